@@ -1,0 +1,21 @@
+"""Errors a person can act on: each names the field, the value and the remedy."""
+
+
+class SapoError(Exception):
+    """Base of the errors this package raises on purpose."""
+
+
+class UserError(SapoError):
+    """Bad input. The command line prints it as one line and exits with code 2.
+
+    `field` is the option, key or path at fault, `value` what was given there,
+    `problem` what is wrong with it and `remedy` what to do instead.
+    """
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
+        super().__init__(f"{field} = {value!r}: {problem}; {remedy}")
+
+
+class Unavailable(SapoError):
+    """A service (bus, history store, tracking server) cannot be reached now; trying later may work."""

@@ -1,0 +1,27 @@
+"""The interface of a generation engine: prompts in, groups of completions out."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from sapo.records import Completion, Sampling
+
+
+class Engine(Protocol):
+    """Samples completions from the current policy."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        completions: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        seed: int,
+        greedy: bool = False,
+    ) -> list[list[Completion]]:
+        """`completions` completions for each prompt (token ids), in the prompts' order.
+
+        The same policy, prompts and `seed` give the same completions. Every completion carries text,
+        `finish_reason`, `token_ids` (with the final stop token iff it stopped) and `logprobs` under the
+        sampling distribution at `sampling.temperature`. `greedy` takes the most probable token instead.
+        """

@@ -1,0 +1,59 @@
+"""The manifest: what all nodes of a swarm agree on, and what a peer's recipe may ask for."""
+
+from importlib.metadata import version
+from typing import Literal, Self
+
+from sapo.config import Config, Rules
+from sapo.records import Name, Recipe, Record, canonical
+
+
+class AllowedTask(Record):
+    """A data set with one set of parameters (canonical JSON) that recipes may name."""
+
+    dataset: str
+    config: str
+
+
+class Manifest(Record):
+    """Tasks, limits and versions of a swarm; equal in every node."""
+
+    schema_version: Literal[1] = 1
+    swarm: Name
+    reasoning_gym: str
+    tasks: tuple[AllowedTask, ...]
+    held_out: float
+    salt: str
+    answer: Literal["text", "tags"]
+    min_completions: int
+    max_completions: int
+    max_text_chars: int
+    max_payload_bytes: int
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The manifest a config stands for, with the installed reasoning-gym version."""
+        rules: Rules = config.rules
+        return cls(
+            swarm=config.swarm.name,
+            reasoning_gym=version("reasoning-gym"),
+            tasks=tuple(
+                sorted(
+                    (
+                        AllowedTask(dataset=t.dataset, config=canonical(t.config))
+                        for t in config.manifest_tasks()
+                    ),
+                    key=lambda t: (t.dataset, t.config),
+                )
+            ),
+            held_out=rules.held_out,
+            salt=rules.salt,
+            answer=rules.answer,
+            min_completions=rules.min_completions,
+            max_completions=rules.max_completions,
+            max_text_chars=rules.max_text_chars,
+            max_payload_bytes=rules.max_payload_bytes,
+        )
+
+    def allows(self, recipe: Recipe) -> bool:
+        """Whether a recipe names one of the swarm's tasks with exactly its parameters."""
+        return AllowedTask(dataset=recipe.dataset, config=recipe.config) in self.tasks

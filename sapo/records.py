@@ -1,0 +1,296 @@
+"""The frozen records that flow through a round: wire types, batch types and their canonical bytes.
+
+Everything is validated when it is constructed; nothing is changed afterwards. The schema version travels
+with every group, so that a reader knows what it holds before it interprets it.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCHEMA_VERSION = 1
+MAX_SEED = 2**31
+"""Seeds plus indices stay below this: `pool_matrix` fails at 2**32, and NumPy wants 32 bits."""
+
+Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Hex128 = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+FinishReason = Literal["stop", "length"]
+Source = Literal["local", "external"]
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys, no spaces, UTF-8 as is and no NaN: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sha256(data: bytes | str) -> str:
+    """Hex SHA-256 of bytes, or of a text's UTF-8."""
+    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
+
+
+class Record(BaseModel):
+    """A frozen, strict record that refuses unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def canonical(self) -> str:
+        """The record as canonical JSON text."""
+        return canonical(self.model_dump(mode="json"))
+
+    def digest(self) -> str:
+        """Hex SHA-256 of the canonical JSON."""
+        return sha256(self.canonical())
+
+
+class Recipe(Record):
+    """Enough to regenerate a question, its answer and its verifier, bit for bit.
+
+    `config` is the data set's parameters as canonical JSON text (without `seed`); `index` counts inside
+    the data set seeded with `seed`.
+    """
+
+    dataset: Annotated[str, Field(min_length=1, max_length=100)]
+    config: Annotated[str, Field(max_length=20_000)] = "{}"
+    seed: Annotated[int, Field(ge=0)]
+    index: Annotated[int, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.seed + self.index >= MAX_SEED:
+            raise ValueError("seed + index must stay below 2**31")
+        params = json.loads(self.config)
+        if not isinstance(params, dict) or canonical(params) != self.config:
+            raise ValueError("config must be a JSON object in canonical form")
+        return self
+
+    @classmethod
+    def make(cls, dataset: str, params: dict[str, Any], seed: int, index: int = 0) -> Self:
+        """A recipe from a plain dictionary of parameters."""
+        return cls(dataset=dataset, config=canonical(params), seed=seed, index=index)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The data set's parameters as a fresh dictionary."""
+        result: dict[str, Any] = json.loads(self.config)
+        return result
+
+
+class Question(Record):
+    """A regenerated question, with the digest that decides whether it is held out."""
+
+    recipe: Recipe
+    text: str
+    bucket: Annotated[float, Field(ge=0, lt=1)]
+    """Where the salted hash of the normalised question falls in [0, 1)."""
+
+
+class Outcome(Record):
+    """What the verifier says of one text: a raw task score, or why there is none (never a bare float)."""
+
+    outcome: Literal["score", "unscorable"]
+    score: float | None = None
+    reason: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.outcome == "score") != (self.score is not None):
+            raise ValueError("a score goes with outcome 'score' and with nothing else")
+        if self.outcome == "unscorable" and not self.reason:
+            raise ValueError("an unscorable outcome needs a reason")
+        return self
+
+    @classmethod
+    def scored(cls, score: float, reason: str | None = None) -> Self:
+        """A text the verifier gave a score to."""
+        return cls(outcome="score", score=float(score), reason=reason)
+
+    @classmethod
+    def unscorable(cls, reason: str) -> Self:
+        """A text the verifier could not score; it never counts as zero."""
+        return cls(outcome="unscorable", reason=reason)
+
+
+class Completion(Record):
+    """One answer of one policy. Text is the contract; ids and log-probabilities are an optimisation."""
+
+    text: str
+    finish_reason: FinishReason
+    token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """Completion ids in the producer's vocabulary, with the final stop token when `finish_reason` is stop."""
+    logprobs: tuple[float, ...] | None = None
+    """Log-probability of `token_ids[i]` under the producer, at its sampling temperature."""
+    claimed_score: float | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.logprobs is not None and (
+            self.token_ids is None or len(self.logprobs) != len(self.token_ids)
+        ):
+            raise ValueError("logprobs need token_ids of the same length")
+        return self
+
+
+class Sampling(Record):
+    """How completions were sampled; ratios to the producer mean nothing without it."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @property
+    def whole_support(self) -> bool:
+        """Whether every token could have been drawn (TRAPS 4)."""
+        return self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0
+
+
+class Group(Record):
+    """One recipe and the L completions one policy version gave to it: the unit of exchange.
+
+    `policy_version` counts the rounds the policy had finished when it wrote the completions.
+    """
+
+    schema_version: Literal[1] = 1
+    swarm: Name
+    node: Name
+    key: Hex64
+    incarnation: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    round: Annotated[int, Field(ge=0)]
+    position: Annotated[int, Field(ge=0)]
+    recipe: Recipe
+    question: str
+    completions: Annotated[tuple[Completion, ...], Field(min_length=2)]
+    policy_version: Annotated[int, Field(ge=0)]
+    sampling: Sampling = Sampling()
+    tokenizer: str | None = None
+    """Fingerprint of the vocabulary `token_ids` belong to."""
+    created_at: float
+    """The producer's clock; receivers use the bus's time stamp instead."""
+
+    @property
+    def group_id(self) -> str:
+        """Hash of who made it and which place it has in their stream (DESIGN 1)."""
+        return group_id(self.swarm, self.key, self.incarnation, self.round, self.position, self.recipe)
+
+
+def group_id(swarm: str, key: str, incarnation: str, round: int, position: int, recipe: Recipe) -> str:
+    """The deterministic name of a group: hex SHA-256 over author, place and recipe."""
+    place = [swarm, key, incarnation, round, position, recipe.model_dump(mode="json")]
+    return sha256(canonical(place))
+
+
+class SignedGroup(Record):
+    """A group's exact payload bytes with digest and signature, as journalled, sent and resent."""
+
+    group_id: Hex64
+    content_sha256: Hex64
+    key: Hex64
+    signature: Hex128
+    payload: bytes
+
+
+class Received(Record):
+    """A signed group as the bus delivered it: where it stood, and when by the bus's own clock."""
+
+    signed: SignedGroup
+    bus_position: str
+    timestamp: float
+
+
+class Sample(Record):
+    """One completion of a batch, in the learner's own vocabulary.
+
+    `token_ids` is prompt plus completion; `loss_mask[i]` is 1 where `token_ids[i]` is trained. Masks come
+    from lengths, never from ids (TRAPS 21).
+    """
+
+    k: Annotated[int, Field(ge=0)]
+    token_ids: tuple[Annotated[int, Field(ge=0)], ...]
+    loss_mask: tuple[Literal[0, 1], ...]
+    text: str
+    finish_reason: FinishReason
+    outcome: Literal["score", "unscorable"]
+    score: float | None
+    advantage: float
+    behaviour_logprobs: tuple[float, ...] | None = None
+    """Per trained token, only in foreign mode `behaviour`."""
+    retokenised: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.token_ids) != len(self.loss_mask):
+            raise ValueError("loss_mask must be as long as token_ids")
+        if self.loss_mask and self.loss_mask[0]:
+            raise ValueError("the first token has no log-probability and cannot be trained")
+        if self.behaviour_logprobs is not None and len(self.behaviour_logprobs) != sum(self.loss_mask):
+            raise ValueError("behaviour_logprobs must be one per trained token")
+        if not math.isfinite(self.advantage):
+            raise ValueError("advantage must be finite")
+        return self
+
+
+class BatchGroup(Record):
+    """A group as it enters an update: verified, tokenised, with advantages."""
+
+    position: Annotated[int, Field(ge=0)]
+    """Place in the batch: local groups first, in their own order, then external ones as drawn."""
+    group_id: Hex64
+    content_sha256: Hex64
+    source: Source
+    producer: Name
+    producer_key: Hex64
+    producer_version: Annotated[int, Field(ge=0)]
+    recipe: Recipe
+    question: str
+    age_s: float
+    bus_position: str | None = None
+    samples: tuple[Sample, ...]
+
+    @property
+    def informative(self) -> bool:
+        """Whether any completion carries an advantage."""
+        return any(sample.advantage != 0.0 for sample in self.samples)
+
+
+class Batch(Record):
+    """Everything one update depends on besides weights and optimiser state."""
+
+    schema_version: Literal[1] = 1
+    swarm: Name
+    node: Name
+    incarnation: str
+    round: Annotated[int, Field(ge=0)]
+    policy_version: Annotated[int, Field(ge=0)]
+    learn: str
+    """The `learn` section of the config in force, as canonical JSON: what replay needs to repeat the step."""
+    temperature: float
+    groups: tuple[BatchGroup, ...]
+
+
+class RoundResult(Record):
+    """What a finished round reports; `weights_sha256` is empty where it was not computed."""
+
+    round: int
+    policy_version: int
+    """After the round."""
+    skipped: str | None = None
+    """Why no optimiser step was made, if none was."""
+    weights_sha256: str = ""
+    metrics: dict[str, float]
+    finished_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which policy writes: its swarm, node, public key, incarnation and tokenizer fingerprint."""
+
+    swarm: str
+    node: str
+    key: str
+    incarnation: str
+    tokenizer: str | None
