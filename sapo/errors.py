@@ -1,5 +1,10 @@
 """Errors a person can act on: each names the field, the value and the remedy."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sapo.records import Group
+
 
 class SapoError(Exception):
     """Base of the errors this package raises on purpose."""
@@ -19,3 +24,15 @@ class UserError(SapoError):
 
 class Unavailable(SapoError):
     """A service (bus, history store, tracking server) cannot be reached now; trying later may work."""
+
+
+class Refused(SapoError):
+    """Something a peer sent is not taken.
+
+    `code` is a short snake_case reason (counted in metrics, stored in quarantine), `detail` says more.
+    `group` is the refused group where its signature held, so that what is refused can be described.
+    """
+
+    def __init__(self, code: str, detail: str = "", group: "Group | None" = None) -> None:
+        self.code, self.detail, self.group = code, detail, group
+        super().__init__(f"{code}: {detail}" if detail else code)

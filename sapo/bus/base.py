@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from sapo.errors import UserError
 from sapo.records import Received, SignedGroup
 
 Positions = Mapping[str, int]
@@ -37,6 +38,73 @@ class Poll:
     received: tuple[Received, ...]
     positions: Positions
     gaps: tuple[Gap, ...] = field(default=())
+    malformed: tuple[str, ...] = field(default=())
+    """Bus positions of records passed over because they hold no signed group at all."""
+
+
+class Reading:
+    """One poll as it grows: keeps to its limits, notes gaps and where to go on."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._bytes = 0
+        self._received: list[Received] = []
+        self._gaps: list[Gap] = []
+        self._malformed: list[str] = []
+        self._positions: dict[str, int] = {}
+
+    def start(self, partition: str, saved: int | None, first: int, end: int) -> int:
+        """The offset to read `partition` from.
+
+        `saved` is the caller's position (None: from the beginning), `first` the oldest record that still
+        exists, `end` the offset after the last. Raises `UserError` if `saved` lies behind the end: offsets
+        would then be given out a second time.
+        """
+        if saved is not None and saved > end:
+            raise UserError(
+                "bus",
+                f"{partition}:{saved}",
+                f"the saved position lies behind the bus's end at {end}, so the bus lost records",
+                "restore the newer bus, or start a new one",
+            )
+        start = first if saved is None else saved
+        if self._limits.tail is not None:
+            start = max(start, end - self._limits.tail)
+        self._positions[partition] = start
+        self._skip_to(partition, first)
+        return self._positions[partition]
+
+    def add(self, partition: str, offset: int, size: int, received: Received | None) -> bool:
+        """Take the record at `offset` of `size` bytes (None: malformed); False when the limits are reached.
+
+        The first record of a poll is taken whatever its size, or a large one would block its partition.
+        """
+        taken = len(self._received) + len(self._malformed)
+        full = taken > 0 and self._bytes + size > self._limits.max_bytes
+        if full or taken >= self._limits.max_groups:
+            return False
+        self._skip_to(partition, offset)
+        self._positions[partition] = offset + 1
+        self._bytes += size
+        if received is None:
+            self._malformed.append(f"{partition}:{offset}")
+        else:
+            self._received.append(received)
+        return True
+
+    def finish(self, partition: str, end: int) -> None:
+        """Everything up to `end` was read; whatever was not there is a gap."""
+        self._skip_to(partition, end)
+
+    def _skip_to(self, partition: str, offset: int) -> None:
+        position = self._positions[partition]
+        if offset > position:
+            self._gaps.append(Gap(partition, position, offset))
+            self._positions[partition] = offset
+
+    def poll(self) -> Poll:
+        """What was read."""
+        return Poll(tuple(self._received), self._positions, tuple(self._gaps), tuple(self._malformed))
 
 
 class Bus(Protocol):

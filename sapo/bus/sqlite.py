@@ -1,0 +1,199 @@
+"""The embedded bus: one SQLite file in WAL mode, many processes on one machine, no server."""
+
+import fcntl
+import os
+import random
+import secrets
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from sapo.bus.base import Limits, Poll, Positions, Reading
+from sapo.errors import Unavailable, UserError
+from sapo.records import Received, SignedGroup
+
+APPLICATION_ID = 0x5341504F
+SCHEMA = 1
+CREATE = """
+CREATE TABLE bus (partition TEXT NOT NULL, next INTEGER NOT NULL, stamp REAL NOT NULL);
+CREATE TABLE log (
+    offset INTEGER PRIMARY KEY, timestamp REAL NOT NULL, group_id TEXT NOT NULL,
+    content_sha256 TEXT NOT NULL, key TEXT NOT NULL, signature TEXT NOT NULL, payload BLOB NOT NULL
+);
+"""
+INSERT = "INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)"
+SELECT = """
+SELECT offset, timestamp, group_id, content_sha256, key, signature, payload
+FROM log WHERE offset >= ? ORDER BY offset
+"""
+
+
+class SqliteBus:
+    """One partition in one file. Safe to share between threads; the file is opened at the first use.
+
+    The partition's name is minted with the file, so positions of a deleted bus never mean records of its
+    successor. `synchronous=FULL`: a publish that returned survives a power cut. With NORMAL it might not,
+    and the offsets of the lost records, which readers have already saved, would be given out again.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, busy_s: float = 10.0) -> None:
+        self._path, self._clock, self._busy_s = path, clock, busy_s
+        self._lock = threading.Lock()
+        self._db: sqlite3.Connection | None = None
+        self._inode: tuple[int, int] | None = None
+        self._closed = False
+
+    def publish(self, groups: Sequence[SignedGroup]) -> None:
+        """Append groups in one transaction: all are stored, or none. Raises `Unavailable`."""
+        if not groups:
+            return
+        with self._transaction("IMMEDIATE") as db:
+            following, stamp = db.execute("SELECT next, stamp FROM bus").fetchone()
+            stamp = max(stamp, self._clock())  # a clock set back must not make a record younger
+            rows = [
+                (following + i, stamp, g.group_id, g.content_sha256, g.key, g.signature, g.payload)
+                for i, g in enumerate(groups)
+            ]
+            db.executemany(INSERT, rows)
+            db.execute("UPDATE bus SET next = ?, stamp = ?", (following + len(rows), stamp))
+
+    def poll(self, positions: Positions, limits: Limits, rng: random.Random) -> Poll:
+        """Read on from `positions` within `limits`; with one partition, nothing is drawn from `rng`."""
+        reading = Reading(limits)
+        with self._transaction("DEFERRED") as db:
+            partition, end = db.execute("SELECT partition, next FROM bus").fetchone()
+            (first,) = db.execute("SELECT coalesce(min(offset), ?) FROM log", (end,)).fetchone()
+            start = reading.start(partition, positions.get(partition), first, end)
+            with closing(db.execute(SELECT, (start,))) as rows:
+                for row in rows:
+                    if not reading.add(partition, row[0], len(row[6]), _received(partition, row)):
+                        break
+                else:
+                    reading.finish(partition, end)
+        return reading.poll()
+
+    def end_positions(self) -> Positions:
+        """The offset after the last record."""
+        with self._transaction("DEFERRED") as db:
+            partition, end = db.execute("SELECT partition, next FROM bus").fetchone()
+        return {partition: end}
+
+    def trim(self, keep: int) -> int:
+        """Delete all but the newest `keep` records and return how many went; late readers see a gap."""
+        with self._transaction("IMMEDIATE") as db:
+            (end,) = db.execute("SELECT next FROM bus").fetchone()
+            return db.execute("DELETE FROM log WHERE offset < ?", (end - keep,)).rowcount
+
+    def close(self) -> None:
+        """Close the file. Closing twice is harmless; using the bus afterwards raises `Unavailable`."""
+        with self._lock:
+            self._closed = True
+            self._disconnect()
+
+    @contextmanager
+    def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
+        """A transaction that commits at the end, rolls back on any exception, and translates errors."""
+        with self._lock:
+            if self._closed:
+                raise Unavailable(f"the bus {self._path} is closed")
+            try:
+                db = self._connect()
+                db.execute(f"BEGIN {kind}")
+                try:
+                    yield db
+                    db.execute("COMMIT")
+                except BaseException:
+                    if db.in_transaction:
+                        db.execute("ROLLBACK")
+                    raise
+            except (sqlite3.Error, OSError) as error:
+                self._disconnect()
+                raise Unavailable(f"the bus {self._path} cannot be used: {error}") from error
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._db is None:
+            if not self._path.exists():
+                _create(self._path)
+            uri = f"file:{quote(str(self._path))}?mode=rw"
+            db = sqlite3.connect(
+                uri, uri=True, timeout=self._busy_s, isolation_level=None, check_same_thread=False
+            )
+            try:
+                _check(self._path, db)
+                db.execute("PRAGMA synchronous=FULL")
+            except BaseException:
+                db.close()
+                raise
+            self._db, self._inode = db, _inode(self._path)
+        elif self._inode != _inode(self._path):
+            # an open connection would go on writing to the file that nobody can find any more
+            raise Unavailable(f"the bus {self._path} was removed or replaced while in use: restart the node")
+        return self._db
+
+    def _disconnect(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _received(partition: str, row: tuple[Any, ...]) -> Received | None:
+    offset, timestamp, group_id, content_sha256, key, signature, payload = row
+    try:
+        signed = SignedGroup(
+            group_id=group_id, content_sha256=content_sha256, key=key, signature=signature, payload=payload
+        )
+        return Received(signed=signed, bus_position=f"{partition}:{offset}", timestamp=timestamp)
+    except ValidationError:
+        return None
+
+
+def _check(path: Path, db: sqlite3.Connection) -> None:
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (schema,) = db.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise UserError("bus.path", str(path), "is not a sapo bus", "name another file, or none")
+    if schema != SCHEMA:
+        raise UserError(
+            "bus.path",
+            str(path),
+            f"was written with schema version {schema}, this is {SCHEMA}",
+            "name another file, or use the sapo release that made it",
+        )
+
+
+def _create(path: Path) -> None:
+    """Make an empty bus. Processes that start together take turns; a crash leaves no half-made file."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if path.exists():
+            return
+        for suffix in ("-wal", "-shm"):  # left by a deleted bus, they would be read into this one
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        temporary.unlink(missing_ok=True)
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            db.execute(f"PRAGMA user_version={SCHEMA}")
+            db.executescript(CREATE)
+            db.execute("INSERT INTO bus VALUES (?, 0, 0)", (f"s{secrets.token_hex(4)}",))
+        temporary.replace(path)
+        os.fsync(folder)
+    finally:
+        os.close(folder)
