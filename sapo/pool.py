@@ -1,0 +1,209 @@
+"""The pool: foreign groups received and not yet used, bounded in number, age and share per peer."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from sapo.admission import Seen
+from sapo.config import PoolConfig
+from sapo.errors import Refused
+from sapo.journal_rows import PoolRow
+from sapo.records import Group, Outcome, Received, Record
+
+SEEN_PER_GROUP = 16
+"""Groups remembered per place in the pool, so that what was used or evicted does not come in again."""
+
+
+class Verdict(Record):
+    """What the receiver's own verifier says of a foreign group."""
+
+    outcomes: tuple[Outcome, ...] = ()
+    """One per completion, in their order; empty for a group that is unusable as a whole."""
+    reason: str | None = None
+    """Why the group is unusable as a whole, such as `question_mismatch`."""
+
+    @classmethod
+    def bad(cls, reason: str) -> Self:
+        """A group that cannot be used, whatever its completions say."""
+        return cls(reason=reason)
+
+    @property
+    def question_ok(self) -> bool:
+        """Whether the recipe gave the question that the group claims."""
+        return self.reason is None
+
+    @property
+    def scores(self) -> tuple[float | None, ...]:
+        """Raw task scores; None where a completion is unscorable."""
+        return tuple(outcome.score for outcome in self.outcomes)
+
+    def to_json(self) -> str:
+        """The verdict as the journal keeps it."""
+        return self.canonical()
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The verdict that `to_json` wrote."""
+        return cls.model_validate_json(text)
+
+
+@dataclass(slots=True)
+class Entry:
+    """A group in the pool. `received_at` is this node's clock; `verdict` is cached by the sampler."""
+
+    received: Received
+    group: Group
+    received_at: float
+    verdict: Verdict | None = None
+
+    @property
+    def group_id(self) -> str:
+        """The group's id."""
+        return self.received.signed.group_id
+
+    def age(self, now: float) -> float:
+        """Seconds since the bus stamped it; clocks that disagree make nothing younger than new."""
+        return max(0.0, now - self.received.timestamp)
+
+    def to_row(self) -> PoolRow:
+        """The entry as the journal keeps it."""
+        return PoolRow(
+            group_id=self.group_id,
+            producer_key=self.group.key,
+            received=self.received,
+            received_at=self.received_at,
+            verdict=None if self.verdict is None else self.verdict.to_json(),
+        )
+
+    @classmethod
+    def from_row(cls, row: PoolRow) -> "Entry":
+        """An entry from the journal; its signature was checked before it was written there."""
+        return cls(
+            received=row.received,
+            group=Group.model_validate_json(row.received.signed.payload),
+            received_at=row.received_at,
+            verdict=None if row.verdict is None else Verdict.from_json(row.verdict),
+        )
+
+
+class Pool:
+    """Entries by group id, in the order they came. The bounds hold after `evict`, so call it after adding."""
+
+    def __init__(self, config: PoolConfig) -> None:
+        self.config = config
+        self.seen = Seen(SEEN_PER_GROUP * config.max_groups)
+        self._entries: dict[str, Entry] = {}
+        self._dropped = _Dropped()
+
+    @classmethod
+    def restore(cls, config: PoolConfig, rows: Iterable[PoolRow]) -> "Pool":
+        """The pool that the journal kept."""
+        pool = cls(config)
+        for row in rows:
+            pool.add(Entry.from_row(row))
+        return pool
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, group_id: str) -> bool:
+        return group_id in self._entries
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All entries, in the order they came."""
+        return tuple(self._entries.values())
+
+    def add(self, entry: Entry) -> None:
+        """Take an admitted group; one that is already here is left as it is."""
+        self.seen.add(entry.group, entry.received.signed.content_sha256)
+        self._entries.setdefault(entry.group_id, entry)
+
+    def remove(self, group_ids: Iterable[str]) -> None:
+        """Take out groups that were used or found useless; unknown ids are passed over."""
+        for group_id in group_ids:
+            self._entries.pop(group_id, None)
+
+    def refuse(self, refused: Refused) -> None:
+        """Count a group that admission refused."""
+        self._dropped.refused[refused.code] += 1
+        if refused.code == "stale" and refused.group is not None:
+            self._dropped.stale(refused.group)
+
+    def evict(self, now: float) -> dict[str, int]:
+        """Drop what exceeds the bounds; how many went, by reason: `age`, then `peer_share`, then `number`.
+
+        Within a reason the oldest by the bus's time stamp go first, ties by group id, so that equal pools
+        lose equal groups.
+        """
+        oldest_first = sorted(self._entries.values(), key=lambda e: (e.received.timestamp, e.group_id))
+        old = [entry for entry in oldest_first if entry.age(now) > self.config.max_age_s]
+        for entry in old:
+            self._dropped.stale(entry.group)
+        kept = [entry for entry in oldest_first if entry.age(now) <= self.config.max_age_s]
+        loud = self._over_share(kept)
+        gone = {entry.group_id for entry in loud}
+        kept = [entry for entry in kept if entry.group_id not in gone]
+        over = kept[: max(0, len(kept) - self.config.max_groups)]
+        counts = {}
+        for reason, entries in (("age", old), ("peer_share", loud), ("number", over)):
+            self.remove([entry.group_id for entry in entries])
+            if entries:
+                counts[reason] = len(entries)
+                self._dropped.evicted[reason] += len(entries)
+        return counts
+
+    def _over_share(self, oldest_first: Collection[Entry]) -> list[Entry]:
+        """The oldest groups of every author who has more than their share of the places."""
+        limit = max(1, int(self.config.max_groups * self.config.max_peer_share + 1e-9))
+        excess = Counter(entry.group.key for entry in oldest_first)
+        result = []
+        for entry in oldest_first:
+            if excess[entry.group.key] > limit:
+                excess[entry.group.key] -= 1
+                result.append(entry)
+        return result
+
+    def metrics(self, now: float) -> dict[str, float]:
+        """The series `pool/*`: what is here now, and what was dropped since this was last asked.
+
+        Staleness must not silently favour short, easy answers (TRAPS 8): `pool/stale/chars` and
+        `pool/stale/task/<data set>` describe what age took away, `pool/chars` what is here.
+        """
+        entries = self.entries()
+        metrics = {"pool/size": float(len(entries))} | self._dropped.metrics()
+        self._dropped = _Dropped()
+        if entries:
+            ages = [entry.age(now) for entry in entries]
+            metrics["pool/age_mean"] = sum(ages) / len(ages)
+            metrics["pool/age_max"] = max(ages)
+            metrics["pool/chars"] = sum(_chars(entry.group) for entry in entries) / len(entries)
+            metrics["pool/peers"] = float(len({entry.group.key for entry in entries}))
+        return metrics
+
+
+class _Dropped:
+    """Counts of what did not get in or did not stay."""
+
+    def __init__(self) -> None:
+        self.refused: Counter[str] = Counter()
+        self.evicted: Counter[str] = Counter()
+        self._stale_tasks: Counter[str] = Counter()
+        self._stale_chars: list[float] = []
+
+    def stale(self, group: Group) -> None:
+        self._stale_tasks[group.recipe.dataset] += 1
+        self._stale_chars.append(_chars(group))
+
+    def metrics(self) -> dict[str, float]:
+        metrics = {f"pool/refused/{code}": float(count) for code, count in self.refused.items()}
+        metrics |= {f"pool/evicted/{reason}": float(count) for reason, count in self.evicted.items()}
+        metrics |= {f"pool/stale/task/{task}": float(count) for task, count in self._stale_tasks.items()}
+        if self._stale_chars:
+            metrics["pool/stale/chars"] = sum(self._stale_chars) / len(self._stale_chars)
+        return metrics
+
+
+def _chars(group: Group) -> float:
+    """Mean length of a group's completions in characters."""
+    return sum(len(completion.text) for completion in group.completions) / len(group.completions)

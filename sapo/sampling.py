@@ -1,0 +1,162 @@
+"""SelectSubset, SampleSelf and SampleExternal of Algorithm 1 (arXiv:2509.08721, section 3)."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sapo.config import ShareConfig
+from sapo.learn.advantage import informative
+from sapo.pool import Entry, Verdict
+
+Scores = Sequence[float | None]
+"""Raw task scores of a group's completions; None where one is unscorable."""
+
+
+def select_subset(
+    count: int, share: ShareConfig, rng: random.Random, scores: Sequence[Scores] | None = None
+) -> list[int]:
+    """S of B: the places, ascending, of those of `count` own groups that are published.
+
+    `fraction` and `top` take `share.fraction` of them, rounded up. `top` takes the most informative by
+    `scores` (one row per group), ties drawn by `rng`. Raises `ValueError` for `top` without scores.
+    """
+    if share.select == "all":
+        return list(range(count))
+    order = list(range(count))
+    rng.shuffle(order)
+    if share.select == "top":
+        if scores is None or len(scores) != count:
+            raise ValueError("top needs the scores of every group")
+        order.sort(key=lambda place: -information(scores[place]))  # stable: the shuffle settles ties
+    # 0.1 * 30 is a little more than 3 in floating point, and must not become 4
+    return sorted(order[: math.ceil(share.fraction * count - 1e-9)])
+
+
+def information(scores: Scores) -> float:
+    """Population variance of the scores there are (two-pass); 0 for fewer than two."""
+    known = [score for score in scores if score is not None]
+    if len(known) < 2:
+        return 0.0
+    mean = math.fsum(known) / len(known)
+    return math.fsum((score - mean) ** 2 for score in known) / len(known)
+
+
+def sample_self(count: int, want: int, rng: random.Random) -> list[int]:
+    """I of B: the places, ascending, of `want` of `count` own groups, drawn uniformly; at most all."""
+    return sorted(rng.sample(range(count), min(want, count)))
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The external part of a batch, and what was learned about the pool on the way."""
+
+    chosen: tuple[Entry, ...]
+    """At most J informative entries, in the order they were drawn."""
+    rejected: dict[str, str]
+    """Reason by group id of what is of no use: `uninformative`, `unscorable`, `question_mismatch`, ..."""
+    verified: int
+    """Groups verified now; the others' verdicts were cached or not needed."""
+    unscorable: dict[tuple[str, str], int]
+    """Unscorable completions among those verified now, by producer key and data set."""
+    shortfall: int
+    """How many fewer than J were found."""
+
+    @property
+    def leaving(self) -> set[str]:
+        """Ids of the groups that leave the pool: chosen or rejected."""
+        return {entry.group_id for entry in self.chosen} | self.rejected.keys()
+
+    def metrics(self) -> dict[str, float]:
+        """The series `sampler/*`."""
+        reasons = Counter(self.rejected.values())
+        metrics = {
+            "sampler/external": float(len(self.chosen)),
+            "sampler/shortfall": float(self.shortfall),
+            "sampler/verified": float(self.verified),
+            "sampler/uninformative": float(reasons["uninformative"]),
+            "sampler/unscorable": float(sum(self.unscorable.values())),
+        }
+        metrics |= {f"sampler/rejected/{reason}": float(count) for reason, count in reasons.items()}
+        for (_, dataset), count in self.unscorable.items():
+            name = f"sampler/unscorable/{dataset}"
+            metrics[name] = metrics.get(name, 0.0) + count
+        return metrics
+
+
+def sample_external(
+    entries: Sequence[Entry],
+    want: int,
+    rng: random.Random,
+    verify: Callable[[Sequence[Entry]], Sequence[Verdict]],
+    *,
+    tolerance: float,
+    chunk: int = 1,
+) -> Draw:
+    """J of the pool: `want` entries, exactly uniform over the informative ones (DESIGN 7).
+
+    Walks a random permutation and stops at `want` entries whose raw scores spread wider than `tolerance`;
+    only the permutation decides the order. Entries without a verdict are verified as the walk needs them,
+    at least `chunk` at a time, which changes neither what is chosen nor its order; the verdict is kept in
+    the entry. Raises `ValueError` when `verify` does not answer for every completion it was asked about.
+    """
+    order = list(entries)
+    rng.shuffle(order)
+    chosen: list[Entry] = []
+    rejected: dict[str, str] = {}
+    fresh: list[Entry] = []
+    for place, entry in enumerate(order):
+        if len(chosen) == want:
+            break
+        if entry.verdict is None:
+            ahead = _needed(order[place:], want - len(chosen), chunk, tolerance)
+            _verify(ahead, verify)
+            fresh += ahead
+        reason = _rejection(entry, tolerance)
+        if reason is None:
+            chosen.append(entry)
+        else:
+            rejected[entry.group_id] = reason
+    unscorable: Counter[tuple[str, str]] = Counter()
+    for entry in fresh:
+        reason = _rejection(entry, tolerance)
+        if reason is not None:
+            rejected[entry.group_id] = reason
+        missing = sum(score is None for score in entry.verdict.scores) if entry.verdict else 0
+        if missing:
+            unscorable[entry.group.key, entry.group.recipe.dataset] += missing
+    return Draw(tuple(chosen), rejected, len(fresh), dict(unscorable), want - len(chosen))
+
+
+def _needed(ahead: Sequence[Entry], want: int, chunk: int, tolerance: float) -> list[Entry]:
+    """The unverified entries that the walk is sure to reach, and more of them up to `chunk`."""
+    result: list[Entry] = []
+    certain = 0
+    for entry in ahead:
+        if certain >= want and len(result) >= chunk:
+            break
+        if entry.verdict is None:
+            result.append(entry)
+            certain += 1
+        elif _rejection(entry, tolerance) is None:
+            certain += 1
+    return result
+
+
+def _verify(entries: Sequence[Entry], verify: Callable[[Sequence[Entry]], Sequence[Verdict]]) -> None:
+    for entry, verdict in zip(entries, verify(entries), strict=True):
+        if verdict.question_ok and len(verdict.outcomes) != len(entry.group.completions):
+            raise ValueError("a verdict needs one outcome per completion")
+        entry.verdict = verdict
+
+
+def _rejection(entry: Entry, tolerance: float) -> str | None:
+    """Why an entry can never be used; None for an informative one."""
+    verdict = entry.verdict
+    assert verdict is not None
+    if verdict.reason is not None:
+        return verdict.reason
+    if all(score is None for score in verdict.scores):
+        return "unscorable"
+    return None if informative(verdict.scores, tolerance) else "uninformative"
