@@ -1,0 +1,206 @@
+"""Child processes that never outlive their parent, and a stop that always comes to an end.
+
+Every child is a session of its own, so Ctrl-C in a terminal reaches only the parent, and whatever the
+child started can be ended with it. It holds the read end of a pipe, its *lifeline*; when the parent dies,
+however it dies, the kernel closes the other end, and the child ends itself and all it started.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+import psutil
+
+LIFELINE = "SAPO_LIFELINE"
+"""Environment variable with the file descriptor of the lifeline."""
+ORPHAN_GRACE_S = 2.0
+"""How long a child whose parent died may take to end in good order."""
+POLL_S = 0.05
+TAIL_LINES = 12
+
+
+class Child:
+    """A running child process; `log` takes its output."""
+
+    def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path, lifeline: int) -> None:
+        self.name, self.log = name, log
+        self._process, self._lifeline = process, lifeline
+        self._lock = threading.Lock()
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+    ) -> Self:
+        """Run `python ARGUMENTS...` with the environment `env`, appending its output to `log`."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        reader, writer = os.pipe()
+        try:
+            with log.open("ab") as file:
+                process = subprocess.Popen(
+                    [sys.executable, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**env, LIFELINE: str(reader)},
+                    cwd=cwd,
+                    pass_fds=(reader,),
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(writer)
+            raise
+        finally:
+            os.close(reader)
+        return cls(name, process, log, writer)
+
+    @property
+    def pid(self) -> int:
+        """Of the process, and of the session it leads."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal's number after a signal), or None while it runs.
+
+        What the child started and left behind is ended before its pid can be given to somebody else.
+        """
+        with self._lock:
+            if self._process.returncode is None and _has_exited(self.pid):
+                self._end_group()
+                self._process.wait()
+                os.close(self._lifeline)
+            return self._process.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for the exit code; None when `timeout` seconds were not enough."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            time.sleep(POLL_S)
+        return code
+
+    def ask(self) -> None:
+        """Ask it to end in good order (SIGTERM); asking one that has ended is harmless."""
+        with self._lock:
+            if self._process.returncode is None:
+                os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> int:
+        """End it and all it started at once; returns the exit code."""
+        with self._lock:
+            if self._process.returncode is None:
+                self._end_group()
+        code = self.wait()
+        assert code is not None
+        return code
+
+    def stop(self, grace: float) -> int:
+        """Ask, wait `grace` seconds, then end it; returns the exit code."""
+        stop_all([self], grace)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def _end_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def stop_all(children: Sequence[Child], grace: float) -> list[str]:
+    """Ask all to end, wait `grace` seconds for all together, end the rest; returns the names of the rest."""
+    for child in children:
+        child.ask()
+    deadline = time.monotonic() + grace
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    late = [child for child in children if child.poll() is None]
+    for child in late:
+        child.kill()
+    return [child.name for child in late]
+
+
+def watch_parent(grace: float = ORPHAN_GRACE_S) -> bool:
+    """In a child: end when the parent does: by SIGTERM, then after `grace` seconds with all it started.
+
+    Returns whether there is a lifeline to watch; a process started by hand has none.
+    """
+    text = os.environ.pop(LIFELINE, None)
+    if text is None:
+        return False
+    lifeline = int(text)
+    os.set_inheritable(lifeline, False)
+    threading.Thread(target=_watch, args=(lifeline, grace), name="lifeline", daemon=True).start()
+    return True
+
+
+def _watch(lifeline: int, grace: float) -> None:
+    while os.read(lifeline, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace)
+    if os.getsid(0) == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def stopping_on_signals(stop: threading.Event, again: Callable[[], None] | None = None) -> Iterator[None]:
+    """While the block runs, the first SIGINT or SIGTERM sets `stop`, and each later one calls `again`.
+
+    Only the main thread can receive signals; in any other this changes nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set() and again is not None:
+            again()
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log, for saying why a process ended; empty where there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16_384))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+def alive(pid: int) -> bool:
+    """Whether a process with this pid runs; one that has ended but was not collected does not count."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _has_exited(pid: int) -> bool:
+    """Whether a child has ended, without collecting it: until then its pid belongs to nobody else."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, pid, flags) is not None
