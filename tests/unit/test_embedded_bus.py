@@ -1,0 +1,202 @@
+"""What is the embedded bus's own: its file, its errors; opening a bus from the config."""
+
+import random
+import sqlite3
+from pathlib import Path
+
+import pytest
+from makers import make_signed
+
+from sapo.bus import open_bus
+from sapo.bus.base import Gap, Limits
+from sapo.bus.publish import PublishSink
+from sapo.bus.sqlite import SqliteBus
+from sapo.config import Config, parse
+from sapo.errors import SapoError, Unavailable, UserError
+from sapo.home import Home
+from sapo.journal import Journal, Owed
+
+RNG = random.Random(0)
+
+
+def test_a_stored_publish_survives_a_power_cut(tmp_path: Path) -> None:
+    """`synchronous` is a property of the connection, so it is asked of the bus's own."""
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    with bus._transaction("DEFERRED") as db:
+        assert db.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_a_publish_that_fails_stores_none_of_its_groups(tmp_path: Path) -> None:
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    bus.publish([make_signed()])
+    with sqlite3.connect(tmp_path / "bus.sqlite") as db:
+        db.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON log WHEN new.offset = 3 "
+            "BEGIN SELECT RAISE(ABORT, 'disk'); END"
+        )
+    with pytest.raises(Unavailable, match="disk"):
+        bus.publish([make_signed(position=i) for i in range(1, 5)])
+    assert set(bus.end_positions().values()) == {1}
+    assert len(bus.poll({}, Limits(), RNG).received) == 1
+
+
+def test_a_writer_that_holds_the_lock_makes_publishing_unavailable_and_reading_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "bus.sqlite"
+    bus = SqliteBus(path, busy_s=0.01)
+    bus.publish([make_signed()])
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable, match="locked"):
+        bus.publish([make_signed(position=1)])
+    assert len(bus.poll({}, Limits(), RNG).received) == 1
+    other.execute("ROLLBACK")
+    bus.publish([make_signed(position=1)])
+    assert len(bus.poll({}, Limits(), RNG).received) == 2
+
+
+def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
+    path = tmp_path / "bus.sqlite"
+    path.write_bytes(b"no database at all" * 100)
+    with pytest.raises(Unavailable, match="not a database"):
+        SqliteBus(path).end_positions()
+
+
+def test_a_folder_in_place_of_the_file_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        SqliteBus(tmp_path).end_positions()
+
+
+def test_a_folder_that_vanished_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable):
+        SqliteBus(tmp_path / "gone" / "bus.sqlite").publish([make_signed()])
+
+
+def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE log (x)")
+    content = path.read_bytes()
+    with pytest.raises(UserError, match="is not a sapo bus"):
+        SqliteBus(path).publish([make_signed()])
+    assert path.read_bytes() == content
+
+
+def test_a_bus_of_another_schema_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "bus.sqlite"
+    bus = SqliteBus(path)
+    bus.publish([make_signed()])
+    bus.close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version=9")
+    with pytest.raises(UserError, match="schema version 9"):
+        SqliteBus(path).end_positions()
+
+
+def test_a_bus_that_is_deleted_while_in_use_is_unavailable(tmp_path: Path) -> None:
+    path = tmp_path / "bus.sqlite"
+    bus = SqliteBus(path)
+    bus.publish([make_signed()])
+    path.rename(tmp_path / "away")
+    with pytest.raises(Unavailable, match="removed or replaced"):
+        bus.publish([make_signed(position=1)])
+    (tmp_path / "away").rename(path)
+    bus.publish([make_signed(position=1)])
+    assert len(bus.poll({}, Limits(), RNG).received) == 2
+
+
+def test_positions_of_a_deleted_bus_mean_nothing_to_its_successor(tmp_path: Path) -> None:
+    path = tmp_path / "bus.sqlite"
+    old = SqliteBus(path)
+    old.publish([make_signed(position=i) for i in range(9)])
+    positions = old.poll({}, Limits(), RNG).positions
+    old.close()
+    for file in tmp_path.iterdir():
+        file.unlink()
+    new = SqliteBus(path)
+    new.publish([make_signed(position=i) for i in range(3)])
+    found = new.poll(positions, Limits(), RNG)
+    assert len(found.received) == 3
+    assert found.gaps == ()
+    assert found.positions.keys().isdisjoint(positions)
+
+
+def test_a_log_left_by_a_deleted_bus_does_not_enter_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "bus.sqlite"
+    old = SqliteBus(path)
+    old.publish([make_signed(position=i) for i in range(9)])
+    wal = (tmp_path / "bus.sqlite-wal").read_bytes()
+    assert wal
+    old.close()
+    path.unlink()
+    (tmp_path / "bus.sqlite-wal").write_bytes(wal)
+    new = SqliteBus(path)
+    assert set(new.end_positions().values()) == {0}
+
+
+def test_a_bus_restored_from_an_older_copy_is_noticed(tmp_path: Path) -> None:
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    bus.publish([make_signed()])
+    (partition,) = bus.end_positions()
+    with pytest.raises(UserError, match="the bus lost records"):
+        bus.poll({partition: 2}, Limits(), RNG)
+
+
+def test_a_record_missing_in_the_middle_or_at_the_end_is_a_gap(tmp_path: Path) -> None:
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    bus.publish([make_signed(position=i) for i in range(8)])
+    (partition,) = bus.end_positions()
+    with sqlite3.connect(tmp_path / "bus.sqlite") as db:
+        db.execute("DELETE FROM log WHERE offset IN (2, 3, 7)")
+    found = bus.poll({}, Limits(), RNG)
+    assert found.gaps == (Gap(partition, 2, 4), Gap(partition, 7, 8))
+    assert found.positions == {partition: 8}
+    half = bus.poll({}, Limits(max_groups=2), RNG)
+    assert half.gaps == ()
+    assert half.positions == {partition: 2}
+
+
+def test_a_record_that_is_no_signed_group_is_passed_over_and_reported(tmp_path: Path) -> None:
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    bus.publish([make_signed(position=i) for i in range(3)])
+    (partition,) = bus.end_positions()
+    with sqlite3.connect(tmp_path / "bus.sqlite") as db:
+        db.execute("UPDATE log SET key = 'nobody' WHERE offset = 1")
+    found = bus.poll({}, Limits(), RNG)
+    assert [one.bus_position for one in found.received] == [f"{partition}:0", f"{partition}:2"]
+    assert found.malformed == (f"{partition}:1",)
+    assert found.positions == {partition: 3}
+
+
+def test_the_embedded_bus_lies_in_the_home_unless_a_path_is_given(tmp_path: Path) -> None:
+    open_bus(Config(), Home(tmp_path)).publish([make_signed()])
+    assert (tmp_path / "bus.sqlite").exists()
+    other = parse({"bus": {"type": "sqlite", "path": str(tmp_path / "other.sqlite")}})
+    open_bus(other, Home(tmp_path)).publish([make_signed()])
+    assert (tmp_path / "other.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("bus", "problem"),
+    [
+        ({"type": "memory"}, "works inside one process only"),
+        ({"type": "kafka", "servers": "localhost:9092"}, 'bus.type must be "sqlite"'),
+        ({"type": "sqlite", "path": "/nowhere/at/all/bus.sqlite"}, "its folder does not exist"),
+    ],
+)
+def test_a_bus_that_cannot_work_is_refused(tmp_path: Path, bus: dict[str, str], problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        open_bus(parse({"bus": bus}), Home(tmp_path))
+
+
+def test_owed_groups_are_published_as_they_were_journalled(tmp_path: Path) -> None:
+    sent = [make_signed(position=i) for i in range(4)]
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        journal.commit_groups(0, sent, [sent[i].group_id for i in (0, 2, 3)])
+        bus = SqliteBus(tmp_path / "bus.sqlite")
+        sink = PublishSink(bus)
+        assert sink.kind == "publish"
+        sink.deliver(journal.owed("publish", 100), journal)
+        assert [one.signed for one in bus.poll({}, Limits(), RNG).received] == [sent[0], sent[2], sent[3]]
+        with pytest.raises(SapoError, match="lacks it"):
+            sink.deliver([Owed(seq=9, kind="publish", round=0, ref="f" * 64)], journal)

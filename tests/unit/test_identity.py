@@ -1,0 +1,245 @@
+"""Keys, signatures, and what is refused of a group whose envelope does not hold."""
+
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from makers import make_group, make_identity, make_signed
+
+from sapo.errors import Refused, UserError
+from sapo.identity import Identity, new_incarnation, seal, unseal, verify
+from sapo.records import SignedGroup, canonical, sha256
+
+
+def sealed_by(author: str, payload: bytes, group_id: str) -> SignedGroup:
+    """An envelope in which everything but the payload's meaning is right."""
+    identity = make_identity(author)
+    return SignedGroup(
+        group_id=group_id,
+        content_sha256=sha256(payload),
+        key=identity.key,
+        signature=identity.sign(payload),
+        payload=payload,
+    )
+
+
+def changed(**fields: Any) -> SignedGroup:
+    """A properly signed payload with some of its top-level fields replaced."""
+    signed = make_signed()
+    body = json.loads(signed.payload) | fields
+    return sealed_by("peer", canonical(body).encode(), signed.group_id)
+
+
+def code(signed: SignedGroup) -> str:
+    with pytest.raises(Refused) as refused:
+        unseal(signed)
+    return refused.value.code
+
+
+def test_a_sealed_group_comes_back_equal() -> None:
+    group = make_group(texts=("ünï\n", "\x00 }{"))
+    signed = seal(group, make_identity("peer"))
+    assert unseal(signed) == group
+    assert signed.group_id == group.group_id
+    assert signed.payload == group.canonical().encode()
+
+
+def test_the_signature_is_plain_ed25519_over_the_payload() -> None:
+    signed = make_signed()
+    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signed.key))
+    public.verify(bytes.fromhex(signed.signature), signed.payload)
+
+
+def test_a_key_file_is_private_and_stays_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "key.pem"
+    first = Identity.load_or_create(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert Identity.load_or_create(path).key == first.key
+    assert verify(first.key, first.sign(b"x"), b"x")
+    assert not verify(first.key, first.sign(b"x"), b"y")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["key.pem"]
+
+
+def test_a_key_is_never_printed(tmp_path: Path) -> None:
+    identity = Identity.load_or_create(tmp_path / "key.pem")
+    assert repr(identity) == f"Identity({identity.key[:12]}…)"
+
+
+def test_creators_at_the_same_time_get_one_key(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        keys = list(threads.map(lambda _: Identity.load_or_create(tmp_path / "key.pem").key, range(16)))
+    assert len(set(keys)) == 1
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_a_key_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "key.pem"
+    Identity.load_or_create(path)
+    path.chmod(mode)
+    with pytest.raises(UserError, match="others may read it"):
+        Identity.load_or_create(path)
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "cut", "other kind of key"])
+def test_a_damaged_key_is_refused_and_left_alone(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "key.pem"
+    Identity.load_or_create(path)
+    other = generate_private_key(SECP256R1()).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    content = {"empty": b"", "text": b"hello", "cut": path.read_bytes()[:60], "other kind of key": other}[
+        kind
+    ]
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="holds no Ed25519 private key"):
+        Identity.load_or_create(path)
+    assert path.read_bytes() == content
+
+
+def test_a_folder_that_is_missing_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="key file"):
+        Identity.load_or_create(tmp_path / "none" / "key.pem")
+
+
+def test_nobody_signs_for_another_author() -> None:
+    with pytest.raises(ValueError, match="signed by the key it names"):
+        seal(make_group("peer"), make_identity("other"))
+
+
+def test_incarnations_are_random_hex() -> None:
+    minted = {new_incarnation() for _ in range(100)}
+    assert len(minted) == 100
+    assert all(len(one) == 16 and int(one, 16) >= 0 for one in minted)
+
+
+def test_a_changed_byte_is_a_bad_digest() -> None:
+    signed = make_signed()
+    payload = signed.payload.replace(b'"2"', b'"9"')
+    assert payload != signed.payload
+    assert code(signed.model_copy(update={"payload": payload})) == "bad_digest"
+
+
+def test_a_changed_byte_with_a_new_digest_is_a_bad_signature() -> None:
+    signed = make_signed()
+    payload = signed.payload.replace(b'"2"', b'"9"')
+    forged = signed.model_copy(update={"payload": payload, "content_sha256": sha256(payload)})
+    assert code(forged) == "bad_signature"
+
+
+def test_another_key_on_the_envelope_is_a_bad_signature() -> None:
+    assert code(make_signed().model_copy(update={"key": make_identity("other").key})) == "bad_signature"
+
+
+def test_a_key_that_is_no_point_is_a_bad_signature() -> None:
+    assert code(make_signed().model_copy(update={"key": "ff" * 32})) == "bad_signature"
+
+
+def test_nothing_is_parsed_before_the_signature_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parsed(*_: object, **__: object) -> None:
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr("sapo.identity.Group.model_validate_json", parsed)
+    assert code(make_signed().model_copy(update={"signature": "00" * 64})) == "bad_signature"
+    with pytest.raises(AssertionError, match="parsed"):
+        unseal(make_signed())
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", 1.5, None])
+def test_another_schema_version_is_named_even_when_other_fields_differ(version: object) -> None:
+    assert code(changed(schema_version=version, something_new=1)) == "schema_version"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"extra": 1},
+        {"completions": []},
+        {"completions": [{"text": "alone", "finish_reason": "stop"}]},
+        {"round": -1},
+        {"round": "0"},
+        {"round": 2**31},
+        {"round": 10**5000},
+        {"created_at": "now"},
+        {"swarm": "../up"},
+        {"question": None},
+        {"recipe": {"dataset": "chain_sum", "config": "[" * 20_000, "seed": 0, "index": 0}},
+        {"recipe": {"dataset": "chain_sum", "config": "{}", "seed": 2**31 - 1, "index": 1}},
+        {"recipe": {"dataset": "chain_sum", "config": '{"b":1, "a":2}', "seed": 0, "index": 0}},
+    ],
+)
+def test_a_payload_that_is_no_group_is_malformed(fields: dict[str, Any]) -> None:
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)  # for writing the test's huge number, not for reading it
+    try:
+        signed = changed(**fields)
+    finally:
+        sys.set_int_max_str_digits(limit)
+    assert code(signed) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a":' * 5000,
+        b'{"question":"\\ud800"}',
+        os.urandom(64),
+    ],
+)
+def test_bytes_that_are_no_record_are_malformed(payload: bytes) -> None:
+    assert code(sealed_by("peer", payload, "0" * 64)) == "malformed"
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e999"])
+def test_numbers_that_are_not_finite_are_malformed(value: str) -> None:
+    signed = make_signed()
+    payload = signed.payload.replace(b'"created_at":100.0', f'"created_at":{value}'.encode())
+    assert payload != signed.payload
+    assert code(sealed_by("peer", payload, signed.group_id)) == "malformed"
+
+
+def test_the_refusal_does_not_repeat_what_the_peer_sent() -> None:
+    with pytest.raises(Refused) as refused:
+        unseal(changed(round="secret" * 10_000))
+    assert len(str(refused.value)) < 400
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'{"completions":', b'{ "completions":'),
+        (b'"created_at":100.0', b'"created_at":100'),
+        (b'"created_at":100.0', b'"created_at":1e2'),
+        (b'"node":"peer"', b'"node":"other","node":"peer"'),
+        (b'"schema_version":1,', b""),
+        (b'"schema_version":1,', b'"schema_version":1.0,'),
+        (b'"question":"What', b'"question":"\\u0057hat'),
+    ],
+)
+def test_one_group_has_one_form(old: bytes, new: bytes) -> None:
+    signed = make_signed()
+    payload = signed.payload.replace(old, new)
+    assert payload != signed.payload
+    assert code(sealed_by("peer", payload, signed.group_id)) == "not_canonical"
+
+
+def test_an_envelope_of_another_author_is_the_wrong_key() -> None:
+    group = make_group("peer")
+    assert code(sealed_by("other", group.canonical().encode(), group.group_id)) == "wrong_key"
+
+
+def test_an_id_of_another_place_is_the_wrong_id() -> None:
+    group = make_group("peer")
+    other = make_group("peer", position=1).group_id
+    assert code(sealed_by("peer", group.canonical().encode(), other)) == "wrong_id"
