@@ -18,6 +18,8 @@ MAX_SEED = 2**31
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hex128 = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+Count = Annotated[int, Field(ge=0, lt=2**31)]
+"""Peers choose some of these numbers; more than 31 bits fits no table, engine or vocabulary."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 FinishReason = Literal["stop", "length"]
 Source = Literal["local", "external"]
@@ -56,8 +58,8 @@ class Recipe(Record):
 
     dataset: Annotated[str, Field(min_length=1, max_length=100)]
     config: Annotated[str, Field(max_length=20_000)] = "{}"
-    seed: Annotated[int, Field(ge=0)]
-    index: Annotated[int, Field(ge=0)]
+    seed: Count
+    index: Count
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -120,7 +122,7 @@ class Completion(Record):
 
     text: str
     finish_reason: FinishReason
-    token_ids: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    token_ids: tuple[Count, ...] | None = None
     """Completion ids in the producer's vocabulary, with the final stop token when `finish_reason` is stop."""
     logprobs: tuple[float, ...] | None = None
     """Log-probability of `token_ids[i]` under the producer, at its sampling temperature."""
@@ -140,7 +142,7 @@ class Sampling(Record):
 
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: Count = 0
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @property
@@ -160,12 +162,12 @@ class Group(Record):
     node: Name
     key: Hex64
     incarnation: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
-    round: Annotated[int, Field(ge=0)]
-    position: Annotated[int, Field(ge=0)]
+    round: Count
+    position: Count
     recipe: Recipe
     question: str
     completions: Annotated[tuple[Completion, ...], Field(min_length=2)]
-    policy_version: Annotated[int, Field(ge=0)]
+    policy_version: Count
     sampling: Sampling = Sampling()
     tokenizer: str | None = None
     """Fingerprint of the vocabulary `token_ids` belong to."""
@@ -209,8 +211,8 @@ class Sample(Record):
     from lengths, never from ids (TRAPS 21).
     """
 
-    k: Annotated[int, Field(ge=0)]
-    token_ids: tuple[Annotated[int, Field(ge=0)], ...]
+    k: Count
+    token_ids: tuple[Count, ...]
     loss_mask: tuple[Literal[0, 1], ...]
     text: str
     finish_reason: FinishReason
@@ -237,14 +239,14 @@ class Sample(Record):
 class BatchGroup(Record):
     """A group as it enters an update: verified, tokenised, with advantages."""
 
-    position: Annotated[int, Field(ge=0)]
+    position: Count
     """Place in the batch: local groups first, in their own order, then external ones as drawn."""
     group_id: Hex64
     content_sha256: Hex64
     source: Source
     producer: Name
     producer_key: Hex64
-    producer_version: Annotated[int, Field(ge=0)]
+    producer_version: Count
     recipe: Recipe
     question: str
     age_s: float
@@ -264,8 +266,8 @@ class Batch(Record):
     swarm: Name
     node: Name
     incarnation: str
-    round: Annotated[int, Field(ge=0)]
-    policy_version: Annotated[int, Field(ge=0)]
+    round: Count
+    policy_version: Count
     learn: str
     """The `learn` section of the config in force, as canonical JSON: what replay needs to repeat the step."""
     temperature: float
@@ -280,6 +282,8 @@ class RoundResult(Record):
     """After the round."""
     skipped: str | None = None
     """Why no optimiser step was made, if none was."""
+    rolled_back_to: int | None = None
+    """The checkpoint round whose weights and optimiser state were loaded instead, by guard action `rollback`."""
     weights_sha256: str = ""
     metrics: dict[str, float]
     finished_at: float

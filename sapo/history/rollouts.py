@@ -1,0 +1,303 @@
+"""The archive: from the bus into the `rollouts` table, each published completion exactly once.
+
+The table is the only state: the offset to go on from, per partition of the bus, is an application
+transaction of the same commit that adds the rows (DESIGN 10, TRAPS 50).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+
+from sapo.bus.base import Bus, Gap, Limits, Poll, Positions
+from sapo.errors import Refused, UserError
+from sapo.history.tables import QUARANTINE, ROLLOUTS, Store, commit, until_committed
+from sapo.identity import unseal
+from sapo.records import Completion, Group, Received, Recipe, Sampling
+from sapo.seeds import rng
+
+log = logging.getLogger(__name__)
+
+MAX_KEPT_BYTES = 65_536
+"""Of a refused payload, so that a flood of refused records cannot fill the disk quickly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a run of the archiver did: offsets passed, and what became of the records there.
+
+    `behind` is how many offsets it left on the bus, of those that existed when it began.
+    """
+
+    passed: int = 0
+    groups: int = 0
+    rows: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    gaps: int = 0
+    behind: int = 0
+
+    def plus(self, later: "Counts") -> "Counts":
+        """The sums with a later run, and what that one left."""
+        sums = {f.name: getattr(self, f.name) + getattr(later, f.name) for f in fields(self)}
+        return Counts(**sums | {"behind": later.behind})
+
+
+class Archiver:
+    """Moves what a bus holds into `rollouts`, and what it refuses into `quarantine`.
+
+    Any number of archivers may run at once, be paused anywhere and be killed: nothing is lost or doubled.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store,
+        swarm: str,
+        *,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.bus, self.store, self.swarm, self.clock = bus, store, swarm, clock
+        self.limits = limits or Limits()
+        if self.limits.tail is not None:
+            raise ValueError("an archiver reads everything: limits.tail must be None")
+
+    def run_once(self) -> Counts:
+        """Archive one poll's worth of records.
+
+        Raises `Unavailable` when bus or store are away, `UserError` for a table filled from another bus.
+        """
+        return until_committed(self.store.table_uri("rollouts"), self._attempt)
+
+    def run(self) -> Counts:
+        """Archive until nothing is left that was on the bus when the last poll began; returns the sums."""
+        total = Counts()
+        while True:
+            done = self.run_once()
+            total = total.plus(done)
+            if not done.behind or not done.passed:
+                return total
+
+    def _attempt(self) -> Counts | None:
+        table = self.store.open("rollouts")
+        ends = self.bus.end_positions()
+        positions = self._saved(table, ends)
+        poll = self.bus.poll(positions, self.limits, rng("archive", self.swarm, table.version()))
+        moved = {p: offset for p, offset in poll.positions.items() if offset > positions.get(p, 0)}
+        behind = sum(max(0, end - poll.positions.get(p, 0)) for p, end in ends.items())
+        if not moved:
+            return Counts(behind=behind)
+        groups, duplicates, refused = self._sort(table, poll)
+        self._quarantine(poll, refused, moved)
+        rows = [row for received, group in groups for row in rollout_rows(received, group)]
+        data = pa.Table.from_pylist(rows, schema=ROLLOUTS)
+        if not commit(table, data, self._marks(table, moved)):
+            return None
+        for gap in poll.gaps:
+            log.error("ALARM: bus records %s:[%d, %d) are lost", gap.partition, gap.first, gap.end)
+        passed = sum(offset - positions.get(p, 0) for p, offset in moved.items())
+        refusals = len(refused) + len(poll.malformed)
+        return Counts(passed, len(groups), len(rows), duplicates, refusals, len(poll.gaps), behind)
+
+    def _mark(self, partition: str) -> str:
+        return f"archive:{self.swarm}:{partition}"
+
+    def _marks(self, table: DeltaTable, moved: Positions) -> dict[str, int]:
+        """The new offsets, and a counter that makes any two archivers' commits meet whatever they read."""
+        common = f"archive:{self.swarm}"
+        count = (table.transaction_version(common) or 0) + 1
+        return {self._mark(p): offset for p, offset in moved.items()} | {common: count}
+
+    def _saved(self, table: DeltaTable, ends: Positions) -> dict[str, int]:
+        saved = {p: table.transaction_version(self._mark(p)) or 0 for p in ends}
+        for partition, offset in saved.items():
+            if offset > ends[partition]:
+                raise UserError(
+                    "history",
+                    table.table_uri,
+                    f"was filled up to {partition}:{offset}, another bus: this one ends at {ends[partition]}",
+                    "use the bus this history belongs to, or another history.uri",
+                )
+        return saved
+
+    def _sort(
+        self, table: DeltaTable, poll: Poll
+    ) -> tuple[list[tuple[Received, Group]], int, list[tuple[Received, Refused]]]:
+        """New groups, the number of records held already, and what is refused with its reason."""
+        sound: list[tuple[Received, Group]] = []
+        refused: list[tuple[Received, Refused]] = []
+        for received in poll.received:
+            try:
+                sound.append((received, self._unseal(received)))
+            except Refused as reason:
+                refused.append((received, reason))
+        held = _held(table, [group for _, group in sound])
+        new: list[tuple[Received, Group]] = []
+        for received, group in sound:
+            content = received.signed.content_sha256
+            first = held.get(group.group_id)
+            if first is None:
+                held[group.group_id] = content
+                new.append((received, group))
+            elif first != content:
+                refused.append((received, Refused("equivocation", f"{first} has this id", group)))
+        return new, len(poll.received) - len(new) - len(refused), refused
+
+    def _unseal(self, received: Received) -> Group:
+        group = unseal(received.signed)
+        if group.swarm != self.swarm:
+            raise Refused("swarm", f"made for swarm {group.swarm!r}")
+        return group
+
+    def _quarantine(self, poll: Poll, refused: Sequence[tuple[Received, Refused]], moved: Positions) -> None:
+        """Record what is refused or lost, once; before the positions move on, so that none is forgotten."""
+        if poll.gaps or poll.malformed or refused:
+            now = self.clock()
+            found = [self._refused_row(received, reason, now) for received, reason in refused]
+            found += [self._malformed_row(position, now) for position in poll.malformed]
+            uri = self.store.table_uri("quarantine")
+            until_committed(uri, lambda: self._attempt_quarantine(found, poll.gaps, moved, now))
+
+    def _attempt_quarantine(
+        self, refused: Sequence[Mapping[str, Any]], gaps: Sequence[Gap], moved: Positions, now: float
+    ) -> bool | None:
+        table = self.store.open("quarantine")
+        saved = {p: table.transaction_version(self._mark(p)) or 0 for p in moved}
+        marks = {self._mark(p): offset for p, offset in moved.items() if offset > saved[p]}
+        due = [row for row in refused if row["offset"] >= saved[row["partition"]]]
+        for gap in gaps:
+            # gaps have marks of their own: retention may lengthen one between a crash and the next poll
+            mark = f"gaps:{self.swarm}:{gap.partition}"
+            first = max(gap.first, table.transaction_version(mark) or 0)
+            if first < gap.end:
+                due.append(self._gap_row(Gap(gap.partition, first, gap.end), now))
+                marks[mark] = gap.end
+        if not due:
+            return True
+        return True if commit(table, pa.Table.from_pylist(due, schema=QUARANTINE), marks) else None
+
+    def _place(self, partition: str, first: int, end: int, now: float) -> dict[str, Any]:
+        return {
+            "swarm": self.swarm,
+            "partition": partition,
+            "offset": first,
+            "end_offset": end,
+            "found_at": now,
+            "payload_bytes": 0,
+        }
+
+    def _gap_row(self, gap: Gap, now: float) -> dict[str, Any]:
+        return self._place(gap.partition, gap.first, gap.end, now) | {
+            "reason": "gap",
+            "detail": f"{gap.end - gap.first} records were gone before they could be archived",
+        }
+
+    def _malformed_row(self, position: str, now: float) -> dict[str, Any]:
+        partition, offset = split_position(position)
+        return self._place(partition, offset, offset + 1, now) | {
+            "reason": "malformed",
+            "detail": "no signed group at all",
+            "bus_position": position,
+        }
+
+    def _refused_row(self, received: Received, reason: Refused, now: float) -> dict[str, Any]:
+        partition, offset = split_position(received.bus_position)
+        signed = received.signed
+        return self._place(partition, offset, offset + 1, now) | {
+            "reason": reason.code,
+            "detail": reason.detail,
+            "bus_position": received.bus_position,
+            "published_at": received.timestamp,
+            "group_id": signed.group_id,
+            "content_sha256": signed.content_sha256,
+            "key": signed.key,
+            "signature": signed.signature,
+            "payload": signed.payload[:MAX_KEPT_BYTES],
+            "payload_bytes": len(signed.payload),
+        }
+
+
+def _held(table: DeltaTable, groups: Sequence[Group]) -> dict[str, str]:
+    """Which of these groups the table holds, with their content digests.
+
+    The rounds are part of the ids, so files of other rounds are passed over by their statistics: the cost
+    does not grow with the history.
+    """
+    if not groups:
+        return {}
+    rounds = [group.round for group in groups]
+    wanted = (
+        (ds.field("round") >= min(rounds))
+        & (ds.field("round") <= max(rounds))
+        & ds.field("group_id").isin(sorted({group.group_id for group in groups}))
+    )
+    found = table.to_pyarrow_dataset().to_table(columns=["group_id", "content_sha256"], filter=wanted)
+    return dict(zip(found["group_id"].to_pylist(), found["content_sha256"].to_pylist(), strict=True))
+
+
+def split_position(bus_position: str) -> tuple[str, int]:
+    """Partition and offset of `<partition>:<offset>`."""
+    partition, _, offset = bus_position.rpartition(":")
+    return partition, int(offset)
+
+
+def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:
+    """One row per completion of an unsealed group."""
+    shared = {
+        "swarm": group.swarm,
+        "node": group.node,
+        "incarnation": group.incarnation,
+        "round": group.round,
+        "group_id": received.signed.group_id,
+        "content_sha256": received.signed.content_sha256,
+        "dataset": group.recipe.dataset,
+        "config": group.recipe.config,
+        "seed": group.recipe.seed,
+        "index": group.recipe.index,
+        "question": group.question,
+        "policy_version": group.policy_version,
+        "published_at": received.timestamp,
+        "bus_position": received.bus_position,
+        "key": group.key,
+        "signature": received.signed.signature,
+        "schema_version": group.schema_version,
+        "position": group.position,
+        "temperature": group.sampling.temperature,
+        "top_p": group.sampling.top_p,
+        "top_k": group.sampling.top_k,
+        "min_p": group.sampling.min_p,
+        "created_at": group.created_at,
+        "tokenizer": group.tokenizer,
+    }
+    return [shared | {"k": k} | completion.model_dump() for k, completion in enumerate(group.completions)]
+
+
+def group_of(rows: Sequence[Mapping[str, Any]]) -> Group:
+    """The group its rows were made from, in any order; its canonical JSON is the signed payload."""
+    ordered = sorted(rows, key=lambda row: int(row["k"]))
+    row = ordered[0]
+    own = ("swarm", "node", "key", "incarnation", "round", "position", "question", "policy_version")
+    more = ("schema_version", "tokenizer", "created_at")
+    return Group(
+        **{name: row[name] for name in own + more},
+        recipe=Recipe(**{name: row[name] for name in ("dataset", "config", "seed", "index")}),
+        sampling=Sampling(**{name: row[name] for name in ("temperature", "top_p", "top_k", "min_p")}),
+        completions=tuple(_completion(row) for row in ordered),
+    )
+
+
+def _completion(row: Mapping[str, Any]) -> Completion:
+    ids, logprobs = row["token_ids"], row["logprobs"]
+    return Completion(
+        text=row["text"],
+        finish_reason=row["finish_reason"],
+        token_ids=None if ids is None else tuple(ids),
+        logprobs=None if logprobs is None else tuple(logprobs),
+        claimed_score=row["claimed_score"],
+    )

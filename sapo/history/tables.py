@@ -1,0 +1,279 @@
+"""The Delta tables of the history: their columns, how they are opened, and the one way rows are added.
+
+Any Delta reader can read them as they are: reader version 1, no deletion vectors, no column mapping.
+Floats that replay depends on are 64 bits wide and kept bit for bit; times are seconds since the epoch.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    DeltaProtocolError,
+    SchemaMismatchError,
+    TableNotFoundError,
+)
+
+from sapo.errors import Unavailable, UserError
+
+HISTORY_VERSION = "1"
+"""Version of the tables' columns and their meaning, kept in each table under `sapo.schema_version`."""
+VERSION_KEY = "sapo.schema_version"
+ATTEMPTS = 50
+"""How often a commit that met another one is started afresh before the store counts as away."""
+T = TypeVar("T")
+TableName = Literal["rollouts", "training", "quarantine"]
+
+log = logging.getLogger(__name__)
+
+_TEXT, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
+_IDS, _REALS = pa.list_(pa.int32()), pa.list_(pa.float64())
+
+
+def _schema(required: Mapping[str, pa.DataType], optional: Mapping[str, pa.DataType]) -> pa.Schema:
+    fields = [pa.field(name, kind, nullable=False) for name, kind in required.items()]
+    return pa.schema(fields + [pa.field(name, kind) for name, kind in optional.items()])
+
+
+ROLLOUTS = _schema(
+    {
+        "swarm": _TEXT,
+        "node": _TEXT,
+        "incarnation": _TEXT,
+        "round": _INT,
+        "group_id": _TEXT,
+        "content_sha256": _TEXT,
+        "k": pa.int32(),
+        "dataset": _TEXT,
+        "config": _TEXT,
+        "seed": _INT,
+        "index": _INT,
+        "question": _TEXT,
+        "text": _TEXT,
+        "finish_reason": _TEXT,
+        "policy_version": _INT,
+        "published_at": _REAL,
+        "bus_position": _TEXT,
+        "key": _TEXT,
+        "signature": _TEXT,
+        "schema_version": _INT,
+        "position": _INT,
+        "temperature": _REAL,
+        "top_p": _REAL,
+        "top_k": _INT,
+        "min_p": _REAL,
+        "created_at": _REAL,
+    },
+    {"claimed_score": _REAL, "tokenizer": _TEXT, "token_ids": _IDS, "logprobs": _REALS},
+)
+"""One row per published completion; a group's rows rebuild its signed payload byte for byte."""
+
+TRAINING = _schema(
+    {
+        "swarm": _TEXT,
+        "node": _TEXT,
+        "incarnation": _TEXT,
+        "round": _INT,
+        "position": _INT,
+        "group_id": _TEXT,
+        "k": pa.int32(),
+        "source": _TEXT,
+        "producer": _TEXT,
+        "dataset": _TEXT,
+        "token_ids": _IDS,
+        "loss_mask": pa.list_(pa.int8()),
+        "text": _TEXT,
+        "outcome": _TEXT,
+        "advantage": _REAL,
+        "age_s": _REAL,
+        "policy_version_before": _INT,
+        "policy_version_after": _INT,
+        "content_sha256": _TEXT,
+        "producer_key": _TEXT,
+        "producer_version": _INT,
+        "config": _TEXT,
+        "seed": _INT,
+        "index": _INT,
+        "question": _TEXT,
+        "finish_reason": _TEXT,
+        "retokenised": pa.bool_(),
+        "schema_version": _INT,
+        "learn": _TEXT,
+        "temperature": _REAL,
+        "finished_at": _REAL,
+        "weights_sha256": _TEXT,
+        "row_digest": _TEXT,
+        "batch_digest": _TEXT,
+    },
+    {
+        "score": _REAL,
+        "bus_position": _TEXT,
+        "behaviour_logprobs": _REALS,
+        "skipped": _TEXT,
+        "rolled_back_to": _INT,
+        "loss": _REAL,
+        "environment": _TEXT,
+    },
+)
+"""One row per completion of a batch. `row_digest` covers every other column but the batch's digest."""
+
+QUARANTINE = _schema(
+    {
+        "swarm": _TEXT,
+        "partition": _TEXT,
+        "offset": _INT,
+        "end_offset": _INT,
+        "reason": _TEXT,
+        "detail": _TEXT,
+        "found_at": _REAL,
+        "payload_bytes": _INT,
+    },
+    {
+        "bus_position": _TEXT,
+        "published_at": _REAL,
+        "group_id": _TEXT,
+        "content_sha256": _TEXT,
+        "key": _TEXT,
+        "signature": _TEXT,
+        "payload": pa.binary(),
+    },
+)
+"""One row per refused record, and one per gap: offsets [offset, end_offset) that were gone (reason `gap`)."""
+
+SCHEMAS: dict[TableName, pa.Schema] = {"rollouts": ROLLOUTS, "training": TRAINING, "quarantine": QUARANTINE}
+PARTITIONS: dict[TableName, list[str]] = {"rollouts": [], "training": ["node"], "quarantine": []}
+"""`training` by node: each commit comes from one node anyway, and reading one node touches only its files.
+`rollouts` not: one archiver's commit holds everybody's rows, and would become a file per node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Where the tables lie: a folder, or any address deltalake can write, with that store's options."""
+
+    uri: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def table_uri(self, name: TableName) -> str:
+        """Address of one table."""
+        return f"{self.uri.rstrip('/')}/{name}"
+
+    def local_path(self) -> Path | None:
+        """The folder, when the store is one."""
+        parsed = urlparse(self.uri)
+        if parsed.scheme == "file":
+            return Path(unquote(parsed.path))
+        return None if len(parsed.scheme) > 1 else Path(self.uri)
+
+    def find(self, name: TableName) -> DeltaTable | None:
+        """The table at its newest version, or None where there is none yet.
+
+        Raises `Unavailable` when the store cannot be reached, `UserError` when the table is of another schema
+        version.
+        """
+        uri = self.table_uri(name)
+        try:
+            table = DeltaTable(uri, storage_options=dict(self.options) or None)
+            found = table.metadata().configuration.get(VERSION_KEY)
+        except TableNotFoundError:
+            return None
+        except (OSError, DeltaError) as error:
+            raise away(uri, error) from error
+        if found != HISTORY_VERSION:
+            raise UserError(
+                "history",
+                uri,
+                f"has schema version {found}, this is {HISTORY_VERSION}",
+                "choose another history.uri, or the sapo release that made it",
+            )
+        return table
+
+    def open(self, name: TableName) -> DeltaTable:
+        """The table at its newest version, created if need be; writers may race for it. Raises as `find`."""
+        table = self.find(name)
+        if table is not None:
+            return table
+        uri = self.table_uri(name)
+        try:
+            local = self.local_path()
+            if local is not None:
+                (local / name).mkdir(parents=True, exist_ok=True)
+            DeltaTable.create(
+                uri,
+                schema=SCHEMAS[name],
+                mode="error",
+                partition_by=PARTITIONS[name],
+                name=name,
+                configuration={VERSION_KEY: HISTORY_VERSION},
+                storage_options=dict(self.options) or None,
+                raise_if_key_not_exists=False,
+            )
+        except (OSError, DeltaError) as error:
+            table = self.find(name)
+            if table is None:
+                raise away(uri, error) from error
+            return table
+        table = self.find(name)
+        if table is None:
+            raise Unavailable(f"the table at {uri} vanished after it was created")
+        return table
+
+
+def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> bool:
+    """Append `rows` together with application transactions, through this handle and its snapshot (TRAPS 50).
+
+    Returns False when somebody else committed one of these transactions, or changed the table, since the
+    handle was opened: open a fresh one and decide afresh what is still to be written. Raises `Unavailable`
+    when the store is away, `UserError` when the table has other columns.
+    """
+    marks = [Transaction(name, version) for name, version in sorted(transactions.items())]
+    try:
+        write_deltalake(
+            table,
+            rows,
+            mode="append",
+            writer_properties=WriterProperties(compression="ZSTD"),
+            commit_properties=CommitProperties(app_transactions=marks),
+        )
+    except CommitFailedError as error:
+        log.info("commit to %s met another one: %s", table.table_uri, one_line(error))
+        return False
+    except (SchemaMismatchError, DeltaProtocolError) as error:
+        raise UserError(
+            "history",
+            table.table_uri,
+            one_line(error),
+            "choose another history.uri, or the release that made it",
+        ) from error
+    except (OSError, DeltaError) as error:
+        raise away(table.table_uri, error) from error
+    return True
+
+
+def until_committed(uri: str, attempt: Callable[[], T | None]) -> T:
+    """Call `attempt` until it returns something: None says that its commit met another one.
+
+    Raises `Unavailable` after `ATTEMPTS` such meetings.
+    """
+    for _ in range(ATTEMPTS):
+        result = attempt()
+        if result is not None:
+            return result
+    raise Unavailable(f"{ATTEMPTS} commits to {uri} in a row met another one")
+
+
+def away(uri: str, error: Exception) -> Unavailable:
+    """The store at `uri` cannot be used now, in one line."""
+    return Unavailable(f"history at {uri}: {one_line(error)}")
+
+
+def one_line(error: Exception) -> str:
+    """An error's text without colours and line breaks."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())

@@ -1,0 +1,155 @@
+"""What every update was made of: the batches of a node's journal as rows of the `training` table."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from sapo.history.tables import TRAINING, Store, commit, until_committed
+from sapo.records import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
+
+log = logging.getLogger(__name__)
+
+
+class OwedRound(Protocol):
+    """A delivery the journal owes; its round is all that is asked of it here."""
+
+    @property
+    def round(self) -> int: ...
+
+
+class Rounds(Protocol):
+    """The part of a journal that the sink reads."""
+
+    def batch(self, round: int, /) -> Batch: ...
+    def result(self, round: int, /) -> RoundResult: ...
+    def environment(self, round: int, /) -> Mapping[str, str | int] | None: ...
+
+
+def transaction_id(swarm: str, node: str, incarnation: str) -> str:
+    """Name of the Delta application transaction that counts a node's delivered rounds."""
+    return f"training:{swarm}:{node}:{incarnation}"
+
+
+class TrainingSink:
+    """Delivers finished rounds into the `training` table, each exactly once, several in one commit.
+
+    The application transaction of a node's incarnation holds the next round to be written, so a round whose
+    batch is empty is recorded too. Nodes write to one table at the same time.
+    """
+
+    kind = "training"
+
+    def __init__(self, store: Store, swarm: str, node: str, incarnation: str) -> None:
+        self.store = store
+        self.mark = transaction_id(swarm, node, incarnation)
+
+    def deliver(self, items: Sequence[OwedRound], journal: Rounds) -> None:
+        """Append what of these rounds the table lacks. Raises `Unavailable` when the store is away."""
+        rounds = sorted({item.round for item in items})
+        if rounds:
+            until_committed(self.store.table_uri("training"), lambda: self._attempt(rounds, journal))
+
+    def _attempt(self, rounds: Sequence[int], journal: Rounds) -> bool | None:
+        table = self.store.open("training")
+        written = table.transaction_version(self.mark)
+        due = [round for round in rounds if round >= (written or 0)]
+        if not due:
+            return True
+        if written is not None and due[0] > written:
+            log.error("history: rounds %d to %d were never delivered (%s)", written, due[0] - 1, self.mark)
+        found = [
+            row
+            for round in due
+            for row in rows(journal.batch(round), journal.result(round), journal.environment(round))
+        ]
+        data = pa.Table.from_pylist(found, schema=TRAINING)
+        return True if commit(table, data, {self.mark: due[-1] + 1}) else None
+
+
+def rows(
+    batch: Batch, result: RoundResult, environment: Mapping[str, str | int] | None = None
+) -> list[dict[str, Any]]:
+    """One row per completion of a batch, in batch order, with the digests that replay checks first.
+
+    `environment` says what the update depended on besides: versions, threads, CPU, config digest.
+    Raises `ValueError` for a batch whose rows could not be put back in order: places or completions out of
+    order, or a group without completions.
+    """
+    _check_order(batch)
+    shared = {
+        "swarm": batch.swarm,
+        "node": batch.node,
+        "incarnation": batch.incarnation,
+        "round": batch.round,
+        "policy_version_before": batch.policy_version,
+        "policy_version_after": result.policy_version,
+        "schema_version": batch.schema_version,
+        "learn": batch.learn,
+        "temperature": batch.temperature,
+        "finished_at": result.finished_at,
+        "weights_sha256": result.weights_sha256,
+        "skipped": result.skipped,
+        "rolled_back_to": result.rolled_back_to,
+        "loss": result.metrics.get("learn/loss"),
+        "environment": None if environment is None else canonical(dict(environment)),
+    }
+    digest = batch.digest()
+    found = []
+    for group in batch.groups:
+        for sample in group.samples:
+            row = shared | _group_columns(group) | _sample_columns(sample)
+            found.append(row | {"row_digest": row_digest(row), "batch_digest": digest})
+    return found
+
+
+def _check_order(batch: Batch) -> None:
+    places = [group.position for group in batch.groups]
+    if places != sorted(set(places)):
+        raise ValueError(f"round {batch.round}: positions are not in ascending order: {places}")
+    for group in batch.groups:
+        ks = [sample.k for sample in group.samples]
+        if not ks or ks != sorted(set(ks)):
+            raise ValueError(f"round {batch.round}, group {group.group_id}: completions out of order: {ks}")
+
+
+def _group_columns(group: BatchGroup) -> dict[str, Any]:
+    return {
+        "position": group.position,
+        "group_id": group.group_id,
+        "content_sha256": group.content_sha256,
+        "source": group.source,
+        "producer": group.producer,
+        "producer_key": group.producer_key,
+        "producer_version": group.producer_version,
+        "dataset": group.recipe.dataset,
+        "config": group.recipe.config,
+        "seed": group.recipe.seed,
+        "index": group.recipe.index,
+        "question": group.question,
+        "age_s": group.age_s,
+        "bus_position": group.bus_position,
+    }
+
+
+def _sample_columns(sample: Sample) -> dict[str, Any]:
+    logprobs = sample.behaviour_logprobs
+    return {
+        "k": sample.k,
+        "token_ids": list(sample.token_ids),
+        "loss_mask": list(sample.loss_mask),
+        "text": sample.text,
+        "finish_reason": sample.finish_reason,
+        "outcome": sample.outcome,
+        "score": sample.score,
+        "advantage": sample.advantage,
+        "behaviour_logprobs": None if logprobs is None else list(logprobs),
+        "retokenised": sample.retokenised,
+    }
+
+
+def row_digest(row: Mapping[str, Any]) -> str:
+    """Hex SHA-256 of a row as canonical JSON without digests and nulls: new columns are null in old rows."""
+    kept = {k: v for k, v in row.items() if v is not None and k not in ("row_digest", "batch_digest")}
+    return sha256(canonical(kept))

@@ -1,0 +1,168 @@
+"""Groups, batches and results with awkward values, for the tests of the history and of tracking."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sapo.bus.base import Limits
+from sapo.bus.sqlite import SqliteBus
+from sapo.history.rollouts import Archiver
+from sapo.history.tables import Store
+from sapo.history.training import TrainingSink
+from sapo.identity import Identity, seal
+from sapo.records import (
+    Batch,
+    BatchGroup,
+    Completion,
+    Group,
+    Recipe,
+    RoundResult,
+    Sample,
+    SignedGroup,
+    canonical,
+)
+
+IDENTITY = Identity.new()
+INCARNATION = "0123456789abcdef"
+TEXTS = ("4", "", "naïve \u2028 line", 'NUL \x00 "quoted" 漢字 🙂')
+
+
+def group(
+    round: int = 0, position: int = 0, *, node: str = "n1", answer: str = "4", swarm: str = "tiny"
+) -> Group:
+    """A group of four completions; the first carries ids and log-probabilities, the last only text."""
+    completions = [
+        Completion(text=answer, finish_reason="stop", token_ids=(7, 2**31 - 1), logprobs=(-0.1, -1e-300)),
+        Completion(text=TEXTS[1], finish_reason="length", token_ids=()),
+        Completion(text=TEXTS[2], finish_reason="stop", claimed_score=0.1 + 0.2),
+        Completion(text=TEXTS[3], finish_reason="length"),
+    ]
+    return Group(
+        swarm=swarm,
+        node=node,
+        key=IDENTITY.key,
+        incarnation=INCARNATION,
+        round=round,
+        position=position,
+        recipe=Recipe.make("chain_sum", {"min_terms": 2, "max_terms": 2}, seed=41 + round, index=position),
+        question=f"State the final answer: {round} + {position} =",
+        completions=tuple(completions),
+        policy_version=round,
+        tokenizer=None,
+        created_at=1_700_000_000.123 + round,
+    )
+
+
+def signed(round: int = 0, position: int = 0, **changes: str) -> SignedGroup:
+    """That group, signed."""
+    return seal(group(round, position, **changes), IDENTITY)
+
+
+def sample(k: int, advantage: float, *, external: bool) -> Sample:
+    """A completion in a learner's vocabulary."""
+    unscorable = k == 3
+    return Sample(
+        k=k,
+        token_ids=(1, 2, 3, *range(10, 10 + k)),
+        loss_mask=(0, 0, 1, *(1 for _ in range(k))),
+        text=TEXTS[k],
+        finish_reason="stop" if k % 2 == 0 else "length",
+        outcome="unscorable" if unscorable else "score",
+        score=None if unscorable else 1 / (k + 3),
+        advantage=advantage,
+        behaviour_logprobs=tuple(-1 / (i + 3) for i in range(k + 1)) if external else None,
+        retokenised=external,
+    )
+
+
+def batch_group(position: int, round: int, *, external: bool, advantages: Sequence[float]) -> BatchGroup:
+    """A group of a batch; external ones are those of `signed(round, position, node="n1")`."""
+    author = group(round, position, node="n1" if external else "n0")
+    sealed = seal(author, IDENTITY)
+    return BatchGroup(
+        position=position,
+        group_id=sealed.group_id,
+        content_sha256=sealed.content_sha256,
+        source="external" if external else "local",
+        producer=author.node,
+        producer_key=author.key,
+        producer_version=author.policy_version,
+        recipe=author.recipe,
+        question=author.question,
+        age_s=1 / 3 if external else 0.0,
+        bus_position=f"0:{round * 2 + position}" if external else None,
+        samples=tuple(sample(k, advantage, external=external) for k, advantage in enumerate(advantages)),
+    )
+
+
+def batch(round: int = 0, *, node: str = "n0", incarnation: str = INCARNATION, groups: int = 4) -> Batch:
+    """Half local groups, one of them without any advantage, and half external ones."""
+    spreads = [(0.1, -0.1 / 3, 1e-310, -0.0), (0.0, 0.0, 0.0, 0.0)]
+    made = [
+        batch_group(i, round, external=i >= groups // 2, advantages=spreads[i % 2]) for i in range(groups)
+    ]
+    return Batch(
+        swarm="tiny",
+        node=node,
+        incarnation=incarnation,
+        round=round,
+        policy_version=round,
+        learn=canonical({"loss": "dapo", "lr": 1e-4}),
+        temperature=1.0,
+        groups=tuple(made),
+    )
+
+
+def result(round: int = 0, **metrics: float) -> RoundResult:
+    """What that round reported."""
+    values = {"learn/loss": 0.1 + 0.2, "reward/local": 1 / 3, "reward/local/chain_sum": 1 / 3} | metrics
+    return RoundResult(
+        round=round,
+        policy_version=round + 1,
+        weights_sha256="ab" * 32,
+        metrics=values,
+        finished_at=1_700_000_000.25 + round,
+    )
+
+
+@dataclass(frozen=True)
+class Owed:
+    """An owed round, as the journal names it."""
+
+    round: int
+
+
+class Books:
+    """The finished rounds of one node."""
+
+    def __init__(self, *batches: Batch) -> None:
+        self._batches = {b.round: b for b in batches}
+
+    def batch(self, round: int) -> Batch:
+        return self._batches[round]
+
+    def result(self, round: int) -> RoundResult:
+        return result(round)
+
+    def environment(self, round: int) -> Mapping[str, str | int] | None:
+        return {"torch": "2.13.0", "threads": 1}
+
+
+def sink(store: Store, node: str = "n0") -> TrainingSink:
+    return TrainingSink(store, "tiny", node, INCARNATION)
+
+
+def deliver(store: Store, *rounds: int, node: str = "n0") -> None:
+    books = Books(*(batch(round, node=node) for round in rounds))
+    sink(store, node).deliver([Owed(round) for round in rounds], books)
+
+
+def deliver_from_a_process(uri: str, node: str, rounds: int) -> None:
+    """Deliver rounds one by one; importable by a spawned process."""
+    for round in range(rounds):
+        deliver(Store(uri), round, node=node)
+
+
+def archive_from_a_process(bus: str, uri: str) -> None:
+    """Archive a whole bus in small polls; importable by a spawned process."""
+    Archiver(SqliteBus(Path(bus)), Store(uri), "tiny", limits=Limits(max_groups=4)).run()

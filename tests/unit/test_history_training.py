@@ -1,0 +1,245 @@
+"""The `training` table: exactly once, by several nodes at once, and bit for bit back into batches."""
+
+import math
+import multiprocessing
+import threading
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from history_samples import (
+    INCARNATION,
+    Books,
+    Owed,
+    batch,
+    deliver,
+    deliver_from_a_process,
+    result,
+    signed,
+    sink,
+)
+
+from sapo.errors import Unavailable, UserError
+from sapo.history import read
+from sapo.history.tables import TRAINING, Store, commit
+from sapo.history.training import TrainingSink, rows, transaction_id
+
+# fmt: off
+NAMED = {
+    "swarm", "node", "incarnation", "round", "position", "group_id", "k", "source", "producer",
+    "dataset", "token_ids", "loss_mask", "text", "outcome", "score", "advantage", "age_s",
+    "bus_position", "policy_version_before", "policy_version_after",
+}
+# fmt: on
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "history"))
+
+
+def test_the_columns_others_rely_on_are_there(store: Store) -> None:
+    deliver(store, 0)
+    columns = DeltaTable(store.table_uri("training")).schema().to_arrow().names
+    assert set(columns) >= NAMED
+    assert "content_sha256" in columns
+
+
+def test_batches_come_back_bit_for_bit(store: Store) -> None:
+    deliver(store, 0, 1, 2)
+    found = list(read.batches(store, "n0", INCARNATION))
+    assert [b.canonical() for b in found] == [batch(round).canonical() for round in (0, 1, 2)]
+    assert [b.digest() for b in found] == [batch(round).digest() for round in (0, 1, 2)]
+
+
+def test_a_range_of_rounds_and_one_node_can_be_read_alone(store: Store) -> None:
+    deliver(store, *range(5))
+    deliver(store, *range(5), node="n2")
+    assert [b.round for b in read.batches(store, "n0", INCARNATION, 1, 3)] == [1, 2, 3]
+    assert {b.node for b in read.batches(store, "n2", INCARNATION)} == {"n2"}
+    assert list(read.batches(store, "n0", "f" * 16)) == []
+
+
+def test_a_redelivered_round_is_not_written_twice(store: Store) -> None:
+    deliver(store, 0, 1)
+    deliver(store, 0, 1)
+    deliver(store, 1, 2)
+    assert [b.round for b in read.batches(store, "n0", INCARNATION)] == [0, 1, 2]
+    assert read.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [3 * 16]
+
+
+def test_a_round_with_an_empty_batch_is_recorded_as_done(store: Store) -> None:
+    books = Books(batch(0), batch(1, groups=0))
+    sink(store).deliver([Owed(0), Owed(1)], books)
+    table = DeltaTable(store.table_uri("training"))
+    assert table.transaction_version(transaction_id("tiny", "n0", INCARNATION)) == 2
+    assert [b.round for b in read.batches(store, "n0", INCARNATION)] == [0]
+
+
+def test_only_an_empty_batch_is_recorded_too(store: Store) -> None:
+    sink(store).deliver([Owed(0)], Books(batch(0, groups=0)))
+    table = DeltaTable(store.table_uri("training"))
+    assert table.transaction_version(transaction_id("tiny", "n0", INCARNATION)) == 1
+    assert table.count() == 0
+
+
+def test_another_incarnation_may_use_the_same_rounds(store: Store) -> None:
+    deliver(store, 0)
+    other = "f" * 16
+    TrainingSink(store, "tiny", "n0", other).deliver([Owed(0)], Books(batch(0, incarnation=other)))
+    assert len(list(read.batches(store, "n0", other))) == 1
+    assert read.incarnations(store, "n0") == [INCARNATION, other]
+
+
+def test_groups_without_advantage_are_kept(store: Store) -> None:
+    deliver(store, 0)
+    zero = "SELECT position FROM training GROUP BY position HAVING max(abs(advantage)) = 0 ORDER BY 1"
+    assert read.query(store, zero)["position"].to_pylist() == [1, 3]
+
+
+def test_duckdb_and_polars_read_the_table_as_it_is(store: Store) -> None:
+    deliver(store, 0, 1)
+    uri = store.table_uri("training")
+    table = DeltaTable(uri)
+    assert table.protocol().min_reader_version == 1
+    assert table.protocol().reader_features in (None, [])
+    with duckdb.connect() as connection:
+        connection.register("training", table.to_pyarrow_dataset())
+        sums = connection.sql("SELECT count(*), sum(len(token_ids)) FROM training").fetchall()
+        files = f"SELECT count(*), any_value(node) FROM read_parquet('{uri}/**/*.parquet')"
+        assert sums == [(32, 144)]
+        assert connection.sql(files).fetchall() == [(32, "n0")]
+    assert pl.scan_delta(uri).filter(pl.col("source") == "external").collect().height == 16
+    assert pl.read_delta(uri).schema["loss_mask"] == pl.List(pl.Int8)
+
+
+def test_trap_41_many_nodes_append_at_once_and_none_is_lost(store: Store) -> None:
+    """The table does not exist yet either: they race for making it, too."""
+    context = multiprocessing.get_context("spawn")
+    nodes = [f"n{i}" for i in range(4)]
+    processes = [context.Process(target=deliver_from_a_process, args=(store.uri, node, 6)) for node in nodes]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0, 0]
+    for node in nodes:
+        assert [b.round for b in read.batches(store, node, INCARNATION)] == list(range(6))
+
+
+def test_threads_that_race_for_creating_the_table_lose_no_row(store: Store) -> None:
+    barrier = threading.Barrier(8)
+
+    def work(node: str) -> None:
+        barrier.wait()
+        deliver(store, 0, node=node)
+
+    threads = [threading.Thread(target=work, args=(f"n{i}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert read.query(store, "SELECT count(DISTINCT node) AS n FROM training")["n"].to_pylist() == [8]
+
+
+def test_trap_50_a_copy_of_the_node_that_committed_meanwhile_is_noticed(store: Store) -> None:
+    deliver(store, 0)
+    stale = store.open("training")
+    mark = transaction_id("tiny", "n0", INCARNATION)
+    deliver(store, 1)
+    data = pa.Table.from_pylist(rows(batch(1), result(1)), schema=TRAINING)
+    assert commit(stale, data, {mark: 2}) is False
+    assert read.query(store, "SELECT count(*) AS n FROM training WHERE round = 1")["n"].to_pylist() == [16]
+
+
+def test_a_skipped_round_in_the_delivery_raises_an_alarm(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    deliver(store, 0)
+    deliver(store, 2)
+    assert "rounds 1 to 1 were never delivered" in caplog.text
+
+
+def test_a_store_that_cannot_be_written_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(Unavailable, match="history at"):
+        deliver(Store(str(tmp_path / "file")), 0)
+
+
+def test_a_table_of_another_schema_version_is_refused(store: Store) -> None:
+    uri = store.table_uri("training")
+    write_deltalake(uri, pa.table({"x": [1]}))
+    with pytest.raises(UserError, match="schema version None") as caught:
+        deliver(store, 0)
+    assert caught.value.value == uri
+
+
+CHANGES = {
+    "token": ("token_ids", lambda row: [*row["token_ids"][:-1], row["token_ids"][-1] + 1]),
+    "advantage": ("advantage", lambda row: math.nextafter(row["advantage"], 1)),
+    "mask": ("loss_mask", lambda row: [*row["loss_mask"][:-1], 1 - row["loss_mask"][-1]]),
+    "order": ("position", lambda row: 7),
+    "score": ("score", lambda row: None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_one_changed_value_names_its_round(change: str) -> None:
+    column, edit = CHANGES[change]
+    found = [dict(row) for row in rows(batch(5), result(5))]
+    found[1][column] = edit(found[1])
+    with pytest.raises(read.Damaged, match="n0, round 5: the row at position") as caught:
+        read.batch_of(found)
+    assert (caught.value.node, caught.value.round) == ("n0", 5)
+
+
+def test_a_missing_row_is_noticed_by_the_batch_digest() -> None:
+    found = rows(batch(5), result(5))
+    with pytest.raises(read.Damaged, match="do not make the batch"):
+        read.batch_of(found[:-1])
+
+
+def test_rows_may_come_in_any_order() -> None:
+    assert read.batch_of(rows(batch(5), result(5))[::-1]) == batch(5)
+
+
+def test_a_batch_out_of_order_is_refused() -> None:
+    whole = batch(0)
+    swapped = whole.model_copy(update={"groups": whole.groups[::-1]})
+    with pytest.raises(ValueError, match="positions are not in ascending order"):
+        rows(swapped, result(0))
+
+
+def test_reading_one_round_touches_its_own_file_only(store: Store) -> None:
+    for round in range(6):
+        deliver(store, round)
+        deliver(store, round, node="n2")
+    data = read.dataset(store, "training")
+    wanted = (read.ds.field("node") == "n2") & (read.ds.field("round") == 3)
+    assert len(list(data.get_fragments(wanted))) == 1
+
+
+def test_training_rows_can_be_filtered(store: Store) -> None:
+    deliver(store, 0, 1)
+    assert read.training(store, source="external", rounds=(1, 1)).num_rows == 8
+    assert read.training(store, tasks=["nothing"]).num_rows == 0
+    assert read.training(store, text="NAÏVE", limit=3).num_rows == 3
+    head = read.training(store, limit=1).to_pylist()[0]
+    assert (head["round"], head["position"], head["k"]) == (0, 0, 0)
+    assert head["environment"] == '{"threads":1,"torch":"2.13.0"}'
+
+
+def test_foreign_rows_carry_the_digest_of_the_content_they_came_from() -> None:
+    external = [row for row in rows(batch(3), result(3)) if row["source"] == "external"]
+    expected = {signed(3, position).content_sha256 for position in (2, 3)}
+    assert {row["content_sha256"] for row in external} == expected
+
+
+def test_reading_a_history_that_does_not_exist_yet_gives_nothing(store: Store) -> None:
+    assert read.training(store).num_rows == 0
+    assert read.rollouts(store).num_rows == 0
+    assert list(read.batches(store, "n0", INCARNATION)) == []
+    assert not Path(store.uri).exists()
