@@ -154,6 +154,11 @@ class LearnConfig(Section):
     grad_clip: PositiveFloat = 1.0
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     clip_high: PositiveFloat = 0.28
+    gspo_clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    gspo_clip_high: PositiveFloat = 4e-4
+    """`gspo` clips one ratio per sequence, a mean over its tokens, so its bounds are far narrower."""
+    dr_grpo_length: PositiveInt = 256
+    """`dr_grpo` divides by this many tokens per sequence, however long it is: the swarm's max_new_tokens."""
     epochs: PositiveInt = 1
     """Optimiser steps made on one batch; from the second on the ratio leaves 1 and the clip acts."""
     advantage: Literal["centred", "mean_std"] = "centred"
@@ -254,6 +259,8 @@ class TrackConfig(Section):
 
     uri: str | None = None
     """A running tracking server; `sapo swarm` starts one when not set."""
+    port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    """Where that one listens, on this machine only; a free port when not set."""
     register_every: PositiveInt = 100
     """Rounds between registered model versions; one more is registered at the end."""
 
@@ -264,6 +271,8 @@ class FlowConfig(Section):
     every: PositiveInt = 1
     """Orchestrate every n-th round as tasks; the rounds between run inside the same flow run."""
     rounds_per_run: PositiveInt = 50
+    port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    """Where the Prefect server that `sapo swarm` starts listens; a free port when not set."""
 
 
 class EvalConfig(Section):
@@ -381,12 +390,15 @@ def load(
     file: Path | None = None,
     sets: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    base: Config | None = None,
 ) -> Config:
     """The config resolved from preset < file < environment < flags; raises `UserError` on anything wrong.
 
+    `base` is a config to start from, below the preset: the one a resumed run was started with.
+
     `sets` are `dotted.key=value` flags; environment variables look like `SAPO_LEARN__LR=1e-5`.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = {} if base is None else base.model_dump(mode="json")
     if preset is not None:
         values = merge(values, _read_preset(preset))
     if file is not None:

@@ -1,0 +1,57 @@
+# What a checkout needs is made here: .venv, then runs/. Starter policies are cached in ~/.cache/sapo (SAPO_CACHE).
+# Needs Python 3.11+ and a package index.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Which tests `make test` runs; `make test TESTS=tests/unit` is the fast part.
+TESTS ?= tests
+# Extra words for `sapo swarm`, as in `make swarm ARGS=--resume`.
+ARGS ?=
+UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup swarm test lint soak docs clean
+
+help:
+	@echo "make swarm   a swarm of four small models learns on this machine, in about five minutes"
+	@echo "make test    all tests   (make test TESTS=tests/unit: the fast ones)"
+	@echo "make lint    formatting, lint, types"
+	@echo "make soak    the long counts of the tests that make test runs short"
+	@echo "make docs    regenerate what docs/ holds of generated text and pictures"
+	@echo "make clean   remove .venv and caches; runs/ stays"
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "error: PYTHON = $(PYTHON): Python 3.11 or newer is needed; name one with make PYTHON=..." >&2; exit 2; }
+	@echo "installing into $(VENV), once"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(UV) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(UV) --editable '.[dev]'
+	@touch $@
+
+setup: $(VENV)/.dev
+
+swarm: $(VENV)/.base
+	@$(BIN)/sapo swarm --preset tiny $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/pytest $(TESTS) -m "not kafka and not vllm and not soak"
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+soak: $(VENV)/.dev
+	$(BIN)/pytest tests -m soak --timeout 3600
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -1,0 +1,138 @@
+"""Line charts as plain SVG text: no library, no network, readable on light and dark pages."""
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+
+Point = tuple[float, float]
+PALETTE = ("#3b7dd8", "#d9822b", "#2f9e63", "#b0508f", "#8a6d3b", "#6a5acd", "#c0392b", "#16868f")
+WIDTH, HEIGHT = 640, 300
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 34, 40
+
+
+def colour(index: int) -> str:
+    """The colour of the index-th series, the same in every chart of a page."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def rolling_mean(points: Sequence[Point], window: int) -> list[Point]:
+    """Mean of each y with up to `window - 1` ys before it, at the same x."""
+    result, total = [], 0.0
+    for i, (x, y) in enumerate(points):
+        total += y
+        if i >= window:
+            total -= points[i - window][1]
+        result.append((x, total / min(i + 1, window)))
+    return result
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from at or below `low` to at or above `high`, about `count` of them."""
+    size = max(abs(low), abs(high), 1e-9)
+    span = high - low
+    if span < 1e-6 * size:  # a flat line: room above and below it
+        low, span = low - 0.05 * size, 0.1 * size
+        high = low + span
+    power = 10 ** math.floor(math.log10(span / count))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if span / (m * power) <= count)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 10) for i in range(first, max(last, first + 1) + 1)]
+
+
+def line_chart(
+    title: str,
+    series: Mapping[str, Sequence[Point]],
+    *,
+    x_label: str,
+    y_label: str,
+    window: int = 1,
+    marks: bool = False,
+) -> str:
+    """One chart as an `<svg>` element. Series keep their colour by place, empty ones too.
+
+    With `window` above 1 the rolling mean is drawn bold over the faint raw line; `marks` draws a dot at
+    every point instead. A chart without any point says so.
+    """
+    points = [point for line in series.values() for point in line]
+    parts = [
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" '
+        'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" font-size="11">',
+        f'<text x="{LEFT}" y="18" font-size="14" font-weight="600" fill="currentColor">',
+        f"{escape(title)}</text>",
+    ]
+    if not points:
+        middle = f'x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle"'
+        return "".join([*parts, f'<text {middle} fill="currentColor">nothing measured yet</text></svg>'])
+    xs = ticks(min(x for x, _ in points), max(x for x, _ in points), 8)
+    ys = ticks(min(y for _, y in points), max(y for _, y in points))
+    frame = _Frame(xs[0], xs[-1], ys[0], ys[-1])
+    parts += _axes(frame, xs, ys, x_label, y_label)
+    for index, (name, line) in enumerate(series.items()):
+        parts += _line(frame, name, line, colour(index), window, marks)
+    return "".join([*parts, "</svg>"])
+
+
+class _Frame:
+    """Maps data to pixels."""
+
+    def __init__(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        self.x0, self.y0 = x0, y0
+        self.sx = (WIDTH - LEFT - RIGHT) / (x1 - x0)
+        self.sy = (HEIGHT - TOP - BOTTOM) / (y1 - y0)
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        return LEFT + (x - self.x0) * self.sx, HEIGHT - BOTTOM - (y - self.y0) * self.sy
+
+
+def _axes(frame: _Frame, xs: Sequence[float], ys: Sequence[float], x_label: str, y_label: str) -> list[str]:
+    parts = []
+    for y in ys:
+        _, py = frame.at(xs[0], y)
+        parts.append(
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py:.1f}" y2="{py:.1f}" stroke="currentColor" '
+            f'opacity=".15"/><text x="{LEFT - 6}" y="{py + 4:.1f}" text-anchor="end" '
+            f'fill="currentColor">{y:g}</text>'
+        )
+    for x in xs:
+        px, _ = frame.at(x, ys[0])
+        parts.append(
+            f'<text x="{px:.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle" '
+            f'fill="currentColor">{x:g}</text>'
+        )
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    parts.append(
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle" '
+        f'fill="currentColor">{escape(x_label)}</text>'
+        f'<text transform="translate(12 {middle}) rotate(-90)" text-anchor="middle" '
+        f'fill="currentColor">{escape(y_label)}</text>'
+    )
+    return parts
+
+
+def _line(
+    frame: _Frame, name: str, line: Sequence[Point], stroke: str, window: int, marks: bool
+) -> list[str]:
+    if not line:
+        return []
+
+    def path(points: Sequence[Point], width: float, opacity: float) -> str:
+        drawn = " ".join("{:.1f},{:.1f}".format(*frame.at(*point)) for point in points)
+        return (
+            f'<polyline points="{drawn}" fill="none" stroke="{stroke}" stroke-width="{width}" '
+            f'opacity="{opacity}" stroke-linejoin="round"><title>{escape(name)}</title></polyline>'
+        )
+
+    parts = []
+    if window > 1:
+        parts.append(path(line, 1, 0.25))
+        parts.append(path(rolling_mean(line, window), 2, 1))
+    else:
+        parts.append(path(line, 1.5, 1))
+    if marks or len(line) == 1:
+        for x, y in line:
+            px, py = frame.at(x, y)
+            parts.append(
+                f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{stroke}">'
+                f"<title>{escape(name)}: {y:.3f} at {x:g}</title></circle>"
+            )
+    return parts

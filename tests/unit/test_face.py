@@ -1,0 +1,418 @@
+"""What people see of a run: charts, summary, page, views, TOML."""
+
+import io
+import json
+import sqlite3
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from sapo import toml
+from sapo.charts import line_chart, rolling_mean, ticks
+from sapo.config import Config, load
+from sapo.home import Home
+from sapo.journal import Journal
+from sapo.manifest import Manifest
+from sapo.records import Batch, RoundResult
+from sapo.report import page
+from sapo.stories import Story
+from sapo.summary import Run, first_and_last, gain_sentence, read_run, summarise, write_summary
+from sapo.view import LiveView, NodeRow, Pace, PlainView, duration, open_view, print_summary, screen
+
+EVALUATION: dict[str, Any] = {
+    "questions": 2000,
+    "samples": 1,
+    "starter": {
+        "pass_at_1": 0.30,
+        "interval": 0.02,
+        "greedy": 0.40,
+        "per_task": {"gcd": {"pass_at_1": 0.30}},
+    },
+    "baselines": {
+        "starter": {"pass_at_1": 0.30, "greedy": 0.40, "per_task": {"gcd": {"pass_at_1": 0.30}}},
+        "starter:bytes": {"pass_at_1": 0.10, "greedy": 0.15, "per_task": {"gcd": {"pass_at_1": 0.10}}},
+    },
+    "nodes": {
+        "n0": {
+            "pass_at_1": 0.34,
+            "interval": 0.02,
+            "greedy": 0.42,
+            "model": "starter",
+            "per_task": {"gcd": {"pass_at_1": 0.34}},
+        },
+        "n1": {
+            "pass_at_1": 0.12,
+            "interval": 0.01,
+            "greedy": 0.16,
+            "model": "starter:bytes",
+            "per_task": {"gcd": {"pass_at_1": 0.12}},
+        },
+    },
+    "gain": {"mean": 0.03, "low": 0.02, "high": 0.04},
+    "gain_greedy": {"mean": 0.015, "low": -0.001, "high": 0.031},
+}
+
+
+def make_run(home: Home, evaluation: dict[str, Any] | None = None) -> Run:
+    """Two nodes of forty rounds whose rewards differ, so that mixing them up shows."""
+    curves = {
+        node: {
+            "reward/local": [(float(i), 0.2 + i / 100) for i in range(40)],
+            "reward/training_set": [(float(i), 0.6 + i / 100) for i in range(40)],
+            "eval/pass_at_1": [(0.0, 0.31), (25.0, 0.33)],
+            "tokens/generated": [(float(i), 10.0) for i in range(40)],
+            "share/external": [(float(i), 0.5) for i in range(40)],
+        }
+        for node in ("n0", "n1")
+    }
+    return Run(home, "demo", 40, {"n0": "starter", "n1": "starter:bytes"}, curves, evaluation)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "demo")
+
+
+def test_first_and_last_are_means_of_a_tenth() -> None:
+    assert first_and_last([float(i) for i in range(20)]) == {"first": 0.5, "last": 18.5}
+
+
+def test_first_and_last_of_nothing_are_null() -> None:
+    assert first_and_last([]) == {"first": None, "last": None}
+
+
+def test_the_three_rewards_are_never_mixed(home: Home) -> None:
+    node = summarise(make_run(home, EVALUATION))["nodes"]["n0"]
+    assert node["reward/local"]["first"] == pytest.approx(0.215)
+    assert node["reward/training_set"]["first"] == pytest.approx(0.615)
+    assert node["eval/pass_at_1"]["end"] == 0.34
+
+
+def test_a_node_is_compared_with_the_model_it_started_from(home: Home) -> None:
+    nodes = summarise(make_run(home, EVALUATION))["nodes"]
+    assert nodes["n0"]["eval/pass_at_1"]["start"] == 0.30
+    assert nodes["n1"]["eval/pass_at_1"]["start"] == 0.10
+    assert nodes["n1"]["eval/pass_at_1"]["per_task"] == {"gcd": {"start": 0.10, "end": 0.12}}
+
+
+def test_without_an_evaluation_nothing_is_claimed(home: Home) -> None:
+    figures = summarise(make_run(home))
+    assert figures["nodes"]["n0"]["eval/pass_at_1"]["end"] is None
+    assert "not known" in gain_sentence(figures)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "begins"),
+    [(0.02, 0.04, "The nodes learned"), (-0.04, -0.02, "The nodes got worse"), (-0.01, 0.01, "No gain")],
+)
+def test_the_sentence_claims_no_more_than_the_interval(
+    home: Home, low: float, high: float, begins: str
+) -> None:
+    gain = {"mean": (low + high) / 2, "low": low, "high": high}
+    sentence = gain_sentence(summarise(make_run(home, {**EVALUATION, "gain": gain})))
+    assert sentence.startswith(begins)
+    assert f"{100 * low:+.1f} to {100 * high:+.1f}" in sentence
+    assert "2,000 held-out questions" in sentence
+
+
+def test_the_summary_file_is_the_summary(home: Home) -> None:
+    home.root.mkdir()
+    figures = write_summary(make_run(home, EVALUATION))
+    assert json.loads(home.summary.read_text()) == figures
+
+
+def finish_round(journal: Journal, round: int, metrics: dict[str, float]) -> None:
+    journal.commit_groups(round, [], [])
+    batch = Batch(
+        swarm="demo",
+        node="n0",
+        incarnation=journal.incarnation,
+        round=round,
+        policy_version=round,
+        learn="{}",
+        temperature=1.0,
+        groups=(),
+    )
+    journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
+    journal.commit_result(
+        RoundResult(round=round, policy_version=round + 1, metrics=metrics, finished_at=1.0)
+    )
+
+
+def prepared(home: Home) -> Config:
+    config = load(None, None, ["swarm.name=demo"], env={})
+    home.prepare(config, Manifest.of(config))
+    home.node("n0").mkdir()
+    return config
+
+
+def test_a_run_is_read_from_its_journals(home: Home) -> None:
+    prepared(home)
+    with Journal(home.journal("n0")) as journal:
+        finish_round(journal, 0, {"reward/local": 0.25})
+        finish_round(journal, 1, {"reward/local": 0.5, "eval/greedy": 0.75})
+    run = read_run(home)
+    assert run.curve("n0", "reward/local") == [(0.0, 0.25), (1.0, 0.5)]
+    assert run.curve("n0", "eval/greedy") == [(1.0, 0.75)]
+    assert run.curve("n0", "reward/training_set") == []
+
+
+def test_rounds_that_the_journal_has_dropped_come_from_mlflow(home: Home) -> None:
+    prepared(home)
+    with Journal(home.journal("n0")) as journal:
+        finish_round(journal, 0, {"reward/local": 0.5})
+    with sqlite3.connect(home.mlflow_db) as database:
+        database.executescript("""
+            CREATE TABLE experiments (experiment_id INTEGER, name TEXT);
+            CREATE TABLE runs (run_uuid TEXT, name TEXT, experiment_id INTEGER);
+            CREATE TABLE metrics (key TEXT, value REAL, timestamp INTEGER, run_uuid TEXT, step INTEGER,
+                                  is_nan INTEGER);
+            INSERT INTO experiments VALUES (1, 'demo'), (2, 'other');
+            INSERT INTO runs VALUES ('a', 'n0', 1), ('b', 'n0', 2);
+            INSERT INTO metrics VALUES ('reward/local', 0.125, 5, 'a', 7, 0), ('reward/local', 0.0, 6, 'a', 8, 1),
+                                       ('reward/local', 0.75, 5, 'b', 9, 0);
+        """)
+    assert read_run(home).curve("n0", "reward/local") == [(0.0, 0.5), (7.0, 0.125)]
+
+
+STORY = Story(
+    group_id="ab" * 32,
+    producer="n1",
+    round=3,
+    dataset="gcd",
+    question="What is gcd(4, 6)? <b>",
+    answers=(("2", 1.0, 5), ("<script>alert(1)</script>", 0.0, 2), ("", None, 1)),
+    learners=(("n0", 5),),
+)
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(home: Home) -> None:
+    run = make_run(home, EVALUATION)
+    text = page(run, summarise(run), [STORY])
+    assert "<script" not in text
+    addresses = {part.split('"')[0] for part in text.split("http")[1:]}
+    assert addresses == {"://www.w3.org/2000/svg"}
+
+
+def test_the_page_shows_the_three_rewards_and_whole_rollouts(home: Home) -> None:
+    run = make_run(home, EVALUATION)
+    text = page(run, summarise(run), [STORY])
+    for series in ("reward/local", "reward/training_set", "eval/pass_at_1", "eval/greedy"):
+        assert series in text
+    assert "What is gcd(4, 6)? &lt;b&gt;" in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "unscorable" in text
+    assert "Written by n1 in its round 3; learned from by n0 in its round 5" in text
+
+
+def test_the_page_of_a_run_without_anything_says_so(home: Home) -> None:
+    run = Run(home, "demo", 40, {"n0": "starter"}, {"n0": {}}, None)
+    text = page(run, summarise(run), [])
+    assert "nothing measured yet" in text
+    assert "no shared group yet" in text
+
+
+def test_a_chart_is_well_formed_and_stays_inside_its_frame() -> None:
+    line = [(float(x), x * 0.1) for x in range(30)]
+    root = ElementTree.fromstring(
+        line_chart("a < b & c", {"n0": line, "empty": []}, x_label="round", y_label="score", window=5)
+    )
+    lines = [e for e in root.iter() if e.tag.endswith("polyline")]
+    assert len(lines) == 2, "the raw line and its rolling mean"
+    for element in lines:
+        for point in element.attrib["points"].split():
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= 640
+            assert 0 <= y <= 300
+
+
+def test_a_chart_of_one_point_shows_it() -> None:
+    svg = line_chart("t", {"n0": [(3.0, 0.5)]}, x_label="x", y_label="y")
+    assert "<circle" in svg
+
+
+def test_rolling_mean_looks_back_only() -> None:
+    assert rolling_mean([(0, 1.0), (1, 3.0), (2, 5.0)], 2) == [(0, 1.0), (1, 2.0), (2, 4.0)]
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+def test_ticks_enclose_the_data(low: float, span: float) -> None:
+    found = ticks(low, low + span)
+    slack = 1e-6 * max(1.0, abs(low), span)
+    assert found[0] <= low + slack
+    assert found[-1] >= low + span - slack
+    assert 2 <= len(found) <= 14
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+ROWS = [
+    NodeRow("n0", "running", 10, 40, {"reward/local": 0.25, "pool/size": 7, "share/external": 0.5}),
+    NodeRow("n1", "failed", 5, 40, {}),
+]
+
+
+def plain() -> tuple[PlainView, io.StringIO, Clock]:
+    out, clock = io.StringIO(), Clock()
+    return PlainView("demo", Console(file=out, width=60), clock), out, clock
+
+
+def test_without_a_terminal_lines_are_plain_and_whole() -> None:
+    assert isinstance(open_view("demo", Console(file=io.StringIO())), PlainView)
+    view, out, _ = plain()
+    with view:
+        view.nodes(ROWS)
+    assert out.getvalue().count("\n") == 1, "no line is folded at the console's width"
+    assert "\x1b" not in out.getvalue()
+    assert "n0 10/40 local 0.25 pool 7 foreign 50% " in out.getvalue()
+    assert "n1 5/40 local – pool – foreign – age – failed" in out.getvalue()
+
+
+def test_plain_lines_come_every_few_seconds_only() -> None:
+    view, out, clock = plain()
+    for second in range(11):
+        clock.now = float(second)
+        view.nodes(ROWS)
+    assert out.getvalue().count("\n") == 3
+
+
+def test_every_step_is_seen_to_begin_and_to_end() -> None:
+    view, out, _ = plain()
+    for done in range(101):
+        view.step("preparing the starter policy", done, 100)
+    assert out.getvalue().splitlines() == [
+        "0:00  demo  preparing the starter policy: 0 of 100",
+        "0:00  demo  preparing the starter policy: 100 of 100",
+    ]
+
+
+def test_on_a_terminal_the_view_is_live() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    view = open_view("demo", console)
+    assert isinstance(view, LiveView)
+    with view:
+        view.step("starter", 1, 2)
+        view.nodes(ROWS)
+        view.note("mlflow is away")
+    assert "mlflow is away" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def rendered(*parts: Any) -> str:
+    console = Console(file=io.StringIO(), width=110)
+    console.print(screen(*parts))
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_screen_shows_every_figure_of_a_node_and_the_time_left() -> None:
+    metrics = {
+        "reward/local": 0.251,
+        "reward/training_set": 0.352,
+        "eval/pass_at_1": 0.453,
+        "pool/size": 31,
+        "share/external": 0.5,
+        "staleness/mean_s": 2.5,
+        "tokens/per_second": 1234.5,
+    }
+    text = rendered("demo", [NodeRow("n0", "running", 10, 40, metrics)], None, 75.0, 65.0)
+    for shown in (
+        "10/40",
+        "0.251",
+        "0.352",
+        "0.453",
+        "31",
+        "50%",
+        "2.5 s",
+        "1,234",
+        "1:15",
+        "about 1:05 left",
+    ):
+        assert shown in text
+
+
+def test_the_screen_names_a_step_and_a_failed_node() -> None:
+    text = rendered("demo", ROWS, ("held-out evaluation", 500, 2000), 1.0, None)
+    assert "held-out evaluation" in text
+    assert "500 of 2000" in text
+    assert "failed" in text
+
+
+def test_time_left_follows_the_pace_of_the_last_minute() -> None:
+    pace = Pace()
+    assert pace.left(0.0, 0, 100) is None
+    assert pace.left(10.0, 10, 100) == pytest.approx(90.0)
+    for second in range(11, 200):
+        left = pace.left(float(second), min(10 + 2 * (second - 10), 400), 400)
+    assert left == pytest.approx((400 - 388) / 2, rel=0.05)
+
+
+def test_a_resumed_run_counts_its_pace_from_where_it_starts() -> None:
+    pace = Pace()
+    pace.left(0.0, 90, 100)
+    assert pace.left(10.0, 91, 100) == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3661, "1:01:01")])
+def test_durations_read_well(value: float, text: str) -> None:
+    assert duration(value) == text
+
+
+def test_the_end_shows_figures_places_and_commands_on_one_screen(home: Home) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    print_summary(summarise(make_run(home, EVALUATION)), home, ".venv/bin/sapo", console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "30.0 → 34.0 ± 2.0" in text
+    assert "The nodes learned" in text
+    for place in (home.report, home.summary, home.history, home.mlflow_db):
+        assert str(place) in text
+    assert text.count(".venv/bin/sapo ") == 3
+    assert len(text.splitlines()) <= 24
+
+
+def without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("preset", ["tiny", "paper"])
+def test_a_config_printed_as_toml_reads_back_as_the_same_config(preset: str, tmp_path: Path) -> None:
+    config = load(preset, None, ["node.1.model=starter:bytes", "node.1.batch.local=3"], env={})
+    file = tmp_path / "printed.toml"
+    file.write_text(toml.dumps(config.model_dump(mode="json")), encoding="utf-8")
+    assert load(None, file, env={}) == config
+
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**62), 2**62)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+values = st.recursive(
+    scalars | st.text(),
+    lambda inner: (
+        st.lists(inner.filter(lambda v: v is not None), max_size=3)
+        | st.dictionaries(st.text(), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=200)
+@given(st.dictionaries(st.text(), values, max_size=4))
+def test_toml_says_what_it_was_given(value: dict[str, Any]) -> None:
+    assert tomllib.loads(toml.dumps(value)) == without_none(value)
