@@ -1,0 +1,221 @@
+"""A journal in plain Python: what the real one must be equal to after every operation, crash or not."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from makers import INCARNATION, make_received, make_signed
+
+from sapo.checkpoint import Checkpoint
+from sapo.journal import Journal, JournalError, Owed, PoolRow
+from sapo.records import Batch, BatchGroup, Group, RoundResult, Sample, SignedGroup
+
+KINDS = ("publish", "training", "track", "version")
+NOW = 1000.0
+
+
+def make_row(round: int, position: int, author: str = "peer") -> PoolRow:
+    """A pool row with a group by `author`."""
+    received = make_received(author, round, position)
+    return PoolRow(received.signed.group_id, received.signed.key, received, received_at=NOW + round)
+
+
+def make_batch(round: int, groups: Sequence[SignedGroup] = (), **changes: Any) -> Batch:
+    """A batch of these groups, two completions each."""
+    values: dict[str, Any] = {
+        "swarm": "s",
+        "node": "me",
+        "incarnation": INCARNATION,
+        "round": round,
+        "policy_version": round,
+        "learn": '{"loss":"dapo"}',
+        "temperature": 1.0,
+        "groups": tuple(_batch_group(place, signed) for place, signed in enumerate(groups)),
+    }
+    return Batch(**(values | changes))
+
+
+def _batch_group(place: int, signed: SignedGroup) -> BatchGroup:
+    group = Group.model_validate_json(signed.payload)
+    return BatchGroup(
+        position=place,
+        group_id=signed.group_id,
+        content_sha256=signed.content_sha256,
+        source="local" if group.node == "me" else "external",
+        producer=group.node,
+        producer_key=group.key,
+        producer_version=group.policy_version,
+        recipe=group.recipe,
+        question=group.question,
+        age_s=0.125,
+        samples=tuple(
+            Sample(
+                k=k,
+                token_ids=(1, 2, 3 + k),
+                loss_mask=(0, 1, 1),
+                text=completion.text,
+                finish_reason=completion.finish_reason,
+                outcome="score",
+                score=float(k),
+                advantage=k - 0.5,
+            )
+            for k, completion in enumerate(group.completions)
+        ),
+    )
+
+
+def make_result(round: int, **changes: Any) -> RoundResult:
+    """A result with a metric whose value no short decimal has."""
+    values: dict[str, Any] = {
+        "round": round,
+        "policy_version": round + 1,
+        "metrics": {"learn/loss": 0.1 + 0.2 * round, "reward/local": 1 / 3},
+        "finished_at": NOW + round,
+    }
+    return RoundResult(**(values | changes))
+
+
+def make_checkpoint(folder: Path, round: int) -> Checkpoint:
+    """A checkpoint as the journal sees one: described, and its directory is there."""
+    path = folder / "checkpoints" / f"round-{round:06d}"
+    path.mkdir(parents=True, exist_ok=True)
+    return Checkpoint(path, round, "ab" * 32, round, INCARNATION, "cd" * 32, "2", 1, "AVX2")
+
+
+def own_groups(round: int, count: int) -> list[SignedGroup]:
+    """`count` groups of the node's own."""
+    return [make_signed("me", round, position) for position in range(count)]
+
+
+@dataclass
+class Model:
+    """The same operations on lists and dictionaries; out of order they raise `JournalError`."""
+
+    rounds: dict[int, dict[str, Any]] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+    pool: list[PoolRow] = field(default_factory=list)
+    dropped: dict[str, tuple[int, str | None]] = field(default_factory=dict)
+    outbox: list[Owed] = field(default_factory=list)
+    checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
+    versions: set[int] = field(default_factory=set)
+    last_seq: int = 0
+
+    def stage(self) -> tuple[int, str] | None:
+        """The newest round and how far it is."""
+        return (max(self.rounds), self.rounds[max(self.rounds)]["stage"]) if self.rounds else None
+
+    def _owe(self, kind: str, round: int, ref: str = "") -> None:
+        self.last_seq += 1
+        self.outbox.append(Owed(self.last_seq, kind, round, ref, NOW))
+
+    def commit_groups(self, round: int, groups: Sequence[SignedGroup], publish: Collection[str]) -> None:
+        """Transaction 1."""
+        at = self.stage()
+        if at is not None and at != (round - 1, "result"):
+            raise JournalError("order")
+        if set(publish) - {group.group_id for group in groups}:
+            raise JournalError("stranger")
+        self.rounds[round] = {"stage": "groups", "groups": list(groups)}
+        for group in groups:
+            if group.group_id in publish:
+                self._owe("publish", round, group.group_id)
+
+    def commit_batch(
+        self,
+        batch: Batch,
+        *,
+        positions: Mapping[str, int],
+        pool_added: Sequence[PoolRow],
+        pool_removed: Collection[str],
+        verdicts: Mapping[str, str],
+        training_owed: bool = True,
+    ) -> None:
+        """Transaction 2."""
+        if self.stage() != (batch.round, "groups"):
+            raise JournalError("order")
+        added = [row.group_id for row in pool_added]
+        held = [row.group_id for row in self.pool] + added
+        if len(set(held)) < len(held) or set(pool_removed) - set(held) or verdicts.keys() - set(held):
+            raise JournalError("pool")
+        judged = [
+            replace(row, verdict=verdicts.get(row.group_id, row.verdict)) for row in [*self.pool, *pool_added]
+        ]
+        self.dropped |= {
+            row.group_id: (batch.round, row.verdict) for row in judged if row.group_id in pool_removed
+        }
+        self.pool = [row for row in judged if row.group_id not in pool_removed]
+        self.positions = dict(positions)
+        self.rounds[batch.round] |= {"stage": "batch", "batch": batch, "owed": training_owed}
+
+    def commit_result(self, result: RoundResult) -> None:
+        """Transaction 3."""
+        if self.stage() != (result.round, "batch"):
+            raise JournalError("order")
+        self.rounds[result.round] |= {"stage": "result", "result": result}
+        if self.rounds[result.round]["owed"]:
+            self._owe("training", result.round)
+        self._owe("track", result.round)
+
+    def acknowledge(self, kind: str, through_seq: int) -> None:
+        """Delivered."""
+        self.outbox = [owed for owed in self.outbox if owed.kind != kind or owed.seq > through_seq]
+
+    def record_checkpoint(self, checkpoint: Checkpoint, *, owe_version: bool = False) -> None:
+        """Noted, and its version owed at most once."""
+        self.checkpoints[checkpoint.round] = checkpoint
+        if owe_version and checkpoint.round not in self.versions:
+            self.versions.add(checkpoint.round)
+            self._owe("version", checkpoint.round, str(checkpoint.path))
+
+    def prune(self) -> int:
+        """Forget what is behind the older of two checkpoints, not owed, and not the newest round."""
+        self.checkpoints = {r: c for r, c in self.checkpoints.items() if c.path.is_dir()}
+        self.versions &= self.checkpoints.keys()
+        kept = sorted(self.checkpoints)
+        if len(kept) < 2:
+            return 0
+        owed = {item.round for item in self.outbox}
+        gone = {r for r in self.rounds if r < kept[-2] and r < max(self.rounds) and r not in owed}
+        self.rounds = {r: content for r, content in self.rounds.items() if r not in gone}
+        if gone:
+            self.dropped = {g: entry for g, entry in self.dropped.items() if entry[0] in self.rounds}
+        return len(gone)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything a reader can see, in the shape of `snapshot` below."""
+        order = sorted(self.rounds)
+        return {
+            "stage": self.stage(),
+            "groups": {r: self.rounds[r]["groups"] for r in order},
+            "batches": {r: self.rounds[r]["batch"] for r in order if "batch" in self.rounds[r]},
+            "results": [self.rounds[r]["result"] for r in order if "result" in self.rounds[r]],
+            "positions": self.positions,
+            "pool": self.pool,
+            "dropped": {group_id: verdict for group_id, (_, verdict) in self.dropped.items()},
+            "owed": {kind: [owed for owed in self.outbox if owed.kind == kind] for kind in KINDS},
+            "checkpoints": [self.checkpoints[r] for r in sorted(self.checkpoints)],
+        }
+
+
+def snapshot(journal: Journal) -> dict[str, Any]:
+    """Everything a reader can see of a real journal."""
+    at = journal.stage()
+    rounds, batches = {}, {}
+    for round in range(at[0] + 1 if at else 0):
+        try:
+            rounds[round] = journal.groups(round)
+            batches[round] = journal.batch(round)
+        except JournalError:
+            continue
+    return {
+        "stage": at,
+        "groups": rounds,
+        "batches": batches,
+        "results": journal.results(),
+        "positions": journal.positions(),
+        "pool": journal.pool(),
+        "dropped": journal.dropped(),
+        "owed": {kind: journal.owed(kind, 1000) for kind in KINDS},
+        "checkpoints": journal.checkpoints(),
+    }

@@ -1,0 +1,428 @@
+"""The journal: three transactions a round, in order, digested, and what they owe."""
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from journal_model import NOW, make_batch, make_checkpoint, make_result, make_row, own_groups, snapshot
+from makers import INCARNATION, make_signed
+
+from sapo.errors import UserError
+from sapo.journal import Journal, JournalError
+from sapo.records import Batch
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "n0" / "journal.sqlite"
+
+
+@pytest.fixture
+def journal(path: Path):
+    with Journal(path, clock=lambda: NOW, incarnation=INCARNATION) as journal:
+        yield journal
+
+
+def commit_round(journal: Journal, round: int, **changes: object) -> Batch:
+    groups = own_groups(round, 2)
+    journal.commit_groups(round, groups, [group.group_id for group in groups])
+    batch = make_batch(round, groups)
+    values = {"positions": {}, "pool_added": [], "pool_removed": [], "verdicts": {}} | changes
+    journal.commit_batch(batch, **values)
+    journal.commit_result(make_result(round))
+    return batch
+
+
+def damage(path: Path, sql: str, *values: object) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute(sql, values)
+    db.close()
+
+
+def test_a_new_journal_mints_an_incarnation_that_reopening_keeps(tmp_path):
+    with Journal(tmp_path / "a.sqlite") as first, Journal(tmp_path / "b.sqlite") as other:
+        assert len(first.incarnation) == 16
+        assert int(first.incarnation, 16) >= 0
+        assert first.incarnation != other.incarnation
+    with Journal(tmp_path / "a.sqlite") as again:
+        assert again.incarnation == first.incarnation
+
+
+def test_a_journal_of_another_incarnation_than_asked_for_is_refused(journal, path):
+    with pytest.raises(JournalError, match=INCARNATION):
+        Journal(path, incarnation="f" * 16)
+
+
+def test_every_commit_waits_for_the_disk(journal):
+    assert journal._connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+    assert journal._connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+
+
+def test_a_round_comes_back_as_it_was_committed(journal, path):
+    row = make_row(7, 0)
+    batch = commit_round(journal, 0, positions={"p": 3}, pool_added=[row])
+    journal.close()
+    with Journal(path) as again:
+        assert again.stage() == (0, "result")
+        assert again.groups(0) == own_groups(0, 2)
+        assert again.batch(0) == batch
+        assert again.batch_digest(0) == batch.digest()
+        assert again.result(0) == make_result(0)
+        assert again.positions() == {"p": 3}
+        assert again.pool() == [row]
+        assert again.group(own_groups(0, 2)[1].group_id) == own_groups(0, 2)[1]
+
+
+def test_results_after_a_round_are_the_later_ones_in_order(journal):
+    for round in range(3):
+        commit_round(journal, round)
+    assert [result.round for result in journal.results(after_round=0)] == [1, 2]
+
+
+def test_each_transaction_moves_the_stage_on(journal):
+    assert journal.stage() is None
+    journal.commit_groups(0, own_groups(0, 1), [])
+    assert journal.stage() == (0, "groups")
+    journal.commit_batch(make_batch(0), positions={}, pool_added=[], pool_removed=[], verdicts={})
+    assert journal.stage() == (0, "batch")
+    journal.commit_result(make_result(0))
+    assert journal.stage() == (0, "result")
+
+
+@pytest.mark.parametrize("rounds", [[0, 0], [0, 2]])
+def test_groups_follow_the_finished_round_before(journal, rounds):
+    commit_round(journal, rounds[0])
+    with pytest.raises(JournalError, match="cannot follow the result of round 0"):
+        journal.commit_groups(rounds[1], own_groups(rounds[1], 1), [])
+
+
+def test_a_batch_without_its_groups_is_refused_and_nothing_of_it_stays(journal):
+    before = snapshot(journal)
+    with pytest.raises(JournalError, match="cannot follow an empty journal"):
+        journal.commit_batch(
+            make_batch(0), positions={"p": 1}, pool_added=[make_row(1, 1)], pool_removed=[], verdicts={}
+        )
+    assert snapshot(journal) == before
+
+
+def test_a_result_twice_is_refused_and_owed_once(journal):
+    commit_round(journal, 0)
+    with pytest.raises(JournalError, match="cannot follow the result of round 0"):
+        journal.commit_result(make_result(0))
+    assert journal.owed_counts() == {"publish": 2, "track": 1, "training": 1}
+
+
+def test_a_batch_of_another_incarnation_is_refused(journal):
+    journal.commit_groups(0, own_groups(0, 1), [])
+    with pytest.raises(JournalError, match="incarnation"):
+        journal.commit_batch(
+            make_batch(0, incarnation="f" * 16), positions={}, pool_added=[], pool_removed=[], verdicts={}
+        )
+
+
+def test_publishing_a_group_of_another_round_is_refused(journal):
+    with pytest.raises(JournalError, match="not in the groups"):
+        journal.commit_groups(0, own_groups(0, 1), [make_signed("me", 5, 5).group_id])
+
+
+def test_a_group_whose_payload_is_not_what_its_digest_names_is_refused(journal):
+    forged = make_signed("me").model_copy(update={"payload": b"{}"})
+    with pytest.raises(JournalError, match="content_sha256"):
+        journal.commit_groups(0, [forged], [])
+
+
+def test_only_chosen_groups_are_owed_to_the_bus_in_their_order(journal):
+    groups = own_groups(0, 3)
+    journal.commit_groups(0, groups, {groups[2].group_id, groups[0].group_id})
+    assert [owed.ref for owed in journal.owed("publish", 10)] == [groups[0].group_id, groups[2].group_id]
+
+
+def test_history_is_not_owed_where_the_batch_says_so(journal):
+    commit_round(journal, 0, training_owed=False)
+    assert journal.owed_counts() == {"publish": 2, "track": 1}
+
+
+def test_acknowledging_one_kind_leaves_the_others_and_what_came_later(journal):
+    for round in range(3):
+        commit_round(journal, round)
+    first, second, third = journal.owed("training", 10)
+    journal.acknowledge("training", second.seq)
+    assert journal.owed("training", 10) == [third]
+    assert journal.owed_counts() == {"publish": 6, "track": 3, "training": 1}
+    journal.acknowledge("training", first.seq)
+    assert journal.owed("training", 10) == [third]
+
+
+def test_owed_bytes_count_what_the_outbox_keeps_in_the_journal(journal):
+    assert journal.owed_bytes() == 0
+    groups = own_groups(0, 2)
+    journal.commit_groups(0, groups, [groups[0].group_id])
+    assert journal.owed_bytes() == len(groups[0].payload)
+    journal.acknowledge("publish", journal.owed("publish", 1)[0].seq)
+    assert journal.owed_bytes() == 0
+
+
+def test_a_pool_row_keeps_its_place_and_takes_its_verdict(journal):
+    rows = [make_row(9, 3), make_row(9, 1), make_row(9, 2)]
+    commit_round(journal, 0, pool_added=rows)
+    commit_round(journal, 1, pool_removed=[rows[0].group_id], verdicts={rows[1].group_id: '{"scores":[0,1]}'})
+    assert [row.group_id for row in journal.pool()] == [rows[1].group_id, rows[2].group_id]
+    assert [row.verdict for row in journal.pool()] == ['{"scores":[0,1]}', None]
+
+
+@pytest.mark.parametrize("change", ["pool_removed", "verdicts", "pool_added"])
+def test_pool_changes_that_do_not_fit_the_pool_are_refused_whole(journal, change):
+    row = make_row(9, 0)
+    commit_round(journal, 0, pool_added=[row])
+    journal.commit_groups(1, own_groups(1, 1), [])
+    before = snapshot(journal)
+    stranger = make_row(9, 1).group_id
+    wrong = {"pool_removed": [stranger], "verdicts": {stranger: "{}"}, "pool_added": [row]}[change]
+    values = {"pool_added": [], "pool_removed": [], "verdicts": {}} | {change: wrong}
+    with pytest.raises(JournalError, match=r"does not hold|already holds"):
+        journal.commit_batch(make_batch(1), positions={"p": 9}, **values)
+    assert snapshot(journal) == before
+
+
+def test_trap_37_the_pool_is_as_large_as_what_entered_less_what_left(journal):
+    held: list[str] = []
+    for round in range(6):
+        rows = [make_row(50 + round, position) for position in range(4)]
+        held += [row.group_id for row in rows]
+        leaving, held = held[:-5], held[-5:]
+        commit_round(journal, round, pool_added=rows, pool_removed=leaving)
+        assert [row.group_id for row in journal.pool()] == held
+        assert len(journal.pool()) <= 5
+
+
+def test_trap_38_dropped_groups_and_bus_positions_are_saved_with_the_batch(journal, path):
+    rows = [make_row(9, 0), make_row(9, 1)]
+    verdicts = {rows[0].group_id: '{"reason":"uninformative"}'}
+    commit_round(
+        journal,
+        0,
+        positions={"p": 2},
+        pool_added=rows,
+        pool_removed=[row.group_id for row in rows],
+        verdicts=verdicts,
+    )
+    journal.close()
+    with Journal(path) as again:
+        assert again.positions() == {"p": 2}
+        assert again.pool() == []
+        assert again.dropped() == {
+            rows[0].group_id: '{"reason":"uninformative"}',
+            rows[1].group_id: None,
+        }
+
+
+def test_trap_39_a_restart_owes_nothing_again_and_moves_no_position(journal, path):
+    commit_round(journal, 0, positions={"p": 4}, pool_added=[make_row(9, 0)])
+    journal.acknowledge("publish", journal.owed("publish", 10)[-1].seq)
+    before = snapshot(journal)
+    for _ in range(3):
+        journal.close()
+        journal = Journal(path, clock=lambda: NOW)
+        assert snapshot(journal) == before
+    journal.close()
+
+
+def test_trap_40_what_is_owed_stays_owed_until_it_is_acknowledged(journal, path):
+    commit_round(journal, 0)
+    owed = journal.owed("publish", 10)
+    journal.close()
+    with Journal(path) as again:
+        assert again.owed("publish", 10) == owed
+        assert again.owed("publish", 10) == owed
+        again.acknowledge("publish", owed[0].seq)
+    with Journal(path) as again:
+        assert again.owed("publish", 10) == owed[1:]
+
+
+def test_what_a_batch_depended_on_is_kept_with_it(journal):
+    journal.set_environment({"torch": "2.13.0", "threads": 1})
+    commit_round(journal, 0)
+    journal.set_environment({"torch": "2.13.0", "threads": 2})
+    commit_round(journal, 1)
+    assert journal.environment(0) == {"torch": "2.13.0", "threads": 1}
+    assert journal.environment(1) == {"torch": "2.13.0", "threads": 2}
+
+
+@pytest.mark.parametrize("what", ["batch", "result"])
+def test_a_record_that_changed_on_disk_is_never_returned(journal, path, what):
+    commit_round(journal, 0)
+    commit_round(journal, 1)
+    damage(path, f"UPDATE rounds SET {what} = (SELECT {what} FROM rounds WHERE round = 1) WHERE round = 0")
+    with pytest.raises(UserError, match=f"the {what} of round 0 does not have the digest") as caught:
+        getattr(journal, what)(0)
+    assert caught.value.value == str(path)
+    assert getattr(journal, what)(1).round == 1
+
+
+def test_a_group_that_changed_on_disk_is_never_returned(journal, path):
+    commit_round(journal, 0, pool_added=[make_row(9, 0)])
+    damage(path, "UPDATE groups SET payload = ? WHERE place = 1", b"{}")
+    damage(path, "UPDATE pool SET payload = ?", b"{}")
+    with pytest.raises(UserError, match="digest"):
+        journal.groups(0)
+    with pytest.raises(UserError, match="digest"):
+        journal.pool()
+
+
+def test_a_journal_of_another_version_is_refused_by_name(journal, path):
+    journal.close()
+    damage(path, "PRAGMA user_version = 99")
+    for opener in (Journal, Journal.read_only):
+        with pytest.raises(UserError, match="was written with journal version 99, this is 1"):
+            opener(path)
+
+
+def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path):
+    text, database = tmp_path / "text.sqlite", tmp_path / "other.sqlite"
+    text.write_text("not a database, but long enough to hold a header of one hundred bytes or more. " * 3)
+    damage(database, "CREATE TABLE t (x)")
+    for path in (text, database):
+        before = path.read_bytes()
+        with pytest.raises(UserError) as caught:
+            Journal(path)
+        assert caught.value.value == str(path)
+        assert path.read_bytes() == before
+
+
+def test_a_new_journal_does_not_read_the_log_of_a_deleted_one(journal, path):
+    commit_round(journal, 0)
+    log = path.with_name("journal.sqlite-wal").read_bytes()
+    journal.close()
+    path.unlink()
+    path.with_name("journal.sqlite-wal").write_bytes(log)
+    with Journal(path) as fresh:
+        assert fresh.stage() is None
+        assert fresh.incarnation != INCARNATION
+
+
+def test_a_full_disk_is_named_and_nothing_is_half_written(journal, path):
+    commit_round(journal, 0)
+    before = snapshot(journal)
+    pages = journal._connection.execute("PRAGMA page_count").fetchone()[0]
+    journal._connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+    groups = own_groups(1, 60)
+    with pytest.raises(UserError, match="the disk is full") as caught:
+        journal.commit_groups(1, groups, [group.group_id for group in groups])
+    assert caught.value.value == str(path)
+    assert "free some space" in caught.value.remedy
+    assert snapshot(journal) == before
+    journal._connection.execute("PRAGMA max_page_count = 1000000")
+    journal.commit_groups(1, groups, [group.group_id for group in groups])
+    assert journal.stage() == (1, "groups")
+
+
+def test_a_live_view_sees_commits_and_cannot_write(journal, path):
+    with Journal.read_only(path) as view:
+        assert view.stage() is None
+        commit_round(journal, 0)
+        assert snapshot(view) == snapshot(journal)
+        with pytest.raises(UserError, match="readonly"):
+            view.acknowledge("track", 99)
+    assert journal.owed_counts()["track"] == 1
+
+
+def test_a_live_view_of_an_unfinished_transaction_sees_the_last_finished_one(journal, path):
+    commit_round(journal, 0)
+    with Journal.read_only(path) as view, journal._transaction() as db:
+        db.execute("DELETE FROM outbox")
+        assert view.owed_counts() == {"publish": 2, "track": 1, "training": 1}
+
+
+def test_a_live_view_of_no_journal_says_so(tmp_path):
+    with pytest.raises(UserError, match="there is no such file"):
+        Journal.read_only(tmp_path / "journal.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_round_that_is_not_there_is_named(journal):
+    for read in (journal.groups, journal.batch, journal.result, journal.batch_digest):
+        with pytest.raises(JournalError, match="round 4"):
+            read(4)
+
+
+def test_prune_keeps_what_the_older_of_two_checkpoints_needs(journal, path):
+    for round in range(6):
+        commit_round(journal, round)
+    for kind in ("publish", "training", "track"):
+        journal.acknowledge(kind, 10_000)
+    journal.record_checkpoint(make_checkpoint(path.parent, 2))
+    assert journal.prune() == 0
+    journal.record_checkpoint(make_checkpoint(path.parent, 4))
+    assert journal.prune() == 2
+    assert [result.round for result in journal.results()] == [2, 3, 4, 5]
+    with pytest.raises(JournalError, match="round 1"):
+        journal.groups(1)
+
+
+def test_prune_leaves_rounds_that_are_owed_and_the_newest_one(journal, path):
+    for round in range(4):
+        commit_round(journal, round)
+    journal.acknowledge("publish", 10_000)
+    journal.acknowledge("track", 10_000)
+    journal.acknowledge("training", journal.owed("training", 1)[0].seq)
+    for round in (4, 5):
+        journal.record_checkpoint(make_checkpoint(path.parent, round))
+    assert journal.prune() == 1
+    assert [owed.round for owed in journal.owed("training", 10)] == [1, 2, 3]
+    journal.acknowledge("training", 10_000)
+    assert journal.prune() == 2
+    assert journal.stage() == (3, "result")
+
+
+def test_prune_does_not_count_a_checkpoint_whose_directory_is_gone(journal, path):
+    for round in range(4):
+        commit_round(journal, round, training_owed=False)
+    journal.acknowledge("publish", 10_000)
+    journal.acknowledge("track", 10_000)
+    for round in (2, 3, 4):
+        journal.record_checkpoint(make_checkpoint(path.parent, round))
+    (path.parent / "checkpoints" / "round-000003").rmdir()
+    assert [checkpoint.round for checkpoint in journal.checkpoints()] == [2, 4]
+    assert journal.prune() == 2
+
+
+def test_an_owed_version_pins_its_checkpoint_until_it_is_acknowledged(journal, path):
+    checkpoint = make_checkpoint(path.parent, 3)
+    journal.record_checkpoint(checkpoint, owe_version=True)
+    journal.record_checkpoint(checkpoint, owe_version=True)
+    (owed,) = journal.owed("version", 10)
+    assert (owed.round, owed.ref) == (3, str(checkpoint.path))
+    assert journal.pinned_checkpoints() == {checkpoint.path}
+    journal.acknowledge("version", owed.seq)
+    assert journal.pinned_checkpoints() == set()
+    journal.record_checkpoint(checkpoint, owe_version=True)
+    assert journal.owed_counts() == {}
+
+
+def test_a_node_folder_can_be_moved_with_its_checkpoints(journal, path):
+    journal.record_checkpoint(make_checkpoint(path.parent, 3), owe_version=True)
+    journal.close()
+    moved = path.parent.rename(path.parent.with_name("elsewhere"))
+    with Journal(moved / "journal.sqlite") as again:
+        assert again.pinned_checkpoints() == {moved / "checkpoints" / "round-000003"}
+        assert [checkpoint.path for checkpoint in again.checkpoints()] == list(again.pinned_checkpoints())
+
+
+def test_two_connections_write_in_turn(journal, path):
+    commit_round(journal, 0)
+    with Journal(path) as deliverer:
+        deliverer.acknowledge("track", 10_000)
+        commit_round(journal, 1)
+        assert deliverer.owed_counts() == journal.owed_counts()
+        assert [owed.round for owed in deliverer.owed("track", 10)] == [1]
+
+
+def test_importing_the_journal_does_not_import_torch():
+    code = "import sys, sapo.journal, sapo.deliver; print(json.dumps('torch' in sys.modules))"
+    shown = subprocess.run(
+        [sys.executable, "-c", f"import json; {code}"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(shown.stdout) is False
