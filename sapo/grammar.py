@@ -1,0 +1,340 @@
+"""What stands between submitted text and the scorers that would evaluate it (TRAPS 49).
+
+`literal` takes the place of `eval`, `expression` that of `sympy.parse_expr`, `fraction` that of `Fraction`.
+Nothing here compiles or runs text: Python's parser gives a tree, and a closed list of node types is read from
+it. Everything is bounded, so that `9**9**9**9` is refused and not computed. Like any malformed text, what is
+refused raises an exception, which the scorers catch.
+"""
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+MAX_LITERAL_CHARS = 1_000_000
+MAX_EXPRESSION_CHARS = 20_000
+MAX_NODES = 20_000
+MAX_FACTORIALS = 100
+MAX_BITS = 200_000
+"""Size of the largest integer an expression may compute."""
+MAX_EXPONENT = 10_000
+"""Of a base that is no plain number, and of the powers of ten in a float or fraction."""
+MAX_FACTORIAL = 5_000
+MAX_SYMBOLIC = 1_000_000
+"""Largest number inside a symbolic exponent: `exp(n*log(2))` is 2**n to sympy."""
+MAX_ROOT_BITS = 4_000
+"""Size of the largest number a root is taken of: sympy looks for its factors."""
+
+
+class Refused(ValueError):
+    """The text is not of the grammar, or would cost too much."""
+
+
+def literal(text: str) -> Any:
+    """The Python literal that `text` is: numbers, strings, bytes, containers of them, nothing that runs.
+
+    Raises what malformed text raises: `ValueError`, `SyntaxError`, `RecursionError` or `MemoryError`.
+    """
+    if len(text) > MAX_LITERAL_CHARS:
+        raise Refused("longer than any literal answer")
+    return ast.literal_eval(text)
+
+
+def fraction(text: str) -> Fraction:
+    """`Fraction(text)`, but a power of ten that no float holds is an `OverflowError` at once."""
+    power = re.search(r"[eE]([-+]?[\d_]+)\s*$", text)
+    if power and abs(int(power.group(1))) > MAX_EXPONENT:
+        raise OverflowError("the power of ten is too large")
+    return Fraction(text)
+
+
+def expression(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:
+    """The sympy object that `sympy.parse_expr(text, local_dict)` gives for elementary functions.
+
+    Sympy's own tokeniser and transformations (factorials, repeated decimals, implicit symbols) are used, as
+    they evaluate nothing; the code they produce is read node by node instead of being evaluated.
+    Raises `Refused` or what malformed text raises in sympy.
+    """
+    from sympy.parsing.sympy_parser import standard_transformations, stringify_expr
+
+    if len(text) > MAX_EXPRESSION_CHARS or text.count("!") > MAX_FACTORIALS:
+        raise Refused("longer than any expression an answer needs")
+    local = dict(local_dict or {})
+    code = stringify_expr(text, local, _library_names(), standard_transformations)
+    tree = ast.parse(code.lstrip(" \t"), mode="eval")
+    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
+        raise Refused("too many parts")
+    if isinstance(tree.body, ast.Constant) and isinstance(tree.body.value, str):
+        return tree.body.value
+    return _Reader(local).read(tree.body)
+
+
+@lru_cache(maxsize=1)
+def _library_names() -> dict[str, Any]:
+    """The names `parse_expr` knows: they decide what its tokeniser takes for a new symbol."""
+    import builtins
+    import types
+
+    import sympy
+
+    names = {name: getattr(sympy, name) for name in sympy.__all__}
+    for name, value in vars(builtins).items():
+        if isinstance(value, types.BuiltinFunctionType):
+            names[name] = value
+    names["max"], names["min"] = sympy.Max, sympy.Min
+    return names
+
+
+_CONSTANTS = ("pi", "E", "I", "oo", "zoo", "nan", "EulerGamma", "GoldenRatio", "Catalan")
+_FUNCTIONS = frozenset(
+    (
+        "log",
+        "ln",
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "asin",
+        "acos",
+        "atan",
+        "acot",
+        "asec",
+        "acsc",
+        "atan2",
+        "sinc",
+        "sinh",
+        "cosh",
+        "tanh",
+        "coth",
+        "sech",
+        "csch",
+        "asinh",
+        "acosh",
+        "atanh",
+        "acoth",
+        "asech",
+        "acsch",
+        "Abs",
+        "sign",
+        "re",
+        "im",
+        "conjugate",
+        "floor",
+        "ceiling",
+        "frac",
+        "Max",
+        "Min",
+        "Heaviside",
+        "erf",
+        "erfc",
+        "erfi",
+        "Si",
+        "Ci",
+        "Shi",
+        "Chi",
+        "Ei",
+        "li",
+        "fresnels",
+        "fresnelc",
+    )
+)
+_BUILTINS = {"abs": "Abs", "max": "Max", "min": "Min"}
+
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.BitXor: operator.xor,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.RShift: operator.rshift,
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
+}
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+
+
+class _Reader:
+    """Reads a tree bottom-up with Python's own operators on sympy objects, as `eval` would."""
+
+    def __init__(self, local: Mapping[str, Any]) -> None:
+        import sympy
+
+        self.sympy = sympy
+        self.names = {name: getattr(sympy, name) for name in _CONSTANTS} | dict(local)
+
+    def read(self, node: ast.expr) -> Any:
+        """The value of a node. Raises `Refused` for a kind of node that no expression needs."""
+        if isinstance(node, ast.BinOp):
+            return self._chain(node)
+        if isinstance(node, ast.UnaryOp):
+            return _UNARY[type(node.op)](self.read(node.operand))
+        if isinstance(node, ast.Call):
+            return self._bounded(self._call(node))
+        if isinstance(node, ast.Name) and node.id in self.names:
+            return self.names[node.id]
+        if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool)):
+            return node.value
+        return self._logic(node)
+
+    def _chain(self, node: ast.expr) -> Any:
+        """A run of binary operators, walked without recursion: `1+1+...` nests to the left."""
+        spine: list[ast.BinOp] = []
+        while isinstance(node, ast.BinOp):
+            spine.append(node)
+            node = node.left
+        value = self.read(node)
+        for step in reversed(spine):
+            value = self._bounded(self._binary(step.op, value, self.read(step.right)))
+        return value
+
+    def _binary(self, op: ast.operator, left: Any, right: Any) -> Any:
+        if isinstance(op, ast.Pow):
+            return self._power(left, right)
+        if isinstance(op, ast.LShift):
+            if not getattr(right, "is_Integer", False) or abs(int(right)) > MAX_BITS:
+                raise Refused("too long a shift")
+            return operator.lshift(left, right)
+        if type(op) not in _BINARY:
+            raise Refused(f"{type(op).__name__} is not arithmetic")
+        return _BINARY[type(op)](left, right)
+
+    def _logic(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Compare):
+            left = self.read(node.left)
+            result: Any = True
+            for op, other in zip(node.ops, node.comparators, strict=True):
+                if type(op) not in _COMPARE:
+                    raise Refused(f"{type(op).__name__} is not arithmetic")
+                right = self.read(other)
+                result = _COMPARE[type(op)](left, right)
+                if not result:
+                    return result
+                left = right
+            return result
+        if isinstance(node, ast.BoolOp):
+            stop = isinstance(node.op, ast.Or)
+            for part in node.values:
+                result = self.read(part)
+                if bool(result) == stop:
+                    return result
+            return result
+        if isinstance(node, ast.IfExp):
+            return self.read(node.body if self.read(node.test) else node.orelse)
+        raise Refused(f"{type(node).__name__} is not arithmetic")
+
+    def _call(self, node: ast.Call) -> Any:
+        if node.keywords or any(isinstance(arg, ast.Starred) for arg in node.args):
+            raise Refused("only plain arguments are read")
+        if isinstance(node.func, ast.Call):
+            inner = node.func
+            if not (isinstance(inner.func, ast.Name) and inner.func.id == "Function"):
+                raise Refused("not a function")
+            return self.sympy.Function(_string(inner))(*[self.read(arg) for arg in node.args])
+        if not isinstance(node.func, ast.Name) or node.func.id in self.names:
+            raise Refused("not a function")
+        return self._apply(node.func.id, node)
+
+    def _apply(self, name: str, node: ast.Call) -> Any:
+        if name == "Symbol":
+            return self.sympy.Symbol(_string(node))
+        if name == "Float":
+            return self._float(node)
+        if name in ("Integer", "Rational") and all(isinstance(arg, ast.Constant) for arg in node.args):
+            return getattr(self.sympy, name)(*[_integer(arg) for arg in node.args])
+        args = [self.read(arg) for arg in node.args]
+        if name in ("factorial", "factorial2"):
+            return self._factorial(name, args)
+        if name == "exp" and len(args) == 1:
+            return self._power(self.sympy.E, args[0])
+        if name in ("sqrt", "cbrt") and len(args) == 1:
+            return self._power(args[0], self.sympy.Rational(1, 2 if name == "sqrt" else 3))
+        if name in ("pow", "Pow") and len(args) == 2:
+            return self._power(*args)
+        if name == "Integral" and len(args) == 2 and getattr(args[1], "is_Symbol", False):
+            return self.sympy.Integral(*args)
+        if name == "Rational" and len(args) <= 2:
+            return self.sympy.Rational(*args)
+        if name not in _FUNCTIONS and name not in _BUILTINS:
+            raise Refused(f"{name} is not an elementary function")
+        return getattr(self.sympy, _BUILTINS.get(name, name))(*args)
+
+    def _float(self, node: ast.Call) -> Any:
+        text = _string(node)
+        power = re.search(r"[eE]([-+]?[\d_]+)$", text)
+        if power and abs(int(power.group(1))) > MAX_EXPONENT:
+            raise Refused("the power of ten is too large")
+        return self.sympy.Float(text)
+
+    def _factorial(self, name: str, args: list[Any]) -> Any:
+        if len(args) != 1 or (getattr(args[0], "is_number", False) and not abs(args[0]) <= MAX_FACTORIAL):
+            raise Refused("too large a factorial")
+        return getattr(self.sympy, name)(args[0])
+
+    def _power(self, base: Any, exponent: Any) -> Any:
+        base, exponent = self.sympy.sympify(base, strict=True), self.sympy.sympify(exponent, strict=True)
+        if exponent.is_Rational:
+            self._check_power(base, exponent)
+        elif exponent.is_Float:
+            if abs(exponent) > MAX_SYMBOLIC:
+                raise Refused("too large a power")
+        elif any(abs(number) > MAX_SYMBOLIC for number in exponent.atoms(self.sympy.Rational)):
+            raise Refused("too large a power")
+        return base**exponent
+
+    def _check_power(self, base: Any, exponent: Any) -> None:
+        """Bound what `base**exponent` would compute: bits of a number, copies of anything else."""
+        size = abs(exponent.p) // exponent.q + 1
+        if base.is_Rational:
+            if size > 1 and _bits(base) * size > MAX_BITS and abs(base) != 1:
+                raise Refused("too large a power")
+            if exponent.q != 1 and (_bits(base) > MAX_ROOT_BITS or exponent.q > MAX_EXPONENT):
+                raise Refused("too large a root")
+            return
+        factor = base.as_coeff_Mul()[0]
+        if size > MAX_EXPONENT or (factor.is_Rational and _bits(factor) * size > MAX_BITS):
+            raise Refused("too large a power")
+
+    def _bounded(self, value: Any) -> Any:
+        if getattr(value, "is_Rational", False) and _bits(value) > MAX_BITS:
+            raise Refused("too large a number")
+        return value
+
+
+def _bits(number: Any) -> int:
+    return max(abs(int(number.p)).bit_length(), int(number.q).bit_length())
+
+
+def _string(node: ast.Call) -> str:
+    if len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
+        value = node.args[0].value
+        if isinstance(value, str):
+            return value
+    raise Refused("not a name")
+
+
+def _integer(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    raise Refused("not a whole number")

@@ -1,0 +1,173 @@
+"""Endless questions that do not overlap: recipes drawn far apart, held-out questions set aside by content.
+
+Seeds of ReasoningGYM are no streams and hold nothing out (TRAPS 45, 46): entry (s, i) is (s + 1, i - 1).
+So every recipe gets its own seed, hashed from where it is used over the whole range below 2**31, and whether
+a question may be trained on is decided by the question.
+"""
+
+import hashlib
+import unicodedata
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from sapo import seeds
+from sapo.config import Task
+from sapo.errors import UserError
+from sapo.records import MAX_SEED, Question, Recipe, canonical
+
+if TYPE_CHECKING:
+    from sapo.workers import TaskWorkers
+
+MAX_ATTEMPTS = 200
+"""Recipes tried for one place before a task counts as giving no questions to train on."""
+_CHUNK = 256
+
+
+def normalise(text: str) -> str:
+    """A question without what does not make it another question: case, compatibility forms, white space."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def bucket(text: str, salt: str) -> float:
+    """Where a question falls in [0, 1): a salted SHA-256 of its normalised text."""
+    data = f"{len(salt)}:{salt}:{normalise(text)}".encode("utf-8", "surrogatepass")
+    return (int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 11) / 2**53
+
+
+def is_held_out(question: Question, share: float) -> bool:
+    """Whether nobody may train on this question; `share` is the manifest's `held_out`."""
+    return question.bucket < share
+
+
+def _pick(tasks: Sequence[Task], rng: Random) -> Recipe:
+    """A recipe of one of the tasks, drawn by weight, with a seed from the whole range."""
+    cumulative = list(accumulate(task.weight for task in tasks))
+    task = rng.choices(tasks, cum_weights=cumulative)[0]
+    return Recipe.make(task.dataset, task.config, rng.randrange(MAX_SEED))
+
+
+def train_questions(
+    workers: "TaskWorkers",
+    tasks: Sequence[Task],
+    *,
+    swarm: str,
+    seed: int,
+    node: str,
+    incarnation: str,
+    round: int,
+    count: int,
+    held_out: float,
+) -> list[Question]:
+    """A round's questions for one node: never held out, fixed by the arguments, fresh in every round.
+
+    Each place draws recipe after recipe from its own counted stream until one can be regenerated and is not
+    held out. Raises `UserError` when a place finds none, as with a data set of very few questions.
+    """
+    found: dict[int, Question] = {}
+    open_places = list(range(count))
+    for attempt in range(MAX_ATTEMPTS):
+        path = (seed, swarm, node, incarnation, round, "question")
+        recipes = [_pick(tasks, seeds.rng(*path, place, attempt)) for place in open_places]
+        made = workers.questions(recipes)
+        for place, question in zip(open_places, made, strict=True):
+            if isinstance(question, Question) and not is_held_out(question, held_out):
+                found[place] = question
+        open_places = [place for place in open_places if place not in found]
+        if not open_places:
+            return [found[place] for place in range(count)]
+    raise UserError(
+        "tasks",
+        ", ".join(sorted({task.dataset for task in tasks})),
+        f"{MAX_ATTEMPTS} recipes in a row gave no question to train on "
+        f"({held_out:.0%} of all questions are held out)",
+        "widen the data sets' parameters, or lower rules.held_out",
+    )
+
+
+def held_out_questions(
+    workers: "TaskWorkers",
+    tasks: Sequence[Task],
+    *,
+    swarm: str,
+    seed: int,
+    count: int,
+    held_out: float,
+) -> list[Question]:
+    """`count` distinct held-out questions, the same for every node of the swarm, drawn by the tasks' weights.
+
+    Raises `UserError` when the data sets cannot give so many; it says how many distinct ones were found.
+    """
+    found: dict[str, Question] = {}
+    tried = stale = attempt = 0
+    while len(found) < count:
+        recipes = [_pick(tasks, seeds.rng(seed, swarm, "held-out", attempt + step)) for step in range(_CHUNK)]
+        attempt += _CHUNK
+        for question in workers.questions(recipes):
+            tried += 1
+            if not isinstance(question, Question) or not is_held_out(question, held_out):
+                continue
+            key = normalise(question.text)
+            stale = stale + 1 if key in found else 0
+            if len(found) < count:
+                found.setdefault(key, question)
+        if _exhausted(len(found), stale, tried, held_out):
+            raise _too_few(tasks, count, len(found), held_out)
+    return list(found.values())
+
+
+def _exhausted(found: int, stale: int, tried: int, held_out: float) -> bool:
+    """Whether it is all but certain that no further question exists.
+
+    With m equally likely questions of which one is missing, 8 m + 100 draws miss it with less than e**-8.
+    """
+    if found == 0:
+        return tried * held_out > 500
+    return stale > 8 * found + 100
+
+
+def _too_few(tasks: Sequence[Task], count: int, found: int, held_out: float) -> UserError:
+    named = ", ".join(f"{task.dataset} {canonical(task.config)}" for task in tasks)
+    return UserError(
+        "eval.questions",
+        count,
+        f"the data sets have about {found} distinct held-out questions ({held_out:.0%} of all): {named}",
+        f"ask for {found} or fewer, widen the data sets' parameters, or raise rules.held_out",
+    )
+
+
+def sample_tasks(names: Sequence[str]) -> list[Task]:
+    """Each data set with its default parameters; `composite`, which has none, over two others."""
+    parts: list[dict[str, Any]] = [
+        {"name": name, "weight": 1.0, "config": {}} for name in ("chain_sum", "gcd")
+    ]
+    return [Task(dataset=n, config={"datasets": parts} if n == "composite" else {}) for n in names]
+
+
+def silo_only(tasks: Sequence[Task] | None = None, *, items: int = 3, seed: int = 0) -> dict[str, str]:
+    """Data sets that two processes don't regenerate alike, with the reason: usable at home, not on a bus.
+
+    Computed live: two workers regenerate `items` recipes per task (every data set with its default
+    parameters when `tasks` is None), one of them in reverse order, and compare digests of whole entries.
+    An entry that can't be regenerated at all counts as different only if the other process could.
+    """
+    from sapo.workers import TaskWorkers
+
+    with TaskWorkers() as one, TaskWorkers() as other:
+        chosen = sample_tasks(one.datasets()) if tasks is None else tasks
+        recipes = [
+            Recipe.make(task.dataset, task.config, seeds.rng(seed, "silo", number, item).randrange(MAX_SEED))
+            for number, task in enumerate(chosen)
+            for item in range(items)
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            forward = pool.submit(one.digests, recipes)
+            backward = pool.submit(other.digests, recipes[::-1])
+            pairs = zip(recipes, forward.result(), backward.result()[::-1], strict=True)
+    differing = [recipe for recipe, first, second in pairs if first != second]
+    return {
+        recipe.dataset: f"two processes differ at seed {recipe.seed} (config {recipe.config})"
+        for recipe in differing
+    }

@@ -1,0 +1,114 @@
+"""The verifier: which part of a text is the answer, and what the library's scorer says of it.
+
+Runs inside the worker processes. The scorers that would evaluate a text get the parsers of `sapo.grammar`
+in place of the evaluator they call; everything else about them stays the library's, so honest text has the
+library's score.
+"""
+
+import importlib
+import math
+import types
+from typing import Any, Literal
+
+from sapo import grammar
+
+AnswerFormat = Literal["text", "tags"]
+
+_OPEN, _CLOSE = "<answer>", "</answer>"
+
+EVALUATORS: dict[str, dict[str, Any]] = {
+    "reasoning_gym.algorithmic.binary_matrix": {"eval": grammar.literal},
+    "reasoning_gym.algorithmic.spiral_matrix": {"eval": grammar.literal},
+    "reasoning_gym.algorithmic.string_insertion": {"eval": grammar.literal},
+    "reasoning_gym.games.n_queens": {"eval": grammar.literal},
+    "reasoning_gym.games.countdown": {"parse_expr": grammar.expression},
+    "reasoning_gym.games.puzzle24": {"parse_expr": grammar.expression},
+    "reasoning_gym.probability.coin_flip": {"Fraction": grammar.fraction},
+}
+"""Module, the global name its scorer evaluates text with, and what stands there instead."""
+
+SYMPY_ALIASES = {
+    "reasoning_gym.algebra.polynomial_multiplication": "sp",
+    "reasoning_gym.algebra.simple_integration": "sympy",
+    "reasoning_gym.algebra.intermediate_integration": "sympy",
+}
+"""Modules that call `<alias>.parse_expr`; their alias gets a sympy whose `parse_expr` is ours."""
+
+
+def extract_answer(text: str, answer_format: AnswerFormat) -> str | None:
+    """What of a text is scored.
+
+    The stripped content of the last complete `<answer>...</answer>`, as reasoning-gym's own `extract_answer`
+    reads it. Without one: the text unchanged under format `text`, None under `tags`. Linear in the text.
+    """
+    found: str | None = None
+    start = text.find(_OPEN)
+    while start >= 0:
+        begin = start + len(_OPEN)
+        end = text.find(_CLOSE, begin)
+        if end < 0:
+            break
+        found = text[begin:end]
+        start = text.find(_OPEN, end + len(_CLOSE))
+    if found is not None:
+        return found.strip()
+    return text if answer_format == "text" else None
+
+
+class _Sympy(types.ModuleType):
+    """Sympy, except that `parse_expr` reads a grammar instead of evaluating."""
+
+    def __init__(self) -> None:
+        super().__init__("sympy")
+        self.parse_expr = grammar.expression
+
+    def __getattr__(self, name: str) -> Any:
+        import sympy
+
+        return getattr(sympy, name)
+
+
+def guard_scorers() -> None:
+    """Put the parsers where the library's scorers look for their evaluators, in this process.
+
+    Raises `AttributeError` where a scorer no longer has the name it is known for: then the guard would stand
+    beside the road.
+    """
+    for path, names in EVALUATORS.items():
+        module = importlib.import_module(path)
+        for name, parser in names.items():
+            if name != "eval":
+                getattr(module, name)
+            setattr(module, name, parser)
+    for path, alias in SYMPY_ALIASES.items():
+        module = importlib.import_module(path)
+        getattr(module, alias)
+        setattr(module, alias, _Sympy())
+    _refuse_complex_nan()
+
+
+def _refuse_complex_nan() -> None:
+    """`complex_arithmetic` gives 1.0 to "nan": min(1.0, nan) is 1.0. Here it reads as malformed."""
+    module = importlib.import_module("reasoning_gym.algebra.complex_arithmetic")
+    original = module.ComplexArithmeticDataset.parse_string_to_complex
+
+    def parse(answer: str) -> complex | None:
+        value: complex | None = original(answer)
+        return None if value is None or value != value else value
+
+    module.ComplexArithmeticDataset.parse_string_to_complex = staticmethod(parse)
+
+
+def score(dataset: Any, entry: dict[str, Any], text: str, answer_format: AnswerFormat) -> float | str:
+    """The raw task score of a text, or the reason why there is none (TRAPS 43).
+
+    `dataset` is the library's data set object, `entry` the regenerated item. Raises `MemoryError` only: the
+    process is not fit to go on then.
+    """
+    try:
+        value = float(dataset.score_answer(extract_answer(text, answer_format), entry))
+    except MemoryError:
+        raise
+    except Exception as error:  # a scorer may raise anything; its name is the reason
+        return f"error: {type(error).__name__}"
+    return value if math.isfinite(value) else "error: the score is not finite"
