@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sapo.errors import UserError
-from sapo.files import sync_directory
+from sapo.files import sync_directory, sync_file
 from sapo.records import sha256
 
 JOURNAL_VERSION = 1
@@ -77,15 +77,18 @@ def damaged(path: Path, what: str) -> UserError:
 def create(path: Path, incarnation: str, created_at: float) -> None:
     """Make an empty journal at `path`; a reader or a crash sees all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in path.parent.glob(f".{path.name}.*.tmp*"):
+        leftover.unlink()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
     connection = sqlite3.connect(temporary, isolation_level=None)
     try:
+        connection.execute("PRAGMA synchronous=OFF")  # the whole file is synced below, before it has its name
         connection.executescript(_SCHEMA)
         connection.execute("INSERT INTO meta VALUES (?, ?)", (incarnation, created_at))
         connection.execute("PRAGMA journal_mode=WAL")
     finally:
         connection.close()
+    sync_file(temporary)
     for suffix in ("-wal", "-shm"):
         # a log left by a deleted journal would be replayed into the new one
         path.with_name(path.name + suffix).unlink(missing_ok=True)
