@@ -69,6 +69,11 @@ class Home:
         return self.root / "services.json"
 
     @property
+    def swarm_state(self) -> Path:
+        """How the swarm's processes stand, or stood when it ended."""
+        return self.root / "swarm.json"
+
+    @property
     def held_out(self) -> Path:
         """The evaluation questions, regenerated once and kept."""
         return self.root / "held-out.json"

@@ -43,9 +43,12 @@ class Child:
         *,
         log: Path,
         env: Mapping[str, str],
-        cwd: Path | None = None,
+        descriptors: Sequence[int] = (),
     ) -> Self:
-        """Run `python ARGUMENTS...` with the environment `env`, appending its output to `log`."""
+        """Run `python ARGUMENTS...` with the environment `env`, appending its output to `log`.
+
+        It inherits the open file `descriptors`.
+        """
         log.parent.mkdir(parents=True, exist_ok=True)
         reader, writer = os.pipe()
         try:
@@ -56,8 +59,7 @@ class Child:
                     stdout=file,
                     stderr=subprocess.STDOUT,
                     env={**env, LIFELINE: str(reader)},
-                    cwd=cwd,
-                    pass_fds=(reader,),
+                    pass_fds=(reader, *descriptors),
                     start_new_session=True,
                 )
         except BaseException:

@@ -1,0 +1,340 @@
+"""The swarm's supervisor: outside Prefect, in plain Python, so that no server's absence can stop the rounds.
+
+It runs the two servers, and beside them one process with the flow `swarm`, which keeps the nodes, the archive
+and the evaluation going (`sapo.crew`). Whatever way it ends itself, nothing it started is left running.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sapo import services
+from sapo.config import Config
+from sapo.crew import (
+    ARCHIVE_GRACE_S,
+    BAD_INPUT,
+    NODE_GRACE_S,
+    PAUSED,
+    CrewState,
+    Member,
+    flow_command,
+    thread_settings,
+)
+from sapo.errors import UserError
+from sapo.home import Home
+from sapo.journal import Journal, JournalError
+from sapo.lock import NodeLock
+from sapo.processes import ORPHAN_GRACE_S, POLL_S, Child, alive, stopping_on_signals, tail
+from sapo.services import ServiceFailed, Services
+
+SWARM_GRACE_S = NODE_GRACE_S + ARCHIVE_GRACE_S + 1.0
+SWARM_RESTARTS = 2
+LINGER_S = 5.0
+"""How long the flow `swarm` may take to tell Prefect that it has ended, once its work is done."""
+SETTLED = ("finished", "stopped", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node as it stands: `rounds` are finished ones; `metrics` those of the newest round and probe.
+
+    `updated_at` is when its newest round ended, in seconds since the epoch.
+    """
+
+    name: str
+    state: str
+    rounds: int
+    rounds_total: int
+    pid: int | None = None
+    restarts: int = 0
+    note: str = ""
+    metrics: Mapping[str, float] | None = None
+    updated_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmStatus:
+    """The whole swarm as it stands. `phase` is "idle" where nothing runs and nothing ever did."""
+
+    phase: str
+    nodes: tuple[NodeStatus, ...]
+    archive: Member
+    evaluate: Member
+    services: Services | None
+    pid: int | None
+    """Of the process to signal; None when the swarm does not run."""
+
+
+OnStatus = Callable[[SwarmStatus], None]
+
+
+def run_swarm(
+    config: Config,
+    home: Home,
+    *,
+    stop: threading.Event | None = None,
+    on_status: OnStatus | None = None,
+    interval_s: float = 0.5,
+    env: Mapping[str, str] | None = None,
+) -> SwarmStatus:
+    """Run the swarm of a prepared home until it has finished or is asked to stop; returns how it ended.
+
+    `stop`, SIGINT, SIGTERM and `request_stop` ask for an end in good order, which takes about ten seconds
+    at most; a second signal insists. Raises `UserError` when a swarm runs in this home already or a port is
+    in use, `ServiceFailed` when a server or the flow `swarm` cannot be brought up.
+    """
+    stop, insisted = stop or threading.Event(), threading.Event()
+    base = dict(os.environ if env is None else env)
+    with _only_one(home), stopping_on_signals(stop, insisted.set):
+        home.stop_flag.unlink(missing_ok=True)
+        home.swarm_state.unlink(missing_ok=True)
+        try:
+            with services.running(config, home, env=base, cancelled=lambda: _stopping(home, stop)) as servers:
+                watch = _Watch(config, home, stop, insisted, on_status, interval_s, lambda: _settled(home))
+                _run_flow(watch, servers.environment(home, base))
+                final = snapshot(config, home)
+        except InterruptedError:
+            final = replace(snapshot(config, home), phase="stopped")
+        finally:
+            if not set(who_runs(home)) - {"swarm"}:
+                home.stop_flag.unlink(missing_ok=True)
+    final = replace(final, pid=None, services=None)
+    if on_status is not None:
+        on_status(final)
+    return final
+
+
+def _run_flow(watch: "_Watch", env: Mapping[str, str]) -> None:
+    """Keep the process with the flow `swarm` going until its work is done."""
+    home = watch.home
+    for attempt in range(SWARM_RESTARTS + 1):
+        child = Child.start(
+            "swarm",
+            ["-m", "flows.swarm", "--home", str(home.root)],
+            log=home.logs / "swarm.log",
+            env={**env, **thread_settings(1), "PYTHONUNBUFFERED": "1"},
+        )
+        try:
+            code = watch.until_done(child)
+        finally:
+            child.kill()
+            _await_orphans(home)
+        if code is None or _settled(home) or _stopping(home, watch.stop):
+            return
+        if code == BAD_INPUT or attempt == SWARM_RESTARTS:
+            break
+    raise ServiceFailed(f"the flow swarm ended with code {code}; the end of {child.log}:\n{tail(child.log)}")
+
+
+def _await_orphans(home: Home) -> None:
+    """Wait for processes whose keeper was ended before them: they end themselves within their grace."""
+    state = CrewState.read(home)
+    pids = [member.pid for member in state.members.values() if member.pid] if state else []
+    deadline = time.monotonic() + ORPHAN_GRACE_S + 1.0
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    """Waiting for the flow's process, passing on requests to stop and showing how it stands."""
+
+    config: Config
+    home: Home
+    stop: threading.Event
+    insisted: threading.Event
+    on_status: OnStatus | None
+    interval_s: float
+    done: Callable[[], bool] = lambda: False
+    """Whether the work is done, though the process may not have ended."""
+    grace_s: float = SWARM_GRACE_S
+
+    def until_done(self, child: Child) -> int | None:
+        """The exit code of the flow's process; None when it has to be ended, its work done or not."""
+        shown_at = float("-inf")
+        told_at = done_at = float("inf")
+        while (code := child.poll()) is None and not self.insisted.is_set():
+            now = time.monotonic()
+            if told_at > now and _stopping(self.home, self.stop):
+                told_at = now
+                child.ask()
+            # a flow that ends while its server is away takes minutes to notice; its work is done
+            done_at = min(done_at, now) if self.done() else float("inf")
+            if now - told_at > self.grace_s or now - done_at > LINGER_S:
+                return None
+            if self.on_status is not None and now - shown_at >= self.interval_s:
+                shown_at = now
+                self.on_status(snapshot(self.config, self.home))
+            time.sleep(POLL_S)
+        return code
+
+
+def _settled(home: Home) -> bool:
+    state = CrewState.read(home)
+    return state is not None and state.phase in SETTLED
+
+
+def _stopping(home: Home, stop: threading.Event) -> bool:
+    if stop.is_set():
+        home.stop_flag.touch()
+    elif home.stop_flag.exists():
+        stop.set()
+    return stop.is_set()
+
+
+@contextlib.contextmanager
+def _only_one(home: Home) -> Iterator[None]:
+    """Hold the home; raises `UserError` when a swarm runs in it already."""
+    lock = NodeLock(home.root)
+    try:
+        lock.acquire()
+    except UserError as error:
+        raise UserError(
+            "--home",
+            str(home.root),
+            f"a swarm is running here already: it {error.problem}",
+            "watch it with `sapo status`, stop it with `sapo stop`, or choose another folder",
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# -- a single node ------------------------------------------------------------------------------------------
+
+
+def run_node(
+    config: Config,
+    home: Home,
+    name: str,
+    *,
+    stop: threading.Event | None = None,
+    on_status: OnStatus | None = None,
+    interval_s: float = 0.5,
+    env: Mapping[str, str] | None = None,
+) -> NodeStatus:
+    """Run one node of a prepared home in a process of its own until it has finished or is asked to stop.
+
+    It uses the servers of a swarm that runs in this home, else those that the environment names, else none.
+    Raises `UserError` for an unknown node or one that runs already, `ServiceFailed` when it crashes.
+    """
+    if name not in config.nodes:
+        raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+    with NodeLock(home.node(name)):
+        pass  # says at once, and here, that the node runs already
+    stop, insisted = stop or threading.Event(), threading.Event()
+    base = dict(os.environ if env is None else env)
+    servers = services.read(home)
+    if servers is None and not who_runs(home):
+        home.stop_flag.unlink(missing_ok=True)
+    known = servers.environment(home, base) if servers else base
+    threads = thread_settings(config.for_node(name).threads)
+    child = Child.start(
+        name,
+        flow_command(home, name),
+        log=home.logs / f"{name}.log",
+        env={**known, **threads, "PYTHONUNBUFFERED": "1"},
+    )
+    with stopping_on_signals(stop, insisted.set):
+        try:
+            watch = _Watch(config, home, stop, insisted, on_status, interval_s, grace_s=NODE_GRACE_S)
+            watch.until_done(child)
+        finally:
+            code = child.kill()
+    if code not in (0, PAUSED) and not stop.is_set():
+        raise ServiceFailed(f"{name} ended with code {code}; the end of {child.log}:\n{tail(child.log)}")
+    return node_status(config, home, name, Member(exit_code=code), running=False)
+
+
+# -- looking and asking ------------------------------------------------------------------------------------
+
+
+def snapshot(config: Config, home: Home) -> SwarmStatus:
+    """How the swarm stands now, read without disturbing it; cheap enough for twice a second."""
+    state = CrewState.read(home)
+    pid = holder(home.root)
+    members: Mapping[str, Member] = {} if state is None else state.members
+    phase = _phase(state, pid)
+    nodes = tuple(
+        node_status(config, home, name, members.get(name, Member()), running=pid is not None)
+        for name in config.nodes
+    )
+    servers = services.read(home) if pid is not None else None
+    archive, evaluate = members.get("archive", Member()), members.get("evaluate", Member())
+    return SwarmStatus(phase, nodes, archive, evaluate, servers, pid)
+
+
+def _phase(state: CrewState | None, pid: int | None) -> str:
+    if state is None:
+        return "idle" if pid is None else "starting"
+    if pid is None and state.phase not in SETTLED:
+        return "stopped"
+    return state.phase
+
+
+def node_status(config: Config, home: Home, name: str, member: Member, *, running: bool) -> NodeStatus:
+    """One node as its journal and its process tell it; `running` is whether a swarm runs in this home."""
+    total = config.for_node(name).swarm.rounds
+    rounds, metrics, updated_at = _newest(config, home, name)
+    pid, state = holder(home.node(name)), str(member.state)
+    if state == "finished" and rounds < total:
+        state = "stopped"
+    elif pid is not None and state not in ("running", "restarting"):
+        state = "running"
+    elif pid is None and not running and state in ("waiting", "running", "restarting"):
+        state = _ended(member.exit_code, rounds, total)
+    return NodeStatus(name, state, rounds, total, pid, member.restarts, member.note, metrics, updated_at)
+
+
+def _ended(code: int | None, rounds: int, total: int) -> str:
+    """The state of a node that no supervisor has told the end of."""
+    if rounds >= total:
+        return "finished"
+    return "paused" if code == PAUSED else "stopped"
+
+
+def _newest(config: Config, home: Home, name: str) -> tuple[int, dict[str, float] | None, float | None]:
+    """Finished rounds, the metrics of the newest of them and of the newest probe, and when it ended."""
+    if not home.journal(name).exists():
+        return 0, None, None
+    with Journal.read_only(home.journal(name)) as journal:
+        stage = journal.stage()
+        if stage is None:
+            return 0, None, None
+        last = stage[0] if stage[1] == "result" else stage[0] - 1
+        if last < 0:
+            return 0, None, None
+        result = journal.result(last)
+        metrics: dict[str, float] = {}
+        with contextlib.suppress(JournalError):  # pruned
+            probed = journal.result(last - last % config.for_node(name).eval.probe_every).metrics
+            metrics = {key: value for key, value in probed.items() if key.startswith("eval/")}
+        return last + 1, metrics | result.metrics, result.finished_at
+
+
+def holder(directory: Path) -> int | None:
+    """The pid of the process that holds a home or a node's directory; None when nobody does."""
+    try:
+        text = (directory / "lock").read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return None
+    return int(text) if text.isdecimal() and alive(int(text)) else None
+
+
+def who_runs(home: Home) -> dict[str, int]:
+    """Pids by name of what runs in a home: `swarm` and single nodes."""
+    places = {"swarm": home.root} | {name: home.node(name) for name in home.node_names()}
+    return {name: pid for name, path in places.items() if (pid := holder(path)) is not None}
+
+
+def request_stop(home: Home) -> Sequence[str]:
+    """Ask all that runs in a home to stop after the rounds in hand; returns the names of what was asked."""
+    running = who_runs(home)
+    if running:
+        home.stop_flag.touch()
+    return sorted(running)

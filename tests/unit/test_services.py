@@ -1,0 +1,134 @@
+"""Ports, readiness and the record of running servers, without starting a real one."""
+
+import http.server
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sapo import services
+from sapo.config import parse
+from sapo.errors import UserError
+from sapo.home import Home
+from sapo.processes import Child
+from sapo.services import Service, ServiceFailed
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path.endswith("/health") else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def healthy() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer((services.HOST, 0), Healthy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://{services.HOST}:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    (tmp_path / "logs").mkdir()
+    return Home(tmp_path)
+
+
+def taken() -> socket.socket:
+    listener = socket.socket()
+    listener.bind((services.HOST, 0))
+    listener.listen()
+    return listener
+
+
+@pytest.mark.parametrize("field", ["track.port", "flow.port"])
+def test_a_port_in_use_is_named_with_its_field_and_a_remedy(home: Home, field: str) -> None:
+    section, key = field.split(".")
+    with taken() as listener:
+        port = listener.getsockname()[1]
+        values = {"track": {"uri": "file"}} if section == "flow" else {}
+        config = parse(values | {section: {key: port}})
+        with pytest.raises(UserError) as caught, services.running(config, home, env={}):
+            pytest.fail("it started")
+    assert (caught.value.field, caught.value.value) == (field, port)
+    assert "free" in caught.value.remedy
+    assert not home.services.exists()
+
+
+def test_without_a_wish_every_server_gets_a_free_port() -> None:
+    with services.bind(None, "track.port") as first, services.bind(None, "flow.port") as second:
+        assert first.getsockname()[1] != second.getsockname()[1]
+        assert first.getsockname()[0] == "127.0.0.1"
+
+
+def test_servers_that_somebody_else_runs_are_used_and_left_alone(home: Home, healthy: str) -> None:
+    config = parse({"track": {"uri": healthy}})
+    with services.running(config, home, env={"PREFECT_API_URL": f"{healthy}/api"}) as found:
+        assert (found.mlflow.pid, found.prefect.pid) == (None, None)
+        assert services.read(home) == found
+        environment = found.environment(home, {"KEPT": "1"})
+    assert environment["MLFLOW_TRACKING_URI"] == healthy
+    assert environment["PREFECT_API_URL"] == f"{healthy}/api"
+    assert environment["PREFECT_HOME"] == str(home.prefect)
+    assert environment["KEPT"] == "1"
+    assert services.answers(found.mlflow)
+    assert not home.services.exists()
+
+
+def test_a_named_server_that_does_not_answer_is_bad_input(home: Home, healthy: str) -> None:
+    with services.bind(None, "track.port") as bound:
+        nobody = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        config = parse({"track": {"uri": nobody}})
+        with (
+            pytest.raises(UserError, match="no server answers") as caught,
+            services.running(config, home, env={"PREFECT_API_URL": f"{healthy}/api"}),
+        ):
+            pytest.fail("it started")
+    assert caught.value.field == "track.uri"
+
+
+def dying(home: Home) -> tuple[Service, Child]:
+    log = home.logs / "mlflow.log"
+    child = Child.start("mlflow", ["-c", "raise SystemExit('no such table')"], log=log, env=dict(os.environ))
+    return Service("mlflow", "http://127.0.0.1:9", child.pid, str(log)), child
+
+
+def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(home: Home) -> None:
+    service, child = dying(home)
+    with pytest.raises(ServiceFailed, match=r"ended with code 1 at its start(.|\n)*no such table"):
+        services.wait_until_up([service], [child], lambda: False, limit=20)
+
+
+def test_a_server_that_never_answers_is_given_up_with_its_log(home: Home) -> None:
+    log = home.logs / "prefect.log"
+    code = "import time; print('still thinking', flush=True); time.sleep(60)"
+    child = Child.start("prefect", ["-c", code], log=log, env=dict(os.environ))
+    service = Service("prefect", "http://127.0.0.1:9", child.pid, str(log))
+    with pytest.raises(ServiceFailed, match=r"did not answer within 2 s(.|\n)*still thinking"):
+        services.wait_until_up([service], [child], lambda: False, limit=2)
+    child.kill()
+
+
+def test_waiting_for_servers_can_be_cancelled(home: Home) -> None:
+    service = Service("prefect", "http://127.0.0.1:9", os.getpid())
+    with pytest.raises(InterruptedError):
+        services.wait_until_up([service], [], lambda: True)
+
+
+def test_the_record_of_servers_that_were_killed_is_not_believed(home: Home) -> None:
+    child = Child.start("x", ["-c", ""], log=home.logs / "x.log", env=dict(os.environ))
+    assert child.wait(20) == 0
+    record = {"mlflow": {"name": "mlflow", "url": "http://127.0.0.1:9", "pid": child.pid}}
+    record["prefect"] = {"name": "prefect", "url": "http://127.0.0.1:9/api", "pid": os.getpid()}
+    home.services.write_text(json.dumps(record))
+    assert services.read(home) is None
