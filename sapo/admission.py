@@ -7,6 +7,7 @@ from sapo.errors import Refused
 from sapo.identity import unseal
 from sapo.manifest import Manifest
 from sapo.records import Group, Received, canonical, sha256
+from sapo.tasks import bucket
 
 __all__ = ["Refused", "Seen", "admit", "fingerprint"]
 
@@ -102,13 +103,11 @@ def _check_place(group: Group, manifest: Manifest, own_node: str) -> None:
 
 
 def _check_texts(group: Group, manifest: Manifest, has_control_tokens: Callable[[str], bool]) -> None:
-    # a question of its own author's making fails verification later, but its bucket is known now
-    from sapo.tasks import bucket
-
     longest = max(len(completion.text) for completion in group.completions)
     if longest > manifest.max_text_chars:
         raise Refused("text_too_long", f"{longest} characters", group)
     if any(has_control_tokens(completion.text) for completion in group.completions):
         raise Refused("control_tokens", "a completion spells one of our control tokens", group)
+    # the claimed question is compared with the regenerated one before use, so its bucket is the true one
     if bucket(group.question, manifest.salt) < manifest.held_out:
         raise Refused("held_out", "nobody may train on this question", group)

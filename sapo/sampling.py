@@ -30,7 +30,7 @@ def select_subset(
         if scores is None or len(scores) != count:
             raise ValueError("top needs the scores of every group")
         order.sort(key=lambda place: -information(scores[place]))  # stable: the shuffle settles ties
-    # 0.1 * 30 is a little more than 3 in floating point, and must not become 4
+    # 0.07 * 100 is a little more than 7 in floating point, and must not become 8
     return sorted(order[: math.ceil(share.fraction * count - 1e-9)])
 
 

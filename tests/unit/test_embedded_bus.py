@@ -1,5 +1,6 @@
 """What is the embedded bus's own: its file, its errors; opening a bus from the config."""
 
+import fcntl
 import random
 import sqlite3
 from pathlib import Path
@@ -200,3 +201,21 @@ def test_owed_groups_are_published_as_they_were_journalled(tmp_path: Path) -> No
         assert [one.signed for one in bus.poll({}, Limits(), RNG).received] == [sent[0], sent[2], sent[3]]
         with pytest.raises(SapoError, match="lacks it"):
             sink.deliver([Owed(seq=9, kind="publish", round=0, ref="f" * 64)], journal)
+
+
+def test_who_waits_for_another_to_create_the_bus_uses_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    first = SqliteBus(tmp_path / "a" / "bus.sqlite")
+    first.publish([make_signed()])
+    first.close()
+
+    def wait(descriptor: int, operation: int) -> None:
+        assert operation == fcntl.LOCK_EX
+        (tmp_path / "a" / "bus.sqlite").rename(tmp_path / "bus.sqlite")
+
+    monkeypatch.setattr("sapo.bus.sqlite.fcntl.flock", wait)
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    bus.publish([make_signed(position=1)])
+    assert len(bus.poll({}, Limits(), RNG).received) == 2

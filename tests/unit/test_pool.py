@@ -1,0 +1,226 @@
+"""The pool's bounds, what it says about what it dropped, and its way through the journal."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from makers import make_entry, make_group, make_verdict
+
+from sapo.config import PoolConfig
+from sapo.errors import Refused
+from sapo.pool import SEEN_PER_GROUP, Entry, Pool, Verdict
+from sapo.records import Outcome, Recipe
+
+
+def filled(config: PoolConfig, *entries: Entry) -> Pool:
+    pool = Pool(config)
+    for entry in entries:
+        pool.add(entry)
+    return pool
+
+
+def config(**changes: float) -> PoolConfig:
+    return PoolConfig.model_validate({"max_groups": 4, "max_age_s": 100, "max_peer_share": 1} | changes)
+
+
+def test_entries_stay_in_the_order_they_came() -> None:
+    entries = [make_entry(position=i, at=1000.0 - i) for i in (3, 1, 2)]
+    pool = filled(config(), *entries)
+    assert pool.entries() == tuple(entries)
+    assert len(pool) == 3
+    assert entries[0].group_id in pool
+
+
+def test_adding_twice_keeps_the_first_with_its_verdict() -> None:
+    judged = make_entry(scores=[1.0, 0.0])
+    pool = filled(config(), judged, make_entry())
+    (entry,) = pool.entries()
+    assert entry.verdict == make_verdict([1.0, 0.0])
+
+
+def test_trap_14_two_peers_answers_to_one_question_stay_two_groups() -> None:
+    recipe = Recipe.make("chain_sum", {}, seed=7)
+    pool = filled(config(), make_entry("a", recipe=recipe), make_entry("b", recipe=recipe))
+    assert [entry.group.node for entry in pool.entries()] == ["a", "b"]
+    assert [len(entry.group.completions) for entry in pool.entries()] == [2, 2]
+
+
+def test_the_oldest_go_first_when_there_are_too_many() -> None:
+    entries = [make_entry(f"p{i}", position=i, at=1000.0 + age) for i, age in enumerate([5, 1, 4, 2, 3, 6])]
+    pool = filled(config(), *entries)
+    assert pool.evict(1010.0) == {"number": 2}
+    assert [entry.received.timestamp for entry in pool.entries()] == [1005.0, 1004.0, 1003.0, 1006.0]
+
+
+def test_what_is_too_old_goes_whatever_the_number() -> None:
+    pool = filled(config(), make_entry(position=0, at=899.0), make_entry(position=1, at=900.0))
+    assert pool.evict(1000.0) == {"age": 1}
+    assert [entry.received.timestamp for entry in pool.entries()] == [900.0]
+
+
+def test_a_loud_peer_loses_its_oldest_before_anyone_else_loses_a_place() -> None:
+    quiet = make_entry("quiet", at=1000.0)
+    loud = [make_entry("loud", position=i, at=1001.0 + i) for i in range(5)]
+    pool = filled(config(max_peer_share=0.5), quiet, *loud)
+    assert pool.evict(1010.0) == {"peer_share": 3}
+    assert pool.entries() == (quiet, *loud[3:])
+
+
+def test_a_peer_is_its_key_whatever_it_calls_itself() -> None:
+    loud = [make_entry("loud", position=i, node=f"name{i}") for i in range(5)]
+    pool = filled(config(max_peer_share=0.5), *loud)
+    assert pool.evict(1000.0) == {"peer_share": 3}
+
+
+def test_every_peer_may_hold_at_least_one_group() -> None:
+    pool = filled(config(max_peer_share=0.01), make_entry("a"), make_entry("b"))
+    assert pool.evict(1000.0) == {}
+    assert len(pool) == 2
+
+
+def test_trap_37_the_bound_holds_after_evicting_and_filling_again() -> None:
+    pool = Pool(config(max_groups=3))
+    for wave in range(4):
+        for i in range(7):
+            pool.add(make_entry(f"p{i}", round=wave, position=i, at=1000.0 + wave))
+        pool.evict(1000.0 + wave)
+        assert len(pool) == 3
+        pool.remove([pool.entries()[0].group_id])
+        assert len(pool) == 2
+
+
+def test_equal_pools_lose_equal_groups_whatever_order_they_came_in() -> None:
+    entries = [make_entry(f"p{i}", position=i) for i in range(6)]
+    forward, backward = filled(config(), *entries), filled(config(), *reversed(entries))
+    assert forward.evict(1000.0) == backward.evict(1000.0) == {"number": 2}
+    assert {e.group_id for e in forward.entries()} == {e.group_id for e in backward.entries()}
+
+
+PEERS = ["a", "b", "c"]
+ARRIVALS = st.lists(
+    st.tuples(st.sampled_from(PEERS), st.integers(0, 30), st.integers(900, 1000)),
+    max_size=25,
+    unique_by=lambda arrival: arrival[:2],
+)
+ENTRIES = {(peer, place): make_entry(peer, position=place) for peer in PEERS for place in range(31)}
+
+
+def arrived(peer: str, place: int, at: float) -> Entry:
+    known = ENTRIES[peer, place]
+    received = known.received.model_copy(update={"timestamp": float(at)})
+    return Entry(received=received, group=known.group, received_at=float(at))
+
+
+@settings(max_examples=150, deadline=None)
+@given(ARRIVALS, st.integers(1, 9), st.floats(0.05, 1.0), st.integers(1, 90), st.randoms())
+def test_the_bounds_hold_and_nothing_goes_without_need(
+    arrivals: list[tuple[str, int, int]], most: int, share: float, age: int, shuffled: object
+) -> None:
+    limits = PoolConfig(max_groups=most, max_age_s=age, max_peer_share=share)
+    entries = [arrived(*arrival) for arrival in arrivals]
+    pool = filled(limits, *entries)
+    counts = pool.evict(1000.0)
+    kept = pool.entries()
+    peers = Counter(entry.group.key for entry in kept)
+    each = max(1, int(most * share + 1e-9))
+    assert len(kept) <= most
+    assert all(entry.age(1000.0) <= age for entry in kept)
+    assert max(peers.values(), default=0) <= each
+    assert len(kept) + sum(counts.values()) == len(entries)
+    fresh = Counter(entry.group.key for entry in entries if entry.age(1000.0) <= age)
+    assert len(kept) == min(most, sum(min(each, count) for count in fresh.values()))
+    assert pool.evict(1000.0) == {}
+    shuffled.shuffle(entries)  # type: ignore[attr-defined]
+    other = filled(limits, *entries)
+    other.evict(1000.0)
+    assert {entry.group_id for entry in other.entries()} == {entry.group_id for entry in kept}
+
+
+def test_trap_8_what_age_took_is_described_by_length_and_task() -> None:
+    gcd = Recipe.make("gcd", {}, seed=1)
+    pool = filled(
+        config(),
+        make_entry(position=0, at=1.0, texts=("x" * 10, "x" * 30)),
+        make_entry(position=1, at=1.0, texts=("x" * 40, "x" * 40), recipe=gcd),
+        make_entry(position=2, at=1000.0, texts=("x", "xxx")),
+    )
+    pool.refuse(Refused("stale", "", make_group(position=3, texts=("x" * 60, "x" * 60), recipe=gcd)))
+    pool.evict(1000.0)
+    metrics = pool.metrics(1000.0)
+    assert metrics["pool/evicted/age"] == 2
+    assert metrics["pool/refused/stale"] == 1
+    assert metrics["pool/stale/chars"] == 40
+    assert metrics["pool/stale/task/gcd"] == 2
+    assert metrics["pool/stale/task/chain_sum"] == 1
+    assert metrics["pool/chars"] == 2
+
+
+def test_metrics_say_what_is_here_and_what_went_since_the_last_time() -> None:
+    pool = filled(config(), make_entry("a", at=990.0), make_entry("b", at=980.0))
+    pool.refuse(Refused("bad_signature"))
+    pool.refuse(Refused("bad_signature"))
+    first = pool.metrics(1000.0)
+    assert first == {
+        "pool/size": 2.0,
+        "pool/refused/bad_signature": 2.0,
+        "pool/age_mean": 15.0,
+        "pool/age_max": 20.0,
+        "pool/chars": 1.0,
+        "pool/peers": 2.0,
+    }
+    assert "pool/refused/bad_signature" not in pool.metrics(1000.0)
+    assert Pool(config()).metrics(0.0) == {"pool/size": 0.0}
+
+
+def test_a_clock_behind_the_buss_makes_no_age_negative() -> None:
+    pool = filled(config(), make_entry(at=1000.0))
+    assert pool.metrics(990.0)["pool/age_max"] == 0.0
+    assert pool.evict(990.0) == {}
+
+
+def test_trap_40_what_left_the_pool_is_known_when_it_comes_again() -> None:
+    used = make_entry(position=1)
+    pool = filled(config(), used)
+    pool.remove([used.group_id, "unknown"])
+    assert len(pool) == 0
+    assert pool.seen.digest(used.group_id) == used.received.signed.content_sha256
+
+
+def test_the_memory_of_what_left_is_bounded() -> None:
+    pool = Pool(config(max_groups=1))
+    for i in range(SEEN_PER_GROUP + 5):
+        pool.add(make_entry(position=i))
+        pool.evict(1000.0)
+    assert len(pool.seen) == SEEN_PER_GROUP
+
+
+def test_the_journal_gives_back_the_same_pool() -> None:
+    entries = [
+        make_entry("a", position=0, at=5.0),
+        make_entry("b", position=1, at=6.0, scores=[0.25, None]),
+    ]
+    rows = [entry.to_row() for entry in filled(config(), *entries).entries()]
+    assert [(row.group_id, row.producer_key) for row in rows] == [(e.group_id, e.group.key) for e in entries]
+    back = Pool.restore(config(), rows)
+    assert back.entries() == tuple(entries)
+    assert back.seen.digest(entries[0].group_id) == entries[0].received.signed.content_sha256
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        Verdict.bad("question_mismatch"),
+        make_verdict([0.1, None, 1 / 3]),
+        Verdict(outcomes=(Outcome.scored(1.0, "exact"), Outcome.unscorable("timeout"))),
+    ],
+)
+def test_a_verdict_survives_as_json(verdict: Verdict) -> None:
+    assert Verdict.from_json(verdict.to_json()) == verdict
+
+
+def test_a_verdict_says_whether_the_question_was_the_peers() -> None:
+    assert make_verdict([1.0, None]).scores == (1.0, None)
+    assert make_verdict([1.0, None]).question_ok
+    assert not Verdict.bad("question_mismatch").question_ok
+    assert Verdict.bad("question_mismatch").scores == ()

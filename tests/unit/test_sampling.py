@@ -1,0 +1,332 @@
+"""SelectSubset, SampleSelf and SampleExternal: what is drawn, how evenly, and at what cost."""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from makers import make_entry, make_verdict
+from scipy.stats import chisquare
+
+from sapo.config import ShareConfig
+from sapo.pool import Entry, Verdict
+from sapo.sampling import Draw, information, sample_external, sample_self, select_subset
+from sapo.seeds import rng
+
+GOOD = (1.0, 0.0)
+DULL = (1.0, 1.0)
+UNSCORABLE = (None, None)
+WRONG_QUESTION = "question_mismatch"
+Truth = tuple[float | None, ...] | str
+
+ENTRIES = [make_entry(f"p{i % 3}", position=i) for i in range(16)]
+
+
+class Verifier:
+    """Answers from a table and remembers what it was asked, call by call."""
+
+    def __init__(self, entries: Sequence[Entry], truths: Sequence[Truth]) -> None:
+        self._truths = {entry.group_id: truth for entry, truth in zip(entries, truths, strict=True)}
+        self.calls: list[list[str]] = []
+
+    def __call__(self, entries: Sequence[Entry]) -> list[Verdict]:
+        self.calls.append([entry.group_id for entry in entries])
+        return [self.verdict(entry) for entry in entries]
+
+    def verdict(self, entry: Entry) -> Verdict:
+        truth = self._truths[entry.group_id]
+        return Verdict.bad(truth) if isinstance(truth, str) else make_verdict(truth)
+
+    @property
+    def asked(self) -> list[str]:
+        return [group_id for call in self.calls for group_id in call]
+
+
+def a_pool(truths: Sequence[Truth], cached: Sequence[int] = ()) -> tuple[list[Entry], Verifier]:
+    """Fresh entries, those at `cached` already judged, and who judges the others."""
+    entries = [replace(entry, verdict=None) for entry in ENTRIES[: len(truths)]]
+    verifier = Verifier(entries, truths)
+    for place in cached:
+        entries[place].verdict = verifier.verdict(entries[place])
+    return entries, verifier
+
+
+def draw(
+    entries: list[Entry],
+    verifier: Verifier,
+    want: int,
+    seed: int = 0,
+    chunk: int = 1,
+    tolerance: float = 1e-6,
+) -> Draw:
+    return sample_external(entries, want, rng("test", seed), verifier, tolerance=tolerance, chunk=chunk)
+
+
+def chosen(found: Draw) -> list[str]:
+    return [entry.group_id for entry in found.chosen]
+
+
+# -- SelectSubset ----------------------------------------------------------------------------------------
+
+
+def test_all_shares_every_group_in_order() -> None:
+    assert select_subset(5, ShareConfig(select="all"), random.Random(0)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "count", "size"),
+    [(0.5, 4, 2), (0.5, 5, 3), (0.01, 5, 1), (0.07, 100, 7), (0.7, 10, 7), (1.0, 4, 4), (0.3, 0, 0)],
+)
+@pytest.mark.parametrize("select", ["fraction", "top"])
+def test_a_fraction_is_rounded_up_to_whole_groups(
+    fraction: float, count: int, size: int, select: str
+) -> None:
+    share = ShareConfig.model_validate({"select": select, "fraction": fraction})
+    places = select_subset(count, share, random.Random(0), [GOOD] * count)
+    assert len(places) == size
+    assert places == sorted(set(places))
+    assert set(places) <= set(range(count))
+
+
+def test_a_fraction_is_drawn_evenly() -> None:
+    share = ShareConfig(select="fraction", fraction=0.4)
+    counts = Counter(
+        place for seed in range(4000) for place in select_subset(5, share, rng("fraction", seed))
+    )
+    assert chisquare([counts[place] for place in range(5)]).pvalue > 0.001
+
+
+def test_top_shares_the_groups_whose_scores_spread_most() -> None:
+    share = ShareConfig(select="top", fraction=0.5)
+    scores = [(1.0, 1.0), (1.0, 0.0), (0.4, 0.6), (None, 1.0), (0.2, 0.9), (0.0, 0.0)]
+    for seed in range(20):
+        assert select_subset(6, share, random.Random(seed), scores) == [1, 2, 4]
+
+
+def test_top_draws_lots_between_equals() -> None:
+    share = ShareConfig(select="top", fraction=0.5)
+    counts = Counter(
+        place
+        for seed in range(4000)
+        for place in select_subset(4, share, rng("ties", seed), [GOOD, DULL, DULL, DULL])
+    )
+    assert counts[0] == 4000
+    assert chisquare([counts[place] for place in (1, 2, 3)]).pvalue > 0.001
+
+
+def test_top_needs_the_scores_of_every_group() -> None:
+    with pytest.raises(ValueError, match="scores of every group"):
+        select_subset(2, ShareConfig(select="top"), random.Random(0))
+    with pytest.raises(ValueError, match="scores of every group"):
+        select_subset(2, ShareConfig(select="top"), random.Random(0), [GOOD])
+
+
+def test_information_is_the_variance_of_the_raw_scores() -> None:
+    assert information([1.0, 0.0]) == 0.25
+    assert information([1.0, 0.0, 0.0, 0.0]) == 3 / 16
+    assert information([0.1] * 8) == 0.0
+    assert information([None, 1.0, 0.0]) == 0.25
+    assert information([None, 1.0]) == information([]) == 0.0
+    assert math.isclose(information([1e8, 1e8 + 1]), 0.25)
+
+
+# -- SampleSelf ------------------------------------------------------------------------------------------
+
+
+def test_sample_self_takes_that_many_in_their_own_order() -> None:
+    places = sample_self(8, 3, random.Random(1))
+    assert len(places) == 3
+    assert places == sorted(set(places))
+    assert sample_self(4, 4, random.Random(1)) == [0, 1, 2, 3]
+    assert sample_self(3, 4, random.Random(1)) == [0, 1, 2]
+
+
+def test_sample_self_draws_evenly() -> None:
+    counts = Counter(tuple(sample_self(4, 2, rng("self", seed))) for seed in range(6000))
+    assert chisquare([counts[pair] for pair in combinations(range(4), 2)]).pvalue > 0.001
+
+
+# -- SampleExternal --------------------------------------------------------------------------------------
+
+MIXED: list[Truth] = [GOOD, DULL, GOOD, UNSCORABLE, GOOD, WRONG_QUESTION, DULL, GOOD, (None, 0.5), GOOD]
+GOOD_PLACES = [0, 2, 4, 7, 9]
+CACHED = [[], [0, 2, 7], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 5, 6, 9]]
+
+
+@pytest.mark.parametrize("cached", CACHED)
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_the_draw_is_uniform_over_the_informative_groups(cached: list[int], chunk: int) -> None:
+    """10,000 draws of two; every ordered pair of the five informative groups is equally likely."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    places = {entry.group_id: place for place, entry in enumerate(ENTRIES)}
+    for seed in range(10_000):
+        entries, verifier = a_pool(MIXED, cached)
+        counts[tuple(places[one] for one in chosen(draw(entries, verifier, 2, seed, chunk)))] += 1
+    pairs = [(a, b) for a in GOOD_PLACES for b in GOOD_PLACES if a != b]
+    assert set(counts) == set(pairs)
+    assert chisquare([counts[pair] for pair in pairs]).pvalue > 0.001
+
+
+def test_a_later_draw_is_uniform_too_though_earlier_ones_left_verdicts_behind() -> None:
+    """Three rounds over one pool: verdicts are cached, the used and the useless leave."""
+    counts: Counter[str] = Counter()
+    for seed in range(10_000):
+        entries, verifier = a_pool(MIXED)
+        for round in range(3):
+            found = draw(entries, verifier, 1, seed * 3 + round, chunk=4)
+            entries = [entry for entry in entries if entry.group_id not in found.leaving]
+        counts[chosen(found)[0]] += 1
+    assert chisquare([counts[ENTRIES[place].group_id] for place in GOOD_PLACES]).pvalue > 0.001
+
+
+TRUTHS = st.lists(
+    st.sampled_from([GOOD, DULL, UNSCORABLE, WRONG_QUESTION, (None, 1.0), (0.0, 0.5)]), max_size=16
+)
+
+
+def reference(entries: Sequence[Entry], verifier: Verifier, want: int, seed: int) -> tuple[list[str], int]:
+    """The plain definition: shuffle, judge everything, filter, take the first; and how far one must walk."""
+    order = list(entries)
+    rng("test", seed).shuffle(order)
+    good = []
+    for place, entry in enumerate(order):
+        if len(good) == want:
+            return good, place
+        scores = verifier.verdict(entry).scores
+        known = [score for score in scores if score is not None]
+        if len(known) >= 2 and max(known) - min(known) > 1e-6:
+            good.append(entry.group_id)
+    return good, len(order)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TRUTHS, st.integers(0, 6), st.integers(0, 999), st.integers(1, 20), st.sets(st.integers(0, 15)))
+def test_laziness_chunks_and_caches_change_nothing_but_the_cost(
+    truths: list[Truth], want: int, seed: int, chunk: int, cached: set[int]
+) -> None:
+    known = sorted(place for place in cached if place < len(truths))
+    entries, verifier = a_pool(truths, known)
+    expected, walk = reference(entries, verifier, want, seed)
+    order = list(entries)
+    rng("test", seed).shuffle(order)
+    unknown = [entry.group_id for entry in order if entry.verdict is None]
+    needed = [entry.group_id for entry in order[:walk] if entry.verdict is None]
+    found = draw(entries, verifier, want, seed, chunk)
+
+    assert chosen(found) == expected
+    assert found.shortfall == want - len(expected)
+    # verified in the permutation's order, each once, and at most a chunk beyond what the walk needs
+    assert verifier.asked == unknown[: len(verifier.asked)]
+    assert len(needed) <= len(verifier.asked) < len(needed) + chunk
+    assert found.verified == len(verifier.asked)
+    # what is of no use is said, and nothing else
+    walked = {entry.group_id for entry in order[:walk]} | set(verifier.asked)
+    useful = {entry.group_id for entry in order if verifier.verdict(entry).scores in (GOOD, (0.0, 0.5))}
+    assert set(found.rejected) == walked - useful
+    assert found.leaving == set(found.rejected) | set(expected)
+
+
+def test_verification_stops_when_enough_were_found() -> None:
+    entries, verifier = a_pool([GOOD] * 16)
+    found = draw(entries, verifier, 4)
+    assert verifier.calls == [chosen(found)]
+    assert found.verified == 4
+
+
+def test_cached_verdicts_are_not_asked_for_again() -> None:
+    entries, verifier = a_pool(MIXED)
+    draw(entries, verifier, 5)
+    asked = len(verifier.asked)
+    again = draw(entries, verifier, 5, seed=1)
+    assert set(verifier.asked[asked:]).isdisjoint(verifier.asked[:asked])
+    assert again.verified == len(verifier.asked) - asked
+    assert len(again.chosen) == 5
+
+
+def test_an_uninformative_group_is_verified_once_and_leaves() -> None:
+    entries, verifier = a_pool([DULL] * 6)
+    found = draw(entries, verifier, 2)
+    assert found.rejected == {entry.group_id: "uninformative" for entry in entries}
+    assert found.leaving == {entry.group_id for entry in entries}
+    assert len(verifier.asked) == 6
+
+
+def test_what_cannot_be_used_leaves_with_its_reason() -> None:
+    entries, verifier = a_pool(MIXED)
+    found = draw(entries, verifier, 10)
+    reasons = {place: found.rejected.get(entry.group_id) for place, entry in enumerate(entries)}
+    assert reasons == {
+        0: None,
+        1: "uninformative",
+        2: None,
+        3: "unscorable",
+        4: None,
+        5: "question_mismatch",
+        6: "uninformative",
+        7: None,
+        8: "uninformative",
+        9: None,
+    }
+
+
+def test_fewer_than_wanted_is_counted() -> None:
+    entries, verifier = a_pool(MIXED)
+    found = draw(entries, verifier, 8)
+    assert sorted(chosen(found)) == sorted(entries[place].group_id for place in GOOD_PLACES)
+    assert found.shortfall == 3
+    metrics = found.metrics()
+    assert metrics["sampler/external"] == 5
+    assert metrics["sampler/shortfall"] == 3
+    assert metrics["sampler/verified"] == 10
+    assert metrics["sampler/uninformative"] == 3
+    assert metrics["sampler/rejected/question_mismatch"] == 1
+    assert metrics["sampler/unscorable"] == 3
+    assert metrics["sampler/unscorable/chain_sum"] == 3
+
+
+def test_unscorable_completions_are_counted_by_peer_and_task_once() -> None:
+    entries, verifier = a_pool([UNSCORABLE, GOOD, GOOD, (None, 1.0), GOOD, (1.0, None, 0.0)[:2]])
+    found = draw(entries, verifier, 6)
+    peer = entries[0].group.key
+    other = entries[2].group.key
+    assert found.unscorable == {(peer, "chain_sum"): 3, (other, "chain_sum"): 1}
+    left = [entry for entry in entries if entry.group_id not in found.rejected]
+    assert draw(left, verifier, 6).unscorable == {}
+
+
+def test_an_empty_pool_and_a_silo_verify_nothing() -> None:
+    entries, verifier = a_pool(MIXED)
+    assert draw([], verifier, 4).shortfall == 4
+    silo = draw(entries, verifier, 0)
+    assert (silo.chosen, silo.shortfall, silo.verified) == ((), 0, 0)
+    assert verifier.calls == []
+
+
+def test_the_filter_is_on_the_raw_score_with_a_tolerance() -> None:
+    truths: list[Truth] = [(0.5, 0.5 + 1e-7), (0.5, 0.51), (0.1 + 0.2, 0.3)]
+    entries, verifier = a_pool(truths)
+    assert chosen(draw(entries, verifier, 3)) == [entries[1].group_id]
+    entries, verifier = a_pool(truths)
+    assert chosen(draw(entries, verifier, 3, tolerance=0.02)) == []
+
+
+def test_the_same_seed_draws_the_same_and_another_draws_another() -> None:
+    draws = []
+    for seed in (1, 1, 2):
+        entries, verifier = a_pool([GOOD] * 12)
+        draws.append(chosen(draw(entries, verifier, 6, seed)))
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_a_verdict_that_misses_a_completion_is_an_error() -> None:
+    entries, _ = a_pool([GOOD])
+    with pytest.raises(ValueError, match="one outcome per completion"):
+        sample_external(entries, 1, random.Random(0), lambda _: [make_verdict([1.0])], tolerance=0.0)
+    with pytest.raises(ValueError, match="shorter"):
+        sample_external(entries, 1, random.Random(0), lambda _: [], tolerance=0.0)
+    assert entries[0].verdict is None
