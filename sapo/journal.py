@@ -331,8 +331,8 @@ class Journal:
         """All of the statements inside, durably, or none of them."""
         with self._lock, explained(self._path):
             db = self._connection
-            db.execute("BEGIN IMMEDIATE")
             try:
+                db.execute("BEGIN IMMEDIATE")
                 yield db
                 db.execute("COMMIT")
             except BaseException:
