@@ -1,0 +1,166 @@
+"""Held-out evaluation: the same questions for everyone, sampled once at temperature 1, greedy beside it.
+
+A completion passes when the verifier gives it the full score; partial credit does not count here.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sapo.config import Config
+from sapo.generate.base import Engine
+from sapo.home import Home, write_atomically
+from sapo.models import LoadedPolicy
+from sapo.records import Question, Sampling, canonical, sha256
+from sapo.seeds import stream
+from sapo.tasks import held_out_questions
+from sapo.workers import TaskWorkers
+
+FULL_SCORE = 1.0 - 1e-9
+CHUNK = 250
+"""Questions generated at a time: bounds memory, and is how often progress is told."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What one policy did: per question, in the questions' order, the share of sampled and greedy passes."""
+
+    tasks: tuple[str, ...]
+    sampled: tuple[float, ...]
+    greedy: tuple[float, ...]
+
+    @property
+    def pass_at_1(self) -> float:
+        """Mean share of passes over all questions, sampled at temperature 1."""
+        return statistics.fmean(self.sampled)
+
+    @property
+    def greedy_pass(self) -> float:
+        """Share of questions whose most probable answer passes."""
+        return statistics.fmean(self.greedy)
+
+    def per_task(self) -> dict[str, dict[str, float]]:
+        """`pass_at_1`, `greedy` and the number of `questions` of every task."""
+        result = {}
+        for task in sorted(set(self.tasks)):
+            at = [i for i, name in enumerate(self.tasks) if name == task]
+            result[task] = {
+                "pass_at_1": statistics.fmean(self.sampled[i] for i in at),
+                "greedy": statistics.fmean(self.greedy[i] for i in at),
+                "questions": float(len(at)),
+            }
+        return result
+
+    def summary(self) -> dict[str, Any]:
+        """Plain figures; `interval` is the 95 % half-width of `pass_at_1` over questions."""
+        return {
+            "pass_at_1": self.pass_at_1,
+            "interval": half_width(self.sampled),
+            "greedy": self.greedy_pass,
+            "per_task": self.per_task(),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """The evaluation as metric series (DESIGN 13)."""
+        result = {"eval/pass_at_1": self.pass_at_1, "eval/greedy": self.greedy_pass}
+        for task, figures in self.per_task().items():
+            result[f"eval/pass_at_1/{task}"] = figures["pass_at_1"]
+            result[f"eval/greedy/{task}"] = figures["greedy"]
+        return result
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of the normal 95 % confidence interval of a mean; 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    return 1.959964 * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def held_out_set(config: Config, home: Home, workers: TaskWorkers) -> list[Question]:
+    """The swarm's evaluation questions, regenerated once and kept in the home.
+
+    Raises `UserError` when the data sets have fewer held-out questions than `eval.questions`.
+    """
+    tasks = config.manifest_tasks()
+    wanted = {
+        "tasks": [task.model_dump(mode="json") for task in tasks],
+        "count": config.eval.questions,
+        "seed": config.swarm.seed,
+        "rules": config.rules.model_dump(mode="json"),
+    }
+    digest = sha256(canonical(wanted))
+    if home.held_out.exists():
+        kept = json.loads(home.held_out.read_text(encoding="utf-8"))
+        if kept["digest"] == digest:
+            return [Question.model_validate_json(canonical(item)) for item in kept["questions"]]
+    questions = held_out_questions(
+        workers,
+        tasks,
+        swarm=config.swarm.name,
+        seed=config.swarm.seed,
+        count=config.eval.questions,
+        held_out=config.rules.held_out,
+    )
+    body = {"digest": digest, "questions": [question.model_dump(mode="json") for question in questions]}
+    write_atomically(home.held_out, canonical(body) + "\n")
+    return questions
+
+
+def evaluate(
+    policy: LoadedPolicy,
+    engine: Engine,
+    workers: TaskWorkers,
+    questions: Sequence[Question],
+    *,
+    max_new_tokens: int,
+    samples: int = 1,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Ask a policy held-out questions; `samples` completions each at temperature 1, and one greedy.
+
+    The random stream of a question depends on `seed` and its place only, so that policies compared on
+    the same questions are compared under common random numbers, which narrows the interval of their
+    difference.
+    """
+    sampled: list[float] = []
+    greedy: list[float] = []
+    for start in range(0, len(questions), CHUNK):
+        chunk = questions[start : start + CHUNK]
+        for passes, repeat, is_greedy in ((sampled, samples, False), (greedy, 1, True)):
+            groups = engine.generate(
+                [policy.encode_prompt(question.text) for question in chunk],
+                completions=repeat,
+                max_new_tokens=max_new_tokens,
+                sampling=Sampling(),
+                seed=stream(seed, "evaluate", start, int(is_greedy)),
+                greedy=is_greedy,
+            )
+            items = [
+                (question.recipe, completion.text)
+                for question, group in zip(chunk, groups, strict=True)
+                for completion in group
+            ]
+            hits = [float((outcome.score or 0.0) >= FULL_SCORE) for outcome in workers.score(items)]
+            passes += [statistics.fmean(hits[i : i + repeat]) for i in range(0, len(hits), repeat)]
+        if progress is not None:
+            progress(len(sampled), len(questions))
+    return Evaluation(tuple(q.recipe.dataset for q in questions), tuple(sampled), tuple(greedy))
+
+
+def gain(baselines: Mapping[str, Sequence[float]], nodes: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Mean over nodes of (node minus its own baseline), paired by question, with its 95 % interval.
+
+    Both mappings are keyed by node; a baseline is the policy that node started from.
+    """
+    count = len(next(iter(nodes.values())))
+    differences = [
+        statistics.fmean(scores[q] - baselines[node][q] for node, scores in nodes.items())
+        for q in range(count)
+    ]
+    mean, half = statistics.fmean(differences), half_width(differences)
+    return {"mean": mean, "low": mean - half, "high": mean + half}

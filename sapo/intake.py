@@ -1,0 +1,86 @@
+"""What comes in from peers: polled, admitted into the pool, and verified only when a draw asks for it."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sapo.admission import admit
+from sapo.batching import longest, score_groups
+from sapo.bus.base import Limits, Poll, Positions
+from sapo.errors import Refused, Unavailable
+from sapo.journal import PoolRow
+from sapo.node_parts import NodeParts
+from sapo.pool import Entry, Verdict
+from sapo.records import Outcome, Received
+
+
+@dataclass
+class Arrivals:
+    """Groups that entered the pool in this round, where reading goes on, and the series `pool/*`."""
+
+    rows: list[PoolRow] = field(default_factory=list)
+    positions: Positions = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
+    """Read the bus and let into the pool what may enter it. A bus that is away leaves the node in silo."""
+    metrics: dict[str, float] = {}
+    try:
+        poll = _poll(parts, rng)
+    except Unavailable as error:
+        metrics["bus/unavailable"] = 1.0
+        parts.say_once("bus", f"bus away, going on in silo: {error}")
+        poll = Poll((), parts.journal.positions())
+    now = parts.clock()
+    rows = [row for received in poll.received if (row := _admit(parts, received, now)) is not None]
+    parts.pool.evict(now)
+    return Arrivals(rows, poll.positions, metrics | parts.pool.metrics(now))
+
+
+def _poll(parts: NodeParts, rng: random.Random) -> Poll:
+    bounds = parts.config.pool
+    limits = Limits(max_bytes=bounds.poll_bytes, max_groups=bounds.max_groups, tail=bounds.tail)
+    return parts.bus.poll(parts.journal.positions(), limits, rng)
+
+
+def _admit(parts: NodeParts, received: Received, now: float) -> PoolRow | None:
+    """Put a group into the pool and return the journal's row of it; None where it is refused."""
+    try:
+        if received.signed.group_id in parts.dropped:
+            raise Refused("duplicate")
+        group = admit(
+            received,
+            manifest=parts.manifest,
+            own_key=parts.identity.key,
+            own_node=parts.name,
+            now=now,
+            max_age_s=parts.config.pool.max_age_s,
+            seen=parts.pool.seen,
+            has_control_tokens=parts.policy.has_control_tokens,
+        )
+    except Refused as refused:
+        parts.pool.refuse(refused)
+        return None
+    entry = Entry(received=received, group=group, received_at=now)
+    parts.pool.add(entry)
+    return entry.to_row()
+
+
+def verdicts(parts: NodeParts, entries: Sequence[Entry]) -> list[Verdict]:
+    """Regenerate and score foreign groups: no question, answer or score of a peer is believed (DESIGN 2)."""
+    questions = parts.workers.questions([entry.group.recipe for entry in entries])
+    found: dict[int, Verdict] = {}
+    good = []
+    for i, (entry, question) in enumerate(zip(entries, questions, strict=True)):
+        if isinstance(question, Outcome):
+            found[i] = Verdict.bad("not_regenerable")
+        elif question.text != entry.group.question:
+            found[i] = Verdict.bad("question_mismatch")
+        elif longest(parts.policy, entry.group) > parts.policy.max_length:
+            found[i] = Verdict.bad("too_long")
+        else:
+            good.append(i)
+    for i, row in zip(good, score_groups(parts.workers, [entries[i].group for i in good]), strict=True):
+        found[i] = Verdict(outcomes=row)
+    return [found[i] for i in range(len(entries))]

@@ -1,0 +1,364 @@
+"""One node: Algorithm 1 of arXiv:2509.08721 as five stages over a journal, in plain Python.
+
+generate -> publish -> consume_sample -> verify -> grpo_update. Each stage can be entered again after a
+crash: what the journal holds is taken from there, the rest is done once more.
+"""
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from sapo import sampling
+from sapo.batching import batch_group, reward_metrics, score_groups, source_metrics
+from sapo.errors import SapoError
+from sapo.evaluate import evaluate
+from sapo.identity import seal
+from sapo.intake import Arrivals, receive, verdicts
+from sapo.node_parts import NodeParts, open_parts
+from sapo.pool import Entry
+from sapo.records import Batch, Group, Outcome, Question, RoundResult, SignedGroup, canonical
+from sapo.recovery import recover, roll_back, take_checkpoint
+from sapo.seeds import rng, stream
+from sapo.tasks import train_questions
+
+log = logging.getLogger(__name__)
+
+
+class Paused(SapoError):
+    """A guard stopped the node; it goes on when it is started again."""
+
+
+@dataclass
+class _Round:
+    """What the stages of the round in hand tell each other; all of it can be made again from the journal."""
+
+    groups: list[Group] = field(default_factory=list)
+    signed: list[SignedGroup] = field(default_factory=list)
+    outcomes: list[tuple[Outcome, ...]] | None = None
+    arrivals: Arrivals = field(default_factory=Arrivals)
+    batch: Batch | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class NodeRuntime:
+    """A node's model, journal and round. Open it with `NodeRuntime.open`; use it as a context manager."""
+
+    def __init__(self, parts: NodeParts) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.name = parts.name
+        self.journal = parts.journal
+        self.round = recover(parts)
+        self._now = _Round()
+        self._load_round()
+
+    @classmethod
+    def open(cls, *args: object, **kwargs: object) -> Self:
+        """Lock the node's directory, load or create everything in it and catch up with the journal.
+
+        Arguments are those of `sapo.node_parts.open_parts`. Raises `UserError` for a directory in use, a
+        home of another swarm, or a model that cannot be loaded.
+        """
+        parts = open_parts(*args, **kwargs)  # type: ignore[arg-type]
+        try:
+            return cls(parts)
+        except BaseException:
+            parts.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds of the config are done."""
+        return self.round >= self.config.swarm.rounds
+
+    def run_round(self) -> RoundResult:
+        """One whole round."""
+        self.generate()
+        self.publish()
+        self.consume_sample()
+        self.verify()
+        return self.grpo_update()
+
+    # -- 1. SampleBatch and generation -------------------------------------------------------------------
+
+    def generate(self) -> tuple[str, ...]:
+        """Answer B fresh questions L times each, sign and journal the groups; returns their ids."""
+        now, parts = self._now, self.parts
+        parts.check()
+        started = parts.clock()
+        if not now.signed:
+            self._probe()
+            started = parts.clock()
+            now.groups = self._new_groups(self._questions())
+            now.groups, chosen = self._select(now.groups)
+            now.signed = [seal(group, parts.identity) for group in now.groups]
+            self.journal.commit_groups(self.round, now.signed, [now.signed[i].group_id for i in chosen])
+            for group, signed in zip(now.groups, now.signed, strict=True):
+                parts.pool.seen.add(group, signed.content_sha256)
+        tokens = sum(len(c.token_ids or ()) for group in now.groups for c in group.completions)
+        now.metrics["tokens/generated"] = float(tokens)
+        now.metrics["time/generate"] = parts.clock() - started
+        return tuple(signed.group_id for signed in now.signed)
+
+    def _questions(self) -> list[Question]:
+        config, parts = self.config, self.parts
+        return train_questions(
+            parts.workers,
+            config.tasks,
+            swarm=config.swarm.name,
+            seed=config.swarm.seed,
+            node=self.name,
+            incarnation=self.journal.incarnation,
+            round=self.round,
+            count=config.batch.b,
+            held_out=config.rules.held_out,
+        )
+
+    def _new_groups(self, questions: Sequence[Question]) -> list[Group]:
+        config, parts = self.config, self.parts
+        answers = parts.engine.generate(
+            [parts.policy.encode_prompt(question.text) for question in questions],
+            completions=config.batch.completions,
+            max_new_tokens=config.generate.max_new_tokens,
+            sampling=config.generate.sampling,
+            seed=self._stream("generate"),
+        )
+        created = parts.clock()
+        keep = {} if config.share.token_ids else {"token_ids": None, "logprobs": None}
+        return [
+            Group(
+                swarm=config.swarm.name,
+                node=self.name,
+                key=parts.identity.key,
+                incarnation=self.journal.incarnation,
+                round=self.round,
+                position=position,
+                recipe=question.recipe,
+                question=question.text,
+                completions=tuple(completion.model_copy(update=keep) for completion in completions),
+                policy_version=self.round,
+                sampling=config.generate.sampling,
+                tokenizer=parts.policy.fingerprint if config.share.token_ids else None,
+                created_at=created,
+            )
+            for position, (question, completions) in enumerate(zip(questions, answers, strict=True))
+        ]
+
+    def _select(self, groups: list[Group]) -> tuple[list[Group], list[int]]:
+        """SelectSubset: the groups (with claimed scores where they were scored) and the places published."""
+        share = self.config.share
+        scores = None
+        if share.select == "top":
+            outcomes = score_groups(self.parts.workers, groups)
+            scores = [[outcome.score for outcome in row] for row in outcomes]
+            groups = [_claim(group, row) for group, row in zip(groups, scores, strict=True)]
+        return groups, sampling.select_subset(len(groups), share, self._rng("select"), scores)
+
+    # -- 2. Communicate ----------------------------------------------------------------------------------
+
+    def publish(self) -> None:
+        """Wake the deliverer, which owes this round's groups to the bus; it works beside the round."""
+        if self.parts.deliverer is not None:
+            self.parts.deliverer.kick()
+
+    # -- 3. What others published ------------------------------------------------------------------------
+
+    def consume_sample(self) -> int:
+        """Read the bus, admit what may enter the pool; returns the pool's size."""
+        self.parts.check()
+        now, started = self._now, self.parts.clock()
+        if now.batch is None and self.config.batch.external > 0:
+            now.arrivals = receive(self.parts, self._rng("poll"))
+            now.metrics |= now.arrivals.metrics
+        now.metrics["time/consume"] = self.parts.clock() - started
+        return len(self.parts.pool)
+
+    # -- 4. SampleSelf, SampleExternal, verification -----------------------------------------------------
+
+    def verify(self) -> int:
+        """Score own groups, draw up to J informative foreign ones, journal the batch; returns its groups."""
+        now, parts, started = self._now, self.parts, self.parts.clock()
+        if now.batch is None:
+            entries = parts.pool.entries()
+            local = sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"))
+            if now.outcomes is None:
+                now.outcomes = score_groups(parts.workers, now.groups)
+            draw = sampling.sample_external(
+                entries,
+                self.config.batch.external,
+                self._rng("external"),
+                verify=lambda some: verdicts(parts, some),
+                tolerance=self.config.learn.zero_tolerance,
+            )
+            now.batch = self._batch(local, draw.chosen)
+            parts.pool.remove(draw.leaving)
+            self._commit_batch(now.batch, entries)
+            now.metrics |= draw.metrics()
+        now.metrics |= reward_metrics(now.batch.groups)
+        now.metrics["time/verify"] = parts.clock() - started
+        return len(now.batch.groups)
+
+    def _commit_batch(self, batch: Batch, judged: Sequence[Entry]) -> None:
+        """Transaction 2. What came and went within this round is remembered too, so that it stays away."""
+        arrivals = self._now.arrivals
+        held = {row.group_id for row in (*self.journal.pool(), *arrivals.rows)}
+        self.journal.commit_batch(
+            batch,
+            positions=arrivals.positions or self.journal.positions(),
+            pool_added=arrivals.rows,
+            pool_removed=held - {entry.group_id for entry in self.parts.pool.entries()},
+            verdicts={
+                entry.group_id: entry.verdict.to_json() for entry in judged if entry.verdict is not None
+            },
+        )
+
+    def _batch(self, local: Sequence[int], drawn: Sequence[Entry]) -> Batch:
+        parts, now = self.parts, self._now
+        assert now.outcomes is not None
+        moment = parts.clock()
+        groups = [
+            batch_group(
+                parts.policy,
+                self.config.learn,
+                now.groups[i],
+                now.signed[i],
+                now.outcomes[i],
+                source="local",
+                position=position,
+                age_s=0.0,
+            )
+            for position, i in enumerate(local)
+        ]
+        for entry in drawn:
+            assert entry.verdict is not None
+            groups.append(
+                batch_group(
+                    parts.policy,
+                    self.config.learn,
+                    entry.group,
+                    entry.received.signed,
+                    entry.verdict.outcomes,
+                    source="external",
+                    position=len(groups),
+                    age_s=moment - entry.received.timestamp,
+                    bus_position=entry.received.bus_position,
+                )
+            )
+        return Batch(
+            swarm=self.config.swarm.name,
+            node=self.name,
+            incarnation=self.journal.incarnation,
+            round=self.round,
+            policy_version=self.round,
+            learn=canonical(self.config.learn.model_dump(mode="json")),
+            temperature=self.config.generate.temperature,
+            groups=tuple(groups),
+        )
+
+    # -- 5. PolicyGradient -------------------------------------------------------------------------------
+
+    def grpo_update(self) -> RoundResult:
+        """One optimiser step on the batch; journals the result and takes a checkpoint when one is due.
+
+        Raises `Paused` after the round is journalled when a guard with action `pause` was set off.
+        """
+        now, parts, started = self._now, self.parts, self.parts.clock()
+        assert now.batch is not None
+        step = parts.learner.step(now.batch)
+        target = None
+        if step.alarm and self.config.guard.action == "rollback":
+            target = roll_back(parts)
+        digest = ""
+        if (self.round + 1) % self.config.checkpoint.weight_digest_every == 0:
+            digest = parts.weights_sha256()
+        finished = parts.clock()
+        now.metrics |= step.metrics | source_metrics(now.batch)
+        now.metrics["time/update"] = finished - started
+        now.metrics["time/round"] = sum(
+            now.metrics.get(f"time/{stage}", 0.0) for stage in ("generate", "consume", "verify", "update")
+        )
+        if now.metrics["time/round"] > 0 and "tokens/generated" in now.metrics:
+            now.metrics["tokens/per_second"] = now.metrics["tokens/generated"] / now.metrics["time/round"]
+        result = RoundResult(
+            round=self.round,
+            policy_version=self.round + 1,
+            skipped=step.skipped,
+            rolled_back_to=target,
+            weights_sha256=digest,
+            metrics={name: float(value) for name, value in now.metrics.items()},
+            finished_at=finished,
+        )
+        self.journal.commit_result(result)
+        self.round += 1
+        self._now = _Round()
+        take_checkpoint(parts, self.round, last=self.finished)
+        if parts.deliverer is not None:
+            parts.deliverer.kick()
+        if step.alarm:
+            log.warning("%s: round %d: %s", self.name, result.round, step.alarm)
+            if self.config.guard.action == "pause":
+                raise Paused(f"{self.name} paused after round {result.round}: {step.alarm}")
+        return result
+
+    # -- around the round --------------------------------------------------------------------------------
+
+    def _probe(self) -> None:
+        """Ask itself some held-out questions when they are due, before the round's own work."""
+        parts, config = self.parts, self.config
+        if not parts.probe or self.round % config.eval.probe_every:
+            return
+        started = parts.clock()
+        evaluation = evaluate(
+            parts.policy,
+            parts.engine,
+            parts.workers,
+            parts.probe,
+            max_new_tokens=config.generate.max_new_tokens,
+            seed=config.swarm.seed,
+        )
+        self._now.metrics |= evaluation.metrics()
+        self._now.metrics["time/probe"] = parts.clock() - started
+
+    def _load_round(self) -> None:
+        """Take up a round that a crash cut short: its groups, and its batch if that was committed."""
+        stage = self.journal.stage()
+        if stage is None or stage[0] != self.round:
+            return
+        self._now.signed = list(self.journal.groups(self.round))
+        self._now.groups = [Group.model_validate_json(signed.payload) for signed in self._now.signed]
+        if stage[1] == "batch":
+            self._now.batch = self.journal.batch(self.round)
+
+    def _stream(self, stage: str) -> int:
+        return stream(self.config.swarm.seed, self.journal.incarnation, self.round, stage)
+
+    def _rng(self, stage: str) -> random.Random:
+        return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage)
+
+    def drain(self, timeout: float) -> bool:
+        """Deliver what is owed, within `timeout` seconds; whether nothing is owed any more."""
+        return self.parts.deliverer is None or self.parts.deliverer.drain(timeout)
+
+    def close(self) -> None:
+        """Stop the deliverer and the workers, release the lock. What is owed stays in the journal."""
+        self.parts.close()
+
+
+def _claim(group: Group, scores: Sequence[float | None]) -> Group:
+    """The group with its author's scores written on the completions."""
+    completions = tuple(
+        completion.model_copy(update={"claimed_score": score})
+        for completion, score in zip(group.completions, scores, strict=True)
+    )
+    return group.model_copy(update={"completions": completions})

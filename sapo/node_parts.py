@@ -1,0 +1,185 @@
+"""What a node is made of, and how it is opened: lock, key, journal, policy, learner, bus, pool, deliverer."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sapo import models, starter
+from sapo.bus import open_bus
+from sapo.bus.base import Bus
+from sapo.bus.publish import PublishSink
+from sapo.config import Config
+from sapo.deliver import Deliverer, Sink
+from sapo.errors import UserError
+from sapo.evaluate import held_out_set
+from sapo.generate import open_engine
+from sapo.generate.base import Engine
+from sapo.history.tables import Store
+from sapo.history.training import TrainingSink
+from sapo.home import Home
+from sapo.identity import Identity
+from sapo.journal import Journal
+from sapo.learn.update import Learner
+from sapo.lock import NodeLock
+from sapo.manifest import Manifest
+from sapo.models import LoadedPolicy
+from sapo.pool import Pool
+from sapo.records import Question
+from sapo.workers import TaskWorkers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class NodeParts:
+    """Everything a `NodeRuntime` works with; closed in reverse order."""
+
+    config: Config
+    name: str
+    home: Home
+    manifest: Manifest
+    clock: Callable[[], float]
+    lock: NodeLock
+    identity: Identity
+    journal: Journal
+    workers: TaskWorkers
+    policy: LoadedPolicy
+    engine: Engine
+    learner: Learner
+    bus: Bus
+    pool: Pool
+    dropped: set[str]
+    """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
+    probe: Sequence[Question]
+    deliverer: Deliverer | None
+    last_checkpoint_at: float = 0.0
+    _said: set[str] = field(default_factory=set)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where this node's checkpoints lie."""
+        return self.home.checkpoints(self.name)
+
+    def weights_sha256(self) -> str:
+        """Digest of the policy's weights as they are now."""
+        return models.weights_sha256(self.policy.model)
+
+    def check(self) -> None:
+        """Raise what the deliverer's thread met that is not a mere outage."""
+        if self.deliverer is not None:
+            self.deliverer.check()
+
+    def say_once(self, topic: str, message: str) -> None:
+        """Log a warning the first time `topic` comes up."""
+        if topic not in self._said:
+            self._said.add(topic)
+            log.warning("%s: %s", self.name, message)
+
+    def close(self) -> None:
+        """Stop threads and workers, release files and the lock."""
+        if self.deliverer is not None:
+            self.deliverer.close()
+        self.workers.close()
+        self.bus.close()
+        self.journal.close()
+        self.lock.release()
+
+
+def cache_dir() -> Path:
+    """Where starter policies are kept: `$SAPO_CACHE`, else `~/.cache/sapo`."""
+    return Path(os.environ.get("SAPO_CACHE") or Path.home() / ".cache" / "sapo")
+
+
+def open_workers(config: Config) -> TaskWorkers:
+    """The task workers of a config."""
+    return TaskWorkers(
+        config.workers.count,
+        config.workers.time_limit_s,
+        config.workers.memory_mb,
+        salt=config.rules.salt,
+        answer=config.rules.answer,
+    )
+
+
+def load_initial(config: Config, workers: TaskWorkers, cache: Path) -> LoadedPolicy:
+    """The policy a node starts from; a missing starter is prepared first."""
+    if config.model.split(":")[0] == "starter":
+        starter.prepare(config, workers, cache=cache)
+    return models.load_policy(config.model, config=config, cache=cache)
+
+
+def open_parts(
+    config: Config,
+    name: str,
+    home: Home,
+    *,
+    clock: Callable[[], float] = time.time,
+    bus: Bus | None = None,
+    tracking: Sequence[Sink] = (),
+    incarnation: str | None = None,
+    deliver: bool = True,
+    cache: Path | None = None,
+) -> NodeParts:
+    """Open a node's parts. `config` is the whole swarm's; `tracking` are further sinks, such as MLflow's.
+
+    `bus` and `incarnation` are given by tests and experiments; `deliver=False` leaves the outbox undelivered.
+    Raises `UserError` when the directory is in use, the home is another swarm's, or the model is unusable.
+    """
+    manifest = home.load_manifest()
+    home.check(Manifest.of(config))
+    if name not in config.nodes:
+        raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+    node_config = config.for_node(name)
+    folder = home.node(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = NodeLock(folder)
+    lock.__enter__()
+    workers = open_workers(node_config)
+    try:
+        journal = Journal(home.journal(name), clock=clock, incarnation=incarnation)
+        policy = load_initial(node_config, workers, cache or cache_dir())
+        learner = Learner(
+            policy.model,
+            node_config.learn,
+            temperature=node_config.generate.temperature,
+            guard=node_config.guard,
+        )
+        pool = Pool.restore(node_config.pool, journal.pool())
+        own_bus = bus if bus is not None else open_bus(config, home)
+        history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
+        sinks: list[Sink] = [PublishSink(own_bus), history, *tracking]
+        probe: Sequence[Question] = ()
+        if node_config.eval.probe_questions:
+            probe = held_out_set(config, home, workers)[: node_config.eval.probe_questions]
+        deliverer = Deliverer(home.journal(name), sinks, clock=clock) if deliver else None
+    except BaseException:
+        workers.close()
+        lock.release()
+        raise
+    return NodeParts(
+        config=node_config,
+        name=name,
+        home=home,
+        manifest=manifest,
+        clock=clock,
+        lock=lock,
+        identity=Identity.load_or_create(folder / "key.pem"),
+        journal=journal,
+        workers=workers,
+        policy=policy,
+        engine=open_engine(node_config, policy),
+        learner=learner,
+        bus=own_bus,
+        pool=pool,
+        dropped=set(journal.dropped()),
+        probe=probe,
+        deliverer=deliverer,
+    )
+
+
+def open_store(config: Config, home: Home) -> Store:
+    """The Delta tables of a swarm."""
+    return Store(config.history.uri or str(home.history))
