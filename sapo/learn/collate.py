@@ -1,0 +1,338 @@
+"""From a batch of records to tensors: which completions are trained, and where each token stands.
+
+Masks come from lengths, never from ids. Rows are padded on the right only. Where the model allows it a
+prompt is computed once for all completions that follow it, and equal completions once altogether: several
+sequences then share a row, kept apart by a four-dimensional attention mask and their own positions.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sapo.config import LearnConfig
+from sapo.learn.foreign import admits
+from sapo.records import Batch, BatchGroup, Sample
+
+BLOCK_TOKENS = 1024
+"""A shared prompt and its completions take no longer a row than this (attention grows with its square)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One completion that is trained: prompt plus completion, and what the loss needs to know of it."""
+
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    advantage: float
+    external: bool
+    behaviour: tuple[float, ...] | None = None
+    """The sampler's log-probabilities, one per trained token: the engine's own, or a trusted peer's."""
+
+    @property
+    def start(self) -> int:
+        """Offset of the first trained token."""
+        return self.loss_mask.index(1)
+
+    @property
+    def trained(self) -> list[int]:
+        """Offsets of the trained tokens."""
+        return [offset for offset, flag in enumerate(self.loss_mask) if flag]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows that reach the forward pass, and what else counts in the normaliser."""
+
+    rows: list[Row]
+    silent_tokens: int
+    """Tokens of zero-advantage groups that count in the denominator (`token_mean = "all"`)."""
+    silent_sequences: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A micro-batch: B rows of T tokens, holding S sequences with at most W trained tokens each.
+
+    Of the logits only the last `keep` columns are needed. The n-th distinct trained token, `targets` [N],
+    is predicted at entry `places` [N] of the flattened [B, keep]. `index` [S, W] says which of the N a
+    sequence's trained token is, where `mask` [S, W]. `behaviour` [S, W] holds values where `known` [S].
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    position_ids: Tensor
+    keep: int
+    places: Tensor
+    targets: Tensor
+    index: Tensor
+    mask: Tensor
+    advantages: Tensor
+    external: Tensor
+    behaviour: Tensor
+    known: Tensor
+
+
+@dataclass(slots=True)
+class _Block:
+    """A prompt and the completions that share it."""
+
+    trunk: tuple[int, ...]
+    branches: list[tuple[int, ...]]
+
+    @property
+    def length(self) -> int:
+        return len(self.trunk) + sum(map(len, self.branches))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a sequence stands: row, column of its prompt, column of its completion."""
+
+    row: int
+    trunk: int
+    branch: int
+
+
+def select(batch: Batch, learn: LearnConfig) -> Selection:
+    """The completions to train on: those of informative groups that the settings admit.
+
+    Zero-advantage groups stay out of the forward pass. Completions that are unscorable, masked for being
+    truncated, or not admitted by the foreign mode leave both the numerator and the denominator.
+    """
+    rows: list[Row] = []
+    silent = [0, 0]
+    dropped = {"truncated": 0, "foreign": 0}
+    missing = 0
+    for group in batch.groups:
+        for sample in group.samples:
+            reason = _excluded(sample, group, learn)
+            if reason is not None:
+                dropped[reason] = dropped.get(reason, 0) + 1
+            elif group.informative:
+                rows.append(_row(sample, group, learn))
+                missing += _untold(rows[-1], group, learn)
+            elif learn.token_mean == "all":
+                silent[0] += sum(sample.loss_mask)
+                silent[1] += 1
+    metrics = _shares(batch) | {
+        "learn/sequences": float(len(rows)),
+        "learn/excluded_truncated": float(dropped["truncated"]),
+        "learn/excluded_foreign": float(dropped["foreign"]),
+    }
+    if learn.foreign == "behaviour":
+        metrics["learn/behaviour_missing"] = float(missing)
+    return Selection(rows, silent[0], silent[1], metrics)
+
+
+def _excluded(sample: Sample, group: BatchGroup, learn: LearnConfig) -> str | None:
+    if sample.outcome == "unscorable" or not any(sample.loss_mask):
+        return "empty"
+    if learn.truncated == "mask" and sample.finish_reason == "length":
+        return "truncated"
+    if group.source == "external" and not admits(learn, sample.advantage):
+        return "foreign"
+    return None
+
+
+def _trusted(group: BatchGroup, learn: LearnConfig) -> bool:
+    return learn.foreign == "behaviour" and bool(
+        {group.producer, group.producer_key} & {*learn.trusted_peers}
+    )
+
+
+def _row(sample: Sample, group: BatchGroup, learn: LearnConfig) -> Row:
+    told = group.source == "local" or _trusted(group, learn)
+    return Row(
+        token_ids=sample.token_ids,
+        loss_mask=sample.loss_mask,
+        advantage=sample.advantage,
+        external=group.source == "external",
+        behaviour=sample.behaviour_logprobs if told else None,
+    )
+
+
+def _untold(row: Row, group: BatchGroup, learn: LearnConfig) -> bool:
+    """Whether a trusted producer's completion came without log-probabilities, so counts as if own."""
+    return row.external and row.behaviour is None and _trusted(group, learn)
+
+
+def _shares(batch: Batch) -> dict[str, float]:
+    """Shares of own completions, and groups that carry no advantage."""
+    own = [sample for group in batch.groups if group.source == "local" for sample in group.samples]
+    metrics = {
+        "learn/groups": float(len(batch.groups)),
+        "learn/groups_zero_advantage": float(sum(not group.informative for group in batch.groups)),
+    }
+    if own:
+        metrics["learn/truncated"] = sum(s.finish_reason == "length" for s in own) / len(own)
+        metrics["learn/unscorable"] = sum(s.outcome == "unscorable" for s in own) / len(own)
+    return metrics
+
+
+def collate(
+    rows: Sequence[Row],
+    *,
+    micro_batch: int | None = None,
+    shared: bool = False,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> list[Chunk]:
+    """Micro-batches of at most `micro_batch` sequences.
+
+    `shared` computes common prompts and equal sequences once (see `sapo.learn.update.shares_prompts`);
+    `dtype` is the model's, in which its attention mask is then given. Otherwise every sequence has its
+    own row, sorted by length so that micro-batches pad little.
+    """
+    ordered = list(rows) if shared else sorted(rows, key=lambda row: len(row.token_ids))
+    size = micro_batch or max(len(ordered), 1)
+    return [
+        _chunk(ordered[i : i + size], shared, torch.device(device), dtype)
+        for i in range(0, len(ordered), size)
+    ]
+
+
+def _chunk(rows: Sequence[Row], shared: bool, device: torch.device, dtype: torch.dtype) -> Chunk:
+    lines, places = _arrange(rows, shared)
+    width = max(sum(block.length for block in line) for line in lines)
+    ids, positions, attention = _inputs(lines, width, shared, dtype)
+    row_of, column_of, targets, index, mask = _targets(rows, places)
+    first = min(column_of)
+    keep = width - first
+    flat = [row * keep + column - first for row, column in zip(row_of, column_of, strict=True)]
+    behaviour = [row.behaviour or (0.0,) * sum(row.loss_mask) for row in rows]
+    return Chunk(
+        input_ids=ids.to(device),
+        attention_mask=attention.to(device),
+        position_ids=positions.to(device),
+        keep=keep,
+        places=torch.tensor(flat, device=device),
+        targets=torch.tensor(targets, device=device),
+        index=torch.tensor(_padded(index, 0), device=device),
+        mask=torch.tensor(_padded(mask, False), device=device),
+        advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
+        external=torch.tensor([row.external for row in rows], device=device),
+        behaviour=torch.tensor(_padded(behaviour, 0.0), dtype=torch.float32, device=device),
+        known=torch.tensor([row.behaviour is not None for row in rows], device=device),
+    )
+
+
+def _padded(lists: Iterable[Sequence], value: object) -> list[list]:
+    items = [list(entry) for entry in lists]
+    width = max(map(len, items))
+    return [entry + [value] * (width - len(entry)) for entry in items]
+
+
+def _split(row: Row) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Prompt and the part of the completion that is input: the last trained token only is a target."""
+    end = len(row.loss_mask) - 1 - row.loss_mask[::-1].index(1)
+    return row.token_ids[: row.start], row.token_ids[row.start : end]
+
+
+def _arrange(rows: Sequence[Row], shared: bool) -> tuple[list[list[_Block]], list[_Place]]:
+    """Lines of blocks, and every sequence's place among them."""
+    blocks: list[_Block] = []
+    open_block: dict[tuple[int, ...], int] = {}
+    seen: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]] = {}
+    homes: list[tuple[int, int]] = []
+    for row in rows:
+        trunk, branch = _split(row)
+        home = seen.get((trunk, branch)) if shared else None
+        if home is None:
+            number = open_block.get(trunk) if shared else None
+            if number is None or blocks[number].length + len(branch) > BLOCK_TOKENS:
+                number = open_block[trunk] = len(blocks)
+                blocks.append(_Block(trunk, []))
+            home = seen[trunk, branch] = (number, len(blocks[number].branches))
+            blocks[number].branches.append(branch)
+        homes.append(home)
+    lines = _packed(blocks) if shared else [[number] for number in range(len(blocks))]
+    at: dict[tuple[int, int], _Place] = {}
+    for row_number, line in enumerate(lines):
+        column = 0
+        for number in line:
+            trunk_column, column = column, column + len(blocks[number].trunk)
+            for k, branch in enumerate(blocks[number].branches):
+                at[number, k] = _Place(row_number, trunk_column, column)
+                column += len(branch)
+    return [[blocks[number] for number in line] for line in lines], [at[home] for home in homes]
+
+
+def _packed(blocks: Sequence[_Block]) -> list[list[int]]:
+    """Blocks put into as few lines as first-fit finds, none longer than the longest block."""
+    room = max(block.length for block in blocks)
+    lines: list[list[int]] = []
+    left: list[int] = []
+    for number in sorted(range(len(blocks)), key=lambda n: -blocks[n].length):
+        length = blocks[number].length
+        line = next((k for k, free in enumerate(left) if free >= length), None)
+        if line is None:
+            line = len(lines)
+            lines.append([])
+            left.append(room)
+        lines[line].append(number)
+        left[line] -= length
+    return lines
+
+
+def _inputs(
+    lines: Sequence[Sequence[_Block]], width: int, shared: bool, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, positions and attention mask of the lines, padded on the right."""
+    ids, positions, block_of, branch_of = [], [], [], []
+    for line in lines:
+        tokens: list[int] = []
+        places: list[int] = []
+        blocks: list[int] = []
+        branches: list[int] = []
+        for number, block in enumerate(line):
+            for k, part in enumerate([block.trunk, *block.branches]):
+                first = 0 if k == 0 else len(block.trunk)
+                tokens += part
+                places += range(first, first + len(part))
+                blocks += [number] * len(part)
+                branches += [k] * len(part)
+        pad = width - len(tokens)
+        ids.append(tokens + [0] * pad)
+        positions.append(places + [0] * pad)
+        block_of.append(blocks + [-1] * pad)
+        branch_of.append(branches + [0] * pad)
+    blocks_t, branches_t = torch.tensor(block_of), torch.tensor(branch_of)
+    attention = _attention(blocks_t, branches_t, dtype) if shared else (blocks_t >= 0).long()
+    return torch.tensor(ids), torch.tensor(positions), attention
+
+
+def _attention(blocks: Tensor, branches: Tensor, dtype: torch.dtype) -> Tensor:
+    """Additive mask [B, 1, T, T]: a token sees what comes before it in its own prompt and completion.
+
+    Padding sees padding, so that no row of the softmax is empty.
+    """
+    width = blocks.shape[1]
+    before = torch.ones(width, width, dtype=torch.bool).tril()
+    same_block = blocks[:, :, None] == blocks[:, None, :]
+    visible = (branches[:, None, :] == 0) | (branches[:, :, None] == branches[:, None, :])
+    allowed = before & same_block & visible
+    lowest = torch.finfo(dtype).min
+    return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, lowest)[:, None]
+
+
+def _targets(
+    rows: Sequence[Row], places: Sequence[_Place]
+) -> tuple[list[int], list[int], list[int], list[list[int]], list[list[bool]]]:
+    """Of every distinct trained token the row, the column that predicts it and the id; then the index."""
+    number_of: dict[tuple[int, int, int], int] = {}
+    index: list[list[int]] = []
+    for row, place in zip(rows, places, strict=True):
+        start = row.start
+        numbers = []
+        for offset in row.trained:
+            before = offset - 1
+            column = place.trunk + before if before < start else place.branch + before - start
+            key = (place.row, column, row.token_ids[offset])
+            numbers.append(number_of.setdefault(key, len(number_of)))
+        index.append(numbers)
+    keys = list(number_of)
+    mask = [[True] * len(numbers) for numbers in index]
+    return [k[0] for k in keys], [k[1] for k in keys], [k[2] for k in keys], index, mask

@@ -1,0 +1,68 @@
+"""How foreign tokens enter the loss (TRAPS 1): which of them count, and with what weight.
+
+`as_if_own` treats them as the own policy's, so the ratio of the first step is 1 (the paper). `bounded`
+leaves out tokens the own policy finds nearly impossible. `positive` takes only completions above their
+group's mean. `behaviour` weighs tokens of trusted producers by the ratio to the policy that wrote them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sapo.config import LearnConfig
+from sapo.learn.loss import LOG_RATIO_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """The trained tokens that remain, and the factor of each one's advantage; both [S, T].
+
+    `metrics` are counts, as scalar tensors: `foreign_masked` (below the floor), `nonfinite` (left out for
+    a NaN or infinite log-probability), `clamped` (log-ratios past the limit) and `ratio_truncated`.
+    """
+
+    mask: Tensor
+    weights: Tensor
+    metrics: dict[str, Tensor]
+
+
+def admits(learn: LearnConfig, advantage: float) -> bool:
+    """Whether the mode trains on a foreign completion with this advantage at all."""
+    return learn.foreign != "positive" or advantage > 0.0
+
+
+def treat(
+    learn: LearnConfig, own: Tensor, mask: Tensor, external: Tensor, behaviour: Tensor, known: Tensor
+) -> Treatment:
+    """Apply the mode to a batch.
+
+    `own` [S, T] are the own policy's log-probabilities at the start of the update, `mask` [S, T] the
+    trained tokens, `external` [S] says which sequences are foreign. `behaviour` [S, T] are the producer's
+    log-probabilities where `known` [S], for trusted producers only. Local tokens are never changed.
+    """
+    own = own.detach()
+    weights = torch.ones_like(own)
+    if learn.foreign == "bounded":
+        # A comparison that NaN fails: such tokens are not "below the floor", the loss counts them.
+        low = mask & external[:, None] & (own < learn.foreign_floor) & own.isfinite()
+        return Treatment(mask & ~low, weights, {"foreign_masked": low.sum()})
+    if learn.foreign == "behaviour":
+        return _weigh(own, behaviour, mask, mask & (external & known)[:, None], learn.foreign_ratio_cap)
+    return Treatment(mask, weights, {})
+
+
+def _weigh(own: Tensor, behaviour: Tensor, mask: Tensor, affected: Tensor, cap: float) -> Treatment:
+    """Ratio of own to producing policy, truncated to [1/cap, cap] (truncated importance sampling)."""
+    usable = affected & behaviour.isfinite() & own.isfinite()
+    raw = torch.where(usable, own, 0.0) - torch.where(usable, behaviour, 0.0)
+    ratio = raw.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    weights = ratio.clamp(1.0 / cap, cap)
+    # Where only the producer's value is unusable the token leaves: silently 1 would mean "on-policy".
+    lost = affected & ~usable & own.isfinite()
+    metrics = {
+        "nonfinite": lost.sum(),
+        "clamped": (raw.abs() > LOG_RATIO_LIMIT).sum(),
+        "ratio_truncated": (weights != ratio).sum(),
+    }
+    return Treatment(mask & ~lost, weights, metrics)

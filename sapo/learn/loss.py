@@ -1,0 +1,159 @@
+"""Policy-gradient losses as pure functions: tensors in, loss and counts out, the normaliser passed in.
+
+Shapes: S sequences, T trained tokens of the longest one. Every loss is a sum over its inputs divided by
+`normaliser`, so the losses of micro-batches add up to the loss of the whole batch. None has a KL term.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are clamped to this many nats either way, so that no ratio overflows (TRAPS 6)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """What a loss depends on.
+
+    `logprobs` [S, T] carry the gradient; `old_logprobs` [S, T] never do. `advantages` are [S] or [S, T],
+    `mask` [S, T] is True where a token is trained. Ratios are clipped to [1 - clip_low, 1 + clip_high].
+    """
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    normaliser: float
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutputs:
+    """`loss` is a scalar; `terms` [S, T] are each token's part in it, without gradient.
+
+    `metrics` are counts, as scalar tensors that add up over micro-batches: `tokens`, `sequences`,
+    `clipped` (tokens whose ratio was cut), `clamped` (log-ratios past the limit) and `nonfinite` (tokens
+    left out because a log-probability was NaN or infinite).
+    """
+
+    loss: Tensor
+    terms: Tensor
+    metrics: dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ratio:
+    """Log-ratios [S, T] that are finite everywhere, and the tokens that count."""
+
+    log: Tensor
+    logprobs: Tensor
+    advantages: Tensor
+    used: Tensor
+    lengths: Tensor
+    """Tokens that count, per sequence [S, 1]; at least 1, so that it can divide."""
+    metrics: dict[str, Tensor]
+
+
+def dapo(inputs: LossInputs) -> LossOutputs:
+    """Clipped surrogate, summed over all tokens of the batch (DAPO, arXiv:2503.14476, without its KL).
+
+    The token mean when `normaliser` is the number of tokens.
+    """
+    ratio = _ratio(inputs)
+    terms, clipped = _surrogate(ratio.log.exp(), ratio.advantages, inputs)
+    return _outputs(terms, clipped, ratio, inputs.normaliser)
+
+
+def grpo(inputs: LossInputs) -> LossOutputs:
+    """Clipped surrogate, averaged inside each sequence, then summed (GRPO, arXiv:2402.03300).
+
+    The mean over sequences when `normaliser` is the number of sequences.
+    """
+    ratio = _ratio(inputs)
+    terms, clipped = _surrogate(ratio.log.exp(), ratio.advantages, inputs)
+    return _outputs(terms / ratio.lengths, clipped, ratio, inputs.normaliser)
+
+
+def dr_grpo(inputs: LossInputs) -> LossOutputs:
+    """Clipped surrogate, summed over all tokens (Dr. GRPO, arXiv:2503.20783).
+
+    `normaliser` is a constant, the longest completion allowed times the number of sequences, so that the
+    length of an answer does not weigh its own tokens.
+    """
+    return dapo(inputs)
+
+
+def cispo(inputs: LossInputs) -> LossOutputs:
+    """Clipped ratio, held constant, times log-probability (CISPO, MiniMax-M1, arXiv:2506.13585).
+
+    Unlike the surrogates, tokens outside the clip keep a gradient.
+    """
+    ratio = _ratio(inputs)
+    raw = ratio.log.detach().exp()
+    weight = raw.clamp(1.0 - inputs.clip_low, 1.0 + inputs.clip_high)
+    return _outputs(-weight * ratio.advantages * ratio.logprobs, weight != raw, ratio, inputs.normaliser)
+
+
+def gspo(inputs: LossInputs) -> LossOutputs:
+    """Clipped surrogate of one ratio per sequence, exp(mean log-ratio) (GSPO, arXiv:2507.18071).
+
+    The mean over sequences when `normaliser` is their number. Advantages per token are averaged inside
+    the sequence. A clipped sequence counts all its tokens as clipped.
+    """
+    ratio = _ratio(inputs)
+    log = (ratio.log * ratio.used).sum(1, keepdim=True) / ratio.lengths
+    advantages = (ratio.advantages * ratio.used).sum(1, keepdim=True) / ratio.lengths
+    terms, clipped = _surrogate(log.exp(), advantages, inputs)
+    shape = ratio.log.shape
+    return _outputs((terms / ratio.lengths).expand(shape), clipped.expand(shape), ratio, inputs.normaliser)
+
+
+LOSSES: dict[str, Callable[[LossInputs], LossOutputs]] = {
+    "dapo": dapo,
+    "grpo": grpo,
+    "dr_grpo": dr_grpo,
+    "cispo": cispo,
+    "gspo": gspo,
+}
+
+
+def normaliser(loss: str, *, tokens: float, sequences: float, length: int) -> float:
+    """What `loss` is divided by, from the counts of the whole batch and `dr_grpo`'s constant length."""
+    if loss in ("dapo", "cispo"):
+        return tokens
+    return sequences * length if loss == "dr_grpo" else sequences
+
+
+def _ratio(inputs: LossInputs) -> _Ratio:
+    """Log-ratio to the old policy; tokens without a finite one are left out and counted (TRAPS 5)."""
+    old = inputs.old_logprobs.detach()
+    used = inputs.mask & inputs.logprobs.isfinite() & old.isfinite()
+    logprobs = torch.where(used, inputs.logprobs, 0.0)
+    raw = logprobs - torch.where(used, old, 0.0)
+    lengths = used.sum(1, keepdim=True)
+    advantages = inputs.advantages if inputs.advantages.dim() == 2 else inputs.advantages[:, None]
+    metrics = {
+        "tokens": used.sum(),
+        "sequences": (lengths > 0).sum(),
+        "clamped": (raw.detach().abs() > LOG_RATIO_LIMIT).sum(),
+        "nonfinite": (inputs.mask & ~used).sum(),
+    }
+    log = raw.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return _Ratio(log, logprobs, advantages.detach(), used, lengths.clamp(min=1), metrics)
+
+
+def _surrogate(ratio: Tensor, advantages: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+    """Minus the smaller of the plain and the clipped gain, and where the clip decided."""
+    plain = ratio * advantages
+    clipped = ratio.clamp(1.0 - inputs.clip_low, 1.0 + inputs.clip_high) * advantages
+    return -torch.minimum(plain, clipped), clipped < plain
+
+
+def _outputs(terms: Tensor, clipped: Tensor, ratio: _Ratio, normaliser: float) -> LossOutputs:
+    terms = torch.where(ratio.used, terms, 0.0) / normaliser
+    metrics = ratio.metrics | {"clipped": (clipped.detach() & ratio.used).sum()}
+    return LossOutputs(terms.sum(), terms.detach(), metrics)

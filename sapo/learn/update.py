@@ -1,0 +1,366 @@
+"""The update: one batch in, one or more optimiser steps or a reason why none was made.
+
+A deterministic function of weights, optimiser state and batch: nothing random, nothing read or written.
+"""
+
+import inspect
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sapo.config import GuardConfig, LearnConfig
+from sapo.errors import UserError
+from sapo.learn.collate import Chunk, Selection, collate, select
+from sapo.learn.foreign import treat
+from sapo.learn.guard import guard
+from sapo.learn.loss import LOSSES, LossInputs, normaliser
+from sapo.records import Batch
+
+SHARING = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
+"""Model types known to take a four-dimensional mask and explicit positions as they are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What became of a batch. `skipped` says why no optimiser step was made; weights are then untouched.
+
+    `alarm` says which guard was set off, or that something was not finite; what to do about it beyond
+    leaving the step out (pause, rollback) is the caller's. `metrics` are finite.
+    """
+
+    skipped: str | None
+    metrics: dict[str, float]
+    alarm: str | None = None
+
+
+@dataclass(slots=True)
+class _Pass:
+    """Sums over the micro-batches of one epoch; the loss is not yet divided."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    lowest_foreign: float = math.inf
+
+    def add(self, values: dict[str, Tensor]) -> None:
+        if not values:
+            return
+        # One transfer for all: each of them alone would make an accelerator wait.
+        numbers = torch.stack([value.double() for value in values.values()]).tolist()
+        for name, number in zip(values, numbers, strict=True):
+            self.sums[name] = self.sums.get(name, 0.0) + number
+
+    def of(self, name: str) -> float:
+        return self.sums.get(name, 0.0)
+
+
+class Learner:
+    """Owns a model's optimiser and makes updates on batches.
+
+    `model` is any Hugging Face-like causal language model: `model(input_ids=, attention_mask=).logits`,
+    with `position_ids` and `logits_to_keep` where its signature has them. It is put in evaluation mode:
+    with dropout the ratio of a policy to itself is not 1. Only parameters that require gradients are
+    trained. Those not in float32 have float32 masters, or steps below their precision would be lost.
+    `temperature` is the one the node samples at. Raises `UserError` when there is nothing to train.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        learn: LearnConfig,
+        *,
+        temperature: float,
+        guard: GuardConfig | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.model = model.to(device).eval()
+        self.device = torch.device(device)
+        self.guard = guard or GuardConfig()
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        if not self._parameters:
+            raise UserError("model", type(model).__name__, "has no trainable parameter", "unfreeze some")
+        self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
+        self._accepts = _arguments(model)
+        self._shared = shares_prompts(model)
+        self._optimizer = torch.optim.AdamW(self._masters, fused=True)
+        self.set_learn(learn, temperature=temperature)
+
+    def set_learn(self, learn: LearnConfig, *, temperature: float | None = None) -> None:
+        """Go on under other settings; the optimiser's moments stay."""
+        self.learn = learn
+        if temperature is not None:
+            self.temperature = temperature
+        for group in self._optimizer.param_groups:
+            group["lr"], group["weight_decay"] = learn.lr, learn.weight_decay
+            group["betas"] = (learn.beta1, learn.beta2)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimiser's state, and the float32 masters where the model is not in float32."""
+        masters = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
+        return {"optimizer": self._optimizer.state_dict(), "masters": masters}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave; load the model's weights first. The present settings stay.
+
+        Raises `ValueError` where it belongs to another model.
+        """
+        self._optimizer.load_state_dict(state["optimizer"])
+        held = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
+        for master, saved in zip(held, state["masters"], strict=True):
+            master.copy_(saved)
+        self.set_learn(self.learn)
+
+    def step(self, batch: Batch) -> StepResult:
+        """Update the model on a batch: `learn.epochs` optimiser steps, or none and the reason.
+
+        None is made without an informative group or a trained token, when a guard is set off, or when a
+        log-probability, the loss or the gradient is not finite. Should that happen after the first epoch,
+        the steps already made stay and the rest is left out. Raises `UserError` for a batch that was
+        sampled at another temperature than this learner's (`set_learn` changes it).
+        """
+        if batch.temperature != self.temperature:
+            raise UserError(
+                "batch.temperature",
+                batch.temperature,
+                f"the learner's temperature is {self.temperature}",
+                "set it with set_learn",
+            )
+        chosen = select(batch, self.learn)
+        metrics = chosen.metrics | {"learn/steps": 0.0}
+        alarm = guard(metrics, self.guard)
+        if alarm is not None:
+            return StepResult(alarm, metrics, alarm)
+        if not any(group.informative for group in batch.groups):
+            return StepResult("no informative group", metrics)
+        if not chosen.rows:
+            return StepResult("no trained token", metrics)
+        chunks = collate(
+            chosen.rows,
+            micro_batch=self.learn.micro_batch,
+            shared=self._shared,
+            device=self.device,
+            dtype=self._parameters[0].dtype,
+        )
+        with _deterministic(self.device):
+            return self._update(chunks, chosen, metrics)
+
+    def _update(self, chunks: Sequence[Chunk], chosen: Selection, metrics: dict[str, float]) -> StepResult:
+        old: list[Tensor] = []
+        problem: str | None = None
+        self._follow_model()
+        for epoch in range(self.learn.epochs):
+            done = self._accumulate(chunks, old)
+            count = self._normaliser(done, chosen)
+            if epoch == 0:
+                metrics |= _summary(done, count)
+                if done.of("nan") == 0 and done.of("tokens") == 0:
+                    self._forget_gradients()
+                    return StepResult("no trained token", metrics)
+            problem = self._problem(done) or (guard(metrics, self.guard) if epoch == 0 else None)
+            if problem is None:
+                norm = self._clip(count)
+                if math.isfinite(norm):
+                    metrics.setdefault("learn/grad_norm", norm)
+                else:
+                    problem = "non-finite gradient"
+            if problem is not None:
+                break
+            self._apply()
+            metrics["learn/steps"] += 1.0
+            metrics["learn/clip_share"] = done.of("clipped") / max(done.of("tokens"), 1.0)
+        self._forget_gradients()
+        return StepResult(None if metrics["learn/steps"] else problem, metrics, problem)
+
+    def _accumulate(self, chunks: Sequence[Chunk], old: list[Tensor]) -> _Pass:
+        """Forward and backward over all micro-batches; `old` is filled in the first epoch.
+
+        The loss is left undivided: which tokens count is known only after the last forward pass, so the
+        gradient is divided once, in `_clip`. That makes micro-batches equal to one batch.
+        """
+        done = _Pass()
+        learn = self.learn
+        gspo = learn.loss == "gspo"
+        for number, chunk in enumerate(chunks):
+            logprobs, entropy = self.logprobs(chunk)
+            own = logprobs.detach()
+            if len(old) == number:
+                old.append(own)
+            start = old[number]
+            foreign = treat(learn, start, chunk.mask, chunk.external, chunk.behaviour, chunk.known)
+            inputs = LossInputs(
+                logprobs=logprobs,
+                old_logprobs=start,
+                advantages=chunk.advantages[:, None] * foreign.weights,
+                mask=foreign.mask,
+                normaliser=1.0,
+                clip_low=learn.gspo_clip_low if gspo else learn.clip_low,
+                clip_high=learn.gspo_clip_high if gspo else learn.clip_high,
+            )
+            result = LOSSES[learn.loss](inputs)
+            result.loss.backward()
+            measures = _measures(chunk, own, entropy, result.terms, foreign.mask)
+            for values in (result.metrics, foreign.metrics, measures):
+                done.add(values)
+            foreign_own = own[chunk.mask & chunk.external[:, None] & own.isfinite()]
+            if foreign_own.numel():
+                done.lowest_foreign = min(done.lowest_foreign, float(foreign_own.min()))
+        return done
+
+    def logprobs(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Log-probability [S, W] of every trained token at the sampling temperature, and entropy in nats.
+
+        Float32 whatever the model computes in. Entropy has no gradient.
+        """
+        arguments: dict[str, Any] = {"input_ids": chunk.input_ids, "attention_mask": chunk.attention_mask}
+        if "position_ids" in self._accepts:
+            arguments["position_ids"] = chunk.position_ids
+        if "logits_to_keep" in self._accepts:
+            arguments["logits_to_keep"] = chunk.keep
+        if "use_cache" in self._accepts:
+            arguments["use_cache"] = False
+        logits = self.model(**arguments).logits[:, -chunk.keep :]
+        wanted = logits.reshape(-1, logits.shape[-1]).index_select(0, chunk.places)
+        everything = torch.log_softmax(wanted.float() / self.temperature, dim=-1)
+        flat = everything.gather(1, chunk.targets[:, None])[:, 0]
+        with torch.no_grad():
+            entropy = torch.special.entr(everything.exp()).sum(-1)
+        shape = chunk.index.shape
+        index = chunk.index.reshape(-1)
+        return flat.index_select(0, index).reshape(shape), entropy.index_select(0, index).reshape(shape)
+
+    def _normaliser(self, done: _Pass, chosen: Selection) -> float:
+        return normaliser(
+            self.learn.loss,
+            tokens=done.of("tokens") + chosen.silent_tokens,
+            sequences=done.of("sequences") + chosen.silent_sequences,
+            length=self.learn.dr_grpo_length,
+        )
+
+    def _problem(self, done: _Pass) -> str | None:
+        """A NaN is the model's, not one token's: no step is worth making."""
+        if done.of("nan"):
+            return "non-finite log-probabilities"
+        return None if math.isfinite(done.of("loss")) else "non-finite loss"
+
+    def _clip(self, count: float) -> float:
+        """Divide the summed gradients by the normaliser and clip them; returns the norm before clipping."""
+        gradients = []
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if parameter.grad is not None and master is not parameter:
+                master.grad = parameter.grad.float()
+            if master.grad is not None:
+                gradients.append(master.grad)
+        torch._foreach_div_(gradients, count)
+        return float(torch.nn.utils.clip_grad_norm_(self._masters, self.learn.grad_clip))
+
+    def _apply(self) -> None:
+        self._optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(self._parameters, self._masters, strict=True):
+                if master is not parameter:
+                    parameter.copy_(master)
+        self._forget_gradients()
+
+    def _follow_model(self) -> None:
+        """Take over weights that were loaded into the model since the last step."""
+        self._forget_gradients()
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master is not parameter and not torch.equal(master.to(parameter.dtype), parameter.detach()):
+                master.copy_(parameter.detach())
+
+    def _forget_gradients(self) -> None:
+        for tensor in (*self._parameters, *self._masters):
+            tensor.grad = None
+
+
+def shares_prompts(model: torch.nn.Module) -> bool:
+    """Whether a prompt may be computed once for all its completions.
+
+    It needs an architecture with plain causal attention that takes the mask as given: sliding windows and
+    recurrent layers would see the neighbouring completion.
+    """
+    config = getattr(model, "config", None)
+    layers = getattr(config, "layer_types", None) or ["full_attention"]
+    return (
+        getattr(config, "model_type", None) in SHARING
+        and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
+        and set(layers) == {"full_attention"}
+    )
+
+
+def _arguments(model: torch.nn.Module) -> frozenset[str]:
+    """Names of the arguments that the model's forward takes, seen through a LoRA wrapper."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    return frozenset(inspect.signature(base.forward).parameters)
+
+
+def _measures(
+    chunk: Chunk, own: Tensor, entropy: Tensor, terms: Tensor, counted: Tensor
+) -> dict[str, Tensor]:
+    """Sums over one micro-batch for the metrics, in float64."""
+    finite = chunk.mask & own.isfinite()
+    external = chunk.external[:, None]
+    local, foreign = finite & ~external, finite & external
+    gap = finite & (chunk.known & ~chunk.external)[:, None]
+    sizes = terms.double().abs()
+
+    def total(values: Tensor, where: Tensor) -> Tensor:
+        return torch.where(where, values, 0.0).sum(dtype=torch.float64)
+
+    return {
+        "nan": (own.isnan() & chunk.mask).sum(),
+        "loss": terms.sum(dtype=torch.float64),
+        "size": sizes.sum(),
+        "size_external": (sizes * external).sum(),
+        "counted": (counted & own.isfinite()).sum(),
+        "counted_external": (counted & foreign).sum(),
+        "local": local.sum(),
+        "foreign": foreign.sum(),
+        "entropy": total(entropy, local),
+        "logprob_local": total(own, local),
+        "logprob_foreign": total(own, foreign),
+        "gap": total((own - chunk.behaviour).abs(), gap),
+        "gap_tokens": gap.sum(),
+    }
+
+
+def _summary(done: _Pass, count: float) -> dict[str, float]:
+    """The metrics of the first epoch; one that has nothing to be the mean of is left out."""
+    metrics = {
+        "learn/tokens": done.of("tokens"),
+        "learn/foreign_masked": done.of("foreign_masked"),
+        "learn/ratio_truncated": done.of("ratio_truncated"),
+        "learn/nonfinite": done.of("nonfinite"),
+        "learn/clamped": done.of("clamped"),
+    }
+
+    def mean(name: str, value: float, over: float) -> None:
+        if over > 0 and math.isfinite(value):
+            metrics[name] = value / over
+
+    mean("learn/loss", done.of("loss"), count)
+    mean("learn/entropy", done.of("entropy"), done.of("local"))
+    mean("learn/logprob_local", done.of("logprob_local"), done.of("local"))
+    mean("learn/logprob_foreign", done.of("logprob_foreign"), done.of("foreign"))
+    mean("learn/loss_share_external", done.of("size_external"), done.of("size"))
+    mean("learn/token_share_external", done.of("counted_external"), done.of("counted"))
+    mean("learn/engine_gap", done.of("gap"), done.of("gap_tokens"))
+    if math.isfinite(done.lowest_foreign):
+        metrics["learn/logprob_foreign_min"] = done.lowest_foreign
+    return metrics
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
+    """Only deterministic kernels while an update runs on CPU; the process's own setting comes back after."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    if device.type == "cpu":
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)

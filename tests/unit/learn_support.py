@@ -1,0 +1,167 @@
+"""Small batches and models for the learner's tests."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from sapo.config import LearnConfig
+from sapo.learn.advantage import group_advantages
+from sapo.records import Batch, BatchGroup, FinishReason, Recipe, Sample, Source, sha256
+
+VOCABULARY = 24
+_SIZE = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def tiny_model(kind: str = "qwen2", seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """A random causal language model of a few thousand parameters, on a vocabulary of 24."""
+    torch.manual_seed(seed)
+    if kind == "gpt2":
+        model = GPT2LMHeadModel(
+            GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+        )
+    elif kind == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**_SIZE, intermediate_size=32, num_key_value_heads=1))
+    elif kind == "qwen3":
+        model = Qwen3ForCausalLM(
+            Qwen3Config(**_SIZE, intermediate_size=32, num_key_value_heads=1, head_dim=8)
+        )
+    else:
+        model = Qwen2ForCausalLM(Qwen2Config(**_SIZE, intermediate_size=32, num_key_value_heads=1))
+    with torch.no_grad():
+        # Initial weights are so small that every distribution is flat; these are not.
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(12.0)
+    return model.to(dtype).eval()
+
+
+def sample(
+    prompt: Sequence[int],
+    completion: Sequence[int],
+    *,
+    k: int = 0,
+    advantage: float = 0.0,
+    score: float | None = 0.0,
+    finish_reason: FinishReason = "stop",
+    behaviour: Sequence[float] | None = None,
+) -> Sample:
+    """One completion of a batch; `score` None is an unscorable one."""
+    return Sample(
+        k=k,
+        token_ids=(*prompt, *completion),
+        loss_mask=(0,) * len(prompt) + (1,) * len(completion),
+        text="",
+        finish_reason=finish_reason,
+        outcome="unscorable" if score is None else "score",
+        score=score,
+        advantage=advantage,
+        behaviour_logprobs=None if behaviour is None else tuple(behaviour),
+    )
+
+
+def group(
+    prompt: Sequence[int],
+    completions: Sequence[Sequence[int]],
+    scores: Sequence[float | None],
+    *,
+    source: Source = "local",
+    producer: str = "n0",
+    learn: LearnConfig | None = None,
+    finish_reasons: Sequence[FinishReason] | None = None,
+    behaviour: Sequence[Sequence[float] | None] | None = None,
+    position: int = 0,
+) -> BatchGroup:
+    """A group with the advantages that its scores give it."""
+    reasons = list(finish_reasons or ["stop"] * len(completions))
+    advantages = group_advantages(scores, reasons, learn or LearnConfig())
+    return BatchGroup(
+        position=position,
+        group_id=sha256(f"{producer}{position}"),
+        content_sha256=sha256("content"),
+        source=source,
+        producer=producer,
+        producer_key=sha256(producer),
+        producer_version=0,
+        recipe=Recipe.make("chain_sum", {}, position),
+        question="",
+        age_s=0.0,
+        samples=tuple(
+            sample(
+                prompt,
+                completion,
+                k=k,
+                advantage=advantages[k],
+                score=scores[k],
+                finish_reason=reasons[k],
+                behaviour=None if behaviour is None else behaviour[k],
+            )
+            for k, completion in enumerate(completions)
+        ),
+    )
+
+
+def batch(*groups: BatchGroup, temperature: float = 1.0) -> Batch:
+    """A batch of groups, in order."""
+    return Batch(
+        swarm="s",
+        node="n0",
+        incarnation="0" * 16,
+        round=0,
+        policy_version=0,
+        learn="{}",
+        temperature=temperature,
+        groups=groups,
+    )
+
+
+def example(learn: LearnConfig | None = None) -> Batch:
+    """Two local groups and a foreign one, of different lengths; one local group carries no advantage."""
+    return batch(
+        group((3, 4, 5), [(6, 1), (7, 8, 1), (6, 1), (9, 10, 11, 12)], [1.0, 0.0, 1.0, 0.0], learn=learn),
+        group((3, 4), [(6, 1), (7, 1)], [1.0, 1.0], position=1, learn=learn),
+        group(
+            (5, 6, 7, 8, 9),
+            [(13, 14, 15, 1), (2, 1), (16, 1)],
+            [0.0, 0.5, 1.0],
+            source="external",
+            producer="n1",
+            position=2,
+            learn=learn,
+        ),
+    )
+
+
+def plain_logprobs(
+    model: torch.nn.Module, prompt: Sequence[int], completion: Sequence[int], temperature: float = 1.0
+) -> list[float]:
+    """Log-probability of each completion token, one sequence alone, without padding, mask or positions."""
+    ids = torch.tensor([[*prompt, *completion]])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0].double() / temperature
+    logprobs = logits.log_softmax(-1)
+    return [
+        float(logprobs[len(prompt) + i - 1, token])
+        for i, token in enumerate(completion)
+        if math.isfinite(float(logprobs[len(prompt) + i - 1, token]))
+    ]
+
+
+def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of all parameters by name."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    """Whether two sets of parameters are the same bits."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

@@ -1,0 +1,277 @@
+"""Losses agree with closed forms worked by hand, and gradients do not flow where they must not."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from sapo.config import Config, LearnConfig
+from sapo.learn.foreign import admits, treat
+from sapo.learn.loss import LOSSES, LossInputs, LossOutputs, cispo, dapo, dr_grpo, grpo, gspo, normaliser
+
+Loss = Callable[[LossInputs], LossOutputs]
+NAN = float("nan")
+
+
+def inputs(
+    ratios: list[list[float]],
+    advantages: list[float],
+    lengths: list[int] | None = None,
+    count: float = 1.0,
+    **bounds: float,
+) -> LossInputs:
+    """Inputs with given ratios: old log-probability -1 everywhere, new one -1 + ln(ratio)."""
+    new = (torch.tensor(ratios, dtype=torch.float64).log() - 1.0).requires_grad_()
+    width = new.shape[1]
+    mask = torch.tensor([[i < n for i in range(width)] for n in lengths or [width] * len(ratios)])
+    return LossInputs(
+        new, torch.full_like(new, -1.0), torch.tensor(advantages).double(), mask, count, **bounds
+    )
+
+
+def gradient(loss: Loss, given: LossInputs) -> torch.Tensor:
+    loss(given).loss.backward()
+    assert given.logprobs.grad is not None
+    return given.logprobs.grad
+
+
+def test_dapo_is_the_token_mean_of_the_clipped_gain() -> None:
+    # Gains: 1.1 * 2, 1.28 * 2 (clipped), 0.9 * -1, and min(-0.5, -0.8) = -0.8 (clipped).
+    given = inputs([[1.1, 1.5], [0.9, 0.5]], [2.0, -1.0], count=4.0)
+    out = dapo(given)
+    assert out.loss.item() == pytest.approx(-(2.2 + 2.56 - 0.9 - 0.8) / 4)
+    assert out.metrics["clipped"] == 2
+    assert out.metrics["tokens"] == 4
+    # d loss / d logp = -ratio * advantage / 4 where the clip did not decide.
+    expected = torch.tensor([[-2.2 / 4, 0.0], [0.9 / 4, 0.0]], dtype=torch.float64)
+    assert torch.allclose(gradient(dapo, given), expected)
+
+
+def test_a_bad_ratio_on_the_harmless_side_is_not_clipped() -> None:
+    # A gain that is already lower than the clipped one keeps its gradient (the pessimistic minimum).
+    given = inputs([[0.5, 1.5]], [1.0], count=2.0)
+    assert torch.allclose(gradient(dapo, given), torch.tensor([[-0.25, 0.0]], dtype=torch.float64))
+    given = inputs([[0.5, 1.5]], [-1.0], count=2.0)
+    assert torch.allclose(gradient(dapo, given), torch.tensor([[0.0, 0.75]], dtype=torch.float64))
+
+
+def test_grpo_is_the_mean_over_sequences_of_their_token_means() -> None:
+    given = inputs([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]], [1.0, -1.0], lengths=[4, 1], count=2.0)
+    assert grpo(given).loss.item() == pytest.approx((-1.0 + 1.0) / 2)
+    expected = torch.tensor([[-1 / 8] * 4, [1 / 2, 0, 0, 0]], dtype=torch.float64)
+    assert torch.allclose(gradient(grpo, given), expected)
+
+
+def test_dr_grpo_divides_by_a_constant_whatever_the_lengths() -> None:
+    count = normaliser("dr_grpo", tokens=5, sequences=2, length=10)
+    assert count == 20.0
+    given = inputs([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]], [1.0, -1.0], lengths=[4, 1], count=count)
+    assert dr_grpo(given).loss.item() == pytest.approx(-(4 - 1) / 20)
+    expected = torch.tensor([[-1 / 20] * 4, [1 / 20, 0, 0, 0]], dtype=torch.float64)
+    assert torch.allclose(gradient(dr_grpo, given), expected)
+
+
+def test_cispo_is_the_clipped_ratio_times_the_log_probability() -> None:
+    given = inputs([[1.1, 2.0, 0.1]], [3.0], count=3.0)
+    logprobs = [math.log(1.1) - 1, math.log(2.0) - 1, math.log(0.1) - 1]
+    weights = [1.1, 1.28, 0.8]
+    expected = -sum(w * 3.0 * p for w, p in zip(weights, logprobs, strict=True)) / 3
+    assert cispo(given).loss.item() == pytest.approx(expected)
+    assert cispo(given).metrics["clipped"] == 2
+
+
+def test_trap_31_cispo_has_no_gradient_through_its_ratio_and_one_for_clipped_tokens() -> None:
+    given = inputs([[1.1, 2.0, 0.1]], [3.0], count=3.0)
+    # Just -weight * advantage / 3: through the ratio it would be larger by the factor 1 + logprob.
+    expected = torch.tensor([[-1.1, -1.28, -0.8]], dtype=torch.float64)
+    assert torch.allclose(gradient(cispo, given), expected)
+
+
+def test_gspo_clips_one_ratio_per_sequence() -> None:
+    # Mean log-ratios: (ln 1.2 + ln 1.0) / 2 = ln sqrt(1.2), and ln 2, which is clipped at 1.28.
+    given = inputs([[1.2, 1.0], [2.0, 2.0]], [1.0, 1.0], count=2.0)
+    ratio = math.sqrt(1.2)
+    out = gspo(given)
+    assert out.loss.item() == pytest.approx(-(ratio + 1.28) / 2)
+    assert out.metrics["clipped"] == 2
+    expected = torch.tensor([[-ratio / 4, -ratio / 4], [0.0, 0.0]], dtype=torch.float64)
+    assert torch.allclose(gradient(gspo, given), expected)
+
+
+def test_gspo_s_own_bounds_clip_what_the_token_bounds_would_not() -> None:
+    learn = LearnConfig(loss="gspo")
+    bounds = {"clip_low": learn.gspo_clip_low, "clip_high": learn.gspo_clip_high}
+    assert gspo(inputs([[1.01, 1.01]], [1.0])).metrics["clipped"] == 0
+    assert gspo(inputs([[1.01, 1.01]], [1.0], **bounds)).metrics["clipped"] == 2
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_trap_31_no_loss_sends_a_gradient_into_old_logprobs_or_advantages(name: str) -> None:
+    given = inputs([[1.1, 0.9]], [1.0])
+    old = given.old_logprobs.clone().requires_grad_()
+    advantages = given.advantages.clone().requires_grad_()
+    LOSSES[name](LossInputs(given.logprobs, old, advantages, given.mask, 1.0)).loss.backward()
+    assert old.grad is None
+    assert advantages.grad is None
+    assert given.logprobs.grad is not None
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_terms_add_up_to_the_loss_and_carry_no_gradient(name: str) -> None:
+    out = LOSSES[name](inputs([[1.1, 0.5, 1.4], [0.7, 1.0, 1.3]], [1.0, -2.0], lengths=[3, 2], count=5.0))
+    assert out.terms.sum().item() == pytest.approx(out.loss.item())
+    assert not out.terms.requires_grad
+    assert out.terms[1, 2] == 0
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_at_ratio_one_every_loss_has_the_policy_gradient(name: str) -> None:
+    given = inputs([[1.0, 1.0], [1.0, 1.0]], [1.5, -0.5], count=4.0)
+    per_sequence = name in ("grpo", "gspo")
+    expected = torch.tensor([[-1.5] * 2, [0.5] * 2], dtype=torch.float64) / 4 / (2 if per_sequence else 1)
+    assert torch.allclose(gradient(LOSSES[name], given), expected)
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize(
+    ("old", "new"), [(NAN, -1.0), (-1.0, NAN), (-math.inf, -1.0), (-math.inf, -math.inf)]
+)
+def test_trap_05_a_token_without_a_finite_logprob_is_left_out_and_counted(
+    name: str, old: float, new: float
+) -> None:
+    logprobs = torch.tensor([[-1.0, new]], dtype=torch.float64).requires_grad_()
+    olds = torch.tensor([[-1.0, old]], dtype=torch.float64)
+    out = LOSSES[name](LossInputs(logprobs, olds, torch.tensor([2.0]).double(), torch.ones(1, 2).bool(), 1.0))
+    out.loss.backward()
+    alone = inputs([[1.0]], [2.0])
+    assert out.loss.item() == pytest.approx(LOSSES[name](alone).loss.item())
+    assert out.metrics["nonfinite"] == 1
+    assert out.metrics["tokens"] == 1
+    assert logprobs.grad is not None
+    assert logprobs.grad[0, 1] == 0
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("gap", [1000.0, -1000.0])
+def test_trap_06_a_huge_log_ratio_neither_overflows_nor_hides(name: str, gap: float) -> None:
+    logprobs = torch.tensor([[-1.0 + gap]]).requires_grad_()
+    out = LOSSES[name](
+        LossInputs(logprobs, torch.tensor([[-1.0]]), torch.tensor([-1.0]), torch.ones(1, 1).bool(), 1.0)
+    )
+    out.loss.backward()
+    assert math.isfinite(out.loss.item())
+    assert logprobs.grad is not None
+    assert logprobs.grad.isfinite().all()
+    assert out.metrics["clamped"] == 1
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_trap_27_losses_of_micro_batches_add_up_to_the_loss_of_the_batch(name: str) -> None:
+    ratios = [[1.1, 0.5, 1.4], [0.7, 1.0, 1.3], [1.0, 1.0, 2.0], [0.9, 0.95, 1.2]]
+    advantages, lengths = [1.0, -2.0, 0.5, -1.0], [3, 1, 2, 3]
+    whole = inputs(ratios, advantages, lengths, count=9.0)
+    one = gradient(LOSSES[name], whole)
+    parts = [inputs([ratios[i]], [advantages[i]], [lengths[i]], count=9.0) for i in range(4)]
+    assert torch.allclose(torch.cat([gradient(LOSSES[name], part) for part in parts]), one)
+
+
+def test_trap_29_the_upper_bound_is_its_own() -> None:
+    learn = LearnConfig()
+    assert (learn.clip_low, learn.clip_high) == (0.2, 0.28)
+    given = inputs([[1.27, 1.29, 0.81, 0.79]], [1.0], clip_low=learn.clip_low, clip_high=learn.clip_high)
+    assert dapo(given).loss.item() == pytest.approx(-(1.27 + 1.28 + 0.81 + 0.79))
+    assert LearnConfig(clip_high=0.5).clip_high == 0.5
+
+
+def test_trap_30_a_kl_weight_is_an_unknown_key_rather_than_silently_zero() -> None:
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        LearnConfig.model_validate({"kl": 0.1})
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_an_empty_mask_gives_zero_loss_and_zero_gradient(name: str) -> None:
+    given = inputs([[1.0, 1.0]], [1.0], lengths=[0])
+    assert LOSSES[name](given).loss.item() == 0.0
+    assert torch.equal(gradient(LOSSES[name], given), torch.zeros(1, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"), [("dapo", 30.0), ("cispo", 30.0), ("grpo", 4.0), ("gspo", 4.0), ("dr_grpo", 64.0)]
+)
+def test_the_normaliser_counts_what_the_loss_is_a_mean_over(loss: str, expected: float) -> None:
+    assert normaliser(loss, tokens=30.0, sequences=4.0, length=16) == expected
+
+
+# -- foreign tokens --------------------------------------------------------------------------------------
+
+OWN = torch.tensor([[-1.0, -9.0], [-1.0, -9.0]])
+EXTERNAL = torch.tensor([False, True])
+ALL = torch.ones(2, 2).bool()
+NOTHING = torch.zeros(2, 2)
+NOBODY = torch.zeros(2).bool()
+
+
+def test_trap_01_as_if_own_changes_nothing() -> None:
+    result = treat(LearnConfig(), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
+    assert torch.equal(result.mask, ALL)
+    assert torch.equal(result.weights, torch.ones(2, 2))
+
+
+def test_trap_01_bounded_masks_only_foreign_tokens_below_the_floor_and_counts_them() -> None:
+    result = treat(LearnConfig(foreign="bounded", foreign_floor=-7.0), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
+    assert result.mask.tolist() == [[True, True], [True, False]]
+    assert result.metrics["foreign_masked"] == 1
+
+
+def test_trap_01_positive_admits_only_completions_above_their_group_s_mean() -> None:
+    learn = LearnConfig(foreign="positive")
+    assert [admits(learn, advantage) for advantage in (0.5, 0.0, -0.5)] == [True, False, False]
+    assert admits(LearnConfig(), -0.5)
+
+
+def test_trap_01_behaviour_weighs_by_the_true_ratio_truncated_both_ways() -> None:
+    learn = LearnConfig(foreign="behaviour", foreign_ratio_cap=3.0, trusted_peers=["n1"])
+    own = torch.tensor([[-1.0] * 4, [-1.0] * 4])
+    behaviour = torch.tensor([[-5.0] * 4, [-1.0, -1.0 - math.log(2), -9.0, -0.01]])
+    mask = torch.ones(2, 4).bool()
+    result = treat(learn, own, mask, EXTERNAL, behaviour, torch.tensor([True, True]))
+    # The local sequence keeps weight 1 although the engine's values are known.
+    assert result.weights[0].tolist() == [1.0] * 4
+    assert result.weights[1].tolist() == pytest.approx([1.0, 2.0, 3.0, math.exp(-0.99)])
+    assert result.metrics["ratio_truncated"] == 1
+    low = treat(learn, own - 4, mask, EXTERNAL, behaviour, torch.tensor([True, True]))
+    assert low.weights[1, 0].item() == pytest.approx(1 / 3)
+
+
+def test_trap_01_behaviour_treats_a_producer_that_is_not_known_as_if_own() -> None:
+    learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
+    result = treat(learn, OWN, ALL, EXTERNAL, torch.full((2, 2), -3.0), NOBODY)
+    assert torch.equal(result.weights, torch.ones(2, 2))
+    assert torch.equal(result.mask, ALL)
+
+
+def test_trap_05_behaviour_leaves_out_and_counts_tokens_without_a_usable_value() -> None:
+    learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
+    behaviour = torch.tensor([[0.0, 0.0], [NAN, -9.0]])
+    result = treat(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]))
+    assert result.mask.tolist() == [[True, True], [False, True]]
+    assert result.metrics["nonfinite"] == 1
+    assert result.weights.isfinite().all()
+
+
+def test_trap_06_behaviour_survives_an_absurd_claim() -> None:
+    learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
+    behaviour = torch.tensor([[0.0, 0.0], [-1e30, 1e30]])
+    result = treat(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]))
+    assert result.weights[1].tolist() == pytest.approx([3.0, 1 / 3])
+    assert result.metrics["clamped"] == 2
+
+
+def test_trap_04_ratios_are_refused_when_not_every_token_could_be_drawn() -> None:
+    learn = {"foreign": "behaviour", "trusted_peers": ["n1"]}
+    with pytest.raises(ValidationError, match="top_p"):
+        Config.model_validate({"learn": learn, "generate": {"top_p": 0.8}})
+    with pytest.raises(ValidationError, match="trusted_peers"):
+        LearnConfig(foreign="behaviour")

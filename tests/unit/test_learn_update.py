@@ -1,0 +1,672 @@
+"""The update: right tokens, right gradient, the same bits twice, and no step when something is wrong."""
+
+import math
+from collections.abc import Callable
+
+import peft
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learn_support import (
+    VOCABULARY,
+    batch,
+    example,
+    group,
+    parameters,
+    plain_logprobs,
+    same,
+    sample,
+    tiny_model,
+)
+
+from sapo.config import GuardConfig, LearnConfig
+from sapo.errors import UserError
+from sapo.learn.collate import Row, collate, select
+from sapo.learn.guard import guard
+from sapo.learn.loss import LOSSES
+from sapo.learn.update import Learner, shares_prompts
+from sapo.records import Batch, BatchGroup
+
+KINDS = ["gpt2", "llama", "qwen2", "qwen3"]
+LOOSE = GuardConfig(max_unscorable=1.0)
+completions = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
+prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
+
+
+def learner(learn: LearnConfig | None = None, model: torch.nn.Module | None = None, **kwargs) -> Learner:
+    kwargs.setdefault("temperature", 1.0)
+    return Learner(model or tiny_model(), learn or LearnConfig(lr=1e-3), **kwargs)
+
+
+def gradients(made: Learner) -> dict[int, torch.Tensor]:
+    """The gradients of a learner's first step, as Adam's first moment holds them: (1 - beta1) of each."""
+    state = made.state_dict()["optimizer"]["state"]
+    return {number: entry["exp_avg"] / (1 - made.learn.beta1) for number, entry in state.items()}
+
+
+def assert_close(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor], scale: float = 1.0) -> None:
+    assert one.keys() == other.keys()
+    size = max(float(value.abs().max()) for value in other.values())
+    assert size > 0
+    for number, value in one.items():
+        assert torch.allclose(value * scale, other[number], atol=2e-5 * size, rtol=1e-4)
+
+
+def rows_of(pairs: list[tuple[list[int], list[int]]]) -> list[Row]:
+    return [
+        Row((*prompt, *completion), (0,) * len(prompt) + (1,) * len(completion), 1.0, False)
+        for prompt, completion in pairs
+    ]
+
+
+def trained_logprobs(made: Learner, rows: list[Row], shared: bool, micro_batch: int | None = None) -> list:
+    """Log-probabilities per sequence, in the order in which `collate` puts the sequences."""
+    result = []
+    for chunk in collate(rows, shared=shared, micro_batch=micro_batch):
+        values, _ = made.logprobs(chunk)
+        result += [row[mask].tolist() for row, mask in zip(values, chunk.mask, strict=True)]
+    return result
+
+
+# -- tokens, masks, padding ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared-prompt", "row-each"])
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15, deadline=None)
+@given(
+    data=st.lists(st.tuples(prompts, st.lists(completions, min_size=1, max_size=4)), min_size=1, max_size=4)
+)
+def test_trap_22_padded_equals_unpadded(
+    kind: str, shared: bool, data: list[tuple[list[int], list[list[int]]]]
+) -> None:
+    made = learner(model=tiny_model(kind))
+    pairs = [(prompt, completion) for prompt, answers in data for completion in answers]
+    if not shared:
+        pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
+    for ours, (prompt, completion) in zip(trained_logprobs(made, rows_of(pairs), shared), pairs, strict=True):
+        assert ours == pytest.approx(plain_logprobs(made.model, prompt, completion), abs=2e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trap_23_neighbours_in_a_row_do_not_touch_each_other(kind: str) -> None:
+    made = learner(model=tiny_model(kind))
+    one, two = rows_of([([3, 4], [5, 6, 7]), ([3, 4], [8, 9])])
+    other = rows_of([([3, 4], [10, 11])])[0]
+    with_two = trained_logprobs(made, [one, two], shared=True)[0]
+    with_other = trained_logprobs(made, [one, other], shared=True)[0]
+    assert with_two == pytest.approx(with_other, abs=1e-6)
+
+
+def test_trap_21_masks_come_from_lengths() -> None:
+    # Id 0 is what rows are padded with; as a trained token it counts like any other.
+    made = learner()
+    rows = rows_of([([3, 0], [0, 5, 0]), ([3, 4, 0, 0, 6], [0, 0, 7, 0])])
+    for shared in (False, True):
+        for ours, row in zip(trained_logprobs(made, rows, shared), rows, strict=True):
+            prompt, completion = row.token_ids[: row.start], row.token_ids[row.start :]
+            assert ours == pytest.approx(plain_logprobs(made.model, prompt, completion), abs=2e-4)
+
+
+def test_trap_07_each_target_is_predicted_from_the_token_before_it() -> None:
+    chunk = collate(rows_of([([3, 4], [5, 6])]))[0]
+    assert chunk.input_ids.tolist() == [[3, 4, 5]]
+    assert chunk.keep == 2
+    assert chunk.places.tolist() == [0, 1]
+    assert chunk.targets.tolist() == [5, 6]
+
+
+def test_trap_07_behaviour_logprobs_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="one per trained token"):
+        sample((3, 4), (5, 6), behaviour=[-1.0])
+
+
+def test_untrained_tokens_inside_a_completion_are_context_only() -> None:
+    made = learner()
+    row = Row((3, 4, 5, 6, 7), (0, 0, 1, 0, 1), 1.0, False)
+    whole = plain_logprobs(made.model, (3, 4), (5, 6, 7))
+    for shared in (False, True):
+        assert trained_logprobs(made, [row], shared)[0] == pytest.approx([whole[0], whole[2]], abs=2e-4)
+
+
+def test_a_shared_prompt_is_computed_once_and_equal_completions_once() -> None:
+    rows = rows_of([([3, 4, 5], [6, 7, 1]), ([3, 4, 5], [6, 7, 1]), ([3, 4, 5], [8, 1])])
+    chunk = collate(rows, shared=True)[0]
+    assert chunk.input_ids.tolist() == [[3, 4, 5, 6, 7, 8]]
+    assert chunk.position_ids.tolist() == [[0, 1, 2, 3, 4, 3]]
+    assert chunk.index[0].tolist() == chunk.index[1].tolist()
+
+
+def test_a_long_group_is_spread_over_several_rows() -> None:
+    made = learner(model=tiny_model("llama"))
+    prompt = [3] * 500
+    pairs = [(prompt, [5 + k] * 200) for k in range(4)]
+    chunk = collate(rows_of(pairs), shared=True)[0]
+    assert chunk.input_ids.shape[1] <= 1024
+    ours = trained_logprobs(made, rows_of(pairs), shared=True)
+    assert ours[3] == pytest.approx(plain_logprobs(made.model, *pairs[3]), abs=2e-3)
+
+
+def test_sharing_is_left_out_where_attention_is_not_plainly_causal() -> None:
+    model = tiny_model("qwen2")
+    assert shares_prompts(model)
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    assert not shares_prompts(model)
+    assert not shares_prompts(torch.nn.Linear(2, 2))
+    unknown = tiny_model("llama")
+    unknown.config.model_type = "mamba"
+    assert not shares_prompts(unknown)
+
+
+def test_trap_03_logprobs_are_taken_at_the_sampling_temperature() -> None:
+    made = learner(temperature=0.5)
+    ours = trained_logprobs(made, rows_of([([3, 4], [5, 6])]), shared=True)[0]
+    assert ours == pytest.approx(plain_logprobs(made.model, (3, 4), (5, 6), temperature=0.5), abs=2e-4)
+
+
+def test_trap_03_a_batch_of_another_temperature_is_refused() -> None:
+    with pytest.raises(UserError, match=r"batch\.temperature = 0\.5"):
+        learner().step(batch(*example().groups, temperature=0.5))
+
+
+def test_logprobs_are_float32_whatever_the_model_computes_in() -> None:
+    made = learner(model=tiny_model(dtype=torch.bfloat16))
+    values, entropy = made.logprobs(collate(rows_of([([3], [4])]), shared=True, dtype=torch.bfloat16)[0])
+    assert values.dtype == entropy.dtype == torch.float32
+
+
+# -- selection -------------------------------------------------------------------------------------------
+
+
+def test_trap_11_groups_without_advantage_never_reach_the_forward_pass() -> None:
+    model = tiny_model()
+    seen: list[torch.Tensor] = []
+    model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
+    )
+    quiet = group((20, 21, 22), [(23, 1), (23, 2)], [1.0, 1.0], position=5)
+    for token_mean in ("informative", "all"):
+        made = learner(LearnConfig(token_mean=token_mean), model)
+        result = made.step(batch(*example().groups, quiet))
+        assert result.metrics["learn/groups_zero_advantage"] == 2
+    assert seen
+    assert not any(torch.isin(ids, torch.tensor([20, 21, 22, 23])).any() for ids in seen)
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_trap_11_token_mean_all_counts_silent_groups_in_the_denominator_only(loss: str) -> None:
+    results = {}
+    for token_mean in ("informative", "all"):
+        made = learner(LearnConfig(loss=loss, token_mean=token_mean, grad_clip=1e9))
+        assert made.step(example()).skipped is None
+        results[token_mean] = gradients(made)
+    # Informative: 11 + 8 tokens in 4 + 3 sequences; the silent group adds 4 tokens in 2 sequences.
+    ratio = 19 / 23 if loss in ("dapo", "cispo") else 7 / 9
+    assert_close(results["informative"], results["all"], scale=ratio)
+
+
+def test_trap_24_masked_truncations_leave_numerator_and_denominator() -> None:
+    learn = LearnConfig(truncated="mask", grad_clip=1e9)
+    reasons = ["stop", "length", "stop"]
+    with_it = group((3, 4), [(5, 1), (6, 7, 8, 9), (10, 1)], [1.0, 0.5, 0.0], finish_reasons=reasons)
+    without = group((3, 4), [(5, 1), (10, 1)], [1.0, 0.0])
+    made, other = learner(learn), learner(learn)
+    result = made.step(batch(with_it))
+    other.step(batch(without))
+    assert_close(gradients(made), gradients(other))
+    assert result.metrics["learn/excluded_truncated"] == 1
+    assert result.metrics["learn/truncated"] == pytest.approx(1 / 3)
+    assert result.metrics["learn/tokens"] == 4
+
+
+def test_trap_16_unscorable_completions_are_not_trained_on_nor_counted() -> None:
+    learn = LearnConfig(grad_clip=1e9)
+    made, other = learner(learn), learner(learn)
+    made.step(batch(group((3, 4), [(5, 1), (6, 7, 8), (10, 1)], [1.0, None, 0.0])))
+    other.step(batch(group((3, 4), [(5, 1), (10, 1)], [1.0, 0.0])))
+    assert_close(gradients(made), gradients(other))
+
+
+def test_trap_01_positive_trains_on_foreign_completions_above_the_mean_only() -> None:
+    chosen = select(example(), LearnConfig(foreign="positive"))
+    assert [row.token_ids[-2:] for row in chosen.rows if row.external] == [(16, 1)]
+    assert sum(not row.external for row in chosen.rows) == 4
+    assert chosen.metrics["learn/excluded_foreign"] == 2
+
+
+def test_trap_01_bounded_masks_foreign_tokens_below_the_floor_out_of_both_sides() -> None:
+    learn = LearnConfig(foreign="bounded", foreign_floor=-1e-6, grad_clip=1e9)
+    made, other = learner(learn), learner(learn)
+    result = made.step(example())
+    other.step(batch(*example().groups[:2]))
+    # Every foreign token is below that floor, so only the local groups teach.
+    assert result.metrics["learn/foreign_masked"] == 8
+    assert result.metrics["learn/tokens"] == 11
+    assert result.metrics["learn/token_share_external"] == 0
+    assert_close(gradients(made), gradients(other))
+
+
+def test_bounded_skips_a_batch_of_which_nothing_remains() -> None:
+    made = learner(LearnConfig(foreign="bounded", foreign_floor=-1e-6))
+    before = parameters(made.model)
+    result = made.step(batch(example().groups[2]))
+    assert result.skipped == "no trained token"
+    assert result.alarm is None
+    assert same(parameters(made.model), before)
+
+
+@pytest.mark.parametrize("name", ["n1", "key"])
+def test_trap_01_behaviour_uses_the_logprobs_of_trusted_producers_only(name: str) -> None:
+    answers = [(13, 14), (16, 1)]
+    made = learner()
+    claimed = [[value - math.log(2) for value in plain_logprobs(made.model, (5, 6), a)] for a in answers]
+    trusted = group((5, 6), answers, [0.0, 1.0], source="external", producer="n1", behaviour=claimed)
+    peer = name if name == "n1" else trusted.producer_key
+    learn = LearnConfig(foreign="behaviour", trusted_peers=[peer], grad_clip=1e9)
+    plain = learner(LearnConfig(grad_clip=1e9))
+    plain.step(batch(trusted))
+    weighed = learner(learn)
+    weighed.step(batch(trusted))
+    assert_close(gradients(plain), gradients(weighed), scale=2.0)
+    stranger = learner(LearnConfig(foreign="behaviour", trusted_peers=["n7"], grad_clip=1e9))
+    stranger.step(batch(trusted))
+    assert_close(gradients(plain), gradients(stranger))
+
+
+def test_trap_05_a_trusted_completion_without_logprobs_is_counted() -> None:
+    learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
+    assert learner(learn).step(example()).metrics["learn/behaviour_missing"] == 3
+
+
+# -- the gradient ----------------------------------------------------------------------------------------
+
+
+def by_hand(model: torch.nn.Module, loss: str, groups: tuple[BatchGroup, ...]) -> dict[int, torch.Tensor]:
+    """The gradient at ratio 1, one unpadded sequence at a time: minus advantage times grad logprob."""
+    samples = [s for g in groups if g.informative for s in g.samples]
+    lengths = [sum(s.loss_mask) for s in samples]
+    denominators = {
+        "dapo": lambda n: sum(lengths),
+        "cispo": lambda n: sum(lengths),
+        "dr_grpo": lambda n: 256 * len(samples),
+        "grpo": lambda n: n * len(samples),
+        "gspo": lambda n: n * len(samples),
+    }
+    model.zero_grad()
+    for entry, length in zip(samples, lengths, strict=True):
+        ids = torch.tensor([entry.token_ids])
+        logprobs = model(input_ids=ids).logits[0].log_softmax(-1)
+        start = len(entry.token_ids) - length
+        gain = sum(logprobs[i - 1, ids[0, i]] for i in range(start, len(entry.token_ids)))
+        (-entry.advantage * gain / denominators[loss](length)).backward()
+    return {i: p.grad.clone() for i, p in enumerate(model.parameters())}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_the_gradient_of_a_step_is_the_one_worked_out_by_hand(loss: str, kind: str) -> None:
+    made = learner(LearnConfig(loss=loss, grad_clip=1e9), tiny_model(kind))
+    result = made.step(example())
+    expected = by_hand(tiny_model(kind), loss, example().groups)
+    assert_close(gradients(made), expected)
+    norm = math.sqrt(sum(float(value.square().sum()) for value in expected.values()))
+    assert result.metrics["learn/grad_norm"] == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("foreign", ["as_if_own", "bounded"])
+@pytest.mark.parametrize("shared", [True, False], ids=["shared-prompt", "row-each"])
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_trap_27_one_by_eight_and_eight_by_one_give_the_same_gradient(
+    loss: str, shared: bool, foreign: str
+) -> None:
+    found = {}
+    for micro_batch in (None, 1, 3):
+        learn = LearnConfig(
+            loss=loss, micro_batch=micro_batch, foreign=foreign, foreign_floor=-3.0, grad_clip=1e9
+        )
+        made = learner(learn)
+        made._shared = shared
+        result = made.step(example())
+        found[micro_batch] = (gradients(made), result.metrics)
+    for micro_batch in (1, 3):
+        assert_close(found[micro_batch][0], found[None][0])
+        assert found[micro_batch][1] == pytest.approx(found[None][1], rel=1e-4, abs=1e-6)
+
+
+def test_trap_28_token_and_loss_shares_tell_the_sources_apart() -> None:
+    metrics = learner().step(example()).metrics
+    assert metrics["learn/token_share_external"] == pytest.approx(8 / 19)
+    # |advantage| of each token: local ones 0.5; foreign ones 0.5, 0 and 0.5, of lengths 4, 2 and 2.
+    local = 0.5 * (2 + 3 + 2 + 4)
+    foreign = 0.5 * 4 + 0.0 * 2 + 0.5 * 2
+    assert metrics["learn/loss_share_external"] == pytest.approx(foreign / (local + foreign))
+
+
+def test_trap_33_the_gradient_is_clipped_to_its_norm() -> None:
+    made = learner(LearnConfig(grad_clip=1e-3))
+    result = made.step(example())
+    assert result.metrics["learn/grad_norm"] > 1e-3
+    norm = math.sqrt(sum(float(value.square().sum()) for value in gradients(made).values()))
+    assert norm == pytest.approx(1e-3, rel=1e-3)
+    assert LearnConfig().grad_clip == 1.0
+
+
+def test_a_step_makes_good_completions_likelier_and_bad_ones_less_likely() -> None:
+    made = learner(LearnConfig(lr=1e-3))
+    pair = batch(group((3, 4, 5), [(6, 1), (7, 8, 1)], [1.0, 0.0]))
+
+    def totals() -> tuple[float, float]:
+        return (
+            sum(plain_logprobs(made.model, (3, 4, 5), (6, 1))),
+            sum(plain_logprobs(made.model, (3, 4, 5), (7, 8, 1))),
+        )
+
+    good, bad = totals()
+    for _ in range(5):
+        made.step(pair)
+    better, worse = totals()
+    assert better > good
+    assert worse < bad
+
+
+def test_metrics_are_means_over_the_right_tokens() -> None:
+    made = learner()
+    own, foreign = [], []
+    for entry in example().groups:
+        for s in entry.samples:
+            n = sum(s.loss_mask)
+            values = plain_logprobs(made.model, s.token_ids[:-n], s.token_ids[-n:])
+            (foreign if entry.source == "external" else own).extend(values if entry.informative else [])
+    metrics = made.step(example()).metrics
+    assert metrics["learn/logprob_local"] == pytest.approx(sum(own) / len(own), abs=1e-4)
+    assert metrics["learn/logprob_foreign"] == pytest.approx(sum(foreign) / len(foreign), abs=1e-4)
+    assert metrics["learn/logprob_foreign_min"] == pytest.approx(min(foreign), abs=1e-4)
+    assert 0 < metrics["learn/entropy"] < math.log(VOCABULARY)
+    assert metrics["learn/steps"] == 1
+    assert metrics["learn/tokens"] == 19
+    assert metrics["learn/clip_share"] == 0
+
+
+def test_trap_02_the_gap_between_engine_and_trainer_is_measured_and_does_not_change_the_step() -> None:
+    made = learner()
+    answers = [(6, 1), (7, 1)]
+    engine = [[value - 0.25 for value in plain_logprobs(made.model, (3, 4), a)] for a in answers]
+    told = group((3, 4), answers, [1.0, 0.0], behaviour=engine)
+    other = learner()
+    assert made.step(batch(told)).metrics["learn/engine_gap"] == pytest.approx(0.25, abs=1e-4)
+    assert "learn/engine_gap" not in other.step(batch(group((3, 4), answers, [1.0, 0.0]))).metrics
+    assert same(parameters(made.model), parameters(other.model))
+
+
+def test_entropy_of_a_flat_policy_is_the_log_of_the_vocabulary() -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert learner(model=model).step(example()).metrics["learn/entropy"] == pytest.approx(
+        math.log(VOCABULARY), rel=1e-5
+    )
+
+
+# -- several epochs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+def test_old_logprobs_are_those_of_the_update_s_start_so_the_clip_acts_from_the_second_epoch(
+    micro_batch: int | None,
+) -> None:
+    tight = {"lr": 1e-2, "clip_low": 1e-6, "clip_high": 1e-6, "micro_batch": micro_batch}
+    once, twice = learner(LearnConfig(**tight)), learner(LearnConfig(**tight, epochs=2))
+    assert once.step(example()).metrics["learn/clip_share"] == 0
+    result = twice.step(example())
+    assert result.metrics["learn/steps"] == 2
+    assert result.metrics["learn/clip_share"] > 0.3
+    again = learner(LearnConfig(**tight))
+    again.step(example())
+    # A second update on the same batch starts from ratio 1 again, a second epoch does not.
+    assert again.step(example()).metrics["learn/clip_share"] == 0
+    assert not same(parameters(again.model), parameters(twice.model))
+
+
+# -- the same bits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", sorted(LOSSES))
+def test_two_runs_give_the_same_bits(loss: str) -> None:
+    ends = []
+    for _ in range(2):
+        made = learner(LearnConfig(loss=loss, lr=1e-3, epochs=2))
+        results = [made.step(example()) for _ in range(3)]
+        ends.append((parameters(made.model), [result.metrics for result in results]))
+    assert same(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_learner_restored_from_its_state_goes_on_with_the_same_bits(dtype: torch.dtype) -> None:
+    straight = learner(LearnConfig(lr=1e-4), tiny_model(dtype=dtype))
+    for _ in range(2):
+        straight.step(example())
+    weights = {name: value.clone() for name, value in straight.model.state_dict().items()}
+    state = straight.state_dict()
+    state = {
+        "optimizer": {**state["optimizer"], "state": _copied(state["optimizer"]["state"])},
+        "masters": [master.clone() for master in state["masters"]],
+    }
+    straight.step(example())
+    resumed = learner(LearnConfig(lr=1e-4), tiny_model(seed=9, dtype=dtype))
+    resumed.model.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    resumed.step(example())
+    assert same(parameters(straight.model), parameters(resumed.model))
+
+
+def _copied(state: dict) -> dict:
+    return {k: {name: value.clone() for name, value in entry.items()} for k, entry in state.items()}
+
+
+def test_a_loaded_state_does_not_bring_its_old_settings() -> None:
+    old = learner(LearnConfig(lr=0.5))
+    old.step(example())
+    new = learner(LearnConfig(lr=1e-3))
+    new.load_state_dict(old.state_dict())
+    assert [entry["lr"] for entry in new.state_dict()["optimizer"]["param_groups"]] == [1e-3]
+
+
+def test_settings_change_in_mid_run() -> None:
+    made = learner(LearnConfig(lr=1e-3))
+    made.step(example())
+    made.set_learn(LearnConfig(lr=1e-9, loss="grpo"), temperature=0.5)
+    before = parameters(made.model)
+    assert made.step(batch(*example().groups, temperature=0.5)).skipped is None
+    changed = max(float((before[n] - p.detach()).abs().max()) for n, p in made.model.named_parameters())
+    assert changed < 1e-6
+
+
+def test_the_process_s_own_setting_of_determinism_comes_back() -> None:
+    assert not torch.are_deterministic_algorithms_enabled()
+    seen = []
+    model = tiny_model()
+    model.register_forward_pre_hook(lambda *args: seen.append(torch.are_deterministic_algorithms_enabled()))
+    learner(model=model).step(example())
+    assert seen == [True]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+# -- no step ---------------------------------------------------------------------------------------------
+
+
+def _nan_weights(made: Learner) -> Batch:
+    with torch.no_grad():
+        next(iter(made.model.parameters())).fill_(math.nan)
+    return example()
+
+
+def _huge_advantage(made: Learner) -> Batch:
+    first = example().groups[0]
+    samples = tuple(s.model_copy(update={"advantage": s.advantage * 1e300}) for s in first.samples)
+    return batch(first.model_copy(update={"samples": samples}))
+
+
+def _huge_gradient(made: Learner) -> Batch:
+    next(iter(made.model.parameters())).register_hook(lambda gradient: gradient * math.inf)
+    return example()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_nan_weights, "non-finite log-probabilities"),
+        (_huge_advantage, "non-finite loss"),
+        (_huge_gradient, "non-finite gradient"),
+    ],
+)
+def test_nothing_changes_when_something_is_not_finite(spoil: Callable[[Learner], Batch], reason: str) -> None:
+    made = learner()
+    made.step(example())
+    bad = spoil(made)
+    weights, state = parameters(made.model), _copied(made.state_dict()["optimizer"]["state"])
+    result = made.step(bad)
+    assert result.skipped == result.alarm == reason
+    assert all(math.isfinite(value) for value in result.metrics.values())
+    assert result.metrics["learn/steps"] == 0
+    for name, parameter in made.model.named_parameters():
+        assert torch.equal(parameter.nan_to_num(7.0), weights[name].nan_to_num(7.0))
+        assert parameter.grad is None
+    after = made.state_dict()["optimizer"]["state"]
+    assert all(torch.equal(after[k][name], state[k][name]) for k in state for name in state[k])
+
+
+@pytest.mark.parametrize(
+    "empty",
+    [batch(), batch(group((3,), [(4, 1), (5, 1)], [1.0, 1.0])), batch(group((3,), [(4,), (5,)], [0.0, 0.0]))],
+    ids=["no group", "all right", "all wrong"],
+)
+def test_trap_32_an_empty_batch_is_skipped_and_changes_nothing(empty: Batch) -> None:
+    made = learner(LearnConfig(lr=1e-3, weight_decay=0.1, token_mean="all"))
+    made.step(example())
+    weights, steps = parameters(made.model), made.state_dict()["optimizer"]["state"][0]["step"].item()
+    result = made.step(empty)
+    assert result.skipped == "no informative group"
+    assert result.alarm is None
+    assert same(parameters(made.model), weights)
+    assert made.state_dict()["optimizer"]["state"][0]["step"].item() == steps
+
+
+def test_a_batch_whose_every_completion_is_masked_is_skipped() -> None:
+    learn = LearnConfig(truncated="mask")
+    cut = group((3,), [(4,), (5,)], [0.0, 1.0], finish_reasons=["length", "length"])
+    result = learner(learn).step(batch(cut))
+    assert result.skipped == "no trained token"
+    assert result.metrics["learn/truncated"] == 1.0
+
+
+def test_a_guard_that_is_set_off_stops_the_step_before_it_is_made() -> None:
+    for settings_, name in (
+        (GuardConfig(min_entropy=10.0), "guard.min_entropy"),
+        (GuardConfig(min_foreign_logprob=-1e-9), "guard.min_foreign_logprob"),
+    ):
+        made = learner(guard=settings_)
+        before = parameters(made.model)
+        result = made.step(example())
+        assert result.skipped is not None
+        assert name in result.skipped
+        assert result.alarm == result.skipped
+        assert same(parameters(made.model), before)
+        assert "learn/entropy" in result.metrics
+
+
+def test_a_guard_on_shares_acts_even_without_an_informative_group() -> None:
+    cut = group((3,), [(4,), (5,)], [0.0, 0.0], finish_reasons=["length", "stop"])
+    result = learner(guard=GuardConfig(max_truncated=0.4)).step(batch(cut))
+    assert result.alarm == "learn/truncated = 0.5 is above guard.max_truncated = 0.4"
+    unscorable = group((3,), [(4,), (5,), (6,)], [None, None, 1.0])
+    result = learner().step(batch(unscorable))
+    assert result.alarm is not None
+    assert "guard.max_unscorable" in result.alarm
+
+
+def test_guards_look_at_own_completions_only_where_they_speak_of_own_behaviour() -> None:
+    foreign = group(
+        (3,), [(4,), (5,)], [None, None], source="external", producer="n1", finish_reasons=["length"] * 2
+    )
+    result = learner(guard=GuardConfig(max_truncated=0.4)).step(batch(example().groups[1], foreign))
+    assert result.alarm is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "config", "key"),
+    [
+        ({"learn/entropy": 0.1}, GuardConfig(min_entropy=0.2), "min_entropy"),
+        ({"learn/truncated": 0.3}, GuardConfig(max_truncated=0.2), "max_truncated"),
+        ({"learn/unscorable": 0.6}, GuardConfig(), "max_unscorable"),
+        ({"learn/logprob_foreign": -9.0}, GuardConfig(min_foreign_logprob=-8.0), "min_foreign_logprob"),
+    ],
+)
+def test_guard_names_the_threshold_passed_and_is_silent_at_it(
+    metrics: dict[str, float], config: GuardConfig, key: str
+) -> None:
+    message = guard(metrics, config)
+    assert message is not None
+    assert f"guard.{key}" in message
+    assert guard({name: getattr(config, key) for name in metrics}, config) is None
+    assert guard({}, config) is None
+
+
+# -- what is trained -------------------------------------------------------------------------------------
+
+
+def test_under_lora_only_the_adapter_is_trained() -> None:
+    adapter = peft.LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(tiny_model("qwen2"), adapter)
+    assert shares_prompts(model)
+    made = learner(LearnConfig(lr=1e-2), model)
+    before = parameters(model)
+    made.step(example())
+    made.step(example())
+    changed = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
+    assert changed
+    assert all("lora_" in name for name in changed)
+    adapters = [name for name in before if "lora_" in name]
+    assert len(made.state_dict()["optimizer"]["state"]) == len(adapters)
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    model = tiny_model()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(UserError, match="no trainable parameter"):
+        learner(model=model)
+
+
+def test_steps_below_bfloat16_s_precision_are_not_lost() -> None:
+    # At lr 1e-5 one step is far less than the distance between neighbouring bfloat16 values.
+    model = tiny_model(dtype=torch.bfloat16)
+    made = learner(LearnConfig(lr=1e-5), model)
+    before = parameters(model)
+    made.step(example())
+    moved = [
+        float((m - before[n].float()).abs().max())
+        for m, n in zip(made.state_dict()["masters"], before, strict=True)
+    ]
+    assert max(moved) == pytest.approx(1e-5, rel=0.1)
+    for _ in range(60):
+        made.step(example())
+    assert not same(parameters(model), before)
+
+
+def test_masters_follow_weights_that_were_loaded_into_the_model() -> None:
+    model = tiny_model(dtype=torch.bfloat16)
+    made = learner(LearnConfig(lr=1e-6), model)
+    made.step(example())
+    model.load_state_dict(tiny_model(seed=5, dtype=torch.bfloat16).state_dict())
+    made.step(example())
+    for master, parameter in zip(made.state_dict()["masters"], model.parameters(), strict=True):
+        assert torch.allclose(master, parameter.float(), rtol=2**-7, atol=1e-5)
+
+
+def test_dropout_is_off_during_the_update() -> None:
+    model = tiny_model("gpt2")
+    model.train()
+    learner(model=model)
+    assert not model.training
