@@ -1,0 +1,165 @@
+"""From text to trained ids: whose tokens are believed, where masks come from, which reward is which."""
+
+from typing import Any
+
+import pytest
+from makers import make_group, make_signed
+from policy_samples import policy
+
+from sapo.batching import batch_group, own_ids, reward_metrics, source_metrics
+from sapo.config import LearnConfig
+from sapo.models import LoadedPolicy
+from sapo.records import Batch, BatchGroup, Completion, Outcome
+
+
+@pytest.fixture(scope="module")
+def reader() -> LoadedPolicy:
+    """The receiving policy: character tokens."""
+    return policy()
+
+
+def completion(reader: LoadedPolicy, text: str, reason: Any = "stop", **changes: Any) -> Completion:
+    """A completion with faithful ids and log-probabilities, before `changes`."""
+    ids = reader.encode_completion(text, reason)
+    values = {"text": text, "finish_reason": reason, "token_ids": ids, "logprobs": (-0.5,) * len(ids)}
+    return Completion(**(values | changes))
+
+
+def external(
+    reader: LoadedPolicy,
+    completions: tuple[Completion, ...],
+    learn: LearnConfig | None = None,
+    scores: tuple[float, ...] = (1.0, 0.0),
+    **changes: Any,
+) -> BatchGroup:
+    """A foreign group as it enters a batch."""
+    values = {"completions": completions, "tokenizer": reader.fingerprint} | changes
+    return batch_group(
+        reader,
+        learn or LearnConfig(),
+        make_group(**values),
+        make_signed(**values),
+        [Outcome.scored(score) for score in scores],
+        source="external",
+        position=0,
+        age_s=2.0,
+        bus_position="0:7",
+    )
+
+
+def test_faithful_ids_of_the_same_vocabulary_are_used_as_sent(reader: LoadedPolicy) -> None:
+    sent = completion(reader, "12")
+    group = make_group(completions=(sent, sent), tokenizer=reader.fingerprint)
+    assert own_ids(reader, group, sent) == (sent.token_ids, False)
+
+
+def test_ids_of_another_vocabulary_are_never_used(reader: LoadedPolicy) -> None:
+    sent = completion(reader, "12")
+    group = make_group(completions=(sent, sent), tokenizer="f" * 64)
+    assert own_ids(reader, group, sent) == (reader.encode_completion("12", "stop"), True)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param(lambda r: r.encode_completion("99", "stop"), id="decodes to another text"),
+        pytest.param(lambda r: (*r.encode_completion("12", "length"), 10_000, r.end_id), id="outside"),
+        pytest.param(lambda r: (r.end_id, *r.encode_completion("12", "stop")), id="stop token inside"),
+        pytest.param(lambda r: r.encode_completion("12", "length"), id="no stop token"),
+        pytest.param(lambda r: (0, *r.encode_completion("12", "stop")), id="padding inside"),
+        pytest.param(lambda r: (), id="nothing"),
+    ],
+)
+def test_ids_that_lie_about_the_text_are_replaced_by_the_text(reader: LoadedPolicy, lie: Any) -> None:
+    sent = completion(reader, "12", token_ids=lie(reader), logprobs=None)
+    group = make_group(completions=(sent, sent), tokenizer=reader.fingerprint)
+    assert own_ids(reader, group, sent) == (reader.encode_completion("12", "stop"), True)
+
+
+def test_trap_17_a_shared_text_ends_with_the_receivers_end_token_iff_it_stopped(reader: LoadedPolicy) -> None:
+    texts = (Completion(text="12", finish_reason="stop"), Completion(text="12", finish_reason="length"))
+    stopped, cut = external(reader, texts, tokenizer=None).samples
+    assert stopped.token_ids[-1] == reader.end_id
+    assert stopped.token_ids[:-1] == cut.token_ids
+    assert stopped.retokenised
+    assert cut.retokenised
+
+
+def test_trap_18_no_start_token_stands_between_prompt_and_completion() -> None:
+    from policy_samples import model, tokenizer
+
+    from sapo.models import wrap
+
+    starts = wrap("bos", model(), tokenizer(bos=True, chat=False))
+    bos = starts.tokenizer.bos_token_id
+    texts = (Completion(text="12", finish_reason="stop"), Completion(text="3", finish_reason="stop"))
+    for sample in external(starts, texts, tokenizer=None).samples:
+        assert sample.token_ids.count(bos) == 1
+        assert sample.token_ids[0] == bos
+
+
+def test_trap_21_masks_come_from_lengths(reader: LoadedPolicy) -> None:
+    group = external(reader, (completion(reader, "12"), completion(reader, "")))
+    prompt = reader.encode_prompt("What is 0 + 0?")
+    for sample, trained in zip(group.samples, (3, 1), strict=True):
+        assert sample.loss_mask == (0,) * len(prompt) + (1,) * trained
+
+
+def test_trap_34_a_peers_claimed_score_is_not_used(reader: LoadedPolicy) -> None:
+    liars = tuple(completion(reader, text, claimed_score=1.0) for text in ("12", "13"))
+    group = external(reader, liars, scores=(0.0, 1.0))
+    assert [sample.score for sample in group.samples] == [0.0, 1.0]
+    assert group.samples[0].advantage < 0 < group.samples[1].advantage
+
+
+def test_behaviour_logprobs_are_kept_only_of_trusted_peers_with_equal_ids(reader: LoadedPolicy) -> None:
+    trusting = LearnConfig(foreign="behaviour", trusted_peers=["peer"])
+    good = completion(reader, "12")
+    lying = completion(reader, "13", token_ids=reader.encode_completion("99", "stop"))
+    kept, dropped = external(reader, (good, lying), trusting).samples
+    assert kept.behaviour_logprobs == (-0.5, -0.5, -0.5)
+    assert dropped.behaviour_logprobs is None
+    stranger = external(reader, (good, good), trusting, author="stranger").samples[0]
+    assert stranger.behaviour_logprobs is None
+
+
+def test_trap_44_the_three_rewards_are_never_mixed(reader: LoadedPolicy) -> None:
+    foreign = external(reader, (completion(reader, "1"), completion(reader, "2")), scores=(1.0, 0.0))
+    own = foreign.model_copy(update={"source": "local"})
+    silent = own.model_copy(
+        update={
+            "samples": tuple(
+                s.model_copy(update={"score": None, "outcome": "unscorable"}) for s in own.samples
+            )
+        }
+    )
+    wrong = own.model_copy(
+        update={"samples": tuple(s.model_copy(update={"score": 0.0}) for s in own.samples)}
+    )
+    metrics = reward_metrics([own, wrong, silent, foreign])
+    assert metrics["reward/local"] == pytest.approx(1 / 4)
+    assert metrics["reward/external"] == pytest.approx(1 / 2)
+    assert metrics["reward/training_set"] == pytest.approx(2 / 6)
+    assert metrics["reward/local/chain_sum"] == pytest.approx(1 / 4)
+
+
+def test_the_batch_says_how_much_of_it_is_foreign_and_how_old(reader: LoadedPolicy) -> None:
+    foreign = external(reader, (completion(reader, "1"), completion(reader, "2")), tokenizer=None)
+    own = foreign.model_copy(update={"source": "local", "position": 1})
+    batch = Batch(
+        swarm="s",
+        node="n0",
+        incarnation="0123456789abcdef",
+        round=0,
+        policy_version=0,
+        learn="{}",
+        temperature=1.0,
+        groups=(foreign, own),
+    )
+    assert source_metrics(batch) == {
+        "sampler/external": 1.0,
+        "share/external": 0.5,
+        "staleness/mean_s": 2.0,
+        "staleness/max_s": 2.0,
+        "share/retokenised": 1.0,
+    }
