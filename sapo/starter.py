@@ -1,0 +1,307 @@
+"""The starter policy: a small model made here, as no weights can be assumed to be downloadable (DESIGN 17).
+
+A Qwen2-architecture model learns, by supervised steps on questions outside the held-out buckets, just enough
+to be right now and then; the rest is left to the swarm. Equal settings share one cached directory.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from sapo.config import Config
+from sapo.errors import UserError
+from sapo.models import TAGS_PROMPT, LoadedPolicy, wrap
+from sapo.records import canonical, sha256
+from sapo.seeds import rng, stream
+from sapo.tasks import train_questions
+from sapo.workers import TaskWorkers
+
+RECIPE = 1
+"""Raised when this file makes another policy of the same settings."""
+OWNER = "*starter*"
+"""Names the starter's stream of questions; no node or swarm can be called so."""
+PASSES = 2
+"""Times each supervised question is seen."""
+PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ '<|user|>' + message['content'] + '<|assistant|>' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + '<|end|>' }}{% endif %}"
+    "{% endfor %}"
+)
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A shape of the starter: `vocabulary` tokens (None: bytes only), width, depth, heads, inner width."""
+
+    vocabulary: int | None
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+
+
+VARIANTS = {
+    "small": Variant(vocabulary=512, hidden=128, layers=4, heads=4, inner=320),
+    "bytes": Variant(vocabulary=None, hidden=96, layers=3, heads=3, inner=256),
+    "wide": Variant(vocabulary=512, hidden=192, layers=4, heads=6, inner=384),
+}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One supervised pair."""
+
+    question: str
+    answer: str
+
+
+def location(config: Config, *, cache: Path, spec: str | None = None) -> Path:
+    """Where the starter of this config is cached, made or not. `spec` (default `config.model`) may name a
+    variant. Raises `UserError` for an unknown one."""
+    name = variant_of(config, spec)
+    key = {
+        "recipe": RECIPE,
+        "variant": [name, asdict(VARIANTS[name])],
+        "starter": config.starter.model_dump(mode="json", exclude={"variant"}),
+        "tasks": [task.model_dump(mode="json") for task in config.tasks],
+        "rules": config.rules.model_dump(mode="json", include={"held_out", "salt", "answer"}),
+        "reasoning_gym": version("reasoning-gym"),
+    }
+    return cache / "starter" / f"{name}-{sha256(canonical(key))[:16]}"
+
+
+def variant_of(config: Config, spec: str | None = None) -> str:
+    """The variant that `spec`, else `config.model`, else the starter section names."""
+    text = config.model if spec is None else spec
+    name = text.partition(":")[2] or config.starter.variant
+    if name not in VARIANTS:
+        raise UserError(
+            "model", f"starter:{name}", "there is no such starter", f"variants are: {', '.join(VARIANTS)}"
+        )
+    return name
+
+
+def default_cache() -> Path:
+    """`$SAPO_CACHE`, else `~/.cache/sapo`."""
+    return Path(os.environ.get("SAPO_CACHE") or Path.home() / ".cache" / "sapo").expanduser().absolute()
+
+
+def prepare(config: Config, workers: TaskWorkers, *, cache: Path, progress: Progress | None = None) -> Path:
+    """The cached directory of the config's starter, made now if it is not there yet.
+
+    Processes that ask at once wait for the first; a killed one leaves nothing behind that counts.
+    `progress(done, total, what)` counts supervised steps.
+    """
+    target = location(config, cache=cache)
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(target.with_suffix(".lock")):
+        if target.is_dir():
+            return target
+        building = target.with_suffix(".building")
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
+        _build(config, workers, building, progress or (lambda done, total, what: None))
+        building.rename(target)
+    return target
+
+
+def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
+    """Endless supervised pairs of the config's tasks, never from a held-out bucket (DESIGN 4)."""
+    round = 0
+    while True:
+        questions = train_questions(
+            workers,
+            config.tasks,
+            swarm=OWNER,
+            seed=config.starter.seed,
+            node=OWNER,
+            incarnation="",
+            round=round,
+            count=512,
+            held_out=config.rules.held_out,
+        )
+        answers = workers.answers([question.recipe for question in questions])
+        pairs = [(q, a) for q, a in zip(questions, answers, strict=True) if a is not None]
+        if not pairs:
+            raise UserError(
+                "tasks",
+                sorted({task.dataset for task in config.tasks}),
+                "no data set among them tells its answers, so the starter has nothing to learn from",
+                "add one that does, or set model to a trained one",
+            )
+        yield from (Example(q.text, target_text(a, config.rules.answer)) for q, a in pairs)
+        round += 1
+
+
+def target_text(answer: str, form: str) -> str:
+    """The answer as the starter is taught to write it under `rules.answer`."""
+    return f"<answer>{answer}</answer>" if form == "tags" else answer
+
+
+def make_tokenizer(variant: Variant, texts: Sequence[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on `texts`; every digit is a token of its own."""
+    specials = [PAD, USER, ASSISTANT, END]
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator(
+        texts if variant.vocabulary else [],
+        BpeTrainer(
+            vocab_size=variant.vocabulary or len(alphabet) + len(specials),
+            special_tokens=specials,
+            initial_alphabet=alphabet,
+            show_progress=False,
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=END,
+        chat_template=TEMPLATE,
+        additional_special_tokens=[USER, ASSISTANT],
+    )
+
+
+def make_model(variant: Variant, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+    """A fresh model of a variant's shape, the same for the same seed."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=variant.hidden,
+        intermediate_size=variant.inner,
+        num_hidden_layers=variant.layers,
+        num_attention_heads=variant.heads,
+        num_key_value_heads=variant.heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(seed, OWNER, "weights"))
+        model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    return model
+
+
+def supervise(policy: LoadedPolicy, pairs: Sequence[Example], config: Config, progress: Progress) -> float:
+    """Supervised steps on the answers' tokens; returns the mean loss of the last tenth, in nats a token."""
+    starter = config.starter
+    encoded = [
+        (policy.encode_prompt(pair.question), policy.encode_completion(pair.answer, "stop")) for pair in pairs
+    ]
+    optimiser = torch.optim.AdamW(policy.model.parameters(), lr=starter.lr, weight_decay=0.01, fused=True)
+    warmup = max(1, starter.steps // 20)
+    order: list[int] = []
+    random = rng(starter.seed, OWNER, "order")
+    losses = []
+    policy.model.train()
+    for step in range(starter.steps):
+        while len(order) < starter.batch:
+            order += random.sample(range(len(encoded)), len(encoded))
+        chosen, order = order[: starter.batch], order[starter.batch :]
+        share = min((step + 1) / warmup, (starter.steps - step) / (starter.steps - warmup + 1))
+        for group in optimiser.param_groups:
+            group["lr"] = starter.lr * share
+        loss = _loss(policy.model, [encoded[i] for i in chosen])
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimiser.step()
+        losses.append(float(loss.detach()))
+        progress(step + 1, starter.steps, "supervised steps")
+    policy.model.eval()
+    last = losses[-max(1, len(losses) // 10) :]
+    return sum(last) / len(last)
+
+
+def _loss(model: Any, batch: Sequence[tuple[Sequence[int], Sequence[int]]]) -> torch.Tensor:
+    """Mean cross-entropy of the answers' tokens; right-padded, masked by lengths (TRAPS 21)."""
+    width = max(len(prompt) + len(answer) for prompt, answer in batch)
+    ids = torch.zeros(len(batch), width, dtype=torch.long)
+    mask = torch.zeros(len(batch), width, dtype=torch.long)
+    trained = torch.zeros(len(batch), width, dtype=torch.bool)
+    for row, (prompt, answer) in enumerate(batch):
+        end = len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor([*prompt, *answer])
+        mask[row, :end] = 1
+        trained[row, len(prompt) : end] = True
+    # Right padding comes after all that is trained, so the causal mask alone keeps it out of sight.
+    logits = model(input_ids=ids).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits[trained[:, 1:]], ids[:, 1:][trained[:, 1:]])
+
+
+def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Progress) -> None:
+    """Make tokenizer and model in `directory`, with a note of how it went."""
+    began = time.monotonic()
+    starter = config.starter
+    name = variant_of(config)
+    variant = VARIANTS[name]
+    wanted = -(-starter.steps * starter.batch // PASSES)
+    source = examples(config, workers)
+    pairs = []
+    for done in range(wanted):
+        pairs.append(next(source))
+        if (done + 1) % 512 == 0 or done + 1 == wanted:
+            progress(done + 1, wanted, "questions")
+    texts = [text for pair in pairs[:4096] for text in (pair.question, pair.answer)]
+    tokenizer = make_tokenizer(variant, texts)
+    system = TAGS_PROMPT if config.rules.answer == "tags" else None
+    policy = wrap("starter", make_model(variant, tokenizer, starter.seed), tokenizer, system=system)
+    made = time.monotonic()
+    with _threads(min(4, len(os.sched_getaffinity(0)))):
+        loss = supervise(policy, pairs, config, progress)
+    policy.model.save_pretrained(directory)  # type: ignore[operator]
+    tokenizer.save_pretrained(directory)
+    note = {
+        "variant": name,
+        "parameters": sum(parameter.numel() for parameter in policy.model.parameters()),
+        "questions": len(pairs),
+        "loss": loss,
+        "seconds": {"questions": made - began, "training": time.monotonic() - made},
+    }
+    (directory / "starter.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock on a file; the system lets go of it when the process dies."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
