@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sapo.errors import UserError
 from sapo.records import Name, Sampling, canonical, sha256
@@ -113,6 +113,12 @@ class ShareConfig(Section):
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     token_ids: bool = True
     """Send token ids and log-probabilities along with the text."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.select == "all") != (self.fraction == 1.0):
+            raise ValueError('a fraction below 1 goes with select = "fraction" or "top", and with them only')
+        return self
 
 
 class GenerateConfig(Section):
@@ -315,6 +321,12 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     node: dict[str, dict[str, Any]] = {}
     """Overrides for single nodes, by number: `node.1.model`, `node.2.batch.external`, ..."""
+
+    @field_validator("bus", mode="before")
+    @classmethod
+    def _default_bus(cls, value: Any) -> Any:
+        """`bus.path=...` alone means the embedded bus."""
+        return {"type": "sqlite", **value} if isinstance(value, Mapping) else value
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -33,6 +33,8 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
         parts.say_once("bus", f"bus away, going on in silo: {error}")
         poll = Poll((), parts.journal.positions())
     now = parts.clock()
+    if poll.malformed:
+        metrics["pool/refused/malformed_record"] = float(len(poll.malformed))
     rows = [row for received in poll.received if (row := _admit(parts, received, now)) is not None]
     parts.pool.evict(now)
     return Arrivals(rows, poll.positions, metrics | parts.pool.metrics(now))

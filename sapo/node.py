@@ -103,7 +103,11 @@ class NodeRuntime:
             now.groups = self._new_groups(self._questions())
             now.groups, chosen = self._select(now.groups)
             now.signed = [seal(group, parts.identity) for group in now.groups]
-            self.journal.commit_groups(self.round, now.signed, [now.signed[i].group_id for i in chosen])
+            owed = [
+                now.signed[i].group_id for i in chosen if self._within_rules(now.groups[i], now.signed[i])
+            ]
+            now.metrics["share/too_large"] = float(len(chosen) - len(owed))
+            self.journal.commit_groups(self.round, now.signed, owed)
             for group, signed in zip(now.groups, now.signed, strict=True):
                 parts.pool.seen.add(group, signed.content_sha256)
         tokens = sum(len(c.token_ids or ()) for group in now.groups for c in group.completions)
@@ -165,6 +169,12 @@ class NodeRuntime:
             groups = [_claim(group, row) for group, row in zip(groups, scores, strict=True)]
         return groups, sampling.select_subset(len(groups), share, self._rng("select"), scores)
 
+    def _within_rules(self, group: Group, signed: SignedGroup) -> bool:
+        """Whether peers may take the group: they refuse what is larger than the manifest allows."""
+        rules = self.parts.manifest
+        longest = max(len(completion.text) for completion in group.completions)
+        return longest <= rules.max_text_chars and len(signed.payload) <= rules.max_payload_bytes
+
     # -- 2. Communicate ----------------------------------------------------------------------------------
 
     def publish(self) -> None:
@@ -191,6 +201,7 @@ class NodeRuntime:
         now, parts, started = self._now, self.parts, self.parts.clock()
         if now.batch is None:
             entries = parts.pool.entries()
+            judged = {entry.group_id for entry in entries if entry.verdict is not None}
             local = sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"))
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
@@ -203,14 +214,17 @@ class NodeRuntime:
             )
             now.batch = self._batch(local, draw.chosen)
             parts.pool.remove(draw.leaving)
-            self._commit_batch(now.batch, entries)
+            self._commit_batch(now.batch, [entry for entry in entries if entry.group_id not in judged])
             now.metrics |= draw.metrics()
         now.metrics |= reward_metrics(now.batch.groups)
         now.metrics["time/verify"] = parts.clock() - started
         return len(now.batch.groups)
 
-    def _commit_batch(self, batch: Batch, judged: Sequence[Entry]) -> None:
-        """Transaction 2. What came and went within this round is remembered too, so that it stays away."""
+    def _commit_batch(self, batch: Batch, undecided: Sequence[Entry]) -> None:
+        """Transaction 2. What came and went within this round is remembered too, so that it stays away.
+
+        `undecided` are the entries that had no verdict before the draw; the verdicts it gave are kept.
+        """
         arrivals = self._now.arrivals
         held = {row.group_id for row in (*self.journal.pool(), *arrivals.rows)}
         self.journal.commit_batch(
@@ -218,9 +232,7 @@ class NodeRuntime:
             positions=arrivals.positions or self.journal.positions(),
             pool_added=arrivals.rows,
             pool_removed=held - {entry.group_id for entry in self.parts.pool.entries()},
-            verdicts={
-                entry.group_id: entry.verdict.to_json() for entry in judged if entry.verdict is not None
-            },
+            verdicts={entry.group_id: entry.verdict.to_json() for entry in undecided if entry.verdict},
         )
 
     def _batch(self, local: Sequence[int], drawn: Sequence[Entry]) -> Batch:
