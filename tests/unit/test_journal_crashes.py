@@ -5,8 +5,7 @@ import random
 import shutil
 import signal
 import sqlite3
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,6 @@ Step = Callable[[Any], object]
 """One operation, on a `Journal` or on the `Model`."""
 
 ENVIRONMENT = {"torch": "2", "threads": 1}
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: a killed process loses nothing that the kernel has."""
-    root = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=root if root.is_dir() else tmp_path) as folder:
-        yield Path(folder)
 
 
 def script(elsewhere: Path) -> list[Step]:
