@@ -1,0 +1,329 @@
+"""The deliverer: in order, at least once, acknowledged only when delivered; outages are waited out."""
+
+import logging
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from journal_model import make_batch, make_checkpoint, make_result, own_groups
+from makers import INCARNATION
+
+from sapo.bus.base import Limits
+from sapo.bus.memory import MemoryBus
+from sapo.bus.publish import PublishSink
+from sapo.deliver import PLANS, Deliverer, DeliveryFailed, Lane, Plan
+from sapo.errors import Unavailable, UserError
+from sapo.journal import Journal, Owed
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FailingSink:
+    """A service that can be made to fail on demand; it keeps what it took, and what it was offered."""
+
+    def __init__(self, kind: str = "track") -> None:
+        self.kind = kind
+        self.taken: list[int] = []
+        self.offered: list[list[int]] = []
+        self.error: Exception | None = None
+        self.owed_meanwhile: list[int] = []
+
+    def deliver(self, items: Sequence[Owed], journal: Journal) -> None:
+        self.offered.append([item.round for item in items])
+        self.owed_meanwhile = [item.round for item in journal.owed(self.kind, 99)]
+        if self.error is not None:
+            raise self.error
+        self.taken += [item.round for item in items]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def journal(tmp_path: Path, clock: Clock):
+    with Journal(tmp_path / "journal.sqlite", clock=clock, incarnation=INCARNATION) as journal:
+        yield journal
+
+
+def commit_rounds(journal: Journal, *rounds: int) -> None:
+    for round in rounds:
+        groups = own_groups(round, 2)
+        journal.commit_groups(round, groups, [group.group_id for group in groups])
+        journal.commit_batch(
+            make_batch(round, groups), positions={}, pool_added=[], pool_removed=[], verdicts={}
+        )
+        journal.commit_result(make_result(round))
+
+
+def make_lane(sink: FailingSink, clock: Clock, plan: Plan | None = None) -> Lane:
+    return Lane(sink, plan or Plan(), clock=clock, rng=random.Random(0))
+
+
+def test_rounds_go_in_order_in_batches_and_are_acknowledged(journal, clock):
+    commit_rounds(journal, 0, 1, 2, 3, 4)
+    sink = FailingSink()
+    lane = make_lane(sink, clock, Plan(items=2))
+    assert [lane.step(journal) for _ in range(4)] == [0.0, 0.0, 0.0, None]
+    assert sink.offered == [[0, 1], [2, 3], [4]]
+    assert journal.owed("track", 9) == []
+    assert lane.state.delivered == 5
+    assert len(journal.owed("training", 9)) == 5
+
+
+def test_trap_40_nothing_is_acknowledged_before_it_is_delivered(journal, clock):
+    commit_rounds(journal, 0, 1)
+    sink = FailingSink()
+    sink.error = Unavailable("away")
+    lane = make_lane(sink, clock)
+    lane.step(journal)
+    assert sink.owed_meanwhile == [0, 1]
+    assert [owed.round for owed in journal.owed("track", 9)] == [0, 1]
+    sink.error = None
+    clock.now += 60
+    lane.step(journal)
+    assert sink.owed_meanwhile == [0, 1]
+    assert sink.taken == [0, 1]
+    assert journal.owed("track", 9) == []
+
+
+def test_what_was_delivered_is_not_offered_again(journal, clock):
+    sink = FailingSink()
+    lane = make_lane(sink, clock)
+    for round in range(3):
+        commit_rounds(journal, round)
+        lane.step(journal)
+        assert lane.step(journal) is None
+    assert sink.offered == [[0], [1], [2]]
+
+
+def test_after_an_outage_the_same_comes_first_with_what_arose_meanwhile_behind(journal, clock):
+    commit_rounds(journal, 0)
+    sink = FailingSink()
+    sink.error = Unavailable("away")
+    lane = make_lane(sink, clock, Plan(items=2))
+    lane.step(journal)
+    commit_rounds(journal, 1, 2)
+    sink.error = None
+    clock.now += 60
+    while lane.step(journal) is not None:
+        pass
+    assert sink.taken == [0, 1, 2]
+
+
+def test_retries_wait_longer_each_time_up_to_a_minute_and_never_less_than_half(journal, clock):
+    commit_rounds(journal, 0)
+    sink = FailingSink()
+    sink.error = Unavailable("away")
+    lane = make_lane(sink, clock)
+    waits = []
+    for _ in range(12):
+        wait = lane.step(journal)
+        waits.append(wait)
+        offered = len(sink.offered)
+        clock.now += wait / 2
+        assert lane.step(journal) == pytest.approx(wait / 2)
+        assert len(sink.offered) == offered
+        clock.now += wait / 2 + 1e-6
+    for number, wait in enumerate(waits):
+        longest = min(0.5 * 2**number, 60.0)
+        assert longest / 2 <= wait <= longest
+    assert len(set(waits)) == len(waits)
+
+
+def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(journal, clock, caplog):
+    commit_rounds(journal, 0)
+    sink = FailingSink()
+    sink.error = Unavailable("connection refused")
+    lane = make_lane(sink, clock)
+    with caplog.at_level(logging.INFO):
+        for _ in range(5):
+            clock.now += lane.step(journal) + 1e-6
+        assert lane.state.outages == 1
+        assert lane.state.failed_attempts == 5
+        assert lane.state.down_since == 1000.0
+        sink.error = None
+        lane.step(journal)
+    first, last = (record.getMessage() for record in caplog.records)
+    assert "track" in first
+    assert "connection refused" in first
+    assert "available again" in last
+    assert "5 attempts" in last
+    assert (lane.state.outages, lane.state.failed_attempts, lane.state.down_since) == (1, 0, None)
+
+
+def test_a_clock_set_back_does_not_stop_deliveries(journal, clock):
+    commit_rounds(journal, 0)
+    sink = FailingSink()
+    sink.error = Unavailable("away")
+    lane = make_lane(sink, clock, Plan(flush_s=10.0))
+    clock.now += 10
+    lane.step(journal)
+    sink.error = None
+    clock.now -= 100_000
+    assert lane.step(journal) == 0.0
+    assert sink.taken == [0]
+
+
+def test_a_sink_that_gathers_waits_for_more_until_the_oldest_is_due(journal, clock):
+    commit_rounds(journal, 0)
+    sink = FailingSink()
+    lane = make_lane(sink, clock, Plan(items=3, flush_s=10.0))
+    assert lane.step(journal) == 10.0
+    clock.now += 4
+    commit_rounds(journal, 1)
+    assert lane.step(journal) == 6.0
+    assert sink.offered == []
+    clock.now += 6
+    lane.step(journal)
+    assert sink.offered == [[0, 1]]
+
+
+def test_a_full_batch_does_not_wait(journal, clock):
+    commit_rounds(journal, 0, 1, 2, 3)
+    sink = FailingSink()
+    lane = make_lane(sink, clock, Plan(items=3, flush_s=10.0))
+    assert lane.step(journal) == 0.0
+    assert lane.step(journal) == 10.0
+    assert sink.offered == [[0, 1, 2]]
+
+
+def test_a_flush_request_ends_waiting_for_more_and_tries_at_once_after_a_failure(journal, clock):
+    commit_rounds(journal, 0)
+    sink = FailingSink()
+    lane = make_lane(sink, clock, Plan(items=3, flush_s=10.0))
+    sink.error = Unavailable("away")
+    assert lane.step(journal, flush=1) > 0
+    assert lane.step(journal, flush=1) > 0
+    assert len(sink.offered) == 1
+    sink.error = None
+    assert lane.step(journal, flush=2) == 0.0
+    assert lane.flushed == 0
+    assert lane.step(journal, flush=2) is None
+    assert lane.flushed == 2
+
+
+def test_other_errors_of_a_sink_pass_through_a_step_and_acknowledge_nothing(journal, clock):
+    commit_rounds(journal, 0)
+    sink = FailingSink()
+    sink.error = ValueError("a defect")
+    with pytest.raises(ValueError, match="a defect"):
+        make_lane(sink, clock).step(journal)
+    assert [owed.round for owed in journal.owed("track", 9)] == [0]
+
+
+def test_the_running_deliverer_drains_all_kinds_to_their_sinks(journal, tmp_path):
+    commit_rounds(journal, 0, 1, 2)
+    journal.record_checkpoint(make_checkpoint(tmp_path, 3), owe_version=True)
+    bus = MemoryBus()
+    sinks = [PublishSink(bus), *(FailingSink(kind) for kind in ("training", "track", "version"))]
+    deliverer = Deliverer(tmp_path / "journal.sqlite", sinks)
+    try:
+        assert deliverer.drain(30.0)
+    finally:
+        deliverer.close()
+    assert journal.owed_counts() == {}
+    assert [sink.taken for sink in sinks[1:]] == [[0, 1, 2], [0, 1, 2], [3]]
+    polled = bus.poll({}, Limits(), random.Random(0)).received
+    assert [received.signed for received in polled] == [group for r in range(3) for group in own_groups(r, 2)]
+    assert {kind: state.delivered for kind, state in deliverer.states().items()} == {
+        "publish": 6,
+        "training": 3,
+        "track": 3,
+        "version": 1,
+    }
+
+
+def test_a_kick_delivers_without_waiting_for_the_interval(journal, tmp_path):
+    arrived = threading.Event()
+
+    class Sink(FailingSink):
+        def deliver(self, items: Sequence[Owed], journal: Journal) -> None:
+            arrived.set()
+
+    deliverer = Deliverer(
+        tmp_path / "journal.sqlite", [Sink()], interval_s=3600.0, plans={"track": Plan(items=1)}
+    )
+    try:
+        assert deliverer.drain(30.0)
+        commit_rounds(journal, 0)
+        deliverer.kick()
+        assert arrived.wait(30.0)
+    finally:
+        deliverer.close()
+
+
+def test_a_sink_that_is_away_holds_up_no_other_and_drain_says_it_is_not_done(journal, tmp_path):
+    commit_rounds(journal, 0)
+    away, there = FailingSink("training"), FailingSink("track")
+    away.error = Unavailable("away")
+    deliverer = Deliverer(tmp_path / "journal.sqlite", [away, there])
+    try:
+        assert not deliverer.drain(0.3)
+        assert there.taken == [0]
+        deliverer.check()
+        assert deliverer.states()["training"].outages == 1
+        away.error = None
+        assert deliverer.drain(30.0)
+    finally:
+        deliverer.close()
+    assert away.taken == [0]
+    assert journal.owed_counts() == {"publish": 2}
+
+
+def test_an_error_that_is_no_outage_is_raised_by_check_and_by_drain(journal, tmp_path):
+    commit_rounds(journal, 0)
+    broken, there = FailingSink("training"), FailingSink("track")
+    broken.error = ValueError("a defect")
+    deliverer = Deliverer(tmp_path / "journal.sqlite", [broken, there])
+    try:
+        with pytest.raises(DeliveryFailed, match="training: ValueError") as caught:
+            deliverer.drain(30.0)
+        assert caught.value.__cause__ is broken.error
+        with pytest.raises(DeliveryFailed):
+            deliverer.check()
+    finally:
+        deliverer.close()
+    assert [owed.round for owed in journal.owed("training", 9)] == [0]
+
+
+def test_a_user_error_of_a_sink_is_raised_as_it_is(journal, tmp_path):
+    commit_rounds(journal, 0)
+    broken = FailingSink("training")
+    broken.error = UserError("history.uri", "x", "is full", "free some space")
+    deliverer = Deliverer(tmp_path / "journal.sqlite", [broken])
+    try:
+        with pytest.raises(UserError, match=r"history\.uri"):
+            deliverer.drain(30.0)
+    finally:
+        deliverer.close()
+
+
+def test_closing_leaves_what_is_owed_and_a_new_deliverer_takes_it_up(journal, tmp_path):
+    deliverer = Deliverer(tmp_path / "journal.sqlite", [FailingSink()])
+    deliverer.close()
+    deliverer.close()
+    commit_rounds(journal, 0, 1)
+    assert not deliverer.drain(0.0)
+    sink = FailingSink()
+    again = Deliverer(tmp_path / "journal.sqlite", [sink])
+    assert again.drain(30.0)
+    again.close()
+    assert sink.taken == [0, 1]
+
+
+def test_history_is_gathered_into_few_commits():
+    assert PLANS["training"].items >= 64
+    assert PLANS["training"].flush_s >= 1
+    assert PLANS["version"].items == 1
