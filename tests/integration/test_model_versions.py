@@ -1,0 +1,291 @@
+"""Model versions against a real MLflow server and store: once each, whole, loadable, with their lineage."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import mlflow
+import pytest
+import torch
+from mlflow import MlflowClient
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from sapo import checkpoint
+from sapo.errors import Unavailable
+from sapo.records import RoundResult
+from sapo.track import Tracker, TrackSink, VersionSink
+
+pytestmark = pytest.mark.services
+INCARNATION = "0123456789abcdef"
+
+
+@dataclass(frozen=True)
+class Owed:
+    round: int
+    ref: str = ""
+
+
+def small_model(seed: int = 0) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
+    """A tiny policy whose tokenizer splits digits, unlike the one that its architecture comes with."""
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {symbol: i for i, symbol in enumerate([*bytes_, "<end>", "12"])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[("1", "2")]))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="<end>")
+    torch.manual_seed(seed)
+    settings = Qwen2Config(
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+    return Qwen2ForCausalLM(settings), tokenizer
+
+
+def saved(directory: Path, round: int) -> tuple[Path, Qwen2ForCausalLM]:
+    """A real checkpoint of that model, optimiser state and all."""
+    model, tokenizer = small_model(round)
+
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    made = checkpoint.save(
+        directory,
+        round=round,
+        incarnation=INCARNATION,
+        weights_sha256="ab" * 32,
+        config_digest="cd" * 32,
+        threads=1,
+        save_model=write,
+        optimizer={"state": torch.zeros(3)},
+        keep=10,
+    )
+    return made.path, model
+
+
+class Server:
+    """The MLflow server as `sapo swarm` runs it, on a port that it keeps over a restart."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(("127.0.0.1", self.port))
+        self.socket.listen()
+        self.port = self.socket.getsockname()[1]
+        number = self.socket.fileno()
+        command = [sys.executable, "-m", "sapo.servers", "mlflow", "--socket", str(number)]
+        command += [
+            "--store",
+            f"sqlite:///{self.home}/mlflow.db",
+            "--artifacts",
+            str(self.home / "artifacts"),
+        ]
+        with (self.home / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[number],
+                stdout=log,
+                stderr=log,
+                cwd=self.home,
+                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+            )
+        while True:  # a connection waits in the socket's queue until the server takes it
+            assert self.process.poll() is None, (self.home / "server.log").read_text()
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=120) as reply:
+                    assert reply.status == 200
+                    return
+            except urllib.error.URLError:
+                continue
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.terminate()
+            self.process.wait(30)
+            self.process = None
+            self.socket.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    own = Server(tmp_path_factory.mktemp("server"))
+    own.start()
+    yield own
+    own.stop()
+
+
+def refuse(found: Path, place: Path) -> None:
+    raise AssertionError("only a checkpoint of an adapter needs its base model")
+
+
+def tracker(server: Server, node: str) -> Tracker:
+    return Tracker(server.url, "tiny", node, INCARNATION, artifacts=server.home / "artifacts")
+
+
+def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
+    server: Server, tmp_path: Path
+) -> None:
+    first, _ = saved(tmp_path, 100)
+    last, model = saved(tmp_path, 200)
+    sink = VersionSink(tracker(server, "n0"), refuse)
+    sink.deliver([Owed(100, str(first))], SimpleNamespace())
+    sink.deliver([Owed(100, str(first)), Owed(200, str(last))], SimpleNamespace())
+    VersionSink(tracker(server, "n0"), refuse).deliver([Owed(200, str(last))], SimpleNamespace())
+    shutil.rmtree(tmp_path)
+
+    store = f"sqlite:///{server.home}/mlflow.db"
+    found = MlflowClient(store).search_model_versions("name = 'tiny.n0'")
+    assert sorted(version.tags["sapo.round"] for version in found) == ["100", "200"]
+    newest = max(found, key=lambda version: int(version.version))
+    assert newest.tags["sapo.rounds"] == "0-199"
+    assert newest.tags["sapo.weights_sha256"] == "ab" * 32
+    assert newest.tags["sapo.incarnation"] == INCARNATION
+
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(store)
+    try:
+        pipeline = mlflow.transformers.load_model("models:/tiny.n0@latest")
+    finally:
+        mlflow.set_tracking_uri(before)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(pipeline.model.state_dict().values(), model.state_dict().values(), strict=True)
+    )
+    answer = pipeline("12 + 30 =", max_new_tokens=3)
+    assert answer[0]["generated_text"].startswith("12 + 30 =")
+
+
+def test_the_stored_model_keeps_its_tokenizer_and_holds_nothing_else(server: Server, tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, 1)
+    VersionSink(tracker(server, "n1"), refuse).deliver([Owed(1, str(path))], SimpleNamespace())
+    (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n1'")
+    stored = Path(version.source.removeprefix("file://"))
+    names = {file.name for file in stored.rglob("*")}
+    assert {"MLmodel", "model.safetensors", "tokenizer.json", "requirements.txt"} <= names
+    assert not names & {"optimizer.pt", "checkpoint.json", "LICENSE.txt"}
+    assert str(tmp_path) not in (stored / "MLmodel").read_text()
+    assert "torch==" in (stored / "requirements.txt").read_text()
+    _, tokenizer = small_model()
+    loaded = mlflow.transformers.load_model(str(stored))
+    text = "What is 12 + 1200?"
+    assert loaded.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
+def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = saved(tmp_path, 5)
+    first = tracker(server, "n2")
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    first.start()
+    monkeypatch.setattr(first._client(), "create_model_version", die)
+    with pytest.raises(KeyboardInterrupt):
+        VersionSink(first, refuse).deliver([Owed(5, str(path))], SimpleNamespace())
+    VersionSink(tracker(server, "n2"), refuse).deliver([Owed(5, str(path))], SimpleNamespace())
+    client = MlflowClient(server.url)
+    experiment = client.get_experiment_by_name("tiny").experiment_id
+    stored = client.search_logged_models([experiment], "tags.`sapo.node` = 'n2'")
+    assert len(stored) == 1
+    assert len(client.search_model_versions("name = 'tiny.n2'")) == 1
+
+
+def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path: Path) -> None:
+    own = tracker(server, "n3")
+    paths = {round: saved(tmp_path, round)[0] for round in (1, 2, 3)}
+    VersionSink(own, refuse).deliver([Owed(r, str(path)) for r, path in paths.items()], SimpleNamespace())
+    assert own.set_champion(1, 0.30)
+    assert own.set_champion(2, 0.40)
+    assert not own.set_champion(3, 0.35)
+    assert own.set_champion(2, 0.20)
+    champion = MlflowClient(server.url).get_model_version_by_alias("tiny.n3", "champion")
+    assert champion.tags["sapo.round"] == "2"
+    assert champion.tags["sapo.eval.pass_at_1"] == "0.2"
+
+
+def test_trap_52_the_alias_latest_is_never_set(server: Server, tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, 1)
+    VersionSink(tracker(server, "n4"), refuse).deliver([Owed(1, str(path))], SimpleNamespace())
+    assert MlflowClient(server.url).get_registered_model("tiny.n4").aliases == {}
+
+
+def test_an_adapter_is_registered_as_the_whole_model(server: Server, tmp_path: Path) -> None:
+    adapter, asked = tmp_path / "round-000001", []
+    path, model = saved(tmp_path / "whole", 1)
+
+    def write(folder: Path) -> None:
+        (folder / "adapter_config.json").write_text("{}")
+
+    def whole(found: Path, place: Path) -> None:
+        asked.append(found)
+        shutil.copytree(
+            path, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pt", "checkpoint.json")
+        )
+
+    made = checkpoint.save(
+        tmp_path,
+        round=1,
+        incarnation=INCARNATION,
+        weights_sha256="ef" * 32,
+        config_digest="cd" * 32,
+        threads=1,
+        save_model=write,
+        optimizer={},
+    )
+    VersionSink(tracker(server, "n5"), whole).deliver([Owed(1, str(made.path))], SimpleNamespace())
+    assert asked == [adapter]
+    (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n5'")
+    loaded = mlflow.transformers.load_model(version.source)
+    assert torch.equal(loaded.model.lm_head.weight, model.lm_head.weight)
+
+
+def test_a_checkpoint_that_is_gone_raises_an_alarm_and_blocks_nothing(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    VersionSink(tracker(server, "n6"), refuse).deliver([Owed(1, str(tmp_path / "gone"))], SimpleNamespace())
+    assert "ALARM: no model version can be made" in caplog.text
+
+
+def test_metrics_wait_while_the_server_is_away_and_arrive_once_afterwards(server: Server) -> None:
+    results = {
+        round: RoundResult(round=round, policy_version=round + 1, metrics={"x": round / 3}, finished_at=7.0)
+        for round in range(3)
+    }
+    journal = SimpleNamespace(result=results.__getitem__, batch=None)
+    own = TrackSink(tracker(server, "n7"))
+    own.deliver([Owed(0)], journal)
+    server.stop()
+    with pytest.raises(Unavailable):
+        own.deliver([Owed(0), Owed(1)], journal)
+    server.start()
+    own.deliver([Owed(0), Owed(1), Owed(2)], journal)
+    client = MlflowClient(server.url)
+    experiment = client.get_experiment_by_name("tiny").experiment_id
+    (run,) = client.search_runs([experiment], "tags.`sapo.node` = 'n7'")
+    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "x")) == [0, 1, 2]

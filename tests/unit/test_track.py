@@ -1,0 +1,181 @@
+"""MLflow: one run per incarnation, every metric once, however often it is delivered."""
+
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from history_samples import INCARNATION, Books, batch, result
+from mlflow import MlflowClient
+
+from sapo.config import Config, Task, load, merge, parse
+from sapo.errors import SapoError, Unavailable, UserError
+from sapo.records import RoundResult
+from sapo.track import Tracker, TrackSink, open_tracking, params_of, tags_of
+
+
+@dataclass(frozen=True)
+class Owed:
+    round: int
+    ref: str = ""
+
+
+@pytest.fixture(scope="module")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database; making one takes seconds, so it is made once and copied."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    client = MlflowClient(f"sqlite:///{path}")
+    client.search_experiments()
+    client._tracking_client.store.engine.dispose()
+    return path
+
+
+@pytest.fixture
+def uri(empty_store: Path, tmp_path: Path) -> str:
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+def tracker(uri: str, node: str = "n0", incarnation: str = INCARNATION, **more: object) -> Tracker:
+    return Tracker(uri, "tiny", node, incarnation, **more)  # type: ignore[arg-type]
+
+
+def runs(uri: str) -> list[object]:
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("tiny")
+    return list(client.search_runs([experiment.experiment_id]))
+
+
+def history(uri: str, name: str) -> list[tuple[int, float, int]]:
+    """(step, value, time stamp) of a series."""
+    client = MlflowClient(uri)
+    (run,) = runs(uri)
+    found = client.get_metric_history(run.info.run_id, name)  # type: ignore[attr-defined]
+    return sorted((metric.step, metric.value, metric.timestamp) for metric in found)
+
+
+def test_a_run_is_found_again_after_a_restart(uri: str) -> None:
+    first = tracker(uri).start()
+    assert tracker(uri).start() == first
+    (run,) = runs(uri)
+    assert run.info.run_name == "n0"
+    assert run.data.tags["sapo.incarnation"] == INCARNATION
+
+
+def test_nodes_and_incarnations_have_runs_of_their_own(uri: str) -> None:
+    ids = {
+        tracker(uri).start(),
+        tracker(uri, node="n1").start(),
+        tracker(uri, incarnation="f" * 16).start(),
+    }
+    assert len(ids) == 3
+
+
+def test_an_ended_run_is_running_again_when_resumed(uri: str) -> None:
+    own = tracker(uri)
+    own.start()
+    own.end("KILLED")
+    assert [run.info.status for run in runs(uri)] == ["KILLED"]
+    tracker(uri).start()
+    assert [run.info.status for run in runs(uri)] == ["RUNNING"]
+
+
+def test_metrics_carry_round_and_journal_time(uri: str) -> None:
+    TrackSink(tracker(uri)).deliver([Owed(0), Owed(1)], Books(batch(0), batch(1)))
+    stamp = 1_700_000_000_250
+    assert history(uri, "reward/local") == [(0, 1 / 3, stamp), (1, 1 / 3, stamp + 1000)]
+    assert len(history(uri, "reward/local/chain_sum")) == 2
+
+
+def test_trap_52_redelivered_metrics_are_not_doubled(uri: str) -> None:
+    books = Books(batch(0), batch(1))
+    TrackSink(tracker(uri)).deliver([Owed(0)], books)
+    TrackSink(tracker(uri)).deliver([Owed(0), Owed(1)], books)
+    assert [step for step, _, _ in history(uri, "learn/loss")] == [0, 1]
+
+
+def test_more_metrics_than_one_request_takes_are_all_logged(uri: str) -> None:
+    wide = [
+        RoundResult(
+            round=round,
+            policy_version=round + 1,
+            metrics={f"reward/local/task{i}": i / 7 for i in range(300)},
+            finished_at=float(round),
+        )
+        for round in range(4)
+    ]
+    tracker(uri).log_rounds(wide)
+    assert [value for _, value, _ in history(uri, "reward/local/task299")] == [299 / 7] * 4
+
+
+def test_evaluations_can_be_added(uri: str) -> None:
+    tracker(uri).log_metrics({"eval/pass_at_1": 0.25}, round=9, at=12.5)
+    assert history(uri, "eval/pass_at_1") == [(9, 0.25, 12_500)]
+
+
+def test_params_are_the_whole_config_flattened() -> None:
+    config = Config(tasks=[Task(dataset="gcd", config={"max_value": 9}), Task(dataset="lcm")])
+    params = params_of(config)
+    assert params["batch.external"] == "4"
+    assert params["tasks.0.config.max_value"] == "9"
+    assert params["tasks.1.dataset"] == "lcm"
+    assert params["lora"] == "null"
+    assert params["model"] == "starter"
+
+
+def test_tags_name_data_sets_and_package_versions() -> None:
+    tags = tags_of(Config(tasks=[Task(dataset="lcm"), Task(dataset="gcd"), Task(dataset="gcd", weight=2)]))
+    assert tags["sapo.datasets"] == "gcd, lcm"
+    assert tags["version.torch"].startswith("2.")
+    assert {"version.reasoning-gym", "version.python", "sapo.config_digest"} <= tags.keys()
+
+
+def test_params_and_tags_are_logged_and_a_changed_param_becomes_a_tag(uri: str) -> None:
+    config = load("paper", env={})
+    tracker(uri, params=params_of(config), tags=tags_of(config)).start()
+    changed = parse(merge(config.model_dump(mode="json"), {"learn": {"lr": 0.5}}))
+    tracker(uri, params=params_of(changed), tags=tags_of(changed)).start()
+    (run,) = runs(uri)
+    assert run.data.params == {**params_of(config)}
+    assert run.data.tags["changed.learn.lr"] == "0.5"
+    assert run.data.tags["sapo.config_digest"] == changed.digest()
+
+
+def test_a_new_experiment_keeps_its_files_where_told(uri: str, tmp_path: Path) -> None:
+    tracker(uri, artifacts=tmp_path / "artifacts").start()
+    location = MlflowClient(uri).get_experiment_by_name("tiny").artifact_location
+    assert location == (tmp_path / "artifacts").as_uri()
+
+
+def test_a_run_deleted_by_hand_is_replaced(uri: str) -> None:
+    own = tracker(uri)
+    MlflowClient(uri).delete_run(own.start())
+    with pytest.raises(Unavailable):
+        own.log_rounds([result(0)])
+    own.log_rounds([result(0)])
+    assert history(uri, "reward/local")[0][0] == 0
+
+
+def test_a_deleted_experiment_is_said_with_its_remedy(uri: str) -> None:
+    tracker(uri).start()
+    client = MlflowClient(uri)
+    client.delete_experiment(client.get_experiment_by_name("tiny").experiment_id)
+    with pytest.raises(UserError, match="was deleted from MLflow"):
+        tracker(uri).start()
+
+
+def test_mlflow_away_is_unavailable_and_nothing_is_reached_for_before_that() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        _, (track, _) = open_tracking(
+            Config(), "n0", INCARNATION, uri=url, artifacts=None, whole=lambda checkpoint, place: None
+        )
+        with pytest.raises(Unavailable, match=f"MLflow at {url}"):
+            track.deliver([Owed(0)], Books(batch(0)))
+
+
+def test_a_champion_needs_a_version(uri: str) -> None:
+    with pytest.raises(SapoError, match="has no version of round 7"):
+        tracker(uri).set_champion(7, 0.5)
