@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sapo.config import Config
 from sapo.errors import UserError
@@ -126,13 +127,7 @@ class Home:
     def check(self, manifest: Manifest) -> None:
         """Raise `UserError` unless the home was made by the same swarm, schema and rules."""
         found = json.loads(self.manifest.read_text(encoding="utf-8"))
-        if found.get("schema_version") != SCHEMA_VERSION:
-            raise UserError(
-                "--home",
-                str(self.root),
-                f"was written with schema version {found.get('schema_version')}, this is {SCHEMA_VERSION}",
-                "choose another folder, or the sapo release that made it",
-            )
+        self._check_schema(found)
         if found.get("swarm") != manifest.swarm:
             raise UserError(
                 "--home",
@@ -148,12 +143,23 @@ class Home:
                 "choose another folder, or resume with the config it was started with",
             )
 
+    def _check_schema(self, found: dict[str, Any]) -> None:
+        if found.get("schema_version") != SCHEMA_VERSION:
+            raise UserError(
+                "--home",
+                str(self.root),
+                f"was written with schema version {found.get('schema_version')}, this is {SCHEMA_VERSION}",
+                "choose another folder, or the sapo release that made it",
+            )
+
     def load_manifest(self) -> Manifest:
         """The manifest of an existing home. Raises `UserError` where there is none."""
         if not self.manifest.exists():
             raise UserError(
                 "--home", str(self.root), "holds no swarm", "start one with `sapo swarm`, or name its folder"
             )
+        found = json.loads(self.manifest.read_text(encoding="utf-8"))
+        self._check_schema(found)
         return Manifest.model_validate_json(self.manifest.read_bytes())
 
     def load_config(self) -> Config:

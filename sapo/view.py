@@ -184,13 +184,13 @@ def bar(label: str, done: int, total: int, note: str) -> RenderableType:
 
 
 COLUMNS: tuple[tuple[str, Callable[[Metrics], str]], ...] = (
-    ("reward/local", lambda m: number(m.get("reward/local"), ".3f")),
-    ("training set", lambda m: number(m.get("reward/training_set"), ".3f")),
-    ("held-out", lambda m: number(m.get("eval/pass_at_1"), ".3f")),
+    ("reward\nlocal", lambda m: number(m.get("reward/local"), ".3f")),
+    ("training\nset", lambda m: number(m.get("reward/training_set"), ".3f")),
+    ("held-out\npass@1", lambda m: number(m.get("eval/pass_at_1"), ".3f")),
     ("pool", lambda m: number(m.get("pool/size"), ".0f")),
-    ("foreign", lambda m: number(m.get("share/external"), ".0%")),
-    ("age", lambda m: seconds(m.get("staleness/mean_s", m.get("pool/age_mean")))),
-    ("tokens/s", lambda m: number(m.get("tokens/per_second"), ",.0f")),
+    ("foreign\nshare", lambda m: number(m.get("share/external"), ".0%")),
+    ("stale-\nness", lambda m: seconds(m.get("staleness/mean_s", m.get("pool/age_mean")))),
+    ("tokens\n/s", lambda m: number(m.get("tokens/per_second"), ",.0f")),
 )
 """Heading and content of every figure shown of a node."""
 
@@ -199,7 +199,7 @@ def node_table(rows: Sequence[NodeRow]) -> Table:
     """A row per node."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
-    table.add_column("round", justify="right")
+    table.add_column("round", justify="right", no_wrap=True)
     for heading, _ in COLUMNS:
         table.add_column(heading, justify="right")
     table.add_column("")

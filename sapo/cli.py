@@ -1,0 +1,105 @@
+"""The command line: `sapo …`. Commands import what they need when they run, so `--help` answers at once.
+
+Exit codes: 0 done, 1 something failed or was found wrong, 2 bad input, 130 interrupted.
+"""
+
+import errno
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import typer
+
+from sapo.commands import check, look, run
+from sapo.errors import SapoError, Unavailable, UserError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="sapo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=(
+        "Swarm sAmpling Policy Optimization: several nodes, each with its own language model, learn from "
+        "each other's completions.\n\n"
+        "Begin with [bold]sapo swarm[/bold]; [bold]sapo doctor[/bold] says what is missing."
+    ),
+    epilog="Exit codes: 0 done, 1 failed or found wrong, 2 bad input, 130 interrupted.",
+)
+
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Run a swarm": (run.swarm, run.node, run.stop, run.evaluate),
+    "Look at a run": (look.status, look.rollouts, look.report),
+    "Check": (check.verify, check.doctor),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        # paragraphs as one line each: the help screen folds them to the terminal's width
+        paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+        app.command(command.__name__, rich_help_panel=panel, help=text)(command)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with a code that means something; the installed script calls this."""
+    sys.exit(invoke(args))
+
+
+def invoke(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. What a person can act on becomes one line on stderr."""
+    try:
+        result = app(args=args, prog_name="sapo", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except UserError as error:
+        return _say(str(error), BAD_INPUT)
+    except typer.TyperException as error:
+        return _usage(error)
+    except Unavailable as error:
+        return _say(f"{error}; sapo doctor says what is reachable", FAILED)
+    except SapoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except (KeyboardInterrupt, InterruptedError, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader (`| head`) went away; a second flush at exit would complain again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0)
+        if remedy is None:
+            raise
+        place = error.filename or "the file system"
+        return _say(f"disk = {str(place)!r}: {os.strerror(error.errno or 0)}; {remedy}", BAD_INPUT)
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space or choose another --home",
+    errno.EDQUOT: "free some space or choose another --home",
+    errno.EROFS: "choose a --home that can be written",
+    errno.EACCES: "choose a --home that can be written, or correct its permissions",
+}
+
+
+def _say(text: str, code: int) -> int:
+    print("error: " + " ".join(text.split("\n")), file=sys.stderr)
+    return code
+
+
+def _usage(error: typer.TyperException) -> int:
+    """A wrong command line as one line with its remedy; a bare `sapo` has printed its help already."""
+    shown = getattr(error, "format_message", lambda: str(error))().strip()
+    if not shown:
+        return BAD_INPUT
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "sapo"
+    return _say(f"{shown.rstrip('.')}; see `{command} --help`", BAD_INPUT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What `sapo swarm` and `sapo node` do around a run: check first, write then, show it, and sum it up."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from sapo.commands.options import DEFAULT_PRESET, find_home, program, resolve
+from sapo.config import Config, load
+from sapo.errors import UserError
+from sapo.home import Home, write_atomically
+from sapo.manifest import Manifest
+
+if TYPE_CHECKING:
+    from sapo.supervise import NodeStatus, SwarmStatus
+    from sapo.view import NodeRow, View
+    from sapo.workers import TaskWorkers
+
+DONE, FAILED, INTERRUPTED = 0, 1, 130
+PHASES = {
+    "starting": "starting the servers",
+    "archiving": "writing the last rollouts to the history",
+    "evaluating": "asking every node the held-out questions",
+}
+"""Phases in which no rounds are made, in words."""
+
+
+def locate(
+    preset: str | None,
+    file: Path | None,
+    sets: Sequence[str] | None,
+    *,
+    nodes: int | None = None,
+    rounds: int | None = None,
+    home: Path | None = None,
+    resume: bool = False,
+) -> tuple[Home, Config]:
+    """Home and config of a swarm that is to begin or to go on. Raises `UserError` where it can do neither."""
+    if not resume:
+        config = resolve(preset, file, sets, nodes=nodes, rounds=rounds)
+        return Home.at(home, config.swarm.name), config
+    name = DEFAULT_PRESET if preset is None and file is None else resolve(preset, file, sets).swarm.name
+    named = home is not None or os.environ.get("SAPO_HOME") or preset is not None or file is not None
+    found = find_home(Home.at(home, name).root if named else None)
+    # the preset is in the home's config already; laid on top, it would undo what was set beside it
+    config = resolve(None, file, sets, nodes=nodes, rounds=rounds, base=found.load_config())
+    return found, config
+
+
+def refuse_second_start(home: Home) -> None:
+    """Raise `UserError` when a home already holds a run: it is gone on with, or left alone."""
+    if home.manifest.exists():
+        here = os.path.relpath(home.root)
+        remedy = f"go on with `{program()} swarm --resume --home {here}`, or start afresh with another --home"
+        raise UserError("--home", here, "holds a run already", remedy)
+
+
+def silo_if_alone(config: Config) -> tuple[Config, str | None]:
+    """A swarm of one on a bus of its own has no peers: it goes on in silo, with a warning that says so."""
+    own = config.for_node(config.nodes[0])
+    private = config.bus.type == "memory" or (config.bus.type == "sqlite" and config.bus.path is None)
+    if len(config.nodes) > 1 or own.batch.external == 0 or not private:
+        return config, None
+    sets = ["batch.external=0", *(["node.0.batch.external=0"] if "batch" in config.node.get("0", {}) else [])]
+    text = f"batch.external = {own.batch.external}: a swarm of one node has no peers; it goes on in silo"
+    return load(sets=sets, base=config), text
+
+
+def check_place(config: Config, home: Home) -> None:
+    """Raise `UserError` for a home that is another swarm's, a disk that is full, or a port in use."""
+    from sapo import services
+    from sapo.doctor import require_space
+    from sapo.supervise import who_runs
+
+    if home.manifest.exists():
+        home.check(Manifest.of(config))
+    require_space(home.root)
+    for port, field in ((config.track.port, "track.port"), (config.flow.port, "flow.port")):
+        if port is not None and "swarm" not in who_runs(home):
+            services.bind(port, field).close()
+
+
+def prepare(config: Config, home: Home, view: "View") -> None:
+    """Check all that can be checked, make what is shared, and only then write the home.
+
+    Raises `UserError` for anything wrong with place, tasks, held-out questions or models; the home is then as
+    it was.
+    """
+    check_place(config, home)
+
+    from sapo.evaluate import held_out_set
+    from sapo.node_parts import open_workers
+
+    with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
+        view.step("checking the tasks", 0, 1)
+        workers.check(config.manifest_tasks())
+        view.step("checking the tasks", 1, 1)
+        view.step("choosing held-out questions", 0, config.eval.questions)
+        draft = Home(Path(scratch))
+        if home.held_out.exists():
+            shutil.copyfile(home.held_out, draft.held_out)
+        held_out_set(config, draft, workers)
+        view.step("choosing held-out questions", config.eval.questions, config.eval.questions)
+        for name in config.nodes:
+            prepare_model(config.for_node(name), workers, view)
+        home.prepare(config, Manifest.of(config))
+        write_atomically(home.held_out, draft.held_out.read_text(encoding="utf-8"))
+
+
+def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
+    """Make the starter policy a node begins with, once for all runs; load the model to see that it works."""
+    from sapo import models, starter
+
+    cache = starter.default_cache()
+    if config.model.split(":")[0] == "starter":
+        name = starter.variant_of(config)
+        label = f"preparing the starter policy {name}"
+        starter.prepare(
+            config,
+            workers,
+            cache=cache,
+            progress=lambda done, total, what: view.step(f"{label}: {what}", done, total),
+        )
+    models.load_policy(config.model, config=config, cache=cache, threads=config.threads)
+
+
+class Watcher:
+    """Shows each snapshot of the supervisor's, and says once what went wrong with a node."""
+
+    def __init__(self, view: "View") -> None:
+        self._view = view
+        self._said: set[tuple[str, str, int]] = set()
+
+    def __call__(self, status: "SwarmStatus") -> None:
+        for node in status.nodes:
+            self.tell(node)
+        if status.phase in PHASES:
+            self._view.step(PHASES[status.phase], 0, 1)
+        else:
+            self._view.nodes([row(node) for node in status.nodes])
+
+    def node(self, node: "NodeStatus") -> None:
+        """Show a node that runs without a swarm."""
+        self.tell(node)
+        self._view.nodes([row(node)])
+
+    def tell(self, node: "NodeStatus") -> None:
+        """Say once per restart why a node is not going on."""
+        key = (node.name, node.state, node.restarts)
+        if node.state in ("restarting", "failed", "paused") and key not in self._said:
+            self._said.add(key)
+            last = node.note.strip().splitlines()[-1:] or ["no message"]
+            self._view.note(f"{node.name} {node.state} after round {node.rounds}: {last[0]}")
+
+
+def row(node: "NodeStatus") -> "NodeRow":
+    """A node's snapshot as the view shows it."""
+    from sapo.view import NodeRow
+
+    return NodeRow(node.name, node.state, node.rounds, node.rounds_total, node.metrics or {})
+
+
+def run(config: Config, home: Home) -> int:
+    """Run a swarm to its end or its interruption, show it, sum it up; returns the exit code."""
+    from sapo.report import write_report
+    from sapo.supervise import run_swarm
+    from sapo.view import open_view, print_summary
+
+    console = Console()
+    with open_view(config.swarm.name, console) as view:
+        prepare(config, home, view)
+        final = run_swarm(config, home, on_status=Watcher(view))
+    if any(node.rounds for node in final.nodes):
+        print_summary(write_report(home), home, program(), console)
+    if final.phase == "finished":
+        return DONE
+    here = os.path.relpath(home.root)
+    console.print(f"\n{final.phase}; `{program()} swarm --resume --home {here}` goes on", highlight=False)
+    return INTERRUPTED if final.phase == "stopped" else FAILED
+
+
+def run_one(config: Config, home: Home, name: str) -> int:
+    """Run one node of a swarm, alone in its process; returns the exit code."""
+    from sapo.supervise import run_node
+    from sapo.view import open_view
+
+    console = Console()
+    with open_view(config.swarm.name, console) as view:
+        prepare(config, home, view)
+        watcher = Watcher(view)
+        final = run_node(config, home, name, on_status=lambda status: watcher.node(pick(status, name)))
+    console.print(
+        f"{name} {final.state} after {final.rounds} of {final.rounds_total} rounds", highlight=False
+    )
+    return {"finished": DONE, "stopped": INTERRUPTED}.get(final.state, FAILED)
+
+
+def pick(status: "SwarmStatus", name: str) -> "NodeStatus":
+    """One node of a snapshot."""
+    return next(node for node in status.nodes if node.name == name)

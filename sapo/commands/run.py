@@ -1,0 +1,148 @@
+"""Commands that run something: `swarm`, `node`, `stop`, `evaluate`."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from sapo.commands.options import (
+    ConfigOption,
+    DryRunOption,
+    HomeOption,
+    JsonOption,
+    PresetOption,
+    SetOption,
+    find_home,
+    print_json,
+    warn,
+)
+
+STOP_LIMIT_S = 60.0
+"""How long `sapo stop` waits for what it asked to stop."""
+
+RoundsOption = Annotated[int | None, typer.Option(metavar="N", help="Rounds each node makes in all.")]
+
+
+def swarm(
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="How many nodes.")] = None,
+    rounds: RoundsOption = None,
+    home: HomeOption = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the run in the home, as it was set up; --set and others change that."
+        ),
+    ] = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Run a swarm on this machine: nodes, servers, history, and a report at the end.
+
+    Without --preset and --config it is preset tiny: four small models learn sums on two CPU cores, in
+    about five minutes. Ctrl-C stops everything in good order.
+    """
+    from sapo import toml
+    from sapo.commands import launch
+
+    found, settings = launch.locate(
+        preset, config, sets, nodes=nodes, rounds=rounds, home=home, resume=resume
+    )
+    if not resume:
+        launch.refuse_second_start(found)
+    settings, warning = launch.silo_if_alone(settings)
+    if warning:
+        warn(warning)
+    if dry_run:
+        print(toml.dumps(settings.model_dump(mode="json")), end="")
+        return
+    code = launch.run(settings, found)
+    if code:
+        raise typer.Exit(code)
+
+
+def node(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="n0, n1, ...")],
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="How many nodes the swarm has in all.")
+    ] = None,
+    rounds: RoundsOption = None,
+    home: HomeOption = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Run one node of a swarm in this terminal.
+
+    In a home that holds a run the node goes on where it was, under that run's config. It uses the servers
+    of a swarm that runs there, else those that PREFECT_API_URL and track.uri name, else none.
+    """
+    from sapo import toml
+    from sapo.commands import launch
+
+    found, settings = launch.locate(preset, config, sets, nodes=nodes, rounds=rounds, home=home)
+    if found.manifest.exists():
+        found, settings = launch.locate(
+            preset, config, sets, nodes=nodes, rounds=rounds, home=found.root, resume=True
+        )
+    if dry_run:
+        print(toml.dumps(settings.for_node(name).model_dump(mode="json")), end="")
+        return
+    code = launch.run_one(settings, found, name)
+    if code:
+        raise typer.Exit(code)
+
+
+def stop(home: HomeOption = None) -> None:
+    """Stop a swarm after the rounds in hand, and wait until it has stopped."""
+    from sapo.errors import Unavailable
+    from sapo.supervise import request_stop, who_runs
+
+    found = find_home(home)
+    asked = request_stop(found)
+    if not asked:
+        print(f"nothing runs in {found.root}")
+        return
+    print(f"asked to stop: {', '.join(asked)}", flush=True)
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while who_runs(found):
+        if time.monotonic() > deadline:
+            left = ", ".join(f"{name} (pid {pid})" for name, pid in who_runs(found).items())
+            raise Unavailable(f"still running after {STOP_LIMIT_S:.0f} s: {left}")
+        time.sleep(0.1)
+    print("stopped")
+
+
+def evaluate(
+    home: HomeOption = None,
+    node: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this node.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask nodes and the policies they started from the same held-out questions; writes evaluation.json.
+
+    It takes each node's newest checkpoint; a swarm that runs is not disturbed.
+    """
+    found = find_home(home)  # said before models and tasks are imported, which takes seconds
+
+    from rich.console import Console
+
+    from sapo.judge import evaluate_swarm
+    from sapo.summary import gain_sentence, read_run, summarise
+    from sapo.view import open_view, summary_table
+
+    with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
+        body = evaluate_swarm(
+            found.load_config(),
+            found,
+            node,
+            progress=lambda label, done, total: view.step(f"held-out questions: {label}", done, total),
+        )
+    if as_json:
+        print_json(body)
+        return
+    figures = summarise(read_run(found))
+    console = Console()
+    console.print(summary_table(figures))
+    console.print(gain_sentence(figures))

@@ -1,0 +1,280 @@
+"""The sections of a config: frozen models that refuse unknown keys. `sapo.config` joins and reads them."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sapo.records import Name, Sampling
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of the config; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Task(Section):
+    """One ReasoningGYM data set with its parameters, drawn with probability proportional to `weight`."""
+
+    dataset: Annotated[str, Field(min_length=1)]
+    config: dict[str, Any] = {}
+    weight: PositiveFloat = 1.0
+
+
+class Swarm(Section):
+    """What makes a swarm one swarm."""
+
+    name: Name = "swarm"
+    nodes: PositiveInt = 1
+    rounds: PositiveInt = 100
+    """Rounds each node makes in all; a resumed node goes on to the same total."""
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+class Rules(Section):
+    """What every node of the swarm must agree on, besides the tasks; part of the manifest."""
+
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of all questions that nobody may train on."""
+    salt: str = "sapo"
+    answer: Literal["text", "tags"] = "text"
+    """`tags` scores the content of the last <answer> tag only; `text` the whole text if there is no tag."""
+    min_completions: Annotated[int, Field(ge=2)] = 2
+    max_completions: Annotated[int, Field(ge=2)] = 64
+    max_text_chars: PositiveInt = 16_384
+    max_payload_bytes: PositiveInt = 1_000_000
+
+
+class Lora(Section):
+    """Train a low-rank adapter instead of the weights; checkpoints then hold the adapter only."""
+
+    rank: PositiveInt = 8
+    alpha: PositiveFloat = 16.0
+    dropout: Literal[0] = 0
+    target_modules: list[str] | Literal["all-linear"] = "all-linear"
+
+
+class Starter(Section):
+    """How the starter policy is made (DESIGN 17); equal values share one cached copy."""
+
+    variant: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] = "small"
+    steps: PositiveInt = 1000
+    batch: PositiveInt = 64
+    lr: PositiveFloat = 2e-3
+    seed: int = 0
+
+
+class BatchConfig(Section):
+    """The paper's letters: I local and J external groups a round, L completions each."""
+
+    local: PositiveInt = 4
+    """I: own groups in a batch."""
+    external: Annotated[int, Field(ge=0)] = 4
+    """J: foreign groups in a batch; 0 is a silo."""
+    completions: Annotated[int, Field(ge=2)] = 8
+    """L: completions of one question."""
+    questions: PositiveInt | None = None
+    """B: questions answered a round; I when not set. More than I lets SampleSelf choose."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.questions is not None and self.questions < self.local:
+            raise ValueError("questions (B) must be at least local (I)")
+        return self
+
+    @property
+    def b(self) -> int:
+        """B: questions answered a round."""
+        return self.questions if self.questions is not None else self.local
+
+
+class ShareConfig(Section):
+    """SelectSubset: which of the own groups are published."""
+
+    select: Literal["all", "fraction", "top"] = "all"
+    """`top` scores own groups before publishing and sends the most informative ones."""
+    fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    token_ids: bool = True
+    """Send token ids and log-probabilities along with the text."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.select == "all") != (self.fraction == 1.0):
+            raise ValueError('a fraction below 1 goes with select = "fraction" or "top", and with them only')
+        return self
+
+
+class GenerateConfig(Section):
+    """How completions are sampled."""
+
+    engine: Literal["transformers", "vllm"] = "transformers"
+    max_new_tokens: PositiveInt = 256
+    temperature: PositiveFloat = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @property
+    def sampling(self) -> Sampling:
+        """The part that is stored with every group."""
+        return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, min_p=self.min_p)
+
+
+class PoolConfig(Section):
+    """Bounds on the foreign groups a node keeps."""
+
+    max_groups: PositiveInt = 512
+    max_age_s: PositiveFloat = 3600.0
+    max_peer_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """No author may hold more than this share of `max_groups`."""
+    tail: PositiveInt = 256
+    """Per bus partition, read no further back than this many groups."""
+    poll_bytes: PositiveInt = 8_000_000
+
+
+class LearnConfig(Section):
+    """The update: everything replay needs besides weights, optimiser state and batch."""
+
+    loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"
+    lr: PositiveFloat = 1e-6
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    grad_clip: PositiveFloat = 1.0
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: PositiveFloat = 0.28
+    gspo_clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    gspo_clip_high: PositiveFloat = 4e-4
+    """`gspo` clips one ratio per sequence, a mean over its tokens, so its bounds are far narrower."""
+    dr_grpo_length: PositiveInt = 256
+    """`dr_grpo` divides by this many tokens per sequence, however long it is: the swarm's max_new_tokens."""
+    epochs: PositiveInt = 1
+    """Optimiser steps made on one batch; from the second on the ratio leaves 1 and the clip acts."""
+    advantage: Literal["centred", "mean_std"] = "centred"
+    std_floor: PositiveFloat = 1e-3
+    zero_tolerance: Annotated[float, Field(ge=0)] = 1e-6
+    """A group whose raw scores spread no wider than this has zero advantage."""
+    token_mean: Literal["informative", "all"] = "informative"
+    """Whose tokens count in the token mean: informative groups only, or all I + J (preset `paper`)."""
+    foreign: Literal["as_if_own", "bounded", "positive", "behaviour"] = "as_if_own"
+    foreign_floor: Annotated[float, Field(lt=0)] = -7.0
+    """`bounded`: foreign tokens below this own log-probability are masked."""
+    foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
+    """`behaviour`: the ratio to the producer is truncated to [1/cap, cap]."""
+    trusted_peers: list[str] = []
+    """`behaviour`: node names or public keys whose log-probabilities are believed."""
+    truncated: Literal["keep", "mask", "zero_reward"] = "keep"
+    """What becomes of completions that hit the length limit."""
+    micro_batch: PositiveInt | None = None
+    """Sequences per forward pass; None takes the whole batch. The gradient is the same."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.trusted_peers and self.foreign != "behaviour":
+            raise ValueError('trusted_peers has a meaning only with foreign = "behaviour"')
+        if self.foreign == "behaviour" and not self.trusted_peers:
+            raise ValueError(
+                'foreign = "behaviour" needs trusted_peers: a peer must not choose its own denominator'
+            )
+        return self
+
+
+class GuardConfig(Section):
+    """Thresholds past which learning has gone wrong, and what is done then (DESIGN 18)."""
+
+    action: Literal["skip", "pause", "rollback"] = "skip"
+    min_entropy: Annotated[float, Field(ge=0)] = 0.0
+    """Mean entropy of own tokens, in nats."""
+    max_truncated: Share = 1.0
+    max_unscorable: Share = 0.5
+    min_foreign_logprob: Annotated[float, Field(le=0)] = -100.0
+    """Mean own log-probability of foreign tokens."""
+
+
+class CheckpointConfig(Section):
+    """A checkpoint is a snapshot: how often, and how many are kept."""
+
+    every_rounds: PositiveInt = 50
+    every_seconds: PositiveFloat = 600.0
+    keep: Annotated[int, Field(ge=2)] = 2
+    weight_digest_every: PositiveInt = 50
+    """Rounds between weight digests in the history; 1 names the first differing round exactly."""
+
+
+class SqliteBus(Section):
+    """The embedded bus: one SQLite file, many processes on one machine."""
+
+    type: Literal["sqlite"] = "sqlite"
+    path: str | None = None
+    """`<home>/bus.sqlite` when not set."""
+
+
+class KafkaBus(Section):
+    """Apache Kafka."""
+
+    type: Literal["kafka"] = "kafka"
+    servers: str
+    topic: str | None = None
+    """`sapo.<swarm>` when not set."""
+
+
+class MemoryBus(Section):
+    """Inside one process; for tests and experiments."""
+
+    type: Literal["memory"] = "memory"
+
+
+class WorkersConfig(Section):
+    """The processes that generate questions and score texts."""
+
+    count: PositiveInt = 1
+    time_limit_s: PositiveFloat = 10.0
+    """For one question or one text."""
+    memory_mb: PositiveInt = 2048
+
+
+class HistoryConfig(Section):
+    """The Delta tables."""
+
+    uri: str | None = None
+    """`<home>/history` when not set; any store deltalake can write otherwise."""
+    flush_seconds: PositiveFloat = 10.0
+    max_owed_mb: PositiveInt = 1024
+    """Undelivered journal bytes at which a node pauses instead of dropping history."""
+
+
+class TrackConfig(Section):
+    """MLflow."""
+
+    uri: str | None = None
+    """A running tracking server; `sapo swarm` starts one when not set."""
+    port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    """Where that one listens, on this machine only; a free port when not set."""
+    register_every: PositiveInt = 100
+    """Rounds between registered model versions; one more is registered at the end."""
+
+
+class FlowConfig(Section):
+    """How Prefect orchestrates a node."""
+
+    every: PositiveInt = 1
+    """Orchestrate every n-th round as tasks; the rounds between run inside the same flow run."""
+    rounds_per_run: PositiveInt = 50
+    port: Annotated[int, Field(ge=1, le=65_535)] | None = None
+    """Where the Prefect server that `sapo swarm` starts listens; a free port when not set."""
+
+
+class EvalConfig(Section):
+    """Held-out evaluation."""
+
+    questions: PositiveInt = 2000
+    """Distinct held-out questions of the full evaluation."""
+    samples: PositiveInt = 1
+    """Completions per question at temperature 1 in the full evaluation."""
+    probe_questions: Annotated[int, Field(ge=0)] = 200
+    """Held-out questions a node asks itself every `probe_every` rounds; 0 asks none."""
+    probe_every: PositiveInt = 25

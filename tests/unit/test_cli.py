@@ -1,0 +1,402 @@
+"""The command line: exit codes, one-line errors, JSON shapes. Nothing here starts a server."""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sapo import cli
+from sapo.commands import launch, look, options
+from sapo.config import load
+from sapo.crew import Member
+from sapo.errors import Unavailable, UserError
+from sapo.home import Home
+from sapo.journal import Journal
+from sapo.manifest import Manifest
+from sapo.records import RoundResult
+from sapo.supervise import NodeStatus, SwarmStatus
+
+ERROR = re.compile(r"error: \S.* = .+: .+; .+\n")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own for every test, without settings from outside."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("SAPO_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+@pytest.fixture
+def home(elsewhere: Path) -> Home:
+    """A prepared home of two nodes, of which n0 has finished a round."""
+    home = Home.at(None, "tiny")
+    config = load("tiny", None, ["swarm.nodes=2"], env={})
+    home.prepare(config, Manifest.of(config))
+    home.node("n0").mkdir()
+    with Journal(home.journal("n0")) as journal:
+        journal.commit_groups(0, [], [])
+        journal.commit_batch(
+            empty_batch(journal.incarnation), positions={}, pool_added=[], pool_removed=[], verdicts={}
+        )
+        journal.commit_result(
+            RoundResult(round=0, policy_version=1, metrics={"reward/local": 0.5}, finished_at=1.0)
+        )
+    return home
+
+
+def empty_batch(incarnation: str):  # type: ignore[no-untyped-def]
+    from sapo.records import Batch
+
+    return Batch(
+        swarm="tiny",
+        node="n0",
+        incarnation=incarnation,
+        round=0,
+        policy_version=0,
+        learn="{}",
+        temperature=1.0,
+        groups=(),
+    )
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--help"],
+        *(
+            [name, "--help"]
+            for name in (
+                "swarm",
+                "node",
+                "status",
+                "stop",
+                "evaluate",
+                "verify",
+                "rollouts",
+                "report",
+                "doctor",
+            )
+        ),
+    ],
+)
+def test_every_command_explains_itself(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(args) == 0
+    assert "Usage: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["swarm", "--preset", "tinny"],
+        ["swarm", "--set", "learn.lrr=1"],
+        ["swarm", "--set", "batch.completions=1"],
+        ["swarm", "--set", "nonsense"],
+        ["swarm", "--config", "absent.toml"],
+        ["swarm", "--nodes", "0"],
+        ["swarm", "--set", "node.7.model=starter:bytes"],
+        ["swarm", "--resume"],
+        ["status"],
+        ["stop", "--home", "nowhere"],
+        ["evaluate"],
+        ["report"],
+        ["rollouts"],
+        ["verify", "--dataset", "gcd"],
+        ["verify", "--dataset", "gcd", "--seed", "1", "--text", "2", "--answer", "both"],
+        ["verify", "--dataset", "gcd", "--seed", "1", "--text", "2", "--config", "{"],
+        ["verify", "--dataset", "gcd", "--seed", "1", "--text", "2", "--config", "[]"],
+        ["verify", "--dataset", "gcd", "--seed", "-1", "--text", "2"],
+        ["verify", "--dataset", "gcd", "--seed", "2147483647", "--index", "1", "--text", "2"],
+        ["verify", "--jsonl", "absent.jsonl"],
+    ],
+)
+def test_bad_input_is_one_line_with_a_remedy_and_writes_nothing(
+    args: list[str], capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    assert cli.invoke(args) == 2
+    shown = capsys.readouterr()
+    assert ERROR.fullmatch(shown.err), shown.err
+    assert shown.out == ""
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("args", [["swarn"], ["swarm", "--nope"], ["swarm", "--nodes", "x"], ["node"]])
+def test_a_wrong_command_line_is_one_line_that_names_the_help(
+    args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.invoke(args) == 2
+    assert re.fullmatch(r"error: .+; see `sapo.* --help`\n", capsys.readouterr().err)
+
+
+def test_an_unknown_key_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.invoke(["swarm", "--set", "batch.completion=4"])
+    assert "did you mean 'completions'?" in capsys.readouterr().err
+
+
+def raising(error: BaseException):  # type: ignore[no-untyped-def]
+    def run(*_: object, **__: object) -> None:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (Unavailable("mlflow at http://127.0.0.1:9: refused"), 1, "error: mlflow at"),
+        (KeyboardInterrupt(), 130, ""),
+        (OSError(errno.ENOSPC, "No space left on device", "runs/tiny"), 2, "free some space"),
+        (PermissionError(errno.EACCES, "Permission denied", "runs/tiny"), 2, "can be written"),
+    ],
+)
+def test_exit_codes_mean_something(
+    error: BaseException,
+    code: int,
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "locate", raising(error))
+    assert cli.invoke(["swarm"]) == code
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == bool(says)
+
+
+def test_a_fault_of_the_program_is_not_dressed_up_as_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "locate", raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        cli.invoke(["swarm"])
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    code = "import sys; from sapo.cli import main; main(['swarm', '--dry-run'])"
+    command = f'{sys.executable} -c "{code}" | head -c 5; echo ${{PIPESTATUS[0]}}'
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert result.stdout == "model0\n"
+    assert result.stderr == ""
+
+
+def test_dry_run_prints_what_config_reads_back(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
+    assert cli.invoke(["swarm", "--dry-run", "--nodes", "3", "--set", "node.1.model=starter:bytes"]) == 0
+    printed = elsewhere / "printed.toml"
+    printed.write_text(capsys.readouterr().out, encoding="utf-8")
+    expected = load("tiny", None, ["swarm.nodes=3", "node.1.model=starter:bytes"], env={})
+    assert load(None, printed, env={}) == expected
+    assert [path.name for path in elsewhere.iterdir()] == ["printed.toml"]
+
+
+def test_a_swarm_of_one_warns_and_goes_on_in_silo(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["swarm", "--dry-run", "--nodes", "1"]) == 0
+    shown = capsys.readouterr()
+    assert re.fullmatch(r"warning: batch\.external = 8: .+ silo\n", shown.err)
+    assert "external = 0\n" in shown.out
+
+
+def test_a_swarm_of_one_on_a_shared_bus_may_have_peers(elsewhere: Path) -> None:
+    config = load("tiny", None, ["swarm.nodes=1", f"bus.path={elsewhere}/bus.sqlite"], env={})
+    assert launch.silo_if_alone(config) == (config, None)
+
+
+def test_a_second_start_says_how_to_go_on(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    before = home.config.read_bytes()
+    assert cli.invoke(["swarm"]) == 2
+    err = capsys.readouterr().err
+    assert ERROR.fullmatch(err)
+    assert "swarm --resume --home runs/tiny" in err
+    assert home.config.read_bytes() == before
+
+
+def test_resume_keeps_the_config_of_the_run_but_for_what_is_named(home: Home) -> None:
+    found, config = launch.locate("tiny", None, ["learn.lr=0.5"], rounds=7, resume=True)
+    assert found == home
+    assert (config.swarm.nodes, config.swarm.rounds, config.learn.lr) == (2, 7, 0.5)
+
+
+def test_resume_finds_the_only_run_here(elsewhere: Path) -> None:
+    config = load("tiny", None, ["swarm.name=mine"], env={})
+    Home.at(None, "mine").prepare(config, Manifest.of(config))
+    assert launch.locate(None, None, None, resume=True, home=None)[1].swarm.name == "mine"
+
+
+def test_of_several_runs_one_must_be_named(home: Home) -> None:
+    config = load("tiny", None, ["swarm.name=mine"], env={})
+    Home.at(None, "mine").prepare(config, Manifest.of(config))
+    with pytest.raises(UserError, match="several runs"):
+        options.find_home(None)
+
+
+def test_a_home_of_another_swarm_is_refused(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["swarm", "--resume", "--home", str(home.root), "--set", "rules.salt=other"]) == 2
+    assert "other tasks or rules" in capsys.readouterr().err
+
+
+def test_a_home_of_another_schema_is_refused(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = json.loads(home.manifest.read_text())
+    home.manifest.write_text(json.dumps({**manifest, "schema_version": 99}))
+    assert cli.invoke(["swarm", "--resume"]) == 2
+    assert ERROR.fullmatch(capsys.readouterr().err)
+
+
+def test_a_port_in_use_is_said_before_anything_is_written(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert cli.invoke(["swarm", "--set", f"track.port={port}"]) == 2
+    assert ERROR.fullmatch(capsys.readouterr().err)
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ['tasks=[{dataset="chain_summ"}]'],
+        ['tasks=[{dataset="chain_sum", config={min_digits=0}}]'],
+        ['tasks=[{dataset="chain_sum", config={max_terms=2, min_terms=2, min_digits=1, max_digits=1}}]'],
+        ["model=./empty"],
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_home_is_written(
+    sets: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "empty").mkdir()
+    small = ["--set", "eval.questions=30"]
+    assert cli.invoke(["swarm", *small, *(word for text in sets for word in ("--set", text))]) == 2
+    assert ERROR.fullmatch(capsys.readouterr().err.splitlines(keepends=True)[-1])
+    assert not (elsewhere / "runs").exists()
+
+
+def test_status_is_one_json_document(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["status", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["swarm"] == "tiny"
+    assert shown["home"] == str(home.root)
+    assert shown["pid"] is None
+    n0, n1 = shown["nodes"]
+    assert (n0["name"], n0["rounds"], n0["rounds_total"]) == ("n0", 1, 120)
+    assert n0["metrics"]["reward/local"] == 0.5
+    assert n1["rounds"] == 0
+    assert shown["owed"]["n0"] == {"training": 1, "track": 1}
+
+
+def test_status_for_people_names_what_is_owed(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "1/120" in out
+    assert "n0 has yet to deliver: 1 track, 1 training" in out
+
+
+def test_stop_where_nothing_runs_says_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["stop"]) == 0
+    assert "nothing runs" in capsys.readouterr().out
+    assert not home.stop_flag.exists()
+
+
+def test_report_of_a_run_without_history_is_written(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["report", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures == json.loads(home.summary.read_text())
+    assert figures["nodes"]["n0"]["rounds"] == 1
+    assert "reward/local" in home.report.read_text()
+
+
+def test_rollouts_of_an_empty_history(
+    home: Home, capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    assert cli.invoke(["rollouts", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert cli.invoke(["rollouts"]) == 0
+    assert "nothing" in capsys.readouterr().out
+    assert cli.invoke(["rollouts", "--parquet", "out.parquet"]) == 0
+    assert (elsewhere / "out.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--round", "x"],
+        ["--round", "5..2"],
+        ["--source", "elsewhere"],
+        ["--min-score", "1", "--max-score", "0"],
+        ["--json", "--parquet", "out.parquet"],
+        ["--parquet", "nowhere/out.parquet"],
+    ],
+)
+def test_a_wrong_filter_is_one_line(home: Home, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["rollouts", *args]) == 2
+    assert ERROR.fullmatch(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("text", "range_"), [(None, None), ("7", (7, 7)), ("3..9", (3, 9))])
+def test_rounds_are_one_or_a_range(text: str | None, range_: tuple[int, int] | None) -> None:
+    assert look.parse_rounds(text) == range_
+
+
+class Notes:
+    """A view that remembers."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.shown: list[object] = []
+
+    def step(self, label: str, done: int, total: int) -> None:
+        self.shown.append(label)
+
+    def nodes(self, rows: object) -> None:
+        self.shown.append(rows)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def status(phase: str, *nodes: NodeStatus) -> SwarmStatus:
+    return SwarmStatus(phase, nodes, Member(), Member(), None, 1)
+
+
+def test_a_node_that_stumbles_is_mentioned_once() -> None:
+    view = Notes()
+    watch = launch.Watcher(view)  # type: ignore[arg-type]
+    stumbling = NodeStatus("n2", "restarting", 17, 40, restarts=1, note="Traceback\nValueError: bad")
+    for _ in range(3):
+        watch(status("running", stumbling))
+    watch(status("running", NodeStatus("n2", "restarting", 18, 40, restarts=2, note="")))
+    assert view.notes == [
+        "n2 restarting after round 17: ValueError: bad",
+        "n2 restarting after round 18: no message",
+    ]
+
+
+def test_phases_without_rounds_are_shown_in_words() -> None:
+    view = Notes()
+    launch.Watcher(view)(status("evaluating"))  # type: ignore[arg-type]
+    assert view.shown == [launch.PHASES["evaluating"]]
+
+
+def test_a_full_disk_stops_a_swarm_before_it_writes(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("usage", (), {"free": 1_000_000}))
+    assert cli.invoke(["swarm"]) == 2
+    assert ERROR.fullmatch(capsys.readouterr().err)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_the_settings_reference_and_picture_are_up_to_date() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    names: dict[str, object] = {"__file__": str(docs / "generate.py"), "__name__": "generate"}
+    with contextlib.chdir(docs):
+        exec(compile((docs / "generate.py").read_text(), "generate.py", "exec"), names)
+    for file, make in names["GENERATED"].items():  # type: ignore[attr-defined]
+        assert make() == (docs / file).read_text(encoding="utf-8"), f"run `make docs`: {file} is old"

@@ -1,0 +1,255 @@
+"""Rules that last: who may import whom, how long a file may be, what no file may name."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SAPO = ROOT / "sapo"
+TRAPS = range(1, 53)
+
+IO = {
+    "sqlite3",
+    "deltalake",
+    "mlflow",
+    "prefect",
+    "transformers",
+    "duckdb",
+    "pyarrow",
+    "kafka",
+    "socket",
+    "subprocess",
+    "urllib",
+    "requests",
+    "httpx",
+    "reasoning_gym",
+}
+FACE = {"cli", "commands", "view", "report", "doctor", "stories", "summary", "charts"}
+"""What people look at; nothing below may know of it."""
+DOWNSTREAM: dict[str, set[str]] = {
+    # a room, and the rooms it must not know: forward only, nothing downstream calls upstream
+    "bus": {"pool", "sampling", "admission", "generate", "learn", "node", "history", "track", "models"},
+    "generate": {"bus", "pool", "sampling", "admission", "journal", "learn", "node", "history", "track"},
+    "pool": {"generate", "learn", "node", "history", "track", "models", "deliver"},
+    "sampling": {"generate", "node", "history", "track", "models", "bus", "journal", "deliver"},
+    "admission": {"generate", "learn", "node", "history", "track", "models", "journal", "deliver"},
+    "learn": {"bus", "generate", "pool", "sampling", "admission", "journal", "node", "history", "models"},
+    "journal": {"bus", "generate", "pool", "sampling", "admission", "learn", "node", "history", "models"},
+    "history": {"generate", "pool", "sampling", "admission", "learn", "node", "models"},
+    "track": {"bus", "generate", "pool", "sampling", "admission", "learn", "node"},
+    "deliver": {"generate", "pool", "sampling", "admission", "learn", "node", "history", "track"},
+}
+
+
+def modules(package: Path) -> list[Path]:
+    return sorted(path for path in package.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def name_of(path: Path) -> str:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute names a file imports, `from a import b` as `a.b`, those inside functions too."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found: set[str] = set()
+    todo: list[ast.AST] = [tree]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+            for _ in range(node.level - 1):
+                package = package.rpartition(".")[0]
+            base = ".".join(part for part in (package if node.level else "", node.module or "") if part)
+            found |= {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            continue
+        todo.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def room(name: str) -> str | None:
+    """`sapo.bus.sqlite` is of room `bus`; None outside `sapo`.
+
+    Record types that stand for themselves (`journal_rows`) and interfaces (`bus.base`) are rooms of their
+    own, which everybody may know.
+    """
+    parts = name.split(".")
+    if parts[0] != "sapo" or len(parts) < 2:
+        return None
+    if parts[2:3] == ["base"]:
+        return f"{parts[1]}.base"
+    return "journal" if parts[1] == "journal_file" else parts[1]
+
+
+def rooms_of(path: Path) -> set[str]:
+    return {found for name in imports(path) if (found := room(name)) is not None and found != "__version__"}
+
+
+def files_of(name: str) -> list[Path]:
+    return [path for path in modules(SAPO) if room(name_of(path)) == name]
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level modules a fresh interpreter holds after running `code`."""
+    command = f"import sys\n{code}\nprint('\\n'.join({{name.split('.')[0] for name in sys.modules}}))"
+    result = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(result.stdout.split())
+
+
+def test_sapo_never_imports_flows() -> None:
+    guilty = {
+        name_of(path): bad
+        for path in modules(SAPO)
+        if (bad := {name for name in imports(path) if name.split(".")[0] == "flows"})
+    }
+    assert not guilty
+
+
+def test_the_bottom_rooms_import_nothing_above_them() -> None:
+    allowed = {
+        "errors": set(),
+        "records": set(),
+        "seeds": set(),
+        "charts": set(),
+        "toml": set(),
+        "config": {"errors", "records", "settings"},
+        "settings": {"errors", "records"},
+        "manifest": {"config", "records", "settings"},
+        "home": {"config", "errors", "manifest", "records"},
+        "identity": {"errors", "records"},
+        "lock": {"errors"},
+    }
+    guilty = {
+        name: above
+        for name, below in allowed.items()
+        for path in files_of(name)
+        if (above := rooms_of(path) - below - {name})
+    }
+    assert not guilty
+
+
+def test_learn_is_pure_torch() -> None:
+    guilty = {}
+    for path in files_of("learn"):
+        tops = {name.split(".")[0] for name in imports(path)}
+        bad = (tops & IO) | (rooms_of(path) - {"learn", "records", "config", "settings", "seeds", "errors"})
+        if bad:
+            guilty[name_of(path)] = bad
+    assert not guilty
+
+
+def test_learn_loads_no_service_when_it_is_imported() -> None:
+    found = loaded_by("import sapo.learn.update, sapo.learn.loss, sapo.learn.advantage")
+    assert not found & {"prefect", "mlflow", "deltalake", "duckdb", "transformers", "reasoning_gym"}
+
+
+@pytest.mark.parametrize("name", sorted(DOWNSTREAM))
+def test_nothing_downstream_knows_what_is_upstream(name: str) -> None:
+    guilty = {name_of(path): bad for path in files_of(name) if (bad := rooms_of(path) & DOWNSTREAM[name])}
+    assert files_of(name), f"no file is of room {name}: the picture has changed, so must this test"
+    assert not guilty
+
+
+def test_only_flows_and_the_command_line_know_the_face() -> None:
+    guilty = {
+        name_of(path): bad
+        for path in modules(SAPO)
+        if room(name_of(path)) not in FACE and (bad := rooms_of(path) & FACE)
+    }
+    assert not guilty
+
+
+def test_config_can_be_read_without_torch_transformers_prefect_or_mlflow() -> None:
+    found = loaded_by("import sapo.config; sapo.config.load('tiny')")
+    assert not found & {"torch", "transformers", "prefect", "mlflow", "numpy", "reasoning_gym"}
+
+
+def test_the_command_line_loads_nothing_heavy_before_a_command_runs() -> None:
+    heavy = {"torch", "transformers", "prefect", "mlflow", "numpy", "pyarrow", "duckdb", "pydantic"}
+    assert not loaded_by("import sapo.cli") & heavy
+
+
+def test_prefect_and_mlflow_stay_in_their_rooms() -> None:
+    allowed = {"prefect": {"servers"}, "mlflow": {"servers", "track", "versions", "summary"}}
+    guilty = {
+        (name_of(path), package)
+        for path in modules(SAPO)
+        for package, rooms in allowed.items()
+        if any(name.split(".")[0] == package for name in imports(path)) and room(name_of(path)) not in rooms
+    }
+    assert not guilty
+
+
+def tracked() -> list[Path]:
+    """Files of the checkout that are ours, whether or not this is a git clone."""
+    folders = ("sapo", "flows", "tests", "docs", "infra", "docker", "benchmarks", ".ci")
+    found = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".coverage"]
+    for folder in folders:
+        found += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
+    return [path for path in found if "__pycache__" not in path.parts and path.suffix != ".pyc"]
+
+
+@pytest.mark.parametrize(("folder", "most"), [("sapo", 420), ("flows", 420), ("docs", 420), ("tests", 700)])
+def test_no_file_is_long(folder: str, most: int) -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules(ROOT / folder)}
+    assert not {name_of(path): lines for path, lines in lengths.items() if lines > most}
+
+
+def test_no_file_names_a_package_index_or_a_place_on_somebodys_machine() -> None:
+    indexes = [
+        r"pypi\.",
+        r"pythonhosted\.",
+        r"download\.pytorch\.",
+        r"repo1?\.maven\.",
+        r"npmjs\.",
+        r"crates\.",
+    ]
+    names = [part + r"(?:org|com|io)\b" for part in indexes]
+    names += [r"--(?:extra-)?index-url", r"huggingface" + r"\.co\b", r"(?:^|[\s\"'=])/(?:root|work|home)/"]
+    pattern = re.compile("|".join(names), re.MULTILINE)
+    guilty = {}
+    for path in tracked():
+        if path == Path(__file__) or path.name == "LICENSE":
+            continue
+        found = pattern.search(path.read_text(encoding="utf-8", errors="ignore"))
+        if found:
+            guilty[str(path.relative_to(ROOT))] = found.group()
+    assert not guilty
+
+
+def test_every_package_is_installed() -> None:
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    there = {name_of(path) for folder in ("sapo", "flows") for path in (ROOT / folder).rglob("__init__.py")}
+    assert listed == there
+
+
+def test_every_required_package_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    pins = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    names = {re.split(r"[\s<>=!~\[]", line, maxsplit=1)[0].lower() for line in wanted}
+    assert not {name for name in names if not {name, name.replace("-", "_")} & pins}
+
+
+def trap_tests() -> dict[str, int]:
+    pattern = re.compile(r"def (test_trap_(\w*?)_\w+)\(")
+    found: dict[str, int] = {}
+    for path in modules(ROOT / "tests"):
+        for name, number in pattern.findall(path.read_text(encoding="utf-8")):
+            found[name] = int(number) if number.isdecimal() else -1
+    return found
+
+
+def test_every_trap_test_names_a_known_trap() -> None:
+    assert not {name for name, number in trap_tests().items() if number not in TRAPS}
