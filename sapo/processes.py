@@ -19,7 +19,7 @@ from typing import Self
 
 import psutil
 
-LIFELINE = "SAPO_LIFELINE"
+LIFELINE = "_SAPO_LIFELINE"
 """Environment variable with the file descriptor of the lifeline."""
 ORPHAN_GRACE_S = 2.0
 """How long a child whose parent died may take to end in good order."""

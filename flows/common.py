@@ -1,0 +1,180 @@
+"""What the processes of all flows have in common: arguments, signals, exit codes, life without Prefect."""
+
+import argparse
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Self, TypeVar
+
+import httpx
+from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import PrefectException, TerminationSignal
+from prefect.states import State
+
+from sapo.config import Config
+from sapo.crew import BAD_INPUT
+from sapo.errors import Unavailable, UserError
+from sapo.home import Home
+from sapo.processes import stopping_on_signals
+from sapo.services import Service, answers
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CRASHED = 1
+
+PREFECT_FAULTS = (httpx.HTTPError, PrefectException, RuntimeError, OSError)
+"""What a flow raises when its server is away: clients' errors, and `RuntimeError` when it cannot start."""
+
+
+@dataclass
+class Process:
+    """This process's part in a swarm: where it works, and whether it is asked to stop."""
+
+    home: Home
+    config: Config
+    stop: threading.Event
+    failure: BaseException | None = None
+    """What the process's own work raised last; anything else that a flow run raises is Prefect's."""
+
+    @classmethod
+    def at(cls, home: str, stop: threading.Event | None = None) -> Self:
+        """Work in an existing home. Raises `UserError` where it holds no swarm."""
+        here = Home(Path(home).absolute())
+        return cls(here, here.load_config(), stop or threading.Event())
+
+    def tracking_uri(self) -> str | None:
+        """MLflow's address, if there is one."""
+        return self.config.track.uri or os.environ.get("MLFLOW_TRACKING_URI")
+
+    def stopping(self) -> bool:
+        """Whether this process, or the whole swarm, is asked to stop."""
+        if not self.stop.is_set() and self.home.stop_flag.exists():
+            self.stop.set()
+        return self.stop.is_set()
+
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """Marks what is raised inside as this process's own."""
+        try:
+            yield
+        except BaseException as error:
+            self.failure = error
+            raise
+        self.failure = None
+
+
+PROCESS: ContextVar[Process] = ContextVar("process")
+"""How flows and tasks reach their process: an argument would be copied and recorded by Prefect."""
+
+
+def here(home: str) -> Process:
+    """The process a flow runs in; made for `home` where a deployment started the flow."""
+    known = PROCESS.get(None)
+    return known if known is not None else Process.at(home)
+
+
+class Orchestrator:
+    """Runs flows when Prefect's server is there, and the same work plainly when it is not.
+
+    Prefect does not survive its server's absence (TRAPS 51): a flow that starts then fails, one that ends
+    then raises. Neither may stop the work. `unrecorded` counts the runs that Prefect could not record.
+    """
+
+    def __init__(self, process: Process, url: str | None) -> None:
+        self._process = process
+        self._server = Service("prefect", url.rstrip("/")) if url else None
+        self._away = False
+        self.unrecorded = 0
+
+    def there(self) -> bool:
+        """Whether flows can be recorded now."""
+        return self._server is not None and answers(self._server)
+
+    def run(self, flow: Callable[[], T], plain: Callable[[], T]) -> T:
+        """`flow()`, or `plain()` when Prefect is away before or during it; raises what the work raises."""
+        if self._server is None:
+            return plain()
+        if not self.there():
+            return self._without(plain, f"Prefect is away ({self._server.url}); going on without it")
+        try:
+            result = flow()
+        except TerminationSignal:
+            # raised by Prefect's own handler, which stands before a flow's first line and after its last
+            self._process.stop.set()
+            return plain()
+        except PREFECT_FAULTS as error:
+            if self._process.failure is not None:
+                raise self._process.failure from None
+            return self._without(plain, f"Prefect could not record a run: {type(error).__name__}: {error}")
+        if self._away:
+            log.warning("Prefect is back; it has no record of %d runs", self.unrecorded)
+        self._away = False
+        return result
+
+    def _without(self, plain: Callable[[], T], message: str) -> T:
+        if not self._away:
+            log.warning("%s", message)
+        self._away = True
+        self.unrecorded += 1
+        return plain()
+
+
+def retry_unavailable(_task: Any, _run: Any, state: State[Any]) -> bool:
+    """Whether Prefect is to retry a task: only what was unavailable may be there later."""
+    return isinstance(state.result(raise_on_failure=False), Unavailable)
+
+
+SMALL: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
+"""Of every task: nothing it takes or returns is kept (TRAPS 42)."""
+NETWORK: dict[str, Any] = {
+    **SMALL,
+    "retries": 2,
+    "retry_delay_seconds": [1, 2],
+    "retry_condition_fn": retry_unavailable,
+    "timeout_seconds": 120,
+}
+"""Of every task that touches the network."""
+
+
+def parser(flow: str) -> argparse.ArgumentParser:
+    """Arguments that every flow's process takes."""
+    result = argparse.ArgumentParser(prog=f"python -m flows.{flow}")
+    result.add_argument("--home", required=True, help="the swarm's home")
+    return result
+
+
+def run_process(work: Callable[[Process, Orchestrator], int], home: str) -> NoReturn:
+    """Do a flow's work in this process and leave with an exit code that the supervisor understands."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    for chatty in ("httpx", "mlflow", "alembic"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    stop = threading.Event()
+    orchestrator = None
+    with stopping_on_signals(stop):
+        try:
+            process = Process.at(home, stop)
+            PROCESS.set(process)
+            orchestrator = Orchestrator(process, os.environ.get("PREFECT_API_URL"))
+            code = work(process, orchestrator)
+        except UserError as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = BAD_INPUT
+        except Exception:
+            log.exception("this process ends")
+            code = CRASHED
+    if orchestrator is None or not orchestrator.there():
+        # Prefect's own threads would wait for minutes for a server that is away
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,70 @@
+"""Flow `swarm`: nodes beside the archive, a last archive pass, the evaluation.
+
+Nodes, archive and evaluation are processes of their own with flow runs of their own; the tasks here keep them
+going (`sapo.crew`), and last as long as they do.
+"""
+
+from contextvars import ContextVar
+
+from prefect import flow, task
+from prefect.futures import wait
+
+from flows.common import SMALL, Orchestrator, Process, parser, run_process
+from sapo.crew import Crew
+from sapo.processes import stopping_on_signals
+
+CREW: ContextVar[Crew] = ContextVar("crew")
+
+
+@task(name="node", task_run_name="{name}", **SMALL)
+def node(name: str) -> str:
+    """Keep a node's process going; returns how it ended."""
+    return CREW.get().run_node(name).state
+
+
+@task(name="archive", task_run_name="archive", **SMALL)
+def archive() -> str:
+    """Keep the archive's process going; returns how it ended."""
+    return CREW.get().run_archive().state
+
+
+@task(name="evaluate", task_run_name="evaluate", **SMALL)
+def evaluate() -> str:
+    """Have the evaluation made; returns how it ended."""
+    return CREW.get().run_evaluation().state
+
+
+@flow(name="swarm", flow_run_name="{swarm} · {nodes} nodes", persist_result=False, validate_parameters=False)
+def swarm_flow(swarm: str, nodes: int) -> str:
+    """Run a swarm's processes to their end; returns how the swarm ended."""
+    crew = CREW.get()
+    # inside a flow run Prefect answers SIGTERM by raising; the crew has processes to end in good order
+    with stopping_on_signals(crew.stop):
+        archived = archive.submit()
+        try:
+            wait([node.submit(name) for name in crew.config.nodes])
+        finally:
+            crew.finish_archive()
+        wait([archived])
+        evaluate()
+        return crew.close().phase
+
+
+def work(process: Process, orchestrator: Orchestrator) -> int:
+    """Run the swarm once; whatever failed is in `swarm.json`."""
+    crew = Crew(process.config, process.home, process.stop)
+    CREW.set(crew)
+    config = process.config
+    phase = orchestrator.run(
+        lambda: swarm_flow(config.swarm.name, len(config.nodes)), lambda: crew.run().phase
+    )
+    return 1 if phase == "failed" else 0
+
+
+def main() -> None:
+    """The process that keeps the swarm's other processes."""
+    run_process(work, parser("swarm").parse_args().home)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""A node with its MLflow run: opened together, and closed so that the run says how it ended."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from sapo import models
+from sapo.config import Config
+from sapo.errors import Unavailable, UserError
+from sapo.home import Home
+from sapo.journal import Journal
+from sapo.lock import NodeLock
+from sapo.node import NodeRuntime
+from sapo.starter import default_cache
+from sapo.track import Tracker, TrackSink, VersionSink, open_tracking
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def open_tracked(config: Config, name: str, home: Home, *, uri: str | None) -> Iterator[NodeRuntime]:
+    """A node whose metrics and model versions go to the MLflow at `uri`; None keeps them owed in the journal.
+
+    `config` is the whole swarm's. Raises as `NodeRuntime.open` does.
+    """
+    if uri is None:
+        with NodeRuntime.open(config, name, home) as runtime:
+            yield runtime
+        return
+    tracker, sinks = _tracking(config, name, home, uri, incarnation_of(config, home, name))
+    status = "FAILED"
+    try:
+        with NodeRuntime.open(config, name, home, tracking=sinks) as runtime:
+            yield runtime
+            status = "FINISHED" if runtime.finished else "KILLED"
+    finally:
+        _end(tracker, status)
+
+
+def _end(tracker: Tracker, status: str) -> None:
+    try:
+        tracker.end(status)
+    except Unavailable as error:
+        log.warning("the run of %s is left open: %s", tracker.node, error)
+
+
+def tracker_of(config: Config, name: str, home: Home, *, uri: str) -> Tracker:
+    """The MLflow run of a node that has run in this home, and may be running; `config` is the swarm's."""
+    with Journal.read_only(home.journal(name)) as journal:
+        return _tracking(config, name, home, uri, journal.incarnation)[0]
+
+
+def _tracking(
+    config: Config, name: str, home: Home, uri: str, incarnation: str
+) -> tuple[Tracker, list[TrackSink | VersionSink]]:
+    node_config = config.for_node(name)
+
+    def whole(checkpoint: Path, destination: Path) -> None:
+        models.export(checkpoint, destination, config=node_config, cache=default_cache())
+
+    artifacts = home.artifacts if config.track.uri is None else None
+    return open_tracking(node_config, name, incarnation, uri=uri, artifacts=artifacts, whole=whole)
+
+
+def incarnation_of(config: Config, home: Home, name: str) -> str:
+    """The incarnation of a node's journal, which is made where there is none.
+
+    Raises `UserError` for an unknown node or one that runs already.
+    """
+    if name not in config.nodes:
+        raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+    with NodeLock(home.node(name)), Journal(home.journal(name)) as journal:
+        return journal.incarnation
