@@ -220,7 +220,8 @@ class Sample(Record):
     score: float | None
     advantage: float
     behaviour_logprobs: tuple[float, ...] | None = None
-    """Per trained token, only in foreign mode `behaviour`."""
+    """Per trained token: of local samples the engine's (its gap to the learner's is a metric), of external
+    ones the producer's, in foreign mode `behaviour` only."""
     retokenised: bool = False
 
     @model_validator(mode="after")
