@@ -193,7 +193,8 @@ def batch_of(rows: Sequence[Mapping[str, Any]]) -> Batch:
         batch = _batch(head, [_group(members) for members in groups.values()])
     except ValidationError as error:
         raise Damaged(node, round, f"its rows make no batch: {error.errors()[0]['msg']}") from error
-    if any(row["batch_digest"] != batch.digest() for row in ordered):
+    digest = batch.digest()
+    if any(row["batch_digest"] != digest for row in ordered):
         raise Damaged(node, round, "its rows do not make the batch they were written from")
     return batch
 

@@ -26,6 +26,7 @@ from sapo.errors import Unavailable, UserError
 from sapo.history import read
 from sapo.history.tables import TRAINING, Store, commit
 from sapo.history.training import TrainingSink, rows, transaction_id
+from sapo.journal import Journal
 
 # fmt: off
 NAMED = {
@@ -243,3 +244,20 @@ def test_reading_a_history_that_does_not_exist_yet_gives_nothing(store: Store) -
     assert read.rollouts(store).num_rows == 0
     assert list(read.batches(store, "n0", INCARNATION)) == []
     assert not Path(store.uri).exists()
+
+
+def test_a_real_journal_is_delivered_and_read_back(store: Store, tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.sqlite", incarnation=INCARNATION) as journal:
+        journal.set_environment({"torch": "2.13.0", "threads": 1})
+        for round in range(3):
+            own = [signed(round, position, node="n0") for position in (0, 1)]
+            journal.commit_groups(round, own, publish=[])
+            journal.commit_batch(batch(round), positions={}, pool_added=[], pool_removed=[], verdicts={})
+            journal.commit_result(result(round))
+        owed = journal.owed("training", 100)
+        sink(store).deliver(owed[:2], journal)
+        sink(store).deliver(owed, journal)
+    assert list(read.batches(store, "n0", INCARNATION)) == [batch(round) for round in range(3)]
+    found = read.training(store, limit=1).to_pylist()[0]
+    assert found["environment"] == '{"threads":1,"torch":"2.13.0"}'
+    assert (found["policy_version_before"], found["policy_version_after"]) == (0, 1)

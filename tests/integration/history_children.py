@@ -1,0 +1,30 @@
+"""What the processes run that the tests of the history kill; light to import, for they start often."""
+
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from sapo.bus.base import Limits
+from sapo.bus.sqlite import SqliteBus
+from sapo.history.rollouts import Archiver
+from sapo.history.tables import Store
+from sapo.history.training import TrainingSink
+from sapo.journal import Journal
+
+
+def archive(bus: str, uri: str, ready: Event) -> None:
+    """Archive the bus in small steps, forever."""
+    archiver = Archiver(SqliteBus(Path(bus)), Store(uri), "tiny", limits=Limits(max_groups=3))
+    while True:
+        archiver.run_once()
+        ready.set()
+
+
+def deliver(journal: str, uri: str, ready: Event) -> None:
+    """Deliver what a journal owes to the history in small steps, acknowledging each, forever."""
+    with Journal(journal) as own:
+        sink = TrainingSink(Store(uri), "tiny", "n0", own.incarnation)
+        while True:
+            for item in own.owed("training", 1):
+                sink.deliver([item], own)
+                own.acknowledge("training", item.seq)
+                ready.set()

@@ -1,0 +1,72 @@
+"""SIGKILL at random instants: whatever moves rows into the history loses none and doubles none."""
+
+import multiprocessing
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import history_children
+import pytest
+from history_samples import INCARNATION, batch, result, signed
+
+from sapo.bus.sqlite import SqliteBus
+from sapo.history import read
+from sapo.history.rollouts import Archiver
+from sapo.history.tables import Store
+from sapo.history.training import TrainingSink
+from sapo.journal import Journal
+
+pytestmark = pytest.mark.faults
+KILLS = 5
+
+
+def kill_repeatedly(target: Callable[..., None], *arguments: str) -> None:
+    """Start the process, wait until it works, kill it some hundredths of a second later; several times."""
+    context = multiprocessing.get_context("spawn")
+    instants = random.Random(7)
+    for _ in range(KILLS):
+        ready = context.Event()
+        process = context.Process(target=target, args=(*arguments, ready))
+        process.start()
+        assert ready.wait(60)
+        process.join(instants.uniform(0.0, 0.1))
+        assert process.exitcode is None
+        process.kill()
+        process.join()
+
+
+def test_a_killed_archiver_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    bus, store = SqliteBus(tmp_path / "bus.sqlite"), Store(str(tmp_path / "history"))
+    for i in range(150):
+        forged = signed(i).model_copy(update={"signature": "00" * 64})
+        bus.publish([signed(i), signed(i // 2), forged, signed(i, answer="5")])
+    kill_repeatedly(history_children.archive, str(tmp_path / "bus.sqlite"), store.uri)
+    half = read.query(store, "SELECT count(DISTINCT group_id) AS n FROM rollouts")["n"][0].as_py()
+    assert 0 < half < 150
+    Archiver(bus, store, "tiny").run()
+    bus.close()
+    rows = read.query(store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1").to_pylist()
+    assert [tuple(row.values()) for row in rows] == sorted((signed(i).group_id, 4) for i in range(150))
+    quarantined = (
+        'SELECT reason, count(*) AS n, count(DISTINCT "offset") AS d FROM quarantine GROUP BY 1 ORDER BY 1'
+    )
+    assert [tuple(row.values()) for row in read.query(store, quarantined).to_pylist()] == [
+        ("bad_signature", 150, 150),
+        ("equivocation", 150, 150),
+    ]
+
+
+def test_a_killed_deliverer_writes_every_round_once(tmp_path: Path) -> None:
+    path, store = tmp_path / "journal.sqlite", Store(str(tmp_path / "history"))
+    with Journal(path, incarnation=INCARNATION) as journal:
+        for round in range(100):
+            journal.commit_groups(round, [signed(round, i, node="n0") for i in (0, 1)], publish=[])
+            journal.commit_batch(batch(round), positions={}, pool_added=[], pool_removed=[], verdicts={})
+            journal.commit_result(result(round))
+    kill_repeatedly(history_children.deliver, str(path), store.uri)
+    with Journal(path) as journal:
+        assert 0 < len(journal.owed("training", 100)) < 100
+        sink = TrainingSink(store, "tiny", "n0", INCARNATION)
+        sink.deliver(journal.owed("training", 100), journal)
+    assert list(read.batches(store, "n0", INCARNATION)) == [batch(round) for round in range(100)]
+    assert read.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [100 * 16]
