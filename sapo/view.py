@@ -22,6 +22,7 @@ from sapo.summary import gain_sentence
 
 Metrics = Mapping[str, float]
 PLAIN_SECONDS = 5.0
+ROUNDS = "rounds"
 RATE_SECONDS = 60.0
 """The time left is estimated from the pace of this long."""
 
@@ -76,12 +77,30 @@ class Pace:
         return (total - done) * (now - then) / (done - before)
 
 
+class _Progress:
+    """Progress of steps and rounds with an estimate of the time left for each."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock, self.start = clock, clock()
+        self._label, self._pace = "", Pace()
+
+    def left(self, label: str, done: int, total: int) -> float | None:
+        """Seconds until `total`; each label has a pace of its own."""
+        if label != self._label:
+            self._label, self._pace = label, Pace()
+        return self._pace.left(self.clock(), done, total)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the view was opened."""
+        return self.clock() - self.start
+
+
 class LiveView:
     """A table that is redrawn in place, with a bar below it."""
 
     def __init__(self, title: str, console: Console, clock: Callable[[], float]) -> None:
-        self._title, self._console, self._clock = title, console, clock
-        self._start, self._pace = clock(), Pace()
+        self._title, self._progress = title, _Progress(clock)
         self._live = Live(console=console, refresh_per_second=4, transient=False)
         self._rows: Sequence[NodeRow] = ()
         self._step: tuple[str, int, int] | None = None
@@ -96,29 +115,28 @@ class LiveView:
 
     def step(self, label: str, done: int, total: int) -> None:
         self._step = (label, done, total)
+        self._left = self._progress.left(label, done, total)
         self._draw()
 
     def nodes(self, rows: Sequence[NodeRow]) -> None:
         self._rows, self._step = rows, None
-        self._left = self._pace.left(self._clock(), *overall(rows))
+        self._left = self._progress.left(ROUNDS, *overall(rows))
         self._draw()
 
     def note(self, text: str) -> None:
         self._live.console.print(Text(text, style="yellow"))
 
     def _draw(self) -> None:
-        elapsed = self._clock() - self._start
-        self._live.update(screen(self._title, self._rows, self._step, elapsed, self._left))
+        self._live.update(screen(self._title, self._rows, self._step, self._progress.elapsed, self._left))
 
 
 class PlainView:
     """Lines for logs and pipes; at most one every `PLAIN_SECONDS`, and one whenever a step begins or ends."""
 
     def __init__(self, title: str, console: Console, clock: Callable[[], float]) -> None:
-        self._title, self._console, self._clock = title, console, clock
-        self._start, self._pace = clock(), Pace()
-        self._last: float | None = None
-        self._label = ""
+        self._title, self._console, self._progress = title, console, _Progress(clock)
+        self._said_at: float | None = None
+        self._said = ("", False)
 
     def __enter__(self) -> Self:
         return self
@@ -127,13 +145,14 @@ class PlainView:
         pass
 
     def step(self, label: str, done: int, total: int) -> None:
-        begins_or_ends = label != self._label or done == total
-        if begins_or_ends or self._due():
-            self._label = label
-            self._say(f"{label}: {done} of {total}")
+        left = self._progress.left(label, done, total)
+        begins_or_ends = (label, done == total)
+        if begins_or_ends != self._said or self._due():
+            self._said = begins_or_ends
+            self._say(f"{label}: {amount(done, total, left)}")
 
     def nodes(self, rows: Sequence[NodeRow]) -> None:
-        left = self._pace.left(self._clock(), *overall(rows))
+        left = self._progress.left(ROUNDS, *overall(rows))
         if self._due():
             self._say(plain_line(rows, left))
 
@@ -141,11 +160,11 @@ class PlainView:
         self._say(text)
 
     def _due(self) -> bool:
-        return self._last is None or self._clock() - self._last >= PLAIN_SECONDS
+        return self._said_at is None or self._progress.clock() - self._said_at >= PLAIN_SECONDS
 
     def _say(self, text: str) -> None:
-        self._last = self._clock()
-        stamp = duration(self._last - self._start)
+        self._said_at = self._progress.clock()
+        stamp = duration(self._progress.elapsed)
         self._console.print(f"{stamp}  {self._title}  {text}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -166,21 +185,31 @@ def screen(
     if rows:
         parts.append(node_table(rows))
     if step is not None:
-        label, done, total = step
-        parts.append(bar(label, done, total, f"{done} of {total}"))
+        parts.append(bar(*step, left))
     elif rows:
-        done, total = overall(rows)
-        note = "" if left is None else f"about {duration(left)} left"
-        parts.append(bar("rounds", done, total, f"{done} of {total}  {note}"))
+        parts.append(bar(ROUNDS, *overall(rows), left))
     parts.append(Text("Ctrl-C stops in good order; sapo swarm --resume goes on", style="dim"))
     return Group(*parts)
 
 
-def bar(label: str, done: int, total: int, note: str) -> RenderableType:
-    """A labelled progress bar."""
+def bar(label: str, done: int, total: int, left: float | None) -> RenderableType:
+    """A labelled progress bar; one that cannot say how much there is to do only names what is done."""
     row = Table.grid(padding=(0, 1))
-    row.add_row(Text(label), ProgressBar(total=max(total, 1), completed=done, width=36), Text(note))
+    if total <= 1:
+        row.add_row(Text(label + (" ..." if done < total else "")))
+    else:
+        row.add_row(
+            Text(label), ProgressBar(total=total, completed=done, width=30), amount(done, total, left)
+        )
     return row
+
+
+def amount(done: int, total: int, left: float | None) -> str:
+    """How much is done, and about how long the rest will take."""
+    if total <= 1:
+        return "done" if done >= total else "..."
+    tail = "" if left is None or done >= total else f", about {duration(left)} left"
+    return f"{done:,} of {total:,}{tail}"
 
 
 COLUMNS: tuple[tuple[str, Callable[[Metrics], str]], ...] = (

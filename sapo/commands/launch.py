@@ -91,10 +91,12 @@ def prepare(config: Config, home: Home, view: "View") -> None:
     it was.
     """
     check_place(config, home)
+    view.step("loading torch and transformers", 0, 1)
 
     from sapo.evaluate import held_out_set
     from sapo.node_parts import open_workers
 
+    view.step("loading torch and transformers", 1, 1)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
         view.step("checking the tasks", 0, 1)
         workers.check(config.manifest_tasks())

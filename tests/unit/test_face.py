@@ -175,8 +175,9 @@ def test_rounds_that_the_journal_has_dropped_come_from_mlflow(home: Home) -> Non
                                   is_nan INTEGER);
             INSERT INTO experiments VALUES (1, 'demo'), (2, 'other');
             INSERT INTO runs VALUES ('a', 'n0', 1), ('b', 'n0', 2);
-            INSERT INTO metrics VALUES ('reward/local', 0.125, 5, 'a', 7, 0), ('reward/local', 0.0, 6, 'a', 8, 1),
-                                       ('reward/local', 0.75, 5, 'b', 9, 0);
+            INSERT INTO metrics VALUES ('reward/local', 0.125, 5, 'a', 7, 0);
+            INSERT INTO metrics VALUES ('reward/local', 0.0, 6, 'a', 8, 1);
+            INSERT INTO metrics VALUES ('reward/local', 0.75, 5, 'b', 9, 0);
         """)
     assert read_run(home).curve("n0", "reward/local") == [(0.0, 0.5), (7.0, 0.125)]
 
@@ -300,6 +301,14 @@ def test_every_step_is_seen_to_begin_and_to_end() -> None:
     ]
 
 
+def test_a_long_step_says_how_long_it_will_take() -> None:
+    view, out, clock = plain()
+    for done in range(0, 60, 20):
+        clock.now = float(done)
+        view.step("preparing the starter policy", done, 1000)
+    assert "40 of 1,000, about 16:00 left" in out.getvalue()
+
+
 def test_on_a_terminal_the_view_is_live() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
     view = open_view("demo", console)
@@ -346,7 +355,7 @@ def test_the_screen_shows_every_figure_of_a_node_and_the_time_left() -> None:
 def test_the_screen_names_a_step_and_a_failed_node() -> None:
     text = rendered("demo", ROWS, ("held-out evaluation", 500, 2000), 1.0, None)
     assert "held-out evaluation" in text
-    assert "500 of 2000" in text
+    assert "500 of 2,000" in text
     assert "failed" in text
 
 
