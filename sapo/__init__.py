@@ -1,3 +1,9 @@
 """Swarm sAmpling Policy Optimization (arXiv:2509.08721): RL post-training as a swarm."""
 
+import os
+
 __version__ = "0.1.0"
+
+# OpenMP reads this when torch is loaded. Threads that spin while they wait make a step ten times slower as
+# soon as a swarm has more threads than cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -12,8 +12,9 @@ from sapo.evaluate import Evaluation, evaluate, gain, held_out_set
 from sapo.generate import open_engine
 from sapo.home import Home, write_atomically
 from sapo.models import LoadedPolicy
-from sapo.node_parts import cache_dir, load_initial, open_workers
+from sapo.node_parts import load_initial, open_workers
 from sapo.records import Question
+from sapo.starter import default_cache
 from sapo.workers import TaskWorkers
 
 Progress = Callable[[str, int, int], None]
@@ -42,7 +43,7 @@ def evaluate_swarm(
         rounds: dict[str, int] = {}
         for name in names:
             node_config = config.for_node(name)
-            policy = load_initial(node_config, workers, cache or cache_dir())
+            policy = load_initial(node_config, workers, cache or default_cache())
             if node_config.model not in baselines:
                 baselines[node_config.model] = _ask(
                     node_config, policy, workers, questions, node_config.model, progress

@@ -1,7 +1,6 @@
 """What a node is made of, and how it is opened: lock, key, journal, policy, learner, bus, pool, deliverer."""
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from sapo.manifest import Manifest
 from sapo.models import LoadedPolicy
 from sapo.pool import Pool
 from sapo.records import Question
+from sapo.starter import default_cache
 from sapo.workers import TaskWorkers
 
 log = logging.getLogger(__name__)
@@ -88,11 +88,6 @@ class NodeParts:
         self.lock.release()
 
 
-def cache_dir() -> Path:
-    """Where starter policies are kept: `$SAPO_CACHE`, else `~/.cache/sapo`."""
-    return Path(os.environ.get("SAPO_CACHE") or Path.home() / ".cache" / "sapo")
-
-
 def open_workers(config: Config) -> TaskWorkers:
     """The task workers of a config."""
     return TaskWorkers(
@@ -140,7 +135,7 @@ def open_parts(
     workers = open_workers(node_config)
     try:
         journal = Journal(home.journal(name), clock=clock, incarnation=incarnation)
-        policy = load_initial(node_config, workers, cache or cache_dir())
+        policy = load_initial(node_config, workers, cache or default_cache())
         learner = Learner(
             policy.model,
             node_config.learn,

@@ -1,0 +1,48 @@
+"""Small real swarms for tests: a starter that is sometimes right after seconds of supervision."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sapo.bus.base import Bus
+from sapo.config import Config, load
+from sapo.home import Home
+from sapo.manifest import Manifest
+from sapo.node import NodeRuntime
+
+SMALL = (
+    "swarm.name=test",
+    "swarm.nodes=2",
+    "swarm.rounds=4",
+    'tasks=[{dataset = "chain_sum", config = {min_terms = 2, max_terms = 2, min_digits = 1, max_digits = 2}}]',
+    "starter.steps=120",
+    "batch.local=3",
+    "batch.external=3",
+    "batch.completions=6",
+    "generate.max_new_tokens=6",
+    "learn.lr=1e-4",
+    "checkpoint.every_rounds=2",
+    "checkpoint.weight_digest_every=1",
+    "eval.questions=40",
+    "eval.probe_questions=0",
+    "history.flush_seconds=0.1",
+)
+"""Settings of a swarm that makes a round in a fraction of a second."""
+
+
+def small_config(sets: Sequence[str] = ()) -> Config:
+    """The small swarm's config with changes."""
+    return load(sets=[*SMALL, *sets], env={})
+
+
+def make_home(path: Path, config: Config) -> Home:
+    """A prepared home."""
+    home = Home(path)
+    home.prepare(config, Manifest.of(config))
+    return home
+
+
+def open_node(
+    config: Config, home: Home, name: str = "n0", *, bus: Bus | None = None, deliver: bool = True
+) -> NodeRuntime:
+    """A node with no tracking server."""
+    return NodeRuntime.open(config, name, home, bus=bus, deliver=deliver)
