@@ -1,6 +1,7 @@
 """What stands between submitted text and the scorers that would evaluate it (TRAPS 49).
 
-`literal` takes the place of `eval`, `expression` that of `sympy.parse_expr`, `fraction` that of `Fraction`.
+`literal` takes the place of `eval`; `expression`, `number` and `antiderivative` that of `sympy.parse_expr`;
+`fraction` that of `Fraction`.
 Nothing here compiles or runs text: Python's parser gives a tree, and a closed list of node types is read from
 it. Everything is bounded, so that `9**9**9**9` is refused and not computed. Like any malformed text, what is
 refused raises an exception, which the scorers catch.
@@ -25,7 +26,7 @@ MAX_EXPONENT = 10_000
 MAX_FACTORIAL = 5_000
 MAX_SYMBOLIC = 1_000_000
 """Largest number inside a symbolic exponent: `exp(n*log(2))` is 2**n to sympy."""
-MAX_ROOT_BITS = 4_000
+MAX_ROOT_BITS = 1_000
 """Size of the largest number a root is taken of: sympy looks for its factors."""
 
 
@@ -36,11 +37,14 @@ class Refused(ValueError):
 def literal(text: str) -> Any:
     """The Python literal that `text` is: numbers, strings, bytes, containers of them, nothing that runs.
 
-    Raises what malformed text raises: `ValueError`, `SyntaxError`, `RecursionError` or `MemoryError`.
+    Raises what malformed text raises: `ValueError` (as `Refused` is), `TypeError` or `SyntaxError`.
     """
     if len(text) > MAX_LITERAL_CHARS:
         raise Refused("longer than any literal answer")
-    return ast.literal_eval(text)
+    try:
+        return ast.literal_eval(text)
+    except (MemoryError, RecursionError):
+        raise Refused("nested too deeply") from None
 
 
 def fraction(text: str) -> Fraction:
@@ -56,15 +60,48 @@ def expression(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:
 
     Sympy's own tokeniser and transformations (factorials, repeated decimals, implicit symbols) are used, as
     they evaluate nothing; the code they produce is read node by node instead of being evaluated.
-    Raises `Refused` or what malformed text raises in sympy.
+    Raises `Refused` or what malformed text raises in sympy; a quoted text is refused, as sympy evaluates
+    strings wherever it meets them.
     """
+    value = _read(text, local_dict)
+    if isinstance(value, str):
+        raise Refused("a quoted text is no expression")
+    return value
+
+
+def number(text: str) -> Any:
+    """As `expression`, for scorers that turn the result into a number: a quoted number is one, too."""
+    value = _read(text, None)
+    if isinstance(value, str) and not re.fullmatch(r"\s*[-+]?[0-9]{1,99}\.?[0-9]{0,99}\s*", value):
+        raise Refused("a quoted text is no number")
+    return value
+
+
+def antiderivative(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:
+    """As `expression`, for scorers that differentiate the result: sympy reads a quoted expression there."""
+    value = _read(text, local_dict)
+    if not isinstance(value, str):
+        return value
+    from sympy.parsing.sympy_parser import convert_xor
+
+    value = _read(value.replace("\n", ""), None, (convert_xor,))
+    if isinstance(value, str):
+        raise Refused("quoted twice")
+    return value
+
+
+def _read(text: str, local_dict: Mapping[str, Any] | None, transformations: tuple[Any, ...] = ()) -> Any:
+    """The value of an expression, or the content of a text that is one string literal."""
     from sympy.parsing.sympy_parser import standard_transformations, stringify_expr
 
     if len(text) > MAX_EXPRESSION_CHARS or text.count("!") > MAX_FACTORIALS:
         raise Refused("longer than any expression an answer needs")
     local = dict(local_dict or {})
-    code = stringify_expr(text, local, _library_names(), standard_transformations)
-    tree = ast.parse(code.lstrip(" \t"), mode="eval")
+    code = stringify_expr(text, local, _library_names(), standard_transformations + transformations)
+    try:
+        tree = ast.parse(code.lstrip(" \t"), mode="eval")
+    except (MemoryError, RecursionError):
+        raise Refused("nested too deeply") from None
     if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
         raise Refused("too many parts")
     if isinstance(tree.body, ast.Constant) and isinstance(tree.body.value, str):
@@ -89,60 +126,15 @@ def _library_names() -> dict[str, Any]:
 
 
 _CONSTANTS = ("pi", "E", "I", "oo", "zoo", "nan", "EulerGamma", "GoldenRatio", "Catalan")
-_FUNCTIONS = frozenset(
-    (
-        "log",
-        "ln",
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "asin",
-        "acos",
-        "atan",
-        "acot",
-        "asec",
-        "acsc",
-        "atan2",
-        "sinc",
-        "sinh",
-        "cosh",
-        "tanh",
-        "coth",
-        "sech",
-        "csch",
-        "asinh",
-        "acosh",
-        "atanh",
-        "acoth",
-        "asech",
-        "acsch",
-        "Abs",
-        "sign",
-        "re",
-        "im",
-        "conjugate",
-        "floor",
-        "ceiling",
-        "frac",
-        "Max",
-        "Min",
-        "Heaviside",
-        "erf",
-        "erfc",
-        "erfi",
-        "Si",
-        "Ci",
-        "Shi",
-        "Chi",
-        "Ei",
-        "li",
-        "fresnels",
-        "fresnelc",
-    )
-)
+# fmt: off
+_FUNCTIONS = frozenset((
+    "log", "ln", "sin", "cos", "tan", "cot", "sec", "csc", "sinc", "asin", "acos", "atan", "acot", "asec",
+    "acsc", "atan2", "sinh", "cosh", "tanh", "coth", "sech", "csch", "asinh", "acosh", "atanh", "acoth",
+    "asech", "acsch", "Abs", "sign", "re", "im", "conjugate", "floor", "ceiling", "frac", "Max", "Min", "Mod",
+    "gcd", "lcm", "Heaviside", "erf", "erfc", "erfi", "Si", "Ci", "Shi", "Chi", "Ei", "li", "fresnels",
+    "fresnelc",
+))
+# fmt: on
 _BUILTINS = {"abs": "Abs", "max": "Max", "min": "Min"}
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -224,14 +216,13 @@ class _Reader:
         if isinstance(node, ast.Compare):
             left = self.read(node.left)
             result: Any = True
-            for op, other in zip(node.ops, node.comparators, strict=True):
+            for number, (op, other) in enumerate(zip(node.ops, node.comparators, strict=True)):
                 if type(op) not in _COMPARE:
                     raise Refused(f"{type(op).__name__} is not arithmetic")
+                if number and not result:
+                    break
                 right = self.read(other)
-                result = _COMPARE[type(op)](left, right)
-                if not result:
-                    return result
-                left = right
+                result, left = _COMPARE[type(op)](left, right), right
             return result
         if isinstance(node, ast.BoolOp):
             stop = isinstance(node.op, ast.Or)
@@ -261,8 +252,8 @@ class _Reader:
             return self.sympy.Symbol(_string(node))
         if name == "Float":
             return self._float(node)
-        if name in ("Integer", "Rational") and all(isinstance(arg, ast.Constant) for arg in node.args):
-            return getattr(self.sympy, name)(*[_integer(arg) for arg in node.args])
+        if name == "Integer" and len(node.args) == 1:
+            return self._integer(node.args[0])
         args = [self.read(arg) for arg in node.args]
         if name in ("factorial", "factorial2"):
             return self._factorial(name, args)
@@ -272,13 +263,23 @@ class _Reader:
             return self._power(args[0], self.sympy.Rational(1, 2 if name == "sqrt" else 3))
         if name in ("pow", "Pow") and len(args) == 2:
             return self._power(*args)
+        if name == "root" and len(args) == 2:
+            return self._power(args[0], 1 / self.sympy.sympify(args[1], strict=True))
         if name == "Integral" and len(args) == 2 and getattr(args[1], "is_Symbol", False):
             return self.sympy.Integral(*args)
-        if name == "Rational" and len(args) <= 2:
+        if name == "Rational" and len(args) <= 2 and all(_is_number(arg) for arg in args):
             return self.sympy.Rational(*args)
         if name not in _FUNCTIONS and name not in _BUILTINS:
             raise Refused(f"{name} is not an elementary function")
         return getattr(self.sympy, _BUILTINS.get(name, name))(*args)
+
+    def _integer(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return self._bounded(self.sympy.Integer(node.value))
+        value = self.read(node)
+        if not getattr(value, "is_Integer", False):
+            raise Refused("not a whole number")
+        return value
 
     def _float(self, node: ast.Call) -> Any:
         text = _string(node)
@@ -334,7 +335,5 @@ def _string(node: ast.Call) -> str:
     raise Refused("not a name")
 
 
-def _integer(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    raise Refused("not a whole number")
+def _is_number(value: Any) -> bool:
+    return bool(getattr(value, "is_Rational", False) or getattr(value, "is_Float", False))

@@ -42,11 +42,11 @@ for every recipe, because some draw their tasks at construction and some depend 
 
 
 class ParameterError(Exception):
-    """A data set or parameter that cannot be used; `field` is empty for the data set itself."""
+    """A task that cannot be: `field` is `dataset`, `config` or `config.<parameter>`."""
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        super().__init__(f"{field or 'dataset'} = {value!r}: {problem}")
+        super().__init__(f"{field} = {value!r}: {problem}")
 
 
 class Gym:
@@ -120,7 +120,7 @@ def make_config(name: str, params: dict[str, Any], seed: int) -> Any:
     if name not in DATASETS:
         near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.5)
         remedy = f"did you mean {near[0]!r}?" if near else f"data sets are: {', '.join(sorted(DATASETS))}"
-        raise ParameterError("", name, "ReasoningGYM has no such data set", remedy)
+        raise ParameterError("dataset", name, "ReasoningGYM has no such data set", remedy)
     cls = DATASETS[name][1]
     defaults = _defaults(cls)
     for field, value in params.items():
@@ -149,12 +149,12 @@ def _defaults(cls: type) -> dict[str, Any]:
 
 def _check_known(field: str, value: object, defaults: dict[str, Any]) -> None:
     if field == "seed":
-        raise ParameterError(field, value, "seeds are drawn, not configured", "leave it out")
+        raise ParameterError(f"config.{field}", value, "seeds are drawn, not configured", "leave it out")
     if field not in defaults:
         known = sorted(defaults.keys() - {"seed"})
         near = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
         remedy = f"did you mean {near[0]!r}?" if near else f"parameters are: {', '.join(known)}"
-        raise ParameterError(field, value, "the data set has no such parameter", remedy)
+        raise ParameterError(f"config.{field}", value, "the data set has no such parameter", remedy)
 
 
 def _coerce(field: str, value: Any, default: Any) -> Any:
@@ -173,7 +173,7 @@ def _coerce(field: str, value: Any, default: Any) -> Any:
         return value if _same_kind(value, default) else _mismatch(value, default)
     except (TypeError, ValueError) as error:
         remedy = f"give a value like the default, {_show(default)}"
-        raise ParameterError(field, value, f"does not fit: {error}", remedy) from error
+        raise ParameterError(f"config.{field}", value, f"does not fit: {error}", remedy) from error
 
 
 def _same_kind(value: Any, default: Any) -> bool:
@@ -199,14 +199,11 @@ def _explain(error: Exception, params: dict[str, Any], defaults: dict[str, Any])
     """Name the parameter a failed validation speaks of: one that was given, as far as the message tells."""
     message = str(error) or "is out of range"
     named = [field for field in defaults if field in message]
-    given = [field for field in named if field in params]
-    field = (given or named or list(params) or ["config"])[0]
-    value = params.get(field, defaults.get(field))
-    default = defaults.get(field)
-    remedy = (
-        "correct it" if field not in params else f"correct it, or leave it out (default {_show(default)})"
-    )
-    return ParameterError(field, value, message, remedy)
+    given = [field for field in named if field in params] or (list(params) if not named else [])
+    if given:
+        remedy = f"correct it, or leave it out (default {_show(defaults[given[0]])})"
+        return ParameterError(f"config.{given[0]}", params[given[0]], message, remedy)
+    return ParameterError("config", params, message, f"parameters are: {', '.join(sorted(defaults))}")
 
 
 def digest(entry: dict[str, Any]) -> str:

@@ -21,18 +21,18 @@ EVALUATORS: dict[str, dict[str, Any]] = {
     "reasoning_gym.algorithmic.spiral_matrix": {"eval": grammar.literal},
     "reasoning_gym.algorithmic.string_insertion": {"eval": grammar.literal},
     "reasoning_gym.games.n_queens": {"eval": grammar.literal},
-    "reasoning_gym.games.countdown": {"parse_expr": grammar.expression},
-    "reasoning_gym.games.puzzle24": {"parse_expr": grammar.expression},
+    "reasoning_gym.games.countdown": {"parse_expr": grammar.number},
+    "reasoning_gym.games.puzzle24": {"parse_expr": grammar.number},
     "reasoning_gym.probability.coin_flip": {"Fraction": grammar.fraction},
 }
 """Module, the global name its scorer evaluates text with, and what stands there instead."""
 
-SYMPY_ALIASES = {
-    "reasoning_gym.algebra.polynomial_multiplication": "sp",
-    "reasoning_gym.algebra.simple_integration": "sympy",
-    "reasoning_gym.algebra.intermediate_integration": "sympy",
+SYMPY_ALIASES: dict[str, tuple[str, Any]] = {
+    "reasoning_gym.algebra.polynomial_multiplication": ("sp", grammar.expression),
+    "reasoning_gym.algebra.simple_integration": ("sympy", grammar.antiderivative),
+    "reasoning_gym.algebra.intermediate_integration": ("sympy", grammar.antiderivative),
 }
-"""Modules that call `<alias>.parse_expr`; their alias gets a sympy whose `parse_expr` is ours."""
+"""Modules that call `<alias>.parse_expr`, and the parser that their alias for sympy gets instead."""
 
 
 def extract_answer(text: str, answer_format: AnswerFormat) -> str | None:
@@ -58,9 +58,9 @@ def extract_answer(text: str, answer_format: AnswerFormat) -> str | None:
 class _Sympy(types.ModuleType):
     """Sympy, except that `parse_expr` reads a grammar instead of evaluating."""
 
-    def __init__(self) -> None:
+    def __init__(self, parser: Any) -> None:
         super().__init__("sympy")
-        self.parse_expr = grammar.expression
+        self.parse_expr = parser
 
     def __getattr__(self, name: str) -> Any:
         import sympy
@@ -80,10 +80,10 @@ def guard_scorers() -> None:
             if name != "eval":
                 getattr(module, name)
             setattr(module, name, parser)
-    for path, alias in SYMPY_ALIASES.items():
+    for path, (alias, parser) in SYMPY_ALIASES.items():
         module = importlib.import_module(path)
         getattr(module, alias)
-        setattr(module, alias, _Sympy())
+        setattr(module, alias, _Sympy(parser))
     _refuse_complex_nan()
 
 

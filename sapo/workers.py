@@ -114,8 +114,7 @@ class TaskWorkers:
         for number, (task, (kind, value)) in enumerate(zip(tasks, self._run(requests), strict=True)):
             if kind == "parameter":
                 field, given, problem, remedy = value
-                where = f"tasks.{number}.config.{field}" if field else f"tasks.{number}.dataset"
-                raise UserError(where, given, f"{task.dataset}: {problem}" if field else problem, remedy)
+                raise UserError(f"tasks.{number}.{field}", given, f"{task.dataset}: {problem}", remedy)
             if kind != "ok":
                 raise self._no_questions(number, task, value)
         failed = self._barren(tasks, _CHECK_SEEDS)
@@ -175,7 +174,9 @@ class _Batch:
         self._open = len(requests)
         self._crashes: dict[int, int] = {}
         self._workers = workers[: len(requests)]
-        self._window = max(1, min(WINDOW, len(requests) // (2 * len(workers))))
+        self._window = (
+            WINDOW if len(workers) == 1 else max(1, min(WINDOW, len(requests) // (2 * len(workers))))
+        )
         self._limit = limit_s
 
     def run(self) -> None:

@@ -1,0 +1,117 @@
+"""Task workers that are killed, starved and orphaned: the culprit alone pays, and nothing is left running."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from sapo.config import Task
+from sapo.errors import UserError
+from sapo.records import Outcome, Question, Recipe
+from sapo.workers import TaskWorkers
+
+pytestmark = pytest.mark.faults
+
+SUM = Recipe.make("chain_sum", {"min_terms": 2, "max_terms": 2}, 7)
+ENDLESS = (Recipe.make("rush_hour", {}, 3), "A+99999999999999")
+"""A text whose scorer counts the steps of a move one by one."""
+SIDE = {f"{end}_{what}": 40_000 for end in ("min", "max") for what in ("rows", "cols")}
+HUGE = Recipe.make("largest_island", SIDE, 1)
+
+
+def scored(value: float) -> Outcome:
+    return Outcome.scored(value)
+
+
+def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+    """Wait for something another process does."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        threading.Event().wait(0.02)
+
+
+def test_trap_43_what_exhausts_memory_costs_only_the_culprit() -> None:
+    with TaskWorkers(memory_mb=700, time_limit_s=30) as pool:
+        made = pool.questions([SUM, HUGE, SUM])
+        assert made[1] == Outcome.unscorable("memory")
+        assert isinstance(made[0], Question)
+        assert made[0] == made[2]
+        assert pool.restarts == 1
+
+
+def test_trap_43_what_kills_its_worker_twice_is_a_crash() -> None:
+    with TaskWorkers(time_limit_s=60) as pool:
+        answer = str(pool.answers([SUM])[0])
+        with ThreadPoolExecutor(1) as other:
+            result = other.submit(pool.score, [ENDLESS, (SUM, answer)])
+            for _ in range(2):
+                worker = pool._workers[0]
+                until(lambda worker=worker: worker.ready and len(worker.pending) == 2)
+                os.kill(pool.pids[0], 9)
+                until(lambda pid=pool.pids[0]: pid not in pool.pids)
+            assert result.result(60) == [Outcome.unscorable("crash"), scored(1.0)]
+
+
+def test_a_worker_killed_from_outside_costs_nobody() -> None:
+    with TaskWorkers() as workers:
+        recipes = [Recipe.make("chain_sum", {}, 1_000_003 * n) for n in range(20)]
+        answers = workers.answers(recipes)
+        os.kill(workers.pids[0], 9)
+        pairs = zip(recipes, answers, strict=True)
+        assert workers.score([(recipe, str(answer)) for recipe, answer in pairs]) == [scored(1.0)] * 20
+
+
+def test_an_interrupt_leaves_the_next_call_right() -> None:
+    with TaskWorkers(time_limit_s=60) as pool:
+        answer = str(pool.answers([SUM])[0])
+        worker = pool._workers[0]
+
+        def interrupt() -> None:
+            until(lambda: len(worker.pending) == 3)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            pool.score([ENDLESS, (SUM, "1"), (SUM, "2")])
+        thread.join()
+        assert pool.score([(SUM, answer), (SUM, "no")]) == [scored(1.0), scored(0.0)]
+
+
+def test_workers_end_with_their_parent_even_in_the_middle_of_an_item() -> None:
+    script = (
+        "import sys, threading, time\n"
+        "from sapo.workers import TaskWorkers\n"
+        "from sapo.records import Recipe\n"
+        "pool = TaskWorkers(time_limit_s=600)\n"
+        "pool.answers([Recipe.make('chain_sum', {}, 1)])\n"
+        "print(pool.pids[0], flush=True)\n"
+        "pool.score([(Recipe.make('rush_hour', {}, 3), 'A+99999999999999')])\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker = psutil.Process(int(parent.stdout.readline()))
+    before = worker.cpu_times().user
+    until(lambda: worker.cpu_times().user > before + 0.2)
+    parent.kill()
+    parent.wait()
+    worker.wait(30)
+    parent.stdout.close()
+
+
+def test_too_little_memory_to_start_is_the_user_s_to_correct() -> None:
+    with TaskWorkers(memory_mb=60) as pool, pytest.raises(UserError, match="memory_mb"):
+        pool.answers([SUM])
+
+
+def test_a_task_too_large_to_generate_is_refused() -> None:
+    with TaskWorkers(memory_mb=700, time_limit_s=30) as pool, pytest.raises(UserError, match="memory"):
+        pool.check([Task(dataset="largest_island", config=dict(SIDE))])

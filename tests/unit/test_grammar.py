@@ -1,0 +1,265 @@
+"""The parsers that stand before the scorers: read as Python and sympy do, run nothing, cost little."""
+
+import ast
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reasoning_gym
+import sympy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sympy.parsing.sympy_parser import parse_expr
+
+from sapo import grammar, verify
+
+HONEST = """
+1+2|(25*4)-3|25*4=100|24|5!|3!!|(3+2)!|0.1[6]|1.5e3|2^3|7//2|7%3|1/0|0/0|x|x**2+3*x|-x|--3|5 and 3|not 5
+5 or 3|24==24|answer is 24|The answer is 24|3 < 5|1 < 2 < 3|x<y|(5)(3)|5(3)|x(3)|f(3)|f(x)|sqrt(16)|sqrt(x)|E
+pi|log(10)|1j|0x1F|007|1_000|
+  3 |None|True|nan|oo|abs(-3)|max(1,2)|2**0.5|2**-1|4**(1/2)|x**(1/2)|.5|3 * (4 + 5) - 6 / 2
+3 x 4|½|x²|2x|Integer(5)|if|5<<2|5>>1|5&3|x^2|a.b|x==x|x is x|Integral(2*x,x) + C|C|x**2/2 + C|ln(x)|sin(x)**2
+atan(2*x)|exp(-x)*x|2*x**3 + 3*X|10**50|2**100|\\frac{1}{2}|$3$|!3|((3)|3)|(x+1)!|gcd(4,6)|floor(3.5)|3**2**2
+-2**2|(-8)**(1/3)|6*x**2 + 2*x|6x^2|root(8,3)|x = 3|1 + |**3|cbrt(8)|1 if 0 else 2|~5|3 # comment
+""".replace("\n", "|").strip("|").split("|")  # fmt: skip
+
+BOMBS = [
+    "9**9**9**9",
+    "(2**100)**(2**100)",
+    "x**99999999",
+    "exp(10**12*log(2))",
+    "2**(10**12*log(3)/log(2))",
+    "factorial(10**9)",
+    "(((9!)!)!)!",
+    "1<<10**9",
+    "1e999999999",
+    "9" * 5000,
+    "(" * 5000 + "1" + ")" * 5000,
+    "-" * 15000 + "1",
+    "1+" * 9000 + "1",
+    "sqrt(10**5000+7)",
+    "tan(10**999)",
+    "(3**60000*x)**9999",
+    "1!" * 3000,
+    "1.1[3]" * 1000,
+    "pow(9,9**9)",
+]
+
+PAYLOADS = [
+    "__import__('os').system('id')",
+    "().__class__.__base__.__subclasses__()",
+    "(lambda: 1)()",
+    "[c for c in [1]]",
+    "open('x')",
+    "exec('1')",
+    "x.__class__",
+    "Symbol('x').func",
+    "Function('f').__init__",
+    "Symbol('x', real=True)",
+    "f(*[1])",
+    "(y := 5)",
+    "f'{1}'",
+    "\"__import__('os')\"",
+    "sympify('1')",
+    "lambdify(x, x)(1)",
+    "solve(x)",
+]
+
+
+def attempt(parser: Callable[..., Any], text: str, **kwargs: Any) -> Any:
+    try:
+        return parser(text, **kwargs)
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.parametrize("text", HONEST)
+def test_an_expression_reads_as_sympy_reads_it(text: str) -> None:
+    local = {"x": sympy.Symbol("x"), "C": sympy.Symbol("C")}
+    for kwargs in ({}, {"local_dict": local}):
+        theirs = attempt(parse_expr, text, **{key: dict(value) for key, value in kwargs.items()})
+        ours = attempt(grammar.expression, text, **kwargs)
+        if isinstance(theirs, type) and issubclass(theirs, Exception):
+            assert isinstance(ours, type)
+            assert issubclass(ours, Exception)
+        else:
+            assert type(ours) is type(theirs)
+            assert repr(ours) == repr(theirs)
+
+
+def arithmetic() -> st.SearchStrategy[str]:
+    leaf = st.integers(0, 60).map(str) | st.sampled_from(["x", "C", "0.5", "2.25", "1/3"])
+    return st.recursive(
+        leaf,
+        lambda part: st.one_of(
+            st.tuples(part, st.sampled_from(["+", "-", "*", "/", " - "]), part).map("".join),
+            part.map("({})".format),
+            part.map("-{}".format),
+            st.tuples(st.sampled_from(["sin", "sqrt", "exp", "abs", "g"]), part).map("{0[0]}({0[1]})".format),
+            part.map("({})**2".format),
+        ),
+        max_leaves=6,
+    )
+
+
+@given(arithmetic())
+@settings(max_examples=80, deadline=None)
+def test_generated_expressions_read_as_sympy_reads_them(text: str) -> None:
+    assert repr(attempt(grammar.expression, text)) == repr(attempt(parse_expr, text))
+
+
+@pytest.mark.parametrize("text", BOMBS, ids=lambda text: text[:20])
+def test_an_expression_s_cost_is_bounded(text: str) -> None:
+    grammar.expression("x + 1")  # the first call imports sympy
+    start = time.process_time()
+    attempt(grammar.expression, text)
+    assert time.process_time() - start < 2.0
+
+
+@pytest.mark.parametrize("text", PAYLOADS)
+def test_trap_49_no_payload_is_evaluated(text: str) -> None:
+    for parser in (grammar.expression, grammar.number, grammar.antiderivative):
+        with pytest.raises((ValueError, SyntaxError)):
+            parser(text)
+    if text != PAYLOADS[-4]:
+        assert isinstance(attempt(grammar.literal, text), (type, str))
+
+
+def test_trap_49_no_string_leaves_for_sympy_to_evaluate() -> None:
+    with pytest.raises(grammar.Refused):
+        grammar.expression("'x'")
+    with pytest.raises(grammar.Refused):
+        grammar.number("'25*4'")
+    assert grammar.number("'24'") == "24"
+    assert grammar.antiderivative("'x^2'") == sympy.Symbol("x") ** 2
+    with pytest.raises(grammar.Refused):
+        grammar.antiderivative("\"'x'\"")
+
+
+@pytest.mark.parametrize(
+    "text", ["[[0, 1], [1, 2]]", " ['a', \"b\"]", "'AB' 'C'", "{1, 2}", "-1", "(1,)", "[True, None]", "b'ab'"]
+)
+def test_a_literal_reads_as_eval_reads_it(text: str) -> None:
+    assert grammar.literal(text) == eval(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["-" * 90_000 + "1", "[" * 900 + "]" * 900, "[0]*10**9", "'a'*10**9", "9" * 99_999, "1+" * 9_999 + "1"],
+)
+def test_a_literal_s_cost_is_bounded(text: str) -> None:
+    start = time.process_time()
+    with pytest.raises((ValueError, SyntaxError)):
+        grammar.literal(text)
+    assert time.process_time() - start < 2.0
+
+
+def test_a_fraction_reads_as_the_library_s_but_bounded() -> None:
+    assert grammar.fraction(" 3/4 ") == grammar.Fraction(3, 4)
+    assert grammar.fraction("2.5e-3") == grammar.Fraction("2.5e-3")
+    with pytest.raises(OverflowError):
+        grammar.fraction("1e999999999")
+    with pytest.raises(ValueError, match="Invalid literal"):
+        grammar.fraction("a half")
+
+
+def test_trap_49_every_evaluator_the_library_calls_is_known() -> None:
+    """A new release that evaluates somewhere else must not slip in unseen."""
+    harmless = {
+        ("algorithmic/number_sorting.py", "eval"),  # of the regenerated answer
+        ("arithmetic/bitwise_arithmetic.py", "eval"),  # of the regenerated problem
+        ("arithmetic/basic_arithmetic.py", "eval"),  # while generating
+        ("arithmetic/gsm_symbolic/generators_00_49.py", "eval"),  # while generating
+        ("arithmetic/gsm_symbolic/generators_50_99.py", "eval"),  # while generating
+        ("code/bf.py", "compile"),  # of the regenerated program, to brainfuck
+        ("code/codeio.py", "exec"),  # of code in the package, while generating
+        ("logic/propositional_logic.py", "parse_expr"),  # its own recursive parser
+    }
+    guarded = {
+        (path.removeprefix("reasoning_gym.").replace(".", "/") + ".py", name)
+        for path, names in verify.EVALUATORS.items()
+        for name in names
+        if name != "Fraction"
+    } | {
+        (path.removeprefix("reasoning_gym.").replace(".", "/") + ".py", "parse_expr")
+        for path in verify.SYMPY_ALIASES
+    }
+    suspects = ("eval", "exec", "compile", "parse_expr", "sympify", "literal_eval")
+    root = Path(reasoning_gym.__file__).parent
+    called = set()
+    for file in root.rglob("*.py"):
+        source = file.read_text(encoding="utf-8")
+        if "contrib" in file.parts or not any(f"{name}(" in source for name in suspects):
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                owner = getattr(getattr(node.func, "value", None), "id", "")
+                if name in suspects and owner != "re":
+                    called.add((str(file.relative_to(root)), name))
+    assert called == harmless | guarded
+
+
+@pytest.mark.parametrize(
+    ("text", "answer_format", "expected"),
+    [
+        ("4", "text", "4"),
+        (" 4 ", "text", " 4 "),
+        ("4", "tags", None),
+        ("<answer> 4\n</answer>", "tags", "4"),
+        ("<answer>1</answer> so <answer>2</answer>", "text", "2"),
+        ("<answer>1</answer> so <answer>2", "tags", "1"),
+        ("<answer>1", "text", "<answer>1"),
+        ("<answer>a<answer>b</answer>", "tags", "a<answer>b"),
+        ("<answer></answer>", "tags", ""),
+        ("</answer><answer>3</answer>", "tags", "3"),
+    ],
+)
+def test_the_answer_is_the_last_complete_tag(
+    text: str, answer_format: verify.AnswerFormat, expected: str | None
+) -> None:
+    assert verify.extract_answer(text, answer_format) == expected
+
+
+@given(st.lists(st.sampled_from(["<answer>", "</answer>", " ", "a", "\n", "<answer", "\u2003"])).map("".join))
+def test_tags_are_read_as_the_library_reads_them(text: str) -> None:
+    from reasoning_gym.utils import extract_answer
+
+    assert verify.extract_answer(text, "tags") == extract_answer(text)
+
+
+def test_extracting_an_answer_is_linear() -> None:
+    text = "<answer>" * 200_000
+    start = time.process_time()
+    assert verify.extract_answer(text, "tags") is None
+    assert time.process_time() - start < 1.0
+
+
+def test_a_score_that_is_no_number_is_a_reason() -> None:
+    class Source:
+        def __init__(self, result: Any) -> None:
+            self.result = result
+
+        def score_answer(self, answer: str | None, entry: dict[str, Any]) -> Any:
+            if isinstance(self.result, Exception):
+                raise self.result
+            return self.result
+
+    assert verify.score(Source(True), {}, "", "text") == 1.0
+    assert verify.score(Source(float("nan")), {}, "", "text") == "error: the score is not finite"
+    assert verify.score(Source(KeyError("x")), {}, "", "text") == "error: KeyError"
+    assert verify.score(Source(None), {}, "", "text") == "error: TypeError"
+    with pytest.raises(MemoryError):
+        verify.score(Source(MemoryError()), {}, "", "text")
+
+
+def test_random_bytes_of_any_kind_only_raise_what_scorers_catch() -> None:
+    rng = random.Random(0)
+    alphabet = "0123456789+-*/().[]{}'\"xC,!^ \n\\=<>eE_jx²½\x00\udcff"
+    for _ in range(1500):
+        text = "".join(rng.choice(alphabet) for _ in range(rng.randint(0, 30)))
+        for parser in (grammar.expression, grammar.number, grammar.literal, grammar.fraction):
+            attempt(parser, text)

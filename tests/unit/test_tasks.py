@@ -1,0 +1,127 @@
+"""Questions without end or overlap: seeds far apart, held-out questions set aside by what they ask."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from sapo import seeds
+from sapo.config import Task
+from sapo.errors import UserError
+from sapo.records import MAX_SEED, Question, Recipe
+from sapo.tasks import bucket, held_out_questions, is_held_out, normalise, train_questions
+from sapo.workers import TaskWorkers
+
+SMALL = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
+PLACE: dict[str, Any] = {"swarm": "s", "seed": 0, "node": "n0", "incarnation": "0" * 16, "round": 0}
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[TaskWorkers]:
+    with TaskWorkers() as pool:
+        yield pool
+
+
+def train(
+    workers: TaskWorkers, tasks: list[Task], count: int, held_out: float = 0.1, **other: Any
+) -> list[Question]:
+    return train_questions(workers, tasks, **PLACE | other, count=count, held_out=held_out)
+
+
+def test_questions_are_a_function_of_their_place(workers: TaskWorkers) -> None:
+    tasks = [Task(dataset="chain_sum"), Task(dataset="gcd")]
+    first = train(workers, tasks, 8)
+    assert train(workers, tasks, 8) == first
+    assert train(workers, tasks, 3) == first[:3], "a place does not depend on how many are asked"
+    for other in ({"round": 1}, {"node": "n1"}, {"incarnation": "1" * 16}, {"swarm": "t"}, {"seed": 1}):
+        assert not {question.recipe for question in first} & {
+            question.recipe for question in train(workers, tasks, 8, **other)
+        }
+
+
+def test_trap_45_seeds_lie_far_apart(workers: TaskWorkers) -> None:
+    chain, following = (Recipe.make("chain_sum", {}, seed, index) for seed, index in ((10, 1), (11, 0)))
+    same = workers.questions([chain, following])
+    assert isinstance(same[0], Question)
+    assert isinstance(same[1], Question)
+    assert same[0].text == same[1].text, "the trap: another seed is the same stream, shifted"
+    drawn = [
+        question.recipe.seed
+        for node in ("n0", "n1")
+        for round in range(4)
+        for question in train(workers, [Task(dataset="chain_sum")], 50, node=node, round=round)
+    ]
+    assert stats.kstest([seed / MAX_SEED for seed in drawn], "uniform").pvalue > 1e-4
+    gaps = sorted(b - a for a, b in zip(sorted(drawn), sorted(drawn)[1:], strict=False))
+    # The smallest of 399 gaps has an expectation of 2**31 / 400**2, about 13,000; one below 20 is no chance.
+    assert gaps[0] >= 20
+
+
+def test_trap_46_no_question_is_on_both_sides(workers: TaskWorkers) -> None:
+    held = held_out_questions(workers, [SMALL], swarm="s", seed=0, count=10, held_out=0.2)
+    trained = [
+        question for round in range(5) for question in train(workers, [SMALL], 300, held_out=0.2, round=round)
+    ]
+    asked = {normalise(question.text) for question in trained}
+    assert len(asked) > 100, "nearly all questions that exist were asked"
+    assert not asked & {normalise(question.text) for question in held}
+    assert all(is_held_out(question, 0.2) for question in held)
+    assert not any(is_held_out(question, 0.2) for question in trained)
+
+
+def test_weights_decide_how_often_a_task_is_asked(workers: TaskWorkers) -> None:
+    tasks = [Task(dataset="gcd", weight=3.0), Task(dataset="lcm", weight=1.0)]
+    counts = Counter(question.recipe.dataset for question in train(workers, tasks, 800))
+    assert stats.binomtest(counts["gcd"], 800, 0.75).pvalue > 1e-4
+
+
+def test_held_out_questions_are_distinct_and_the_same_for_all(workers: TaskWorkers) -> None:
+    tasks = [Task(dataset="chain_sum"), Task(dataset="gcd")]
+    held = held_out_questions(workers, tasks, swarm="s", seed=0, count=60, held_out=0.1)
+    assert len({normalise(question.text) for question in held}) == 60
+    assert {question.recipe.dataset for question in held} == {"chain_sum", "gcd"}
+    assert held_out_questions(workers, tasks, swarm="s", seed=0, count=60, held_out=0.1) == held
+    assert held_out_questions(workers, tasks, swarm="s", seed=0, count=20, held_out=0.1) == held[:20]
+
+
+def test_a_data_set_too_small_to_split_is_reported_with_what_it_has(workers: TaskWorkers) -> None:
+    prompt = "State the final answer to the following arithmetic problem: {} {} {} ="
+    everything = [prompt.format(a, op, b) for a in range(10) for b in range(10) for op in "+-"]
+    first = workers.questions([Recipe.make(SMALL.dataset, SMALL.config, 5)])[0]
+    assert isinstance(first, Question)
+    assert first.text in everything, "the test knows how this data set asks"
+    there = sum(bucket(text, "sapo") < 0.1 for text in everything)
+    with pytest.raises(UserError, match=f"about {there} distinct") as caught:
+        held_out_questions(workers, [SMALL], swarm="s", seed=0, count=500, held_out=0.1)
+    assert caught.value.field == "eval.questions"
+    assert caught.value.value == 500
+    assert len(held_out_questions(workers, [SMALL], swarm="s", seed=0, count=there, held_out=0.1)) == there
+
+
+def test_a_task_without_questions_to_train_on_is_reported(workers: TaskWorkers) -> None:
+    with pytest.raises(UserError, match="no question to train on"):
+        train(workers, [SMALL], 4, held_out=0.9999)
+    with pytest.raises(UserError, match="about 0 distinct"):
+        held_out_questions(workers, [SMALL], swarm="s", seed=0, count=1, held_out=1e-4)
+
+
+@given(st.text(), st.text(max_size=5))
+def test_a_bucket_is_a_place_in_the_unit_interval(text: str, salt: str) -> None:
+    assert 0 <= bucket(text, salt) < 1
+    assert bucket(f"  {text}\n", salt) == bucket(text, salt)
+
+
+def test_a_bucket_depends_on_the_question_not_on_its_layout() -> None:
+    assert bucket("What is  2 + 2?", "a") == bucket("what\tis 2 + 2?\n", "a")
+    assert bucket("What is 2 + 2?", "a") != bucket("What is 2 + 3?", "a")
+    assert bucket("What is 2 + 2?", "a") != bucket("What is 2 + 2?", "b")
+    assert bucket("b", "a") != bucket("", "ab")
+
+
+def test_buckets_are_uniform() -> None:
+    values = [bucket(f"{seeds.stream('bucket', n)} + {n} =", "sapo") for n in range(5000)]
+    assert stats.kstest(values, "uniform").pvalue > 1e-4

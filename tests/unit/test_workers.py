@@ -1,0 +1,223 @@
+"""Task workers: real processes that score and generate, and are killed without harm to anything else."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sapo.config import Task
+from sapo.errors import UserError
+from sapo.records import Outcome, Question, Recipe
+from sapo.workers import TaskWorkers
+
+SUM = Recipe.make("chain_sum", {"min_terms": 2, "max_terms": 2}, 7)
+ENDLESS = (Recipe.make("rush_hour", {}, 3), "A+99999999999999")
+"""A text whose scorer counts the steps of a move one by one."""
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[TaskWorkers]:
+    with TaskWorkers() as pool:
+        yield pool
+
+
+def scored(value: float) -> Outcome:
+    return Outcome.scored(value)
+
+
+def sums(count: int) -> list[Recipe]:
+    return [Recipe.make("chain_sum", {}, 1_000_003 * n) for n in range(count)]
+
+
+def test_a_recipe_gives_its_question_answer_and_scores(workers: TaskWorkers) -> None:
+    question = workers.questions([SUM])[0]
+    assert isinstance(question, Question)
+    assert question.recipe == SUM
+    assert 0 <= question.bucket < 1
+    answer = workers.answers([SUM])[0]
+    assert answer is not None
+    outcomes = workers.score([(SUM, answer), (SUM, f"<answer> {answer} </answer>"), (SUM, "no")])
+    assert [outcome.score for outcome in outcomes] == [1.0, 1.0, 0.0]
+
+
+def test_outcomes_come_in_order_from_several_workers() -> None:
+    recipes = sums(40)
+    with TaskWorkers(count=2) as pool:
+        answers = pool.answers(recipes)
+        items = [
+            (recipe, str(answer) if n % 3 else "x")
+            for n, (recipe, answer) in enumerate(zip(recipes, answers, strict=True))
+        ]
+        assert [outcome.score for outcome in pool.score(items)] == [float(bool(n % 3)) for n in range(40)]
+        assert len(pool.pids) == 2
+
+
+def test_trap_43_a_hang_costs_only_the_culprit_and_tags_decide_what_is_scored() -> None:
+    with TaskWorkers(time_limit_s=3.0, answer="tags") as pool:
+        right = f"hm <answer>{pool.answers([SUM])[0]}</answer>"
+        hang = (ENDLESS[0], f"<answer>{ENDLESS[1]}</answer>")
+        outcomes = pool.score([(SUM, right), hang, (SUM, right[11:-9]), (SUM, right)])
+        assert outcomes == [scored(1.0), Outcome.unscorable("timeout"), scored(0.0), scored(1.0)]
+        assert pool.restarts == 1
+        # A scorer's own verdict on None: countdown gives 0.01.
+        assert pool.score([(Recipe.make("countdown", {}, 5), "1+2")]) == [scored(0.01)]
+
+
+def test_an_empty_batch_starts_no_process() -> None:
+    with TaskWorkers() as pool:
+        assert pool.score([]) == []
+        assert pool.pids == []
+
+
+def test_trap_43_a_scorer_s_exception_is_no_score_and_shifts_nothing(workers: TaskWorkers) -> None:
+    factors = Recipe.make("prime_factorization", {}, 5)
+    answer = str(workers.answers([factors])[0])
+    outcomes = workers.score([(factors, answer), (factors, "none"), (factors, answer)])
+    assert outcomes == [scored(1.0), Outcome.unscorable("error: ValueError"), scored(1.0)]
+
+
+def test_a_recipe_that_cannot_be_regenerated_says_why(workers: TaskWorkers) -> None:
+    bad = [Recipe.make("no_such", {}, 1), Recipe.make("chain_sum", {"min_terms": 0}, 1), SUM]
+    made = workers.questions(bad)
+    assert isinstance(made[0], Outcome)
+    assert "no such data set" in str(made[0].reason)
+    assert isinstance(made[1], Outcome)
+    assert "min_terms" in str(made[1].reason)
+    assert isinstance(made[2], Question)
+    assert workers.answers(bad)[:2] == [None, None]
+
+
+def test_what_libraries_print_does_not_reach_the_protocol(workers: TaskWorkers) -> None:
+    recipes = [
+        Recipe.make(name, {}, seed) for name in ("bf", "codeio") for seed in range(0, 900_000, 100_000)
+    ]
+    assert all(isinstance(made, Question) for made in workers.questions(recipes))
+
+
+def test_threads_share_the_workers(workers: TaskWorkers) -> None:
+    recipes = sums(32)
+    expected = workers.answers(recipes)
+    with ThreadPoolExecutor(4) as threads:
+        parts = list(threads.map(lambda n: workers.answers(recipes[n::4]), range(4)))
+    assert parts == [expected[n::4] for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "config", "field", "remedy"),
+    [
+        ("chain_sums", {}, "tasks.1.dataset", "chain_sum"),
+        ("chain_sum", {"min_term": 3}, "tasks.1.config.min_term", "min_terms"),
+        ("chain_sum", {"min_terms": 0}, "tasks.1.config.min_terms", "default 2"),
+        ("chain_sum", {"min_terms": "two"}, "tasks.1.config.min_terms", "like the default, 2"),
+        ("chain_sum", {"seed": 4}, "tasks.1.config.seed", "leave it out"),
+        ("word_ladder", {"max_word_length": 9}, "tasks.1.config.max_word_length", "default"),
+        ("gsm_symbolic", {"difficulty": 3.0}, "tasks.1.config.difficulty", "default 1.0"),
+        ("aiw", {"task_types": ["sibling"]}, "tasks.1.config.task_types", "like the default"),
+        ("time_intervals", {"min_date": "soon"}, "tasks.1.config.min_date", "like the default"),
+        ("composite", {}, "tasks.1.config", "datasets"),
+        ("chain_sum", {"min_terms": 9, "max_terms": 3}, "tasks.1.config.min_terms", "correct it"),
+    ],
+)  # fmt: skip
+def test_a_task_that_cannot_be_is_refused_by_name(
+    workers: TaskWorkers, dataset: str, config: dict[str, object], field: str, remedy: str
+) -> None:
+    with pytest.raises(UserError) as caught:
+        workers.check([Task(dataset="gcd"), Task(dataset=dataset, config=config)])
+    assert caught.value.field == field
+    assert remedy in caught.value.remedy
+
+
+def test_tasks_that_can_be_pass(workers: TaskWorkers) -> None:
+    parts = [{"name": "gcd", "weight": 1, "config": {}}]
+    workers.check(
+        [
+            Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2}),
+            Task(dataset="countdown", config={"operators": ["+", "-"]}),
+            Task(dataset="aiw", config={"task_types": ["siblings"], "task_type_weights": [1.0]}),
+            Task(dataset="time_intervals", config={"max_date": "2030-01-01"}),
+            Task(dataset="arc_1d", config={"size": 10}),
+            Task(dataset="composite", config={"datasets": parts}),
+        ]
+    )
+
+
+PAYLOADS = {
+    "binary_matrix": "[row.split() for row in oracle_answer.split(chr(10))]",
+    "string_insertion": "list(oracle_answer)",
+    "spiral_matrix": "oracle_answer.split()",
+    "n_queens": "[r.split() for r in list(valid_solutions)[0].split(chr(10))]",
+    "countdown": "entry['metadata']['target']",
+    "puzzle24": "24 if [6, 6, 6, 6] else 0",
+    "polynomial_multiplication": "S('{answer}')",
+    "simple_integration": "integrate({integrand}, {variable})",
+}
+"""Texts that make a scorer that evaluates them give more than nothing: they look the answer up."""
+ATTACKS = [
+    "__import__('os').system('touch {marker}')",
+    "open('{marker}', 'w').close() or []",
+    "\"__import__('os').system('touch {marker}')\"",
+    "(lambda: __import__('pathlib').Path('{marker}').touch())()",
+    "setattr(type(self), 'score_answer', lambda *_: 1.0)",
+    "[x for x in [__import__('gc').get_objects().clear()]]",
+    "(g.gi_frame.f_back.f_globals.update(eval=lambda _: []) for g in [1])",
+    "().__class__.__mro__[1].__subclasses__()",
+    "exit()",
+]
+EVALUATING = [*PAYLOADS, "intermediate_integration"]
+
+
+def test_trap_49_looking_the_answer_up_scores_nothing(workers: TaskWorkers) -> None:
+    for dataset, payload in PAYLOADS.items():
+        recipe = Recipe.make(dataset, {}, 12_345)
+        malformed, got = workers.score([(recipe, ")not an answer("), (recipe, payload)])
+        assert got.outcome == "score"
+        assert got.score == malformed.score, dataset
+
+
+def test_trap_49_no_payload_is_run_and_none_changes_a_later_score(
+    workers: TaskWorkers, tmp_path: Path
+) -> None:
+    marker = tmp_path / "touched"
+    for dataset in EVALUATING:
+        recipe = Recipe.make(dataset, {}, 12_345)
+        answer = str(workers.answers([recipe])[0])
+        before = workers.score([(recipe, answer), (recipe, "junk"), (recipe, ")not an answer(")])
+        attacks = [(recipe, attack.replace("{marker}", str(marker))) for attack in ATTACKS]
+        for outcome in workers.score(attacks):
+            assert outcome.outcome == "score"
+            assert outcome.score == before[2].score
+        assert workers.score([(recipe, answer), (recipe, "junk"), (recipe, ")not an answer(")]) == before
+    assert not marker.exists()
+
+
+def test_not_a_number_is_no_right_answer(workers: TaskWorkers) -> None:
+    recipe = Recipe.make("complex_arithmetic", {}, 5)
+    answer = str(workers.answers([recipe])[0])
+    assert workers.score([(recipe, answer), (recipe, "nan"), (recipe, "nan+nanj")]) == [
+        scored(1.0),
+        scored(0.0),
+        scored(0.0),
+    ]
+
+
+def test_entries_do_not_depend_on_what_was_asked_before(
+    workers: TaskWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = [
+        Recipe.make("codeio", {"difficulty": 6}, 77),
+        Recipe.make("codeio", {}, 77),
+        Recipe.make("word_ladder", {}, 77, 3),
+        Recipe.make("list_functions", {}, 78),
+        Recipe.make("acre", {"size": 20}, 79, 4),
+        Recipe.make("gsm_symbolic", {}, 80, 777),
+    ]
+    first = workers.digests(recipes)
+    assert len(set(first)) == len(first)
+    workers.close()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert workers.digests(recipes[::-1])[::-1] == first
+    seen = psutil.Process(workers.pids[0]).environ()
+    assert "secret" not in seen.values(), "a worker sees nothing of the environment it does not need"
+    assert seen["PYTHONHASHSEED"] == "0"
