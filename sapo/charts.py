@@ -28,7 +28,8 @@ def rolling_mean(points: Sequence[Point], window: int) -> list[Point]:
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers from at or below `low` to at or above `high`, about `count` of them."""
-    size = max(abs(low), abs(high), 1e-9)
+    size = max(abs(low), abs(high))
+    size = size if size > 1e-100 else 1.0
     span = high - low
     if span < 1e-6 * size:  # a flat line: room above and below it
         low, span = low - 0.05 * size, 0.1 * size
@@ -36,7 +37,8 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     power = 10 ** math.floor(math.log10(span / count))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if span / (m * power) <= count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 10) for i in range(first, max(last, first + 1) + 1)]
+    digits = 3 - math.floor(math.log10(step))
+    return [round(i * step, digits) for i in range(first, max(last, first + 1) + 1)]
 
 
 def line_chart(

@@ -25,7 +25,7 @@ CURVES = (
         "eval/pass_at_1",
         "Held-out questions (eval/pass_at_1)",
         "Share of held-out questions a node answers when it samples once at temperature 1. Nobody trains on "
-        "these questions.",
+        "these questions. Points along the way are probes with a few of them, the last one has them all.",
     ),
     (
         "eval/greedy",

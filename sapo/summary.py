@@ -106,8 +106,12 @@ def first_and_last(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
-    """How many rounds a node has finished: its rounds count from 0 without a gap."""
-    return max((int(points[-1][0]) + 1 for points in curves.values() if points), default=0)
+    """How many rounds a node has finished: they count from 0 without a gap.
+
+    Evaluations do not count: the last one is filed under the round that would come next.
+    """
+    own = [points for name, points in curves.items() if points and not name.startswith("eval/")]
+    return max((int(points[-1][0]) + 1 for points in own), default=0)
 
 
 def baseline(evaluation: dict[str, Any], node: str) -> dict[str, Any]:

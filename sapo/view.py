@@ -255,7 +255,7 @@ def plain_line(rows: Sequence[NodeRow], left: float | None) -> str:
     pace = [row.metrics["tokens/per_second"] for row in rows if "tokens/per_second" in row.metrics]
     if pace:
         parts.append(f"{sum(pace):,.0f} tokens/s")
-    if left is not None:
+    if left is not None and done < total:
         parts.append(f"about {duration(left)} left")
     return " | ".join(parts)
 

@@ -139,8 +139,13 @@ def show_rollouts(table: "pa.Table") -> None:
             score_text(row),
             " ".join(learners),
         )
-        shown.add_row(*(Text(cell) for cell in cells))
+        shown.add_row(*(Text(printable(cell)) for cell in cells))
     console.print(shown)
+
+
+def printable(text: str) -> str:
+    """A text that cannot steer a terminal: peers wrote it, and may have written escape sequences."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def score_text(row: dict[str, Any]) -> str:

@@ -92,7 +92,8 @@ def program() -> str:
     script = Path(sys.argv[0])
     if shutil.which("sapo") or script.name != "sapo":
         return "sapo"
-    return os.path.relpath(script)
+    near = os.path.relpath(script)
+    return str(script.absolute()) if near.startswith("..") else near
 
 
 def print_json(value: Any) -> None:

@@ -344,6 +344,10 @@ def test_rounds_are_one_or_a_range(text: str | None, range_: tuple[int, int] | N
     assert look.parse_rounds(text) == range_
 
 
+def test_a_peers_text_cannot_steer_the_terminal() -> None:
+    assert look.printable("a\x1b[2Jb\r\n\u202ec é") == "a\\x1b[2Jb\\r\n\\u202ec é"
+
+
 class Notes:
     """A view that remembers."""
 

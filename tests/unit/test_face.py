@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -77,6 +77,12 @@ def make_run(home: Home, evaluation: dict[str, Any] | None = None) -> Run:
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "demo")
+
+
+def test_an_evaluation_after_the_last_round_is_no_round(home: Home) -> None:
+    run = make_run(home)
+    run.curves["n0"]["eval/pass_at_1"].append((40.0, 0.35))
+    assert summarise(run)["nodes"]["n0"]["rounds"] == 40
 
 
 def test_first_and_last_are_means_of_a_tenth() -> None:
@@ -243,12 +249,23 @@ def test_rolling_mean_looks_back_only() -> None:
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
-def test_ticks_enclose_the_data(low: float, span: float) -> None:
+@example(0.0, 0.0)
+@example(1e-12, 0.0)
+@example(0.0, 1e-12)
+def test_ticks_enclose_the_data_and_differ(low: float, span: float) -> None:
     found = ticks(low, low + span)
-    slack = 1e-6 * max(1.0, abs(low), span)
+    slack = 1e-6 * max(abs(low), span, 1e-300)
     assert found[0] <= low + slack
     assert found[-1] >= low + span - slack
     assert 2 <= len(found) <= 14
+    assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.5, 1e-9, 1e9])
+def test_a_flat_line_has_room_above_and_below(value: float) -> None:
+    svg = line_chart("t", {"n0": [(0.0, value), (5.0, value)]}, x_label="x", y_label="y")
+    [line] = [e for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("polyline")]
+    assert all(34 <= float(point.split(",")[1]) <= 260 for point in line.attrib["points"].split())
 
 
 class Clock:
