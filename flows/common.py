@@ -14,7 +14,9 @@ from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
 from prefect.cache_policies import NO_CACHE
+from prefect.events.worker import EventsWorker
 from prefect.exceptions import PrefectException, TerminationSignal
+from prefect.logging.handlers import APILogWorker
 from prefect.states import State
 
 from sapo.config import Config
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CRASHED = 1
+LAST_WORDS_S = 2.0
 
 PREFECT_FAULTS = (httpx.HTTPError, PrefectException, RuntimeError, OSError)
 """What a flow raises when its server is away: clients' errors, and `RuntimeError` when it cannot start."""
@@ -171,10 +174,18 @@ def run_process(work: Callable[[Process, Orchestrator], int], home: str) -> NoRe
         except Exception:
             log.exception("this process ends")
             code = CRASHED
-    if orchestrator is None or not orchestrator.there():
-        # Prefect's own threads would wait for minutes for a server that is away
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    _leave(code, recorded=orchestrator is not None and orchestrator.there())
+
+
+def _leave(code: int, *, recorded: bool) -> NoReturn:
+    """End the process now: what threads of libraries would still wait for takes seconds, or minutes.
+
+    `recorded` is whether Prefect is there to be told the rest.
+    """
+    if recorded:
+        EventsWorker.drain_all(timeout=LAST_WORDS_S)
+        APILogWorker.drain_all(timeout=LAST_WORDS_S)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -29,6 +29,8 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
 }
+PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "2", "PREFECT_API_REQUEST_TIMEOUT": "20"}
+"""A flow's clients give up soon when Prefect is away: its rounds go on without it (DESIGN 14)."""
 _UNUSED = (
     "CANCELLATION_CLEANUP",
     "CLEANUP_RECONCILER",
@@ -69,6 +71,7 @@ class Services:
     def environment(self, home: Home, base: Mapping[str, str]) -> dict[str, str]:
         """`base` with what processes of the swarm need to reach the servers."""
         return {
+            **PATIENCE,
             **base,
             **QUIET,
             "MLFLOW_TRACKING_URI": self.mlflow.url,

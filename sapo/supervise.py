@@ -80,12 +80,14 @@ def run_swarm(
     on_status: OnStatus | None = None,
     interval_s: float = 0.5,
     env: Mapping[str, str] | None = None,
+    command: Sequence[str] = ("-m", "flows.swarm"),
 ) -> SwarmStatus:
     """Run the swarm of a prepared home until it has finished or is asked to stop; returns how it ended.
 
     `stop`, SIGINT, SIGTERM and `request_stop` ask for an end in good order, which takes about ten seconds
-    at most; a second signal insists. Raises `UserError` when a swarm runs in this home already or a port is
-    in use, `ServiceFailed` when a server or the flow `swarm` cannot be brought up.
+    at most; a second signal insists. `command` are the arguments of the Python that runs the flow `swarm`.
+    Raises `UserError` when a swarm runs in this home already or a port is in use, `ServiceFailed` when a
+    server or the flow `swarm` cannot be brought up.
     """
     stop, insisted = stop or threading.Event(), threading.Event()
     base = dict(os.environ if env is None else env)
@@ -94,8 +96,17 @@ def run_swarm(
         home.swarm_state.unlink(missing_ok=True)
         try:
             with services.running(config, home, env=base, cancelled=lambda: _stopping(home, stop)) as servers:
-                watch = _Watch(config, home, stop, insisted, on_status, interval_s, lambda: _settled(home))
-                _run_flow(watch, servers.environment(home, base))
+                watch = _Watch(
+                    config,
+                    home,
+                    stop,
+                    insisted,
+                    on_status,
+                    interval_s,
+                    grace_s=SWARM_GRACE_S,
+                    done=lambda: _settled(home),
+                )
+                _run_flow(watch, command, servers.environment(home, base))
                 final = snapshot(config, home)
         except InterruptedError:
             final = replace(snapshot(config, home), phase="stopped")
@@ -108,13 +119,13 @@ def run_swarm(
     return final
 
 
-def _run_flow(watch: "_Watch", env: Mapping[str, str]) -> None:
+def _run_flow(watch: "_Watch", command: Sequence[str], env: Mapping[str, str]) -> None:
     """Keep the process with the flow `swarm` going until its work is done."""
     home = watch.home
     for attempt in range(SWARM_RESTARTS + 1):
         child = Child.start(
             "swarm",
-            ["-m", "flows.swarm", "--home", str(home.root)],
+            [*command, "--home", str(home.root)],
             log=home.logs / "swarm.log",
             env={**env, **thread_settings(1), "PYTHONUNBUFFERED": "1"},
         )
@@ -149,9 +160,9 @@ class _Watch:
     insisted: threading.Event
     on_status: OnStatus | None
     interval_s: float
+    grace_s: float
     done: Callable[[], bool] = lambda: False
     """Whether the work is done, though the process may not have ended."""
-    grace_s: float = SWARM_GRACE_S
 
     def until_done(self, child: Child) -> int | None:
         """The exit code of the flow's process; None when it has to be ended, its work done or not."""

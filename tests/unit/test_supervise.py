@@ -1,0 +1,247 @@
+"""The supervisor: one swarm a home, a flow that is restarted a bounded number of times, an end in good order.
+
+Servers and flow are stand-ins here; `tests/integration/test_flows.py` has the real ones.
+"""
+
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from swarms import make_home, small_config
+
+from sapo import services, supervise
+from sapo.crew import CrewState, Member
+from sapo.errors import UserError
+from sapo.home import Home
+from sapo.journal import Journal
+from sapo.lock import NodeLock
+from sapo.processes import alive
+from sapo.records import Batch, RoundResult
+from sapo.services import ServiceFailed
+from sapo.supervise import request_stop, run_node, run_swarm, snapshot, who_runs
+
+FLOW = """
+import json, os, pathlib, signal, sys, time
+home = pathlib.Path(sys.argv[sys.argv.index("--home") + 1])
+def settle(phase):
+    state = {"phase": phase, "pid": os.getpid(), "started_at": 0.0, "members": {}}
+    (home / "new.json").write_text(json.dumps(state))
+    (home / "new.json").replace(home / "swarm.json")
+"""
+FINISHES = FLOW + "settle('finished')"
+CRASHES = FLOW + "print('no luck'); (home / f'start-{os.getpid()}').touch(); sys.exit(9)"
+STOPS = (
+    FLOW
+    + """
+def end(*_):
+    settle("stopped")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+(home / "up").write_text(str(os.getpid()))
+time.sleep(60)
+"""
+)
+LINGERS = FLOW + "settle('finished'); time.sleep(60)"
+WATCHED = "from sapo.processes import watch_parent; watch_parent(grace=0.3)\n"
+DEAF = FLOW + "signal.signal(signal.SIGTERM, signal.SIG_IGN); (home / 'up').touch(); time.sleep(60)"
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def healthy() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer((services.HOST, 0), Healthy)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield f"http://{services.HOST}:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return make_home(tmp_path / "home", small_config())
+
+
+def run(home: Home, healthy: str, code: str, **options: object) -> supervise.SwarmStatus:
+    config = small_config([f"track.uri={healthy}"])
+    env = {**os.environ, "PREFECT_API_URL": f"{healthy}/api"}
+    return run_swarm(config, home, env=env, command=("-c", code), interval_s=0.05, **options)  # type: ignore[arg-type]
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def commit_rounds(home: Home, name: str, metrics: list[dict[str, float]]) -> None:
+    with Journal(home.journal(name)) as journal:
+        for round, found in enumerate(metrics):
+            journal.commit_groups(round, [], [])
+            batch = Batch(
+                swarm="test",
+                node=name,
+                incarnation=journal.incarnation,
+                round=round,
+                policy_version=round,
+                learn="{}",
+                temperature=1.0,
+                groups=(),
+            )
+            journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
+            result = RoundResult(
+                round=round, policy_version=round + 1, metrics=found, finished_at=50.0 + round
+            )
+            journal.commit_result(result)
+
+
+def test_a_swarm_that_has_finished_leaves_no_mark_of_running(home: Home, healthy: str) -> None:
+    seen: list[str] = []
+    final = run(home, healthy, FINISHES, on_status=lambda status: seen.append(status.phase))
+    assert final.phase == seen[-1] == "finished"
+    assert final.pid is None
+    assert not home.services.exists()
+    assert not home.stop_flag.exists()
+    assert who_runs(home) == {}
+
+
+def test_a_flow_that_crashes_is_restarted_a_bounded_number_of_times_and_its_log_shown(
+    home: Home, healthy: str
+) -> None:
+    with pytest.raises(ServiceFailed, match=r"ended with code 9(.|\n)*no luck"):
+        run(home, healthy, CRASHES)
+    assert len(list(home.root.glob("start-*"))) == supervise.SWARM_RESTARTS + 1
+    assert who_runs(home) == {}
+
+
+def test_a_flow_whose_work_is_done_is_not_waited_for(
+    home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "LINGER_S", 0.2)
+    assert run(home, healthy, LINGERS).phase == "finished"
+
+
+@pytest.mark.parametrize("by", ["event", "request"])
+def test_a_request_to_stop_ends_the_flow_in_good_order(home: Home, healthy: str, by: str) -> None:
+    stop, ended = threading.Event(), []
+    thread = threading.Thread(target=lambda: ended.append(run(home, healthy, STOPS, stop=stop)))
+    thread.start()
+    until((home.root / "up").exists)
+    assert list(who_runs(home)) == ["swarm"]
+    if by == "event":
+        stop.set()
+    else:
+        assert request_stop(home) == ["swarm"]
+    thread.join(20)
+    assert ended[0].phase == "stopped"
+    assert not home.stop_flag.exists()
+    assert not alive(int((home.root / "up").read_text()))
+
+
+def test_a_flow_that_does_not_hear_is_ended(
+    home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "SWARM_GRACE_S", 0.3)
+    stop, ended = threading.Event(), []
+    thread = threading.Thread(target=lambda: ended.append(run(home, healthy, DEAF, stop=stop)))
+    thread.start()
+    until((home.root / "up").exists)
+    stop.set()
+    thread.join(20)
+    assert len(ended) == 1
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(home: Home, healthy: str) -> None:
+    code = (
+        "from pathlib import Path\nfrom sapo.config import load\nfrom sapo.home import Home\n"
+        "from sapo.supervise import run_swarm\n"
+        f"run_swarm(load(sets=['track.uri={healthy}'], env={{}}), Home(Path({str(home.root)!r})),"
+        f" command=('-c', {WATCHED + STOPS!r}))"
+    )
+    env = {**os.environ, "PREFECT_API_URL": f"{healthy}/api"}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=env)
+    until((home.root / "up").exists, 60)
+    child = int((home.root / "up").read_text())
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    until(lambda: not alive(child))
+    assert who_runs(home) == {}
+
+
+def test_a_second_swarm_in_the_same_home_is_refused(home: Home, healthy: str) -> None:
+    with NodeLock(home.root), pytest.raises(UserError, match="running here already") as caught:
+        run(home, healthy, FINISHES)
+    assert caught.value.field == "--home"
+    assert str(os.getpid()) in caught.value.problem
+
+
+def test_asking_a_home_where_nothing_runs_leaves_no_flag(home: Home) -> None:
+    assert request_stop(home) == []
+    assert not home.stop_flag.exists()
+
+
+def test_a_lock_file_of_a_dead_process_is_not_believed(home: Home) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    (home.root / "lock").write_text(f"{child.pid}\n")
+    assert who_runs(home) == {}
+
+
+def test_a_node_that_runs_already_or_does_not_exist_is_refused(home: Home) -> None:
+    config = small_config()
+    with NodeLock(home.node("n0")), pytest.raises(UserError, match="in use"):
+        run_node(config, home, "n0")
+    with pytest.raises(UserError, match="the swarm has n0, n1"):
+        run_node(config, home, "n7")
+
+
+def test_a_snapshot_joins_processes_with_journals(home: Home) -> None:
+    config = small_config(["eval.probe_every=2"])
+    probe = {"eval/pass_at_1": 0.25, "reward/local": 0.1}
+    commit_rounds(home, "n0", [probe, {"reward/local": 0.2}])
+    members = {"n0": Member("restarting", None, 2, 9, "why"), "n1": Member()}
+    home.swarm_state.write_text(CrewState("running", os.getpid(), 0.0, members).to_json())
+    with NodeLock(home.root):
+        status = snapshot(config, home)
+    assert (status.phase, status.pid) == ("running", os.getpid())
+    first, second = status.nodes
+    assert (first.state, first.rounds, first.rounds_total, first.restarts) == ("restarting", 2, 4, 2)
+    assert first.metrics == {"eval/pass_at_1": 0.25, "reward/local": 0.2}
+    assert (first.updated_at, first.note) == (51.0, "why")
+    assert (second.state, second.rounds, second.metrics) == ("waiting", 0, None)
+
+
+def test_a_snapshot_of_a_swarm_that_was_killed_says_it_is_stopped(home: Home) -> None:
+    commit_rounds(home, "n0", [{}] * 4)
+    members = {"n0": Member("running", 1), "n1": Member("running", 1)}
+    home.swarm_state.write_text(CrewState("running", 1, 0.0, members).to_json())
+    status = snapshot(small_config(), home)
+    assert (status.phase, status.pid, status.services) == ("stopped", None, None)
+    assert [node.state for node in status.nodes] == ["finished", "stopped"]
+
+
+def test_a_home_where_nothing_ever_ran_is_idle(home: Home) -> None:
+    assert snapshot(small_config(), home).phase == "idle"
+
+
+def test_a_node_that_ended_before_its_last_round_counts_as_stopped(home: Home) -> None:
+    commit_rounds(home, "n0", [{}])
+    status = supervise.node_status(small_config(), home, "n0", Member("finished", exit_code=0), running=True)
+    assert status.state == "stopped"
