@@ -70,7 +70,11 @@ def batch_group(
     age_s: float,
     bus_position: str | None = None,
 ) -> BatchGroup:
-    """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion."""
+    """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion.
+
+    Own groups carry the engine's log-probabilities too, from which the learner measures how far engine and
+    learner are apart (TRAPS 2).
+    """
     prompt = policy.encode_prompt(group.question)
     scores = [outcome.score for outcome in outcomes]
     advantages = group_advantages(scores, [c.finish_reason for c in group.completions], learn)
@@ -80,7 +84,7 @@ def batch_group(
         zip(group.completions, outcomes, advantages, strict=True)
     ):
         ids, retokenised = own_ids(policy, group, completion)
-        usable = believed and source == "external" and not retokenised and group.sampling.whole_support
+        usable = (believed or source == "local") and not retokenised and group.sampling.whole_support
         samples.append(
             Sample(
                 k=k,

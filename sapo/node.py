@@ -274,6 +274,7 @@ class NodeRuntime:
             round=self.round,
             policy_version=self.round,
             learn=canonical(self.config.learn.model_dump(mode="json")),
+            guard=canonical(self.config.guard.model_dump(mode="json")),
             temperature=self.config.generate.temperature,
             groups=tuple(groups),
         )

@@ -271,6 +271,8 @@ class Batch(Record):
     policy_version: Count
     learn: str
     """The `learn` section of the config in force, as canonical JSON: what replay needs to repeat the step."""
+    guard: str = "{}"
+    """The `guard` section in force, likewise: it decides whether a step is made."""
     temperature: float
     groups: tuple[BatchGroup, ...]
 
@@ -284,7 +286,7 @@ class RoundResult(Record):
     skipped: str | None = None
     """Why no optimiser step was made, if none was."""
     rolled_back_to: int | None = None
-    """The checkpoint round whose weights and optimiser state were loaded instead, by guard action `rollback`."""
+    """The checkpoint round whose weights and optimiser were loaded instead, by guard action `rollback`."""
     weights_sha256: str = ""
     metrics: dict[str, float]
     finished_at: float

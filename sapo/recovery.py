@@ -4,7 +4,7 @@ import json
 import logging
 
 from sapo import checkpoint, models
-from sapo.config import LearnConfig
+from sapo.config import GuardConfig, LearnConfig
 from sapo.errors import SapoError
 from sapo.learn.update import Learner
 from sapo.node_parts import NodeParts
@@ -46,8 +46,10 @@ def repeat(parts: NodeParts, learner: Learner, batch: Batch, result: RoundResult
         _load(parts, _at(parts, result.rolled_back_to))
     else:
         learner.set_learn(LearnConfig.model_validate(json.loads(batch.learn)), temperature=batch.temperature)
+        learner.guard = GuardConfig.model_validate(json.loads(batch.guard))
         step = learner.step(batch)
         learner.set_learn(parts.config.learn, temperature=parts.config.generate.temperature)
+        learner.guard = parts.config.guard
         if (step.skipped is None) != (result.skipped is None):
             raise RecoveryMismatch(
                 f"{parts.name}: round {batch.round} was skipped as {result.skipped!r}, now {step.skipped!r}"

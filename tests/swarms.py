@@ -13,7 +13,7 @@ SMALL = (
     "swarm.name=test",
     "swarm.nodes=2",
     "swarm.rounds=4",
-    'tasks=[{dataset = "chain_sum", config = {min_terms = 2, max_terms = 2, min_digits = 1, max_digits = 2}}]',
+    'tasks=[{dataset="chain_sum", config={min_terms=2, max_terms=2, min_digits=1, max_digits=2}}]',
     "starter.steps=120",
     "batch.local=3",
     "batch.external=3",

@@ -200,7 +200,7 @@ def batch_of(rows: Sequence[Mapping[str, Any]]) -> Batch:
 
 
 def _batch(row: Mapping[str, Any], groups: Sequence[BatchGroup]) -> Batch:
-    own = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "temperature")
+    own = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
     return Batch(
         **{name: row[name] for name in own},
         policy_version=row["policy_version_before"],

@@ -107,6 +107,7 @@ TRAINING = _schema(
         "retokenised": pa.bool_(),
         "schema_version": _INT,
         "learn": _TEXT,
+        "guard": _TEXT,
         "temperature": _REAL,
         "finished_at": _REAL,
         "weights_sha256": _TEXT,

@@ -87,6 +87,7 @@ def rows(
         "policy_version_after": result.policy_version,
         "schema_version": batch.schema_version,
         "learn": batch.learn,
+        "guard": batch.guard,
         "temperature": batch.temperature,
         "finished_at": result.finished_at,
         "weights_sha256": result.weights_sha256,
