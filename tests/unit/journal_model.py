@@ -88,6 +88,17 @@ def own_groups(round: int, count: int) -> list[SignedGroup]:
     return [make_signed("me", round, position) for position in range(count)]
 
 
+def commit_round(journal: Journal, round: int, **changes: Any) -> Batch:
+    """The three transactions of a round of two own groups; `changes` go into the second."""
+    groups = own_groups(round, 2)
+    journal.commit_groups(round, groups, [group.group_id for group in groups])
+    batch = make_batch(round, groups)
+    values: dict[str, Any] = {"positions": {}, "pool_added": [], "pool_removed": [], "verdicts": {}} | changes
+    journal.commit_batch(batch, **values)
+    journal.commit_result(make_result(round))
+    return batch
+
+
 @dataclass
 class Model:
     """The same operations on lists and dictionaries; out of order they raise `JournalError`."""

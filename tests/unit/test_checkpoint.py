@@ -307,8 +307,9 @@ def test_killed_before_any_file_operation_the_newest_whole_one_is_the_old_or_the
     while killed:
         shutil.copytree(pristine, folder)
         killed = killed_while_saving(folder, kill_at)
-        found = checkpoint.load_latest(folder)
-        reached.append(found.round)
+        for path in folder.glob("round-*"):
+            checkpoint.verify(path)
+        reached.append(checkpoint.load_latest(folder).round)
         again = save(folder, 3)
         assert checkpoint.load_latest(folder) == again
         assert names(folder) == ["round-000002", "round-000003"]

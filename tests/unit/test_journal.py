@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from journal_model import NOW, make_batch, make_checkpoint, make_result, make_row, own_groups, snapshot
+from journal_model import NOW, commit_round, make_batch, make_result, make_row, own_groups, snapshot
 from makers import INCARNATION, make_signed
 
 from sapo.errors import UserError
 from sapo.journal import Journal, JournalError
-from sapo.records import Batch
 
 
 @pytest.fixture
@@ -24,16 +23,6 @@ def path(tmp_path: Path) -> Path:
 def journal(path: Path):
     with Journal(path, clock=lambda: NOW, incarnation=INCARNATION) as journal:
         yield journal
-
-
-def commit_round(journal: Journal, round: int, **changes: object) -> Batch:
-    groups = own_groups(round, 2)
-    journal.commit_groups(round, groups, [group.group_id for group in groups])
-    batch = make_batch(round, groups)
-    values = {"positions": {}, "pool_added": [], "pool_removed": [], "verdicts": {}} | changes
-    journal.commit_batch(batch, **values)
-    journal.commit_result(make_result(round))
-    return batch
 
 
 def damage(path: Path, sql: str, *values: object) -> None:
@@ -134,37 +123,6 @@ def test_a_group_whose_payload_is_not_what_its_digest_names_is_refused(journal):
         journal.commit_groups(0, [forged], [])
 
 
-def test_only_chosen_groups_are_owed_to_the_bus_in_their_order(journal):
-    groups = own_groups(0, 3)
-    journal.commit_groups(0, groups, {groups[2].group_id, groups[0].group_id})
-    assert [owed.ref for owed in journal.owed("publish", 10)] == [groups[0].group_id, groups[2].group_id]
-
-
-def test_history_is_not_owed_where_the_batch_says_so(journal):
-    commit_round(journal, 0, training_owed=False)
-    assert journal.owed_counts() == {"publish": 2, "track": 1}
-
-
-def test_acknowledging_one_kind_leaves_the_others_and_what_came_later(journal):
-    for round in range(3):
-        commit_round(journal, round)
-    first, second, third = journal.owed("training", 10)
-    journal.acknowledge("training", second.seq)
-    assert journal.owed("training", 10) == [third]
-    assert journal.owed_counts() == {"publish": 6, "track": 3, "training": 1}
-    journal.acknowledge("training", first.seq)
-    assert journal.owed("training", 10) == [third]
-
-
-def test_owed_bytes_count_what_the_outbox_keeps_in_the_journal(journal):
-    assert journal.owed_bytes() == 0
-    groups = own_groups(0, 2)
-    journal.commit_groups(0, groups, [groups[0].group_id])
-    assert journal.owed_bytes() == len(groups[0].payload)
-    journal.acknowledge("publish", journal.owed("publish", 1)[0].seq)
-    assert journal.owed_bytes() == 0
-
-
 def test_a_pool_row_keeps_its_place_and_takes_its_verdict(journal):
     rows = [make_row(9, 3), make_row(9, 1), make_row(9, 2)]
     commit_round(journal, 0, pool_added=rows)
@@ -217,29 +175,6 @@ def test_trap_38_dropped_groups_and_bus_positions_are_saved_with_the_batch(journ
             rows[0].group_id: '{"reason":"uninformative"}',
             rows[1].group_id: None,
         }
-
-
-def test_trap_39_a_restart_owes_nothing_again_and_moves_no_position(journal, path):
-    commit_round(journal, 0, positions={"p": 4}, pool_added=[make_row(9, 0)])
-    journal.acknowledge("publish", journal.owed("publish", 10)[-1].seq)
-    before = snapshot(journal)
-    for _ in range(3):
-        journal.close()
-        journal = Journal(path, clock=lambda: NOW)
-        assert snapshot(journal) == before
-    journal.close()
-
-
-def test_trap_40_what_is_owed_stays_owed_until_it_is_acknowledged(journal, path):
-    commit_round(journal, 0)
-    owed = journal.owed("publish", 10)
-    journal.close()
-    with Journal(path) as again:
-        assert again.owed("publish", 10) == owed
-        assert again.owed("publish", 10) == owed
-        again.acknowledge("publish", owed[0].seq)
-    with Journal(path) as again:
-        assert again.owed("publish", 10) == owed[1:]
 
 
 def test_what_a_batch_depended_on_is_kept_with_it(journal):
@@ -346,78 +281,6 @@ def test_a_round_that_is_not_there_is_named(journal):
     for read in (journal.groups, journal.batch, journal.result, journal.batch_digest):
         with pytest.raises(JournalError, match="round 4"):
             read(4)
-
-
-def test_prune_keeps_what_the_older_of_two_checkpoints_needs(journal, path):
-    for round in range(6):
-        commit_round(journal, round)
-    for kind in ("publish", "training", "track"):
-        journal.acknowledge(kind, 10_000)
-    journal.record_checkpoint(make_checkpoint(path.parent, 2))
-    assert journal.prune() == 0
-    journal.record_checkpoint(make_checkpoint(path.parent, 4))
-    assert journal.prune() == 2
-    assert [result.round for result in journal.results()] == [2, 3, 4, 5]
-    with pytest.raises(JournalError, match="round 1"):
-        journal.groups(1)
-
-
-def test_prune_leaves_rounds_that_are_owed_and_the_newest_one(journal, path):
-    for round in range(4):
-        commit_round(journal, round)
-    journal.acknowledge("publish", 10_000)
-    journal.acknowledge("track", 10_000)
-    journal.acknowledge("training", journal.owed("training", 1)[0].seq)
-    for round in (4, 5):
-        journal.record_checkpoint(make_checkpoint(path.parent, round))
-    assert journal.prune() == 1
-    assert [owed.round for owed in journal.owed("training", 10)] == [1, 2, 3]
-    journal.acknowledge("training", 10_000)
-    assert journal.prune() == 2
-    assert journal.stage() == (3, "result")
-
-
-def test_prune_does_not_count_a_checkpoint_whose_directory_is_gone(journal, path):
-    for round in range(4):
-        commit_round(journal, round, training_owed=False)
-    journal.acknowledge("publish", 10_000)
-    journal.acknowledge("track", 10_000)
-    for round in (2, 3, 4):
-        journal.record_checkpoint(make_checkpoint(path.parent, round))
-    (path.parent / "checkpoints" / "round-000003").rmdir()
-    assert [checkpoint.round for checkpoint in journal.checkpoints()] == [2, 4]
-    assert journal.prune() == 2
-
-
-def test_an_owed_version_pins_its_checkpoint_until_it_is_acknowledged(journal, path):
-    checkpoint = make_checkpoint(path.parent, 3)
-    journal.record_checkpoint(checkpoint, owe_version=True)
-    journal.record_checkpoint(checkpoint, owe_version=True)
-    (owed,) = journal.owed("version", 10)
-    assert (owed.round, owed.ref) == (3, str(checkpoint.path))
-    assert journal.pinned_checkpoints() == {checkpoint.path}
-    journal.acknowledge("version", owed.seq)
-    assert journal.pinned_checkpoints() == set()
-    journal.record_checkpoint(checkpoint, owe_version=True)
-    assert journal.owed_counts() == {}
-
-
-def test_a_node_folder_can_be_moved_with_its_checkpoints(journal, path):
-    journal.record_checkpoint(make_checkpoint(path.parent, 3), owe_version=True)
-    journal.close()
-    moved = path.parent.rename(path.parent.with_name("elsewhere"))
-    with Journal(moved / "journal.sqlite") as again:
-        assert again.pinned_checkpoints() == {moved / "checkpoints" / "round-000003"}
-        assert [checkpoint.path for checkpoint in again.checkpoints()] == list(again.pinned_checkpoints())
-
-
-def test_two_connections_write_in_turn(journal, path):
-    commit_round(journal, 0)
-    with Journal(path) as deliverer:
-        deliverer.acknowledge("track", 10_000)
-        commit_round(journal, 1)
-        assert deliverer.owed_counts() == journal.owed_counts()
-        assert [owed.round for owed in deliverer.owed("track", 10)] == [1]
 
 
 def test_importing_the_journal_does_not_import_torch():
