@@ -116,3 +116,14 @@ def test_verify_scores_a_right_and_a_wrong_answer(capfd: pytest.CaptureFixture[s
 def test_a_file_goes_not_with_a_single_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["verify", "--jsonl", "x", "--text", "y"]) == 2
     assert "--text" in capsys.readouterr().err
+
+
+def test_trap_47_size_belongs_to_the_recipe() -> None:
+    def texts(workers: TaskWorkers, size: int) -> list[str]:
+        recipes = [check.make_recipe("", "acre", {"size": size}, 7, index) for index in (2, 0, 1)]
+        return [getattr(made, "text", "") for made in workers.questions(recipes)]
+
+    with TaskWorkers() as one, TaskWorkers() as other:
+        assert all(texts(one, 3))
+        assert texts(one, 3) != texts(one, 50), "acre chooses its tasks from its size"
+        assert texts(one, 50) == texts(other, 50), "an object of another size is not mistaken for it"
