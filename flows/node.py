@@ -16,9 +16,9 @@ from prefect.runtime import flow_run
 
 from flows.common import NETWORK, SMALL, Orchestrator, Process, here, parser, run_process
 from sapo.crew import PAUSED
-from sapo.errors import Unavailable
+from sapo.errors import Paused, Unavailable
 from sapo.journal import Journal
-from sapo.node import NodeRuntime, Paused
+from sapo.node import NodeRuntime
 from sapo.processes import stopping_on_signals
 from sapo.records import RoundResult
 from sapo.tracked import open_tracked

@@ -22,6 +22,10 @@ class UserError(SapoError):
         super().__init__(f"{field} = {value!r}: {problem}; {remedy}")
 
 
+class Paused(SapoError):
+    """A guard or a bound stopped the node; it goes on when it is started again."""
+
+
 class Unavailable(SapoError):
     """A service (bus, history store, tracking server) cannot be reached now; trying later may work."""
 

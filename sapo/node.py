@@ -13,7 +13,7 @@ from typing import Self
 
 from sapo import sampling
 from sapo.batching import batch_group, reward_metrics, score_groups, source_metrics
-from sapo.errors import SapoError
+from sapo.errors import Paused
 from sapo.evaluate import evaluate
 from sapo.identity import seal
 from sapo.intake import Arrivals, receive, verdicts
@@ -25,10 +25,6 @@ from sapo.seeds import rng, stream
 from sapo.tasks import train_questions
 
 log = logging.getLogger(__name__)
-
-
-class Paused(SapoError):
-    """A guard stopped the node; it goes on when it is started again."""
 
 
 @dataclass

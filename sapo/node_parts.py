@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from sapo import models, starter
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.bus.publish import PublishSink
 from sapo.config import Config
-from sapo.deliver import Deliverer, Sink
-from sapo.errors import UserError
+from sapo.deliver import Deliverer, Plan, Sink
+from sapo.errors import Paused, UserError
 from sapo.evaluate import held_out_set
 from sapo.generate import open_engine
 from sapo.generate.base import Engine
@@ -68,9 +70,16 @@ class NodeParts:
         return models.weights_sha256(self.policy.model)
 
     def check(self) -> None:
-        """Raise what the deliverer's thread met that is not a mere outage."""
+        """Raise what the deliverer's thread met that is not a mere outage, and `Paused` at the bound of what
+        may be owed: history is never dropped (DESIGN 9)."""
         if self.deliverer is not None:
             self.deliverer.check()
+        owed, bound = self.journal.owed_bytes(), self.config.history.max_owed_mb * 2**20
+        if owed > bound:
+            raise Paused(
+                f"{self.name} owes {owed / 2**20:.0f} MB, more than history.max_owed_mb = "
+                f"{self.config.history.max_owed_mb}; bring back the bus, history and tracking it waits for"
+            )
 
     def say_once(self, topic: str, message: str) -> None:
         """Log a warning the first time `topic` comes up."""
@@ -149,7 +158,9 @@ def open_parts(
         probe: Sequence[Question] = ()
         if node_config.eval.probe_questions:
             probe = held_out_set(config, home, workers)[: node_config.eval.probe_questions]
-        deliverer = Deliverer(home.journal(name), sinks, clock=clock) if deliver else None
+        plans = {"training": Plan(items=64, flush_s=node_config.history.flush_seconds)}
+        deliverer = Deliverer(home.journal(name), sinks, clock=clock, plans=plans) if deliver else None
+        journal.set_environment(environment(node_config))
     except BaseException:
         workers.close()
         lock.release()
@@ -173,6 +184,16 @@ def open_parts(
         probe=probe,
         deliverer=deliverer,
     )
+
+
+def environment(config: Config) -> dict[str, str | int]:
+    """What a round's bits depend on besides its inputs (DESIGN 8)."""
+    return {
+        "config": config.digest(),
+        "threads": config.threads,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+    }
 
 
 def open_store(config: Config, home: Home) -> Store:

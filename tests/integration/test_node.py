@@ -10,8 +10,8 @@ from swarms import make_home, open_node, small_config
 
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
-from sapo.errors import Unavailable, UserError
-from sapo.node import NodeRuntime, Paused
+from sapo.errors import Paused, Unavailable, UserError
+from sapo.node import NodeRuntime
 from sapo.records import Group, SignedGroup
 
 
