@@ -85,12 +85,13 @@ class LoadedPolicy:
         return len(prompt) < self.max_length
 
 
-def load_policy(spec: str, *, config: Config, cache: Path, threads: int = 1) -> LoadedPolicy:
+def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None = None) -> LoadedPolicy:
     """The policy `spec` names: `starter[:variant]` (prepared before), a directory, or a Hugging Face name.
 
-    Sets torch's CPU threads. Raises `UserError` where there is no model, no tokenizer, or no end token.
+    Sets torch's CPU threads, to the config's where `threads` does not say. Raises `UserError` where there is
+    no model, no tokenizer, or no end token.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads or config.threads)
     source = _locate(spec, config, cache)
     tokenizer = _load_tokenizer(spec, source)
     try:

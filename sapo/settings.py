@@ -62,9 +62,11 @@ class Starter(Section):
     """How the starter policy is made (DESIGN 17); equal values share one cached copy."""
 
     variant: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] = "small"
-    steps: PositiveInt = 1000
+    steps: PositiveInt = 600
     batch: PositiveInt = 64
-    lr: PositiveFloat = 2e-3
+    lr: PositiveFloat = 3e-3
+    bare: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the supervised answers that are bare; the others are sentences, which score little."""
     seed: int = 0
 
 
