@@ -56,17 +56,22 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Variant:
-    """A shape of the starter; `vocabulary` is the most tokens it may have, None for bytes only."""
+    """A shape of the starter; `vocabulary` is the most tokens it may have, None for bytes only.
+
+    `digits` makes every digit a token of its own; otherwise frequent numbers are tokens too.
+    """
 
     vocabulary: int | None
     hidden: int
     layers: int
     heads: int
     inner: int
+    digits: bool = True
 
 
 VARIANTS = {
     "small": Variant(vocabulary=1024, hidden=128, layers=4, heads=4, inner=320),
+    "numbers": Variant(vocabulary=1024, hidden=128, layers=4, heads=4, inner=320, digits=False),
     "bytes": Variant(vocabulary=None, hidden=96, layers=3, heads=3, inner=256),
     "wide": Variant(vocabulary=1024, hidden=192, layers=4, heads=6, inner=384),
 }
@@ -171,12 +176,12 @@ def target_text(answer: str, form: str) -> str:
 
 
 def make_tokenizer(variant: Variant, texts: Sequence[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer trained on `texts`; every digit is a token of its own."""
+    """A byte-level BPE tokenizer trained on `texts`; no token is partly a number."""
     specials = [PAD, USER, ASSISTANT, END]
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Digits(individual_digits=variant.digits),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

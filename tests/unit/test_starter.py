@@ -92,6 +92,15 @@ def test_the_bytes_variant_has_another_tokenizer_and_reads_any_text(workers: Tas
     assert policy.decode(ids) == text
 
 
+def test_the_numbers_variant_cuts_numbers_otherwise() -> None:
+    texts = ["12 + 34 = 46", "34 + 12 = 46"] * 9
+    digits, numbers = (starter.make_tokenizer(starter.VARIANTS[name], texts) for name in ("small", "numbers"))
+    assert len(digits("46").input_ids) == 2
+    assert len(numbers("46").input_ids) == 1
+    assert numbers.decode(numbers("4612").input_ids) == "4612"
+    assert models.fingerprint(digits) != models.fingerprint(numbers)
+
+
 def test_variants_differ_in_size_and_an_unknown_one_is_named() -> None:
     assert starter.VARIANTS["wide"].hidden != starter.VARIANTS["small"].hidden
     assert starter.variant_of(config(model="starter:wide")) == "wide"
