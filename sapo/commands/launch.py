@@ -93,9 +93,12 @@ def prepare(config: Config, home: Home, view: "View") -> None:
     check_place(config, home)
     view.step("loading torch and transformers", 0, 1)
 
+    import transformers
+
     from sapo.evaluate import held_out_set
     from sapo.node_parts import open_workers
 
+    transformers.logging.disable_progress_bar()  # it would draw over the view
     view.step("loading torch and transformers", 1, 1)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
         view.step("checking the tasks", 0, 1)
