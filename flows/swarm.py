@@ -4,13 +4,15 @@ Nodes, archive and evaluation are processes of their own with flow runs of their
 going (`sapo.crew`), and last as long as they do.
 """
 
+import os
 from contextvars import ContextVar
 
 from prefect import flow, task
 from prefect.futures import wait
 
 from flows.common import SMALL, Orchestrator, Process, parser, run_process
-from sapo.crew import Crew
+from sapo.crew import Crew, thread_settings
+from sapo.nursery import Nursery
 from sapo.processes import stopping_on_signals
 
 CREW: ContextVar[Crew] = ContextVar("crew")
@@ -52,12 +54,14 @@ def swarm_flow(swarm: str, nodes: int) -> str:
 
 def work(process: Process, orchestrator: Orchestrator) -> int:
     """Run the swarm once; whatever failed is in `swarm.json`."""
-    crew = Crew(process.config, process.home, process.stop)
-    CREW.set(crew)
-    config = process.config
-    phase = orchestrator.run(
-        lambda: swarm_flow(config.swarm.name, len(config.nodes)), lambda: crew.run().phase
-    )
+    home, config = process.home, process.config
+    env = {**os.environ, **thread_settings(config.threads)}
+    with Nursery.start(["-m", "flows.nursery"], log=home.logs / "nursery.log", env=env) as nursery:
+        crew = Crew(config, home, process.stop, nursery=nursery)
+        CREW.set(crew)
+        phase = orchestrator.run(
+            lambda: swarm_flow(config.swarm.name, len(config.nodes)), lambda: crew.run().phase
+        )
     return 1 if phase == "failed" else 0
 
 

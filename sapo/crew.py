@@ -15,7 +15,8 @@ from typing import Literal
 
 from sapo.config import Config
 from sapo.home import Home, write_atomically
-from sapo.processes import POLL_S, Child, tail
+from sapo.nursery import Nursery
+from sapo.processes import POLL_S, Child, Started, tail
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Crew:
     """Starts, restarts and stops the processes of one swarm. Its methods may be called from several threads.
 
     `stop` asks everything to end; `home.stop_flag` does the same from outside. `command` gives the arguments
-    of a member's Python by its name.
+    of a member's Python by its name. Members are forked by the `nursery` where there is one.
     """
 
     def __init__(
@@ -86,8 +87,10 @@ class Crew:
         env: Mapping[str, str] | None = None,
         command: Callable[[str], Sequence[str]] | None = None,
         backoff_s: Sequence[float] = BACKOFF_S,
+        nursery: Nursery | None = None,
     ) -> None:
         self.config, self.home, self.stop, self.backoff_s = config, home, stop, backoff_s
+        self._nursery = nursery
         self._env = dict(os.environ if env is None else env)
         self._command = command or (lambda name: flow_command(home, name))
         self._lock = threading.Lock()
@@ -160,7 +163,7 @@ class Crew:
 
     def _keep(self, name: str, grace: float, told: Callable[[], bool], extra: Sequence[str] = ()) -> Member:
         """Run a process until it has ended for good, or until `told` to end it within `grace` seconds."""
-        while not told():
+        while self._can_start(told):
             started = time.monotonic()
             child = self._start(name, extra)
             self._set(name, state="running", pid=child.pid, exit_code=None, note="")
@@ -174,19 +177,26 @@ class Crew:
         self._set(name, state="stopped")
         return self.member(name)
 
-    def _start(self, name: str, extra: Sequence[str]) -> Child:
+    def _can_start(self, told: Callable[[], bool]) -> bool:
+        """Wait until a process can be started at once; False when it is not to be started any more."""
+        while self._nursery is not None and not self._nursery.ready() and not told():
+            time.sleep(POLL_S)
+        return not told()
+
+    def _start(self, name: str, extra: Sequence[str]) -> Started:
         config = self.config.for_node(name) if name in self.config.nodes else self.config
         env = {**self._env, **thread_settings(config.threads), "PYTHONUNBUFFERED": "1"}
-        return Child.start(name, [*self._command(name), *extra], log=self.home.logs / f"{name}.log", env=env)
+        launch = Child.start if self._nursery is None else self._nursery.launch
+        return launch(name, [*self._command(name), *extra], log=self.home.logs / f"{name}.log", env=env)
 
-    def _await(self, child: Child, grace: float, told: Callable[[], bool]) -> int:
+    def _await(self, child: Started, grace: float, told: Callable[[], bool]) -> int:
         while (code := child.poll()) is None:
             if told():
                 return child.stop(ARCHIVE_GRACE_S if self.stop.is_set() and child.name == ARCHIVE else grace)
             time.sleep(POLL_S)
         return code
 
-    def _settled(self, name: str, code: int, child: Child, told: Callable[[], bool]) -> bool:
+    def _settled(self, name: str, code: int, child: Started, told: Callable[[], bool]) -> bool:
         """Take down how a process ended; whether it is not to be started again."""
         note = "" if code == 0 else tail(child.log)
         self._set(name, pid=None, exit_code=code, note=note)

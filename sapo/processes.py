@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Protocol, Self
 
 import psutil
 
@@ -27,11 +27,27 @@ POLL_S = 0.05
 TAIL_LINES = 12
 
 
+class Started(Protocol):
+    """A process that was started, however that was done."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def log(self) -> Path: ...
+    def poll(self) -> int | None: ...
+    def ask(self) -> None: ...
+    def kill(self) -> int: ...
+    def stop(self, grace: float) -> int: ...
+
+
 class Child:
     """A running child process; `log` takes its output."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path, lifeline: int) -> None:
-        self.name, self.log = name, log
+        self.name: str = name
+        self.log: Path = log
         self._process, self._lifeline = process, lifeline
         self._lock = threading.Lock()
 
@@ -122,7 +138,7 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def stop_all(children: Sequence[Child], grace: float) -> list[str]:
+def stop_all(children: Sequence[Started], grace: float) -> list[str]:
     """Ask all to end, wait `grace` seconds for all together, end the rest; returns the names of the rest."""
     for child in children:
         child.ask()
@@ -143,10 +159,14 @@ def watch_parent(grace: float = ORPHAN_GRACE_S) -> bool:
     text = os.environ.pop(LIFELINE, None)
     if text is None:
         return False
-    lifeline = int(text)
+    watch(int(text), grace)
+    return True
+
+
+def watch(lifeline: int, grace: float = ORPHAN_GRACE_S) -> None:
+    """`watch_parent` for a lifeline known by its descriptor."""
     os.set_inheritable(lifeline, False)
     threading.Thread(target=_watch, args=(lifeline, grace), name="lifeline", daemon=True).start()
-    return True
 
 
 def _watch(lifeline: int, grace: float) -> None:
