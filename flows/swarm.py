@@ -5,6 +5,7 @@ going (`sapo.crew`), and last as long as they do.
 """
 
 import os
+import time
 from contextvars import ContextVar
 
 from prefect import flow, task
@@ -13,7 +14,7 @@ from prefect.futures import wait
 from flows.common import SMALL, Orchestrator, Process, parser, run_process
 from sapo.crew import Crew, thread_settings
 from sapo.nursery import Nursery
-from sapo.processes import stopping_on_signals
+from sapo.processes import POLL_S, stopping_on_signals
 
 CREW: ContextVar[Crew] = ContextVar("crew")
 
@@ -59,6 +60,9 @@ def work(process: Process, orchestrator: Orchestrator) -> int:
     with Nursery.start(["-m", "flows.nursery"], log=home.logs / "nursery.log", env=env) as nursery:
         crew = Crew(config, home, process.stop, nursery=nursery)
         CREW.set(crew)
+        # servers and nursery load side by side; the supervisor ends this process when a server fails
+        while not home.services.exists() and not process.stopping():
+            time.sleep(POLL_S)
         phase = orchestrator.run(
             lambda: swarm_flow(config.swarm.name, len(config.nodes)), lambda: crew.run().phase
         )

@@ -10,7 +10,7 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,28 +80,58 @@ class Services:
         }
 
 
-@contextlib.contextmanager
-def running(
-    config: Config,
-    home: Home,
-    *,
-    env: Mapping[str, str] | None = None,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> Iterator[Services]:
-    """Start what is not there yet, write `services.json`, and at the end stop what was started.
+class Running:
+    """The servers of a swarm that runs: their addresses are known at once, `up` says when they answer."""
 
-    Raises `UserError` for a port in use or a named server that does not answer, `ServiceFailed` with the
-    end of the log when a server does not come up, `InterruptedError` when `cancelled` while waiting.
+    def __init__(
+        self, services: Services, children: Sequence[Child], home: Home, limit: float = START_LIMIT_S
+    ) -> None:
+        self.services, self._home, self._limit = services, home, limit
+        self._waiting = [
+            (service, _child(service, children)) for service in (services.mlflow, services.prefect)
+        ]
+        self._deadline = time.monotonic() + limit
+        self._up = False
+
+    def up(self) -> bool:
+        """Whether all answer; the first time they do, `services.json` is written. To be called repeatedly.
+
+        Raises `ServiceFailed` with the end of the log when a server ended or takes too long.
+        """
+        if self._up:
+            return True
+        for service, child in self._waiting:
+            if child is not None and (code := child.poll()) is not None:
+                raise _did_not_start(service, f"ended with code {code} at its start", child.log)
+        self._waiting = [pair for pair in self._waiting if not answers(pair[0], timeout=0.5)]
+        if self._waiting and time.monotonic() > self._deadline:
+            service = self._waiting[0][0]
+            raise _did_not_start(
+                service, f"did not answer within {self._limit:.0f} s", Path(service.log or "")
+            )
+        self._up = not self._waiting
+        if self._up:
+            write_atomically(self._home.services, json.dumps(asdict(self.services), indent=1) + "\n")
+        return self._up
+
+
+def _child(service: Service, children: Sequence[Child]) -> Child | None:
+    return next((child for child in children if child.pid == service.pid), None)
+
+
+@contextlib.contextmanager
+def running(config: Config, home: Home, *, env: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """Start the servers that are not there yet, and at the end stop those that were started.
+
+    Does not wait until they answer: what else has to be loaded may be loaded meanwhile. Raises `UserError`
+    for a port in use or a named server that does not answer.
     """
     base = dict(os.environ if env is None else env)
     children: list[Child] = []
     try:
         mlflow = _mlflow(config, home, base, children)
         prefect = _prefect(config, home, base, children)
-        wait_until_up([mlflow, prefect], children, cancelled)
-        services = Services(mlflow, prefect)
-        write_atomically(home.services, json.dumps(asdict(services), indent=1) + "\n")
-        yield services
+        yield Running(Services(mlflow, prefect), children, home)
     finally:
         home.services.unlink(missing_ok=True)
         stop_all(children, STOP_GRACE_S)
@@ -109,7 +139,7 @@ def running(
 
 def _mlflow(config: Config, home: Home, env: Mapping[str, str], children: list[Child]) -> Service:
     if config.track.uri is not None:
-        return Service("mlflow", config.track.uri.rstrip("/"))
+        return _named(Service("mlflow", config.track.uri.rstrip("/")), "track.uri")
     bound = bind(config.track.port, "track.port")
     arguments = ["mlflow", "--store", f"sqlite:///{home.mlflow_db}", "--artifacts", str(home.artifacts)]
     return _start("mlflow", _url(bound), bound, arguments, home, {**env, **QUIET}, children)
@@ -117,7 +147,7 @@ def _mlflow(config: Config, home: Home, env: Mapping[str, str], children: list[C
 
 def _prefect(config: Config, home: Home, env: Mapping[str, str], children: list[Child]) -> Service:
     if named := env.get("PREFECT_API_URL"):
-        return Service("prefect", named.rstrip("/"))
+        return _named(Service("prefect", named.rstrip("/")), "PREFECT_API_URL")
     bound = bind(config.flow.port, "flow.port")
     url = f"{_url(bound)}/api"
     own = {"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url, "PREFECT_UI_API_URL": url}
@@ -141,42 +171,16 @@ def _start(
     return Service(name, url, child.pid, str(log))
 
 
-def wait_until_up(
-    services: list[Service],
-    children: list[Child],
-    cancelled: Callable[[], bool],
-    limit: float = START_LIMIT_S,
-) -> None:
-    """Return once all answer; raises as `running` does."""
-    own = {child.name: child for child in children}
-    deadline = time.monotonic() + limit
-    waiting = list(services)
-    while waiting:
-        if cancelled():
-            raise InterruptedError("stopped while the servers were starting")
-        for service in list(waiting):
-            child = own.get(service.name)
-            code = None if child is None else child.poll()
-            if code is not None and child is not None:
-                raise _did_not_start(service, f"ended with code {code} at its start", child.log)
-            if answers(service):
-                waiting.remove(service)
-            elif child is None:
-                raise _not_there(service)
-            elif time.monotonic() > deadline:
-                raise _did_not_start(service, f"did not answer within {limit:.0f} s", child.log)
-        time.sleep(0.1 if waiting else 0)
-
-
 def _did_not_start(service: Service, what: str, log: Path) -> ServiceFailed:
     return ServiceFailed(f"the {service.name} server {what}; the end of {log}:\n{tail(log)}")
 
 
-def _not_there(service: Service) -> UserError:
-    field = "track.uri" if service.name == "mlflow" else "PREFECT_API_URL"
-    return UserError(
-        field, service.url, "no server answers there", "start it, or leave this unset and sapo runs its own"
-    )
+def _named(service: Service, field: str) -> Service:
+    """A server that somebody else runs. Raises `UserError` naming `field` when it does not answer."""
+    if answers(service):
+        return service
+    remedy = "start it, or leave this unset and sapo runs its own"
+    raise UserError(field, service.url, "no server answers there", remedy)
 
 
 def health_url(service: Service) -> str:

@@ -29,7 +29,7 @@ from sapo.home import Home
 from sapo.journal import Journal, JournalError
 from sapo.lock import NodeLock
 from sapo.processes import ORPHAN_GRACE_S, POLL_S, Child, alive, stopping_on_signals, tail
-from sapo.services import ServiceFailed, Services
+from sapo.services import Running, ServiceFailed, Services
 
 SWARM_GRACE_S = NODE_GRACE_S + ARCHIVE_GRACE_S + 1.0
 SWARM_RESTARTS = 2
@@ -95,7 +95,7 @@ def run_swarm(
         home.stop_flag.unlink(missing_ok=True)
         home.swarm_state.unlink(missing_ok=True)
         try:
-            with services.running(config, home, env=base, cancelled=lambda: _stopping(home, stop)) as servers:
+            with services.running(config, home, env=base) as servers:
                 watch = _Watch(
                     config,
                     home,
@@ -105,11 +105,10 @@ def run_swarm(
                     interval_s,
                     grace_s=SWARM_GRACE_S,
                     done=lambda: _settled(home),
+                    servers=servers,
                 )
-                _run_flow(watch, command, servers.environment(home, base))
+                _run_flow(watch, command, servers.services.environment(home, base))
                 final = snapshot(config, home)
-        except InterruptedError:
-            final = replace(snapshot(config, home), phase="stopped")
         finally:
             if not set(who_runs(home)) - {"swarm"}:
                 home.stop_flag.unlink(missing_ok=True)
@@ -163,13 +162,20 @@ class _Watch:
     grace_s: float
     done: Callable[[], bool] = lambda: False
     """Whether the work is done, though the process may not have ended."""
+    servers: Running | None = None
+    """What has to come up while the process is starting."""
 
     def until_done(self, child: Child) -> int | None:
-        """The exit code of the flow's process; None when it has to be ended, its work done or not."""
+        """The exit code of the flow's process; None when it has to be ended, its work done or not.
+
+        Raises `ServiceFailed` when a server does not come up.
+        """
         shown_at = float("-inf")
         told_at = done_at = float("inf")
         while (code := child.poll()) is None and not self.insisted.is_set():
             now = time.monotonic()
+            if self.servers is not None:
+                self.servers.up()
             if told_at > now and _stopping(self.home, self.stop):
                 told_at = now
                 child.ask()

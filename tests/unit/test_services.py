@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from sapo.config import parse
 from sapo.errors import UserError
 from sapo.home import Home
 from sapo.processes import Child
-from sapo.services import Service, ServiceFailed
+from sapo.services import Running, Service, ServiceFailed, Services
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
@@ -73,8 +74,11 @@ def test_without_a_wish_every_server_gets_a_free_port() -> None:
 
 def test_servers_that_somebody_else_runs_are_used_and_left_alone(home: Home, healthy: str) -> None:
     config = parse({"track": {"uri": healthy}})
-    with services.running(config, home, env={"PREFECT_API_URL": f"{healthy}/api"}) as found:
+    with services.running(config, home, env={"PREFECT_API_URL": f"{healthy}/api"}) as running:
+        found = running.services
         assert (found.mlflow.pid, found.prefect.pid) == (None, None)
+        assert services.read(home) is None
+        assert running.up()
         assert services.read(home) == found
         environment = found.environment(home, {"KEPT": "1"})
     assert environment["MLFLOW_TRACKING_URI"] == healthy
@@ -97,32 +101,29 @@ def test_a_named_server_that_does_not_answer_is_bad_input(home: Home, healthy: s
     assert caught.value.field == "track.uri"
 
 
-def dying(home: Home) -> tuple[Service, Child]:
+def starting(home: Home, code: str, limit: float) -> Running:
     log = home.logs / "mlflow.log"
-    child = Child.start("mlflow", ["-c", "raise SystemExit('no such table')"], log=log, env=dict(os.environ))
-    return Service("mlflow", "http://127.0.0.1:9", child.pid, str(log)), child
+    child = Child.start("mlflow", ["-c", code], log=log, env=dict(os.environ))
+    mlflow = Service("mlflow", "http://127.0.0.1:9", child.pid, str(log))
+    prefect = Service("prefect", "http://127.0.0.1:9/api")
+    return Running(Services(mlflow, prefect), [child], home, limit)
+
+
+def until_up(running: Running) -> None:
+    while not running.up():
+        time.sleep(0.02)
 
 
 def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(home: Home) -> None:
-    service, child = dying(home)
+    running = starting(home, "raise SystemExit('no such table')", limit=20)
     with pytest.raises(ServiceFailed, match=r"ended with code 1 at its start(.|\n)*no such table"):
-        services.wait_until_up([service], [child], lambda: False, limit=20)
+        until_up(running)
 
 
 def test_a_server_that_never_answers_is_given_up_with_its_log(home: Home) -> None:
-    log = home.logs / "prefect.log"
-    code = "import time; print('still thinking', flush=True); time.sleep(60)"
-    child = Child.start("prefect", ["-c", code], log=log, env=dict(os.environ))
-    service = Service("prefect", "http://127.0.0.1:9", child.pid, str(log))
-    with pytest.raises(ServiceFailed, match=r"did not answer within 2 s(.|\n)*still thinking"):
-        services.wait_until_up([service], [child], lambda: False, limit=2)
-    child.kill()
-
-
-def test_waiting_for_servers_can_be_cancelled(home: Home) -> None:
-    service = Service("prefect", "http://127.0.0.1:9", os.getpid())
-    with pytest.raises(InterruptedError):
-        services.wait_until_up([service], [], lambda: True)
+    running = starting(home, "import time; print('still thinking', flush=True); time.sleep(3)", limit=1)
+    with pytest.raises(ServiceFailed, match=r"did not answer within 1 s(.|\n)*still thinking"):
+        until_up(running)
 
 
 def test_the_record_of_servers_that_were_killed_is_not_believed(home: Home) -> None:
