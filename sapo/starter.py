@@ -35,8 +35,8 @@ from sapo.seeds import rng, stream
 from sapo.tasks import train_questions
 from sapo.workers import TaskWorkers
 
-RECIPE = 1
-"""Raised when this file makes another policy of the same settings."""
+RECIPE = 2
+"""Raised when this file makes another directory of the same settings."""
 OWNER = "*starter*"
 """Names the starter's stream of questions; no node or swarm can be called so."""
 PASSES = 3
@@ -278,7 +278,7 @@ def _loss(model: Any, batch: Sequence[tuple[Sequence[int], Sequence[int]]]) -> t
 
 
 def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Progress) -> None:
-    """Make tokenizer and model in `directory`, with a note of how it went."""
+    """Make tokenizer and model in `directory`, with all that was taught and a note of how it went."""
     began = time.monotonic()
     starter = config.starter
     name = variant_of(config)
@@ -298,6 +298,8 @@ def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Prog
     with _threads(min(4, len(os.sched_getaffinity(0)))):
         loss = supervise(policy, pairs, config, progress)
     save(policy, directory)
+    lines = (canonical({"question": pair.question, "answer": pair.answer}) for pair in pairs)
+    (directory / "supervised.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     note = {
         "variant": name,
         "parameters": sum(parameter.numel() for parameter in policy.model.parameters()),
