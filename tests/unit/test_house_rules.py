@@ -243,6 +243,11 @@ def test_every_required_package_is_pinned() -> None:
     assert not {name for name in names if not {name, name.replace("-", "_")} & pins}
 
 
+def test_no_two_test_files_have_one_name() -> None:
+    names = [path.name for path in modules(ROOT / "tests") if path.name.startswith("test_")]
+    assert len(names) == len(set(names)), "pytest imports them by their base names"
+
+
 def trap_tests() -> dict[str, int]:
     pattern = re.compile(r"def (test_trap_(\w*?)_\w+)\(")
     found: dict[str, int] = {}
