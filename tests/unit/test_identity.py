@@ -1,7 +1,7 @@
 """Keys, signatures, and what is refused of a group whose envelope does not hold."""
 
 import json
-import os
+import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -193,7 +193,7 @@ def test_a_payload_that_is_no_group_is_malformed(fields: dict[str, Any]) -> None
         b"[" * 100_000,
         b'{"a":' * 5000,
         b'{"question":"\\ud800"}',
-        os.urandom(64),
+        random.Random(5).randbytes(64),
     ],
 )
 def test_bytes_that_are_no_record_are_malformed(payload: bytes) -> None:

@@ -1,6 +1,6 @@
 """The supervisor: one swarm a home, a flow that is restarted a bounded number of times, an end in good order.
 
-Servers and flow are stand-ins here; `tests/integration/test_flows.py` has the real ones.
+Servers and flow are stand-ins here; `tests/integration/test_flows_served.py` has the real ones.
 """
 
 import http.server
