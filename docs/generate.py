@@ -27,7 +27,7 @@ Settings are laid over each other in this order, later ones winning: a preset (`
 errors. `sapo swarm --dry-run` prints what they resolve to, as TOML that `--config` reads back.
 
 Presets: {presets}. A setting of one node only is written `node.<number>.<key>`, such as
-`--set node.1.model=starter:bytes`.
+`--set node.1.model=starter:numbers`.
 """
 
 

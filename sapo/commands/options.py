@@ -27,7 +27,7 @@ ConfigOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="One setting, e.g. learn.lr=1e-4 or node.1.model=starter:bytes."
+        "--set", metavar="KEY=VALUE", help="One setting, e.g. learn.lr=1e-4 or node.1.model=starter:numbers."
     ),
 ]
 HomeOption = Annotated[
