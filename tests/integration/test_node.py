@@ -197,7 +197,7 @@ def test_a_guard_with_action_pause_stops_the_node_after_the_round_is_journalled(
 
 
 def test_a_guard_with_action_rollback_goes_back_to_the_checkpoint_and_recovery_agrees(tmp_path: Path) -> None:
-    config = small_config(["checkpoint.every_rounds=100", "batch.external=0", "swarm.rounds=4"])
+    config = small_config(["checkpoint.every_rounds=100", "batch.external=0", "swarm.rounds=40"])
     home = make_home(tmp_path / "home", config)
     with open_node(config, home, deliver=False) as node:
         start = node.parts.weights_sha256()

@@ -80,7 +80,7 @@ def test_all_shares_every_group_in_order() -> None:
 
 @pytest.mark.parametrize(
     ("fraction", "count", "size"),
-    [(0.5, 4, 2), (0.5, 5, 3), (0.01, 5, 1), (0.07, 100, 7), (0.7, 10, 7), (1.0, 4, 4), (0.3, 0, 0)],
+    [(0.5, 4, 2), (0.5, 5, 3), (0.01, 5, 1), (0.07, 100, 7), (0.7, 10, 7), (0.99, 4, 4), (0.3, 0, 0)],
 )
 @pytest.mark.parametrize("select", ["fraction", "top"])
 def test_a_fraction_is_rounded_up_to_whole_groups(
@@ -120,10 +120,11 @@ def test_top_draws_lots_between_equals() -> None:
 
 
 def test_top_needs_the_scores_of_every_group() -> None:
+    share = ShareConfig(select="top", fraction=0.5)
     with pytest.raises(ValueError, match="scores of every group"):
-        select_subset(2, ShareConfig(select="top"), random.Random(0))
+        select_subset(2, share, random.Random(0))
     with pytest.raises(ValueError, match="scores of every group"):
-        select_subset(2, ShareConfig(select="top"), random.Random(0), [GOOD])
+        select_subset(2, share, random.Random(0), [GOOD])
 
 
 def test_information_is_the_variance_of_the_raw_scores() -> None:
