@@ -105,8 +105,8 @@ class ShareConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.select == "all") != (self.fraction == 1.0):
-            raise ValueError('a fraction below 1 goes with select = "fraction" or "top", and with them only')
+        if self.select == "all" and self.fraction < 1.0:
+            raise ValueError('a fraction below 1 goes with select = "fraction" or "top"')
         return self
 
 
