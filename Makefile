@@ -39,8 +39,9 @@ setup: $(VENV)/.dev
 swarm: $(VENV)/.base
 	@$(BIN)/sapo swarm --preset tiny $(ARGS)
 
+# Tests wait for servers and processes much of the time, so two at once pay on two cores; a file stays together.
 test: $(VENV)/.dev
-	$(BIN)/pytest $(TESTS) -m "not kafka and not vllm and not soak"
+	$(BIN)/pytest $(TESTS) -m "not kafka and not vllm and not soak" --numprocesses 2 --dist loadscope
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

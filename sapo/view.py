@@ -214,8 +214,8 @@ def amount(done: int, total: int, left: float | None) -> str:
 
 COLUMNS: tuple[tuple[str, Callable[[Metrics], str]], ...] = (
     ("reward\nlocal", lambda m: number(m.get("reward/local"), ".3f")),
-    ("training\nset", lambda m: number(m.get("reward/training_set"), ".3f")),
-    ("held-out\npass@1", lambda m: number(m.get("eval/pass_at_1"), ".3f")),
+    ("train\nset", lambda m: number(m.get("reward/training_set"), ".3f")),
+    ("held-\nout", lambda m: number(m.get("eval/pass_at_1"), ".3f")),
     ("pool", lambda m: number(m.get("pool/size"), ".0f")),
     ("foreign\nshare", lambda m: number(m.get("share/external"), ".0%")),
     ("stale-\nness", lambda m: seconds(m.get("staleness/mean_s", m.get("pool/age_mean")))),

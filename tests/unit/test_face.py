@@ -23,7 +23,17 @@ from sapo.records import Batch, RoundResult
 from sapo.report import page
 from sapo.stories import Story
 from sapo.summary import Run, first_and_last, gain_sentence, read_run, summarise, write_summary
-from sapo.view import LiveView, NodeRow, Pace, PlainView, duration, open_view, print_summary, screen
+from sapo.view import (
+    LiveView,
+    NodeRow,
+    Pace,
+    PlainView,
+    duration,
+    node_table,
+    open_view,
+    print_summary,
+    screen,
+)
 
 EVALUATION: dict[str, Any] = {
     "questions": 2000,
@@ -367,6 +377,14 @@ def test_the_screen_shows_every_figure_of_a_node_and_the_time_left() -> None:
         "about 1:05 left",
     ):
         assert shown in text
+
+
+def test_the_table_fits_a_terminal_of_eighty_columns() -> None:
+    metrics = {name: 0.512 for name in ("reward/local", "reward/training_set", "eval/pass_at_1")}
+    metrics |= {"pool/size": 512, "share/external": 0.5, "staleness/mean_s": 12.5, "tokens/per_second": 1234}
+    console = Console(file=io.StringIO(), width=80)
+    console.print(node_table([NodeRow("n0", "finished", 120, 120, metrics)]))
+    assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_screen_names_a_step_and_a_failed_node() -> None:
