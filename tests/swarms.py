@@ -15,6 +15,7 @@ SMALL = (
     "swarm.rounds=4",
     'tasks=[{dataset="chain_sum", config={min_terms=2, max_terms=2, min_digits=1, max_digits=2}}]',
     "starter.steps=120",
+    "starter.bare=1",
     "batch.local=3",
     "batch.external=3",
     "batch.completions=6",
@@ -44,5 +45,6 @@ def make_home(path: Path, config: Config) -> Home:
 def open_node(
     config: Config, home: Home, name: str = "n0", *, bus: Bus | None = None, deliver: bool = True
 ) -> NodeRuntime:
-    """A node with no tracking server."""
-    return NodeRuntime.open(config, name, home, bus=bus, deliver=deliver)
+    """A node with no tracking server, whose streams of questions and answers are the same every time."""
+    incarnation = f"{config.nodes.index(name):016x}"
+    return NodeRuntime.open(config, name, home, bus=bus, deliver=deliver, incarnation=incarnation)
