@@ -70,6 +70,18 @@ def silo_if_alone(config: Config) -> tuple[Config, str | None]:
     return load(sets=sets, base=config), text
 
 
+def check_built(config: Config) -> None:
+    """Raise `UserError` for a bus or an engine that has a name in the settings but is not in this release."""
+    if config.bus.type != "sqlite":
+        raise UserError(
+            "bus.type", config.bus.type, "no swarm can run on it in this release", 'set it to "sqlite"'
+        )
+    for name in config.nodes:
+        engine = config.for_node(name).generate.engine
+        if engine != "transformers":
+            raise UserError("generate.engine", engine, "is not in this release", 'set it to "transformers"')
+
+
 def check_place(config: Config, home: Home) -> None:
     """Raise `UserError` for a home that is another swarm's, a disk that is full, or a port in use."""
     from sapo import services
@@ -90,6 +102,7 @@ def prepare(config: Config, home: Home, view: "View") -> None:
     Raises `UserError` for anything wrong with place, tasks, held-out questions or models; the home is then as
     it was.
     """
+    check_built(config)
     check_place(config, home)
     view.step("loading torch and transformers", 0, 1)
 
