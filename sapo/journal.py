@@ -227,6 +227,10 @@ class Journal:
             result.append(PoolRow(row[0], producer, received, received_at, verdict))
         return result
 
+    def pool_ids(self) -> set[str]:
+        """Ids of the groups in the pool as of the last committed batch."""
+        return {row[0] for row in self._all("SELECT group_id FROM pool")}
+
     def dropped(self) -> dict[str, str | None]:
         """Groups that left the pool in rounds still held here, with their last verdict (JSON)."""
         return dict(self._all("SELECT group_id, verdict FROM dropped ORDER BY round, group_id"))

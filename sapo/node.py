@@ -222,7 +222,7 @@ class NodeRuntime:
         `undecided` are the entries that had no verdict before the draw; the verdicts it gave are kept.
         """
         arrivals = self._now.arrivals
-        held = {row.group_id for row in (*self.journal.pool(), *arrivals.rows)}
+        held = self.journal.pool_ids() | {row.group_id for row in arrivals.rows}
         self.journal.commit_batch(
             batch,
             positions=arrivals.positions or self.journal.positions(),

@@ -140,9 +140,10 @@ def open_parts(
     folder = home.node(name)
     folder.mkdir(parents=True, exist_ok=True)
     lock = NodeLock(folder)
-    lock.__enter__()
+    lock.acquire()
     workers = open_workers(node_config)
     try:
+        identity = Identity.load_or_create(folder / "key.pem")
         journal = Journal(home.journal(name), clock=clock, incarnation=incarnation)
         policy = load_initial(node_config, workers, cache or default_cache())
         learner = Learner(
@@ -151,6 +152,7 @@ def open_parts(
             temperature=node_config.generate.temperature,
             guard=node_config.guard,
         )
+        engine = open_engine(node_config, policy)
         pool = Pool.restore(node_config.pool, journal.pool())
         own_bus = bus if bus is not None else open_bus(config, home)
         history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
@@ -172,11 +174,11 @@ def open_parts(
         manifest=manifest,
         clock=clock,
         lock=lock,
-        identity=Identity.load_or_create(folder / "key.pem"),
+        identity=identity,
         journal=journal,
         workers=workers,
         policy=policy,
-        engine=open_engine(node_config, policy),
+        engine=engine,
         learner=learner,
         bus=own_bus,
         pool=pool,
