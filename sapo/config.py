@@ -6,6 +6,7 @@ Importable without torch, transformers, prefect or mlflow.
 import difflib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -42,7 +43,9 @@ from sapo.settings import (
 )
 
 ENV_PREFIX = "SAPO_"
-NOT_SETTINGS = frozenset({"SAPO_HOME", "SAPO_CACHE"})
+SECRETIVE = re.compile("password|secret|credential|sasl|api_?key", re.IGNORECASE)
+"""Keys whose values no message repeats."""
+NOT_SETTINGS = frozenset({"SAPO_HOME", "SAPO_CACHE", "SAPO_KAFKA_PASSWORD"})
 
 
 class Config(Section):
@@ -93,26 +96,25 @@ class Config(Section):
 
     @property
     def nodes(self) -> list[str]:
-        """Names of the swarm's own nodes: n0, n1, ..."""
-        return [f"n{i}" for i in range(self.swarm.nodes)]
+        """Names of the nodes run here: n0, n1, ..."""
+        return [f"{self.swarm.site}{i}" for i in range(self.swarm.nodes)]
 
     def for_node(self, name: str) -> "Config":
         """The config of one node, its overrides merged in. Raises `UserError` where they do not fit."""
-        overrides = self.node.get(name.removeprefix("n"), {})
+        number = name.removeprefix(self.swarm.site)
+        overrides = self.node.get(number, {})
         if not overrides:
             return self
         banned = {"node", "swarm", "rules", "history", "track"} & overrides.keys()
         if banned:
             key = sorted(banned)[0]
             raise UserError(
-                f"node.{name.removeprefix('n')}.{key}",
+                f"node.{number}.{key}",
                 overrides[key],
                 "is the whole swarm's",
                 f"set {key} without the node prefix",
             )
-        return parse(
-            merge(self.model_dump(mode="json") | {"node": {}}, overrides), prefix=f"node.{name[1:]}."
-        )
+        return parse(merge(self.model_dump(mode="json") | {"node": {}}, overrides), prefix=f"node.{number}.")
 
     def manifest_tasks(self) -> list[Task]:
         """Every task any of the swarm's nodes asks, once each."""
@@ -248,13 +250,19 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
         known = _keys_at(first["loc"][:-1])
         near = difflib.get_close_matches(parts[-1], known, n=1, cutoff=0.5)
         remedy = f"did you mean {near[0]!r}?" if near else f"known keys are: {', '.join(sorted(known))}"
-        return UserError(field, first["input"], "unknown key", remedy)
+        value = "..." if SECRETIVE.search(parts[-1]) else first["input"]
+        return UserError(field, value, "unknown key", remedy)
     message = first["msg"].removeprefix("Value error, ")
+    if "password" in parts[-1:]:
+        message = "a password itself has no place in a config: name where it is found"
+        return UserError(field, "...", message, "write env:NAME, file:PATH or prefect:BLOCK")
     return UserError(field, _short(first["input"]), message, "correct the value")
 
 
 def _short(value: object) -> object:
-    """The value at fault, unless it is a whole section: the message names the key then."""
+    """The value at fault, unless it is a whole section, which the message names, or holds a password."""
+    if isinstance(value, str) and re.search(r"://[^/@]*:[^/@]*@", value):
+        return "..."
     return "..." if isinstance(value, (dict, Config)) or len(repr(value)) > 80 else value
 
 

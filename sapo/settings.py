@@ -1,14 +1,27 @@
 """The sections of a config: frozen models that refuse unknown keys. `sapo.config` joins and reads them."""
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from sapo.records import Name, Sampling
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+|prefect:[a-z0-9-]+)$")]
+"""Where a secret is found: an environment variable, a file, or a Secret block of Prefect's. Never itself."""
+
+
+def _without_password(address: str | None) -> str | None:
+    """Refuse an address with a password inside: configs are printed, logged and stored."""
+    if address is not None and re.match(r"^[A-Za-z][A-Za-z0-9+.-]*://[^/@]*:[^/@]*@", address):
+        raise ValueError("an address with a password inside would be logged; give it in the environment")
+    return address
+
+
+Address = Annotated[str, AfterValidator(_without_password)]
 
 
 class Section(BaseModel):
@@ -29,7 +42,10 @@ class Swarm(Section):
     """What makes a swarm one swarm."""
 
     name: Name = "swarm"
+    site: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z-])?$")] = "n"
+    """Names the nodes run here: `n` gives n0, n1, ...; sites that share a swarm need different ones."""
     nodes: PositiveInt = 1
+    """How many nodes are run here."""
     rounds: PositiveInt = 100
     """Rounds each node makes in all; a resumed node goes on to the same total."""
     seed: Annotated[int, Field(ge=0)] = 0
@@ -216,12 +232,22 @@ class SqliteBus(Section):
 
 
 class KafkaBus(Section):
-    """Apache Kafka."""
+    """Apache Kafka. A password is only ever named here: configs are printed, logged and stored."""
 
     type: Literal["kafka"] = "kafka"
-    servers: str
-    topic: str | None = None
+    servers: Annotated[str, Field(pattern=r"^[^\s,:/@]+:[0-9]+(,[^\s,:/@]+:[0-9]+)*$")]
+    """Brokers to begin with, `host:port,host:port`."""
+    topic: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")] | None = None
     """`sapo.<swarm>` when not set."""
+    cluster_id: str | None = None
+    """Refuse any other cluster than this; `sapo doctor` shows it."""
+    compression: Literal["zstd", "lz4"] = "zstd"
+    ca_file: str | None = None
+    """Certificates of the authorities to trust, PEM; set, or with `username`, connections are TLS."""
+    username: str | None = None
+    """Set: SASL/SCRAM-SHA-512 over TLS."""
+    password: SecretRef = "env:SAPO_KAFKA_PASSWORD"
+    """Where the password is: `env:NAME`, `file:PATH` or `prefect:BLOCK`."""
 
 
 class MemoryBus(Section):
@@ -242,7 +268,7 @@ class WorkersConfig(Section):
 class HistoryConfig(Section):
     """The Delta tables."""
 
-    uri: str | None = None
+    uri: Address | None = None
     """`<home>/history` when not set; any store deltalake can write otherwise."""
     flush_seconds: PositiveFloat = 10.0
     max_owed_mb: PositiveInt = 1024
@@ -252,7 +278,7 @@ class HistoryConfig(Section):
 class TrackConfig(Section):
     """MLflow."""
 
-    uri: str | None = None
+    uri: Address | None = None
     """A running tracking server; `sapo swarm` starts one when not set."""
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     """Where that one listens, on this machine only; a free port when not set."""

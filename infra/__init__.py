@@ -1,0 +1,1 @@
+"""What runs around the swarm: brokers, stores, servers."""

@@ -1,0 +1,1 @@
+"""A real Apache Kafka with Python alone: brokers, topics, users, certificates, quotas."""
