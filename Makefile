@@ -8,13 +8,16 @@ BIN := $(VENV)/bin
 TESTS ?= tests
 # Extra words for `sapo swarm`, as in `make swarm ARGS=--resume`.
 ARGS ?=
+# What carries the groups in `make swarm`: sqlite (a file), or kafka (a broker that is started and stopped with it).
+BUS ?= sqlite
 UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup swarm test lint soak docs clean
+.PHONY: help setup swarm swarm-over-sqlite swarm-over-kafka test lint soak docs clean
 
 help:
 	@echo "make swarm   a swarm of four small models learns on this machine, in about five minutes"
+	@echo "make swarm BUS=kafka   the same over a real Kafka broker, which starts and stops with it"
 	@echo "make test    all tests   (make test TESTS=tests/unit: the fast ones)"
 	@echo "make lint    formatting, lint, types"
 	@echo "make soak    the long counts of the tests that make test runs short"
@@ -36,12 +39,24 @@ $(VENV)/.dev: $(VENV)/.base
 
 setup: $(VENV)/.dev
 
-swarm: $(VENV)/.base
+$(VENV)/.broker: $(VENV)/.base
+	$(UV) --editable '.[broker]'
+	@touch $@
+
+swarm: $(VENV)/.base swarm-over-$(BUS)
+
+swarm-over-sqlite: $(VENV)/.base
 	@$(BIN)/sapo swarm --preset tiny $(ARGS)
+
+swarm-over-kafka: $(VENV)/.broker
+	@$(BIN)/python -m infra.kafka with --topic sapo.tiny -- $(BIN)/sapo swarm --preset tiny $(ARGS)
+
+swarm-over-%:
+	@echo "error: BUS = $*: there is no such bus; make swarm BUS=sqlite or BUS=kafka" >&2; exit 2
 
 # Tests wait for servers and processes much of the time, so two at once pay on two cores; a file stays together.
 test: $(VENV)/.dev
-	$(BIN)/pytest $(TESTS) -m "not kafka and not vllm and not soak" --numprocesses 2 --dist loadscope
+	$(BIN)/pytest $(TESTS) -m "not vllm and not soak" --numprocesses 2 --dist loadscope
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
