@@ -244,7 +244,7 @@ def _literal(text: str) -> Any:
 
 def _explain(error: ValidationError, prefix: str) -> UserError:
     first = error.errors(include_url=False)[0]
-    parts = [str(part) for part in first["loc"]]
+    parts = [str(part) for place, part in enumerate(first["loc"]) if not (place and part in BUSES)]
     field = prefix + ".".join(parts) if parts else (prefix.rstrip(".") or "config")
     if first["type"] == "extra_forbidden":
         known = _keys_at(first["loc"][:-1])
@@ -252,6 +252,8 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
         remedy = f"did you mean {near[0]!r}?" if near else f"known keys are: {', '.join(sorted(known))}"
         value = "..." if SECRETIVE.search(parts[-1]) else first["input"]
         return UserError(field, value, "unknown key", remedy)
+    if first["type"] == "missing":
+        return UserError(field, None, "is not set, and there is no default", f"set {field}")
     message = first["msg"].removeprefix("Value error, ")
     if "password" in parts[-1:]:
         message = "a password itself has no place in a config: name where it is found"
@@ -261,7 +263,7 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
 
 def _short(value: object) -> object:
     """The value at fault, unless it is a whole section, which the message names, or holds a password."""
-    if isinstance(value, str) and re.search(r"://[^/@]*:[^/@]*@", value):
+    if isinstance(value, str) and re.search(r"(^|//|,)[^/@\s]*:[^/@\s]*@", value):
         return "..."
     return "..." if isinstance(value, (dict, Config)) or len(repr(value)) > 80 else value
 
@@ -272,13 +274,15 @@ def _keys_at(loc: Sequence[int | str]) -> list[str]:
     for part in loc:
         if isinstance(part, int) or model is None:
             continue
-        if part in ("sqlite", "kafka", "memory"):
-            model = {"sqlite": SqliteBus, "kafka": KafkaBus, "memory": MemoryBus}[part]
+        if part in BUSES:
+            model = BUSES[part]
             continue
         model = _SECTIONS.get(part)
     return list(model.model_fields) if model is not None else []
 
 
+BUSES: dict[str | int, type[Section]] = {"sqlite": SqliteBus, "kafka": KafkaBus, "memory": MemoryBus}
+"""Tags that pydantic puts into the place of an error, between `bus` and the key."""
 _SECTIONS: dict[str, type[Section]] = {
     "swarm": Swarm,
     "tasks": Task,

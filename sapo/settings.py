@@ -21,6 +21,12 @@ def _without_password(address: str | None) -> str | None:
     return address
 
 
+def _servers(text: str) -> str:
+    if re.fullmatch(r"[^\s,:/@]+:[0-9]+(,[^\s,:/@]+:[0-9]+)*", text) is None:
+        raise ValueError("must be host:port, or several of them joined by commas")
+    return text
+
+
 Address = Annotated[str, AfterValidator(_without_password)]
 
 
@@ -235,7 +241,7 @@ class KafkaBus(Section):
     """Apache Kafka. A password is only ever named here: configs are printed, logged and stored."""
 
     type: Literal["kafka"] = "kafka"
-    servers: Annotated[str, Field(pattern=r"^[^\s,:/@]+:[0-9]+(,[^\s,:/@]+:[0-9]+)*$")]
+    servers: Annotated[str, AfterValidator(_servers)]
     """Brokers to begin with, `host:port,host:port`."""
     topic: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")] | None = None
     """`sapo.<swarm>` when not set."""
