@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterProperties, write_deltalake
 from deltalake.exceptions import (
     CommitFailedError,
     DeltaError,
@@ -27,6 +27,15 @@ from sapo.errors import Unavailable, UserError
 HISTORY_VERSION = "1"
 """Version of the tables' columns and their meaning, kept in each table under `sapo.schema_version`."""
 VERSION_KEY = "sapo.schema_version"
+REMOTE: Mapping[str, str] = {
+    "connect_timeout": "5s",
+    "timeout": "20s",
+    "max_retries": "3",
+    "retry_timeout": "10s",
+}
+"""Of every store that is no folder: one that is away is known to be within half a minute, not after three."""
+CONDITIONAL: Mapping[str, str] = {"aws_conditional_put": "etag"}
+"""Of S3: a commit is put only where nobody else's is; without it two writers could both believe they won."""
 ATTEMPTS = 50
 """How often a commit that met another one is started afresh before the store counts as away."""
 T = TypeVar("T")
@@ -72,9 +81,10 @@ ROLLOUTS = _schema(
         "min_p": _REAL,
         "created_at": _REAL,
     },
-    {"claimed_score": _REAL, "tokenizer": _TEXT, "token_ids": _IDS, "logprobs": _REALS},
+    {"claimed_score": _REAL, "tokenizer": _TEXT, "token_ids": _IDS, "logprobs": _REALS, "extra": _TEXT},
 )
-"""One row per published completion; a group's rows rebuild its signed payload byte for byte."""
+"""One row per published completion; a group's rows rebuild its signed payload byte for byte. `extra` holds, as
+JSON, the fields of a newer schema version that this release does not know; null without such."""
 
 TRAINING = _schema(
     {
@@ -157,7 +167,11 @@ PARTITIONS: dict[TableName, list[str]] = {"rollouts": [], "training": ["node"], 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Where the tables lie: a folder, or any address deltalake can write, with that store's options."""
+    """Where the tables lie: a folder, or any address deltalake can write.
+
+    Keys and endpoint of a remote store come from its usual environment variables (`AWS_*` for S3), so that no
+    config holds them; `options` are laid over what `storage_options` says.
+    """
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict)
@@ -173,6 +187,13 @@ class Store:
             return Path(unquote(parsed.path))
         return None if len(parsed.scheme) > 1 else Path(self.uri)
 
+    def storage_options(self) -> dict[str, str] | None:
+        """What deltalake is told about the store, besides the environment; None for a folder."""
+        if self.local_path() is not None:
+            return dict(self.options) or None
+        conditional = CONDITIONAL if urlparse(self.uri).scheme in ("s3", "s3a") else {}
+        return {**REMOTE, **conditional, **self.options}
+
     def find(self, name: TableName) -> DeltaTable | None:
         """The table at its newest version, or None where there is none yet.
 
@@ -181,7 +202,7 @@ class Store:
         """
         uri = self.table_uri(name)
         try:
-            table = DeltaTable(uri, storage_options=dict(self.options) or None)
+            table = DeltaTable(uri, storage_options=self.storage_options())
             found = table.metadata().configuration.get(VERSION_KEY)
         except TableNotFoundError:
             return None
@@ -197,10 +218,14 @@ class Store:
         return table
 
     def open(self, name: TableName) -> DeltaTable:
-        """The table at its newest version, created if need be; writers may race for it. Raises as `find`."""
+        """The table at its newest version, ready to be written; writers may race for it. Raises as `find`.
+
+        It is created if need be. A table of an earlier release gets the optional columns it lacks; its rows
+        have null there.
+        """
         table = self.find(name)
         if table is not None:
-            return table
+            return self._widened(name, table)
         uri = self.table_uri(name)
         try:
             local = self.local_path()
@@ -213,7 +238,7 @@ class Store:
                 partition_by=PARTITIONS[name],
                 name=name,
                 configuration={VERSION_KEY: HISTORY_VERSION},
-                storage_options=dict(self.options) or None,
+                storage_options=self.storage_options(),
                 raise_if_key_not_exists=False,
             )
         except (OSError, DeltaError) as error:
@@ -225,6 +250,34 @@ class Store:
         if table is None:
             raise Unavailable(f"the table at {uri} vanished after it was created")
         return table
+
+    def _widened(self, name: TableName, table: DeltaTable) -> DeltaTable:
+        """The table with every optional column of this release."""
+        held = column_names(table)
+        missing = [field for field in SCHEMAS[name] if field.nullable and field.name not in held]
+        if not missing:
+            return table
+        try:
+            table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+        except CommitFailedError:
+            pass  # somebody else was at the table, perhaps with the same columns
+        except (OSError, DeltaError) as error:
+            raise away(table.table_uri, error) from error
+        return self.open(name)
+
+
+def column_names(table: DeltaTable) -> list[str]:
+    """Names of a table's columns, in order."""
+    return [field.name for field in table.schema().fields]
+
+
+def fitted(table: DeltaTable, rows: pa.Table) -> pa.Table:
+    """`rows` with null in those optional columns of the table that a newer release has added."""
+    for field in table.schema().fields:
+        if field.nullable and field.name not in rows.column_names:
+            arrow = pa.field(Schema([field]).to_arrow().field(0))
+            rows = rows.append_column(arrow, pa.nulls(rows.num_rows, arrow.type))
+    return rows
 
 
 def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> bool:
@@ -238,7 +291,7 @@ def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -
     try:
         write_deltalake(
             table,
-            rows,
+            fitted(table, rows),
             mode="append",
             writer_properties=WriterProperties(compression="ZSTD"),
             commit_properties=CommitProperties(app_transactions=marks),
