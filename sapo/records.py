@@ -7,12 +7,16 @@ with every group, so that a reader knows what it holds before it interprets it.
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 SCHEMA_VERSION = 1
+"""Of groups and manifests. The next version may only add optional fields: to a group, to its completions, to
+the manifest. So a release reads its own version, the one before and the one after, and a swarm's sites need
+not change to a new release at the same time."""
 MAX_SEED = 2**31
 """Seeds plus indices stay below this: `pool_matrix` fails at 2**32, and NumPy wants 32 bits."""
 
@@ -21,6 +25,17 @@ Hex128 = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 """Peers choose some of these numbers; more than 31 bits fits no table, engine or vocabulary."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
+
+
+def _readable(version: int) -> int:
+    """Refuse a schema version that is more than one away from this release's."""
+    first, last = max(1, SCHEMA_VERSION - 1), SCHEMA_VERSION + 1
+    if not first <= version <= last:
+        raise ValueError(f"this release reads schema versions {first} to {last}")
+    return version
+
+
+SchemaVersion = Annotated[int, AfterValidator(_readable)]
 FinishReason = Literal["stop", "length"]
 Source = Literal["local", "external"]
 
@@ -39,6 +54,8 @@ class Record(BaseModel):
     """A frozen, strict record that refuses unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    ADDED: ClassVar[Mapping[str, int]] = {}
+    """Fields that came after schema version 1, with the version that added them; earlier groups lack them."""
 
     def canonical(self) -> str:
         """The record as canonical JSON text."""
@@ -118,7 +135,12 @@ class Outcome(Record):
 
 
 class Completion(Record):
-    """One answer of one policy. Text is the contract; ids and log-probabilities are an optimisation."""
+    """One answer of one policy. Text is the contract; ids and log-probabilities are an optimisation.
+
+    In a group of a newer schema version it may have further fields, which are kept (`model_extra`).
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     text: str
     finish_reason: FinishReason
@@ -154,10 +176,13 @@ class Sampling(Record):
 class Group(Record):
     """One recipe and the L completions one policy version gave to it: the unit of exchange.
 
-    `policy_version` counts the rounds the policy had finished when it wrote the completions.
+    `policy_version` counts the rounds the policy had finished when it wrote the completions. Fields of a
+    newer schema version are kept and otherwise ignored: the signature covers them, the history holds them.
     """
 
-    schema_version: Literal[1] = 1
+    model_config = ConfigDict(extra="allow")
+
+    schema_version: SchemaVersion = SCHEMA_VERSION
     swarm: Name
     node: Name
     key: Hex64
@@ -173,6 +198,23 @@ class Group(Record):
     """Fingerprint of the vocabulary `token_ids` belong to."""
     created_at: float
     """The producer's clock; receivers use the bus's time stamp instead."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        unknown = self.model_extra or any(completion.model_extra for completion in self.completions)
+        if unknown and self.schema_version <= SCHEMA_VERSION:
+            raise ValueError(f"it has fields that schema version {self.schema_version} does not have")
+        return self
+
+    def canonical(self) -> str:
+        """The group as canonical JSON text, with the fields that its own schema version has."""
+        values = self.model_dump(mode="json")
+        parts = [(self, values), *zip(self.completions, values["completions"], strict=True)]
+        for record, part in parts:
+            for name, since in record.ADDED.items():
+                if since > self.schema_version:
+                    del part[name]
+        return canonical(values)
 
     @property
     def group_id(self) -> str:

@@ -4,6 +4,7 @@ The table is the only state: the offset to go on from, per partition of the bus,
 transaction of the same commit that adds the rows (DESIGN 10, TRAPS 50).
 """
 
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +19,12 @@ from sapo.bus.base import Bus, Gap, Limits, Poll, Positions
 from sapo.errors import Refused, UserError
 from sapo.history.tables import QUARANTINE, ROLLOUTS, Store, commit, until_committed
 from sapo.identity import unseal
-from sapo.records import Completion, Group, Received, Recipe, Sampling
+from sapo.records import Completion, Group, Received, Recipe, Sampling, canonical
 from sapo.seeds import rng
 
 log = logging.getLogger(__name__)
 
+_COMPLETION = set(Completion.model_fields)
 MAX_KEPT_BYTES = 65_536
 """Of a refused payload, so that a flood of refused records cannot fill the disk quickly."""
 
@@ -275,24 +277,39 @@ def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:
         "created_at": group.created_at,
         "tokenizer": group.tokenizer,
     }
-    return [shared | {"k": k} | completion.model_dump() for k, completion in enumerate(group.completions)]
+    return [
+        shared | {"k": k, "extra": _extra(group, k)} | completion.model_dump(include=_COMPLETION)
+        for k, completion in enumerate(group.completions)
+    ]
+
+
+def _extra(group: Group, k: int) -> str | None:
+    """What completion `k`, and with the first one the group itself, says in fields of a newer version."""
+    own = {"completion": group.completions[k].model_extra, "group": group.model_extra if k == 0 else None}
+    found = {part: fields for part, fields in own.items() if fields}
+    return canonical(found) if found else None
 
 
 def group_of(rows: Sequence[Mapping[str, Any]]) -> Group:
     """The group its rows were made from, in any order; its canonical JSON is the signed payload."""
     ordered = sorted(rows, key=lambda row: int(row["k"]))
     row = ordered[0]
+    unknown = [json.loads(each.get("extra") or "{}") for each in ordered]
     own = ("swarm", "node", "key", "incarnation", "round", "position", "question", "policy_version")
     more = ("schema_version", "tokenizer", "created_at")
     return Group(
         **{name: row[name] for name in own + more},
         recipe=Recipe(**{name: row[name] for name in ("dataset", "config", "seed", "index")}),
         sampling=Sampling(**{name: row[name] for name in ("temperature", "top_p", "top_k", "min_p")}),
-        completions=tuple(_completion(row) for row in ordered),
+        completions=tuple(
+            _completion(each, extra.get("completion", {}))
+            for each, extra in zip(ordered, unknown, strict=True)
+        ),
+        **unknown[0].get("group", {}),
     )
 
 
-def _completion(row: Mapping[str, Any]) -> Completion:
+def _completion(row: Mapping[str, Any], unknown: Mapping[str, Any]) -> Completion:
     ids, logprobs = row["token_ids"], row["logprobs"]
     return Completion(
         text=row["text"],
@@ -300,4 +317,5 @@ def _completion(row: Mapping[str, Any]) -> Completion:
         token_ids=None if ids is None else tuple(ids),
         logprobs=None if logprobs is None else tuple(logprobs),
         claimed_score=row["claimed_score"],
+        **unknown,
     )

@@ -83,8 +83,8 @@ ROLLOUTS = _schema(
     },
     {"claimed_score": _REAL, "tokenizer": _TEXT, "token_ids": _IDS, "logprobs": _REALS, "extra": _TEXT},
 )
-"""One row per published completion; a group's rows rebuild its signed payload byte for byte. `extra` holds, as
-JSON, the fields of a newer schema version that this release does not know; null without such."""
+"""One row per published completion; a group's rows rebuild its signed payload byte for byte. `extra` holds
+the fields of a newer schema version that this release does not know, as JSON; null where there are none."""
 
 TRAINING = _schema(
     {
@@ -254,7 +254,7 @@ class Store:
     def _widened(self, name: TableName, table: DeltaTable) -> DeltaTable:
         """The table with every optional column of this release."""
         held = column_names(table)
-        missing = [field for field in SCHEMAS[name] if field.nullable and field.name not in held]
+        missing = [column for column in SCHEMAS[name] if column.nullable and column.name not in held]
         if not missing:
             return table
         try:
@@ -268,14 +268,14 @@ class Store:
 
 def column_names(table: DeltaTable) -> list[str]:
     """Names of a table's columns, in order."""
-    return [field.name for field in table.schema().fields]
+    return [column.name for column in table.schema().fields]
 
 
 def fitted(table: DeltaTable, rows: pa.Table) -> pa.Table:
     """`rows` with null in those optional columns of the table that a newer release has added."""
-    for field in table.schema().fields:
-        if field.nullable and field.name not in rows.column_names:
-            arrow = pa.field(Schema([field]).to_arrow().field(0))
+    for column in table.schema().fields:
+        if column.nullable and column.name not in rows.column_names:
+            arrow = pa.field(Schema([column]).to_arrow().field(0))
             rows = rows.append_column(arrow, pa.nulls(rows.num_rows, arrow.type))
     return rows
 
