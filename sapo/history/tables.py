@@ -314,10 +314,14 @@ def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -
 def until_committed(uri: str, attempt: Callable[[], T | None]) -> T:
     """Call `attempt` until it returns something: None says that its commit met another one.
 
-    Raises `Unavailable` after `ATTEMPTS` such meetings.
+    Raises `Unavailable` after `ATTEMPTS` such meetings, and when the store goes away in the middle of one:
+    opened tables read what they need of a remote store only when they are asked for it.
     """
     for _ in range(ATTEMPTS):
-        result = attempt()
+        try:
+            result = attempt()
+        except (OSError, DeltaError) as error:
+            raise away(uri, error) from error
         if result is not None:
             return result
     raise Unavailable(f"{ATTEMPTS} commits to {uri} in a row met another one")
