@@ -74,23 +74,34 @@ class Reading:
         self._skip_to(partition, first)
         return self._positions[partition]
 
-    def add(self, partition: str, offset: int, size: int, received: Received | None) -> bool:
+    def add(
+        self, partition: str, offset: int, size: int, received: Received | None, end: int | None = None
+    ) -> bool:
         """Take the record at `offset` of `size` bytes (None: malformed); False when the limits are reached.
 
         The first record of a poll is taken whatever its size, or a large one would block its partition.
+        `end` is the offset to go on from where that is not the next: a batch nobody can read has many.
         """
         taken = len(self._received) + len(self._malformed)
         full = taken > 0 and self._bytes + size > self._limits.max_bytes
         if full or taken >= self._limits.max_groups:
             return False
         self._skip_to(partition, offset)
-        self._positions[partition] = offset + 1
+        self._positions[partition] = offset + 1 if end is None else end
         self._bytes += size
         if received is None:
             self._malformed.append(f"{partition}:{offset}")
         else:
             self._received.append(received)
         return True
+
+    def keep(self, partition: str, saved: int) -> None:
+        """Leave the caller's position of a partition that cannot be read now as it is."""
+        self._positions[partition] = saved
+
+    def at(self, partition: str) -> int:
+        """Where reading of a partition stands."""
+        return self._positions[partition]
 
     def finish(self, partition: str, end: int) -> None:
         """Everything up to `end` was read; whatever was not there is a gap."""
