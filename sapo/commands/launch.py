@@ -72,10 +72,8 @@ def silo_if_alone(config: Config) -> tuple[Config, str | None]:
 
 def check_built(config: Config) -> None:
     """Raise `UserError` for a bus or an engine that has a name in the settings but is not in this release."""
-    if config.bus.type != "sqlite":
-        raise UserError(
-            "bus.type", config.bus.type, "no swarm can run on it in this release", 'set it to "sqlite"'
-        )
+    if config.bus.type == "memory":
+        raise UserError("bus.type", "memory", "works inside one process only", 'set it to "sqlite" or "kafka"')
     for name in config.nodes:
         engine = config.for_node(name).generate.engine
         if engine != "transformers":
