@@ -41,7 +41,7 @@ def install(cache: Path | None = None) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_suffix(".lock")):
+    with _locked(target.with_name(f"{target.name}.lock")):
         if not target.exists():
             _build(target)
     return target

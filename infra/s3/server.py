@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import time
 import urllib.request
@@ -85,6 +86,18 @@ class S3Server:
         if self._child is not None:
             self._child.kill()
             self._child = None
+
+    def pause(self) -> None:
+        """Let it hang: it accepts connections and answers nothing, until `resume`."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `pause`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        if self._child is not None:
+            os.killpg(self._child.pid, number)
 
     def restart(self) -> None:
         """Start it where it does not run and wait until it answers; raises `Unavailable` when it does not."""

@@ -1,0 +1,41 @@
+"""Processes that write to a history on S3 and go on when it comes back; light to import."""
+
+import time
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from history_samples import deliver
+
+from sapo.bus.base import Limits
+from sapo.bus.sqlite import SqliteBus
+from sapo.errors import Unavailable
+from sapo.history.rollouts import Archiver
+from sapo.history.tables import Store
+
+
+def archive(bus: str, uri: str, groups: int, ready: Event, met_an_outage: Event) -> None:
+    """Archive the bus in small steps until nothing is left of it."""
+    archiver = Archiver(SqliteBus(Path(bus)), Store(uri), "tiny", limits=Limits(max_groups=3))
+    passed = 0
+    while passed < groups:
+        try:
+            counts = archiver.run_once()
+        except Unavailable:
+            met_an_outage.set()
+            time.sleep(0.05)  # the deliverer's pause
+            continue
+        passed = groups - counts.behind
+        ready.set()
+
+
+def train(uri: str, node: str, rounds: int, ready: Event, met_an_outage: Event) -> None:
+    """Deliver a node's rounds one by one, each until it is written."""
+    for round in range(rounds):
+        while True:
+            try:
+                deliver(Store(uri), round, node=node)
+                break
+            except Unavailable:
+                met_an_outage.set()
+                time.sleep(0.05)  # the deliverer's pause
+        ready.set()

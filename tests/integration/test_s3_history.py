@@ -1,0 +1,170 @@
+"""The history on a real S3 store: exactly once with several writers, also when the store goes away."""
+
+import multiprocessing
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import s3_children
+from history_samples import INCARNATION, batch, deliver, signed
+
+from infra.s3.server import S3Server
+from sapo.bus.base import Poll
+from sapo.bus.sqlite import SqliteBus
+from sapo.errors import Unavailable
+from sapo.history import read
+from sapo.history.rollouts import Archiver
+from sapo.history.tables import Store, commit
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # the store is built from source the first time
+GROUPS, ROUNDS = 150, 40
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A store with a bucket; its address and keys are in this process's environment."""
+    with (
+        S3Server.start(tmp_path_factory.mktemp("s3"), buckets=["history"]) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+
+
+def test_history_comes_back_from_s3_bit_for_bit(s3: S3Server, tmp_path: Path) -> None:
+    bus, store = SqliteBus(tmp_path / "bus.sqlite"), Store("s3://history/plain")
+    assert store.find("rollouts") is None
+    bus.publish([signed(i) for i in range(6)])
+    assert Archiver(bus, store, "tiny").run().rows == 24
+    assert Archiver(bus, store, "tiny").run().rows == 0
+    deliver(store, 0, 1)
+    assert list(read.batches(store, "n0", INCARNATION)) == [batch(0), batch(1)]
+    assert read.rollouts(store, nodes=["n1"], limit=5).num_rows == 5
+
+
+def test_two_archivers_and_two_nodes_write_once_while_the_store_is_killed(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    bus, store = SqliteBus(tmp_path / "bus.sqlite"), Store("s3://history/fire")
+    for i in range(GROUPS):
+        bus.publish([signed(i), signed(i // 2)])
+    context = multiprocessing.get_context("spawn")
+    path, total = str(tmp_path / "bus.sqlite"), 2 * GROUPS
+    jobs: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
+        (s3_children.archive, (path, store.uri, total)),
+        (s3_children.archive, (path, store.uri, total)),
+        (s3_children.train, (store.uri, "n0", ROUNDS)),
+        (s3_children.train, (store.uri, "n1", ROUNDS)),
+    ]
+    events = [(context.Event(), context.Event()) for _ in jobs]
+    children = [
+        context.Process(target=job, args=(*arguments, *pair))
+        for (job, arguments), pair in zip(jobs, events, strict=True)
+    ]
+    for child in children:
+        child.start()
+    try:
+        for _ in range(2):
+            for works, met_an_outage in events:
+                met_an_outage.clear()
+                works.clear()
+            assert any(works.wait(60) for works, _ in events)
+            s3.kill()
+            assert any(met_an_outage.wait(60) for _, met_an_outage in events)
+            s3.restart()
+        for child in children:
+            child.join(120)
+        assert [child.exitcode for child in children] == [0, 0, 0, 0]
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+    rows = read.query(store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1").to_pylist()
+    assert [tuple(row.values()) for row in rows] == sorted((signed(i).group_id, 4) for i in range(GROUPS))
+    for node in ("n0", "n1"):
+        found = [batch.round for batch in read.batches(store, node, INCARNATION)]
+        assert found == list(range(ROUNDS))
+    assert read.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [2 * ROUNDS * 16]
+
+
+def test_trap_50_a_handle_that_missed_a_commit_is_refused_on_s3_too(s3: S3Server) -> None:
+    store = Store("s3://history/handles")
+    deliver(store, 0)
+    early = store.open("training")
+    rows = early.to_pyarrow_table()
+    assert commit(store.open("training"), rows, {"mark": 5})
+    assert not commit(early, rows, {"mark": 5})
+
+
+def test_a_store_that_is_away_is_unavailable_soon(s3: S3Server, tmp_path: Path) -> None:
+    bus, store = SqliteBus(tmp_path / "bus.sqlite"), Store("s3://history/away")
+    bus.publish([signed(0)])
+    archiver = Archiver(bus, store, "tiny")
+    archiver.run()
+    s3.kill()
+    try:
+        began = time.monotonic()
+        for attempt in (lambda: store.find("rollouts"), archiver.run, lambda: deliver(store, 0)):
+            with pytest.raises(Unavailable, match=r"s3://history/away/"):
+                attempt()
+        assert time.monotonic() - began < 20
+    finally:
+        s3.restart()
+    assert archiver.run().behind == 0
+
+
+def test_a_store_that_hangs_is_unavailable_after_its_time(s3: S3Server) -> None:
+    store = Store("s3://history/hangs", {"timeout": "1s", "retry_timeout": "1s"})
+    s3.pause()
+    try:
+        began = time.monotonic()
+        with pytest.raises(Unavailable):
+            store.find("rollouts")
+        assert time.monotonic() - began < 10
+    finally:
+        s3.resume()
+
+
+def test_a_table_read_while_the_store_goes_away_is_unavailable(s3: S3Server, tmp_path: Path) -> None:
+    bus, store = SqliteBus(tmp_path / "bus.sqlite"), Store("s3://history/reads")
+    bus.publish([signed(i) for i in range(4)])
+    Archiver(bus, store, "tiny").run()
+    bus.publish([signed(i) for i in range(4)])
+
+    class Closing(SqliteBus):
+        """The store goes away after the table was opened and before it is searched."""
+
+        def poll(self, *arguments: Any, **options: Any) -> Poll:
+            s3.kill()
+            return super().poll(*arguments, **options)
+
+    try:
+        with pytest.raises(Unavailable):
+            Archiver(Closing(tmp_path / "bus.sqlite"), store, "tiny").run()
+    finally:
+        s3.restart()
+    assert Archiver(bus, store, "tiny").run().duplicates == 4
+
+
+def test_the_store_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from infra.s3.server import S3Server\n"
+        "print(S3Server.start(Path(sys.argv[1])).url, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        url = parent.stdout.readline().decode().strip()
+        assert urllib.request.urlopen(f"{url}/health", timeout=5).status == 200
+        parent.kill()
+    deadline = time.monotonic() + 20
+    with pytest.raises(urllib.error.URLError):
+        while time.monotonic() < deadline:
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
+            time.sleep(0.05)
