@@ -3,63 +3,109 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field
 
 from prefect import flow, task
 from prefect.runtime import flow_run
 
-from flows.common import NETWORK, Orchestrator, Process, here, parser, run_process
+from flows.common import NETWORK, Process, here, parser, run_process
+from flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.bus import open_bus
+from sapo.bus.base import Bus
+from sapo.crew import OWING
 from sapo.errors import Unavailable
+from sapo.history import open_store
 from sapo.history.rollouts import Archiver
-from sapo.history.tables import Store
+from sapo.outage import Outage
 from sapo.processes import stopping_on_signals
 
 log = logging.getLogger(__name__)
 
 RUN_SECONDS = 60.0
 """How long one flow run lasts."""
+PLAIN_SECONDS = 10.0
+"""How long passes go on without Prefect before it is looked for again."""
+LAST_PASS_S = 45.0
+"""How long the last pass waits for a bus or a store that is away."""
+RETRY_S = 0.5
 
 
-def one_pass(process: Process) -> dict[str, int]:
-    """Archive all that is on the bus now; returns what was done, in counts.
+@dataclass
+class Archive:
+    """The archive of this process: the bus stays open from pass to pass."""
 
-    Raises `Unavailable` when bus or store are away.
-    """
-    with process.own():
-        bus = open_bus(process.config, process.home)
-        try:
-            store = Store(process.config.history.uri or str(process.home.history))
-            counts = Archiver(bus, store, process.config.swarm.name).run()
-        finally:
-            bus.close()
-    if counts.passed:
-        log.info("archived %s", counts)
-    return asdict(counts)
+    process: Process
+    outage: Outage = field(default_factory=lambda: Outage("bus or history", log))
+    bus: Bus | None = None
 
+    def one_pass(self) -> dict[str, int]:
+        """Archive all that is on the bus now; returns what was done, in counts.
 
-def passes(process: Process, seconds: float, one: Callable[[], dict[str, int]]) -> int:
-    """Make one pass after another for so many seconds, or until told to stop; returns the rows written.
+        Raises `Unavailable` when bus or store are away.
+        """
+        process = self.process
+        with process.own():
+            if self.bus is None:
+                self.bus = open_bus(process.config, process.home)
+            store = open_store(process.config, process.home)
+            counts = Archiver(self.bus, store, process.config.swarm.name).run()
+        self.outage.ended()
+        if counts.passed:
+            log.info("archived %s", counts)
+        return asdict(counts)
 
-    What is unavailable is left for the next pass: it stays on the bus.
-    """
-    rows, until = 0, time.monotonic() + seconds
-    # inside a flow run Prefect answers SIGTERM by raising, in the middle of whatever is being done
-    with stopping_on_signals(process.stop):
-        while time.monotonic() < until and not process.stop.is_set():
+    def passes(self, seconds: float, one: Callable[[], dict[str, int]]) -> int:
+        """Make one pass after another for so many seconds, or until told to stop; returns the rows written.
+
+        What is unavailable is left for the next pass: it stays on the bus.
+        """
+        process = self.process
+        rows, until = 0, time.monotonic() + seconds
+        # inside a flow run Prefect answers SIGTERM by raising, in the middle of whatever is being done
+        with stopping_on_signals(process.stop):
+            while time.monotonic() < until and not process.stop.is_set():
+                try:
+                    rows += one()["rows"]
+                except Unavailable as error:
+                    self.outage.began(error)
+                    process.failure = None
+                pause = min(process.config.history.flush_seconds, max(0.0, until - time.monotonic()))
+                process.stop.wait(pause)
+        return rows
+
+    def last_pass(self) -> bool:
+        """Archive what is left, waiting some time for what is away; whether all is archived."""
+        deadline = time.monotonic() + LAST_PASS_S
+        while True:
             try:
-                rows += one()["rows"]
+                self.one_pass()
+                return True
             except Unavailable as error:
-                log.warning("nothing archived now: %s", error)
-                process.failure = None
-            process.stop.wait(min(process.config.history.flush_seconds, max(0.0, until - time.monotonic())))
-    return rows
+                self.outage.began(error)
+                self.process.failure = None
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(RETRY_S)
+
+    def close(self) -> None:
+        """Release the bus."""
+        if self.bus is not None:
+            self.bus.close()
+
+
+ARCHIVE: ContextVar[Archive] = ContextVar("archive")
+
+
+def _here(home: str) -> Archive:
+    known = ARCHIVE.get(None)
+    return known if known is not None else Archive(here(home))
 
 
 @task(name="archive_pass", task_run_name="pass at {clock}", **NETWORK)
 def archive_pass(home: str, clock: str) -> dict[str, int]:
     """One pass as a task, named after the time of day."""
-    return one_pass(here(home))
+    return _here(home).one_pass()
 
 
 def _run_name() -> str:
@@ -70,18 +116,33 @@ def _run_name() -> str:
 @flow(name="archive", flow_run_name=_run_name, persist_result=False, validate_parameters=False)
 def archive_flow(home: str, seconds: float = RUN_SECONDS) -> int:
     """Archive for so many seconds; returns the completions written."""
-    return passes(here(home), seconds, lambda: archive_pass(home, time.strftime("%H:%M:%S")))
+    archive = _here(home)
+    return at_work(lambda: archive.passes(seconds, lambda: _counted(home)))
+
+
+def _counted(home: str) -> dict[str, int]:
+    count_tasks(1)
+    return archive_pass(home, time.strftime("%H:%M:%S"))
 
 
 def work(process: Process, orchestrator: Orchestrator, *, once: bool) -> int:
     """Archive until told to stop, and then once more: the nodes have ended by then."""
+    archive = Archive(process)
+    ARCHIVE.set(archive)
     while not once and not process.stop.is_set():
         orchestrator.run(
             lambda: archive_flow(str(process.home.root)),
-            lambda: passes(process, RUN_SECONDS, lambda: one_pass(process)),
+            lambda: archive.passes(PLAIN_SECONDS, archive.one_pass),
         )
-    one_pass(process)
-    return 0
+    whole = archive.last_pass()
+    archive.close()
+    if whole:
+        return 0
+    log.warning(
+        "not all that was published is in the history: %s; `sapo swarm --resume` archives it",
+        archive.outage.reason,
+    )
+    return OWING
 
 
 def main() -> None:

@@ -10,30 +10,24 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self
 
-import httpx
 from prefect.cache_policies import NO_CACHE
 from prefect.events.worker import EventsWorker
-from prefect.exceptions import PrefectException, TerminationSignal
 from prefect.logging.handlers import APILogWorker
 from prefect.states import State
 
+from flows.orchestrator import Orchestrator
 from sapo.config import Config
 from sapo.crew import BAD_INPUT
 from sapo.errors import Unavailable, UserError
 from sapo.home import Home
 from sapo.processes import stopping_on_signals
-from sapo.services import Service, answers
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 CRASHED = 1
 LAST_WORDS_S = 2.0
-
-PREFECT_FAULTS = (httpx.HTTPError, PrefectException, RuntimeError, OSError)
-"""What a flow raises when its server is away: clients' errors, and `RuntimeError` when it cannot start."""
 
 
 @dataclass
@@ -83,52 +77,6 @@ def here(home: str) -> Process:
     return known if known is not None else Process.at(home)
 
 
-class Orchestrator:
-    """Runs flows when Prefect's server is there, and the same work plainly when it is not.
-
-    Prefect does not survive its server's absence (TRAPS 51): a flow that starts then fails, one that ends
-    then raises. Neither may stop the work. `unrecorded` counts the runs that Prefect could not record.
-    """
-
-    def __init__(self, process: Process, url: str | None) -> None:
-        self._process = process
-        self._server = Service("prefect", url.rstrip("/")) if url else None
-        self._away = False
-        self.unrecorded = 0
-
-    def there(self) -> bool:
-        """Whether flows can be recorded now."""
-        return self._server is not None and answers(self._server)
-
-    def run(self, flow: Callable[[], T], plain: Callable[[], T]) -> T:
-        """`flow()`, or `plain()` when Prefect is away before or during it; raises what the work raises."""
-        if self._server is None:
-            return plain()
-        if not self.there():
-            return self._without(plain, f"Prefect is away ({self._server.url}); going on without it")
-        try:
-            result = flow()
-        except TerminationSignal:
-            # raised by Prefect's own handler, which stands before a flow's first line and after its last
-            self._process.stop.set()
-            return plain()
-        except PREFECT_FAULTS as error:
-            if self._process.failure is not None:
-                raise self._process.failure from None
-            return self._without(plain, f"Prefect could not record a run: {type(error).__name__}: {error}")
-        if self._away:
-            log.warning("Prefect is back; it has no record of %d runs", self.unrecorded)
-        self._away = False
-        return result
-
-    def _without(self, plain: Callable[[], T], message: str) -> T:
-        if not self._away:
-            log.warning("%s", message)
-        self._away = True
-        self.unrecorded += 1
-        return plain()
-
-
 def retry_unavailable(_task: Any, _run: Any, state: State[Any]) -> bool:
     """Whether Prefect is to retry a task: only what was unavailable may be there later."""
     return isinstance(state.result(raise_on_failure=False), Unavailable)
@@ -174,15 +122,16 @@ def run_process(work: Callable[[Process, Orchestrator], int], home: str) -> NoRe
         except Exception:
             log.exception("this process ends")
             code = CRASHED
-    _leave(code, recorded=orchestrator is not None and orchestrator.there())
+    _leave(code, orchestrator)
 
 
-def _leave(code: int, *, recorded: bool) -> NoReturn:
+def _leave(code: int, orchestrator: Orchestrator | None) -> NoReturn:
     """End the process now: what threads of libraries would still wait for takes seconds, or minutes.
 
-    `recorded` is whether Prefect is there to be told the rest.
+    Prefect, if it is there, is told the rest.
     """
-    if recorded:
+    if orchestrator is not None and orchestrator.there():
+        orchestrator.wait(LAST_WORDS_S)
         EventsWorker.drain_all(timeout=LAST_WORDS_S)
         APILogWorker.drain_all(timeout=LAST_WORDS_S)
     logging.shutdown()

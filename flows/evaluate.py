@@ -2,16 +2,24 @@
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 from prefect import flow, task
 
-from flows.common import NETWORK, SMALL, Orchestrator, Process, here, parser, run_process
+from flows.common import NETWORK, SMALL, Process, here, parser, run_process
+from flows.orchestrator import Orchestrator, at_work
+from sapo.crew import OWING
 from sapo.errors import SapoError, Unavailable
 from sapo.judge import evaluate_swarm
+from sapo.outage import Outage
 from sapo.tracked import tracker_of
 
 log = logging.getLogger(__name__)
+
+MLFLOW_S = 60.0
+"""How long the evaluation waits for an MLflow that is away, in all."""
+RETRY_S = 1.0
 
 
 def ask_all(process: Process) -> dict[str, dict[str, Any]]:
@@ -63,33 +71,48 @@ def champion(home: str, node: str, round: int, figures: dict[str, Any]) -> bool:
 
 
 @flow(name="evaluate", flow_run_name="held-out evaluation", persist_result=False, validate_parameters=False)
-def evaluate_flow(home: str) -> dict[str, float]:
-    """Evaluate a swarm; returns pass@1 by node."""
-    nodes = held_out(home)
-    for node, figures in nodes.items():
-        try:
-            champion(home, node, figures["round"], figures)
-        except Unavailable as error:
-            log.warning("%s: %s", node, error)
-    return {node: figures["pass_at_1"] for node, figures in nodes.items()}
+def evaluate_flow(home: str) -> list[str]:
+    """Evaluate a swarm; returns the nodes whose figures MLflow did not take."""
+    return at_work(lambda: _all(here(home), lambda: held_out(home), lambda *what: champion(home, *what)))
 
 
-def plain(process: Process) -> dict[str, float]:
+def plain(process: Process) -> list[str]:
     """The same without Prefect."""
-    nodes = ask_all(process)
+    return _all(process, lambda: ask_all(process), lambda *what: crown(process, *what))
+
+
+def _all(
+    process: Process,
+    ask: Callable[[], dict[str, dict[str, Any]]],
+    give: Callable[[str, int, dict[str, Any]], bool],
+) -> list[str]:
+    """Ask all nodes, tell MLflow; the nodes it could not be told of within `MLFLOW_S`."""
+    nodes = ask()
+    log.info("pass@1: %s", {node: figures["pass_at_1"] for node, figures in nodes.items()})
+    missing, deadline = [], time.monotonic() + MLFLOW_S
     for node, figures in nodes.items():
-        try:
-            crown(process, node, figures["round"], figures)
-        except Unavailable as error:
-            log.warning("%s: %s", node, error)
-    return {node: figures["pass_at_1"] for node, figures in nodes.items()}
+        outage = Outage("MLflow", log)
+        while True:
+            try:
+                give(node, figures["round"], figures)
+                outage.ended()
+                break
+            except Unavailable as error:
+                outage.began(error)
+            if process.stopping() or time.monotonic() > deadline:
+                missing.append(node)
+                break
+            time.sleep(RETRY_S)
+    return missing
 
 
 def work(process: Process, orchestrator: Orchestrator) -> int:
     """Evaluate once."""
-    found = orchestrator.run(lambda: evaluate_flow(str(process.home.root)), lambda: plain(process))
-    log.info("pass@1: %s", found)
-    return 0
+    missing = orchestrator.run(lambda: evaluate_flow(str(process.home.root)), lambda: plain(process))
+    if not missing:
+        return 0
+    log.warning("MLflow lacks the evaluation of %s; `sapo swarm --resume` makes it again", ", ".join(missing))
+    return OWING
 
 
 def main() -> None:

@@ -14,8 +14,9 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.futures import PrefectFuture
 from prefect.runtime import flow_run
 
-from flows.common import NETWORK, SMALL, Orchestrator, Process, here, parser, run_process
-from sapo.crew import PAUSED
+from flows.common import NETWORK, SMALL, Process, here, parser, run_process
+from flows.orchestrator import Orchestrator, at_work, count_tasks
+from sapo.crew import OWING, PAUSED
 from sapo.errors import Paused, Unavailable
 from sapo.journal import Journal
 from sapo.node import NodeRuntime
@@ -26,10 +27,13 @@ from sapo.tracked import open_tracked
 log = logging.getLogger(__name__)
 
 PUBLISH_WAIT_S = 5.0
-PLAIN_SECONDS = 10.0
+PLAIN_SECONDS = 5.0
 """How long rounds go on without Prefect before it is looked for again."""
 STOP_DRAIN_S = 2.0
-LAST_DRAIN_S = 30.0
+LAST_DRAIN_S = 60.0
+"""How long a finished node waits for a service that is away, to give it what is owed."""
+TASKS = 5
+"""Of a round."""
 TABLE_ROWS = 50
 COLUMNS = (
     ("reward/local", ".3f"),
@@ -89,7 +93,7 @@ def publish(node: str, round: int) -> int:
     session.runtime.publish()
     deadline = time.monotonic() + PUBLISH_WAIT_S
     while any(item.round <= round for item in journal.owed("publish", 1)) and not session.process.stopping():
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline or "outage/bus" in session.runtime.outages():
             raise Unavailable("the bus has not taken the round's groups yet; they stay owed")
         time.sleep(0.02)
     return owed
@@ -127,6 +131,7 @@ def grpo_update(node: str, round: int) -> dict[str, float]:
 
 def orchestrated_round(node: str, round: int) -> PrefectFuture[int]:
     """One round as tasks; returns the publishing that may still be under way."""
+    count_tasks(TASKS)
     generate(node, round)
     published = publish.submit(node, round)
     consume_sample(node, round)
@@ -156,36 +161,42 @@ def node_flow(home: str, node: str, rounds: int) -> int:
     """
     session = SESSION.get(None)
     if session is not None:
-        return _rounds(session, node, rounds)
+        return _flow_rounds(session, node, rounds)
     process = here(home)
     with open_tracked(process.config, node, process.home, uri=process.tracking_uri()) as runtime:
         token = SESSION.set(Session(process, runtime))
         try:
-            made = _rounds(SESSION.get(), node, rounds)
+            made = _flow_rounds(SESSION.get(), node, rounds)
             deliver_the_rest(SESSION.get())
             return made
         finally:
             SESSION.reset(token)
 
 
-def _rounds(session: Session, node: str, rounds: int) -> int:
+def _flow_rounds(session: Session, node: str, rounds: int) -> int:
+    """The rounds of a flow run, and then its last words to Prefect."""
+    published: list[PrefectFuture[int]] = []
+    results = session.results = []
+    made = at_work(lambda: _rounds(session, node, rounds, published))
+    table = progress_table(results[:made])
+    for future in published:
+        future.wait(PUBLISH_WAIT_S)
+    create_markdown_artifact(table, key=f"node-{node}".lower(), description=f"Progress of {node}")
+    return made
+
+
+def _rounds(session: Session, node: str, rounds: int, published: list[PrefectFuture[int]]) -> int:
+    """So many rounds, or fewer where the work is over; `published` takes what may still be under way."""
     runtime, first = session.runtime, session.runtime.round
     every = runtime.config.flow.every
-    session.results = []
-    published: list[PrefectFuture[int]] = []
     # inside a flow run Prefect answers SIGTERM by raising, in the middle of whatever is being done
     with stopping_on_signals(session.process.stop):
         while runtime.round < first + rounds and not session.over():
             if runtime.round % every == 0:
-                published = [future for future in published if not future.state.is_final()]
+                published[:] = [future for future in published if not future.state.is_final()]
                 published.append(orchestrated_round(node, runtime.round))
             else:
                 session.plain_round()
-        for future in published:
-            future.wait(PUBLISH_WAIT_S)
-        create_markdown_artifact(
-            progress_table(session.results), key=f"node-{node}".lower(), description=f"Progress of {node}"
-        )
     return runtime.round - first
 
 
@@ -205,6 +216,7 @@ def progress_table(results: list[RoundResult]) -> str:
 
 def plain_rounds(session: Session, rounds: int) -> int:
     """Rounds without Prefect, for as long as it is away at a time."""
+    session.results = []
     first, until = session.runtime.round, time.monotonic() + PLAIN_SECONDS
     while session.runtime.round < first + rounds and time.monotonic() < until and not session.over():
         session.plain_round()
@@ -216,6 +228,7 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
     with open_tracked(process.config, name, process.home, uri=process.tracking_uri()) as runtime:
         session = Session(process, runtime)
         SESSION.set(session)
+        runtime.parts.beside = orchestrator.metrics
         rounds, paused = runtime.config.flow.rounds_per_run, False
         while not session.over() and not paused:
             try:
@@ -226,8 +239,13 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
             except Paused as error:
                 log.warning("%s", error)
                 paused = True
-        if not deliver_the_rest(session):
-            log.warning("%s: not all is delivered yet: %s", name, runtime.journal.owed_counts())
+        delivered, owed = deliver_the_rest(session), runtime.journal.owed_counts()
+        finished = runtime.finished and not process.stopping()
+    if not delivered:
+        what = ", ".join(f"{count} {kind}" for kind, count in owed.items())
+        log.warning("%s still owes %s; `sapo swarm --resume` delivers it", name, what)
+        if finished:
+            return OWING
     return PAUSED if paused else 0
 
 

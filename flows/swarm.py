@@ -11,7 +11,8 @@ from contextvars import ContextVar
 from prefect import flow, task
 from prefect.futures import wait
 
-from flows.common import SMALL, Orchestrator, Process, parser, run_process
+from flows.common import SMALL, Process, parser, run_process
+from flows.orchestrator import Orchestrator, at_work
 from sapo.crew import Crew, thread_settings
 from sapo.nursery import Nursery
 from sapo.processes import POLL_S, stopping_on_signals
@@ -40,6 +41,10 @@ def evaluate() -> str:
 @flow(name="swarm", flow_run_name="{swarm} · {nodes} nodes", persist_result=False, validate_parameters=False)
 def swarm_flow(swarm: str, nodes: int) -> str:
     """Run a swarm's processes to their end; returns how the swarm ended."""
+    return at_work(_run)
+
+
+def _run() -> str:
     crew = CREW.get()
     # inside a flow run Prefect answers SIGTERM by raising; the crew has processes to end in good order
     with stopping_on_signals(crew.stop):

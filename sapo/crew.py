@@ -20,11 +20,12 @@ from sapo.processes import POLL_S, Child, Started, tail
 
 log = logging.getLogger(__name__)
 
-State = Literal["waiting", "running", "restarting", "finished", "stopped", "paused", "failed"]
+State = Literal["waiting", "running", "restarting", "finished", "stopped", "paused", "owing", "failed"]
 Phase = Literal["starting", "running", "archiving", "evaluating", "finished", "stopped", "failed"]
 
-BAD_INPUT, PAUSED = 2, 3
-"""Exit codes after which starting again would change nothing."""
+BAD_INPUT, PAUSED, OWING = 2, 3, 4
+"""Exit codes after which starting again would change nothing; OWING: all is done, but not all delivered."""
+FINAL: Mapping[int, State] = {BAD_INPUT: "failed", PAUSED: "paused", OWING: "owing"}
 BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Waits before the restarts of a process that crashed; after the last it has failed."""
 HEALTHY_S = 600.0
@@ -143,7 +144,7 @@ class Crew:
     def close(self) -> CrewState:
         """Settle how it all ended."""
         states = {member.state for member in self._state.members.values()}
-        if "failed" in states:
+        if states & {"failed", "owing"}:
             self._phase("failed")
         else:
             self._phase("stopped" if self.stopping() or states & {"stopped", "paused"} else "finished")
@@ -203,10 +204,10 @@ class Crew:
         if code == 0:
             cut_short = self.stop.is_set() and name != ARCHIVE
             self._set(name, state="stopped" if cut_short else "finished")
-        elif told():
+        elif code != OWING and told():
             self._set(name, state="stopped")
-        elif code in (BAD_INPUT, PAUSED):
-            self._set(name, state="paused" if code == PAUSED else "failed")
+        elif code in FINAL:
+            self._set(name, state=FINAL[code])
             log.error("%s %s: %s", name, self.member(name).state, note)
         else:
             return False

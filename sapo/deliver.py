@@ -20,7 +20,7 @@ from sapo.journal import Journal, Owed
 _log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.5
-_LAST_RETRY_S = 60.0
+_LAST_RETRY_S = 15.0
 _CLOSE_S = 30.0
 
 

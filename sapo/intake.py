@@ -28,9 +28,9 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
     metrics: dict[str, float] = {}
     try:
         poll = _poll(parts, rng)
+        parts.bus_outage.ended()
     except Unavailable as error:
-        metrics["bus/unavailable"] = 1.0
-        parts.say_once("bus", f"bus away, going on in silo: {error}")
+        parts.bus_outage.began(error)
         poll = Poll((), parts.journal.positions())
     now = parts.clock()
     if poll.malformed:
@@ -43,7 +43,7 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
 def _poll(parts: NodeParts, rng: random.Random) -> Poll:
     bounds = parts.config.pool
     limits = Limits(max_bytes=bounds.poll_bytes, max_groups=bounds.max_groups, tail=bounds.tail)
-    return parts.bus.poll(parts.journal.positions(), limits, rng)
+    return parts.listener.poll(parts.journal.positions(), limits, rng)
 
 
 def _admit(parts: NodeParts, received: Received, now: float) -> PoolRow | None:

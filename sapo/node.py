@@ -299,6 +299,7 @@ class NodeRuntime:
         )
         if now.metrics["time/round"] > 0 and "tokens/generated" in now.metrics:
             now.metrics["tokens/per_second"] = now.metrics["tokens/generated"] / now.metrics["time/round"]
+        now.metrics |= parts.metrics()
         result = RoundResult(
             round=self.round,
             policy_version=self.round + 1,
@@ -354,6 +355,10 @@ class NodeRuntime:
 
     def _rng(self, stage: str) -> random.Random:
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage)
+
+    def outages(self) -> dict[str, float]:
+        """The series `outage/*`: 1 for every service that is away now."""
+        return self.parts.outages()
 
     def drain(self, timeout: float) -> bool:
         """Deliver what is owed, within `timeout` seconds; whether nothing is owed any more."""

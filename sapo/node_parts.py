@@ -1,8 +1,9 @@
 """What a node is made of, and how it is opened: lock, key, journal, policy, learner, bus, pool, deliverer."""
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,21 +19,26 @@ from sapo.errors import Paused, UserError
 from sapo.evaluate import held_out_set
 from sapo.generate import open_engine
 from sapo.generate.base import Engine
-from sapo.history.tables import Store
+from sapo.history import open_store
 from sapo.history.training import TrainingSink
 from sapo.home import Home
 from sapo.identity import Identity
 from sapo.journal import Journal
 from sapo.learn.update import Learner
+from sapo.listen import Listener
 from sapo.lock import NodeLock
 from sapo.manifest import Manifest
 from sapo.models import LoadedPolicy
+from sapo.outage import Outage
 from sapo.pool import Pool
 from sapo.records import Question
 from sapo.starter import default_cache
 from sapo.workers import TaskWorkers
 
 log = logging.getLogger(__name__)
+
+SERVICES = {"publish": "bus", "training": "history", "track": "tracking", "version": "tracking"}
+"""Which service takes what is owed, by kind."""
 
 
 @dataclass
@@ -57,8 +63,13 @@ class NodeParts:
     """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
     probe: Sequence[Question]
     deliverer: Deliverer | None
+    listener: Listener
+    bus_outage: Outage
+    """Whether the bus can be read; the deliverer knows whether it can be written."""
+    beside: Callable[[], Mapping[str, float]] = dict
+    """More series for every round, of what goes on around the node."""
     last_checkpoint_at: float = 0.0
-    _said: set[str] = field(default_factory=set)
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
     def checkpoints(self) -> Path:
@@ -81,20 +92,22 @@ class NodeParts:
                 f"{self.config.history.max_owed_mb}; bring back the bus, history and tracking it waits for"
             )
 
-    def say_once(self, topic: str, message: str) -> None:
-        """Log a warning the first time `topic` comes up."""
-        if topic not in self._said:
-            self._said.add(topic)
-            log.warning("%s: %s", self.name, message)
+    def outages(self) -> dict[str, float]:
+        """The series `outage/*`: 1 for what is away now."""
+        away = {"bus"} if self.bus_outage.away else set()
+        if self.deliverer is not None:
+            states = self.deliverer.states().items()
+            away |= {SERVICES[kind] for kind, state in states if state.down_since is not None}
+        return {f"outage/{service}": 1.0 for service in sorted(away)}
+
+    def metrics(self) -> dict[str, float]:
+        """The series `outage/*` and `owed/*`, and what `beside` adds."""
+        owed = {f"owed/{kind}": float(count) for kind, count in self.journal.owed_counts().items()}
+        return self.outages() | owed | dict(self.beside())
 
     def close(self) -> None:
         """Stop threads and workers, release files and the lock."""
-        if self.deliverer is not None:
-            self.deliverer.close()
-        self.workers.close()
-        self.bus.close()
-        self.journal.close()
-        self.lock.release()
+        self._stack.close()
 
 
 def open_workers(config: Config) -> TaskWorkers:
@@ -139,12 +152,14 @@ def open_parts(
     node_config = config.for_node(name)
     folder = home.node(name)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = NodeLock(folder)
-    lock.acquire()
-    workers = open_workers(node_config)
-    try:
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(NodeLock(folder))
         identity = Identity.load_or_create(folder / "key.pem")
-        journal = Journal(home.journal(name), clock=clock, incarnation=incarnation)
+        journal = stack.enter_context(Journal(home.journal(name), clock=clock, incarnation=incarnation))
+        own_bus = bus if bus is not None else open_bus(config, home)
+        stack.callback(own_bus.close)
+        workers = open_workers(node_config)
+        stack.callback(workers.close)
         policy = load_initial(node_config, workers, cache or default_cache())
         learner = Learner(
             policy.model,
@@ -154,19 +169,19 @@ def open_parts(
         )
         engine = open_engine(node_config, policy)
         pool = Pool.restore(node_config.pool, journal.pool())
-        own_bus = bus if bus is not None else open_bus(config, home)
         history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
         sinks: list[Sink] = [PublishSink(own_bus), history, *tracking]
         probe: Sequence[Question] = ()
         if node_config.eval.probe_questions:
             probe = held_out_set(config, home, workers)[: node_config.eval.probe_questions]
         plans = {"training": Plan(items=64, flush_s=node_config.history.flush_seconds)}
-        deliverer = Deliverer(home.journal(name), sinks, clock=clock, plans=plans) if deliver else None
         journal.set_environment(environment(node_config))
-    except BaseException:
-        workers.close()
-        lock.release()
-        raise
+        listener = Listener(own_bus)
+        stack.callback(listener.close)
+        deliverer = Deliverer(home.journal(name), sinks, clock=clock, plans=plans) if deliver else None
+        if deliverer is not None:
+            stack.callback(deliverer.close)
+        kept = stack.pop_all()
     return NodeParts(
         config=node_config,
         name=name,
@@ -185,6 +200,9 @@ def open_parts(
         dropped=set(journal.dropped()),
         probe=probe,
         deliverer=deliverer,
+        listener=listener,
+        bus_outage=Outage("the bus is", log, consequence="going on in silo", who=name),
+        _stack=kept,
     )
 
 
@@ -196,8 +214,3 @@ def environment(config: Config) -> dict[str, str | int]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
     }
-
-
-def open_store(config: Config, home: Home) -> Store:
-    """The Delta tables of a swarm."""
-    return Store(config.history.uri or str(home.history))

@@ -10,11 +10,12 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from sapo.config import Config
+from sapo.crew import BACKOFF_S, HEALTHY_S
 from sapo.errors import SapoError, UserError
 from sapo.home import Home, write_atomically
 from sapo.processes import Child, alive, stop_all, tail
@@ -59,12 +60,17 @@ class ServiceFailed(SapoError):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A server in use. `pid` is None where somebody else runs it."""
+    """A server in use. `pid` is None where somebody else runs it.
+
+    `restarts` counts how often it was started again; `away` says why it does not run now.
+    """
 
     name: str
     url: str
     pid: int | None = None
     log: str | None = None
+    restarts: int = 0
+    away: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,43 +92,109 @@ class Services:
         }
 
 
+@dataclass
+class Kept:
+    """A server that was started here, and is started again when it ends while the swarm runs."""
+
+    child: Child
+    start: Callable[[], Child]
+    """Starts it at the same address. Raises `UserError` when the port was taken meanwhile."""
+    started_at: float = field(default_factory=time.monotonic)
+    used: int = 0
+    """Restarts since it last ran for long."""
+    due_at: float | None = None
+    """When it is to be started again; None while it runs, infinite when it is given up."""
+
+
 class Running:
-    """The servers of a swarm that runs: their addresses are known at once, `up` says when they answer."""
+    """The servers of a swarm that runs: their addresses are known at once, `up` says when they answer.
+
+    `kept` are those that were started here, by name.
+    """
 
     def __init__(
-        self, services: Services, children: Sequence[Child], home: Home, limit: float = START_LIMIT_S
+        self,
+        services: Services,
+        kept: dict[str, Kept],
+        home: Home,
+        limit: float = START_LIMIT_S,
+        backoff_s: Sequence[float] = BACKOFF_S,
     ) -> None:
-        self.services, self._home, self._limit = services, home, limit
-        self._waiting = [
-            (service, _child(service, children)) for service in (services.mlflow, services.prefect)
-        ]
+        self.services, self._kept, self._home = services, kept, home
+        self._limit, self._backoff = limit, backoff_s
+        self._waiting = [services.mlflow, services.prefect]
         self._deadline = time.monotonic() + limit
         self._up = False
 
     def up(self) -> bool:
-        """Whether all answer; the first time they do, `services.json` is written. To be called repeatedly.
+        """Whether all have answered; the first time they have, `services.json` is written.
 
-        Raises `ServiceFailed` with the end of the log when a server ended or takes too long.
+        To be called repeatedly: from then on a server that ends is started again, a bounded number of times,
+        and the swarm goes on without it meanwhile. Raises `ServiceFailed` with the end of the log when a
+        server ended before, or takes too long.
         """
         if self._up:
+            for name, kept in self._kept.items():
+                self._keep(name, kept)
             return True
-        for service, child in self._waiting:
-            if child is not None and (code := child.poll()) is not None:
-                raise _did_not_start(service, f"ended with code {code} at its start", child.log)
-        self._waiting = [pair for pair in self._waiting if not answers(pair[0], timeout=0.5)]
+        for service in self._waiting:
+            kept_one = self._kept.get(service.name)
+            if kept_one is not None and (code := kept_one.child.poll()) is not None:
+                raise _did_not_start(service, f"ended with code {code} at its start", kept_one.child.log)
+        self._waiting = [service for service in self._waiting if not answers(service, timeout=0.5)]
         if self._waiting and time.monotonic() > self._deadline:
-            service = self._waiting[0][0]
+            service = self._waiting[0]
             raise _did_not_start(
                 service, f"did not answer within {self._limit:.0f} s", Path(service.log or "")
             )
         self._up = not self._waiting
         if self._up:
-            write_atomically(self._home.services, json.dumps(asdict(self.services), indent=1) + "\n")
+            self._write()
         return self._up
 
+    def _keep(self, name: str, kept: Kept) -> None:
+        """Start a server again that has ended, once it has waited long enough."""
+        now = time.monotonic()
+        if kept.due_at is None:
+            code = kept.child.poll()
+            if code is not None:
+                kept.used = 0 if now - kept.started_at > HEALTHY_S else kept.used
+                self._plan(name, kept, f"ended with code {code}")
+        elif now >= kept.due_at:
+            try:
+                kept.child = kept.start()
+            except (UserError, OSError) as error:
+                self._plan(name, kept, f"could not be started: {error}")
+                return
+            kept.started_at, kept.due_at = now, None
+            restarts = self._service(name).restarts + 1
+            self._note(name, f"is started again, restart {restarts}", pid=kept.child.pid, restarts=restarts)
 
-def _child(service: Service, children: Sequence[Child]) -> Child | None:
-    return next((child for child in children if child.pid == service.pid), None)
+    def _plan(self, name: str, kept: Kept, what: str) -> None:
+        """Take down that a server is away, and when it is to be started again."""
+        if kept.used >= len(self._backoff):
+            kept.due_at = float("inf")
+            self._note(name, f"{what}; it is not started again", away=what)
+            return
+        wait = self._backoff[kept.used]
+        kept.used, kept.due_at = kept.used + 1, time.monotonic() + wait
+        self._note(name, f"{what}; it is started again in {wait:g} s", away=what)
+
+    def _service(self, name: str) -> Service:
+        return self.services.mlflow if name == "mlflow" else self.services.prefect
+
+    def _note(self, name: str, text: str, *, away: str = "", **changes: int) -> None:
+        """Write what happened to a server into its log, and how it stands into `services.json`."""
+        service = replace(self._service(name), away=away, **changes)  # type: ignore[arg-type]
+        self.services = replace(self.services, **{name: service})
+        if service.log is not None:
+            with Path(service.log).open("a", encoding="utf-8") as log:
+                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} sapo: the {name} server {text}\n")
+        self._write()
+
+    def _write(self) -> None:
+        content = asdict(self.services) | {"pid": os.getpid()}
+        write_atomically(self._home.services, json.dumps(content, indent=1) + "\n")
 
 
 @contextlib.contextmanager
@@ -133,48 +205,52 @@ def running(config: Config, home: Home, *, env: Mapping[str, str] | None = None)
     for a port in use or a named server that does not answer.
     """
     base = dict(os.environ if env is None else env)
-    children: list[Child] = []
+    kept: dict[str, Kept] = {}
     try:
-        mlflow = _mlflow(config, home, base, children)
-        prefect = _prefect(config, home, base, children)
-        yield Running(Services(mlflow, prefect), children, home)
+        mlflow = _mlflow(config, home, base, kept)
+        prefect = _prefect(config, home, base, kept)
+        yield Running(Services(mlflow, prefect), kept, home)
     finally:
         home.services.unlink(missing_ok=True)
-        stop_all(children, STOP_GRACE_S)
+        stop_all([one.child for one in kept.values()], STOP_GRACE_S)
 
 
-def _mlflow(config: Config, home: Home, env: Mapping[str, str], children: list[Child]) -> Service:
+def _mlflow(config: Config, home: Home, env: Mapping[str, str], kept: dict[str, Kept]) -> Service:
     if config.track.uri is not None:
         return _named(Service("mlflow", config.track.uri.rstrip("/")), "track.uri")
     bound = bind(config.track.port, "track.port")
     arguments = ["mlflow", "--store", f"sqlite:///{home.mlflow_db}", "--artifacts", str(home.artifacts)]
-    return _start("mlflow", _url(bound), bound, arguments, home, {**env, **QUIET}, children)
+    return _start(Service("mlflow", _url(bound)), bound, arguments, home, {**env, **QUIET}, kept)
 
 
-def _prefect(config: Config, home: Home, env: Mapping[str, str], children: list[Child]) -> Service:
+def _prefect(config: Config, home: Home, env: Mapping[str, str], kept: dict[str, Kept]) -> Service:
     if named := env.get("PREFECT_API_URL"):
         return _named(Service("prefect", named.rstrip("/")), "PREFECT_API_URL")
     bound = bind(config.flow.port, "flow.port")
     url = f"{_url(bound)}/api"
     own = {"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url, "PREFECT_UI_API_URL": url}
-    return _start("prefect", url, bound, ["prefect"], home, {**env, **QUIET, **LEAN, **own}, children)
+    return _start(Service("prefect", url), bound, ["prefect"], home, {**env, **QUIET, **LEAN, **own}, kept)
 
 
 def _start(
-    name: str,
-    url: str,
+    service: Service,
     bound: socket.socket,
     arguments: list[str],
     home: Home,
     env: Mapping[str, str],
-    children: list[Child],
+    kept: dict[str, Kept],
 ) -> Service:
-    log = home.logs / f"{name}.log"
-    with bound:
-        command = ["-m", "sapo.servers", *arguments, "--socket", str(bound.fileno())]
-        child = Child.start(name, command, log=log, env=env, descriptors=[bound.fileno()])
-    children.append(child)
-    return Service(name, url, child.pid, str(log))
+    """Start a server on a bound socket, and take down how it is started again on the same port."""
+    log, port = home.logs / f"{service.name}.log", bound.getsockname()[1]
+
+    def start(on: socket.socket) -> Child:
+        with on:
+            command = ["-m", "sapo.servers", *arguments, "--socket", str(on.fileno())]
+            return Child.start(service.name, command, log=log, env=env, descriptors=[on.fileno()])
+
+    child = start(bound)
+    kept[service.name] = Kept(child, lambda: start(bind(port, f"the port of {service.name}")))
+    return replace(service, pid=child.pid, log=str(log))
 
 
 def _did_not_start(service: Service, what: str, log: Path) -> ServiceFailed:
@@ -232,6 +308,6 @@ def read(home: Home) -> Services | None:
         content = json.loads(home.services.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    services = Services(Service(**content["mlflow"]), Service(**content["prefect"]))
-    own = [service.pid for service in (services.mlflow, services.prefect) if service.pid is not None]
-    return services if all(alive(pid) for pid in own) else None
+    if not alive(content["pid"]):
+        return None
+    return Services(Service(**content["mlflow"]), Service(**content["prefect"]))

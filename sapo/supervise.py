@@ -18,6 +18,7 @@ from sapo.crew import (
     ARCHIVE_GRACE_S,
     BAD_INPUT,
     NODE_GRACE_S,
+    OWING,
     PAUSED,
     CrewState,
     Member,
@@ -263,7 +264,7 @@ def run_node(
             watch.until_done(child)
         finally:
             code = child.kill()
-    if code not in (0, PAUSED) and not stop.is_set():
+    if code not in (0, PAUSED, OWING) and not stop.is_set():
         raise ServiceFailed(f"{name} ended with code {code}; the end of {child.log}:\n{tail(child.log)}")
     return node_status(config, home, name, Member(exit_code=code), running=False)
 
@@ -311,7 +312,7 @@ def node_status(config: Config, home: Home, name: str, member: Member, *, runnin
 def _ended(code: int | None, rounds: int, total: int) -> str:
     """The state of a node that no supervisor has told the end of."""
     if rounds >= total:
-        return "finished"
+        return "owing" if code == OWING else "finished"
     return "paused" if code == PAUSED else "stopped"
 
 

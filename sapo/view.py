@@ -233,7 +233,7 @@ def node_table(rows: Sequence[NodeRow]) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("")
     for row in rows:
-        style = {"failed": "red", "paused": "yellow"}.get(row.state, "dim")
+        style = {"failed": "red", "paused": "yellow", "owing": "yellow"}.get(row.state, "dim")
         cells = [show(row.metrics) for _, show in COLUMNS]
         state = Text("" if row.state == "running" else row.state, style=style)
         table.add_row(row.name, f"{row.rounds}/{row.rounds_total}", *cells, state)

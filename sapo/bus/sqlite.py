@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from sapo.bus.base import Limits, Poll, Positions, Reading
 from sapo.errors import Unavailable, UserError
+from sapo.made import Made
 from sapo.records import Received, SignedGroup
 
 APPLICATION_ID = 0x5341504F
@@ -41,10 +42,18 @@ class SqliteBus:
     The partition's name is minted with the file, so positions of a deleted bus never mean records of its
     successor. `synchronous=FULL`: a publish that returned survives a power cut. With NORMAL it might not,
     and the offsets of the lost records, which readers have already saved, would be given out again.
+    With `made` the file is created once and never again.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, busy_s: float = 10.0) -> None:
-        self._path, self._clock, self._busy_s = path, clock, busy_s
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        busy_s: float = 10.0,
+        made: Made | None = None,
+    ) -> None:
+        self._path, self._clock, self._busy_s, self._made = path, clock, busy_s, made
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
@@ -119,8 +128,7 @@ class SqliteBus:
 
     def _connect(self) -> sqlite3.Connection:
         if self._db is None:
-            if not self._path.exists():
-                _create(self._path)
+            self._create_once()
             uri = f"file:{quote(str(self._path))}?mode=rw"
             db = sqlite3.connect(
                 uri, uri=True, timeout=self._busy_s, isolation_level=None, check_same_thread=False
@@ -136,6 +144,15 @@ class SqliteBus:
             # an open connection would go on writing to the file that nobody can find any more
             raise Unavailable(f"the bus {self._path} was removed or replaced while in use: restart the node")
         return self._db
+
+    def _create_once(self) -> None:
+        """See to it that there is a file. Raises `Unavailable` where there was one before."""
+        if not self._path.exists():
+            if self._made is not None and self._made.has("bus", str(self._path)):
+                raise Unavailable(f"the bus {self._made.missing('bus', str(self._path))}")
+            _create(self._path)
+        if self._made is not None:
+            self._made.note("bus", str(self._path))
 
     def _disconnect(self) -> None:
         if self._db is not None:

@@ -212,4 +212,5 @@ def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]]) -> None:
             console.print(f"{name} has yet to deliver: {what}", highlight=False)
     if now.services is not None:
         for service in (now.services.prefect, now.services.mlflow):
-            console.print(f"{service.name}: {service.url}", highlight=False)
+            state = f" ({service.away})" if service.away else ""
+            console.print(f"{service.name}: {service.url}{state}", highlight=False)

@@ -23,6 +23,7 @@ from deltalake.exceptions import (
 )
 
 from sapo.errors import Unavailable, UserError
+from sapo.made import Made
 
 HISTORY_VERSION = "1"
 """Version of the tables' columns and their meaning, kept in each table under `sapo.schema_version`."""
@@ -170,11 +171,13 @@ class Store:
     """Where the tables lie: a folder, or any address deltalake can write.
 
     Keys and endpoint of a remote store come from its usual environment variables (`AWS_*` for S3), so that no
-    config holds them; `options` are laid over what `storage_options` says.
+    config holds them; `options` are laid over what `storage_options` says. With `made` a table is created
+    once and never again.
     """
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict)
+    made: Made | None = None
 
     def table_uri(self, name: TableName) -> str:
         """Address of one table."""
@@ -220,12 +223,20 @@ class Store:
     def open(self, name: TableName) -> DeltaTable:
         """The table at its newest version, ready to be written; writers may race for it. Raises as `find`.
 
-        It is created if need be. A table of an earlier release gets the optional columns it lacks; its rows
-        have null there.
+        It is created if need be, and `Unavailable` where it was there before. A table of an earlier release
+        gets the optional columns it lacks; its rows have null there.
         """
+        uri = self.table_uri(name)
         table = self.find(name)
-        if table is not None:
-            return self._widened(name, table)
+        if table is None and self.made is not None and self.made.has(name, uri):
+            raise Unavailable(f"history: {self.made.missing(name, uri)}")
+        table = self._create(name) if table is None else self._widened(name, table)
+        if self.made is not None:
+            self.made.note(name, uri)
+        return table
+
+    def _create(self, name: TableName) -> DeltaTable:
+        """A new table; where somebody else was faster, theirs."""
         uri = self.table_uri(name)
         try:
             local = self.local_path()
@@ -288,6 +299,7 @@ def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -
     when the store is away, `UserError` when the table has other columns.
     """
     marks = [Transaction(name, version) for name, version in sorted(transactions.items())]
+    folder = _inode(table)
     try:
         write_deltalake(
             table,
@@ -308,7 +320,24 @@ def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -
         ) from error
     except (OSError, DeltaError) as error:
         raise away(table.table_uri, error) from error
+    if _inode(table) != folder:
+        raise Unavailable(f"history at {table.table_uri}: was moved away while it was written")
     return True
+
+
+def _inode(table: DeltaTable) -> tuple[int, int] | None:
+    """Which folder the table is, when it is one. Raises `Unavailable` when that is gone.
+
+    A table that is moved away between reading and writing would be written into a new folder of its name.
+    """
+    parsed = urlparse(table.table_uri)
+    if parsed.scheme not in ("", "file"):
+        return None
+    try:
+        found = (Path(unquote(parsed.path)) / "_delta_log").stat()
+    except OSError as error:
+        raise away(table.table_uri, error) from error
+    return found.st_dev, found.st_ino
 
 
 def until_committed(uri: str, attempt: Callable[[], T | None]) -> T:

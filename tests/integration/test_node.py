@@ -78,7 +78,7 @@ def test_a_silo_reads_no_bus_and_trains_on_all_its_local_groups(tmp_path: Path) 
         result = node.run_round()
         batch = node.journal.batch(0)
     assert [group.source for group in batch.groups] == ["local"] * 3
-    assert "bus/unavailable" not in result.metrics
+    assert "outage/bus" not in result.metrics
 
 
 def test_a_node_whose_bus_is_away_goes_on_alone_and_says_so(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_node_whose_bus_is_away_goes_on_alone_and_says_so(tmp_path: Path) -> N
     home = make_home(tmp_path / "home", config)
     with open_node(config, home, bus=AwayBus(), deliver=False) as node:
         result = node.run_round()
-        assert result.metrics["bus/unavailable"] == 1.0
+        assert result.metrics["outage/bus"] == 1.0
         assert result.metrics["sampler/shortfall"] == 3.0
         assert node.journal.owed_counts()["publish"] == 3
 

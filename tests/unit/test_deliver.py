@@ -122,7 +122,7 @@ def test_after_an_outage_the_same_comes_first_with_what_arose_meanwhile_behind(j
     assert sink.taken == [0, 1, 2]
 
 
-def test_retries_wait_longer_each_time_up_to_a_minute_and_never_less_than_half(journal, clock):
+def test_retries_wait_longer_each_time_up_to_a_quarter_minute_and_never_less_than_half(journal, clock):
     commit_rounds(journal, 0)
     sink = FailingSink()
     sink.error = Unavailable("away")
@@ -137,7 +137,7 @@ def test_retries_wait_longer_each_time_up_to_a_minute_and_never_less_than_half(j
         assert len(sink.offered) == offered
         clock.now += wait / 2 + 1e-6
     for number, wait in enumerate(waits):
-        longest = min(0.5 * 2**number, 60.0)
+        longest = min(0.5 * 2**number, 15.0)
         assert longest / 2 <= wait <= longest
     assert len(set(waits)) == len(waits)
 

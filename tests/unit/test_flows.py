@@ -10,9 +10,10 @@ import pytest
 from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
-from flows.archive import passes
-from flows.common import Orchestrator, Process, here
+from flows.archive import Archive
+from flows.common import Process, here
 from flows.node import COLUMNS, TABLE_ROWS, progress_table
+from flows.orchestrator import Orchestrator
 from sapo.errors import Unavailable
 from sapo.records import RoundResult
 
@@ -81,7 +82,7 @@ def test_trap_51_an_absence_is_said_once_counted_and_its_end_is_said(
         assert orchestrator.run(lambda: fails(AssertionError("started")), lambda: "plain") == "plain"
     Switched.healthy = True
     assert orchestrator.run(lambda: "flow", lambda: "plain") == "flow"
-    said = [record.getMessage() for record in caplog.records if record.name == "flows.common"]
+    said = [record.getMessage() for record in caplog.records if record.name == "flows.orchestrator"]
     assert len(said) == 2
     assert "is away" in said[0]
     assert "no record of 3 runs" in said[1]
@@ -137,7 +138,7 @@ def test_the_archive_goes_on_after_what_is_unavailable(process: Process) -> None
         assert isinstance(answer, dict)
         return answer
 
-    assert passes(process, 60.0, one) == 5
+    assert Archive(process).passes(60.0, one) == 5
 
 
 def results(count: int) -> list[RoundResult]:

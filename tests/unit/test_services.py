@@ -16,7 +16,7 @@ from sapo.config import parse
 from sapo.errors import UserError
 from sapo.home import Home
 from sapo.processes import Child
-from sapo.services import Running, Service, ServiceFailed, Services
+from sapo.services import Kept, Running, Service, ServiceFailed, Services
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
@@ -106,7 +106,8 @@ def starting(home: Home, code: str, limit: float) -> Running:
     child = Child.start("mlflow", ["-c", code], log=log, env=dict(os.environ))
     mlflow = Service("mlflow", "http://127.0.0.1:9", child.pid, str(log))
     prefect = Service("prefect", "http://127.0.0.1:9/api")
-    return Running(Services(mlflow, prefect), [child], home, limit)
+    kept = {"mlflow": Kept(child, lambda: pytest.fail("it was started again"))}
+    return Running(Services(mlflow, prefect), kept, home, limit)
 
 
 def until_up(running: Running) -> None:
@@ -129,7 +130,8 @@ def test_a_server_that_never_answers_is_given_up_with_its_log(home: Home) -> Non
 def test_the_record_of_servers_that_were_killed_is_not_believed(home: Home) -> None:
     child = Child.start("x", ["-c", ""], log=home.logs / "x.log", env=dict(os.environ))
     assert child.wait(20) == 0
-    record = {"mlflow": {"name": "mlflow", "url": "http://127.0.0.1:9", "pid": child.pid}}
-    record["prefect"] = {"name": "prefect", "url": "http://127.0.0.1:9/api", "pid": os.getpid()}
+    record: dict[str, object] = {"mlflow": {"name": "mlflow", "url": "http://127.0.0.1:9", "pid": None}}
+    record["prefect"] = {"name": "prefect", "url": "http://127.0.0.1:9/api", "pid": None}
+    record["pid"] = child.pid
     home.services.write_text(json.dumps(record))
     assert services.read(home) is None
