@@ -47,6 +47,7 @@ def examine(home: Path | None = None) -> list[Check]:
         ("task workers", check_workers),
         ("silo-only data sets", check_datasets),
         ("walls", check_walls),
+        ("bus", lambda: check_bus(home)),
         ("run", lambda: check_home(home)),
     ]
     checks: list[Check] = []
@@ -196,6 +197,33 @@ def check_walls() -> list[Check]:
         return [Check("walls", "note", f"{first}; no memory limit on {sys.platform}", remedy)]
     detail = f"{first}; task workers run with limits on time and memory"
     return [Check("walls", "ok", detail)]
+
+
+def check_bus(home: Path | None) -> list[Check]:
+    """The bus of a run, or the one that the environment names where there is no run."""
+    from sapo.bus import check_buses
+    from sapo.commands.options import find_home, resolve
+
+    try:
+        base = find_home(home).load_config()
+    except UserError:
+        base = None  # `check_home` tells of it
+    config = resolve(None, None, [], base=base)
+    if config.bus.type != "kafka":
+        return [Check("bus", "ok", f"{config.bus.type}: no server")]
+    try:
+        found = check_buses(config)
+    except UserError as error:
+        return [Check("bus", "missing", f"{error.field} = {error.value!r}: {error.problem}", error.remedy)]
+    return [
+        Check(
+            "bus",
+            "ok",
+            f"Kafka cluster {facts.cluster_id} at {', '.join(facts.brokers)}; topic {facts.topic} with "
+            f"{facts.partitions} partitions, messages up to {facts.max_message_bytes or 'unknown'} bytes",
+        )
+        for facts in found
+    ]
 
 
 def check_home(home: Path | None) -> list[Check]:

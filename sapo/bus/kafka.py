@@ -39,6 +39,10 @@ LATEST, EARLIEST = -1, -2
 OUT_OF_RANGE = 1
 
 
+class NotRead(Exception):
+    """No partition, or not all that were asked for, could be read; the last cause seen."""
+
+
 @dataclass
 class Rest:
     """The pauses between attempts to reach a bus that is away."""
@@ -119,7 +123,7 @@ class KafkaBus:
             self._reader.doubt()  # an archiver must not take a new topic's ends for an old one's
             layout, ends = self._ends()
             if len(ends.last) < len(layout.places):
-                raise Broken(self._topic, "request", ends.cause)
+                raise NotRead(ends.cause)
             return {layout.name(number): end for number, end in sorted(ends.last.items())}
 
     def close(self) -> None:
@@ -145,7 +149,7 @@ class KafkaBus:
         except NoTopic as error:
             what = "may not be seen by this client" if error.forbidden else "is not there"
             raise Unavailable(f"{where}: topic {self._topic!r} {what}") from error
-        except (Broken, NotSent, Throttled) as error:
+        except (Broken, NotRead, NotSent, Throttled) as error:
             if self._closed:
                 raise Unavailable(f"the bus {self._servers} is closed") from error
             raise Unavailable(f"{where}: {error}") from error
@@ -162,7 +166,7 @@ class KafkaBus:
             yield
         except BaseException as error:
             self._reader.close()  # answers may be under way that nobody waits for
-            if isinstance(error, Broken | NoTopic):
+            if isinstance(error, Broken | NoTopic | NotRead):
                 self._rest.failed(self._clock(), str(error))
             raise
         self._rest = Rest()
@@ -170,7 +174,7 @@ class KafkaBus:
     def _poll(self, positions: Positions, limits: Limits, rng: random.Random) -> Poll:
         layout, ends = self._ends()
         if not ends.last:
-            raise Broken(self._topic, "request", ends.cause)
+            raise NotRead(ends.cause)
         reading = Reading(limits)
         order = sorted(layout.places)
         rng.shuffle(order)

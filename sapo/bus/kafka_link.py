@@ -21,8 +21,8 @@ REST_S = 5.0
 class NoTopic(Exception):
     """The cluster does not show the topic to this client."""
 
-    def __init__(self, topic: str, code: int) -> None:
-        self.topic, self.code = topic, code
+    def __init__(self, topic: str, code: int, cluster_id: str) -> None:
+        self.topic, self.code, self.cluster_id = topic, code, cluster_id
         super().__init__(f"topic {topic!r}: {error_name(code)}")
 
     @property
@@ -201,7 +201,7 @@ def ask(connection: Connection, topic: str, *, rights: bool = False) -> Layout:
         )
     (found,) = answer.topics
     if found.error_code and (found.error_code in (3, 29, 17) or not found.partitions):
-        raise NoTopic(topic, found.error_code)
+        raise NoTopic(topic, found.error_code, answer.cluster_id or "")
     places = {p.partition_index: _place(p) for p in found.partitions}
     operations = frozenset(int(one) for one in found.authorized_operations or ()) if rights else frozenset()
     brokers = {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}

@@ -287,6 +287,8 @@ def reason(error: OSError) -> str:
         return "nobody listens there"
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
     return error.strerror or str(error)
 
 

@@ -102,7 +102,7 @@ def test_every_command_explains_itself(args: list[str], capsys: pytest.CaptureFi
         ["swarm", "--config", "absent.toml"],
         ["swarm", "--nodes", "0"],
         ["swarm", "--set", "node.7.model=starter:bytes"],
-        ["swarm", "--set", "bus.type=kafka", "--set", "bus.servers=localhost:9092"],
+        ["swarm", "--set", "bus.type=kafka", "--set", "bus.servers=127.0.0.1:1"],
         ["swarm", "--set", "bus.type=memory"],
         ["swarm", "--set", "generate.engine=vllm"],
         ["swarm", "--resume"],

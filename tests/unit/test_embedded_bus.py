@@ -181,13 +181,21 @@ def test_the_embedded_bus_lies_in_the_home_unless_a_path_is_given(tmp_path: Path
     ("bus", "problem"),
     [
         ({"type": "memory"}, "works inside one process only"),
-        ({"type": "kafka", "servers": "localhost:9092"}, 'bus.type must be "sqlite"'),
         ({"type": "sqlite", "path": "/nowhere/at/all/bus.sqlite"}, "its folder does not exist"),
     ],
 )
 def test_a_bus_that_cannot_work_is_refused(tmp_path: Path, bus: dict[str, str], problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         open_bus(parse({"bus": bus}), Home(tmp_path))
+
+
+def test_opening_a_kafka_bus_connects_to_nothing(tmp_path: Path) -> None:
+    config = parse({"swarm": {"name": "hive"}, "bus": {"type": "kafka", "servers": "127.0.0.1:1"}})
+    bus = open_bus(config, Home(tmp_path))
+    assert repr(bus) == "KafkaBus('127.0.0.1:1', 'sapo.hive')"
+    with pytest.raises(Unavailable, match="nobody listens there"):
+        bus.publish([make_signed()])
+    bus.close()
 
 
 def test_owed_groups_are_published_as_they_were_journalled(tmp_path: Path) -> None:
