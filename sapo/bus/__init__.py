@@ -1,6 +1,7 @@
 """The bus: how groups travel between the nodes of a swarm."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sapo.bus.base import Bus
 from sapo.bus.sqlite import SqliteBus
@@ -9,6 +10,9 @@ from sapo.config import KafkaBus as KafkaBusConfig
 from sapo.config import SqliteBus as SqliteBusConfig
 from sapo.errors import UserError
 from sapo.home import Home
+
+if TYPE_CHECKING:
+    from sapo.bus.kafka_check import BusFacts
 
 
 def open_bus(config: Config, home: Home) -> Bus:
@@ -32,3 +36,22 @@ def topic_of(config: Config) -> str:
     """The Kafka topic of a swarm."""
     named = config.bus.topic if isinstance(config.bus, KafkaBusConfig) else None
     return named or f"sapo.{config.swarm.name}"
+
+
+def check_buses(config: Config) -> "list[BusFacts]":
+    """Look at every Kafka bus that nodes and archive of `config` use, each once; none where it uses none.
+
+    Raises `UserError` for the first that cannot be used, within some 10 seconds.
+    """
+    configs = [config, *(config.for_node(name) for name in config.nodes)]
+    found: dict[KafkaBusConfig, tuple[str, bool]] = {}
+    for number, one in enumerate(configs):
+        if isinstance(one.bus, KafkaBusConfig):
+            writes = number > 0 or found.get(one.bus, ("", False))[1]  # the first is the archive's: it reads
+            found[one.bus] = (topic_of(one), writes)
+    if not found:
+        return []
+    from sapo.bus.kafka_check import check
+
+    limit = config.rules.max_payload_bytes
+    return [check(bus, topic, max_payload_bytes=limit, write=w) for bus, (topic, w) in found.items()]

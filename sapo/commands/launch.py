@@ -81,8 +81,10 @@ def check_built(config: Config) -> None:
 
 
 def check_place(config: Config, home: Home) -> None:
-    """Raise `UserError` for a home that is another swarm's, a disk that is full, or a port in use."""
+    """Raise `UserError` for a home that is another swarm's, a disk that is full, a port in use, or a bus that
+    cannot be used."""
     from sapo import services
+    from sapo.bus import check_buses
     from sapo.doctor import require_space
     from sapo.supervise import who_runs
 
@@ -92,6 +94,7 @@ def check_place(config: Config, home: Home) -> None:
     for port, field in ((config.track.port, "track.port"), (config.flow.port, "flow.port")):
         if port is not None and "swarm" not in who_runs(home):
             services.bind(port, field).close()
+    check_buses(config)
 
 
 def prepare(config: Config, home: Home, view: "View") -> None:
