@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from sapo.commands import check, look, run
+from sapo.commands import check, look, run, site
 from sapo.errors import SapoError, Unavailable, UserError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -33,6 +33,7 @@ app = typer.Typer(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (run.swarm, run.node, run.stop, run.evaluate),
+    "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
     "Look at a run": (look.status, look.rollouts, look.report),
     "Check": (check.verify, check.doctor),
 }
@@ -41,7 +42,7 @@ for panel, commands in PANELS.items():
         # paragraphs as one line each: the help screen folds them to the terminal's width
         paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-        app.command(command.__name__, rich_help_panel=panel, help=text)(command)
+        app.command(command.__name__.rstrip("_"), rich_help_panel=panel, help=text)(command)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -3,13 +3,17 @@
 import json
 import os
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from sapo.config import Config
+from pydantic import TypeAdapter, ValidationError
+
+from sapo.config import Config, parse
 from sapo.errors import UserError
 from sapo.manifest import Manifest
-from sapo.records import SCHEMA_VERSION
+from sapo.records import SCHEMA_VERSION, SchemaVersion
+
+DEFAULT_SITE = "n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,12 @@ class Home:
         """`path`, else `$SAPO_HOME`, else `./runs/<swarm>`; always absolute."""
         chosen = path or os.environ.get("SAPO_HOME") or Path("runs") / swarm
         return cls(Path(chosen).expanduser().absolute())
+
+    @classmethod
+    def of(cls, path: Path | str | None, config: Config) -> "Home":
+        """The home of a config's site; `./runs/<swarm>-<site>` by default where the site has a name."""
+        swarm = config.swarm
+        return cls.at(path, swarm.name if swarm.site == DEFAULT_SITE else f"{swarm.name}-{swarm.site}")
 
     @property
     def config(self) -> Path:
@@ -111,69 +121,150 @@ class Home:
         """A node's checkpoints."""
         return self.node(name) / "checkpoints"
 
+    def moved(self, name: str) -> Path:
+        """Exists in the folder of a node that lives elsewhere: it was exported, or never was here."""
+        return self.node(name) / "moved.json"
+
+    def here(self, config: Config) -> list[str]:
+        """The nodes of a config that live in this home."""
+        return [name for name in config.nodes if not self.moved(name).exists()]
+
+    def refuse_moved(self, name: str) -> None:
+        """Raise `UserError` for a node that lives elsewhere: two copies would sign different groups of the
+        same name, which peers refuse as equivocation."""
+        mark = self.moved(name)
+        if mark.exists():
+            raise UserError(
+                "node",
+                name,
+                str(json.loads(mark.read_text(encoding="utf-8"))["why"]),
+                f"run it where it lives now; if it is nowhere else, delete {mark}",
+            )
+
     def prepare(self, config: Config, manifest: Manifest) -> None:
-        """Create the home, or check that it belongs to this swarm. Raises `UserError` where it does not."""
+        """Create the home, or check that it belongs to this swarm and site. Raises `UserError` where not."""
         if self.manifest.exists():
             self.check(manifest)
-        elif self.root.exists() and any(self.root.iterdir()):
+            self.check_site(config)
+        elif self.root.exists() and any(not entry.name.startswith(".") for entry in self.root.iterdir()):
             raise UserError(
                 "--home", str(self.root), "is not empty and holds no swarm", "choose another folder"
             )
         self.root.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         write_atomically(self.config, config.model_dump_json(indent=1) + "\n")
-        write_atomically(self.manifest, manifest.canonical() + "\n")
+        if not self.manifest.exists():
+            write_atomically(self.manifest, manifest.canonical() + "\n")
+
+    def check_site(self, config: Config) -> None:
+        """Raise `UserError` where the home is another site's of the swarm: each has a home of its own."""
+        if not self.config.exists():
+            return
+        site = json.loads(self.config.read_text(encoding="utf-8")).get("swarm", {}).get("site", DEFAULT_SITE)
+        if site != config.swarm.site:
+            raise UserError(
+                "--home",
+                str(self.root),
+                f"is the home of site {site!r}, this is {config.swarm.site!r}",
+                "choose another folder or swarm.site",
+            )
 
     def check(self, manifest: Manifest) -> None:
         """Raise `UserError` unless the home was made by the same swarm, schema and rules."""
-        found = json.loads(self.manifest.read_text(encoding="utf-8"))
-        self._check_schema(found)
-        if found.get("swarm") != manifest.swarm:
+        found = self.load_manifest()
+        differing = found.differing(manifest)
+        if "swarm" in differing:
             raise UserError(
                 "--home",
                 str(self.root),
-                f"belongs to swarm {found.get('swarm')!r}",
+                f"belongs to swarm {found.swarm!r}",
                 "choose another folder or swarm.name",
             )
-        if found != json.loads(manifest.canonical()):
+        check_reasoning_gym(found, "--home", str(self.root))
+        if differing:
             raise UserError(
                 "--home",
                 str(self.root),
-                "its swarm has other tasks or rules than this config",
+                f"its swarm has other tasks or rules than this config ({', '.join(differing)})",
                 "choose another folder, or resume with the config it was started with",
-            )
-
-    def _check_schema(self, found: dict[str, Any]) -> None:
-        if found.get("schema_version") != SCHEMA_VERSION:
-            raise UserError(
-                "--home",
-                str(self.root),
-                f"was written with schema version {found.get('schema_version')}, this is {SCHEMA_VERSION}",
-                "choose another folder, or the sapo release that made it",
             )
 
     def load_manifest(self) -> Manifest:
         """The manifest of an existing home. Raises `UserError` where there is none."""
-        if not self.manifest.exists():
-            raise UserError(
-                "--home", str(self.root), "holds no swarm", "start one with `sapo swarm`, or name its folder"
-            )
-        found = json.loads(self.manifest.read_text(encoding="utf-8"))
-        self._check_schema(found)
-        return Manifest.model_validate_json(self.manifest.read_bytes())
+        self._exists(self.manifest)
+        return read_manifest(self.manifest, "--home", str(self.root))
 
     def load_config(self) -> Config:
-        """The config an existing home was last started with."""
-        if not self.config.exists():
+        """The config an existing home was last started with. Raises `UserError` where there is none."""
+        self._exists(self.config)
+        return parse(json.loads(self.config.read_text(encoding="utf-8")), prefix="config.json: ")
+
+    def _exists(self, path: Path) -> None:
+        if not path.exists():
             raise UserError(
                 "--home", str(self.root), "holds no swarm", "start one with `sapo swarm`, or name its folder"
             )
-        return Config.model_validate_json(self.config.read_bytes())
 
     def node_names(self) -> list[str]:
         """Nodes that have a journal here, n2 before n10."""
         names = [path.parent.name for path in self.root.glob("*/journal.sqlite")]
         return sorted(names, key=lambda name: (len(name), name))
+
+
+def read_manifest(path: Path, field: str, value: str) -> Manifest:
+    """A manifest from its file. Raises `UserError` on `field` = `value` where it cannot be obeyed here."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(field, value, error.strerror or str(error), "name a readable manifest") from None
+    return parse_manifest(data, field, value)
+
+
+def parse_manifest(data: bytes | str, field: str, value: str) -> Manifest:
+    """A manifest from its JSON. Raises `UserError` on `field` = `value` where it cannot be obeyed here.
+
+    One of the next schema version is taken if it sets no rule that is unknown here: rules are there to be
+    kept, so one that cannot be is never passed over, as an unknown field of a group is.
+    """
+    try:
+        found = json.loads(data)
+        known = found["schema_version"] is not None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        known = False
+    if not known:
+        raise UserError(field, value, "is no manifest", "name what `sapo init` wrote: <swarm>.manifest.json")
+    try:
+        TypeAdapter(SchemaVersion).validate_python(found["schema_version"], strict=True)
+    except ValidationError:
+        raise UserError(
+            field,
+            value,
+            f"was written with schema version {found['schema_version']!r}, this is {SCHEMA_VERSION}",
+            "choose another, or a sapo release that reads it",
+        ) from None
+    unknown = [name for name in found if name not in Manifest.model_fields and found[name] is not None]
+    if unknown:
+        remedy = "install the sapo release that the swarm's other sites run"
+        raise UserError(field, value, f"has rules this release does not know: {', '.join(unknown)}", remedy)
+    rules = {name: rule for name, rule in found.items() if name in Manifest.model_fields}
+    try:
+        return Manifest.model_validate_json(json.dumps(rules))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        problem = f"is damaged: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        raise UserError(field, value, problem, "restore it from another site") from None
+
+
+def check_reasoning_gym(manifest: Manifest, field: str, value: str) -> None:
+    """Raise `UserError` unless the installed reasoning-gym makes the questions that the swarm agreed on."""
+    installed = version("reasoning-gym")
+    if manifest.reasoning_gym != installed:
+        raise UserError(
+            field,
+            value,
+            f"pins reasoning-gym {manifest.reasoning_gym}, installed is {installed}",
+            f"pip install reasoning-gym=={manifest.reasoning_gym}",
+        )
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -177,6 +177,11 @@ class Journal:
         row = self._one("SELECT round, stage FROM rounds ORDER BY round DESC LIMIT 1")
         return None if row is None else (row[0], row[1])
 
+    def finished_rounds(self) -> int:
+        """How many rounds have their result."""
+        at = self.stage()
+        return 0 if at is None else at[0] + (at[1] == "result")
+
     def groups(self, round: int) -> list[SignedGroup]:
         """The round's own groups in order. Raises `JournalError` for a round that is not here (any more)."""
         if self._one("SELECT 1 FROM rounds WHERE round = ?", round) is None:

@@ -4,7 +4,7 @@ from importlib.metadata import version
 from typing import Literal, Self
 
 from sapo.config import Config, Rules
-from sapo.records import Name, Recipe, Record, canonical
+from sapo.records import SCHEMA_VERSION, Name, Recipe, Record, SchemaVersion, canonical
 
 
 class AllowedTask(Record):
@@ -15,9 +15,10 @@ class AllowedTask(Record):
 
 
 class Manifest(Record):
-    """Tasks, limits and versions of a swarm; equal in every node."""
+    """Tasks, limits and versions of a swarm; equal in every node but for the schema version."""
 
-    schema_version: Literal[1] = 1
+    schema_version: SchemaVersion = SCHEMA_VERSION
+    """Of the release that wrote it."""
     swarm: Name
     reasoning_gym: str
     tasks: tuple[AllowedTask, ...]
@@ -53,6 +54,11 @@ class Manifest(Record):
             max_text_chars=rules.max_text_chars,
             max_payload_bytes=rules.max_payload_bytes,
         )
+
+    def differing(self, other: "Manifest") -> list[str]:
+        """Names of the rules that another manifest has otherwise."""
+        names = type(self).model_fields.keys() - {"schema_version"}
+        return sorted(name for name in names if getattr(self, name) != getattr(other, name))
 
     def allows(self, recipe: Recipe) -> bool:
         """Whether a recipe names one of the swarm's tasks with exactly its parameters."""

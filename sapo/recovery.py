@@ -23,7 +23,7 @@ def recover(parts: NodeParts) -> int:
     Takes the checkpoint of round 0 when the node is new, so that recovery never depends on where the
     initial weights came from. Raises `RecoveryMismatch` when a repeated round gives another digest.
     """
-    done = _finished_rounds(parts)
+    done = parts.journal.finished_rounds()
     found = _newest(parts, done)
     if found is None:
         if done:
@@ -97,14 +97,6 @@ def roll_back(parts: NodeParts) -> int:
         raise RecoveryMismatch(f"{parts.name}: nothing to roll back to")
     _load(parts, found)
     return found.round
-
-
-def _finished_rounds(parts: NodeParts) -> int:
-    stage = parts.journal.stage()
-    if stage is None:
-        return 0
-    round, name = stage
-    return round + 1 if name == "result" else round
 
 
 def _newest(parts: NodeParts, limit: int) -> checkpoint.Checkpoint | None:

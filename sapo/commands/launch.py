@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from sapo.commands.options import DEFAULT_PRESET, find_home, program, resolve
+from sapo.commands.options import find_home, program, resolve
 from sapo.config import Config, load
 from sapo.errors import UserError
 from sapo.home import Home, write_atomically
@@ -42,18 +42,38 @@ def locate(
     """Home and config of a swarm that is to begin or to go on. Raises `UserError` where it can do neither."""
     if not resume:
         config = resolve(preset, file, sets, nodes=nodes, rounds=rounds)
-        return Home.at(home, config.swarm.name), config
-    name = DEFAULT_PRESET if preset is None and file is None else resolve(preset, file, sets).swarm.name
+        return Home.of(home, config), config
     named = home is not None or os.environ.get("SAPO_HOME") or preset is not None or file is not None
-    found = find_home(Home.at(home, name).root if named else None)
+    found = find_home(Home.of(home, resolve(preset, file, sets)).root if named else None)
     # the preset is in the home's config already; laid on top, it would undo what was set beside it
     config = resolve(None, file, sets, nodes=nodes, rounds=rounds, base=found.load_config())
     return found, config
 
 
+def pick_node(config: Config, home: Home, name: str | None) -> str:
+    """The node that `sapo node` runs: the one named, or the only one that lives in this home."""
+    if name is not None:
+        home.refuse_moved(name)
+        return name
+    names = home.here(config)
+    if len(names) != 1:
+        site = f"site {config.swarm.site!r} has {len(names)} nodes here: {', '.join(names) or 'none'}"
+        raise UserError("NAME", None, site, "name one of them" if names else "name the home of a node")
+    return names[0]
+
+
+def refuse_moved(config: Config, home: Home) -> None:
+    """Raise `UserError` where one of a swarm's nodes lives elsewhere: this machine cannot run all of them."""
+    here = home.here(config)
+    for name in config.nodes:
+        if name not in here:
+            remedy = f"run those that are here one by one with `{program()} node NAME`: {', '.join(here)}"
+            raise UserError("swarm.nodes", config.swarm.nodes, f"{name} lives elsewhere", remedy)
+
+
 def refuse_second_start(home: Home) -> None:
     """Raise `UserError` when a home already holds a run: it is gone on with, or left alone."""
-    if home.manifest.exists():
+    if home.manifest.exists() and home.node_names():
         here = os.path.relpath(home.root)
         remedy = f"go on with `{program()} swarm --resume --home {here}`, or start afresh with another --home"
         raise UserError("--home", here, "holds a run already", remedy)
@@ -90,6 +110,7 @@ def check_place(config: Config, home: Home) -> None:
 
     if home.manifest.exists():
         home.check(Manifest.of(config))
+        home.check_site(config)
     require_space(home.root)
     for port, field in ((config.track.port, "track.port"), (config.flow.port, "flow.port")):
         if port is not None and "swarm" not in who_runs(home):

@@ -54,6 +54,7 @@ def swarm(
     settings, warning = launch.silo_if_alone(settings)
     if warning:
         warn(warning)
+    launch.refuse_moved(settings, found)
     if dry_run:
         print(toml.dumps(settings.model_dump(mode="json")), end="")
         return
@@ -63,12 +64,15 @@ def swarm(
 
 
 def node(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="n0, n1, ...")],
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="n0, n1, ...; not needed where the site has one node."),
+    ] = None,
     preset: PresetOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
     nodes: Annotated[
-        int | None, typer.Option(metavar="N", help="How many nodes the swarm has in all.")
+        int | None, typer.Option(metavar="N", help="How many nodes run here, this one among them.")
     ] = None,
     rounds: RoundsOption = None,
     home: HomeOption = None,
@@ -76,17 +80,19 @@ def node(
 ) -> None:
     """Run one node of a swarm in this terminal.
 
-    In a home that holds a run the node goes on where it was, under that run's config. It uses the servers
-    of a swarm that runs there, else those that PREFECT_API_URL and track.uri name, else none.
+    In a home that holds a run the node goes on where it was, under that run's config; what --config and
+    --set name is changed. It uses the servers of a swarm that runs there, else those that PREFECT_API_URL
+    and MLFLOW_TRACKING_URI or track.uri name, else none. Nobody archives beside it: see sapo archive.
     """
     from sapo import toml
     from sapo.commands import launch
 
     found, settings = launch.locate(preset, config, sets, nodes=nodes, rounds=rounds, home=home)
-    if found.manifest.exists():
+    if found.manifest.exists() and (config is None or found.node_names()):
         found, settings = launch.locate(
             preset, config, sets, nodes=nodes, rounds=rounds, home=found.root, resume=True
         )
+    name = launch.pick_node(settings, found, name)
     if dry_run:
         print(toml.dumps(settings.for_node(name).model_dump(mode="json")), end="")
         return

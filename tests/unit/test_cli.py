@@ -79,6 +79,11 @@ def empty_batch(incarnation: str):  # type: ignore[no-untyped-def]
                 "status",
                 "stop",
                 "evaluate",
+                "init",
+                "join",
+                "archive",
+                "export",
+                "import",
                 "verify",
                 "rollouts",
                 "report",
@@ -106,6 +111,7 @@ def test_every_command_explains_itself(args: list[str], capsys: pytest.CaptureFi
         ["swarm", "--set", "bus.type=memory"],
         ["swarm", "--set", "generate.engine=vllm"],
         ["swarm", "--resume"],
+        ["node"],
         ["status"],
         ["stop", "--home", "nowhere"],
         ["evaluate"],
@@ -130,7 +136,9 @@ def test_bad_input_is_one_line_with_a_remedy_and_writes_nothing(
     assert list(elsewhere.iterdir()) == []
 
 
-@pytest.mark.parametrize("args", [["swarn"], ["swarm", "--nope"], ["swarm", "--nodes", "x"], ["node"]])
+@pytest.mark.parametrize(
+    "args", [["swarn"], ["swarm", "--nope"], ["swarm", "--nodes", "x"], ["init"], ["join"]]
+)
 def test_a_wrong_command_line_is_one_line_that_names_the_help(
     args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

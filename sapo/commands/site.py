@@ -1,0 +1,177 @@
+"""Commands for swarms of several sites: `init`, `join`, `archive`, `export`, `import`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sapo.commands.options import (
+    DEFAULT_PRESET,
+    HomeOption,
+    PresetOption,
+    SetOption,
+    find_home,
+    program,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from sapo.moving import Progress
+
+SiteOption = Annotated[
+    str, typer.Option("--site", metavar="S", help="This site's name; its nodes are S0, S1, ...")
+]
+NodesOption = Annotated[
+    int | None, typer.Option("--nodes", metavar="N", help="How many nodes run at this site. \\[default: 1]")
+]
+DirOption = Annotated[
+    Path, typer.Option("--dir", metavar="DIR", help="Where the files are written; made if need be.")
+]
+
+
+def init(
+    swarm: Annotated[str, typer.Option("--swarm", metavar="NAME", help="The swarm's name.")],
+    site: SiteOption,
+    preset: PresetOption = None,
+    sets: SetOption = None,
+    nodes: NodesOption = None,
+    folder: DirOption = Path("."),
+) -> None:
+    """Begin a swarm of several sites: write its manifest and this site's config.
+
+    The manifest (NAME.manifest.json) is what all sites agree on: tasks, limits, what is held out. Hand it to
+    whoever is to join; nothing in it is secret. The config (site-S.toml) is this site's own.
+
+    The bus must be one that other sites reach: --set bus.type=kafka --set bus.servers=HOST:9092
+    """
+    from sapo import sites
+
+    made = sites.found_swarm(swarm, site, preset or DEFAULT_PRESET, with_nodes(sets, nodes), folder)
+    print(f"{made.manifest}: what all sites agree on; hand it to whoever joins")
+    print(f"{made.file}: this site's settings")
+    say_next(made.file, made.config.nodes, None)
+    print(f"others join with: sapo join {made.manifest.name} --site OTHER --set bus.type=... --set bus. ...")
+
+
+def join(
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="What sapo init wrote.")],
+    site: SiteOption,
+    preset: PresetOption = None,
+    sets: SetOption = None,
+    nodes: NodesOption = None,
+    folder: DirOption = Path("."),
+    home: HomeOption = None,
+) -> None:
+    """Set up a site of an existing swarm: its config, its home, and a key for each of its nodes.
+
+    Tasks and rules are the manifest's; the rest is the preset's and --set's. How the bus is reached must be
+    set, as in --set bus.type=kafka --set bus.servers=HOST:9092
+    """
+    from sapo import sites
+
+    joined = sites.join_swarm(manifest, site, preset or DEFAULT_PRESET, with_nodes(sets, nodes), folder, home)
+    print(f"{joined.file}: this site's settings")
+    print(f"{joined.home.root}: its home")
+    for name, key in joined.keys.items():
+        print(f"{name}: public key {key}")
+    say_next(joined.file, joined.config.nodes, home)
+
+
+def with_nodes(sets: list[str] | None, nodes: int | None) -> list[str]:
+    """The settings of the command line, with how many nodes where that is said."""
+    return [*(sets or []), *([f"swarm.nodes={nodes}"] if nodes is not None else [])]
+
+
+def say_next(file: Path, names: list[str], home: Path | None) -> None:
+    """Print how a site is started."""
+    place = f"--config {file}" + (f" --home {home}" if home is not None else "")
+    one = "" if len(names) == 1 else f"{names[0]} "
+    print(f"start it: {program()} swarm {place}  (nodes, history, Prefect and MLflow)")
+    print(f"      or: {program()} node {one}{place}  (one node, in this terminal)")
+
+
+def archive(
+    home: HomeOption = None,
+    once: Annotated[bool, typer.Option("--once", help="End when all is archived that is there now.")] = False,
+) -> None:
+    """Write what is published on the bus into the history of a site, until Ctrl-C.
+
+    A swarm that runs archives by itself; this is for a site whose nodes run by `sapo node`, or for one that
+    has no nodes. It archives the whole bus, all sites' groups, each exactly once, however many archive.
+    """
+    found = find_home(home)
+    found.load_config()  # said before libraries are imported, which takes seconds
+
+    from sapo.sites import run_archive
+
+    print(
+        f"archiving the bus of {found.load_manifest().swarm} (log: {found.logs / 'archive.log'})", flush=True
+    )
+    run_archive(found, once=once)
+    print("all that was on the bus is archived")
+
+
+def export(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node that moves.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="The pack. \\[default: ./<swarm>-<node>.tar.gz]"),
+    ] = None,
+    home: HomeOption = None,
+) -> None:
+    """Pack a node that does not run, to move it to another machine: key, journal, newest checkpoint.
+
+    It does not start here any more. `sapo import` unpacks it over there, where it goes on in the same round
+    as the same author. The pack holds the node's private key. History and MLflow stay where they are.
+    """
+    from sapo.errors import UserError
+    from sapo.moving import export_node
+    from sapo.supervise import holder
+
+    found = find_home(home)
+    config = found.load_config()
+    if holder(found.root) is not None:
+        raise UserError("--home", str(found.root), "a swarm runs here", "stop it first with `sapo stop`")
+    target = output or Path(f"{config.swarm.name}-{node}.tar.gz")
+    with progress(config.swarm.name) as show:
+        pack = export_node(found, node, target, show)
+    print(f"{target}: {node} after {pack.rounds} rounds, {target.stat().st_size / 2**20:.1f} MB")
+    if pack.owed:
+        owed = ", ".join(f"{count} {kind}" for kind, count in pack.owed.items())
+        print(f"what it has yet to deliver goes with it: {owed}")
+    if config.bus.type == "sqlite":
+        warn("bus.path: the bus is a file on this machine; over there, name another with sapo import --set")
+    warn(f"{target} holds the private key of {node}: send it on a safe way, delete it when it has arrived")
+    print(f"over there: sapo import {target.name}")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What sapo export wrote.")],
+    sets: SetOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Unpack a node that was exported elsewhere, into a home of its own or one of the same site.
+
+    It goes on where it was. --set changes its settings, such as how the bus is reached from here. Import a
+    pack once: two copies of a node would contradict each other, and its peers would refuse them.
+    """
+    from sapo.moving import import_node
+
+    with progress("import") as show:
+        found = import_node(file, home, sets or (), show)
+    name = found.pack.node
+    print(f"{found.home.node(name)}: {name} after {found.pack.rounds} rounds, public key {found.pack.key}")
+    print(f"it goes on with: {program()} node {name} --home {found.home.root}")
+
+
+@contextmanager
+def progress(title: str) -> "Iterator[Progress]":
+    """Shows how far packing or unpacking is, on standard error."""
+    from rich.console import Console
+
+    from sapo.view import open_view
+
+    with open_view(title, Console(stderr=True)) as view:
+        yield view.step

@@ -1,0 +1,385 @@
+"""Moving a node: packed on one machine, unpacked on another, where it goes on bit for bit.
+
+A node must not run twice: two copies of one journal sign different groups of the same name, which peers
+refuse as equivocation. So a folder that was packed is marked, and its node does not start there any more.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import tarfile
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from sapo import checkpoint
+from sapo.config import Config, load, parse
+from sapo.errors import UserError
+from sapo.files import sync_directory, sync_file
+from sapo.home import Home, check_reasoning_gym, parse_manifest, write_atomically
+from sapo.identity import Identity
+from sapo.journal import Journal
+from sapo.journal_file import connect, explained
+from sapo.lock import NodeLock
+from sapo.manifest import Manifest
+from sapo.records import Count, Hex64, Name, Record
+
+INDEX = "pack.json"
+MAX_INDEX_BYTES = 2**20
+KEY, JOURNAL = "key.pem", "journal.sqlite"
+MEMBER = re.compile(r"key\.pem|journal\.sqlite|checkpoints/round-\d{6,}(/\w[\w.-]*)+")
+CHUNK = 2**20
+FREE_AFTER = 100 * 2**20
+"""Bytes of the disk that unpacking must leave free."""
+
+Progress = Callable[[str, int, int], None]
+"""Told a label, and how many of how many bytes are done."""
+
+
+class PackedFile(Record):
+    """One file of a pack."""
+
+    bytes: Annotated[int, Field(ge=0)]
+    sha256: Hex64
+
+
+class Pack(Record):
+    """What a pack says of itself, in its first file."""
+
+    format: Literal[1] = 1
+    sapo: str
+    """The release that made it."""
+    swarm: Name
+    node: Name
+    key: Hex64
+    incarnation: str
+    rounds: Count
+    """Finished ones."""
+    owed: dict[str, int]
+    """What the node has yet to deliver, by kind; it goes with it."""
+    manifest: dict[str, Any]
+    config: dict[str, Any]
+    files: dict[str, PackedFile]
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A node that was unpacked."""
+
+    pack: Pack
+    home: Home
+    config: Config
+
+
+def silent(label: str, done: int, total: int) -> None:
+    """Progress that nobody looks at."""
+
+
+# -- packing ------------------------------------------------------------------------------------------------
+
+
+def export_node(home: Home, name: str, output: Path, progress: Progress = silent) -> Pack:
+    """Pack a node's key, journal, newest checkpoint, config and manifest, and mark its folder as moved.
+
+    The file holds the private key and only its owner may read it. What stays: history, MLflow, the embedded
+    bus. Raises `UserError` for a node that runs, was moved, is unknown or damaged, or a file that exists.
+    """
+    home.load_manifest()
+    if name not in home.node_names():
+        raise UserError("NODE", name, "has no journal here", f"nodes here: {', '.join(home.node_names())}")
+    if output.exists():
+        raise UserError("--output", str(output), "exists already", "name another file")
+    if not output.parent.is_dir():
+        raise UserError("--output", str(output), "its folder does not exist", "make it, or name another")
+    with NodeLock(home.node(name)), tempfile.TemporaryDirectory(prefix="sapo-export-") as scratch:
+        home.refuse_moved(name)
+        copy = Path(scratch) / JOURNAL
+        copy_journal(home.journal(name), copy)
+        sources = _sources(home, name, copy)
+        pack = _index(home, name, sources, progress)
+        with _private_file(output) as file:
+            _write(file, pack, sources, progress)
+            why = f"was exported to {output.absolute()} on {time.strftime('%Y-%m-%d %H:%M')}"
+            mark_moved(home, name, f"{why} at {socket.gethostname()}")
+    return pack
+
+
+def copy_journal(path: Path, target: Path) -> None:
+    """A consistent copy of a journal in one file, what lies in its write-ahead log included."""
+    with (
+        explained(path),
+        closing(connect(path, read_only=True)) as source,
+        closing(sqlite3.connect(target)) as destination,
+    ):
+        source.backup(destination)
+
+
+def mark_moved(home: Home, name: str, why: str) -> None:
+    """From now on the node does not start in this home; `why` completes the sentence "node n0 ..."."""
+    home.node(name).mkdir(parents=True, exist_ok=True)
+    write_atomically(home.moved(name), json.dumps({"node": name, "why": why}, indent=1) + "\n")
+    sync_directory(home.node(name))
+
+
+def _sources(home: Home, name: str, journal: Path) -> dict[str, Path]:
+    """Where the files of a pack lie, by their names in it."""
+    folder = home.node(name)
+    if not (folder / KEY).exists():
+        raise UserError("NODE", name, f"has no {KEY}", "restore its folder from a backup")
+    sources = {KEY: folder / KEY, JOURNAL: journal}
+    with Journal.read_only(home.journal(name)) as held:
+        done, pinned = held.finished_rounds(), held.pinned_checkpoints()
+        newest = checkpoint.load_latest(home.checkpoints(name), incarnation=held.incarnation, at_most=done)
+    if newest is None and done:
+        raise UserError("NODE", name, "has no whole checkpoint", "restore its folder from a backup")
+    kept = {path for path in pinned if path.is_dir()} | ({newest.path} if newest else set())
+    for path in sorted(kept):
+        for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
+            sources[f"checkpoints/{path.name}/{file.relative_to(path).as_posix()}"] = file
+    return sources
+
+
+def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progress) -> Pack:
+    total, done = sum(path.stat().st_size for path in sources.values()), 0
+    files = {}
+    for member, path in sources.items():
+        with path.open("rb") as file:
+            size, digest = _copy(file, None)
+        files[member] = PackedFile(bytes=size, sha256=digest)
+        done += size
+        progress("reading", done, total)
+    with Journal.read_only(home.journal(name)) as journal:
+        return Pack(
+            sapo=version("sapo-swarm"),
+            swarm=home.load_manifest().swarm,
+            node=name,
+            key=Identity.load_or_create(home.node(name) / KEY).key,
+            incarnation=journal.incarnation,
+            rounds=journal.finished_rounds(),
+            owed=journal.owed_counts(),
+            manifest=json.loads(home.manifest.read_bytes()),
+            config=json.loads(home.config.read_bytes()),
+            files=files,
+        )
+
+
+@contextmanager
+def _private_file(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that only its owner may read; it has its name when the block ends, or is not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        sync_file(temporary)
+        temporary.rename(path)
+        sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(file: IO[bytes], pack: Pack, sources: Mapping[str, Path], progress: Progress) -> None:
+    total, done = sum(entry.bytes for entry in pack.files.values()), 0
+    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8") as index:
+            index.write(pack.model_dump_json(indent=1))
+            index.flush()
+            archive.add(index.name, INDEX, filter=_plain)
+        for member, path in sources.items():
+            archive.add(path, member, filter=_plain)
+            done += pack.files[member].bytes
+            progress("packing", done, total)
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Nobody's in particular, readable by the owner only."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o600
+    return member
+
+
+# -- unpacking ----------------------------------------------------------------------------------------------
+
+
+def import_node(
+    file: Path, home: Path | None = None, sets: Sequence[str] = (), progress: Progress = silent
+) -> Imported:
+    """Unpack a node into a home, its own or one of the same site, where it then goes on.
+
+    `sets` change the config, such as how the bus is reached from here. Nothing is put in place before all of
+    the pack was read and checked. Raises `UserError` where the pack is damaged or cannot be used here.
+    """
+    with _opened(file) as archive:
+        pack = _read_index(archive, file)
+        manifest = parse_manifest(json.dumps(pack.manifest), "FILE", str(file))
+        check_reasoning_gym(manifest, "FILE", str(file))
+        config = load(base=parse(pack.config, prefix=f"{INDEX}: config."), sets=sets)
+        target = Home.of(home, config)
+        config = _fitting(target, config, manifest, sets, pack)
+        with _scratch(target.root, file, pack) as place:
+            _unpack(archive, file, pack, place, progress)
+            _check_node(place, file, pack)
+            _settle(place, target, config, manifest, pack)
+    return Imported(pack, target, config)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tarfile.TarFile]:
+    """A pack to read; whatever is wrong with its bytes becomes a `UserError`."""
+    try:
+        with tarfile.open(file, mode="r:gz") as archive:
+            yield archive
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise _damaged(file, str(error) or type(error).__name__) from None
+    except OSError as error:
+        if error.errno is None or error.filename == str(file):
+            raise UserError("FILE", str(file), error.strerror or str(error), "name a pack") from None
+        raise
+
+
+def _damaged(file: Path, what: str) -> UserError:
+    return UserError("FILE", str(file), f"is no whole pack of a node: {what}", "export and copy it again")
+
+
+def _read_index(archive: tarfile.TarFile, file: Path) -> Pack:
+    first = archive.next()
+    if first is None or first.name != INDEX or not first.isreg() or first.size > MAX_INDEX_BYTES:
+        raise _damaged(file, f"it does not begin with {INDEX}")
+    source = archive.extractfile(first)
+    assert source is not None
+    try:
+        pack = Pack.model_validate_json(source.read())
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        raise _damaged(file, f"{INDEX}: {'.'.join(map(str, found['loc']))}: {found['msg']}") from None
+    odd = [name for name in pack.files if not MEMBER.fullmatch(name)]
+    missing = {KEY, JOURNAL} - pack.files.keys()
+    if odd or missing:
+        raise _damaged(file, f"{INDEX} names {odd[0]!r}" if odd else f"{INDEX} lacks {min(missing)}")
+    return pack
+
+
+@contextmanager
+def _scratch(root: Path, file: Path, pack: Pack) -> Iterator[Path]:
+    """An empty folder on the disk of a home; refused where that has no room for what is to be unpacked."""
+    disk = root if root.exists() else root.parent
+    disk.mkdir(parents=True, exist_ok=True)
+    need, free = sum(entry.bytes for entry in pack.files.values()), shutil.disk_usage(disk).free
+    if need + FREE_AFTER > free:
+        problem = f"needs {need / 2**20:,.0f} MB, {disk} has {free / 2**20:,.0f} MB free"
+        raise UserError("FILE", str(file), problem, "free some space or choose another --home")
+    with tempfile.TemporaryDirectory(prefix=".sapo-import-", dir=disk) as scratch:
+        place = Path(scratch) / pack.node
+        place.mkdir()
+        yield place
+
+
+def _unpack(archive: tarfile.TarFile, file: Path, pack: Pack, place: Path, progress: Progress) -> None:
+    """Write exactly the files that the index names, each of its size and digest, below `place`."""
+    total, done = sum(entry.bytes for entry in pack.files.values()), 0
+    left = dict(pack.files)
+    for member in archive:
+        tarfile.data_filter(member, str(place))
+        entry = left.pop(member.name, None)
+        source = archive.extractfile(member) if member.isreg() else None
+        if entry is None or source is None or member.size != entry.bytes:
+            raise _damaged(file, f"{member.name!r} is not as {INDEX} says")
+        path = place / member.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with source, open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:
+            found = _copy(source, output)
+        if found != (entry.bytes, entry.sha256):
+            raise _damaged(file, f"{member.name} does not have its digest")
+        sync_file(path)
+        done += entry.bytes
+        progress("unpacking", done, total)
+    if left:
+        raise _damaged(file, f"{min(left)} is missing")
+
+
+def _fitting(home: Home, config: Config, manifest: Manifest, sets: Sequence[str], pack: Pack) -> Config:
+    """The config the node is to run with: that of the home where there is one, which must be its site's."""
+    if pack.node not in config.nodes:
+        raise UserError(
+            "--set", "swarm", f"this site has no node {pack.node}", "leave swarm.nodes and .site out"
+        )
+    differing = Manifest.of(config).differing(manifest)
+    if differing:
+        raise UserError("--set", differing[0], "is for the whole swarm to say", "leave it out")
+    if not home.manifest.exists():
+        return config
+    home.check(manifest)
+    home.check_site(config)
+    held = load(base=home.load_config(), sets=sets)
+    if pack.node not in held.nodes:
+        remedy = f"raise it with --set swarm.nodes={len(config.nodes)}"
+        raise UserError("swarm.nodes", held.swarm.nodes, f"the home has no node {pack.node}", remedy)
+    journal = home.journal(pack.node)
+    if journal.exists():
+        if not home.moved(pack.node).exists():
+            raise UserError(
+                "--home", str(home.root), f"{pack.node} lives here already", "choose another folder"
+            )
+        with Journal.read_only(journal) as old:
+            if old.incarnation == pack.incarnation and old.finished_rounds() > pack.rounds:
+                problem = f"{pack.node} had {old.finished_rounds()} rounds here, the pack has {pack.rounds}"
+                raise UserError("--home", str(home.root), problem, "import a pack that was made later")
+    return held
+
+
+def _check_node(place: Path, file: Path, pack: Pack) -> None:
+    """Raise `UserError` unless key, journal and checkpoints are whole, and those the index speaks of."""
+    if Identity.load_or_create(place / KEY).key != pack.key:
+        raise _damaged(file, "its key is another")
+    with Journal.read_only(place / JOURNAL) as journal:
+        if (journal.incarnation, journal.finished_rounds()) != (pack.incarnation, pack.rounds):
+            raise _damaged(file, "its journal is another")
+    folders = sorted((place / "checkpoints").iterdir()) if (place / "checkpoints").exists() else []
+    try:
+        found = [checkpoint.verify(folder) for folder in folders]
+    except checkpoint.BrokenCheckpoint as error:
+        raise _damaged(file, f"checkpoint: {error}") from None
+    if pack.rounds and not found:
+        raise _damaged(file, "it has no checkpoint")
+
+
+def _settle(place: Path, home: Home, config: Config, manifest: Manifest, pack: Pack) -> None:
+    """Put an unpacked node where it belongs; a folder it had there before is kept aside."""
+    fresh = not home.manifest.exists()
+    home.prepare(config, manifest)
+    if fresh:
+        for name in config.nodes:
+            if name != pack.node:
+                mark_moved(home, name, f"stayed where {pack.node} was exported from")
+    folder = home.node(pack.node)
+    with NodeLock(folder):
+        aside = home.root / ".moved" / f"{pack.node}-{time.time_ns()}"
+        aside.parent.mkdir(exist_ok=True)
+        folder.rename(aside)
+        place.rename(folder)
+        sync_directory(home.root)
+
+
+def _copy(source: IO[bytes], target: IO[bytes] | None) -> tuple[int, str]:
+    """Copy a stream, or only read it; returns its size and hex SHA-256."""
+    size, digest = 0, hashlib.sha256()
+    while chunk := source.read(CHUNK):
+        size += len(chunk)
+        digest.update(chunk)
+        if target is not None:
+            target.write(chunk)
+    return size, digest.hexdigest()

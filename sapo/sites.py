@@ -1,0 +1,244 @@
+"""Sites of a swarm: the manifest they share, the config and home that each has, and an archive by itself."""
+
+import json
+import os
+import threading
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sapo import toml
+from sapo.config import Config, load, parse
+from sapo.errors import UserError
+from sapo.home import Home, check_reasoning_gym, read_manifest, write_atomically
+from sapo.identity import Identity
+from sapo.manifest import Manifest
+from sapo.processes import POLL_S, Child, stopping_on_signals, tail
+from sapo.settings import KafkaBus, SqliteBus
+
+SHARED = ("tasks", "rules", "swarm.name")
+"""Settings that the manifest decides, for every site."""
+SHOWN: Mapping[str, Sequence[str]] = {
+    "": ("model", "threads"),
+    "swarm": ("name", "site", "nodes", "rounds"),
+    "rules": tuple(Config().rules.model_dump()),
+    "bus": ("type", "servers", "topic", "path"),
+    "batch": ("local", "external", "completions"),
+    "generate": ("max_new_tokens",),
+    "learn": ("lr",),
+}
+"""Settings that a site's config names even where they have their defaults, by section."""
+COMMENTS = {
+    "swarm": "name: the manifest's. site: begins the names of the nodes here. rounds: of each node, in all.",
+    "tasks": "The manifest's: every site has the same. Only a task's weight, 1 if not set, is its own.",
+    "rules": "The manifest's: every site has the same.",
+    "bus": "How this site reaches the bus. A secret is named here (env:NAME, file:PATH), never written.",
+    "batch": "local, external: own and foreign groups of an update; completions: answers to a question.",
+    "node": "Settings of single nodes, by number.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Founded:
+    """What beginning a swarm has made: the first site's config, the manifest's file and the config's."""
+
+    config: Config
+    manifest: Path
+    file: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What joining a swarm has made: the site's config and its file, its home, its nodes' public keys."""
+
+    config: Config
+    file: Path
+    home: Home
+    keys: dict[str, str]
+
+
+def found_swarm(swarm: str, site: str, preset: str, sets: Sequence[str], folder: Path) -> Founded:
+    """Write `<swarm>.manifest.json` and `site-<site>.toml` of a new swarm.
+
+    Raises `UserError` where a setting or task is wrong, no other site could reach the bus, or a file exists.
+    """
+    config = _load(preset, sets, swarm, site, ())
+    target, file = folder / f"{swarm}.manifest.json", config_file(folder, site)
+    _refuse_overwriting(target, file)
+    text = site_toml(config)
+    check_tasks(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    body = Manifest.of(config).model_dump(mode="json")
+    write_atomically(target, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
+    write_atomically(file, text)
+    return Founded(config, target, file)
+
+
+def join_swarm(
+    path: Path, site: str, preset: str, sets: Sequence[str], folder: Path, home: Path | None
+) -> Joined:
+    """Set up a site of an existing swarm: its config, its home and a key for each of its nodes.
+
+    Raises `UserError` where the manifest cannot be obeyed here, a setting is wrong or goes against it, or
+    something of that name exists already.
+    """
+    manifest = read_manifest(path, "MANIFEST", str(path))
+    check_reasoning_gym(manifest, "MANIFEST", str(path))
+    for item in sets:
+        key = item.partition("=")[0].strip()
+        if any(key == name or key.startswith(f"{name}.") for name in SHARED):
+            raise UserError(
+                "--set", item, "is for the whole swarm to say", "leave it out: the manifest has it"
+            )
+    config = _load(preset, sets, manifest.swarm, site, shared_settings(manifest))
+    differing = Manifest.of(config).differing(manifest)
+    if differing:
+        problem = f"gives this site other {', '.join(differing)} than the manifest"
+        raise UserError("--set", "node", problem, "leave tasks to the manifest")
+    file, target = config_file(folder, site), Home.of(home, config)
+    _refuse_overwriting(file, target.manifest)
+    text = site_toml(config)
+    check_tasks(config)
+    target.prepare(config, manifest)
+    keys = {}
+    for name in config.nodes:
+        target.node(name).mkdir(exist_ok=True)
+        keys[name] = Identity.load_or_create(target.node(name) / "key.pem").key
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, text)
+    return Joined(config, file, target, keys)
+
+
+def config_file(folder: Path, site: str) -> Path:
+    """Where a site's config lies."""
+    return folder / f"site-{site}.toml"
+
+
+def shared_settings(manifest: Manifest) -> tuple[str, ...]:
+    """What a manifest says, as settings."""
+    tasks = [{"dataset": task.dataset, "config": json.loads(task.config)} for task in manifest.tasks]
+    rules = {name: getattr(manifest, name) for name in SHOWN["rules"]}
+    return (
+        f"tasks={json.dumps(tasks)}",
+        *(f"rules.{name}={json.dumps(rule)}" for name, rule in rules.items()),
+    )
+
+
+def _load(preset: str, sets: Sequence[str], swarm: str, site: str, more: Sequence[str]) -> Config:
+    """The config of a site, of one node unless it says otherwise, on a bus that other sites can reach."""
+    names = (f"swarm.name={json.dumps(swarm)}", f"swarm.site={json.dumps(site)}")
+    try:
+        config = load(preset, None, ["swarm.nodes=1", *sets, *more, *names])
+    except UserError as error:
+        if error.field == "swarm.site":
+            remedy = "write small letters, such as a or berlin; digits and dashes inside only"
+            raise UserError("--site", site, "cannot begin a node's name", remedy) from None
+        if error.field == "swarm.name":
+            raise UserError("--swarm", swarm, error.problem, error.remedy) from None
+        raise
+    bus = config.bus
+    if isinstance(bus, SqliteBus) and bus.path is not None:
+        return config
+    if isinstance(bus, KafkaBus):
+        return load(base=config, sets=[f"bus.topic={json.dumps(bus.topic or f'sapo.{swarm}')}"], env={})
+    remedy = "--set bus.type=kafka --set bus.servers=HOST:9092; on one machine --set bus.path=FILE does, too"
+    raise UserError("bus.type", bus.type, "is inside one home, where no other site can reach it", remedy)
+
+
+def check_tasks(config: Config) -> None:
+    """Raise `UserError` for a data set that is unknown here, or parameters that it does not take."""
+    from sapo.workers import TaskWorkers
+
+    with TaskWorkers(config.workers.count, config.workers.time_limit_s, config.workers.memory_mb) as workers:
+        workers.check(config.manifest_tasks())
+
+
+def _refuse_overwriting(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise UserError(
+                "file", str(path), "exists already", "move it away, or choose another place or site"
+            )
+
+
+def site_toml(config: Config) -> str:
+    """A site's config as TOML with comments: what it changes, and what a site may want to change.
+
+    Raises `UserError` for a value that TOML cannot hold.
+    """
+    values = config.model_dump(mode="json")
+    bus = type(config.bus).model_fields
+    usual = Config().model_dump(mode="json") | {"bus": {name: field.default for name, field in bus.items()}}
+    chosen = _chosen(values, usual)
+    chosen["tasks"] = [_without(task, config={}, weight=1.0) for task in values["tasks"]]
+    if values["bus"].get("username"):
+        chosen["bus"]["password"] = values["bus"]["password"]
+    head = f"# Site {config.swarm.site} of swarm {config.swarm.name}. What is not named here has its default."
+    sections = [head + "\n" + toml.dumps({key: v for key, v in chosen.items() if not _is_section(v)})]
+    for name in ("swarm", "tasks", "rules", "bus", *(key for key in chosen if _is_section(chosen[key]))):
+        if name in chosen and _is_section(chosen[name]):
+            comment = f"# {COMMENTS[name]}\n" if name in COMMENTS else ""
+            sections.append(comment + toml.dumps({name: chosen.pop(name)}).lstrip("\n"))
+    text = "\n".join(sections)
+    if parse(tomllib.loads(text)) != config:
+        raise UserError("--set", "null", "TOML has no such value", "leave the setting out")
+    return text
+
+
+def run_archive(home: Home, *, once: bool = False) -> None:
+    """Archive the bus of a site in a process of its own until asked to stop, and then what is left.
+
+    `once` ends when all is archived that was on the bus. Any number of archives may run beside each other.
+    Raises `ServiceFailed` when it crashes, or could not archive all.
+    """
+    from sapo import services
+    from sapo.crew import ARCHIVE, FINAL_ARCHIVE_S, flow_command, thread_settings
+
+    stop, insisted, asked_at = threading.Event(), threading.Event(), float("inf")
+    servers = services.read(home)
+    known = servers.environment(home, os.environ) if servers else os.environ
+    child = Child.start(
+        ARCHIVE,
+        [*flow_command(home, ARCHIVE), *(["--once"] if once else [])],
+        log=home.logs / f"{ARCHIVE}.log",
+        env={**known, **thread_settings(1), "PYTHONUNBUFFERED": "1"},
+    )
+    with stopping_on_signals(stop, insisted.set):
+        while child.poll() is None and not insisted.is_set():
+            if stop.is_set() and asked_at == float("inf"):
+                asked_at = time.monotonic()
+                child.ask()
+            if time.monotonic() - asked_at > FINAL_ARCHIVE_S:
+                break
+            time.sleep(POLL_S)
+        code = child.kill()
+    if code and not insisted.is_set():
+        raise services.ServiceFailed(
+            f"the archive ended with code {code}; {child.log} ends:\n{tail(child.log)}"
+        )
+
+
+def _chosen(values: Mapping[str, Any], usual: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """What differs from the usual, and what is shown in any case; what is not set is left out."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        default = usual.get(key)
+        if isinstance(value, dict) and isinstance(default, dict) and not section and key != "node":
+            value = _chosen(value, default, key)
+            if not value:
+                continue
+        elif value is None or (value == default and key not in SHOWN.get(section, ())):
+            continue
+        result[key] = value
+    return result
+
+
+def _without(values: Mapping[str, Any], **usual: Any) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in usual or value != usual[key]}
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
