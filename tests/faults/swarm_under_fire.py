@@ -1,0 +1,111 @@
+"""A swarm over three brokers whose processes are killed at random instants, and what must hold afterwards."""
+
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from kafka import KafkaConsumer, TopicPartition
+
+from infra.kafka.cluster import Cluster
+from sapo.config import Config
+from sapo.crew import ARCHIVE, CrewState
+from sapo.home import Home
+from sapo.supervise import holder, run_swarm
+
+TOPIC = "sapo.fire"
+RESUMES = 12
+"""A process killed more often than it is restarted ends the swarm as failed; a person then resumes it."""
+
+
+@dataclass
+class Fire:
+    """Kills, at instants drawn from `rng`, one of the swarm's processes or brokers after the other."""
+
+    cluster: Cluster
+    config: Config
+    home: Home
+    kills: int
+    rng: random.Random
+    done: list[str] = field(default_factory=list)
+    failure: BaseException | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        """Kill until all kills are done or the swarm has ended; a broker comes back after a while."""
+        try:
+            while len(self.done) < self.kills and not self.over.wait(self.rng.uniform(0.3, 2.5)):
+                victim = self.rng.choice([*self.config.nodes, ARCHIVE, "broker 0", "broker 1", "broker 2"])
+                if self._strike(victim):
+                    self.done.append(victim)
+        except BaseException as error:
+            self.failure = error
+
+    def _strike(self, victim: str) -> bool:
+        if victim.startswith("broker"):
+            number = int(victim.split()[1])
+            self.cluster.kill(number)
+            self.over.wait(self.rng.uniform(0.0, 3.0))
+            self.cluster.restart(number)
+            return True
+        pid = self._pid(victim)
+        if pid is None:
+            return False
+        os.kill(pid, signal.SIGKILL)
+        return True
+
+    def _pid(self, name: str) -> int | None:
+        """Of a process that is at work: killing one that has not begun would prove little."""
+        if name == ARCHIVE:
+            state = CrewState.read(self.home)
+            return None if state is None else state.members[ARCHIVE].pid
+        return holder(self.home.node(name)) if self.home.journal(name).exists() else None
+
+
+def run_under_fire(fire: Fire, env: dict[str, str], *, say: Callable[[str], None] = print) -> int:
+    """Run the swarm to its end while the fire burns; returns how often it had to be resumed."""
+    thread = threading.Thread(target=fire.run, daemon=True)
+    thread.start()
+    try:
+        for resumed in range(RESUMES):
+            final = run_swarm(fire.config, fire.home, env=env)
+            nodes = [(node.name, node.state, node.rounds) for node in final.nodes]
+            say(f"{final.phase} after {len(fire.done)} kills: {nodes}")
+            if final.phase == "finished":
+                return resumed
+    finally:
+        fire.over.set()
+        thread.join(60)
+    raise AssertionError(f"the swarm did not finish in {RESUMES} runs: {final}")
+
+
+def on_the_bus(cluster: Cluster, topic: str) -> Counter[str]:
+    """How often each group id lies on the topic, read by kafka-python alone: no code of ours."""
+    consumer = KafkaConsumer(bootstrap_servers=cluster.servers, enable_auto_commit=False)
+    try:
+        places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+        consumer.assign(places)
+        consumer.seek_to_beginning()
+        ends = consumer.end_offsets(places)
+        found: Counter[str] = Counter()
+        while any(consumer.position(place) < ends[place] for place in places):
+            for records in consumer.poll(timeout_ms=1000).values():
+                found.update(record.key.decode() for record in records)
+        return found
+    finally:
+        consumer.close()
+
+
+def rows(home: Home, table: str, *columns: str) -> list[tuple[Any, ...]]:
+    """A table of the history, as tuples; one that was never needed is empty."""
+    place = str(Path(home.history) / table)
+    if not DeltaTable.is_deltatable(place):
+        return []
+    found = DeltaTable(place).to_pyarrow_table(columns=list(columns))
+    return [tuple(row.values()) for row in found.to_pylist()]
