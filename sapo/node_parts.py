@@ -149,6 +149,7 @@ def open_parts(
     home.check(Manifest.of(config))
     if name not in config.nodes:
         raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+    home.refuse_moved(name)
     node_config = config.for_node(name)
     folder = home.node(name)
     folder.mkdir(parents=True, exist_ok=True)
