@@ -15,12 +15,15 @@ from sapo.config import Config, load, parse
 from sapo.errors import UserError
 from sapo.home import Home, check_reasoning_gym, read_manifest, write_atomically
 from sapo.identity import Identity
+from sapo.journal import Journal
 from sapo.manifest import Manifest
 from sapo.processes import POLL_S, Child, stopping_on_signals, tail
 from sapo.settings import KafkaBus, SqliteBus
 
 SHARED = ("tasks", "rules", "swarm.name")
 """Settings that the manifest decides, for every site."""
+LATELY = 50
+"""Rounds that are looked at for what has been refused of late."""
 SHOWN: Mapping[str, Sequence[str]] = {
     "": ("model", "threads"),
     "swarm": ("name", "site", "nodes", "rounds"),
@@ -186,6 +189,31 @@ def site_toml(config: Config) -> str:
     if parse(tomllib.loads(text)) != config:
         raise UserError("--set", "null", "TOML has no such value", "leave the setting out")
     return text
+
+
+def notes(home: Home, config: Config) -> list[str]:
+    """What is to be said of a site's nodes: those that live elsewhere, and those whose name is taken."""
+    found = []
+    for name in config.nodes:
+        try:
+            home.refuse_moved(name)
+        except UserError as error:
+            found.append(f"{name} {error.problem}")
+            continue
+        count = namesakes(home, name)
+        if count:
+            what = f"{count} groups on the bus are of another node {name}, and refused"
+            found.append(f"{what}: give each site its own swarm.site")
+    return found
+
+
+def namesakes(home: Home, name: str) -> int:
+    """How many groups a node has lately refused because another author uses its name."""
+    if not home.journal(name).exists():
+        return 0
+    with Journal.read_only(home.journal(name)) as journal:
+        results = journal.results(journal.finished_rounds() - 1 - LATELY)
+    return int(sum(result.metrics.get("pool/refused/own_name", 0.0) for result in results))
 
 
 def run_archive(home: Home, *, once: bool = False) -> None:

@@ -93,7 +93,9 @@ def silo_if_alone(config: Config) -> tuple[Config, str | None]:
 def check_built(config: Config) -> None:
     """Raise `UserError` for a bus or an engine that has a name in the settings but is not in this release."""
     if config.bus.type == "memory":
-        raise UserError("bus.type", "memory", "works inside one process only", 'set it to "sqlite" or "kafka"')
+        raise UserError(
+            "bus.type", "memory", "works inside one process only", 'set it to "sqlite" or "kafka"'
+        )
     for name in config.nodes:
         engine = config.for_node(name).generate.engine
         if engine != "transformers":
@@ -149,6 +151,18 @@ def prepare(config: Config, home: Home, view: "View") -> None:
             prepare_model(config.for_node(name), workers, view)
         home.prepare(config, Manifest.of(config))
         write_atomically(home.held_out, draft.held_out.read_text(encoding="utf-8"))
+        prepare_history(config, home, view)
+
+
+def prepare_history(config: Config, home: Home, view: "View") -> None:
+    """Make the tables before anybody writes; a store that is away is no reason not to begin."""
+    from sapo.errors import Unavailable
+    from sapo.history import create_tables
+
+    try:
+        create_tables(config, home)
+    except Unavailable as error:
+        view.note(f"{error}; what is owed to it waits")
 
 
 def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
@@ -178,6 +192,7 @@ class Watcher:
     def __call__(self, status: "SwarmStatus") -> None:
         for node in status.nodes:
             self.tell(node)
+        self.tell_servers(status)
         if status.phase in PHASES:
             self._view.step(PHASES[status.phase], 0, 1)
         else:
@@ -191,10 +206,24 @@ class Watcher:
     def tell(self, node: "NodeStatus") -> None:
         """Say once per restart why a node is not going on."""
         key = (node.name, node.state, node.restarts)
-        if node.state in ("restarting", "failed", "paused") and key not in self._said:
+        if node.state in ("restarting", "failed", "paused", "owing") and key not in self._said:
             self._said.add(key)
             last = node.note.strip().splitlines()[-1:] or ["no message"]
             self._view.note(f"{node.name} {node.state} after round {node.rounds}: {last[0]}")
+        if (node.metrics or {}).get("pool/refused/own_name") and (node.name, "name", 0) not in self._said:
+            self._said.add((node.name, "name", 0))
+            self._view.note(f"another site has a node {node.name}, too: give each its own swarm.site")
+
+    def tell_servers(self, status: "SwarmStatus") -> None:
+        """Say once when a server has ended, and once when it was started again."""
+        if status.services is None:
+            return
+        for server in (status.services.prefect, status.services.mlflow):
+            what = server.away or ("was started again" if server.restarts else "")
+            key = (server.name, what, server.restarts)
+            if what and key not in self._said:
+                self._said.add(key)
+                self._view.note(f"the {server.name} server {what}; the rounds go on")
 
 
 def row(node: "NodeStatus") -> "NodeRow":
@@ -219,8 +248,20 @@ def run(config: Config, home: Home) -> int:
     if final.phase == "finished":
         return DONE
     here = os.path.relpath(home.root)
+    for line in left_undone(final):
+        console.print(line, highlight=False, markup=False)
     console.print(f"\n{final.phase}; `{program()} swarm --resume --home {here}` goes on", highlight=False)
     return INTERRUPTED if final.phase == "stopped" else FAILED
+
+
+def left_undone(final: "SwarmStatus") -> list[str]:
+    """What the processes of a swarm said last that could not deliver everything."""
+    members = [(node.name, node.state, node.note) for node in final.nodes]
+    members += [
+        (name, getattr(final, name).state, getattr(final, name).note) for name in ("archive", "evaluate")
+    ]
+    last = {name: note.strip().splitlines()[-1:] for name, state, note in members if state == "owing"}
+    return [f"{name}: {''.join(lines)}" for name, lines in last.items()]
 
 
 def run_one(config: Config, home: Home, name: str) -> int:

@@ -171,18 +171,21 @@ def report(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Say how far each node is, what runs, and what is still to be delivered."""
+    from sapo.sites import notes
     from sapo.supervise import snapshot
 
     found = find_home(home)
     config = found.load_config()
     now = snapshot(config, found)
     owed = {name: owed_by(found, name) for name in config.nodes}
+    said = notes(found, config)
     if as_json:
-        print_json(
-            {"swarm": config.swarm.name, "home": str(found.root), **dataclasses.asdict(now), "owed": owed}
-        )
+        place = {"swarm": config.swarm.name, "home": str(found.root)}
+        print_json({**place, **dataclasses.asdict(now), "owed": owed, "notes": said})
     else:
         show_status(now, owed)
+        for note in said:
+            print(note)
 
 
 def owed_by(home: "Home", node: str) -> dict[str, int]:
