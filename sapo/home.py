@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -269,7 +270,8 @@ def check_reasoning_gym(manifest: Manifest, field: str, value: str) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content so that a reader, or a crash, sees the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # not by the pid alone: containers that share a volume have the same ones
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
