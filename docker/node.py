@@ -16,7 +16,7 @@ NAME_FILE = Path("/tmp/sapo-node")
 
 
 def claim(home: Path, names: list[str]) -> str | None:
-    """The first free name, held until this process ends, or the program it becomes; None where all are held."""
+    """The first free name, held until this process ends or what it becomes does; None where all are held."""
     places = home.parent / "names"
     places.mkdir(exist_ok=True)
     for name in names:

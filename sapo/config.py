@@ -169,7 +169,9 @@ def load(
         values = merge(values, _read_preset(preset))
     if file is not None:
         values = merge(values, _read_file(file))
-    for key, text in sorted((os.environ if env is None else env).items()):
+    environment = (os.environ if env is None else env).items()
+    # a bus of another type starts afresh, so its type comes before what else is said of it
+    for key, text in sorted(environment, key=lambda item: (not item[0].endswith("__TYPE"), item[0])):
         if key.startswith(ENV_PREFIX) and key not in NOT_SETTINGS:
             path = key.removeprefix(ENV_PREFIX).lower().split("__")
             values = merge(values, _nested(path, text))

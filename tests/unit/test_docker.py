@@ -1,0 +1,314 @@
+"""What docker/ holds, without a Docker engine: checked by the Compose Specification's schema, and by sense."""
+
+import fcntl
+import importlib.resources
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+OWN = ("sapo:",)
+"""Images that are built here; all others are pulled."""
+ONCE = {"kafka-topic", "s3-buckets", "site"}
+"""Services that do something and end."""
+SECRETS = {"S3_ACCESS_KEY", "S3_SECRET_KEY", "PREFECT_DB_PASSWORD", "MLFLOW_DB_PASSWORD"}
+
+
+def compose(name: str = "compose.yaml") -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((DOCKER / name).read_text(encoding="utf-8"))
+    return content
+
+
+SERVICES: dict[str, dict[str, Any]] = compose()["services"]
+
+
+def example() -> dict[str, str]:
+    lines = (DOCKER / ".env.example").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions with their arguments, continued lines joined."""
+    text = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
+    lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)).splitlines()
+    return [(line.split()[0], line.split(maxsplit=1)[1].strip()) for line in lines if line.strip()]
+
+
+def stages() -> dict[str, tuple[str, list[tuple[str, str]]]]:
+    """By name: what each stage of the Dockerfile is built from, and its instructions."""
+    found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
+    for word, rest in instructions():
+        if word == "FROM":
+            base, _, name = rest.partition(" AS ")
+            found[name] = (base, [])
+        elif found:
+            list(found.values())[-1][1].append((word, rest))
+    return found
+
+
+def lineage(stage: str) -> list[tuple[str, str]]:
+    """A stage's instructions, those of the stages it is built from first."""
+    base, own = stages()[stage]
+    return [*(lineage(base) if base in stages() else []), *own]
+
+
+# -- compose ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "compose.gpu.yaml"])
+def test_compose_files_obey_the_specification(name: str) -> None:
+    folder = importlib.resources.files("check_jsonschema.builtin_schemas.vendor")
+    schema = json.loads((folder / "compose-spec.json").read_text(encoding="utf-8"))
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    problems = [f"{list(error.path)}: {error.message}" for error in validator.iter_errors(compose(name))]
+    assert not problems
+
+
+def test_every_image_is_pinned_to_a_whole_version() -> None:
+    for name, service in SERVICES.items():
+        assert re.match(r"[a-z0-9/]+:v?\d+\.\d+(\.\d+)?(-|$)", service["image"]), (
+            f"{name}: {service['image']}"
+        )
+        assert service["image"].startswith(OWN) == ("build" in service), name
+
+
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - ONCE))
+def test_what_runs_on_has_a_health_check_and_comes_back(name: str) -> None:
+    service = SERVICES[name]
+    assert service["healthcheck"]["test"][0] == "CMD"
+    assert service["restart"] == ("on-failure" if name == "node" else "unless-stopped")
+    assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_services_wait_for_what_they_need_to_be_well() -> None:
+    for name, service in SERVICES.items():
+        for other, how in service.get("depends_on", {}).items():
+            assert other in SERVICES, f"{name} waits for {other}"
+            once = "service_completed_successfully"
+            assert how["condition"] == (once if other in ONCE else "service_healthy"), f"{name} on {other}"
+    assert set(SERVICES["node"]["depends_on"]) == {"site", "kafka-topic", "s3", "prefect", "mlflow"}
+
+
+def test_volumes_and_networks_are_declared_and_all_data_is_on_volumes() -> None:
+    content = compose()
+    mounts = {name: [volume.split(":")[0] for volume in s.get("volumes", [])] for name, s in SERVICES.items()}
+    used = {volume for volumes in mounts.values() for volume in volumes if not volume.startswith(".")}
+    assert used == set(content["volumes"])
+    networks = {network for service in SERVICES.values() for network in service.get("networks", [])}
+    assert networks == set(content["networks"])
+    for name in ("kafka", "s3", "prefect-db", "mlflow-db", "node"):
+        assert mounts[name], f"{name} keeps nothing"
+
+
+def test_no_two_services_write_to_one_volume_by_accident() -> None:
+    shared = {"s3": {"s3-buckets", "s3"}, "site": {"site", "archive", "node"}}
+    shared["cache"] = shared["site"]
+    for volume in compose()["volumes"]:
+        users = {
+            n for n, s in SERVICES.items() if any(v.startswith(f"{volume}:") for v in s.get("volumes", []))
+        }
+        assert users == shared.get(volume, {volume})
+
+
+def test_a_database_is_reached_by_its_own_server_only() -> None:
+    for database, server in (("prefect-db", "prefect"), ("mlflow-db", "mlflow")):
+        users = {name for name, service in SERVICES.items() if database in service.get("networks", [])}
+        assert users == {database, server}
+        assert compose()["networks"][database] == {"internal": True}
+
+
+def test_ports_are_published_on_this_machine_only() -> None:
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_every_variable_has_an_example_and_secrets_have_no_default() -> None:
+    text = "\n".join(
+        (DOCKER / name).read_text(encoding="utf-8") for name in ("compose.yaml", "compose.gpu.yaml")
+    )
+    used = dict(re.findall(r"\$\{([A-Z0-9_]+)(:[?-][^}]*)?\}", text))
+    assert set(used) == set(example())
+    assert all(used[name].startswith(":?") for name in SECRETS)
+    assert all(example()[name].startswith("local-only") for name in SECRETS)
+
+
+def test_no_secret_stands_in_a_command_an_address_or_the_file_itself() -> None:
+    for name, service in SERVICES.items():
+        words = " ".join(map(str, [*service.get("command", []), *service.get("entrypoint", [])]))
+        assert not SECRETS & set(re.findall(r"\w+", words)), name
+        for key, value in service.get("environment", {}).items():
+            assert not re.search(r"://[^/@]*:[^/@]*@", str(value)), f"{name}: {key}"
+            if re.search("PASSWORD|SECRET|ACCESS_KEY", key):
+                assert re.fullmatch(r"\$\{[A-Z0-9_]+:\?[^}]*\}", value), f"{name}: {key}"
+    ignored = subprocess.run(
+        ["git", "check-ignore", "--quiet", "--no-index", "docker/.env"], cwd=ROOT, check=False
+    )
+    assert ignored.returncode in (0, 128), "docker/.env holds passwords and must be ignored by git"
+
+
+def test_kafka_makes_no_topic_by_itself_and_stamps_records_itself() -> None:
+    assert SERVICES["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+    options = dict(
+        word.removeprefix("--config=").split("=", 1)
+        for word in SERVICES["kafka-topic"]["command"]
+        if "--config=" in word
+    )
+    assert options["message.timestamp.type"] == "LogAppendTime"
+    assert "--partitions=12" in SERVICES["kafka-topic"]["command"]
+
+
+def test_the_config_that_containers_see_is_a_config() -> None:
+    from sapo.config import load
+
+    environment = {
+        key: re.sub(r"\$\{([A-Z0-9_]+)[^}]*\}", lambda found: example()[found[1]], str(value))
+        for key, value in SERVICES["node"]["environment"].items()
+    }
+    config = load(environment["PRESET"], env=environment)
+    assert config.bus.type == "kafka"
+    assert config.history.uri == "s3://history/tiny"
+    assert config.track.uri == "http://mlflow:5000"
+
+
+def test_versions_of_images_and_packages_agree() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for service in SERVICES.values():
+        if service["image"].startswith(OWN):
+            assert service["image"].startswith(f"sapo:{version}-")
+    from infra.s3 import install
+
+    assert SERVICES["s3"]["image"].endswith(f":{install.VERSION}")
+
+
+# -- Dockerfile ---------------------------------------------------------------------------------------------
+
+
+def test_every_base_is_pinned_or_a_stage() -> None:
+    for name, (base, _) in stages().items():
+        assert base in stages() or re.search(r":\d+\.\d+\.\d+-", base), name
+    assert {"cpu", "gpu", "server"} <= set(stages())
+    assert list(stages())[-1] == "cpu", "the default target is the last stage"
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu", "server"])
+def test_no_image_runs_as_root(target: str) -> None:
+    users = [rest for word, rest in lineage(target) if word == "USER"]
+    assert users
+    assert users[-1] != "root"
+    assert any(word == "CMD" for word, _ in lineage(target))
+
+
+def test_what_is_copied_is_there_and_sent_to_the_builder() -> None:
+    allowed = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    for _, steps in stages().values():
+        for word, rest in steps:
+            if word == "COPY" and "--from=" not in rest:
+                for source in rest.split()[:-1]:
+                    assert (ROOT / source).exists(), source
+                    assert f"!{source}" in allowed, source
+            elif word == "COPY":
+                assert re.match(r"--from=(\S+)", rest)[1] in stages()  # type: ignore[index]
+
+
+def test_everything_is_installed_with_the_constraints() -> None:
+    installs = [rest for word, rest in instructions() if word == "RUN" and "pip install" in rest]
+    assert len(installs) == 5
+    assert all("constraint constraints.txt" in rest for rest in installs)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pins = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    assert set(project["dependency-groups"]["server"]) <= pins
+
+
+def test_targets_and_commands_of_compose_exist() -> None:
+    for service in SERVICES.values():
+        if "build" in service:
+            target = service["build"]["target"]
+            assert (example()["SAPO_TARGET"] if target.startswith("$") else target) in stages()
+    copied = " ".join(rest for word, rest in lineage("cpu") if word == "COPY")
+    for name in ("site", "archive", "node"):
+        for path in re.findall(r"/opt/sapo/(\S+)", " ".join(SERVICES[name]["command"])):
+            assert f"docker/{path}" in copied
+    assert (DOCKER / "site.sh").stat().st_mode & stat.S_IXUSR
+
+
+# -- names of replicas --------------------------------------------------------------------------------------
+
+CLAIM = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from node import claim
+print(claim(Path(sys.argv[2]) / "home", ["n0", "n1"]), flush=True)
+time.sleep(60)
+"""
+
+
+def claimant(place: Path) -> tuple["subprocess.Popen[str]", str]:
+    """A container's process, and the name it got."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLAIM, str(DOCKER), str(place)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def test_containers_of_one_site_take_different_names_and_free_ones_again(tmp_path: Path) -> None:
+    running = [claimant(tmp_path), claimant(tmp_path), claimant(tmp_path)]
+    try:
+        assert [name for _, name in running] == ["n0", "n1", "None"]
+        running[0][0].kill()
+        running[0][0].wait()
+        running.append(claimant(tmp_path))
+        assert running[-1][1] == "n0"
+    finally:
+        for process, _ in running:
+            process.kill()
+            process.wait()
+
+
+def test_a_name_is_kept_by_the_program_that_a_container_becomes(tmp_path: Path) -> None:
+    places = tmp_path / "names"
+    code = CLAIM.replace("time.sleep(60)", "import os; os.execvp('sleep', ['sleep', '60'])")
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(DOCKER), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "n0"
+        deadline = time.monotonic() + 20
+        while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with (places / "n0").open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_node_that_writes_nothing_for_long_is_not_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCKER))
+    import health
+
+    journal = tmp_path / "n0" / "journal.sqlite"
+    assert "no journal" in str(health.node(tmp_path, "n0"))
+    journal.parent.mkdir()
+    journal.touch()
+    assert health.node(tmp_path, "n0") is None
+    os.utime(journal, (time.time() - 3600,) * 2)
+    assert "nothing for" in str(health.node(tmp_path, "n0"))
+    assert "cannot be reached" in str(health.reachable("127.0.0.1:1"))
