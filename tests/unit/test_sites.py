@@ -1,0 +1,336 @@
+"""Beginning a swarm, joining it, and which home, name and rules a site may have. No server is started."""
+
+import json
+import re
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sapo import cli, sites
+from sapo.commands import launch
+from sapo.config import load, presets
+from sapo.errors import UserError
+from sapo.home import Home, read_manifest
+from sapo.identity import Identity
+from sapo.journal import Journal
+from sapo.manifest import Manifest
+from sapo.moving import mark_moved
+from sapo.records import Batch, RoundResult
+
+BUS = ("bus.type=kafka", "bus.servers=broker:9092")
+CHECK_TASKS = sites.check_tasks
+ERROR = re.compile(r"error: \S.* = .+: .+; .+\n")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own for every test, without settings from outside. Tasks are checked where it matters."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sites, "check_tasks", lambda config: None)
+    for name in ("SAPO_HOME", "SAPO_CACHE", "SAPO_KAFKA_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def manifest(elsewhere: Path) -> Path:
+    """The manifest of a swarm that site a has begun."""
+    return sites.found_swarm("demo", "a", "tiny", BUS, elsewhere).manifest
+
+
+def changed(path: Path, **fields: Any) -> Path:
+    """The same manifest with other fields."""
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, **fields}))
+    return path
+
+
+def sapo(*args: str) -> int:
+    return cli.invoke(list(args))
+
+
+def finish_round(home: Home, name: str, **metrics: float) -> None:
+    """A first round in a node's journal."""
+    home.node(name).mkdir(exist_ok=True)
+    with Journal(home.journal(name)) as journal:
+        batch = Batch(
+            swarm="demo",
+            node=name,
+            incarnation=journal.incarnation,
+            round=0,
+            policy_version=0,
+            learn="{}",
+            temperature=1.0,
+            groups=(),
+        )
+        journal.commit_groups(0, [], [])
+        journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
+        journal.commit_result(RoundResult(round=0, policy_version=1, metrics=metrics, finished_at=1.0))
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_makes_a_site_whose_config_stands_for_the_manifest(preset: str, elsewhere: Path) -> None:
+    made = sites.found_swarm("demo", "a", preset, BUS, elsewhere)
+    agreed = read_manifest(made.manifest, "MANIFEST", "")
+    assert agreed.swarm == "demo"
+    config = load(None, made.file, env={})
+    assert config == made.config
+    assert Manifest.of(config) == agreed
+    assert config.nodes == ["a0"]
+    joined = sites.join_swarm(made.manifest, "berlin", preset, BUS, elsewhere / "b", elsewhere / "home")
+    there = load(None, joined.file, env={})
+    assert there == joined.config == joined.home.load_config()
+    assert Manifest.of(there) == joined.home.load_manifest() == agreed
+    assert there.nodes == ["berlin0"]
+
+
+def test_a_site_may_run_other_models_and_settings_under_the_same_rules(
+    manifest: Path, elsewhere: Path
+) -> None:
+    sets = [*BUS, "node.1.model=starter:bytes", "batch.external=2", "learn.lr=1e-3", "lora.rank=4"]
+    joined = sites.join_swarm(manifest, "b", "paper", [*sets, "swarm.nodes=2"], elsewhere, None)
+    there = load(None, joined.file, env={})
+    assert there == joined.config
+    assert there.for_node("b1").model == "starter:bytes"
+    assert {task.dataset for task in there.tasks} == {"chain_sum", "leg_counting"}
+    assert (there.rules.answer, there.lora and there.lora.rank) == ("text", 4)
+
+
+def test_what_is_written_is_for_people_and_holds_no_secret(
+    manifest: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SAPO_KAFKA_PASSWORD", "hunter2")
+    joined = sites.join_swarm(manifest, "b", "tiny", [*BUS, "bus.username=b"], elsewhere, None)
+    text = joined.file.read_text()
+    assert 'password = "env:SAPO_KAFKA_PASSWORD"' in text
+    assert 'topic = "sapo.demo"' in text
+    assert text.count("\n# ") >= 4
+    written = [path for path in elsewhere.rglob("*") if path.is_file()]
+    assert not [path for path in written if b"hunter2" in path.read_bytes()]
+    assert not [path for path in written if b"PRIVATE KEY" in path.read_bytes() and path.name != "key.pem"]
+    assert manifest.read_text().count("\n") > 10
+
+
+def test_every_node_of_a_joined_site_has_a_key_and_it_is_the_one_printed(
+    manifest: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = [word for item in BUS for word in ("--set", item)]
+    assert sapo("join", str(manifest), "--site", "b", "--nodes", "2", "--home", "there", *more) == 0
+    out = capsys.readouterr().out
+    for name in ("b0", "b1"):
+        key = Identity.load_or_create(Path("there") / name / "key.pem").key
+        assert f"{name}: public key {key}" in out
+    assert "swarm --config site-b.toml --home there" in out
+    assert "node b0 --config site-b.toml --home there" in out
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["init", "--swarm", "demo", "--site", "a1", "--set", BUS[0], "--set", BUS[1]],
+        ["init", "--swarm", "../up", "--site", "a", "--set", BUS[0], "--set", BUS[1]],
+        ["init", "--swarm", "demo", "--site", "A", "--set", BUS[0], "--set", BUS[1]],
+        ["init", "--swarm", "demo", "--site", "a"],
+        ["init", "--swarm", "demo", "--site", "a", "--set", "bus.type=memory"],
+        ["init", "--swarm", "demo", "--site", "a", "--set", "bus.path=b", "--set", "learn.lrr=1"],
+        ["init", "--swarm", "demo", "--site", "a", "--set", "bus.path=b", "--preset", "tinny"],
+        ["init", "--swarm", "demo", "--site", "a", "--set", "bus.path=b", "--nodes", "0"],
+        ["join", "absent.json", "--site", "b", "--set", "bus.path=b"],
+        ["archive"],
+        ["export", "n0"],
+        ["import", "absent.tar.gz"],
+    ],
+)
+def test_bad_input_is_one_line_with_a_remedy_and_writes_nothing(
+    args: list[str], capsys: pytest.CaptureFixture[str], elsewhere: Path
+) -> None:
+    assert sapo(*args) == 2
+    assert ERROR.fullmatch(capsys.readouterr().err)
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("task", ['{dataset="chain_summ"}', '{dataset="chain_sum", config={min_digits=0}}'])
+def test_an_unknown_task_or_parameter_is_refused_and_nothing_is_written(
+    task: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sites, "check_tasks", CHECK_TASKS)
+    with pytest.raises(UserError, match=r"tasks\.0"):
+        sites.found_swarm("demo", "a", "tiny", [*BUS, f"tasks=[{task}]"], elsewhere)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_what_exists_is_not_overwritten(manifest: Path, elsewhere: Path) -> None:
+    before = {path: path.read_bytes() for path in elsewhere.iterdir()}
+    with pytest.raises(UserError, match="exists already"):
+        sites.found_swarm("demo", "c", "tiny", BUS, elsewhere)
+    with pytest.raises(UserError, match="exists already"):
+        sites.join_swarm(manifest, "a", "tiny", BUS, elsewhere, None)
+    sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere / "b", elsewhere / "home")
+    with pytest.raises(UserError, match="exists already"):
+        sites.join_swarm(manifest, "c", "tiny", BUS, elsewhere / "c", elsewhere / "home")
+    assert not (elsewhere / "c").exists()
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("item", ["tasks=[]", "rules.salt=other", "swarm.name=mine", "rules={}"])
+def test_rules_are_the_manifests(manifest: Path, elsewhere: Path, item: str) -> None:
+    with pytest.raises(UserError, match="whole swarm"):
+        sites.join_swarm(manifest, "b", "tiny", [*BUS, item], elsewhere, None)
+
+
+def test_tasks_of_a_single_node_are_the_manifests_too(manifest: Path, elsewhere: Path) -> None:
+    own = 'node.0.tasks=[{dataset="gcd"}]'
+    with pytest.raises(UserError, match="other tasks than the manifest"):
+        sites.join_swarm(manifest, "b", "tiny", [*BUS, own], elsewhere, None)
+
+
+def test_a_group_size_that_the_swarm_refuses_is_refused_here(manifest: Path, elsewhere: Path) -> None:
+    changed(manifest, max_completions=4)
+    with pytest.raises(UserError, match="2 to 4"):
+        sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
+
+
+def test_another_reasoning_gym_is_told_with_what_to_type(manifest: Path, elsewhere: Path) -> None:
+    changed(manifest, reasoning_gym="0.0.1")
+    with pytest.raises(UserError) as error:
+        sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
+    assert error.value.remedy == "pip install reasoning-gym==0.0.1"
+    assert version("reasoning-gym") in error.value.problem
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"schema_version": 3}, "schema version 3"),
+        ({"schema_version": 0}, "schema version 0"),
+        ({"schema_version": "1"}, "schema version '1'"),
+        ({"schema_version": None}, "is no manifest"),
+        ({"schema_version": 2, "max_age_s": 60}, "does not know: max_age_s"),
+        ({"max_age_s": 60}, "does not know: max_age_s"),
+        ({"held_out": "some"}, "held_out"),
+        ({"tasks": [{"dataset": "gcd"}]}, "tasks.0.config"),
+    ],
+)
+def test_a_manifest_that_cannot_be_obeyed_is_refused(
+    manifest: Path, elsewhere: Path, fields: dict[str, Any], says: str
+) -> None:
+    changed(manifest, **fields)
+    with pytest.raises(UserError, match=re.escape(says)):
+        sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "\x00", "[" * 100_000])
+def test_any_file_may_be_given_as_manifest(elsewhere: Path, text: str) -> None:
+    (elsewhere / "m.json").write_text(text)
+    with pytest.raises(UserError, match="is no manifest"):
+        read_manifest(elsewhere / "m.json", "MANIFEST", "m.json")
+
+
+def test_a_newer_manifest_without_new_rules_is_the_same_swarms(manifest: Path, elsewhere: Path) -> None:
+    changed(manifest, schema_version=2, max_age_s=None)
+    joined = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
+    joined.home.check(Manifest.of(joined.config))
+    joined.home.prepare(joined.config, Manifest.of(joined.config))
+    assert json.loads(joined.home.manifest.read_text())["schema_version"] == 2
+
+
+def test_sites_have_homes_of_their_own(elsewhere: Path, manifest: Path) -> None:
+    config = load(None, elsewhere / "site-a.toml", env={})
+    assert Home.of(None, config).root == elsewhere / "runs" / "demo-a"
+    assert Home.of("x", config).root == elsewhere / "x"
+    assert Home.of(None, load("tiny", env={})).root == elsewhere / "runs" / "tiny"
+    other = load(base=config, sets=["swarm.site=b"], env={})
+    home = Home.of(None, config)
+    home.prepare(config, Manifest.of(config))
+    with pytest.raises(UserError, match="home of site 'a'"):
+        home.prepare(other, Manifest.of(other))
+
+
+def test_a_home_without_a_site_is_of_the_default_one(elsewhere: Path) -> None:
+    config = load("tiny", env={})
+    home = Home.of(None, config)
+    home.prepare(config, Manifest.of(config))
+    values = json.loads(home.config.read_text())
+    del values["swarm"]["site"]
+    home.config.write_text(json.dumps(values))
+    home.check_site(config)
+
+
+def test_a_joined_home_is_begun_and_then_gone_on_with(manifest: Path, elsewhere: Path) -> None:
+    joined = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
+    launch.refuse_second_start(joined.home)
+    finish_round(joined.home, "b0")
+    with pytest.raises(UserError, match="holds a run already"):
+        launch.refuse_second_start(joined.home)
+
+
+def test_the_only_node_of_a_site_needs_no_name(
+    manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
+    assert sapo("node", "--config", "site-b.toml", "--dry-run") == 0
+    assert tomllib.loads(capsys.readouterr().out)["swarm"]["site"] == "b"
+    assert sapo("node", "b0", "--config", "site-b.toml", "--dry-run") == 0
+    assert sapo("node", "--config", "site-b.toml", "--nodes", "2", "--dry-run") == 2
+    assert "b0, b1; name one of them" in capsys.readouterr().err
+
+
+def test_the_file_decides_until_the_first_round(
+    manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    joined = sites.join_swarm(manifest, "b", "tiny", [*BUS, "learn.grad_clip=7"], elsewhere, None)
+    joined.file.write_text(joined.file.read_text().replace("grad_clip = 7.0", "").replace("5e-05", "3e-05"))
+
+    def learn() -> tuple[float, float]:
+        assert sapo("node", "--config", "site-b.toml", "--dry-run") == 0
+        found = tomllib.loads(capsys.readouterr().out)["learn"]
+        return found["lr"], found["grad_clip"]
+
+    assert learn() == (3e-05, 1.0)
+    finish_round(joined.home, "b0")
+    assert learn() == (3e-05, 7.0)
+
+
+def test_a_node_that_lives_elsewhere_does_not_start(
+    manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites.join_swarm(manifest, "b", "tiny", [*BUS, "swarm.nodes=2"], elsewhere, None)
+    home = Home(elsewhere / "runs" / "demo-b")
+    mark_moved(home, "b1", "was exported to b1.tar.gz")
+    assert sapo("node", "b1", "--config", "site-b.toml") == 2
+    err = capsys.readouterr().err
+    assert ERROR.fullmatch(err)
+    assert f"delete {home.moved('b1')}" in err
+    assert sapo("swarm", "--config", "site-b.toml") == 2
+    assert "one by one with `sapo node NAME`: b0" in capsys.readouterr().err
+    assert sapo("node", "--config", "site-b.toml", "--dry-run") == 0
+    home.moved("b1").unlink()
+    home.refuse_moved("b1")
+
+
+def test_status_says_that_a_name_is_taken_and_that_a_node_has_left(
+    manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    joined = sites.join_swarm(manifest, "b", "tiny", [*BUS, "swarm.nodes=2"], elsewhere, None)
+    finish_round(joined.home, "b0", **{"pool/refused/own_name": 12.0})
+    mark_moved(joined.home, "b1", "was exported to b1.tar.gz")
+    assert sapo("status", "--json") == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert notes == [
+        "12 groups on the bus are of another node b0, and refused: give each site its own swarm.site",
+        "b1 was exported to b1.tar.gz",
+    ]
+    assert sapo("status") == 0
+    assert "another node b0" in capsys.readouterr().out
+
+
+def test_a_config_of_a_newer_release_names_what_is_unknown(manifest: Path, elsewhere: Path) -> None:
+    home = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None).home
+    values = json.loads(home.config.read_text())
+    values["learn"]["shiny"] = 1
+    home.config.write_text(json.dumps(values))
+    with pytest.raises(UserError, match=r"config.json: learn.shiny"):
+        home.load_config()
