@@ -1,4 +1,4 @@
-"""What docker/ holds, without a Docker engine: checked by the Compose Specification's schema, and by sense."""
+"""What docker/ holds, without a Docker engine: checked by the Compose Specification's schema and by sense."""
 
 import fcntl
 import importlib.resources
