@@ -146,10 +146,7 @@ class KafkaBus:
             raise Unavailable(f"the bus {self._servers} is closed")
         try:
             yield
-        except NoTopic as error:
-            what = "may not be seen by this client" if error.forbidden else "is not there"
-            raise Unavailable(f"{where}: topic {self._topic!r} {what}") from error
-        except (Broken, NotRead, NotSent, Throttled) as error:
+        except (Broken, NoTopic, NotRead, NotSent, Throttled) as error:
             if self._closed:
                 raise Unavailable(f"the bus {self._servers} is closed") from error
             raise Unavailable(f"{where}: {error}") from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka.protocol.metadata import MetadataRequest
 
-from sapo.bus.kafka_wire import Access, Broken, Connection, error_name
+from sapo.bus.kafka_wire import Access, Broken, Connection
 from sapo.settings import KafkaBus as Section
 
 FRESH_S = 10.0
@@ -23,7 +23,8 @@ class NoTopic(Exception):
 
     def __init__(self, topic: str, code: int, cluster_id: str) -> None:
         self.topic, self.code, self.cluster_id = topic, code, cluster_id
-        super().__init__(f"topic {topic!r}: {error_name(code)}")
+        what = "may not be seen by this client" if self.forbidden else "is not there"
+        super().__init__(f"topic {topic!r} {what}")
 
     @property
     def forbidden(self) -> bool:
