@@ -25,6 +25,8 @@ PAUSE_S = 0.2
 """Between two attempts while a partition has no leader or lacks replicas."""
 TRY_AGAIN = {7, 19, 20}
 """RequestTimedOut, NotEnoughReplicas, NotEnoughReplicasAfterAppend."""
+FORBIDDEN = {29, 31}
+"""TopicAuthorizationFailed, ClusterAuthorizationFailed."""
 DUPLICATE, TOO_LARGE = 46, {10, 18}
 CODECS = {"lz4": 3, "zstd": 4}
 MAX_SEQUENCE = 2**31 - 1
@@ -177,6 +179,8 @@ class Sender:
             answer = connection.call(request, max_version=4)
             if answer.error_code:
                 cause = f"gives no producer id: {error_name(answer.error_code)}"
+                if answer.error_code in FORBIDDEN:
+                    raise NotSent(f"{connection.server} {cause}")
                 raise Broken(connection.server, "request", cause)
             self._producer = Producer(answer.producer_id, answer.producer_epoch, layout.topic_id)
         return self._producer

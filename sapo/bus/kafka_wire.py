@@ -294,4 +294,5 @@ def reason(error: OSError) -> str:
 
 def error_name(code: int) -> str:
     """A broker's error code in words."""
-    return str(kafka.errors.for_code(code).__name__)
+    name = str(kafka.errors.for_code(code).__name__).removesuffix("Error")
+    return f"not allowed ({name})" if "AuthorizationFailed" in name else name

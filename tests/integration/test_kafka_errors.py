@@ -1,0 +1,376 @@
+"""A Kafka bus that cannot be used: each cause has its own message, names its setting, and is told at once."""
+
+import logging
+import os
+import random
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from kafka.admin import ConfigResource, KafkaAdminClient
+from makers import make_signed
+
+from infra.kafka.cluster import Cluster
+from sapo import cli
+from sapo.bus import kafka_wire
+from sapo.bus.base import Limits
+from sapo.bus.kafka import KafkaBus
+from sapo.bus.kafka_check import BusFacts, check
+from sapo.doctor import check_bus
+from sapo.errors import Unavailable, UserError
+from sapo.settings import KafkaBus as Section
+
+pytestmark = pytest.mark.kafka
+
+LIMIT_S = 10.0
+NOWHERE = "127.0.0.1:1"
+
+
+@dataclass(frozen=True)
+class Places:
+    """A topic on a plain and on a secured cluster, with users who may do this and that."""
+
+    plain: Cluster
+    secure: Cluster
+    topic: str
+    password: str
+
+    def section(self, user: str | None = "both", **changes: Any) -> dict[str, str]:
+        """[bus] of the secured cluster; None takes a key out."""
+        values = self.secure.bus(self.topic, f"{user}-{self.topic}") | changes
+        return {key: value for key, value in values.items() if value is not None}
+
+
+@pytest.fixture(scope="module")
+def places(kafka: Cluster, secure_kafka: Cluster) -> Places:
+    topic = f"errors-{secrets.token_hex(4)}"
+    kafka.create_topic(topic, partitions=3)
+    secure_kafka.create_topic(topic, partitions=3)
+    for user, rights in {"both": (True, True), "reader": (False, True), "writer": (True, False)}.items():
+        secure_kafka.add_user(f"{user}-{topic}")
+        secure_kafka.allow(f"{user}-{topic}", topic, write=rights[0], read=rights[1])
+    password = secure_kafka.add_user(f"nobody-{topic}").read_text()
+    return Places(kafka, secure_kafka, topic, password)
+
+
+@pytest.fixture(scope="module")
+def expired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster.start(tmp_path_factory.mktemp("expired"), secured=True, certificate_days=-1) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of its own, without settings from outside."""
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in [name for name in os.environ if name.startswith("SAPO_")]:
+        monkeypatch.delenv(name)
+    return here
+
+
+def look(section: Mapping[str, str], **rights: bool) -> BusFacts:
+    found = Section.model_validate(section)
+    return check(found, found.topic or "sapo.tiny", max_payload_bytes=1_000_000, **rights)
+
+
+def fault(section: Mapping[str, str], **rights: bool) -> UserError:
+    """The error for a section, which must come in time."""
+    begun = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        look(section, **rights)
+    assert time.monotonic() - begun < LIMIT_S
+    assert caught.value.remedy
+    return caught.value
+
+
+def arguments(section: Mapping[str, str]) -> list[str]:
+    return [part for key, value in section.items() for part in ("--set", f"bus.{key}={value}")]
+
+
+def refused(section: Mapping[str, str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What `sapo swarm` says of a section it must refuse."""
+    begun = time.monotonic()
+    assert cli.invoke(["swarm", *arguments(section)]) == 2
+    assert time.monotonic() - begun < LIMIT_S
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert re.fullmatch(r"error: .+\n", shown.err), shown.err
+    assert list(Path.cwd().iterdir()) == []
+    return shown.err
+
+
+class TestSeven:
+    def test_nobody_listens(self, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        section = {"type": "kafka", "servers": NOWHERE}
+        error = fault(section)
+        assert (error.field, error.value) == ("bus.servers", NOWHERE)
+        assert "nobody listens there" in refused(section, capsys)
+
+    def test_the_password_is_wrong(
+        self, places: Places, elsewhere: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        wrong = tmp_path / "wrong"
+        wrong.write_text("not-the-password")
+        section = places.section(password=f"file:{wrong}")
+        error = fault(section)
+        assert (error.field, error.value) == ("bus.password", f"file:{wrong}")
+        said = refused(section, capsys)
+        assert "does not let user" in said
+        assert "not-the-password" not in said
+
+    def test_the_certificate_has_expired(
+        self, expired: Cluster, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        section = expired.bus("any")
+        error = fault(section)
+        assert (error.field, error.value) == ("bus.servers", expired.servers)
+        assert "certificate has expired" in refused(section, capsys)
+
+    def test_there_is_no_right_to_write(
+        self, places: Places, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        section = places.section("reader")
+        error = fault(section)
+        assert (error.field, error.value) == ("bus.username", f"reader-{places.topic}")
+        assert f"may not write to topic {places.topic!r}" in refused(section, capsys)
+        assert look(section, write=False).partitions == 3  # the archive's way
+
+    def test_the_topic_is_unknown(
+        self, places: Places, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        section = places.plain.bus("nowhere")
+        error = fault(section)
+        assert (error.field, error.value) == ("bus.topic", "nowhere")
+        assert "no such topic" in refused(section, capsys)
+        assert "no such topic" in str(fault(places.plain.bus("nowhere")))  # looking did not create it
+
+    def test_the_cluster_is_another(
+        self, places: Places, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        section = places.plain.bus(places.topic) | {"cluster_id": places.secure.cluster_id}
+        error = fault(section)
+        assert (error.field, error.value) == ("bus.cluster_id", places.secure.cluster_id)
+        assert places.plain.cluster_id in refused(section, capsys)
+
+    def test_messages_may_be_larger_than_the_topic_takes(
+        self, places: Places, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        topic = f"narrow-{secrets.token_hex(4)}"
+        places.plain.create_topic(topic, partitions=1, max_payload_bytes=10_000)
+        error = fault(places.plain.bus(topic))
+        assert (error.field, error.value) == ("rules.max_payload_bytes", 1_000_000)
+        assert "at most (its max.message.bytes)" in refused(places.plain.bus(topic), capsys)
+
+
+class TestMore:
+    def test_all_is_well(self, places: Places) -> None:
+        facts = look(places.section())
+        assert facts.cluster_id == places.secure.cluster_id
+        assert (facts.topic, facts.partitions, facts.brokers) == (places.topic, 3, (places.secure.servers,))
+        assert facts.max_message_bytes is not None
+        assert facts.max_message_bytes > 1_000_000
+        assert look(places.plain.bus(places.topic)).cluster_id == places.plain.cluster_id
+
+    def test_one_server_that_works_is_enough(self, places: Places) -> None:
+        section = places.plain.bus(places.topic)
+        assert look(section | {"servers": f"{NOWHERE},{places.plain.servers}"}).partitions == 3
+        assert fault(section | {"servers": f"{NOWHERE},127.0.0.1:2"}).value == NOWHERE
+
+    def test_there_is_no_right_to_read(self, places: Places) -> None:
+        error = fault(places.section("writer"))
+        assert error.field == "bus.username"
+        assert f"may not read topic {places.topic!r}" in error.problem
+
+    def test_there_is_no_right_at_all(self, places: Places) -> None:
+        error = fault(places.section("nobody"))
+        assert error.field == "bus.username"
+        assert "may not even see" in error.problem
+
+    def test_a_user_nobody_knows(self, places: Places) -> None:
+        assert fault(places.section(username="stranger")).field == "bus.password"
+
+    def test_a_name_that_is_no_machines(self) -> None:
+        error = fault({"servers": "no-such-machine.invalid:9092"})
+        assert (error.field, error.value) == ("bus.servers", "no-such-machine.invalid:9092")
+        assert "not the name of any machine" in error.problem
+
+    def test_an_authority_that_did_not_sign(self, places: Places, tmp_path: Path) -> None:
+        other = tmp_path / "other.pem"
+        trustme.CA().cert_pem.write_to_path(str(other))
+        error = fault(places.section(ca_file=str(other)))
+        assert (error.field, error.value) == ("bus.ca_file", str(other))
+
+    @pytest.mark.parametrize("content", [None, "", "no certificate"])
+    def test_a_file_of_authorities_that_holds_none(
+        self, places: Places, tmp_path: Path, content: str | None
+    ) -> None:
+        file = tmp_path / "ca.pem"
+        if content is not None:
+            file.write_text(content)
+        assert fault(places.section(ca_file=str(file))).field == "bus.ca_file"
+
+    def test_a_certificate_for_another_name(self, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+        host, _, port = places.secure.servers.rpartition(":")
+        monkeypatch.setattr(kafka_wire, "resolve", lambda *_: [(host, int(port))])
+        error = fault(places.section(servers=f"kafka.example:{port}"))
+        assert error.field == "bus.servers"
+        assert "certificate is for another name" in error.problem
+
+    def test_plain_text_to_a_port_that_wants_tls(self, places: Places) -> None:
+        error = fault(places.secure.bus(places.topic) | {"ca_file": None, "username": None})
+        assert error.field == "bus.servers"
+        assert "plain text" in error.problem
+
+    def test_tls_to_a_port_without(self, places: Places) -> None:
+        error = fault(places.section(servers=places.plain.servers))
+        assert error.field == "bus.servers"
+        assert "nobody speaks TLS there" in error.problem
+
+    def test_a_port_that_wants_a_login(self, places: Places) -> None:
+        error = fault(places.section(username=None, password="env:UNUSED"))
+        assert (error.field, error.value) == ("bus.username", None)
+        assert "asks for a login" in error.problem
+
+    def test_a_password_that_is_nowhere(self, places: Places) -> None:
+        error = fault(places.section(password="env:SAPO_NO_SUCH_PASSWORD"))
+        assert (error.field, error.value) == ("bus.password", "env:SAPO_NO_SUCH_PASSWORD")
+
+    def test_time_stamps_by_the_author(self, places: Places) -> None:
+        topic = f"aged-{secrets.token_hex(4)}"
+        places.plain.create_topic(topic, partitions=1)
+        admin = KafkaAdminClient(bootstrap_servers=places.plain.servers)
+        setting = {"message.timestamp.type": "CreateTime"}
+        admin.alter_configs([ConfigResource("topic", topic, configs=setting)])
+        admin.close()
+        error = fault(places.plain.bus(topic))
+        assert error.field == "bus.topic"
+        assert "LogAppendTime" in error.remedy
+
+    def test_a_broker_that_is_paused(self, places: Places) -> None:
+        places.secure.pause(0)
+        try:
+            error = fault(places.section())
+        finally:
+            places.secure.resume(0)
+        assert error.field == "bus.servers"
+        assert "answer" in error.problem
+
+
+class TestRights:
+    def test_a_right_that_is_taken_away_in_a_run_is_an_outage(self, places: Places) -> None:
+        """A node that may not publish goes on by itself; what it owes is delivered when it may again."""
+        bus = open_as(places, "both")
+        sent = make_signed()
+        bus.publish([sent])
+        bus.close()
+        reader, writer = open_as(places, "reader"), open_as(places, "writer")
+        (one,) = reader.poll({}, Limits(), random.Random(0)).received
+        assert one.signed == sent
+        with pytest.raises(Unavailable, match="not allowed"):
+            reader.publish([sent])
+        writer.publish([sent])
+        with pytest.raises(Unavailable, match="not allowed"):
+            writer.poll({}, Limits(), random.Random(0))
+        reader.close()
+        writer.close()
+
+    def test_a_password_is_fetched_for_each_connection(
+        self, places: Places, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """So that one that was changed is used without a restart."""
+        right = Path(places.section()["password"].removeprefix("file:")).read_text().strip()
+        monkeypatch.setenv("SAPO_KAFKA_PASSWORD", "not it")
+        skew = [0.0]
+        section = Section.model_validate(places.section(password="env:SAPO_KAFKA_PASSWORD"))
+        bus = KafkaBus(section, places.topic, clock=lambda: time.monotonic() + skew[0])
+        with pytest.raises(Unavailable, match="does not let user"):
+            bus.poll({}, Limits(), random.Random(0))
+        monkeypatch.setenv("SAPO_KAFKA_PASSWORD", right)
+        skew[0] = 60
+        bus.poll({}, Limits(), random.Random(0))
+        bus.close()
+
+
+def open_as(places: Places, user: str) -> KafkaBus:
+    return KafkaBus(Section.model_validate(places.section(user)), places.topic)
+
+
+class TestCommands:
+    @pytest.mark.parametrize("command", [["swarm"], ["node", "n0"]])
+    def test_the_commands_end_in_time_and_leave_nothing(self, command: list[str], elsewhere: Path) -> None:
+        """As they are typed, with all that Python has to load."""
+        begun = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "sapo.cli", *command, *arguments({"type": "kafka", "servers": NOWHERE})],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=elsewhere,
+            env={key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ},
+        )
+        assert time.monotonic() - begun < LIMIT_S
+        assert done.returncode == 2, done.stderr
+        assert "bus.servers" in done.stderr
+        assert list(elsewhere.iterdir()) == []
+
+    def test_a_wrong_password_ends_the_command_and_is_never_shown(
+        self, places: Places, elsewhere: Path
+    ) -> None:
+        begun = time.monotonic()
+        section = places.section(password="env:SAPO_KAFKA_PASSWORD")
+        env = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
+        done = subprocess.run(
+            [sys.executable, "-m", "sapo.cli", "node", "n0", *arguments(section)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=elsewhere,
+            env=env | {"SAPO_KAFKA_PASSWORD": places.password.strip()},  # another user's
+        )
+        assert time.monotonic() - begun < LIMIT_S
+        assert done.returncode == 2, done.stderr
+        assert "bus.password" in done.stderr
+        assert places.password.strip() not in done.stdout + done.stderr
+        assert list(elsewhere.iterdir()) == []
+
+    def test_no_log_record_holds_a_password(
+        self, places: Places, caplog: pytest.LogCaptureFixture, elsewhere: Path
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        logging.getLogger("kafka").setLevel(logging.DEBUG)
+        try:
+            section = Section.model_validate(places.section())
+            bus = KafkaBus(section, places.topic)
+            bus.poll({}, Limits(), random.Random(0))
+            bus.close()
+            look(places.section())
+        finally:
+            logging.getLogger("kafka").setLevel(logging.CRITICAL)
+        file = places.section()["password"].removeprefix("file:")
+        password = Path(file).read_text().strip()
+        assert password not in caplog.text
+        assert password not in repr(bus) + repr(section) + repr(vars(bus._reader))
+
+    def test_the_doctor_shows_the_bus(
+        self, places: Places, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for key, value in places.plain.bus(places.topic).items():
+            monkeypatch.setenv(f"SAPO_BUS__{key.upper()}", value)
+        (found,) = check_bus(None)
+        assert (found.name, found.status) == ("bus", "ok")
+        assert places.plain.cluster_id in found.detail
+        assert "3 partitions" in found.detail
+        monkeypatch.setenv("SAPO_BUS__SERVERS", NOWHERE)
+        (found,) = check_bus(None)
+        assert found.status == "missing"
+        assert "nobody listens" in found.detail
