@@ -292,7 +292,7 @@ def _unpack(archive: tarfile.TarFile, file: Path, pack: Pack, place: Path, progr
     """Write exactly the files that the index names, each of its size and digest, below `place`."""
     total, done = sum(entry.bytes for entry in pack.files.values()), 0
     left = dict(pack.files)
-    for member in archive:
+    while (member := archive.next()) is not None:
         tarfile.data_filter(member, str(place))
         entry = left.pop(member.name, None)
         source = archive.extractfile(member) if member.isreg() else None

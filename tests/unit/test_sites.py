@@ -27,7 +27,7 @@ ERROR = re.compile(r"error: \S.* = .+: .+; .+\n")
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own for every test, without settings from outside. Tasks are checked where it matters."""
+    """A folder of its own for every test, without settings from outside; tasks are checked by one of them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sites, "check_tasks", lambda config: None)
     for name in ("SAPO_HOME", "SAPO_CACHE", "SAPO_KAFKA_PASSWORD"):

@@ -1,0 +1,411 @@
+"""A node packed, unpacked and marked: whole or not at all, and never in two places by accident."""
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sapo import checkpoint
+from sapo.config import Config, load
+from sapo.errors import UserError
+from sapo.home import Home
+from sapo.identity import Identity
+from sapo.journal import Journal
+from sapo.lock import NodeLock
+from sapo.manifest import Manifest
+from sapo.moving import INDEX, export_node, import_node
+from sapo.records import Batch, RoundResult, canonical
+
+Members = list[tuple[tarfile.TarInfo, bytes]]
+
+
+@pytest.fixture
+def config() -> Config:
+    return load(
+        "tiny", None, ["swarm.name=s", "swarm.site=a", "swarm.nodes=2", "bus.path=bus.sqlite"], env={}
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path, config: Config) -> Home:
+    """Site a, whose node a1 has finished two rounds and holds a checkpoint of round 1."""
+    home = Home(tmp_path / "old")
+    home.prepare(config, Manifest.of(config))
+    make_node(home, "a1", rounds=2)
+    return home
+
+
+def make_node(home: Home, name: str, rounds: int) -> None:
+    home.node(name).mkdir()
+    Identity.load_or_create(home.node(name) / "key.pem")
+    with Journal(home.journal(name)) as journal:
+        for round in range(rounds):
+            finish_round(journal, name, round)
+            if round == 0:
+                take_checkpoint(home, name, journal)
+
+
+def finish_round(journal: Journal, name: str, round: int) -> None:
+    batch = Batch(
+        swarm="s",
+        node=name,
+        incarnation=journal.incarnation,
+        round=round,
+        policy_version=round,
+        learn="{}",
+        temperature=1.0,
+        groups=(),
+    )
+    journal.commit_groups(round, [], [])
+    journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
+    journal.commit_result(
+        RoundResult(round=round, policy_version=round + 1, metrics={}, finished_at=float(round))
+    )
+
+
+def take_checkpoint(home: Home, name: str, journal: Journal) -> None:
+    saved = checkpoint.save(
+        home.checkpoints(name),
+        round=1,
+        incarnation=journal.incarnation,
+        weights_sha256="ab" * 32,
+        config_digest="cd" * 32,
+        threads=1,
+        save_model=lambda folder: (folder / "weights.bin").write_bytes(bytes(range(256)) * 100) and None,
+        optimizer={"step": 1},
+    )
+    journal.record_checkpoint(saved)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def rewritten(pack: Path, change: Callable[[Members], Members]) -> Path:
+    """The same pack with other members."""
+    with tarfile.open(pack) as archive:
+        members = [(info, file.read() if (file := archive.extractfile(info)) else b"") for info in archive]
+    other = pack.with_name("other.tar.gz")
+    with tarfile.open(other, "w:gz") as archive:
+        for info, content in change(members):
+            if info.isreg():
+                info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return other
+
+
+def indexed(change: Callable[[dict[str, Any]], object]) -> Callable[[Members], Members]:
+    """A change of what the index says."""
+
+    def apply(members: Members) -> Members:
+        found = json.loads(members[0][1])
+        change(found)
+        return [(members[0][0], canonical(found).encode()), *members[1:]]
+
+    return apply
+
+
+def test_a_node_comes_out_as_it_went_in(home: Home, tmp_path: Path) -> None:
+    before = files_of(home.checkpoints("a1"))
+    output = tmp_path / "a1.tar.gz"
+    with Journal.read_only(home.journal("a1")) as journal:
+        results, incarnation = journal.results(), journal.incarnation
+    shown: list[tuple[str, int, int]] = []
+    pack = export_node(home, "a1", output, lambda *step: shown.append(step))
+    found = import_node(output, tmp_path / "new")
+    assert (pack.node, pack.rounds, pack.incarnation) == ("a1", 2, incarnation)
+    assert pack.owed == {"training": 2, "track": 2}
+    assert found.pack == pack
+    assert files_of(found.home.checkpoints("a1")) == before
+    assert (found.home.node("a1") / "key.pem").read_bytes() == (home.node("a1") / "key.pem").read_bytes()
+    assert (found.home.node("a1") / "key.pem").stat().st_mode & 0o777 == 0o600
+    with Journal(found.home.journal("a1")) as journal:
+        assert (journal.results(), journal.incarnation) == (results, incarnation)
+        assert [kept.round for kept in journal.checkpoints()] == [1]
+    assert found.home.load_config() == home.load_config()
+    assert found.home.load_manifest() == home.load_manifest()
+    assert {label for label, _, _ in shown} == {"reading", "packing"}
+    assert all(done <= total for _, done, total in shown)
+
+
+def test_the_pack_is_private_and_says_what_it_is(home: Home, tmp_path: Path) -> None:
+    output = tmp_path / "a1.tar.gz"
+    export_node(home, "a1", output)
+    assert output.stat().st_mode & 0o777 == 0o600
+    with tarfile.open(output) as archive:
+        names = archive.getnames()
+        assert {(info.uid, info.uname, info.mode) for info in archive} == {(0, "", 0o600)}
+    assert names[0] == INDEX
+    assert {"key.pem", "journal.sqlite"} < set(names)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a1.tar.gz", "old"]
+
+
+def test_a_packed_node_does_not_start_where_it_was_and_the_others_do(home: Home, tmp_path: Path) -> None:
+    output = tmp_path / "a1.tar.gz"
+    export_node(home, "a1", output)
+    with pytest.raises(UserError, match=f"was exported to {output}") as error:
+        home.refuse_moved("a1")
+    assert str(home.moved("a1")) in error.value.remedy
+    home.refuse_moved("a0")
+    with pytest.raises(UserError, match="was exported"):
+        export_node(home, "a1", tmp_path / "again.tar.gz")
+    new = import_node(output, tmp_path / "new").home
+    assert new.here(new.load_config()) == ["a1"]
+    with pytest.raises(UserError, match="stayed where a1 was exported from"):
+        new.refuse_moved("a0")
+
+
+def test_what_lies_in_the_write_ahead_log_goes_too(home: Home, tmp_path: Path) -> None:
+    from sapo.journal_file import connect
+
+    reader = connect(home.journal("a1"), read_only=True)
+    try:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM rounds").fetchone()  # holds back the log's checkpoint
+        with Journal(home.journal("a1")) as journal:
+            finish_round(journal, "a1", 2)
+            pack = export_node(home, "a1", tmp_path / "a1.tar.gz")
+    finally:
+        reader.close()
+    assert pack.rounds == 3
+    assert import_node(tmp_path / "a1.tar.gz", tmp_path / "new").pack.rounds == 3
+
+
+def test_a_running_node_is_not_packed(home: Home, tmp_path: Path) -> None:
+    with NodeLock(home.node("a1")), pytest.raises(UserError, match="in use"):
+        export_node(home, "a1", tmp_path / "a1.tar.gz")
+    assert not home.moved("a1").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+@pytest.mark.parametrize("what", ["unknown", "no key", "no checkpoint", "file exists", "no folder"])
+def test_what_cannot_be_packed_is_left_as_it_is(home: Home, tmp_path: Path, what: str) -> None:
+    output, node = tmp_path / "a1.tar.gz", "a1"
+    if what == "unknown":
+        node = "a0"
+    elif what == "no key":
+        (home.node("a1") / "key.pem").unlink()
+    elif what == "no checkpoint":
+        (home.checkpoints("a1") / "round-000001" / "weights.bin").write_bytes(b"damaged")
+    elif what == "file exists":
+        output.write_bytes(b"mine")
+    else:
+        output = tmp_path / "none" / "a1.tar.gz"
+    before = files_of(tmp_path)
+    with pytest.raises(UserError):
+        export_node(home, node, output)
+    passing = ("/lock", "-shm", "-wal")
+    after = {name: content for name, content in files_of(tmp_path).items() if not name.endswith(passing)}
+    assert after == before
+
+
+def test_a_node_that_is_new_moves_without_a_checkpoint(home: Home, tmp_path: Path) -> None:
+    make_node(home, "a0", rounds=0)
+    export_node(home, "a0", tmp_path / "a0.tar.gz")
+    assert import_node(tmp_path / "a0.tar.gz", tmp_path / "new").pack.rounds == 0
+
+
+def test_checkpoints_that_models_are_still_owed_from_go_too(home: Home, tmp_path: Path) -> None:
+    with Journal(home.journal("a1")) as journal:
+        journal.record_checkpoint(journal.checkpoints()[0], owe_version=True)
+        journal.record_checkpoint(
+            checkpoint.save(
+                home.checkpoints("a1"),
+                round=2,
+                incarnation=journal.incarnation,
+                weights_sha256="ef" * 32,
+                config_digest="cd" * 32,
+                threads=1,
+                save_model=lambda folder: (folder / "weights.bin").write_bytes(b"2") and None,
+                optimizer={},
+            )
+        )
+    export_node(home, "a1", tmp_path / "a1.tar.gz")
+    new = import_node(tmp_path / "a1.tar.gz", tmp_path / "new").home
+    with Journal.read_only(new.journal("a1")) as journal:
+        assert [kept.round for kept in journal.checkpoints()] == [1, 2]
+        assert journal.pinned_checkpoints() == {new.checkpoints("a1") / "round-000001"}
+
+
+def test_settings_are_changed_on_arrival_and_rules_are_not(home: Home, tmp_path: Path) -> None:
+    output = tmp_path / "a1.tar.gz"
+    export_node(home, "a1", output)
+    with pytest.raises(UserError, match="whole swarm"):
+        import_node(output, tmp_path / "new", ["rules.salt=other"])
+    with pytest.raises(UserError, match="no node a1"):
+        import_node(output, tmp_path / "new", ["swarm.nodes=1"])
+    assert not (tmp_path / "new").exists()
+    found = import_node(output, tmp_path / "new", ["bus.type=kafka", "bus.servers=h:1"])
+    assert found.home.load_config().bus.type == "kafka"
+
+
+def test_a_node_that_lives_in_a_home_is_not_replaced(home: Home, tmp_path: Path) -> None:
+    output = tmp_path / "a1.tar.gz"
+    export_node(home, "a1", output)
+    import_node(output, tmp_path / "new")
+    before = files_of(tmp_path / "new")
+    with pytest.raises(UserError, match="lives here already"):
+        import_node(output, tmp_path / "new")
+    assert files_of(tmp_path / "new") == before
+
+
+def test_a_node_may_come_back_but_not_as_it_was_before(home: Home, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.tar.gz", tmp_path / "second.tar.gz"
+    export_node(home, "a1", first)
+    new = import_node(first, tmp_path / "new").home
+    with Journal(new.journal("a1")) as journal:
+        finish_round(journal, "a1", 2)
+    export_node(new, "a1", second)
+    back = import_node(second, home.root)
+    assert back.pack.rounds == 3
+    home.refuse_moved("a1")
+    with Journal(home.journal("a1")) as journal:
+        finish_round(journal, "a1", 3)
+    export_node(home, "a1", tmp_path / "third.tar.gz")
+    with pytest.raises(UserError, match="had 4 rounds here, the pack has 2"):
+        import_node(first, home.root)
+
+
+def test_nodes_of_one_site_meet_again_in_one_home_and_those_of_others_do_not(
+    home: Home, tmp_path: Path
+) -> None:
+    make_node(home, "a0", rounds=2)
+    for name in ("a0", "a1"):
+        export_node(home, name, tmp_path / f"{name}.tar.gz")
+        import_node(tmp_path / f"{name}.tar.gz", tmp_path / "new")
+    new = Home(tmp_path / "new")
+    assert new.here(new.load_config()) == ["a0", "a1"]
+    other = load(base=new.load_config(), sets=["swarm.site=b"], env={})
+    Home(tmp_path / "b").prepare(other, Manifest.of(other))
+    with pytest.raises(UserError, match="home of site 'b'"):
+        import_node(tmp_path / "a0.tar.gz", tmp_path / "b")
+
+
+def without(name: str) -> Callable[[Members], Members]:
+    return lambda members: [pair for pair in members if pair[0].name != name]
+
+
+def with_content(name: str, content: bytes) -> Callable[[Members], Members]:
+    return lambda members: [(info, content if info.name == name else data) for info, data in members]
+
+
+def renamed(name: str, new: str) -> Callable[[Members], Members]:
+    def apply(members: Members) -> Members:
+        for info, _ in members:
+            info.name = new if info.name == name else info.name
+        return members
+
+    return apply
+
+
+def linked(kind: bytes, target: str) -> Callable[[Members], Members]:
+    def apply(members: Members) -> Members:
+        info = tarfile.TarInfo("key.pem")
+        info.type, info.linkname = kind, target
+        return [members[0], (info, b""), *[pair for pair in members[1:] if pair[0].name != "key.pem"]]
+
+    return apply
+
+
+def escaping(found: dict[str, Any]) -> None:
+    found["files"]["../evil"] = found["files"].pop("key.pem")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda members: [], "does not begin"),
+        (lambda members: members[1:], "does not begin"),
+        (lambda members: [members[1], members[0], *members[2:]], "does not begin"),
+        (
+            lambda members: [*members, (tarfile.TarInfo("checkpoints/round-000001/more"), b"x")],
+            "more' is not as",
+        ),
+        (lambda members: [*members, members[1]], "'key.pem' is not as"),
+        (without("key.pem"), "key.pem is missing"),
+        (without("journal.sqlite"), "journal.sqlite is missing"),
+        (without("checkpoints/round-000001/weights.bin"), "weights.bin is missing"),
+        (with_content("key.pem", b"no key"), "'key.pem' is not as"),
+        (with_content("journal.sqlite", b"no journal"), "'journal.sqlite' is not as"),
+        (with_content(INDEX, b"{}"), "sapo: Field required"),
+        (with_content(INDEX, b" " * (2**20 + 1)), "does not begin"),
+        (renamed("key.pem", "../key.pem"), "'../key.pem'"),
+        (renamed("key.pem", "/tmp/key.pem"), "'/tmp/key.pem'"),
+        (linked(tarfile.SYMTYPE, "/etc/passwd"), "link to an absolute path"),
+        (linked(tarfile.LNKTYPE, "journal.sqlite"), "'key.pem' is not as"),
+        (linked(tarfile.FIFOTYPE, ""), "special file"),
+        (indexed(escaping), "names '../evil'"),
+        (indexed(lambda found: found["files"].pop("key.pem")), "lacks key.pem"),
+        (
+            indexed(lambda found: found["files"]["key.pem"].update(sha256="00" * 32)),
+            "does not have its digest",
+        ),
+        (indexed(lambda found: found["files"]["key.pem"].update(bytes=2**62)), "MB free"),
+        (indexed(lambda found: found.update(key="00" * 32)), "its key is another"),
+        (indexed(lambda found: found.update(incarnation="0" * 16)), "its journal is another"),
+        (indexed(lambda found: found.update(rounds=1)), "its journal is another"),
+        (indexed(lambda found: found.update(format=2)), "format"),
+        (indexed(lambda found: found.update(node="../a1")), "node"),
+        (indexed(lambda found: found.update(node="b1")), "no node b1"),
+        (indexed(lambda found: found["manifest"].update(salt="other")), "salt"),
+        (indexed(lambda found: found["manifest"].update(schema_version=3)), "schema version 3"),
+        (indexed(lambda found: found["manifest"].update(reasoning_gym="0.0.1")), "pip install"),
+        (indexed(lambda found: found["config"].update(shiny=1)), "config.shiny"),
+    ],
+)
+def test_a_pack_that_is_not_whole_leaves_nothing_behind(
+    home: Home, tmp_path: Path, change: Callable[[Members], Members], says: str
+) -> None:
+    output = tmp_path / "a1.tar.gz"
+    export_node(home, "a1", output)
+    other = rewritten(output, change)
+    before = files_of(tmp_path)
+    with pytest.raises(UserError, match=re.escape(says)):
+        import_node(other, tmp_path / "new")
+    assert files_of(tmp_path) == before
+    assert not (tmp_path / "new").exists()
+    assert not list(tmp_path.glob(".sapo*"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.95])
+def test_a_pack_that_was_cut_off_is_refused(home: Home, tmp_path: Path, share: float) -> None:
+    output = tmp_path / "a1.tar.gz"
+    export_node(home, "a1", output)
+    output.write_bytes(output.read_bytes()[: int(output.stat().st_size * share)])
+    with pytest.raises(UserError, match=r"FILE = "):
+        import_node(output, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "a1.tar.gz"
+    export_node(home, "a1", output)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("usage", (), {"free": 1_000_000}))
+    with pytest.raises(UserError, match="MB free"):
+        import_node(output, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_failed_write_marks_nothing(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sapo.moving._write", full)
+    with pytest.raises(OSError, match="No space"):
+        export_node(home, "a1", tmp_path / "a1.tar.gz")
+    home.refuse_moved("a1")
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_an_empty_mount_may_be_the_home(home: Home, tmp_path: Path) -> None:
+    export_node(home, "a1", tmp_path / "a1.tar.gz")
+    (tmp_path / "mount").mkdir()
+    (tmp_path / "mount" / ".keep").touch()
+    assert import_node(tmp_path / "a1.tar.gz", tmp_path / "mount").home.journal("a1").exists()
