@@ -1,7 +1,7 @@
 """The pool: foreign groups received and not yet used, bounded in number, age and share per peer."""
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -94,6 +94,8 @@ class Pool:
         self.config = config
         self.seen = Seen(SEEN_PER_GROUP * config.max_groups)
         self._entries: dict[str, Entry] = {}
+        self._new: set[str] = set()
+        self._places = _Places(SEEN_PER_GROUP * config.max_groups)
         self._dropped = _Dropped()
 
     @classmethod
@@ -102,6 +104,7 @@ class Pool:
         pool = cls(config)
         for row in rows:
             pool.add(Entry.from_row(row))
+        pool._settle()
         return pool
 
     def __len__(self) -> int:
@@ -117,7 +120,9 @@ class Pool:
     def add(self, entry: Entry) -> None:
         """Take an admitted group; one that is already here is left as it is."""
         self.seen.add(entry.group, entry.received.signed.content_sha256)
-        self._entries.setdefault(entry.group_id, entry)
+        if entry.group_id not in self._entries:
+            self._entries[entry.group_id] = entry
+            self._new.add(entry.group_id)
 
     def remove(self, group_ids: Iterable[str]) -> None:
         """Take out groups that were used or found useless; unknown ids are passed over."""
@@ -133,8 +138,8 @@ class Pool:
     def evict(self, now: float) -> dict[str, int]:
         """Drop what exceeds the bounds; how many went, by reason: `age`, then `peer_share`, then `number`.
 
-        Within a reason the oldest by the bus's time stamp go first, ties by group id, so that equal pools
-        lose equal groups.
+        Of age and share the oldest by the bus's time stamp go first, ties by group id, so that equal pools
+        lose equal groups. By number those go whose authors hold most.
         """
         oldest_first = sorted(self._entries.values(), key=lambda e: (e.received.timestamp, e.group_id))
         old = [entry for entry in oldest_first if entry.age(now) > self.config.max_age_s]
@@ -144,13 +149,14 @@ class Pool:
         loud = self._over_share(kept)
         gone = {entry.group_id for entry in loud}
         kept = [entry for entry in kept if entry.group_id not in gone]
-        over = kept[: max(0, len(kept) - self.config.max_groups)]
+        over = self._over_number(kept)
         counts = {}
         for reason, entries in (("age", old), ("peer_share", loud), ("number", over)):
             self.remove([entry.group_id for entry in entries])
             if entries:
                 counts[reason] = len(entries)
                 self._dropped.evicted[reason] += len(entries)
+        self._settle()
         return counts
 
     def _over_share(self, oldest_first: Collection[Entry]) -> list[Entry]:
@@ -163,6 +169,36 @@ class Pool:
                 excess[entry.group.key] -= 1
                 result.append(entry)
         return result
+
+    def _over_number(self, oldest_first: Sequence[Entry]) -> list[Entry]:
+        """What is left when `max_groups` places are dealt out in turns, one place per author and turn.
+
+        An author's newest groups get their turns first. Where the places end within a turn, newcomers whose
+        author had the mean share of the latest places or more stand back, then the older group does. So
+        publishing more than others earns no more places, also where there are more authors than places.
+        """
+        late = {
+            entry.group_id
+            for entry in oldest_first
+            if entry.group_id in self._new and self._places.had_share(entry.group.key)
+        }
+        order = list(reversed(oldest_first))
+        if len({entry.group.key for entry in order}) > self.config.max_groups:
+            order.sort(key=lambda entry: entry.group_id in late)  # or they would displace their author's own
+        turns: Counter[str] = Counter()
+        queue = []
+        for place, entry in enumerate(order):
+            queue.append((turns[entry.group.key], entry.group_id in late, place))
+            turns[entry.group.key] += 1
+        queue.sort()
+        return [order[place] for _, _, place in queue[self.config.max_groups :]]
+
+    def _settle(self) -> None:
+        """Note whose newcomers have a place now."""
+        for entry in self._entries.values():
+            if entry.group_id in self._new:
+                self._places.add(entry.group.key)
+        self._new.clear()
 
     def metrics(self, now: float) -> dict[str, float]:
         """The series `pool/*`: what is here now, and what was dropped since this was last asked.
@@ -180,6 +216,29 @@ class Pool:
             metrics["pool/chars"] = sum(_chars(entry.group) for entry in entries) / len(entries)
             metrics["pool/peers"] = float(len({entry.group.key for entry in entries}))
         return metrics
+
+
+class _Places:
+    """Whose groups had the latest places in the pool: a bounded memory that outlives their stay there."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._authors: deque[str] = deque()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, author: str) -> None:
+        """Note a place of `author`."""
+        self._authors.append(author)
+        self._counts[author] += 1
+        if len(self._authors) > self._limit:
+            first = self._authors.popleft()
+            self._counts[first] -= 1
+            if not self._counts[first]:
+                del self._counts[first]
+
+    def had_share(self, author: str) -> bool:
+        """Whether `author` had as many places as the mean author here, or more."""
+        return author in self._counts and self._counts[author] * len(self._counts) >= len(self._authors)
 
 
 class _Dropped:

@@ -97,6 +97,53 @@ def test_equal_pools_lose_equal_groups_whatever_order_they_came_in() -> None:
     assert {e.group_id for e in forward.entries()} == {e.group_id for e in backward.entries()}
 
 
+def test_when_there_are_too_many_whoever_has_most_loses_most() -> None:
+    quiet = [make_entry(f"q{i}", position=0, at=1000.0) for i in range(3)]
+    flood = [make_entry("flooder", position=i, at=1001.0 + i) for i in range(9)]
+    pool = filled(config(max_groups=6), *quiet, *flood)
+    assert pool.evict(1010.0) == {"peer_share": 3, "number": 3}
+    assert pool.entries() == (*quiet, *flood[-3:])
+
+
+def test_among_authors_with_equal_groups_every_one_keeps_the_newest() -> None:
+    entries = [make_entry(f"p{i % 3}", position=i, at=1000.0 + i) for i in range(9)]
+    pool = filled(config(max_groups=6), *entries)
+    pool.evict(1010.0)
+    assert pool.entries() == tuple(entries[3:])
+
+
+def stays(pool: Pool, floods: int, rounds: int) -> Counter[str]:
+    """Rounds in which each author had a place: 40 authors in turn publish one group, the flooder several."""
+    found: Counter[str] = Counter()
+    for turn in range(rounds):
+        for i in range(4):
+            quiet = (4 * turn + i) % 40
+            pool.add(make_entry(f"p{quiet}", round=turn, position=i, at=1000.0 + turn))
+        for i in range(floods):
+            pool.add(make_entry("flooder", round=turn, position=10 + i, at=1000.0 + turn))
+        pool.evict(1000.0 + turn)
+        found.update({entry.group.node for entry in pool.entries()})
+    return found
+
+
+def test_with_more_authors_than_places_a_flooder_gets_about_as_many_as_others() -> None:
+    found = stays(Pool(config(max_groups=8, max_age_s=10_000)), floods=4, rounds=200)
+    flooder = found.pop("flooder")
+    assert flooder <= 2 * max(found.values())
+    assert min(found.values()) >= max(found.values()) / 2
+
+
+def test_trap_39_a_restart_lets_no_burst_of_a_flooder_in() -> None:
+    limits = config(max_groups=8, max_age_s=10_000)
+    pool = Pool(limits)
+    stays(pool, floods=4, rounds=20)
+    back = Pool.restore(limits, [entry.to_row() for entry in pool.entries()])
+    for i in range(20):
+        back.add(make_entry("flooder", round=99, position=i, at=1019.0))
+    back.evict(1019.0)
+    assert sum(entry.group.node == "flooder" for entry in back.entries()) <= 1
+
+
 PEERS = ["a", "b", "c"]
 ARRIVALS = st.lists(
     st.tuples(st.sampled_from(PEERS), st.integers(0, 30), st.integers(900, 1000)),
