@@ -31,7 +31,7 @@ PREFECT_FAULTS = (httpx.HTTPError, PrefectException, RuntimeError, OSError)
 HEALTH_S = 2.0
 """How long a server that was there may take to say that it still is."""
 AWAY_HEALTH_S = 0.25
-"""The same for one that was away: it is asked in the background."""
+"""The same for one that was away, or could not end a run just now: it is asked in the background."""
 START_S = 10.0
 """How long Prefect may take from the call of a flow to its first line."""
 END_S = 2.0
@@ -165,6 +165,7 @@ class Orchestrator:
         self._process = process
         self._server = Service("prefect", url.rstrip("/")) if url else None
         self._away = False
+        self._slow = False
         self._away_since = 0.0
         self._plain = 0
         self._left: list[Attempt[Any]] = []
@@ -195,7 +196,7 @@ class Orchestrator:
         if self._asked is None or self._asked.done():
             self._asked = self._asker.submit(answers, self._server, HEALTH_S)
         try:
-            return self._asked.result(AWAY_HEALTH_S if self._away else HEALTH_S + 0.1)
+            return self._asked.result(AWAY_HEALTH_S if self._away or self._slow else HEALTH_S + 0.1)
         except StillAsking:
             return False
 
@@ -211,6 +212,7 @@ class Orchestrator:
             return self._without(plain, f"Prefect begins no run ({self._server.url}); going on without it")
         attempt.wait_worked()
         ended = attempt.wait_ended(END_S)
+        self._slow = not ended
         if attempt.worked and not (ended and attempt.recorded):
             return self._left_alone(attempt, plain)
         return self._result(attempt, plain)

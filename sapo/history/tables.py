@@ -23,6 +23,7 @@ from deltalake.exceptions import (
 )
 
 from sapo.errors import Unavailable, UserError
+from sapo.history.places import clear_stray, in_its_place
 from sapo.made import Made
 
 HISTORY_VERSION = "1"
@@ -227,9 +228,15 @@ class Store:
         gets the optional columns it lacks; its rows have null there.
         """
         uri = self.table_uri(name)
-        table = self.find(name)
-        if table is None and self.made is not None and self.made.has(name, uri):
-            raise Unavailable(f"history: {self.made.missing(name, uri)}")
+        try:
+            table = self.find(name)
+            if table is None and self.made is not None and self.made.has(name, uri):
+                raise Unavailable(f"history: {self.made.missing(name, uri)}")
+        except Unavailable:
+            local = self.local_path()
+            if local is not None and self.made is not None and self.made.has(name, uri):
+                clear_stray(local / name)
+            raise
         table = self._create(name) if table is None else self._widened(name, table)
         if self.made is not None:
             self.made.note(name, uri)
@@ -298,8 +305,12 @@ def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -
     handle was opened: open a fresh one and decide afresh what is still to be written. Raises `Unavailable`
     when the store is away, `UserError` when the table has other columns.
     """
+    with in_its_place(table.table_uri):
+        return _append(table, rows, transactions)
+
+
+def _append(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> bool:
     marks = [Transaction(name, version) for name, version in sorted(transactions.items())]
-    folder = _inode(table)
     try:
         write_deltalake(
             table,
@@ -320,24 +331,7 @@ def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -
         ) from error
     except (OSError, DeltaError) as error:
         raise away(table.table_uri, error) from error
-    if _inode(table) != folder:
-        raise Unavailable(f"history at {table.table_uri}: was moved away while it was written")
     return True
-
-
-def _inode(table: DeltaTable) -> tuple[int, int] | None:
-    """Which folder the table is, when it is one. Raises `Unavailable` when that is gone.
-
-    A table that is moved away between reading and writing would be written into a new folder of its name.
-    """
-    parsed = urlparse(table.table_uri)
-    if parsed.scheme not in ("", "file"):
-        return None
-    try:
-        found = (Path(unquote(parsed.path)) / "_delta_log").stat()
-    except OSError as error:
-        raise away(table.table_uri, error) from error
-    return found.st_dev, found.st_ino
 
 
 def until_committed(uri: str, attempt: Callable[[], T | None]) -> T:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sapo.config import parse
-from sapo.crew import Crew, CrewState, flow_command, thread_settings
+from sapo.crew import OWING, Crew, CrewState, flow_command, thread_settings
 from sapo.home import Home
 from sapo.processes import alive
 
@@ -92,6 +92,21 @@ def test_bad_input_and_a_pause_are_no_crashes(tmp_path: Path, code: int, expecte
     crew = crew_of(tmp_path, {"n0": COUNTS + f"sys.exit({code})"})
     assert crew.run_node("n0").state == expected
     assert starts(tmp_path) == 1
+
+
+def test_a_node_that_owes_at_its_end_is_not_restarted_and_the_swarm_has_not_finished(tmp_path: Path) -> None:
+    crew = crew_of(tmp_path, {"n0": COUNTS + f"print('still owes'); sys.exit({OWING})"})
+    state = crew.run()
+    assert (state.phase, state.members["n0"].state) == ("failed", "owing")
+    assert state.members["n0"].note == "still owes"
+    assert starts(tmp_path) == 1
+
+
+def test_an_archive_that_could_not_finish_is_not_taken_for_one_that_was_stopped(tmp_path: Path) -> None:
+    told = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({OWING})); " + WAITS
+    crew = crew_of(tmp_path, {"n0": AFTER_ARCHIVE, "archive": told})
+    state = crew.run()
+    assert (state.phase, state.members["archive"].state) == ("failed", "owing")
 
 
 def run_beside(crew: Crew) -> tuple[threading.Thread, list[CrewState]]:

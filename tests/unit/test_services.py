@@ -3,10 +3,11 @@
 import http.server
 import json
 import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,69 @@ def test_the_record_of_servers_that_were_killed_is_not_believed(home: Home) -> N
     record["pid"] = child.pid
     home.services.write_text(json.dumps(record))
     assert services.read(home) is None
+
+
+ONE = "import time; time.sleep(60)"
+
+
+def kept(home: Home, codes: list[str], url: str, backoff: tuple[float, ...]) -> tuple[Running, list[Child]]:
+    """A server that answers at `url` and runs one of `codes` after the other."""
+    children: list[Child] = []
+
+    def start() -> Child:
+        log = home.logs / "mlflow.log"
+        children.append(Child.start("mlflow", ["-c", codes.pop(0)], log=log, env=dict(os.environ)))
+        return children[-1]
+
+    first = start()
+    mlflow = Service("mlflow", url, first.pid, str(home.logs / "mlflow.log"))
+    services_ = Services(mlflow, Service("prefect", f"{url}/api"))
+    return Running(services_, {"mlflow": Kept(first, start)}, home, backoff_s=backoff), children
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_a_server_that_dies_while_the_swarm_runs_is_started_again(home: Home, healthy: str) -> None:
+    running, children = kept(home, [ONE, ONE], healthy, (0.05,))
+    assert running.up()
+    os.kill(children[0].pid, signal.SIGKILL)
+    until(lambda: running.up() and len(children) == 2)
+    found = services.read(home)
+    assert found is not None
+    assert (found.mlflow.pid, found.mlflow.restarts, found.mlflow.away) == (children[1].pid, 1, "")
+    said = [line for line in (home.logs / "mlflow.log").read_text().splitlines() if "sapo:" in line]
+    assert len(said) == 2
+    assert "ended with code -9" in said[0]
+    assert "started again" in said[1]
+    children[1].kill()
+
+
+def test_a_server_that_dies_again_and_again_is_given_up_and_the_swarm_goes_on(
+    home: Home, healthy: str
+) -> None:
+    running, children = kept(home, [ONE, "raise SystemExit(3)", "raise SystemExit(4)"], healthy, (0.0, 0.05))
+    assert running.up()
+    children[0].kill()
+    until(lambda: running.up() and running.services.mlflow.away == "ended with code 4")
+    for _ in range(5):
+        assert running.up(), "it is no failure of the swarm"
+    assert len(children) == 3
+    assert "it is not started again" in (home.logs / "mlflow.log").read_text()
+
+
+def test_a_port_that_was_taken_meanwhile_counts_as_a_failed_restart(home: Home, healthy: str) -> None:
+    running, children = kept(home, [ONE], healthy, (0.0, 0.0))
+    assert running.up()
+
+    def refuse() -> Child:
+        raise UserError("track.port", 1, "this port cannot be used: in use", "choose another")
+
+    running._kept["mlflow"].start = refuse
+    children[0].kill()
+    until(lambda: running.up() and "could not be started" in running.services.mlflow.away)
+    until(lambda: running.up() and "not started again" in (home.logs / "mlflow.log").read_text())

@@ -1,0 +1,182 @@
+"""Flows beside their work: what Prefect does before and after it may hang or fail without holding it up."""
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+
+from flows import orchestrator
+from flows.orchestrator import ATTEMPT, Orchestrator, Superseded, at_work, count_tasks
+
+
+@dataclass
+class Worker:
+    stop: threading.Event = field(default_factory=threading.Event)
+    failure: BaseException | None = None
+
+
+class Prefect(http.server.BaseHTTPRequestHandler):
+    known_tasks = 0
+    hangs = False
+
+    def do_GET(self) -> None:
+        if type(self).hangs:
+            time.sleep(1.0)
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = json.dumps(type(self).known_tasks).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Prefect.known_tasks, Prefect.hangs = 0, False
+    found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Prefect)
+    thread = threading.Thread(target=found.serve_forever, args=(0.05,))
+    thread.start()
+    yield f"http://127.0.0.1:{found.server_address[1]}/api"
+    found.shutdown()
+    found.server_close()
+    thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+def test_a_flow_that_does_not_end_is_left_alone_and_counts_until_it_does(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orchestrator, "END_S", 0.05)
+    prefect = threading.Event()
+
+    def flow() -> str:
+        made = at_work(lambda: "made")
+        prefect.wait(20)
+        return made
+
+    one = Orchestrator(Worker(), server)
+    assert one.run(flow, lambda: "plain") == "made"
+    assert one.unrecorded == 1
+    assert one.metrics() == {"prefect/unrecorded": 1.0}
+    prefect.set()
+    one.wait(20)
+    assert one.unrecorded == 0
+    assert one.metrics() == {}
+
+
+def test_trap_51_a_flow_that_cannot_be_ended_was_made_once(server: str) -> None:
+    def flow() -> str:
+        at_work(lambda: "made")
+        raise httpx.ConnectError("refused")
+
+    one = Orchestrator(Worker(), server)
+    assert one.run(flow, lambda: "made twice") == "made"
+    assert one.unrecorded == 1
+    assert one.metrics()["outage/prefect"] == 1.0
+
+
+def test_a_work_without_a_value_is_not_made_twice_either(server: str) -> None:
+    def flow() -> None:
+        at_work(lambda: None)
+        raise httpx.ConnectError("refused")
+
+    assert Orchestrator(Worker(), server).run(flow, lambda: pytest.fail("again")) is None
+
+
+def test_a_flow_that_is_begun_too_late_does_not_do_the_work_again(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orchestrator, "START_S", 0.05)
+    prefect, late = threading.Event(), threading.Event()
+
+    def flow() -> str:
+        prefect.wait(20)
+        try:
+            return at_work(lambda: pytest.fail("the work was made twice"))
+        except Superseded:
+            late.set()
+            raise
+
+    one = Orchestrator(Worker(), server)
+    assert one.run(flow, lambda: "plain") == "plain"
+    assert one.unrecorded == 1
+    prefect.set()
+    assert late.wait(20)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_the_work_raises_is_raised_whether_or_not_the_flow_can_end(
+    server: str, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(orchestrator, "END_S", 0.05)
+    worker, prefect = Worker(), threading.Event()
+
+    def work() -> str:
+        worker.failure = RuntimeError("the loss is not finite")
+        raise worker.failure
+
+    def flow() -> str:
+        try:
+            return at_work(work)
+        finally:
+            if not ends:
+                prefect.wait(20)
+
+    with pytest.raises(RuntimeError, match="the loss is not finite"):
+        Orchestrator(worker, server).run(flow, lambda: "plain")
+    prefect.set()
+
+
+def test_a_server_that_hangs_is_waited_for_once(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orchestrator, "HEALTH_S", 0.3)
+    monkeypatch.setattr(orchestrator, "AWAY_HEALTH_S", 0.02)
+    Prefect.hangs = True
+    one = Orchestrator(Worker(), server)
+    assert one.run(lambda: pytest.fail("started"), lambda: "plain") == "plain"
+    started = time.monotonic()
+    for _ in range(5):
+        assert one.run(lambda: pytest.fail("started"), lambda: "plain") == "plain"
+    assert time.monotonic() - started < 0.3
+    assert one.unrecorded == 6
+
+
+def test_trap_51_task_runs_that_prefect_did_not_record_are_counted(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orchestrator, "SETTLED_S", 0.0)
+    Prefect.known_tasks = 7
+
+    def work() -> str:
+        count_tasks(5)
+        count_tasks(5)
+        ATTEMPT.get().run_id = "a run of Prefect's"
+        return "made"
+
+    one = Orchestrator(Worker(), server)
+    for _ in range(3):
+        assert one.run(lambda: at_work(work), lambda: "plain") == "made"
+    assert one.unrecorded_tasks == 6, "the third is counted later: it may still be written"
+    assert one.metrics() == {"prefect/unrecorded_tasks": 6.0}
+
+
+def test_a_flow_that_a_deployment_started_does_its_work_plainly() -> None:
+    count_tasks(5)
+    assert at_work(lambda: "made") == "made"
