@@ -10,6 +10,7 @@ from sapo.config import KafkaBus as KafkaBusConfig
 from sapo.config import SqliteBus as SqliteBusConfig
 from sapo.errors import UserError
 from sapo.home import Home
+from sapo.made import made_in
 
 if TYPE_CHECKING:
     from sapo.bus.kafka_check import BusFacts
@@ -22,7 +23,7 @@ def open_bus(config: Config, home: Home) -> Bus:
         path = Path(section.path).expanduser().absolute() if section.path else home.bus
         if not path.parent.is_dir():
             raise UserError("bus.path", str(path), "its folder does not exist", "create it or name another")
-        return SqliteBus(path)
+        return SqliteBus(path, made=made_in(home.root))
     if isinstance(section, KafkaBusConfig):
         from sapo.bus.kafka import KafkaBus
 
