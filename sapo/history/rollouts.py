@@ -19,12 +19,12 @@ from sapo.bus.base import Bus, Gap, Limits, Poll, Positions
 from sapo.errors import Refused, UserError
 from sapo.history.tables import QUARANTINE, ROLLOUTS, Store, commit, until_committed
 from sapo.identity import unseal
-from sapo.records import Completion, Group, Received, Recipe, Sampling, canonical
+from sapo.records import Completion, Group, Received, Record, canonical
 from sapo.seeds import rng
 
 log = logging.getLogger(__name__)
 
-_COMPLETION = set(Completion.model_fields)
+_COMPLETION = set(Completion.model_fields) & set(ROLLOUTS.names)
 MAX_KEPT_BYTES = 65_536
 """Of a refused payload, so that a flood of refused records cannot fill the disk quickly."""
 
@@ -277,45 +277,38 @@ def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:
         "created_at": group.created_at,
         "tokenizer": group.tokenizer,
     }
-    return [
-        shared | {"k": k, "extra": _extra(group, k)} | completion.model_dump(include=_COMPLETION)
-        for k, completion in enumerate(group.completions)
-    ]
+    grown = _without_column(group, "recipe", "sampling", "completions")
+    rows = []
+    for k, completion in enumerate(group.completions):
+        parts = {"completion": _without_column(completion), "group": grown if k == 0 else {}}
+        extra = {part: fields for part, fields in parts.items() if fields}
+        own = {"k": k, "extra": canonical(extra) if extra else None}
+        rows.append(shared | own | completion.model_dump(include=_COMPLETION))
+    return rows
 
 
-def _extra(group: Group, k: int) -> str | None:
-    """What completion `k`, and with the first one the group itself, says in fields of a newer version."""
-    own = {"completion": group.completions[k].model_extra, "group": group.model_extra if k == 0 else None}
-    found = {part: fields for part, fields in own.items() if fields}
-    return canonical(found) if found else None
+def _without_column(record: Record, *elsewhere: str) -> dict[str, Any]:
+    """What a record says in fields that have no column: those of a newer schema version, known or not."""
+    unknown = record.model_extra or {}
+    values = record.model_dump(mode="json", exclude=set(elsewhere))
+    return {name: value for name, value in values.items() if name in unknown or name not in ROLLOUTS.names}
 
 
 def group_of(rows: Sequence[Mapping[str, Any]]) -> Group:
     """The group its rows were made from, in any order; its canonical JSON is the signed payload."""
     ordered = sorted(rows, key=lambda row: int(row["k"]))
     row = ordered[0]
-    unknown = [json.loads(each.get("extra") or "{}") for each in ordered]
+    extra = [json.loads(each.get("extra") or "{}") for each in ordered]
     own = ("swarm", "node", "key", "incarnation", "round", "position", "question", "policy_version")
     more = ("schema_version", "tokenizer", "created_at")
-    return Group(
+    values = {
         **{name: row[name] for name in own + more},
-        recipe=Recipe(**{name: row[name] for name in ("dataset", "config", "seed", "index")}),
-        sampling=Sampling(**{name: row[name] for name in ("temperature", "top_p", "top_k", "min_p")}),
-        completions=tuple(
-            _completion(each, extra.get("completion", {}))
-            for each, extra in zip(ordered, unknown, strict=True)
-        ),
-        **unknown[0].get("group", {}),
-    )
-
-
-def _completion(row: Mapping[str, Any], unknown: Mapping[str, Any]) -> Completion:
-    ids, logprobs = row["token_ids"], row["logprobs"]
-    return Completion(
-        text=row["text"],
-        finish_reason=row["finish_reason"],
-        token_ids=None if ids is None else tuple(ids),
-        logprobs=None if logprobs is None else tuple(logprobs),
-        claimed_score=row["claimed_score"],
-        **unknown,
-    )
+        "recipe": {name: row[name] for name in ("dataset", "config", "seed", "index")},
+        "sampling": {name: row[name] for name in ("temperature", "top_p", "top_k", "min_p")},
+        "completions": [
+            {name: each[name] for name in _COMPLETION} | unknown.get("completion", {})
+            for each, unknown in zip(ordered, extra, strict=True)
+        ],
+        **extra[0].get("group", {}),
+    }
+    return Group.model_validate_json(canonical(values))

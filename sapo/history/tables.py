@@ -86,7 +86,7 @@ ROLLOUTS = _schema(
     {"claimed_score": _REAL, "tokenizer": _TEXT, "token_ids": _IDS, "logprobs": _REALS, "extra": _TEXT},
 )
 """One row per published completion; a group's rows rebuild its signed payload byte for byte. `extra` holds
-the fields of a newer schema version that this release does not know, as JSON; null where there are none."""
+as JSON what has no column: fields of a newer schema version. It is null where there are none."""
 
 TRAINING = _schema(
     {

@@ -23,7 +23,20 @@ from sapo.pool import Entry
 from sapo.records import Completion, Group, Received, SchemaVersion, SignedGroup, canonical, sha256
 
 NEWER: dict[str, Any] = {"mood": "calm", "tags": ["a", "é", {"deep": [1, 2.5, None, 10**30]}], "empty": None}
-NAMES = ["canonical", "group_id", "model_config", "__class__", "self", "weird key", ""]
+NAMES = [
+    "text",
+    "seed",
+    "k",
+    "extra",
+    "bus_position",
+    "canonical",
+    "group_id",
+    "model_config",
+    "__class__",
+    "self",
+    "weird key",
+    "",
+]
 
 
 def sealed(payload: str, author: str = "peer") -> SignedGroup:
@@ -154,6 +167,13 @@ def test_unknown_fields_nested_without_end_are_refused() -> None:
         assert outcome(signed) in ("taken", "malformed", "not_canonical")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_hold_unknown_fields_of_any_name(name: str) -> None:
+    signed = newer(each={name: 1} if name not in Completion.model_fields else {}, **{name: [name]})
+    rows = rollout_rows(make_received(), unseal(signed))
+    assert group_of(rows).canonical().encode() == signed.payload
+
+
 def test_the_archive_keeps_what_it_does_not_know(store: Store) -> None:
     signed = newer(each={"words": 3}, **NEWER)
     rows = archive(store, signed)
@@ -250,4 +270,5 @@ def test_the_next_release_reads_this_ones_groups_as_they_were_signed() -> None:
     assert group.group_id == make_group().group_id
     own = NextGroup.model_validate_json(newer(each={"words": 2}, mood="calm").payload)
     assert (own.mood, own.completions[0].words) == ("calm", 2)
+    assert group_of(rollout_rows(make_received(), own)) == unseal(newer(each={"words": 2}, mood="calm"))
     assert own.canonical().encode() == newer(each={"words": 2}, mood="calm").payload
