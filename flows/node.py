@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 from prefect.runtime import flow_run
 
 from flows.common import NETWORK, SMALL, Process, here, parser, run_process
@@ -140,6 +140,11 @@ def orchestrated_round(node: str, round: int) -> PrefectFuture[int]:
     return published
 
 
+def _has_ended(future: PrefectFuture[int]) -> bool:
+    """Whether a task has ended; `future.state` would ask the server, which may hang."""
+    return isinstance(future, PrefectConcurrentFuture) and future.wrapped_future.done()
+
+
 def _run_name() -> str:
     """`n2 · rounds 0-49`."""
     parameters = flow_run.parameters
@@ -193,7 +198,7 @@ def _rounds(session: Session, node: str, rounds: int, published: list[PrefectFut
     with stopping_on_signals(session.process.stop):
         while runtime.round < first + rounds and not session.over():
             if runtime.round % every == 0:
-                published[:] = [future for future in published if not future.state.is_final()]
+                published[:] = [future for future in published if not _has_ended(future)]
                 published.append(orchestrated_round(node, runtime.round))
             else:
                 session.plain_round()

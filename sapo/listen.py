@@ -9,7 +9,7 @@ from concurrent.futures import Future, wait
 from sapo.bus.base import Bus, Limits, Poll, Positions
 from sapo.errors import Unavailable
 
-PATIENCE_S = 3.0
+PATIENCE_S = 2.0
 """How long a round waits for a bus that was there a round ago."""
 AWAY_PATIENCE_S = 0.05
 """How long it waits for one that was not: what arrives later is taken by the next round."""

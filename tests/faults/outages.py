@@ -10,17 +10,16 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from deltalake import DeltaTable
-
 from sapo import services
 from sapo.config import Config, load
-from sapo.history import create_tables
+from sapo.history import create_tables, open_store
+from sapo.history.tables import TableName
 from sapo.home import Home
 from sapo.journal import Journal
 from sapo.supervise import SwarmStatus, holder, run_swarm, snapshot
@@ -60,6 +59,7 @@ class Scene:
     config: Config
     home: Home
     windows: list[Window] = field(default_factory=list)
+    env: Mapping[str, str] = field(default_factory=lambda: ENV)
     final: SwarmStatus | None = None
     error: BaseException | None = None
     stop: threading.Event = field(default_factory=threading.Event)
@@ -115,15 +115,15 @@ class Scene:
 
     def _run(self) -> None:
         try:
-            self.final = run_swarm(self.config, self.home, env=ENV, stop=self.stop)
+            self.final = run_swarm(self.config, self.home, env=self.env, stop=self.stop)
         except BaseException as error:
             self.error = error
 
 
 @contextlib.contextmanager
-def running(config: Config, home: Home) -> Iterator[Scene]:
+def running(config: Config, home: Home, env: Mapping[str, str] = ENV) -> Iterator[Scene]:
     """A swarm that is stopped at the end of the block, whatever happens."""
-    scene = Scene(config, home)
+    scene = Scene(config, home, env=env)
     try:
         yield scene.start()
     finally:
@@ -190,21 +190,23 @@ def restarted(scene: Scene, service: str, times: int) -> bool:
 # -- afterwards --------------------------------------------------------------------------------------------
 
 
-def finish(config: Config, home: Home) -> int:
+def finish(config: Config, home: Home, env: Mapping[str, str] = ENV) -> int:
     """Resume a stopped swarm for a few rounds, to its very end; returns the rounds of every node."""
     rounds = max(node.rounds for node in snapshot(config, home).nodes) + MORE
     last = load(sets=[f"swarm.rounds={rounds}"], base=config, env={})
     home.prepare(last, home.load_manifest())
-    final = run_swarm(last, home, env=ENV)
+    final = run_swarm(last, home, env=env)
     notes = [(node.name, node.state, node.note) for node in final.nodes]
     assert final.phase == "finished", (notes, final.archive, final.evaluate)
     assert {node.rounds for node in final.nodes} == {rounds}
     return rounds
 
 
-def table(home: Home, name: str, *columns: str) -> list[tuple[Any, ...]]:
+def table(config: Config, home: Home, name: TableName, *columns: str) -> list[tuple[Any, ...]]:
     """Rows of a table of the history."""
-    found = DeltaTable(home.history / name).to_pyarrow_table(columns=list(columns))
+    whole = open_store(config, home).find(name)
+    assert whole is not None
+    found = whole.to_pyarrow_table(columns=list(columns))
     return [tuple(row.values()) for row in found.to_pylist()]
 
 
@@ -219,11 +221,11 @@ def nothing_is_missing(config: Config, home: Home, rounds: int) -> None:
     everything = {(node, round) for node in config.nodes for round in range(rounds)}
     batch = config.for_node(config.nodes[0]).batch
 
-    trained = table(home, "training", "node", "round", "position", "k")
+    trained = table(config, home, "training", "node", "round", "position", "k")
     assert {row[:2] for row in trained} == everything
     assert len(trained) == len(set(trained))
 
-    published = table(home, "rollouts", "node", "round", "group_id", "k")
+    published = table(config, home, "rollouts", "node", "round", "group_id", "k")
     assert {row[:2] for row in published} == everything
     assert len(published) == len(set(published)) == len(everything) * batch.b * batch.completions
 
@@ -251,10 +253,10 @@ def nothing_is_missing(config: Config, home: Home, rounds: int) -> None:
                 assert result.metrics.keys() <= kept
 
 
-def longest_gaps(home: Home, windows: list[Window]) -> dict[str, dict[str, float]]:
+def longest_gaps(config: Config, home: Home, windows: list[Window]) -> dict[str, dict[str, float]]:
     """The longest time between two rounds of a node, in seconds, by outage and node."""
     ends: dict[str, set[float]] = {}
-    for node, at in table(home, "training", "node", "finished_at"):
+    for node, at in table(config, home, "training", "node", "finished_at"):
         ends.setdefault(node, set()).add(at)
     found: dict[str, dict[str, float]] = {}
     for window in windows:

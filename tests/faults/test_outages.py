@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from outages import (
     ENDLESS,
+    ENV,
     STALL_S,
     Scene,
     finish,
@@ -26,6 +27,8 @@ from outages import (
 )
 from swarms import make_home, small_config
 
+from infra.kafka.cluster import Cluster
+from infra.s3.server import S3Server
 from sapo.config import Config, load
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
@@ -51,8 +54,8 @@ TAKEN: dict[str, Callable[[Scene], AbstractContextManager[None]]] = {
 
 def afterwards(scene: Scene, config: Config) -> None:
     """What must hold once everything is back and the swarm has come to its end."""
-    rounds = finish(config, scene.home)
-    gaps = longest_gaps(scene.home, scene.windows)
+    rounds = finish(config, scene.home, scene.env)
+    gaps = longest_gaps(config, scene.home, scene.windows)
     for outage, by_node in gaps.items():
         print(f"{outage}: longest gap between rounds {by_node}")
     nothing_is_missing(config, scene.home, rounds)
@@ -81,9 +84,10 @@ def test_services_that_are_gone_hold_up_no_round_and_a_node_killed_meanwhile_com
             killed(scene, "mlflow")
             with scene.outage("all gone", SECONDS):
                 pass
-            before = scene.rounds()["n1"]
+            reached = scene.rounds()["n1"]
+            scene.until(lambda: scene.rounds()["n1"] > reached, 30.0)
             kill_node(scene, "n1")
-            scene.until(lambda: scene.rounds()["n1"] > before + 1, 60.0)
+            scene.until(lambda: scene.rounds()["n1"] > reached + 3, 60.0)
         scene.until(lambda: restarted(scene, "prefect", 1) and restarted(scene, "mlflow", 1), 60.0)
         settled(scene)
     afterwards(scene, config)
@@ -93,6 +97,61 @@ def settled(scene: Scene) -> None:
     """Let some rounds go by with everything there."""
     reached = max(scene.rounds().values())
     scene.until(lambda: min(scene.rounds().values()) > reached + 5, 60.0)
+
+
+@pytest.mark.faults
+def test_an_s3_store_that_hangs_and_then_is_gone_gets_the_whole_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config([*SETS, "history.uri=s3://history/outages"])
+    with S3Server.start(tmp_path / "s3", buckets=["history"]) as store:
+        for name, value in store.environment().items():
+            monkeypatch.setenv(name, value)
+        env = {**ENV, **store.environment()}
+        with running(config, make_home(tmp_path / "home", config), env) as scene:
+            store.pause()
+            with scene.outage("the store hangs", SECONDS):
+                pass
+            store.resume()
+            settled(scene)
+            store.kill()
+            with scene.outage("the store is gone", SECONDS):
+                pass
+            store.restart()
+            settled(scene)
+        afterwards(scene, config)
+
+
+@pytest.mark.faults
+@pytest.mark.kafka
+def test_a_kafka_that_hangs_and_then_is_gone_leaves_the_nodes_in_silo_and_gets_it_all(tmp_path: Path) -> None:
+    with Cluster.start(tmp_path / "kafka") as cluster:
+        kafka_goes_away(tmp_path, cluster, SECONDS)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_kafka_that_is_away_for_a_minute(tmp_path: Path) -> None:
+    with Cluster.start(tmp_path / "kafka") as cluster:
+        kafka_goes_away(tmp_path, cluster, 60.0)
+
+
+def kafka_goes_away(folder: Path, cluster: Cluster, seconds: float) -> None:
+    cluster.create_topic("sapo.outages", partitions=4)
+    bus = [f"bus.{key}={value}" for key, value in cluster.bus("sapo.outages").items()]
+    config = small_config([*SETS, *bus])
+    with running(config, make_home(folder / "home", config)) as scene:
+        cluster.pause(0)
+        with scene.outage("kafka hangs", seconds):
+            pass
+        cluster.resume(0)
+        settled(scene)
+        cluster.kill(0)
+        with scene.outage("kafka is gone", seconds):
+            pass
+        cluster.restart(0)
+        settled(scene)
+    afterwards(scene, config)
 
 
 @pytest.mark.soak
