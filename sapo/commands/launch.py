@@ -56,9 +56,11 @@ def pick_node(config: Config, home: Home, name: str | None) -> str:
         home.refuse_moved(name)
         return name
     names = home.here(config)
-    if len(names) != 1:
-        site = f"site {config.swarm.site!r} has {len(names)} nodes here: {', '.join(names) or 'none'}"
-        raise UserError("NAME", None, site, "name one of them" if names else "name the home of a node")
+    if not names:
+        home.refuse_moved(config.nodes[0])
+    if len(names) > 1:
+        site = f"site {config.swarm.site!r} has {len(names)} nodes here: {', '.join(names)}"
+        raise UserError("NAME", None, site, "name one of them")
     return names[0]
 
 

@@ -1,0 +1,343 @@
+"""Two sites and one swarm: with a home, servers and a release each; a node that moves goes on bit for bit."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from swarms import SMALL, make_home, small_config
+
+from infra.kafka.cluster import Cluster
+from sapo import sites
+from sapo.bus.memory import MemoryBus
+from sapo.config import Config
+from sapo.history import read
+from sapo.history.rollouts import group_of
+from sapo.history.tables import Store
+from sapo.home import Home
+from sapo.identity import unseal
+from sapo.journal import Journal
+from sapo.moving import export_node, import_node
+from sapo.node import NodeRuntime
+from sapo.records import canonical
+
+pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+SETS = [item for item in SMALL if not item.startswith("swarm.")]
+"""The small swarm's settings; a site's own are added."""
+
+
+# -- in one process -----------------------------------------------------------------------------------------
+
+
+class LastingBus(MemoryBus):
+    """A bus whose clock stands still, and which outlives the nodes that use it."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=lambda: 1e6)
+
+    def close(self) -> None:
+        """It is used again."""
+
+
+def hand_over(node: NodeRuntime, *buses: MemoryBus) -> None:
+    """Publish what a node owes, in this thread."""
+    owed = node.journal.owed("publish", 1000)
+    if owed:
+        signed = {group.group_id: group for item in owed for group in node.journal.groups(item.round)}
+        for bus in buses:
+            bus.publish([signed[item.ref] for item in owed])
+        node.journal.acknowledge("publish", owed[-1].seq)
+
+
+def open_at_rest(config: Config, home: Home, name: str, bus: MemoryBus) -> NodeRuntime:
+    """A node whose clock stands still: all that it writes is the same every time."""
+    incarnation = f"{config.nodes.index(name):016x}"
+    return NodeRuntime.open(
+        config, name, home, bus=bus, deliver=False, clock=lambda: 1e6, incarnation=incarnation
+    )
+
+
+def test_a_node_that_moves_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    sets = ["swarm.rounds=16", "swarm.site=a", "checkpoint.every_rounds=4", "batch.completions=8"]
+    config = small_config(sets)
+    home, buses = make_home(tmp_path / "here", config), [LastingBus() for _ in range(2)]
+    with (
+        open_at_rest(config, home, "a0", buses[0]) as node,
+        open_at_rest(config, home, "a1", buses[0]) as peer,
+    ):
+        for _ in range(7):
+            peer.run_round()
+            hand_over(peer, *buses)
+            node.run_round()
+        node.generate()  # the move cuts a round short
+        while not peer.finished:
+            peer.run_round()
+            hand_over(peer, *buses)
+    stayed = Home(tmp_path / "stayed")
+    shutil.copytree(home.root, stayed.root)
+    export_node(home, "a0", tmp_path / "a0.tar.gz")
+    moved = import_node(tmp_path / "a0.tar.gz", tmp_path / "there").home
+    finished = []
+    for place, bus in zip((moved, stayed), buses, strict=True):
+        with open_at_rest(config, place, "a0", bus) as node:
+            assert node.round == 7
+            while not node.finished:
+                node.run_round()
+            signed = [node.journal.groups(r) for r in range(7, 16)]
+            batches = [node.journal.batch(r) for r in range(7, 16)]
+            finished.append((node.parts.weights_sha256(), signed, batches, node.journal.positions()))
+    assert finished[0] == finished[1]
+    learned = {g.producer for batch in finished[0][2] for g in batch.groups if g.source == "external"}
+    assert learned == {"a1"}
+
+
+def test_sites_that_share_a_prefix_are_told(tmp_path: Path) -> None:
+    config, bus = small_config(["swarm.nodes=1", "swarm.rounds=4"]), LastingBus()
+    homes = [make_home(tmp_path / name, config) for name in ("one", "two")]
+    with (
+        NodeRuntime.open(config, "n0", homes[0], bus=bus, deliver=False) as first,
+        NodeRuntime.open(config, "n0", homes[1], bus=bus, deliver=False) as second,
+    ):
+        for node in (first, second, first, second):
+            node.run_round()
+            hand_over(node, bus)
+    for home in homes:
+        [note] = sites.notes(home, config)
+        assert "another node n0" in note
+
+
+# -- in many ------------------------------------------------------------------------------------------------
+
+
+def outside() -> dict[str, str]:
+    """This environment without settings of sapo's or Prefect's, other than where starters are kept."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SAPO_", "PREFECT_"))}
+    return kept | {key: os.environ[key] for key in ("SAPO_CACHE",) if key in os.environ}
+
+
+def sapo(*args: str, place: Path, env: Mapping[str, str] | None = None) -> str:
+    """Run a command to its end in a folder; returns what it printed."""
+    command = [sys.executable, "-m", "sapo.cli", *args]
+    done = subprocess.run(
+        command, cwd=place, env=env or outside(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextmanager
+def running(
+    *args: str, place: Path, env: Mapping[str, str] | None = None
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """A command at work; asked to stop at the end, and ended if it does not."""
+    log = place / f"{args[0]}.txt"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sapo.cli", *args],
+            cwd=place,
+            env=env or outside(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+
+
+def until(
+    happened: Callable[[], bool], *processes: "subprocess.Popen[bytes]", limit_s: float = 420.0
+) -> None:
+    """Wait for something, as long as the processes run."""
+    deadline = time.monotonic() + limit_s
+    while not happened():
+        assert time.monotonic() < deadline
+        for process in processes:
+            assert process.poll() in (None, 0), process.args
+        time.sleep(0.2)
+
+
+def teachers(home: Home, name: str) -> set[str]:
+    """Authors of the foreign groups that a node has trained on, as far as its journal reaches back."""
+    if not home.journal(name).exists():
+        return set()
+    found = set()
+    with Journal.read_only(home.journal(name)) as journal:
+        for result in journal.results():
+            batch = journal.batch(result.round)
+            found |= {group.producer for group in batch.groups if group.source == "external"}
+    return found
+
+
+def begin(place: Path, bus: Mapping[str, str], *more: str) -> tuple[Path, Path]:
+    """Sites a and b of one swarm, each in a folder of its own, which know nothing of each other's files."""
+    here, there = place / "a", place / "b"
+    for folder in (here, there):
+        folder.mkdir()
+    sets = [*SETS, *(f"bus.{key}={value}" for key, value in bus.items()), *more]
+    words = [word for item in sets for word in ("--set", item)]
+    sapo("init", "--swarm", "duet", "--site", "a", *words, place=here)
+    shutil.copy(here / "duet.manifest.json", there)
+    own = [word for item in sets if not item.startswith("tasks=") for word in ("--set", item)]
+    sapo("join", "duet.manifest.json", "--site", "b", *own, place=there)
+    return here, there
+
+
+def archived(home: Home) -> dict[str, bytes]:
+    """Payloads of all groups in a site's history, rebuilt from their rows, by id."""
+    rows = read.query(Store(str(home.history)), "SELECT * FROM rollouts").to_pylist()
+    groups: dict[str, list[dict[str, object]]] = {}
+    for row in rows:
+        groups.setdefault(str(row["group_id"]), []).append(row)
+    return {group_id: group_of(own).canonical().encode() for group_id, own in groups.items()}
+
+
+def published(bus: Path) -> dict[str, bytes]:
+    """Payloads of all groups on an embedded bus, by id."""
+    with closing(sqlite3.connect(f"file:{bus}?mode=ro", uri=True)) as db:
+        return dict(db.execute("SELECT group_id, payload FROM log"))
+
+
+def next_release(folder: Path) -> dict[str, str]:
+    """A copy of this release that is one schema version further, and the environment that runs it."""
+    for package in ("sapo", "flows"):
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    records = folder / "sapo" / "records.py"
+    text = records.read_text()
+    changes = {
+        "SCHEMA_VERSION = 1\n": "SCHEMA_VERSION = 2\n",
+        "    claimed_score: float | None = None\n": "    claimed_score: float | None = None\n"
+        '    words: Count = 3\n    ADDED: ClassVar[Mapping[str, int]] = {"words": 2}\n',
+        "    created_at: float\n": '    mood: str = "calm"\n'
+        '    ADDED: ClassVar[Mapping[str, int]] = {"mood": 2}\n    created_at: float\n',
+    }
+    for old, new in changes.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    records.write_text(text)
+    return outside() | {"PYTHONPATH": str(folder)}
+
+
+def test_a_rolling_upgrade_over_one_schema_version(tmp_path: Path) -> None:
+    bus = tmp_path / "bus.sqlite"
+    here, there = begin(tmp_path, {"path": str(bus)}, "swarm.rounds=100000", "checkpoint.every_rounds=1000")
+    first, second = Home(here / "runs" / "duet-a"), Home(there / "runs" / "duet-b")
+    newer = next_release(tmp_path / "next")
+    with (
+        running("node", "--config", "site-a.toml", place=here) as one,
+        running("node", "--config", "site-b.toml", place=there, env=newer) as other,
+    ):
+        until(lambda: teachers(first, "a0") >= {"b0"} and teachers(second, "b0") >= {"a0"}, one, other)
+    versions = {json.loads(payload)["schema_version"] for payload in published(bus).values()}
+    assert versions == {1, 2}
+
+    # the second site follows, in the home it has
+    before = teachers(first, "a0")
+    with Journal.read_only(first.journal("a0")) as journal:
+        rounds, incarnation = journal.finished_rounds(), journal.incarnation
+    total = str(rounds + 2)
+    sapo("node", "--config", "site-a.toml", "--rounds", total, place=here, env=newer)
+    with Journal.read_only(first.journal("a0")) as journal:
+        assert (journal.finished_rounds(), journal.incarnation) == (rounds + 2, incarnation)
+        newest = journal.groups(rounds + 1)
+    assert {json.loads(signed.payload)["schema_version"] for signed in newest} == {2}
+    assert before == {"b0"}
+
+    # the archive of this release holds every group of both, as it was signed
+    extra = [unseal(signed).model_extra for signed in newest]
+    assert extra == [{"mood": "calm"}] * len(newest)
+    sapo("archive", "--once", place=here)
+    assert archived(first) == published(bus)
+    sapo("archive", "--once", place=there, env=newer)
+    rows = read.query(Store(str(second.history)), "SELECT DISTINCT extra FROM rollouts WHERE k = 1")
+    assert set(rows["extra"].to_pylist()) == {None, canonical({"completion": {"words": 3}})}
+    for home in (first, second):
+        refused = read.query(Store(str(home.history)), "SELECT count(*) AS n FROM quarantine").to_pylist()
+        assert refused == [{"n": 0}]
+
+
+@pytest.mark.kafka
+def test_two_sites_with_servers_of_their_own_share_one_swarm_over_kafka(
+    kafka: Cluster, tmp_path: Path
+) -> None:
+    kafka.create_topic("sapo.duet", partitions=4)
+    rounds = ["swarm.rounds=100000", "eval.questions=20", "flow.every=2", "track.register_every=100000"]
+    here, there = begin(tmp_path, kafka.bus("sapo.duet"), *rounds)
+    homes = {"a0": Home(here / "runs" / "duet-a"), "b0": Home(there / "runs" / "duet-b")}
+    with (
+        running("swarm", "--config", "site-a.toml", place=here) as one,
+        running("swarm", "--config", "site-b.toml", place=there) as other,
+    ):
+        until(
+            lambda: all(teachers(home, name) for name, home in homes.items()),
+            one,
+            other,
+        )
+    everything = []
+    for name, home in homes.items():
+        sapo("archive", "--once", place=home.root.parent.parent)
+        found = read.query(
+            Store(str(home.history)),
+            "SELECT source, producer, count(DISTINCT node) AS nodes, count(DISTINCT group_id) AS groups"
+            " FROM training GROUP BY ALL",
+        ).to_pylist()
+        peer = ({"a0", "b0"} - {name}).pop()
+        assert {(row["source"], row["producer"]) for row in found} == {("local", name), ("external", peer)}
+        everything.append(archived(home))
+        assert [path.name for path in home.root.glob("*/journal.sqlite")] == ["journal.sqlite"]
+        with closing(sqlite3.connect(f"file:{home.mlflow_db}?mode=ro", uri=True)) as db:
+            assert {row[0] for row in db.execute("SELECT name FROM runs")} == {name}
+        assert (home.prefect / "prefect.db").exists()
+        with Journal.read_only(home.journal(name)) as journal:
+            refused = {key for result in journal.results() for key in result.metrics if "refused/" in key}
+        assert not {key for key in refused if key.endswith(("own_name", "bad_signature", "malformed"))}
+        status = json.loads(sapo("status", "--json", place=home.root.parent.parent))
+        assert status["notes"] == []
+    assert everything[0] == everything[1]
+    assert {json.loads(payload)["node"] for payload in everything[0].values()} == {"a0", "b0"}
+
+
+def test_a_node_is_moved_by_hand_and_goes_on(tmp_path: Path) -> None:
+    bus = tmp_path / "bus.sqlite"
+    here, there = begin(tmp_path, {"path": str(bus)}, "swarm.rounds=3")
+    shutil.rmtree(there / "runs")
+    sapo("node", "--config", "site-a.toml", place=here)
+    said = sapo("export", "a0", "--home", "runs/duet-a", "--output", "a0.tar.gz", place=here)
+    assert "after 3 rounds" in said
+    shutil.move(here / "a0.tar.gz", there)
+    said = sapo("import", "a0.tar.gz", place=there)
+    command = re.search(r"goes on with: \S+ (.+)", said)
+    assert command is not None
+    said = sapo(*command[1].split(), "--rounds", "5", place=there)
+    assert "a0 finished after 5 of 5 rounds" in said
+    again = subprocess.run(
+        [sys.executable, "-m", "sapo.cli", "node", "--config", "site-a.toml"],
+        cwd=here,
+        env=outside(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert again.returncode == 2
+    assert "was exported to" in again.stderr
+    records = [json.loads(payload) for payload in published(bus).values()]
+    assert {record["round"] for record in records} == set(range(5))
+    assert len({(record["key"], record["incarnation"]) for record in records}) == 1
