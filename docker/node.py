@@ -7,11 +7,12 @@ which the kernel lets go when its container ends, however it does; the next one 
 import fcntl
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-NAME_FILE = Path("/tmp/sapo-node")
+NAME_FILE = Path(tempfile.gettempdir()) / "sapo-node"
 """Says inside the container which node it runs; read by health.py."""
 
 

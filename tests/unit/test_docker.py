@@ -17,6 +17,9 @@ import jsonschema
 import pytest
 import yaml
 
+from infra.kafka.layout import HEADROOM
+from sapo.settings import Rules
+
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 OWN = ("sapo:",)
@@ -167,6 +170,7 @@ def test_kafka_makes_no_topic_by_itself_and_stamps_records_itself() -> None:
         if "--config=" in word
     )
     assert options["message.timestamp.type"] == "LogAppendTime"
+    assert int(options["max.message.bytes"]) == Rules().max_payload_bytes + HEADROOM
     assert "--partitions=12" in SERVICES["kafka-topic"]["command"]
 
 
