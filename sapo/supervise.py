@@ -250,7 +250,7 @@ def run_node(
     servers = services.read(home)
     if servers is None and not who_runs(home):
         home.stop_flag.unlink(missing_ok=True)
-    known = servers.environment(home, base) if servers else base
+    known = servers.environment(home, base) if servers else {**services.PATIENCE, **base}
     threads = thread_settings(config.for_node(name).threads)
     child = Child.start(
         name,

@@ -13,6 +13,8 @@ from swarms import make_home, small_config
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
+from sapo.commands.launch import left_undone
+from sapo.crew import Member
 from sapo.errors import Unavailable, UserError
 from sapo.history import create_tables, open_store, tables
 from sapo.history.places import clear_stray
@@ -21,6 +23,7 @@ from sapo.home import Home
 from sapo.listen import Listener
 from sapo.made import Made, made_in
 from sapo.outage import Outage
+from sapo.supervise import NodeStatus, SwarmStatus
 
 LIMITS = Limits()
 RNG = random.Random(0)
@@ -192,3 +195,16 @@ def test_a_stray_folder_that_a_killed_writer_left_is_cleared_and_a_table_never(t
     with pytest.raises(Unavailable):
         store.open("training")
     assert not history.exists()
+
+
+def test_the_last_lines_of_a_swarm_name_what_could_not_be_delivered() -> None:
+    nodes = (
+        NodeStatus("n0", "owing", 4, 4, note="x\nn0 still owes 3 track"),
+        NodeStatus("n1", "finished", 4, 4),
+    )
+    archive = Member("owing", note="not all that was published is in the history")
+    final = SwarmStatus("failed", nodes, archive, Member("finished", note="well"), None, None)
+    assert left_undone(final) == [
+        "n0: n0 still owes 3 track",
+        "archive: not all that was published is in the history",
+    ]
