@@ -277,20 +277,22 @@ def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:
         "created_at": group.created_at,
         "tokenizer": group.tokenizer,
     }
-    grown = _without_column(group, "recipe", "sampling", "completions")
+    version = group.schema_version
+    grown = _without_column(group, version, "recipe", "sampling", "completions")
     rows = []
     for k, completion in enumerate(group.completions):
-        parts = {"completion": _without_column(completion), "group": grown if k == 0 else {}}
+        parts = {"completion": _without_column(completion, version), "group": grown if k == 0 else {}}
         extra = {part: fields for part, fields in parts.items() if fields}
         own = {"k": k, "extra": canonical(extra) if extra else None}
         rows.append(shared | own | completion.model_dump(include=_COMPLETION))
     return rows
 
 
-def _without_column(record: Record, *elsewhere: str) -> dict[str, Any]:
-    """What a record says in fields that have no column: those of a newer schema version, known or not."""
+def _without_column(record: Record, version: int, *elsewhere: str) -> dict[str, Any]:
+    """What a record of a schema version says in fields that have no column, whether they are known or not."""
     unknown = record.model_extra or {}
-    values = record.model_dump(mode="json", exclude=set(elsewhere))
+    later = {name for name, since in record.ADDED.items() if since > version}
+    values = record.model_dump(mode="json", exclude=later | set(elsewhere))
     return {name: value for name, value in values.items() if name in unknown or name not in ROLLOUTS.names}
 
 

@@ -268,6 +268,7 @@ def test_the_next_release_reads_this_ones_groups_as_they_were_signed() -> None:
     group = NextGroup.model_validate_json(payload)
     assert group.canonical() == payload
     assert group.group_id == make_group().group_id
+    assert {row["extra"] for row in rollout_rows(make_received(), group)} == {None}
     own = NextGroup.model_validate_json(newer(each={"words": 2}, mood="calm").payload)
     assert (own.mood, own.completions[0].words) == ("calm", 2)
     assert group_of(rollout_rows(make_received(), own)) == unseal(newer(each={"words": 2}, mood="calm"))
