@@ -89,9 +89,8 @@ NETWORK: dict[str, Any] = {
     "retries": 2,
     "retry_delay_seconds": [1, 2],
     "retry_condition_fn": retry_unavailable,
-    "timeout_seconds": 120,
 }
-"""Of every task that touches the network."""
+"""Of every task that touches the network. Each watches its own time: Prefect could not end it in a thread."""
 
 
 def parser(flow: str) -> argparse.ArgumentParser:

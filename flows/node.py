@@ -76,16 +76,11 @@ def generate(node: str, round: int) -> list[str]:
         return list(session.runtime.generate())
 
 
-@task(
-    name="publish",
-    task_run_name="{node} · round {round} · publish",
-    **{**NETWORK, "timeout_seconds": None},
-)
+@task(name="publish", task_run_name="{node} · round {round} · publish", **NETWORK)
 def publish(node: str, round: int) -> int:
     """Hand the round's groups to the deliverer and wait until the bus has them; returns how many it got.
 
-    Runs beside the rest of the round, in a thread, which Prefect could not time out: it watches its own time.
-    What the bus does not take now stays owed and is delivered later.
+    Runs beside the rest of the round. What the bus does not take now stays owed and is delivered later.
     """
     session = SESSION.get()
     journal = session.runtime.journal
@@ -99,11 +94,7 @@ def publish(node: str, round: int) -> int:
     return owed
 
 
-@task(
-    name="consume_sample",
-    task_run_name="{node} · round {round} · consume_sample",
-    **NETWORK,
-)
+@task(name="consume_sample", task_run_name="{node} · round {round} · consume_sample", **NETWORK)
 def consume_sample(node: str, round: int) -> int:
     """Read what others published; returns the size of the pool."""
     session = SESSION.get()
