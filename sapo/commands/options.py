@@ -33,7 +33,9 @@ SetOption = Annotated[
 HomeOption = Annotated[
     Path | None,
     typer.Option(
-        "--home", metavar="DIR", help="Where the run lies. \\[env: SAPO_HOME; default: ./runs/<swarm>]"
+        "--home",
+        metavar="DIR",
+        help="Where the run lies. \\[env: SAPO_HOME; default: ./runs/<swarm>, or ./runs/<swarm>-<site>]",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
