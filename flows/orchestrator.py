@@ -32,8 +32,8 @@ HEALTH_S = 2.0
 """How long a server that was there may take to say that it still is."""
 AWAY_HEALTH_S = 0.25
 """The same for one that was away, or could not end a run just now: it is asked in the background."""
-START_S = 10.0
-"""How long Prefect may take from the call of a flow to its first line."""
+START_S, SLOW_START_S = 2.0, 10.0
+"""How long Prefect may take from the call of a flow to its first line, and how much longer if it is well."""
 END_S = 2.0
 """How long it may take to record the end; after that the thread is left alone with it."""
 SETTLED_S = 5.0
@@ -208,7 +208,7 @@ class Orchestrator:
             return self._without(plain, f"Prefect is away ({self._server.url}); going on without it")
         self._count()
         attempt = Attempt(flow)
-        if not attempt.wait_begun(START_S) and attempt.give_up():
+        if not self._begins(attempt) and attempt.give_up():
             return self._without(plain, f"Prefect begins no run ({self._server.url}); going on without it")
         attempt.wait_worked()
         ended = attempt.wait_ended(END_S)
@@ -216,6 +216,10 @@ class Orchestrator:
         if attempt.worked and not (ended and attempt.recorded):
             return self._left_alone(attempt, plain)
         return self._result(attempt, plain)
+
+    def _begins(self, attempt: Attempt[Any]) -> bool:
+        """Whether a flow's work begins in time: a server that is busy may take longer than one that hangs."""
+        return attempt.wait_begun(START_S) or (self.there() and attempt.wait_begun(SLOW_START_S))
 
     def wait(self, seconds: float) -> None:
         """Give flows that were left alone some time for their last words."""

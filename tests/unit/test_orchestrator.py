@@ -104,7 +104,8 @@ def test_a_work_without_a_value_is_not_made_twice_either(server: str) -> None:
 def test_a_flow_that_is_begun_too_late_does_not_do_the_work_again(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orchestrator, "START_S", 0.05)
+    monkeypatch.setattr(orchestrator, "START_S", 0.02)
+    monkeypatch.setattr(orchestrator, "SLOW_START_S", 0.05)
     prefect, late = threading.Event(), threading.Event()
 
     def flow() -> str:
