@@ -338,6 +338,10 @@ def test_a_node_is_moved_by_hand_and_goes_on(tmp_path: Path) -> None:
     )
     assert again.returncode == 2
     assert "was exported to" in again.stderr
+    with running("archive", place=there) as archive:
+        home = Home(there / "runs" / "duet-a")
+        until(lambda: archived(home) == published(bus), archive)
+    assert archive.returncode == 0
     records = [json.loads(payload) for payload in published(bus).values()]
     assert {record["round"] for record in records} == set(range(5))
     assert len({(record["key"], record["incarnation"]) for record in records}) == 1

@@ -16,6 +16,7 @@ from sapo.errors import UserError
 from sapo.home import Home, read_manifest
 from sapo.identity import Identity
 from sapo.journal import Journal
+from sapo.lock import NodeLock
 from sapo.manifest import Manifest
 from sapo.moving import mark_moved
 from sapo.records import Batch, RoundResult
@@ -309,6 +310,17 @@ def test_a_node_that_lives_elsewhere_does_not_start(
     assert sapo("node", "--config", "site-b.toml", "--dry-run") == 0
     home.moved("b1").unlink()
     home.refuse_moved("b1")
+
+
+def test_no_node_leaves_while_its_swarm_runs(
+    manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None).home
+    finish_round(home, "b0")
+    with NodeLock(home.root):
+        assert sapo("export", "b0") == 2
+    assert "sapo stop" in capsys.readouterr().err
+    home.refuse_moved("b0")
 
 
 def test_status_says_that_a_name_is_taken_and_that_a_node_has_left(
