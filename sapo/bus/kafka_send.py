@@ -63,15 +63,18 @@ class Sender:
     def __init__(self, link: Link, compression: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._link, self._codec, self._clock = link, CODECS[compression], clock
         self._producer: Producer | None = None
+        self._stored: set[tuple[str, str]] = set()
 
     def send(self, groups: Sequence[SignedGroup], limit_s: float) -> None:
         """Write `groups`; returns once all are stored.
 
-        Raises `NotSent`, `TooLarge`, `Throttled`, `Broken` and `NoTopic`. After a failure the next call
-        begins under a new producer id: what this one left undecided must not be taken for a duplicate.
+        Raises `NotSent`, `TooLarge`, `Throttled`, `Broken` and `NoTopic`. What was stored before a failure is
+        not sent again by the next call, or a writer over its quota would never come to an end; that call
+        begins under a new producer id, for what was left undecided must not be taken for a duplicate.
         """
         try:
-            self._send(groups, self._clock() + limit_s)
+            self._send([group for group in groups if _name(group) not in self._stored], limit_s)
+            self._stored.clear()
         except Throttled:
             raise
         except BaseException:
@@ -79,8 +82,8 @@ class Sender:
             self._link.close()  # answers may be under way that nobody waits for
             raise
 
-    def _send(self, groups: Sequence[SignedGroup], end: float) -> None:
-        layout = self._link.layout()
+    def _send(self, groups: Sequence[SignedGroup], limit_s: float) -> None:
+        end, layout = self._clock() + limit_s, self._link.layout()
         numbers = sorted(layout.places)
         queues = {number: deque(cut(ones)) for number, ones in spread(groups, numbers).items()}
         cause = ""
@@ -89,6 +92,7 @@ class Sender:
             try:
                 now = self._link.layout()
                 if now.topic_id != layout.topic_id:
+                    self._stored.clear()
                     raise NotSent("the topic was deleted and made anew")
                 cause = self._attempt(now, queues, end) or cause
             except (Broken, NoTopic) as error:
@@ -122,7 +126,8 @@ class Sender:
         for leader, places in leaders.items():
             try:
                 connection = self._link.broker(leader)
-                connection.send(self._request(layout, places, queues, producer, end), max_version=13)
+                request = self._request(layout, places, queues, producer, end)
+                connection.send(request, max_version=13, wait_s=end - self._clock())
                 asked.append((leader, connection))
             except (Broken, Throttled) as error:
                 failure = self._blame(leader, error)
@@ -150,6 +155,7 @@ class Sender:
         number, code = part.index, part.error_code
         batch = queues[number][0]
         if code in (0, DUPLICATE):
+            self._stored.update(_name(group) for group in batch)
             producer.following[number] = (producer.following.get(number, 0) + len(batch)) % (MAX_SEQUENCE + 1)
             queues[number].popleft()
             if not queues[number]:
@@ -210,6 +216,10 @@ class Sender:
         topic = data(name=self._link.topic, topic_id=layout.topic_id, partition_data=parts)
         patience_ms = int(max(0.5, end - self._clock()) * 900)
         return ProduceRequest(transactional_id=None, acks=-1, timeout_ms=patience_ms, topic_data=[topic])
+
+
+def _name(group: SignedGroup) -> tuple[str, str]:
+    return group.group_id, group.content_sha256
 
 
 def spread(groups: Sequence[SignedGroup], numbers: Sequence[int]) -> dict[int, list[SignedGroup]]:

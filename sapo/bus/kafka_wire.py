@@ -31,6 +31,8 @@ Step = Literal["resolve", "connect", "tls", "hello", "login", "request"]
 MECHANISM = "SCRAM-SHA-512"
 MAX_FRAME = 128 * 2**20
 """Bytes of a response; more is no Kafka broker."""
+HEADER = 64
+"""Bytes that hold the header of any response."""
 LONGEST_S = 30.0
 """How long one answer may trickle in."""
 CLIENT_ID = "sapo"
@@ -115,11 +117,13 @@ class Connection:
         self.send(request, max_version)
         return self.receive(stall_s)
 
-    def send(self, request: Any, max_version: int | None = None) -> None:
-        """Send a request whose answer `receive` returns later. Raises `Throttled` when the broker asked for
-        more silence than `stall_s`."""
+    def send(self, request: Any, max_version: int | None = None, wait_s: float | None = None) -> None:
+        """Send a request whose answer `receive` returns later.
+
+        Raises `Throttled` when the broker asked for more silence than `wait_s` (`stall_s` when not given).
+        """
         pause = self._quiet_until - self._clock()
-        if pause > self.stall_s:
+        if pause > (self.stall_s if wait_s is None else wait_s):
             raise Throttled(f"{self.server} throttles this client for {pause:.1f} s")
         if pause > 0:
             time.sleep(pause)
@@ -137,11 +141,11 @@ class Connection:
         (size,) = struct.unpack(">i", self._read(4, limit))
         if not 4 <= size <= MAX_FRAME:
             raise self._broken("request", f"answered with a frame of {size} bytes, so it is no Kafka broker")
-        frame = io.BytesIO(self._read(size, limit))
-        kind = header.get_response_class()
+        frame = self._read(size, limit)
+        kind, start = header.get_response_class(), io.BytesIO(frame[:HEADER])
         try:
-            correlation = kind.parse_header(frame).correlation_id
-            answer = kind.decode(frame)
+            correlation = kind.parse_header(start).correlation_id
+            answer = kind.decode(memoryview(frame)[start.tell() :])
         except (ValueError, IndexError, TypeError, struct.error, UnicodeDecodeError) as error:
             raise self._broken("request", f"its answer cannot be read: {error}", error) from error
         if correlation != header.correlation_id:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -399,6 +400,30 @@ class TestWriting:
         bus.publish(groups(40))
         assert len(poll(bus, {}).received) == 40
 
+    def test_a_writer_over_its_quota_waits_and_sends_nothing_twice(self, secure_kafka: Cluster) -> None:
+        topic = Topic(secure_kafka, partitions=1)
+        user = f"flooder-{topic.name}"
+        secure_kafka.add_user(user)
+        secure_kafka.allow(user, topic.name)
+        secure_kafka.quota(user, 20_000)
+        section = Section.model_validate(secure_kafka.bus(topic.name, user))
+        bus = KafkaBus(section, topic.name)
+        sent = groups(110, size=6_000)
+        seconds, said = timed(lambda: bus.publish(sent))
+        assert seconds < 10
+        assert "throttles this client" in said
+        soon(lambda: bus.publish(sent))
+        assert sum(bus.end_positions().values()) == 110
+        assert ids(poll(bus, {}).received) == {one.group_id for one in sent}
+        bus.close()
+
+    def test_what_one_publish_stored_is_sent_again_by_another(self, topic: Topic) -> None:
+        """Only a publish that failed is gone on with."""
+        bus = topic.bus()
+        bus.publish(groups(5))
+        bus.publish(groups(5))
+        assert sum(bus.end_positions().values()) == 10
+
 
 class TestOutage:
     def test_a_paused_broker_costs_little_and_is_used_again_when_it_goes_on(
@@ -475,3 +500,68 @@ class TestOutage:
                     assert "closed" in said
         finally:
             kafka.resume(0)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with Cluster.start(tmp_path_factory.mktemp("three"), brokers=3) as cluster:
+        yield cluster
+
+
+class TestLeaders:
+    def test_a_leader_that_dies_costs_its_own_partitions_only(self, three: Cluster) -> None:
+        topic = Topic(three, partitions=6)
+        bus = topic.bus()
+        bus.publish(groups(60))
+        three.kill(0)
+        found = poll(bus, {})  # from the two that are left
+        assert 0 < len(found.received) < 60
+        soon(lambda: bus.publish(groups(60, first=60)))
+
+        def read_on() -> bool:
+            nonlocal found
+            topic.skew += 5
+            more = poll(bus, found.positions)
+            assert more.gaps == ()
+            found = Poll((*found.received, *more.received), more.positions)
+            return len(ids(found.received)) == 120
+
+        wait_until(read_on)
+        three.restart(0)
+        topic.close()
+
+    def test_a_leader_that_was_cut_off_tells_nobody_of_the_past(self, three: Cluster) -> None:
+        """It believes for a moment that it leads still, with less than what was read elsewhere meanwhile."""
+        topic = Topic(three, partitions=6)
+        bus, writer = topic.bus(), topic.bus()
+        writer.publish(groups(60))
+        three.pause(1)
+        try:
+            soon(lambda: writer.publish(groups(60, first=60)))
+            got: dict[str, Poll] = {"last": poll(bus, {})}
+
+            def read_on() -> bool:
+                topic.skew += 5
+                got["last"] = poll(bus, got["last"].positions)
+                return sum(got["last"].positions.values()) >= 120
+
+            wait_until(read_on)
+        finally:
+            three.resume(1)
+        for _ in range(50):
+            fresh = topic.bus()  # as a process that has just begun
+            with suppress(Unavailable):
+                ends = fresh.end_positions()
+                assert all(ends[name] >= offset for name, offset in got["last"].positions.items())
+            fresh.close()
+            with suppress(Unavailable):
+                topic.skew += 20
+                assert dict(poll(bus, got["last"].positions).positions) == got["last"].positions
+        topic.close()
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + IN_TIME_S
+    while not soon(done):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
