@@ -31,7 +31,7 @@ def until(site: Site, what: str, true: Callable[[], bool], seconds: float = 120.
     while not true():
         site.check()
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.1)
+        time.sleep(0.5)  # each look is a process of its own
 
 
 def example() -> dict[str, str]:
@@ -111,6 +111,9 @@ def test_a_site_of_two_nodes_learns_and_leaves_its_traces_everywhere(
     assert rows == [(name, ROUNDS * 3, ROUNDS * 3 * 6) for name in ("n0", "n1")]
     rounds = read.query(store, "SELECT node, max(round) AS r FROM training GROUP BY 1 ORDER BY 1").to_pylist()
     assert [tuple(row.values()) for row in rounds] == [("n0", ROUNDS - 1), ("n1", ROUNDS - 1)]
+
+    shown = json.loads(site.once("archive", ["sapo", "rollouts", "--json", "--limit", "3"]))
+    assert len(shown["rollouts"] if isinstance(shown, dict) else shown) == 3
 
     mlflow = f"http://127.0.0.1:{site.ports[5000]}/api/2.0/mlflow"
     experiment = ask(f"{mlflow}/experiments/get-by-name?experiment_name=composed")[1]["experiment"]
