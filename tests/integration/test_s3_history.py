@@ -20,6 +20,7 @@ from sapo.errors import Unavailable
 from sapo.history import read
 from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store, commit
+from sapo.made import made_in
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # the store is built from source the first time
 GROUPS, ROUNDS = 60, 20
@@ -117,6 +118,19 @@ def test_a_store_that_is_away_is_unavailable_soon(s3: S3Server, tmp_path: Path) 
     finally:
         s3.restart()
     assert archiver.run().behind == 0
+
+
+def test_a_table_that_was_there_is_not_made_anew(s3: S3Server, tmp_path: Path) -> None:
+    store = Store("s3://history/had", made=made_in(tmp_path))
+    deliver(store, 0)
+    there, aside = s3.folder / "objects" / "history" / "had", tmp_path / "aside"
+    there.rename(aside)
+    with pytest.raises(Unavailable, match="had/training"):
+        deliver(store, 1)
+    assert not there.exists()
+    aside.rename(there)
+    deliver(store, 1)
+    assert [batch.round for batch in read.batches(store, "n0", INCARNATION)] == [0, 1]
 
 
 def test_a_store_that_hangs_is_unavailable_after_its_time(s3: S3Server) -> None:
