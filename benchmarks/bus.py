@@ -63,8 +63,8 @@ class Sizes:
     publishers: tuple[int, ...]
     bytes_rounds: dict[str, int]
     """Rounds per measurement of bytes, by shape."""
-    swarms: tuple[tuple[Swarm, int, int], ...]
-    """Who publishes, rounds counted, and J."""
+    swarms: tuple[tuple[Swarm, int, int, int], ...]
+    """Who publishes, rounds counted, J, and the places of the pool."""
 
 
 FULL = Sizes(
@@ -74,10 +74,11 @@ FULL = Sizes(
     publishers=(8, 100, 1_000),
     bytes_rounds={"3 KB": 3, "40 KB": 2},
     swarms=(
-        (Swarm(8, 4), 100, 4),
-        (Swarm(100, 4), 60, 16),
-        (Swarm(1_000, 0.6), 32, 64),
-        (Swarm(5_000, 0.12), 66, 100),
+        (Swarm(3, 8), 60, 8, 64),  # preset tiny
+        (Swarm(8, 4), 80, 4, 512),
+        (Swarm(100, 4), 40, 16, 512),
+        (Swarm(1_000, 0.6), 32, 64, 512),
+        (Swarm(5_000, 0.12), 66, 100, 512),
     ),
 )
 QUICK = Sizes(
@@ -86,7 +87,7 @@ QUICK = Sizes(
     latencies=10,
     publishers=(8, 100),
     bytes_rounds={"3 KB": 1, "40 KB": 1},
-    swarms=((Swarm(8, 4), 20, 4),),
+    swarms=((Swarm(3, 8), 20, 8, 64),),
 )
 SHAPES: dict[str, Completions] = {"3 KB": small, "40 KB": large}
 GROUPS = {"3 KB": 8, "40 KB": 4}
@@ -208,9 +209,9 @@ def bytes_read(report: Report, sizes: Sizes, topics: Topics) -> None:
 
 def fairness(report: Report, sizes: Sizes) -> None:
     """Whether draws are uniform over peers, alone and with a flooder among them."""
-    for swarm, rounds, want in sizes.swarms:
+    for swarm, rounds, want, places in sizes.swarms:
         for flood in (1.0, FLOOD):
-            counts = draws(replace(swarm, flood=flood), rounds, want, PoolConfig())
+            counts = draws(replace(swarm, flood=flood), rounds, want, PoolConfig(max_groups=places))
             who = f"{swarm.peers:,} peers" + (
                 f", one publishing {flood:g} times as much" if flood > 1 else ""
             )

@@ -9,12 +9,12 @@ from bus_authors import Author, tiny
 from scipy.stats import chi2
 
 from sapo.admission import admit
-from sapo.bus.base import Limits, Positions
+from sapo.bus.base import Positions
 from sapo.bus.memory import MemoryBus
 from sapo.config import PoolConfig
 from sapo.identity import Identity, unseal
 from sapo.manifest import AllowedTask, Manifest
-from sapo.pool import Entry, Pool, Verdict
+from sapo.pool import Entry, Pool, Verdict, limits
 from sapo.records import Group, Outcome, SignedGroup
 from sapo.sampling import sample_external
 from sapo.seeds import rng
@@ -94,8 +94,8 @@ class Reader:
 
     def round(self, number: int, now: float, want: int, *, count: bool) -> None:
         """Poll, admit, draw `want`; the draws enter the count if `count`."""
-        limits = Limits(self._bounds.poll_bytes, self._bounds.max_groups, self._bounds.tail)
-        poll = self._bus.poll(self._positions, limits, rng("fairness", self.name, number, "poll"))
+        order = rng("fairness", self.name, number, "poll")
+        poll = self._bus.poll(self._positions, limits(self._bounds), order)
         self._positions = poll.positions
         for received in poll.received:
             group = admit(

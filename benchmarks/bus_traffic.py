@@ -16,6 +16,7 @@ from sapo.bus.kafka import KafkaBus
 from sapo.bus.kafka_send import cut, spread
 from sapo.config import PoolConfig
 from sapo.errors import Unavailable
+from sapo.pool import limits
 from sapo.records import SignedGroup
 from sapo.seeds import rng
 from sapo.settings import KafkaBus as KafkaSection
@@ -217,7 +218,6 @@ def bytes_per_round(
     as the intake does.
     """
     authors = [Author(number, shape) for number in range(publishers)]
-    limits = Limits(bounds.poll_bytes, bounds.max_groups, bounds.tail)
     positions: Positions = {}
     read, largest = [], 0
     with closing(KafkaBus(section, topic)) as writer, closing(KafkaBus(section, topic)) as reader:
@@ -230,7 +230,7 @@ def bytes_per_round(
                 batches = [batch for part in parts for batch in cut(part)]
                 largest = max(largest, *(sum(len(one.payload) for one in batch) for batch in batches))
             before = reader.bytes_read
-            positions = reader.poll(positions, limits, rng("bytes", publishers, number)).positions
+            positions = reader.poll(positions, limits(bounds), rng("bytes", publishers, number)).positions
             read.append(reader.bytes_read - before)
     return read, largest
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from sapo.admission import admit
 from sapo.batching import longest, score_groups
-from sapo.bus.base import Limits, Poll, Positions
+from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
 from sapo.journal import PoolRow
 from sapo.node_parts import NodeParts
-from sapo.pool import Entry, Verdict
+from sapo.pool import Entry, Verdict, limits
 from sapo.records import Outcome, Received
 
 
@@ -41,9 +41,7 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
 
 
 def _poll(parts: NodeParts, rng: random.Random) -> Poll:
-    bounds = parts.config.pool
-    limits = Limits(max_bytes=bounds.poll_bytes, max_groups=bounds.max_groups, tail=bounds.tail)
-    return parts.listener.poll(parts.journal.positions(), limits, rng)
+    return parts.listener.poll(parts.journal.positions(), limits(parts.config.pool), rng)
 
 
 def _admit(parts: NodeParts, received: Received, now: float) -> PoolRow | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from sapo.admission import Seen
+from sapo.bus.base import Limits
 from sapo.config import PoolConfig
 from sapo.errors import Refused
 from sapo.journal_rows import PoolRow
@@ -13,6 +14,16 @@ from sapo.records import Group, Outcome, Received, Record
 
 SEEN_PER_GROUP = 16
 """Groups remembered per place in the pool, so that what was used or evicted does not come in again."""
+
+
+def limits(config: PoolConfig) -> Limits:
+    """How much of the bus a round reads: as many groups as the pool has places, of one author not more than
+    it may hold."""
+    return Limits(config.poll_bytes, config.max_groups, config.tail, _most_per_author(config))
+
+
+def _most_per_author(config: PoolConfig) -> int:
+    return max(1, int(config.max_groups * config.max_peer_share + 1e-9))
 
 
 class Verdict(Record):
@@ -161,7 +172,7 @@ class Pool:
 
     def _over_share(self, oldest_first: Collection[Entry]) -> list[Entry]:
         """The oldest groups of every author who has more than their share of the places."""
-        limit = max(1, int(self.config.max_groups * self.config.max_peer_share + 1e-9))
+        limit = _most_per_author(self.config)
         excess = Counter(entry.group.key for entry in oldest_first)
         result = []
         for entry in oldest_first:

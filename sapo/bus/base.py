@@ -1,6 +1,7 @@
 """The one interface every bus implements. Delivery is at least once; readers own their positions."""
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,6 +21,8 @@ class Limits:
     max_groups: int = 1_000
     tail: int | None = None
     """Per partition, start no further back than this many records from the end. None reads everything."""
+    max_per_author: int | None = None
+    """Of one author no more groups than this count for `max_groups`: a flood leaves room for the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class Reading:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._bytes = 0
+        self._bytes = self._counted = 0
+        self._authors: Counter[str] = Counter()
         self._received: list[Received] = []
         self._gaps: list[Gap] = []
         self._malformed: list[str] = []
@@ -84,15 +88,20 @@ class Reading:
         """
         taken = len(self._received) + len(self._malformed)
         full = taken > 0 and self._bytes + size > self._limits.max_bytes
-        if full or taken >= self._limits.max_groups:
+        if full or self._counted >= self._limits.max_groups:
             return False
         self._skip_to(partition, offset)
         self._positions[partition] = offset + 1 if end is None else end
         self._bytes += size
+        author = ""
         if received is None:
             self._malformed.append(f"{partition}:{offset}")
         else:
             self._received.append(received)
+            author = received.signed.key
+        self._authors[author] += 1
+        most = self._limits.max_per_author
+        self._counted += not author or most is None or self._authors[author] <= most
         return True
 
     def keep(self, partition: str, saved: int) -> None:

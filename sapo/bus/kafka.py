@@ -33,7 +33,7 @@ FIRST_REST_S, LAST_REST_S = 1.0, 10.0
 GRACE_S = 30.0
 """How long a saved position may lie behind the end before it is an error: a broker that was cut off may tell
 of the past until it has heard of its successor."""
-FETCH_BYTES = 1024 * 1024
+FETCH_BYTES = 256 * 1024
 """Asked for at once; packed, it holds several times that, of which a poll may have use for less."""
 LATEST, EARLIEST = -1, -2
 OUT_OF_RANGE = 1

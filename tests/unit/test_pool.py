@@ -1,15 +1,17 @@
 """The pool's bounds, what it says about what it dropped, and its way through the journal."""
 
+import random
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makers import make_entry, make_group, make_verdict
+from makers import make_entry, make_group, make_signed, make_verdict
 
+from sapo.bus.memory import MemoryBus
 from sapo.config import PoolConfig
 from sapo.errors import Refused
-from sapo.pool import SEEN_PER_GROUP, Entry, Pool, Verdict
+from sapo.pool import SEEN_PER_GROUP, Entry, Pool, Verdict, limits
 from sapo.records import Outcome, Recipe
 
 
@@ -103,6 +105,17 @@ def test_when_there_are_too_many_whoever_has_most_loses_most() -> None:
     pool = filled(config(max_groups=6), *quiet, *flood)
     assert pool.evict(1010.0) == {"peer_share": 3, "number": 3}
     assert pool.entries() == (*quiet, *flood[-3:])
+
+
+def test_a_flood_leaves_room_for_others_in_what_a_round_reads() -> None:
+    bus = MemoryBus()
+    bus.publish([make_signed("flooder", position=i) for i in range(20)])
+    bus.publish([make_signed(f"p{i}", position=i) for i in range(6)])
+    read = bus.poll({}, limits(config(max_groups=8, max_peer_share=0.5)), random.Random(0)).received
+    assert Counter(received.signed.key for received in read).most_common(1)[0][1] == 20
+    assert len(read) == 20 + 4
+    alone = bus.poll({}, limits(config(max_groups=8, max_peer_share=1)), random.Random(0)).received
+    assert len(alone) == 8
 
 
 def test_among_authors_with_equal_groups_every_one_keeps_the_newest() -> None:
