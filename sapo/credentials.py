@@ -1,15 +1,21 @@
 """Secrets are named in a config and fetched only where they are used: they never enter what is logged."""
 
+import contextvars
 import os
+import threading
 from pathlib import Path
 
-from sapo.errors import UserError
+from sapo.errors import Unavailable, UserError
+
+BLOCK_S = 5.0
+"""How long Prefect may take to hand out a block: a node waits for it when it connects."""
 
 
 def fetch(reference: str, field: str) -> str:
     """The secret that `env:NAME`, `file:PATH` or `prefect:BLOCK` names.
 
-    Raises `UserError` naming `field` and the reference, never the secret, where there is none.
+    Raises `UserError` naming `field` and the reference, never the secret, where there is none, and
+    `Unavailable` when the Prefect API that has it does not answer.
     """
     kind, _, name = reference.partition(":")
     readers = {"env": _from_environment, "file": _from_file, "prefect": _from_block}
@@ -35,10 +41,27 @@ def _from_file(name: str, reference: str, field: str) -> str:
 
 def _from_block(name: str, reference: str, field: str) -> str:
     from prefect.blocks.system import Secret
+    from prefect.settings import get_current_settings
 
-    try:
-        # mypy cannot see that this is the synchronous half of a method with two
-        return str(Secret.load(name, _sync=True).get())  # type: ignore[union-attr,call-arg]
-    except ValueError:
+    if get_current_settings().api.url is None:  # Prefect would start a server of its own, which has no blocks
+        raise UserError(field, reference, "no Prefect API is named", "export PREFECT_API_URL=http://.../api")
+    found: list[str | Exception] = []
+
+    def load() -> None:
+        try:
+            # mypy cannot see that this is the synchronous half of a method with two
+            found.append(str(Secret.load(name, _sync=True).get()))  # type: ignore[union-attr,call-arg]
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(load,), name="secret", daemon=True)
+    thread.start()
+    thread.join(BLOCK_S)
+    if not found:
+        raise Unavailable(f"{reference}: Prefect did not answer within {BLOCK_S:.0f} s")
+    if isinstance(found[0], ValueError):
         remedy = f'make it: Secret(value=...).save("{name}")'
         raise UserError(field, reference, "Prefect has no Secret block of this name", remedy) from None
+    if isinstance(found[0], Exception):
+        raise Unavailable(f"{reference}: Prefect cannot be asked: {found[0]!r}") from None
+    return found[0]

@@ -16,7 +16,7 @@ from kafka.protocol.sasl import SaslHandshakeRequest
 from sapo.bus.kafka_link import Layout, NoTopic, ask, split_servers
 from sapo.bus.kafka_wire import MECHANISM, Access, Broken, Connection
 from sapo.credentials import fetch
-from sapo.errors import UserError
+from sapo.errors import Unavailable, UserError
 from sapo.settings import KafkaBus as Section
 
 READ, WRITE = 3, 4
@@ -60,7 +60,7 @@ def check(
     end = clock() + timeout_s
     access = Access.of(section)
     if access.username is not None:
-        fetch(access.password, "bus.password")
+        _check_password(access)
     if access.tls:
         _check_authorities(access)
     faults: list[UserError] = []
@@ -77,6 +77,14 @@ def check(
         finally:
             connection.close()
     raise faults[0]
+
+
+def _check_password(access: Access) -> None:
+    try:
+        fetch(access.password, "bus.password")
+    except Unavailable as error:
+        remedy = "start Prefect, or put the password into a file or the environment"
+        raise UserError("bus.password", access.password, str(error), remedy) from None
 
 
 def _check_authorities(access: Access) -> None:

@@ -22,6 +22,7 @@ from kafka.protocol.metadata import ApiVersionsRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from sapo.credentials import fetch
+from sapo.errors import SapoError
 from sapo.settings import KafkaBus as Section
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -202,7 +203,10 @@ class Connection:
         self._versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
 
     def _log_in(self, username: str) -> None:
-        password = fetch(self._access.password, "bus.password")
+        try:
+            password = fetch(self._access.password, "bus.password")
+        except SapoError as error:
+            raise self._broken("login", f"no password to log in with: {error}") from error
         answer = self.call(SaslHandshakeRequest(mechanism=MECHANISM), max_version=1)
         if answer.error_code:
             raise self._broken("login", f"offers no login by {MECHANISM} ({error_name(answer.error_code)})")

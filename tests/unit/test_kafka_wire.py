@@ -107,7 +107,12 @@ def test_an_answer_may_not_trickle_in_for_ever(serve: Serve, monkeypatch: pytest
 
 def test_a_name_that_takes_long_to_look_up_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     done = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [done.wait(10)] and [])
+
+    def look(*_: object, **__: object) -> list[object]:
+        done.wait(10)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
     assert resolve("slow.example", 9092, 0.1) == "looking up 'slow.example' took longer than 0.1 s"
     done.set()
 
