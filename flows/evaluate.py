@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from prefect import flow, task
@@ -94,7 +95,8 @@ def _all(
         outage = Outage("MLflow", log)
         while True:
             try:
-                give(node, figures["round"], figures)
+                # while MLflow is away plainly, or Prefect would log every failure
+                (partial(crown, process) if outage.away else give)(node, figures["round"], figures)
                 outage.ended()
                 break
             except Unavailable as error:

@@ -17,7 +17,7 @@ from prefect.runtime import flow_run
 from flows.common import NETWORK, SMALL, Process, here, parser, run_process
 from flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.crew import OWING, PAUSED
-from sapo.errors import Paused, Unavailable
+from sapo.errors import Paused
 from sapo.journal import Journal
 from sapo.node import NodeRuntime
 from sapo.processes import stopping_on_signals
@@ -80,7 +80,7 @@ def generate(node: str, round: int) -> list[str]:
 def publish(node: str, round: int) -> int:
     """Hand the round's groups to the deliverer and wait until the bus has them; returns how many it got.
 
-    Runs beside the rest of the round. What the bus does not take now stays owed and is delivered later.
+    Runs beside the rest of the round. What the bus does not take now stays owed and is delivered later: 0.
     """
     session = SESSION.get()
     journal = session.runtime.journal
@@ -89,7 +89,7 @@ def publish(node: str, round: int) -> int:
     deadline = time.monotonic() + PUBLISH_WAIT_S
     while any(item.round <= round for item in journal.owed("publish", 1)) and not session.process.stopping():
         if time.monotonic() > deadline or "outage/bus" in session.runtime.outages():
-            raise Unavailable("the bus has not taken the round's groups yet; they stay owed")
+            return 0  # the deliverer tries again, and has said so
         time.sleep(0.02)
     return owed
 

@@ -36,6 +36,21 @@ FROM log WHERE offset >= ? ORDER BY offset
 """
 
 
+class _Link:
+    """A connection. Writing and reading have one each: who waits to write keeps nobody from reading."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.db: sqlite3.Connection | None = None
+        self.inode: tuple[int, int] | None = None
+
+    def disconnect(self) -> None:
+        """Close it; the next use opens it again."""
+        if self.db is not None:
+            self.db.close()
+            self.db = None
+
+
 class SqliteBus:
     """One partition in one file. Safe to share between threads; the file is opened at the first use.
 
@@ -54,9 +69,7 @@ class SqliteBus:
         made: Made | None = None,
     ) -> None:
         self._path, self._clock, self._busy_s, self._made = path, clock, busy_s, made
-        self._lock = threading.Lock()
-        self._db: sqlite3.Connection | None = None
-        self._inode: tuple[int, int] | None = None
+        self._writer, self._reader = _Link(), _Link()
         self._closed = False
 
     def publish(self, groups: Sequence[SignedGroup]) -> None:
@@ -102,18 +115,20 @@ class SqliteBus:
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless; using the bus afterwards raises `Unavailable`."""
-        with self._lock:
-            self._closed = True
-            self._disconnect()
+        self._closed = True
+        for link in (self._writer, self._reader):
+            with link.lock:
+                link.disconnect()
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
         """A transaction that commits at the end, rolls back on any exception, and translates errors."""
-        with self._lock:
+        link = self._writer if kind == "IMMEDIATE" else self._reader
+        with link.lock:
             if self._closed:
                 raise Unavailable(f"the bus {self._path} is closed")
             try:
-                db = self._connect()
+                db = self._connect(link)
                 db.execute(f"BEGIN {kind}")
                 try:
                     yield db
@@ -123,11 +138,11 @@ class SqliteBus:
                         db.execute("ROLLBACK")
                     raise
             except (sqlite3.Error, OSError) as error:
-                self._disconnect()
+                link.disconnect()
                 raise Unavailable(f"the bus {self._path} cannot be used: {error}") from error
 
-    def _connect(self) -> sqlite3.Connection:
-        if self._db is None:
+    def _connect(self, link: _Link) -> sqlite3.Connection:
+        if link.db is None:
             self._create_once()
             uri = f"file:{quote(str(self._path))}?mode=rw"
             db = sqlite3.connect(
@@ -139,11 +154,11 @@ class SqliteBus:
             except BaseException:
                 db.close()
                 raise
-            self._db, self._inode = db, _inode(self._path)
-        elif self._inode != _inode(self._path):
+            link.db, link.inode = db, _inode(self._path)
+        elif link.inode != _inode(self._path):
             # an open connection would go on writing to the file that nobody can find any more
             raise Unavailable(f"the bus {self._path} was removed or replaced while in use: restart the node")
-        return self._db
+        return link.db
 
     def _create_once(self) -> None:
         """See to it that there is a file. Raises `Unavailable` where there was one before."""
@@ -153,11 +168,6 @@ class SqliteBus:
             _create(self._path)
         if self._made is not None:
             self._made.note("bus", str(self._path))
-
-    def _disconnect(self) -> None:
-        if self._db is not None:
-            self._db.close()
-            self._db = None
 
 
 def _inode(path: Path) -> tuple[int, int] | None:
