@@ -1,7 +1,9 @@
 """Small parts that outages need: said once, read beside the round, made once."""
 
+import contextlib
 import logging
 import random
+import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -208,3 +210,27 @@ def test_the_last_lines_of_a_swarm_name_what_could_not_be_delivered() -> None:
         "n0: n0 still owes 3 track",
         "archive: not all that was published is in the history",
     ]
+
+
+def test_a_held_write_lock_keeps_nobody_from_reading_the_embedded_bus(tmp_path: Path) -> None:
+    bus = SqliteBus(tmp_path / "bus.sqlite", busy_s=1.0)
+    bus.publish([make_signed()])
+    with contextlib.closing(sqlite3.connect(tmp_path / "bus.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        failures: list[BaseException] = []
+
+        def publish() -> None:
+            try:
+                bus.publish([make_signed(round=1)])
+            except Unavailable as error:
+                failures.append(error)
+
+        writer = threading.Thread(target=publish)
+        writer.start()
+        while writer.is_alive():
+            assert len(bus.poll({}, LIMITS, RNG).received) == 1
+        other.execute("ROLLBACK")
+    assert len(failures) == 1
+    bus.publish([make_signed(round=1)])
+    assert len(bus.poll({}, LIMITS, RNG).received) == 2
+    bus.close()
