@@ -16,7 +16,7 @@ from typing import Any
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from sapo.bus.base import Limits, Poll, Positions, Reading
-from sapo.bus.kafka_link import Layout, Link, NoTopic, Place, stale
+from sapo.bus.kafka_link import PROBE_S, Layout, Link, NoTopic, Place, stale
 from sapo.bus.kafka_records import read
 from sapo.bus.kafka_send import NotSent, Sender, TooLarge
 from sapo.bus.kafka_wire import Broken, Throttled, error_name
@@ -26,8 +26,8 @@ from sapo.settings import KafkaBus as Section
 
 PUBLISH_S = 8.0
 """How long one publish goes on trying while the cluster sorts itself out."""
-STALL_S, PROBE_S = 3.0, 1.0
-"""How long a reader waits for a silent broker: as long as all is well, and while the bus is away."""
+STALL_S = 3.0
+"""How long a reader waits for a silent broker, as long as all is well."""
 FIRST_REST_S, LAST_REST_S = 1.0, 10.0
 """How long a bus that is away is not asked again; doubled at each failure."""
 GRACE_S = 30.0

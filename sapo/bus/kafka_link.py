@@ -16,6 +16,8 @@ FRESH_S = 10.0
 """How old what is known of a topic may get: new partitions are read that much later at most."""
 REST_S = 5.0
 """How long a broker that failed is left alone, as long as others answer."""
+PROBE_S = 1.0
+"""How long one that failed is waited for when it is tried again."""
 
 
 class NoTopic(Exception):
@@ -120,13 +122,17 @@ class Link:
         until, last = self._rests.get(server, (0.0, None))
         if last is not None and self._clock() < until:
             raise last
-        made = Connection(*server, self._access, stall_s=self.stall_s)
+        patience = self.stall_s if last is None else min(self.stall_s, PROBE_S)
+        made = Connection(*server, self._access, stall_s=patience)
         self._open[server] = made  # before it is open, for `abort` to find it
         try:
-            return made.open()
+            made.open()
         except Broken as error:
             self.rest(server, error)
             raise
+        self._rests.pop(server, None)
+        made.stall_s = self.stall_s
+        return made
 
     def rest(self, server: tuple[str, int], error: Broken) -> None:
         """Leave a server alone for a while, and ask the others who leads instead."""
@@ -142,7 +148,7 @@ class Link:
 
     def wake(self) -> None:
         """Leave no server alone: the caller has waited enough."""
-        self._rests.clear()
+        self._rests = {server: (float("-inf"), error) for server, (_, error) in self._rests.items()}
 
     def close(self) -> None:
         """Close all connections; the next use opens them again."""
