@@ -1,6 +1,7 @@
 """`python -m infra.kafka …`: brokers for a swarm, their topics, users, rights and quotas."""
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 
 import kafka.errors
 import psutil
@@ -23,6 +25,8 @@ from sapo.errors import SapoError, UserError
 DEFAULT_DIR = Path("runs") / "kafka"
 START_S, STOP_S = 300.0, 60.0
 FAILED, BAD_INPUT = 1, 2
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ABOUT = "A real Apache Kafka with Python alone, as docs/kafka.md shows."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,11 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SapoError, kafka.errors.KafkaError) as error:
         print(f"error: {error}", file=sys.stderr)
         return FAILED
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands with their options."""
-    top = argparse.ArgumentParser(prog="python -m infra.kafka", description=__doc__)
+    top = argparse.ArgumentParser(prog="python -m infra.kafka", description=ABOUT)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -80,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
     _cluster_options(around)
     around.add_argument("--topic", required=True)
     _topic_options(around)
-    around.add_argument("command", nargs="+", metavar="-- COMMAND", help="what to run")
+    around.add_argument("command", nargs="+", metavar="COMMAND", help="after --: what to run")
     return top
 
 
@@ -113,7 +119,7 @@ def start(given: argparse.Namespace) -> int:
     """Start a process that keeps the brokers; a second start says that they run."""
     folder = given.dir.absolute()
     if running(folder):
-        cluster = Cluster.attach(folder)
+        cluster = _as_asked(Cluster.attach(folder), given)
         print(f"runs already: {cluster.servers}")
     else:
         runtime.jars()  # here, where somebody sees the progress
@@ -212,16 +218,20 @@ def _rows(found: dict[str, object], name: str) -> list[dict[str, object]]:
 
 def make_topic(given: argparse.Namespace) -> int:
     """Create a topic."""
+    _check_topic(given)
     _create(Cluster.attach(given.dir), given.name, given)
     print(f"topic {given.name}")
     return 0
 
 
-def _create(cluster: Cluster, name: str, given: argparse.Namespace) -> None:
+def _check_topic(given: argparse.Namespace) -> None:
     for option in ("partitions", "max_payload_bytes", "retention_hours"):
         value = getattr(given, option)
         if value <= 0:
             raise UserError(f"--{option.replace('_', '-')}", value, "must be above zero", "raise it")
+
+
+def _create(cluster: Cluster, name: str, given: argparse.Namespace) -> None:
     cluster.create_topic(
         name,
         partitions=given.partitions,
@@ -284,6 +294,7 @@ def read_console(given: argparse.Namespace) -> int:
 
 def run_with(given: argparse.Namespace) -> int:
     """Run a command over brokers that live as long as it does, or that run already; returns its exit code."""
+    _check_topic(given)
     runtime.jars()
     print(f"starting Kafka in {given.dir}", file=sys.stderr, flush=True)
     began = time.monotonic()
@@ -303,28 +314,46 @@ def run_with(given: argparse.Namespace) -> int:
 
 def _brokers(given: argparse.Namespace) -> Cluster:
     if running(given.dir.absolute()):
-        return Cluster.attach(given.dir)
+        return _as_asked(Cluster.attach(given.dir), given)
     return Cluster.start(
         given.dir, brokers=given.brokers, secured=given.secured, host=given.host, ports=given.ports
     )
 
 
+def _as_asked(cluster: Cluster, given: argparse.Namespace) -> Cluster:
+    """A cluster that runs already, if it is secured where that was asked for."""
+    if given.secured and not cluster.layout.secured:
+        raise UserError("dir", str(given.dir), "the cluster in it is plain", "choose another folder")
+    return cluster
+
+
 def _run(command: Sequence[str], env: dict[str, str]) -> int:
     """Run it in a process group of its own, so that each signal reaches it once: through here."""
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None = None) -> None:
+        if child is None:
+            early.append(number)
+        elif number == signal.SIGINT:
+            # as from a terminal: all in the foreground hear of it
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, number)
+        else:
+            child.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in PASSED_ON}
     try:
         child = subprocess.Popen(command, env=env, process_group=0)
+        for number in early:
+            pass_on(number)
+        code = child.wait()
     except OSError as error:
         raise UserError("COMMAND", command[0], str(error.strerror), "name a program that is there") from None
-    before = {
-        number: signal.signal(number, lambda number, _: child.send_signal(number))
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        code = child.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for left in _descendants(child.pid):
+        for left in _descendants(child.pid) if child is not None else ():
             left.kill()
     return code if code >= 0 else 128 - code
 

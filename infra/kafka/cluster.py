@@ -143,7 +143,7 @@ class Cluster:
             name = user or ADMIN
             password = self._layout.password_file(name)
             if not password.exists():
-                raise _no_such_user(name)
+                raise _no_such_user(name, self.folder)
             section |= {"ca_file": str(self.ca_file), "username": name, "password": f"file:{password}"}
         return section
 
@@ -167,7 +167,7 @@ class Cluster:
         self._must_be_secured()
         with Admin.connect(self._layout) as admin:
             if user not in admin.users():
-                raise _no_such_user(user)
+                raise _no_such_user(user, self.folder)
             admin.allow(user, topic, write=write, read=read)
 
     def quota(self, user: str, bytes_per_second: int) -> None:
@@ -179,7 +179,7 @@ class Cluster:
             raise UserError("quota", bytes_per_second, "must be above zero", "say bytes per second")
         with Admin.connect(self._layout) as admin:
             if user not in admin.users():
-                raise _no_such_user(user)
+                raise _no_such_user(user, self.folder)
             admin.set_quota(user, QUOTAS[0], bytes_per_second)
 
     def pid(self, broker: int) -> int | None:
@@ -292,5 +292,6 @@ def _same(layout: Layout, *, brokers: int, secured: bool, host: str) -> None:
         raise UserError("host", host, problem, f"say --host {layout.host}, or choose another folder")
 
 
-def _no_such_user(name: str) -> UserError:
-    return UserError("user", name, "there is no such user", f"python -m infra.kafka user add {name}")
+def _no_such_user(name: str, folder: Path) -> UserError:
+    remedy = f"python -m infra.kafka user {name} --dir {folder}"
+    return UserError("user", name, "there is no such user", remedy)

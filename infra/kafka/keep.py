@@ -42,6 +42,9 @@ def start(folder: Path, arguments: Sequence[str], limit_s: float) -> None:
     try:
         with process.stdout as said:
             words = said.readline().decode().strip()
+    except BaseException:
+        process.terminate()  # nobody waits for the brokers any more
+        raise
     finally:
         late.cancel()
     if words == READY:
