@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -28,6 +28,12 @@ from infra.kafka.layout import ADMIN, HEADROOM, SCRAM, Layout
 from sapo.errors import UserError
 
 TIMEOUT_S = 20.0
+PAUSE_S = 0.1
+AWAY = (
+    kafka.errors.KafkaConnectionError,
+    kafka.errors.NodeNotReadyError,
+    kafka.errors.UnknownBrokerIdError,
+)
 QUOTAS = ("producer_byte_rate", "consumer_byte_rate")
 
 
@@ -65,13 +71,11 @@ class Admin:
     @contextlib.contextmanager
     def connect(cls, layout: Layout) -> Iterator[Self]:
         """Connect for the length of a block."""
-        client = KafkaAdminClient(
-            **client_options(layout), bootstrap_timeout_ms=TIMEOUT_S * 1000, client_id="infra.kafka"
-        )
+        admin = cls(layout, _client(layout))
         try:
-            yield cls(layout, client)
+            yield admin
         finally:
-            client.close()
+            admin._client.close()
 
     def create_topic(
         self, name: str, *, partitions: int, max_payload_bytes: int, retention_hours: float
@@ -94,7 +98,7 @@ class Admin:
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
-                self._client.create_topics(wanted, wait_for_metadata=True)
+                self._ask("create_topics", wanted, wait_for_metadata=True)
                 return True
             except kafka.errors.TopicAlreadyExistsError:
                 return False
@@ -104,7 +108,7 @@ class Admin:
                     raise UserError(
                         "topic", name, f"not all {copies} brokers are there", "start them all"
                     ) from error
-                time.sleep(0.1)
+                time.sleep(PAUSE_S)
             except (
                 kafka.errors.InvalidTopicError,
                 kafka.errors.InvalidPartitionsError,
@@ -114,12 +118,12 @@ class Admin:
 
     def topics(self) -> list[Topic]:
         """All topics but Kafka's own."""
-        described = [topic for topic in self._client.describe_topics() if not topic["is_internal"]]
+        described = [topic for topic in self._ask("describe_topics") if not topic["is_internal"]]
         if not described:
             return []
         names = [topic["name"] for topic in described]
         resources = [ConfigResource("topic", name) for name in names]
-        settings = self._client.describe_configs(resources, config_filter="all")["topic"]
+        settings = self._ask("describe_configs", resources, config_filter="all")["topic"]
         return [
             _topic(topic, settings[topic["name"]]) for topic in sorted(described, key=lambda t: t["name"])
         ]
@@ -133,26 +137,27 @@ class Admin:
             file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             tls.write_private(file, secrets.token_urlsafe(24).encode())
         password = file.read_text(encoding="ascii").strip()
-        problem = self._client.alter_user_scram_credentials(
-            [UserScramCredentialUpsertion(name, SCRAM, password)]
+        problem = self._ask(
+            "alter_user_scram_credentials", [UserScramCredentialUpsertion(name, SCRAM, password)]
         )[name]
         if problem is not None:
             raise UserError("user", name, f"Kafka refuses it: {problem}", "choose another name")
 
     def users(self) -> list[str]:
         """The names of all users, the administrator among them."""
-        return sorted(self._client.describe_user_scram_credentials())
+        return sorted(self._ask("describe_user_scram_credentials"))
 
     def allow(self, user: str, topic: str, *, write: bool, read: bool) -> None:
         """Let a user write to a topic and read it; who may do either may also see its settings."""
         operations = [ACLOperation.DESCRIBE, ACLOperation.DESCRIBE_CONFIGS]
         operations += [ACLOperation.WRITE] * write + [ACLOperation.READ] * read
         pattern = ResourcePattern(ResourceType.TOPIC, topic)
-        result = self._client.create_acls(
+        result = self._ask(
+            "create_acls",
             [
                 ACL(f"User:{user}", "*", operation, ACLPermissionType.ALLOW, pattern)
                 for operation in operations
-            ]
+            ],
         )
         for failed in result["failed"]:
             raise UserError("acl", user, f"Kafka refuses it: {failed.__name__}", "see the broker's log")
@@ -160,8 +165,9 @@ class Admin:
     def rights(self) -> list[Right]:
         """Who may do what; the administrator, who may do everything, is not named."""
         anything = ResourcePatternFilter(ResourceType.TOPIC, None, ACLResourcePatternType.ANY)
-        found, _ = self._client.describe_acls(
-            ACLFilter(None, None, ACLOperation.ANY, ACLPermissionType.ALLOW, anything)
+        found, _ = self._ask(
+            "describe_acls",
+            ACLFilter(None, None, ACLOperation.ANY, ACLPermissionType.ALLOW, anything),
         )
         rights = [
             Right(
@@ -204,8 +210,32 @@ class Admin:
 
     def _send(self, request: Any) -> Any:
         # kafka-python has the messages for quotas, but no method that sends them
-        manager = self._client._manager
-        return manager.run(manager.send, request)
+        return self._again(lambda client: client._manager.run(client._manager.send, request))
+
+    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._again(lambda client: getattr(client, method)(*arguments, **options))
+
+    def _again(self, call: Callable[[KafkaAdminClient], Any]) -> Any:
+        """Call with the client, and with a new one while the broker that it asks is away.
+
+        kafka-python asks any broker, and one for all changes, whether they are there or not.
+        """
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                return call(self._client)
+            except AWAY:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE_S)
+                self._client.close()
+                self._client = _client(self._layout)
+
+
+def _client(layout: Layout) -> KafkaAdminClient:
+    return KafkaAdminClient(
+        **client_options(layout), bootstrap_timeout_ms=TIMEOUT_S * 1000, client_id="infra.kafka"
+    )
 
 
 def client_options(layout: Layout, user: str | None = None) -> dict[str, Any]:
