@@ -56,7 +56,7 @@ swarm-over-%:
 
 # Tests wait for servers and processes much of the time, so two at once pay on two cores; a file stays together.
 test: $(VENV)/.dev
-	$(BIN)/pytest $(TESTS) -m "not vllm and not soak" --numprocesses 2 --dist loadscope
+	$(BIN)/pytest $(TESTS) -m "not vllm and not soak" --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
