@@ -165,6 +165,8 @@ class _Watch:
     """Whether the work is done, though the process may not have ended."""
     servers: Running | None = None
     """What has to come up while the process is starting."""
+    alone: bool = False
+    """Whether asking this process to stop leaves others of the home at work."""
 
     def until_done(self, child: Child) -> int | None:
         """The exit code of the flow's process; None when it has to be ended, its work done or not.
@@ -177,7 +179,7 @@ class _Watch:
             now = time.monotonic()
             if self.servers is not None:
                 self.servers.up()
-            if told_at > now and _stopping(self.home, self.stop):
+            if told_at > now and _stopping(self.home, self.stop, alone=self.alone):
                 told_at = now
                 child.ask()
             # a flow that ends while its server is away takes minutes to notice; its work is done
@@ -196,9 +198,11 @@ def _settled(home: Home) -> bool:
     return state is not None and state.phase in SETTLED
 
 
-def _stopping(home: Home, stop: threading.Event) -> bool:
+def _stopping(home: Home, stop: threading.Event, *, alone: bool = False) -> bool:
+    """Whether this process is asked to stop; unless it is `alone`, all that runs in the home is then, too."""
     if stop.is_set():
-        home.stop_flag.touch()
+        if not alone:
+            home.stop_flag.touch()
     elif home.stop_flag.exists():
         stop.set()
     return stop.is_set()
@@ -260,7 +264,9 @@ def run_node(
     )
     with stopping_on_signals(stop, insisted.set):
         try:
-            watch = _Watch(config, home, stop, insisted, on_status, interval_s, grace_s=NODE_GRACE_S)
+            watch = _Watch(
+                config, home, stop, insisted, on_status, interval_s, grace_s=NODE_GRACE_S, alone=True
+            )
             watch.until_done(child)
         finally:
             code = child.kill()

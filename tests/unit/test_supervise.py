@@ -212,6 +212,21 @@ def test_a_node_that_runs_already_or_does_not_exist_is_refused(home: Home) -> No
         run_node(config, home, "n7")
 
 
+def test_stopping_one_node_leaves_the_others_of_its_home_at_work(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["-c", STOPS, "--home", str(home.root)]
+    monkeypatch.setattr(supervise, "flow_command", lambda home, name: command)
+    stop, ended = threading.Event(), []
+    thread = threading.Thread(target=lambda: ended.append(run_node(small_config(), home, "n0", stop=stop)))
+    thread.start()
+    until((home.root / "up").exists)
+    stop.set()
+    thread.join(20)
+    assert ended[0].state == "stopped"
+    assert not home.stop_flag.exists()
+
+
 def test_a_snapshot_joins_processes_with_journals(home: Home) -> None:
     config = small_config(["eval.probe_every=2"])
     probe = {"eval/pass_at_1": 0.25, "reward/local": 0.1}
