@@ -4,11 +4,11 @@ A flow runs in a thread of its own. Prefect's calls before and after the work ma
 server is away; the thread is then left to them, and this process goes on.
 """
 
+import http.client
 import json
 import logging
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -300,5 +300,5 @@ class Orchestrator:
         try:
             with urllib.request.urlopen(request, timeout=HEALTH_S) as reply:
                 return int(json.load(reply))
-        except (urllib.error.URLError, OSError, ValueError):
+        except (OSError, http.client.HTTPException, ValueError):
             return None

@@ -4,11 +4,11 @@ A server the user names (`track.uri`, `PREFECT_API_URL`) is used as it is and ne
 """
 
 import contextlib
+import http.client
 import json
 import os
 import socket
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -271,13 +271,16 @@ def health_url(service: Service) -> str:
 
 
 def answers(service: Service, timeout: float = 2.0) -> bool:
-    """Whether the server says now that it is well; a tracking address that is no web server always is."""
+    """Whether the server says now that it is well; a tracking address that is no web server always is.
+
+    What speaks no HTTP, or has an address that is none, does not answer.
+    """
     if not service.url.startswith(("http://", "https://")):
         return True
     try:
         with urllib.request.urlopen(health_url(service), timeout=timeout) as reply:
             return bool(reply.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (OSError, http.client.HTTPException, ValueError):
         return False
 
 

@@ -23,6 +23,8 @@ class Worker:
 class Prefect(http.server.BaseHTTPRequestHandler):
     known_tasks = 0
     hangs = False
+    promised = 0
+    """Bytes of an answer that never come: the server ends in the middle of it."""
 
     def do_GET(self) -> None:
         if type(self).hangs:
@@ -34,7 +36,7 @@ class Prefect(http.server.BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers["Content-Length"]))
         body = json.dumps(type(self).known_tasks).encode()
         self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(body) + type(self).promised))
         self.end_headers()
         self.wfile.write(body)
 
@@ -44,7 +46,7 @@ class Prefect(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    Prefect.known_tasks, Prefect.hangs = 0, False
+    Prefect.known_tasks, Prefect.hangs, Prefect.promised = 0, False, 0
     found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Prefect)
     thread = threading.Thread(target=found.serve_forever, args=(0.05,))
     thread.start()
@@ -181,3 +183,20 @@ def test_trap_51_task_runs_that_prefect_did_not_record_are_counted(
 def test_a_flow_that_a_deployment_started_does_its_work_plainly() -> None:
     count_tasks(5)
     assert at_work(lambda: "made") == "made"
+
+
+def test_a_server_that_ends_in_the_middle_of_an_answer_stops_no_work(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orchestrator, "SETTLED_S", 0.0)
+    Prefect.promised = 9
+
+    def work() -> str:
+        count_tasks(5)
+        ATTEMPT.get().run_id = "a run of Prefect's"
+        return "made"
+
+    one = Orchestrator(Worker(), server)
+    for _ in range(2):
+        assert one.run(lambda: at_work(work), lambda: "plain") == "made"
+    assert one.unrecorded_tasks == 0, "not known yet"

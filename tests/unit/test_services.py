@@ -53,6 +53,23 @@ def taken() -> socket.socket:
     return listener
 
 
+def test_what_speaks_no_http_or_has_no_address_does_not_answer() -> None:
+    with taken() as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(b"SSH-2.0-other\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert not services.answers(Service("mlflow", url))
+        thread.join()
+    for odd in ("http://127.0.0.1:50a0", "http://[::1"):
+        assert not services.answers(Service("mlflow", odd))
+
+
 @pytest.mark.parametrize("field", ["track.port", "flow.port"])
 def test_a_port_in_use_is_named_with_its_field_and_a_remedy(home: Home, field: str) -> None:
     section, key = field.split(".")
