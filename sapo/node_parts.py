@@ -155,6 +155,7 @@ def open_parts(
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(NodeLock(folder))
+        home.refuse_moved(name)  # again: it may have been exported while this process came here
         identity = Identity.load_or_create(folder / "key.pem")
         journal = stack.enter_context(Journal(home.journal(name), clock=clock, incarnation=incarnation))
         own_bus = bus if bus is not None else open_bus(config, home)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sapo import checkpoint
+from sapo import checkpoint, node_parts
 from sapo.config import Config, load
 from sapo.errors import UserError
 from sapo.home import Home
@@ -18,7 +18,7 @@ from sapo.identity import Identity
 from sapo.journal import Journal
 from sapo.lock import NodeLock
 from sapo.manifest import Manifest
-from sapo.moving import INDEX, export_node, import_node
+from sapo.moving import INDEX, export_node, import_node, mark_moved
 from sapo.records import Batch, RoundResult, canonical
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
@@ -402,6 +402,21 @@ def test_a_failed_write_marks_nothing(home: Home, tmp_path: Path, monkeypatch: p
         export_node(home, "a1", tmp_path / "a1.tar.gz")
     home.refuse_moved("a1")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_node_that_is_exported_while_it_starts_does_not_start(
+    home: Home, config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LateLock(NodeLock):
+        def acquire(self) -> None:
+            mark_moved(home, "a1", "was exported")
+            super().acquire()
+
+    monkeypatch.setattr(node_parts, "NodeLock", LateLock)
+    with pytest.raises(UserError, match="was exported"):
+        node_parts.open_parts(config, "a1", home)
+    with NodeLock(home.node("a1")):
+        pass  # and holds nothing
 
 
 def test_an_empty_mount_may_be_the_home(home: Home, tmp_path: Path) -> None:
