@@ -220,7 +220,8 @@ def run_archive(home: Home, *, once: bool = False) -> None:
     """Archive the bus of a site in a process of its own until asked to stop, and then what is left.
 
     `once` ends when all is archived that was on the bus. Any number of archives may run beside each other.
-    Raises `ServiceFailed` when it crashes, or could not archive all.
+    Raises `ServiceFailed` when it crashes, or could not archive all, and `InterruptedError` when a second
+    signal cut it short.
     """
     from sapo import services
     from sapo.crew import ARCHIVE, FINAL_ARCHIVE_S, flow_command, thread_settings
@@ -243,7 +244,9 @@ def run_archive(home: Home, *, once: bool = False) -> None:
                 break
             time.sleep(POLL_S)
         code = child.kill()
-    if code and not insisted.is_set():
+    if code and insisted.is_set():
+        raise InterruptedError("the archive was ended before it had archived all")
+    if code:
         raise services.ServiceFailed(
             f"the archive ended with code {code}; {child.log} ends:\n{tail(child.log)}"
         )

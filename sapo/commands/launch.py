@@ -53,6 +53,8 @@ def locate(
 def pick_node(config: Config, home: Home, name: str | None) -> str:
     """The node that `sapo node` runs: the one named, or the only one that lives in this home."""
     if name is not None:
+        if name not in config.nodes:
+            raise UserError("NAME", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
         home.refuse_moved(name)
         return name
     names = home.here(config)

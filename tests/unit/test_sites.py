@@ -1,7 +1,11 @@
 """Beginning a swarm, joining it, and which home, name and rules a site may have. No server is started."""
 
 import json
+import os
 import re
+import signal
+import threading
+import time
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -275,6 +279,8 @@ def test_the_only_node_of_a_site_needs_no_name(
     assert sapo("node", "--config", "site-b.toml", "--dry-run") == 0
     assert tomllib.loads(capsys.readouterr().out)["swarm"]["site"] == "b"
     assert sapo("node", "b0", "--config", "site-b.toml", "--dry-run") == 0
+    assert sapo("node", "b7", "--config", "site-b.toml", "--dry-run") == 2
+    assert "the swarm has b0; name one of them" in capsys.readouterr().err
     assert sapo("node", "--config", "site-b.toml", "--nodes", "2", "--dry-run") == 2
     assert "b0, b1; name one of them" in capsys.readouterr().err
 
@@ -346,3 +352,27 @@ def test_a_config_of_a_newer_release_names_what_is_unknown(manifest: Path, elsew
     home.config.write_text(json.dumps(values))
     with pytest.raises(UserError, match=r"config.json: learn.shiny"):
         home.load_config()
+
+
+def test_an_archive_that_was_cut_short_does_not_say_that_all_is_archived(
+    manifest: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
+    up = elsewhere / "up"
+    deaf = "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    code = f"{deaf} pathlib.Path({str(up)!r}).touch(); time.sleep(60)"
+    monkeypatch.setattr("sapo.crew.flow_command", lambda home, name: ["-c", code])
+
+    def interrupt() -> None:
+        deadline = time.monotonic() + 60
+        while not up.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.3)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    assert sapo("archive") == 130
+    thread.join()
+    assert "all that was on the bus" not in capsys.readouterr().out
