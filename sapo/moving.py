@@ -233,6 +233,7 @@ def import_node(
         with _scratch(target.root, file, pack) as place:
             _unpack(archive, file, pack, place, progress)
             _check_node(place, file, pack)
+            _refuse_older(place, target, pack)
             _settle(place, target, config, manifest, pack)
     return Imported(pack, target, config)
 
@@ -328,16 +329,8 @@ def _fitting(home: Home, config: Config, manifest: Manifest, sets: Sequence[str]
     if pack.node not in held.nodes:
         remedy = f"raise it with --set swarm.nodes={len(config.nodes)}"
         raise UserError("swarm.nodes", held.swarm.nodes, f"the home has no node {pack.node}", remedy)
-    journal = home.journal(pack.node)
-    if journal.exists():
-        if not home.moved(pack.node).exists():
-            raise UserError(
-                "--home", str(home.root), f"{pack.node} lives here already", "choose another folder"
-            )
-        with Journal.read_only(journal) as old:
-            if old.incarnation == pack.incarnation and old.finished_rounds() > pack.rounds:
-                problem = f"{pack.node} had {old.finished_rounds()} rounds here, the pack has {pack.rounds}"
-                raise UserError("--home", str(home.root), problem, "import a pack that was made later")
+    if home.journal(pack.node).exists() and not home.moved(pack.node).exists():
+        raise UserError("--home", str(home.root), f"{pack.node} lives here already", "choose another folder")
     return held
 
 
@@ -355,6 +348,26 @@ def _check_node(place: Path, file: Path, pack: Pack) -> None:
         raise _damaged(file, f"checkpoint: {error}") from None
     if pack.rounds and not found:
         raise _damaged(file, "it has no checkpoint")
+
+
+def _refuse_older(place: Path, home: Home, pack: Pack) -> None:
+    """Raise `UserError` for a node that was further here: it would sign other groups of the same name."""
+    journal = home.journal(pack.node)
+    if not journal.exists():
+        return
+    with Journal.read_only(journal) as here, Journal.read_only(place / JOURNAL) as packed:
+        if here.incarnation == packed.incarnation and _reached(here) > _reached(packed):
+            rounds, begun = _reached(here)
+            problem = f"{pack.node} had {rounds} rounds here, the pack has {pack.rounds}"
+            if rounds == pack.rounds and begun:
+                problem = f"{pack.node} had begun round {rounds} here, in the pack it has not"
+            raise UserError("--home", str(home.root), problem, "import a pack that was made later")
+
+
+def _reached(journal: Journal) -> tuple[int, bool]:
+    """A journal's finished rounds, and whether it holds groups of one more, which peers may have."""
+    stage = journal.stage()
+    return journal.finished_rounds(), stage is not None and stage[1] != "result"
 
 
 def _settle(place: Path, home: Home, config: Config, manifest: Manifest, pack: Pack) -> None:

@@ -271,6 +271,22 @@ def test_a_node_may_come_back_but_not_as_it_was_before(home: Home, tmp_path: Pat
         import_node(first, home.root)
 
 
+def test_a_round_that_was_begun_is_not_begun_again_from_an_older_pack(home: Home, tmp_path: Path) -> None:
+    first = tmp_path / "first.tar.gz"
+    export_node(home, "a1", first)
+    home.moved("a1").unlink()
+    with Journal(home.journal("a1")) as journal:
+        journal.commit_groups(2, [], [])
+    export_node(home, "a1", tmp_path / "second.tar.gz")
+    before = files_of(home.root)
+    with pytest.raises(UserError, match="had begun round 2 here"):
+        import_node(first, home.root)
+    assert {path: content for path, content in files_of(home.root).items() if "-shm" not in path} == {
+        path: content for path, content in before.items() if "-shm" not in path
+    }
+    import_node(tmp_path / "second.tar.gz", home.root)
+
+
 def test_nodes_of_one_site_meet_again_in_one_home_and_those_of_others_do_not(
     home: Home, tmp_path: Path
 ) -> None:
