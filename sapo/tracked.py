@@ -66,9 +66,11 @@ def _tracking(
 def incarnation_of(config: Config, home: Home, name: str) -> str:
     """The incarnation of a node's journal, which is made where there is none.
 
-    Raises `UserError` for an unknown node or one that runs already.
+    Raises `UserError` for an unknown node, one that runs already, or one that lives elsewhere.
     """
     if name not in config.nodes:
         raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
-    with NodeLock(home.node(name)), Journal(home.journal(name)) as journal:
-        return journal.incarnation
+    with NodeLock(home.node(name)):
+        home.refuse_moved(name)
+        with Journal(home.journal(name)) as journal:
+            return journal.incarnation

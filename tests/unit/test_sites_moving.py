@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sapo import checkpoint, node_parts
+from sapo import checkpoint, node_parts, tracked
 from sapo.config import Config, load
 from sapo.errors import UserError
 from sapo.home import Home
@@ -433,6 +433,13 @@ def test_a_node_that_is_exported_while_it_starts_does_not_start(
         node_parts.open_parts(config, "a1", home)
     with NodeLock(home.node("a1")):
         pass  # and holds nothing
+
+
+def test_a_node_that_lives_elsewhere_gets_no_journal_here(home: Home, config: Config) -> None:
+    mark_moved(home, "a0", "stayed where a1 was exported from")
+    with pytest.raises(UserError, match="stayed where"):
+        tracked.incarnation_of(config, home, "a0")
+    assert not home.journal("a0").exists()
 
 
 def test_an_empty_mount_may_be_the_home(home: Home, tmp_path: Path) -> None:
