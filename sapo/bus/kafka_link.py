@@ -224,11 +224,12 @@ def newer(old: Layout | None, new: Layout) -> Layout:
     """What to believe after another answer: of each partition the later term of office.
 
     A broker cut off for a while still tells of the past: its news of a partition may be older than what is
-    known, and the offsets it would give are too.
+    known, and the offsets it would give are too. Partitions it does not know yet are there all the same.
     """
     if old is None or old.topic_id != new.topic_id:
         return new
-    places = {number: latest([old.places.get(number), place]) for number, place in new.places.items()}
+    told = {number: latest([old.places.get(number), place]) for number, place in new.places.items()}
+    places = old.places | told
     return Layout(new.topic_id, new.cluster_id, new.brokers, places, new.operations)
 
 

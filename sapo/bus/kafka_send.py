@@ -55,6 +55,8 @@ class Producer:
     epoch: int
     topic: object
     following: dict[int, int] = field(default_factory=dict)
+    doubtful: bool = False
+    """Whether a partition may hold a batch under its next number, its acknowledgement lost."""
 
 
 class Sender:
@@ -64,18 +66,21 @@ class Sender:
         self._link, self._codec, self._clock = link, CODECS[compression], clock
         self._producer: Producer | None = None
         self._stored: set[tuple[str, str]] = set()
+        self._stored_in: object = None
 
     def send(self, groups: Sequence[SignedGroup], limit_s: float) -> None:
         """Write `groups`; returns once all are stored.
 
         Raises `NotSent`, `TooLarge`, `Throttled`, `Broken` and `NoTopic`. What was stored before a failure is
-        not sent again by the next call, or a writer over its quota would never come to an end; that call
-        begins under a new producer id, for what was left undecided must not be taken for a duplicate.
+        not sent again by the next call, or a writer over its quota would never come to an end. Where anything
+        was left undecided, that call begins under a new producer id: other groups must not be taken for it.
         """
         try:
-            self._send([group for group in groups if _name(group) not in self._stored], limit_s)
+            self._send(groups, limit_s)
             self._stored.clear()
         except Throttled:
+            if self._producer is not None and self._producer.doubtful:
+                self._producer = None
             raise
         except BaseException:
             self._producer = None
@@ -84,15 +89,18 @@ class Sender:
 
     def _send(self, groups: Sequence[SignedGroup], limit_s: float) -> None:
         end, layout = self._clock() + limit_s, self._link.layout()
+        if layout.topic_id != self._stored_in:
+            self._stored.clear()
+            self._stored_in = layout.topic_id
+        wanted = [group for group in groups if _name(group) not in self._stored]
         numbers = sorted(layout.places)
-        queues = {number: deque(cut(ones)) for number, ones in spread(groups, numbers).items()}
+        queues = {number: deque(cut(ones)) for number, ones in spread(wanted, numbers).items()}
         cause = ""
         while queues:
             failure: Exception | None = None
             try:
                 now = self._link.layout()
                 if now.topic_id != layout.topic_id:
-                    self._stored.clear()
                     raise NotSent("the topic was deleted and made anew")
                 cause = self._attempt(now, queues, end) or cause
             except (Broken, NoTopic) as error:
@@ -100,7 +108,7 @@ class Sender:
                 failure, cause = error, str(error)
             if queues and (self._clock() >= end or (failure and self._hopeless())):
                 raise NotSent(cause) from failure
-            if queues and self._link.in_doubt:
+            if queues and (failure is not None or self._link.in_doubt):
                 time.sleep(PAUSE_S)
 
     def _hopeless(self) -> bool:
@@ -147,6 +155,8 @@ class Sender:
 
     def _blame(self, leader: int, error: Broken | Throttled) -> Broken | Throttled:
         if isinstance(error, Broken):
+            if self._producer is not None:
+                self._producer.doubtful = True
             self._link.rest_broker(leader, error)
         return error
 
@@ -168,6 +178,7 @@ class Sender:
             queues[number].extendleft([one] for one in reversed(batch))
             return "a batch was too large for the topic"
         if stale(code) or code in TRY_AGAIN:
+            producer.doubtful = True
             self._link.doubt()
             return f"partition {number}: {error_name(code)}"
         raise NotSent(f"partition {number}: {part.error_message or error_name(code)}")
