@@ -254,11 +254,12 @@ class KafkaBus:
                 if not due and not taken:
                     raise
                 continue  # what was read so far is good; the rest stays where it is
+            size = sum(map(len, parts.values()))
+            taken = taken or size > 0
+            budget -= size
+            self.bytes_read += size
             for place in places:
                 data = parts.get(place.number, b"")
-                taken = taken or bool(data)
-                budget -= len(data)
-                self.bytes_read += len(data)
                 name = layout.name(place.number)
                 before = reading.at(name)
                 if not all(
