@@ -270,6 +270,8 @@ def run_node(
             watch.until_done(child)
         finally:
             code = child.kill()
+    if code == BAD_INPUT:
+        raise UserError("NAME", name, f"it cannot run: {tail(child.log, 1)}", f"see {child.log}")
     if code not in (0, PAUSED, OWING) and not stop.is_set():
         raise ServiceFailed(f"{name} ended with code {code}; the end of {child.log}:\n{tail(child.log)}")
     return node_status(config, home, name, Member(exit_code=code), running=False)

@@ -62,7 +62,7 @@ def stop(folder: Path, limit_s: float) -> None:
     """
     try:
         process = psutil.Process(int((folder / PID).read_text()))
-        mine = "infra.kafka.keep" in process.cmdline()
+        mine = {"infra.kafka.keep", str(folder)} <= set(process.cmdline())
     except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
         mine = False
     if not mine:

@@ -165,6 +165,7 @@ class KafkaBus:
             self._reader.close()  # answers may be under way that nobody waits for
             if isinstance(error, Broken | NoTopic | NotRead):
                 self._rest.failed(self._clock(), str(error))
+                self._behind.clear()  # what a broker says on its return is another story
             raise
         self._rest = Rest()
 

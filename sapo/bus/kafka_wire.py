@@ -237,7 +237,7 @@ class Connection:
             sock = self._open_socket()
             sock.settimeout(self.stall_s)
             sock.sendall(data)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the second of a TLS socket that another thread closed
             raise self._broken("request", reason(error), error) from error
 
     def _read(self, size: int, stall_s: float) -> bytes:
@@ -256,7 +256,7 @@ class Connection:
                 done += got
         except TimeoutError as error:
             raise self._broken("request", f"did not answer for {stall_s:.1f} s", error) from error
-        except OSError as error:
+        except (OSError, ValueError) as error:  # the second of a TLS socket that another thread closed
             raise self._broken("request", reason(error), error) from error
         return bytes(data)
 
@@ -287,7 +287,7 @@ def resolve(host: str, port: int, limit_s: float) -> list[tuple[str, int]] | str
     return found[0] if found else f"looking up {host!r} took longer than {limit_s:.1f} s"
 
 
-def reason(error: OSError) -> str:
+def reason(error: OSError | ValueError) -> str:
     """A system error in a few words."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
@@ -297,7 +297,7 @@ def reason(error: OSError) -> str:
         return error.verify_message
     if isinstance(error, ssl.SSLError) and error.reason:
         return error.reason.replace("_", " ").lower()
-    return error.strerror or str(error)
+    return getattr(error, "strerror", None) or str(error)
 
 
 def error_name(code: int) -> str:

@@ -39,10 +39,10 @@ def kill_and_count(folder: Path, *, kills: int, seed: int) -> None:
         config = small_config([*sets, f"swarm.rounds={rounds}", "flow.every=10", "history.flush_seconds=1"])
         home = make_home(folder / "home", config)
         fire = Fire(cluster, config, home, kills, random.Random(seed))
-        resumed = run_under_fire(fire, ENV)
+        rounds = run_under_fire(fire, ENV)
         assert fire.failure is None
-        print(f"killed {fire.done}, resumed {resumed} times")
-        assert len(fire.done) == kills, "the swarm was faster than the fire"
+        print(f"killed {fire.done} in {rounds} rounds")
+        assert len(fire.done) == kills
         sent = on_the_bus(cluster, TOPIC)
 
     kept = rows(home, "rollouts", "group_id", "k")

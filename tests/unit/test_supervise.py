@@ -212,6 +212,15 @@ def test_a_node_that_runs_already_or_does_not_exist_is_refused(home: Home) -> No
         run_node(config, home, "n7")
 
 
+def test_bad_input_that_only_the_node_itself_finds_is_still_bad_input(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import sys; print('error: model = 3: no such model; name one', file=sys.stderr); sys.exit(2)"
+    monkeypatch.setattr(supervise, "flow_command", lambda home, name: ["-c", script])
+    with pytest.raises(UserError, match="model = 3: no such model"):
+        run_node(small_config(), home, "n0")
+
+
 def test_stopping_one_node_leaves_the_others_of_its_home_at_work(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
