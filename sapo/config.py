@@ -274,10 +274,10 @@ def _keys_at(loc: Sequence[int | str]) -> list[str]:
     """Names of the fields of the section at `loc`."""
     model: Any = Config
     for part in loc:
-        if isinstance(part, int) or model is None:
-            continue
         if part in BUSES:
             model = BUSES[part]
+            continue
+        if isinstance(part, int) or model is None:
             continue
         model = _SECTIONS.get(part)
     return list(model.model_fields) if model is not None else []

@@ -246,7 +246,7 @@ class KafkaBus(Section):
     topic: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")] | None = None
     """`sapo.<swarm>` when not set."""
     cluster_id: str | None = None
-    """Refuse any other cluster than this; `sapo doctor` shows it."""
+    """Refuse any other cluster than this; when not set, than the one the run began on."""
     compression: Literal["zstd", "lz4"] = "zstd"
     ca_file: str | None = None
     """Certificates of the authorities to trust, PEM; set, or with `username`, connections are TLS."""

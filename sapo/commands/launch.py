@@ -3,14 +3,14 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from sapo.commands.options import find_home, program, resolve
-from sapo.config import Config, load
+from sapo.config import Config, load, merge, parse
 from sapo.errors import UserError
 from sapo.home import Home, write_atomically
 from sapo.manifest import Manifest
@@ -43,8 +43,9 @@ def locate(
     if not resume:
         config = resolve(preset, file, sets, nodes=nodes, rounds=rounds)
         return Home.of(home, config), config
-    named = home is not None or os.environ.get("SAPO_HOME") or preset is not None or file is not None
-    found = find_home(Home.of(home, resolve(preset, file, sets)).root if named else None)
+    if home is None and not os.environ.get("SAPO_HOME") and (preset is not None or file is not None):
+        home = Home.of(None, resolve(preset, file, sets)).root
+    found = find_home(home)
     # the preset is in the home's config already; laid on top, it would undo what was set beside it
     config = resolve(None, file, sets, nodes=nodes, rounds=rounds, base=found.load_config())
     return found, config
@@ -106,9 +107,12 @@ def check_built(config: Config) -> None:
             raise UserError("generate.engine", engine, "is not in this release", 'set it to "transformers"')
 
 
-def check_place(config: Config, home: Home) -> None:
+def check_place(config: Config, home: Home) -> Config:
     """Raise `UserError` for a home that is another swarm's, a disk that is full, a port in use, or a bus that
-    cannot be used."""
+    cannot be used.
+
+    Returns the config with the Kafka cluster that was found, which is from now on the run's.
+    """
     from sapo import services
     from sapo.bus import check_buses
     from sapo.doctor import require_space
@@ -121,7 +125,15 @@ def check_place(config: Config, home: Home) -> None:
     for port, field in ((config.track.port, "track.port"), (config.flow.port, "flow.port")):
         if port is not None and "swarm" not in who_runs(home):
             services.bind(port, field).close()
-    check_buses(config)
+    return pinned(config, {facts.cluster_id for facts in check_buses(config)})
+
+
+def pinned(config: Config, clusters: Collection[str]) -> Config:
+    """`config` with the one cluster its bus was found to be, so that no other is taken for it later."""
+    if config.bus.type != "kafka" or config.bus.cluster_id is not None or len(clusters) != 1:
+        return config
+    (cluster,) = clusters
+    return parse(merge(config.model_dump(mode="json"), {"bus": {"cluster_id": cluster}}))
 
 
 def prepare(config: Config, home: Home, view: "View") -> None:
@@ -131,7 +143,7 @@ def prepare(config: Config, home: Home, view: "View") -> None:
     it was.
     """
     check_built(config)
-    check_place(config, home)
+    config = check_place(config, home)
     view.step("loading torch and transformers", 0, 1)
 
     import transformers

@@ -415,3 +415,26 @@ def test_the_settings_reference_and_picture_are_up_to_date() -> None:
         exec(compile((docs / "generate.py").read_text(), "generate.py", "exec"), names)
     for file, make in names["GENERATED"].items():  # type: ignore[attr-defined]
         assert make() == (docs / file).read_text(encoding="utf-8"), f"run `make docs`: {file} is old"
+
+
+def test_a_run_keeps_to_the_kafka_cluster_it_began_on() -> None:
+    kafka = load("tiny", sets=["bus.type=kafka", "bus.servers=localhost:9092"], env={})
+    kept = launch.pinned(kafka, {"the-first"})
+    assert kept.bus.model_dump()["cluster_id"] == "the-first"
+    assert launch.pinned(kept, {"another"}) == kept
+    assert launch.pinned(load("tiny", env={}), set()) == load("tiny", env={})
+    moved = load(sets=["bus.cluster_id=another"], base=kept, env={})
+    assert moved.bus.model_dump()["cluster_id"] == "another"
+
+
+def test_a_resumed_run_takes_settings_of_the_bus_it_has(elsewhere: Path) -> None:
+    kafka = load("tiny", sets=["bus.type=kafka", "bus.servers=localhost:9092"], env={})
+    home = Home(elsewhere / "there")
+    home.prepare(kafka, Manifest.of(kafka))
+    _, config = launch.locate(None, None, ["bus.servers=localhost:9093"], home=home.root, resume=True)
+    assert config.bus.model_dump()["servers"] == "localhost:9093"
+
+
+def test_a_key_of_another_bus_is_told_the_keys_of_this_one() -> None:
+    with pytest.raises(UserError, match="known keys are: path, type"):
+        load("tiny", sets=["bus.servers=localhost:9092"], env={})
