@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sapo import checkpoint, models
+from sapo.cache import default_cache
 from sapo.config import Config
 from sapo.errors import UserError
 from sapo.evaluate import Evaluation, evaluate, gain, held_out_set
@@ -14,7 +15,6 @@ from sapo.home import Home, write_atomically
 from sapo.models import LoadedPolicy
 from sapo.node_parts import load_initial, open_workers
 from sapo.records import Question
-from sapo.starter import default_cache
 from sapo.workers import TaskWorkers
 
 Progress = Callable[[str, int, int], None]

@@ -13,6 +13,7 @@ from sapo import models, starter
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.bus.publish import PublishSink
+from sapo.cache import default_cache
 from sapo.config import Config
 from sapo.deliver import Deliverer, Plan, Sink
 from sapo.errors import Paused, UserError
@@ -32,7 +33,6 @@ from sapo.models import LoadedPolicy
 from sapo.outage import Outage
 from sapo.pool import Pool
 from sapo.records import Question
-from sapo.starter import default_cache
 from sapo.workers import TaskWorkers
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ Not Qwen2: transformers 5 loads any tokenizer of a `qwen2` directory as Qwen2's 
 elsewhere.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from sapo.cache import locked
 from sapo.config import Config
 from sapo.errors import UserError
 from sapo.models import TAGS_PROMPT, LoadedPolicy, save, wrap
@@ -111,11 +111,6 @@ def variant_of(config: Config, spec: str | None = None) -> str:
     return name
 
 
-def default_cache() -> Path:
-    """`$SAPO_CACHE`, else `~/.cache/sapo`."""
-    return Path(os.environ.get("SAPO_CACHE") or Path.home() / ".cache" / "sapo").expanduser().absolute()
-
-
 def prepare(config: Config, workers: TaskWorkers, *, cache: Path, progress: Progress | None = None) -> Path:
     """The cached directory of the config's starter, made now if it is not there yet.
 
@@ -126,7 +121,7 @@ def prepare(config: Config, workers: TaskWorkers, *, cache: Path, progress: Prog
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_suffix(".lock")):
+    with locked(target.with_suffix(".lock")):
         if target.is_dir():
             return target
         building = target.with_suffix(".building")
@@ -308,14 +303,6 @@ def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Prog
         "seconds": {"questions": made - began, "training": time.monotonic() - made},
     }
     (directory / "starter.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on a file; the system lets go of it when the process dies."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager

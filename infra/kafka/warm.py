@@ -12,6 +12,7 @@ from pathlib import Path
 from infra.kafka import runtime
 from infra.kafka.broker import START_S, Broker, format_all
 from infra.kafka.layout import Layout
+from sapo.cache import locked
 from sapo.errors import Unavailable
 
 WRITING_S = 120.0
@@ -22,7 +23,7 @@ def options() -> list[str]:
     jars = runtime.jars()
     file = jars.with_name(f"{jars.name}-{runtime.java_version()}.aot")
     if not file.exists():
-        with runtime.locked(file.with_name(f"{file.name}.lock")):
+        with locked(file.with_name(f"{file.name}.lock")):
             if not file.exists():
                 _make(file)
     # an empty file stands for "not on this machine"

@@ -4,27 +4,20 @@ Needs neither Go nor a C compiler on the machine. The build takes about a minute
 gigabyte of scratch space, which is given back.
 """
 
-import contextlib
-import fcntl
 import importlib.util
 import os
 import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
+from sapo.cache import default_cache, locked
 from sapo.errors import Unavailable, UserError
 
 VERSION = "v1.8.0"
 MODULE = "github.com/versity/versitygw"
 LIMIT_S = 900.0
-
-
-def default_cache() -> Path:
-    """`$SAPO_CACHE`, else `~/.cache/sapo`."""
-    return Path(os.environ.get("SAPO_CACHE") or Path.home() / ".cache" / "sapo").expanduser().absolute()
 
 
 def installed(cache: Path | None = None) -> Path:
@@ -41,7 +34,7 @@ def install(cache: Path | None = None) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_name(f"{target.name}.lock")):
+    with locked(target.with_name(f"{target.name}.lock")):
         if not target.exists():
             _build(target)
     return target
@@ -82,10 +75,3 @@ def _build(target: Path) -> None:
             raise Unavailable(f"{MODULE} {VERSION} could not be built: {done.stderr.strip()[-1000:]}")
         print(f"built versitygw {VERSION} in {time.monotonic() - started:.0f} s", flush=True)
         (Path(scratch) / "path" / "bin" / "versitygw").rename(target)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

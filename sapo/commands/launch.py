@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from sapo.cache import default_cache
 from sapo.commands.options import find_home, program, resolve
 from sapo.config import Config, load, merge, parse
 from sapo.errors import UserError
@@ -185,7 +186,7 @@ def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
     """Make the starter policy a node begins with, once for all runs; load the model to see that it works."""
     from sapo import models, starter
 
-    cache = starter.default_cache()
+    cache = default_cache()
     if config.model.split(":")[0] == "starter":
         name = starter.variant_of(config)
         label = f"preparing the starter policy {name}"

@@ -18,7 +18,7 @@ from pathlib import Path
 import psycopg2
 from jgo.maven import MavenContext
 
-from infra.kafka.runtime import default_cache, locked
+from sapo.cache import default_cache, locked
 from sapo.processes import Child, tail
 
 VERSION = "18.6.0"

@@ -161,6 +161,13 @@ def test_a_server_that_hangs_is_waited_for_once(server: str, monkeypatch: pytest
     assert one.unrecorded == 6
 
 
+def five_tasks() -> str:
+    """The work of a flow run of which Prefect knows."""
+    count_tasks(5)
+    ATTEMPT.get().run_id = "a run of Prefect's"
+    return "made"
+
+
 def test_trap_51_task_runs_that_prefect_did_not_record_are_counted(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,9 +176,7 @@ def test_trap_51_task_runs_that_prefect_did_not_record_are_counted(
 
     def work() -> str:
         count_tasks(5)
-        count_tasks(5)
-        ATTEMPT.get().run_id = "a run of Prefect's"
-        return "made"
+        return five_tasks()
 
     one = Orchestrator(Worker(), server)
     for _ in range(3):
@@ -190,13 +195,7 @@ def test_a_server_that_ends_in_the_middle_of_an_answer_stops_no_work(
 ) -> None:
     monkeypatch.setattr(orchestrator, "SETTLED_S", 0.0)
     Prefect.promised = 9
-
-    def work() -> str:
-        count_tasks(5)
-        ATTEMPT.get().run_id = "a run of Prefect's"
-        return "made"
-
     one = Orchestrator(Worker(), server)
     for _ in range(2):
-        assert one.run(lambda: at_work(work), lambda: "plain") == "made"
+        assert one.run(lambda: at_work(five_tasks), lambda: "plain") == "made"
     assert one.unrecorded_tasks == 0, "not known yet"
