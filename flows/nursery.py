@@ -1,12 +1,20 @@
 """Loads what nodes, archive and evaluation need, once, and forks them (`sapo.nursery`)."""
 
 import argparse
+import contextlib
 import socket
 
-import mlflow.transformers  # noqa: F401  needed by every node when it registers a version
+# every node needs these when it registers its first version: 230 modules more held its rounds up for seconds
+import mlflow.pyfunc.model
+import mlflow.transformers  # noqa: F401
+import transformers.models.auto.feature_extraction_auto
+import transformers.models.auto.image_processing_auto  # noqa: F401
 
 from flows import archive, evaluate, node
 from sapo.nursery import serve
+
+with contextlib.suppress(ImportError):  # optional; where it is installed, MLflow and transformers load it
+    import peft  # noqa: F401
 
 
 def main() -> None:

@@ -31,6 +31,8 @@ ENV = {
 }
 STALL_S = 6.0
 """By how much longer a node may stand still while something is away than it does without."""
+SOON = 20
+"""Rounds to the first model version that a scene waits for before it begins."""
 ENDLESS = 100_000
 MORE = 4
 """Rounds of the resumption, so that a run ends in good order wherever the outages left it."""
@@ -65,12 +67,25 @@ class Scene:
     stop: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> "Scene":
-        """Begin, and wait until every node has made some rounds."""
+        """Begin, and wait until every node has made some rounds and, if that is soon, its first version.
+
+        What a node does for the first time takes longer, whether a service is away or not.
+        """
         create_tables(self.config, self.home)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        self.until(lambda: min(self.rounds().values()) >= 3, 240.0)
+        every = self.config.track.register_every
+        enough = every + 1 if every <= SOON else 3
+        self.until(lambda: min(self.rounds().values()) >= enough and not self.owes_version(), 240.0)
         return self
+
+    def owes_version(self) -> bool:
+        """Whether a node has yet to register a model version."""
+        for node in self.config.nodes:
+            with Journal.read_only(self.home.journal(node)) as journal:
+                if journal.owed("version", 1):
+                    return True
+        return False
 
     def rounds(self) -> dict[str, int]:
         """Finished rounds by node."""

@@ -39,7 +39,7 @@ SETS = (
     "flow.every=3",
     "flow.rounds_per_run=5",
     "history.flush_seconds=1",
-    "track.register_every=50",
+    "track.register_every=20",
 )
 SECONDS = 10.0
 """How long an outage lasts: longer than any node may stand still."""
