@@ -1,29 +1,52 @@
-"""A node with its MLflow run: opened together, and closed so that the run says how it ended."""
+"""A node with its MLflow run: opened together, and closed so that the run says how it ended.
+
+Importing this module does not import torch.
+"""
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sapo import models
+from sapo import services
 from sapo.cache import default_cache
 from sapo.config import Config
 from sapo.errors import Unavailable, UserError
 from sapo.home import Home
 from sapo.journal import Journal
 from sapo.lock import NodeLock
-from sapo.node import NodeRuntime
 from sapo.track import Tracker, TrackSink, VersionSink, open_tracking
+
+if TYPE_CHECKING:
+    from sapo.node import NodeRuntime
 
 log = logging.getLogger(__name__)
 
 
+def tracking_uri(home: Home, config: Config) -> str:
+    """Where this swarm's MLflow is found now, for commands that come after or beside the run.
+
+    `track.uri`; else the server that the swarm runs, if it answers; else `$MLFLOW_TRACKING_URI`; else the
+    file that the swarm's own server writes, which need not exist yet.
+    """
+    if config.track.uri is not None:
+        return config.track.uri
+    running = services.read(home)
+    if running is not None and services.answers(running.mlflow):
+        return running.mlflow.url
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.mlflow_db}"
+
+
 @contextlib.contextmanager
-def open_tracked(config: Config, name: str, home: Home, *, uri: str | None) -> Iterator[NodeRuntime]:
+def open_tracked(config: Config, name: str, home: Home, *, uri: str | None) -> "Iterator[NodeRuntime]":
     """A node whose metrics and model versions go to the MLflow at `uri`; None keeps them owed in the journal.
 
     `config` is the whole swarm's. Raises as `NodeRuntime.open` does.
     """
+    from sapo.node import NodeRuntime
+
     if uri is None:
         with NodeRuntime.open(config, name, home) as runtime:
             yield runtime
@@ -57,6 +80,8 @@ def _tracking(
     node_config = config.for_node(name)
 
     def whole(checkpoint: Path, destination: Path) -> None:
+        from sapo import models
+
         models.export(checkpoint, destination, config=node_config, cache=default_cache())
 
     artifacts = home.artifacts if config.track.uri is None else None
