@@ -56,7 +56,8 @@ class Tracker:
 
     Nothing is sent before the first call that needs it. Every method raises `Unavailable` when MLflow cannot
     be reached or refuses, so that what is owed waits. `artifacts` is where a new experiment keeps its files;
-    the server's default when not given. Safe to share between threads.
+    the server's default when not given. A run beside the node's own has tags of its own to be found by,
+    `identity`, and a name of its own. Safe to share between threads.
     """
 
     def __init__(
@@ -69,8 +70,12 @@ class Tracker:
         params: Mapping[str, str] | None = None,
         tags: Mapping[str, str] | None = None,
         artifacts: Path | None = None,
+        identity: Mapping[str, str] | None = None,
+        run_name: str | None = None,
     ) -> None:
         self.uri, self.swarm, self.node, self.incarnation = uri, swarm, node, incarnation
+        self.identity = dict(identity or {NODE: node, INCARNATION: incarnation})
+        self.run_name = run_name or node
         self.params, self.tags, self.artifacts = dict(params or {}), dict(tags or {}), artifacts
         self.model_name = f"{swarm}.{node}"
         self._lock = threading.RLock()
@@ -83,6 +88,13 @@ class Tracker:
             if self._known_run is None:
                 self._known_run = self._find_or_create_run()
             return self._known_run
+
+    def found(self) -> str | None:
+        """The run's id where there is one; makes none."""
+        with self._lock, self._reaching():
+            experiment = self._client().get_experiment_by_name(self.swarm)
+            run = None if experiment is None else self._find_run(str(experiment.experiment_id))
+            return None if run is None else str(run.info.run_id)
 
     def log_rounds(self, results: Sequence[RoundResult]) -> None:
         """Log every metric of these rounds, at the round's number and the time at which it was finished."""
@@ -116,7 +128,8 @@ class Tracker:
                 return int(found.version)
             client, own = self._client(), self._names(round)
             lineage = {**own, "sapo.swarm": self.swarm, "sapo.rounds": f"0-{round - 1}", **(tags or {})}
-            logged = self._logged_model(run, checkpoint, own, lineage)
+            name = f"{self.node}-round-{round}"
+            logged = self._logged_model(run, checkpoint, own, lineage, name=name)
             self._create_registered_model()
             version = client.create_model_version(
                 self.model_name,
@@ -128,6 +141,17 @@ class Tracker:
                 model_id=logged.model_id,
             )
             return int(version.version)
+
+    def keep(self, directory: Path, round: int, *, tags: Mapping[str, str] | None = None) -> str:
+        """Store the whole model directory with the run, as `model`, not as a version; returns its address.
+
+        `round` counts the rounds its weights have seen. `runs:/<run>/model` means it too.
+        """
+        run = self.start()
+        with self._lock, self._reaching():
+            own = self._names(round)
+            logged = self._logged_model(run, directory, own, {**own, **(tags or {})}, name="model")
+            return f"models:/{logged.model_id}"
 
     def set_champion(self, round: int, pass_at_1: float) -> bool:
         """Note a version's held-out pass@1; give it the alias `champion` unless the present one did better.
@@ -149,7 +173,7 @@ class Tracker:
             return True
 
     def _names(self, round: int) -> dict[str, str]:
-        return {NODE: self.node, INCARNATION: self.incarnation, ROUND: str(round)}
+        return {**self.identity, ROUND: str(round)}
 
     def _client(self) -> Any:
         if self._known_client is None:
@@ -176,16 +200,20 @@ class Tracker:
             for start in range(0, len(rows), METRICS_AT_ONCE):
                 self._client().log_batch(run, metrics=rows[start : start + METRICS_AT_ONCE])
 
+    def _find_run(self, experiment: str) -> Any:
+        mine = " AND ".join(f"tags.`{key}` = '{value}'" for key, value in self.identity.items())
+        oldest = ["attributes.start_time ASC"]
+        found = self._client().search_runs([experiment], mine, order_by=oldest, max_results=1)
+        return found[0] if found else None
+
     def _find_or_create_run(self) -> str:
         client, experiment = self._client(), self._experiment()
-        mine = f"tags.`{NODE}` = '{self.node}' AND tags.`{INCARNATION}` = '{self.incarnation}'"
-        found = client.search_runs([experiment], mine, order_by=["attributes.start_time ASC"], max_results=1)
-        if found:
-            run = found[0]
+        run = self._find_run(experiment)
+        if run is not None:
             client.update_run(run.info.run_id, status="RUNNING")
         else:
-            own = {NODE: self.node, INCARNATION: self.incarnation, "sapo.swarm": self.swarm}
-            run = client.create_run(experiment, tags=own, run_name=self.node)
+            own = {**self.identity, "sapo.swarm": self.swarm}
+            run = client.create_run(experiment, tags=own, run_name=self.run_name)
         self._describe(run)
         return str(run.info.run_id)
 
@@ -239,7 +267,7 @@ class Tracker:
                 raise
 
     def _logged_model(
-        self, run: str, checkpoint: Path, own: Mapping[str, str], tags: Mapping[str, str]
+        self, run: str, checkpoint: Path, own: Mapping[str, str], tags: Mapping[str, str], *, name: str
     ) -> Any:
         """The model with its files stored: the one that an interrupted delivery left, or a new one."""
         client, experiment = self._client(), self._experiment()
@@ -248,7 +276,6 @@ class Tracker:
             if left.status == "READY":
                 return left
             client.delete_logged_model(left.model_id)
-        name = f"{self.node}-round-{own[ROUND]}"
         logged = client.create_logged_model(experiment, name=name, source_run_id=run, tags=dict(tags))
         versions.store(client, logged, checkpoint, self.model_name, tags)
         return client.finalize_logged_model(logged.model_id, "READY")
