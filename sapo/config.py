@@ -174,12 +174,10 @@ def load(
     for key, text in sorted(environment, key=lambda item: (not item[0].endswith("__TYPE"), item[0])):
         if key.startswith(ENV_PREFIX) and key not in NOT_SETTINGS:
             path = key.removeprefix(ENV_PREFIX).lower().split("__")
-            values = merge(values, _nested(path, text))
+            values = merge(values, nested(path, text))
     for item in sets:
-        key, sign, text = item.partition("=")
-        if not sign or not key.strip():
-            raise UserError("--set", item, "is not of the form key=value", "write it like learn.lr=1e-5")
-        values = merge(values, _nested(key.strip().split("."), text))
+        key, text = split_flag(item)
+        values = merge(values, nested(key.split("."), text))
     config = parse(values)
     for number in config.node:
         if not number.isdigit() or int(number) >= config.swarm.nodes:
@@ -192,6 +190,14 @@ def load(
     for name in config.nodes:
         config.for_node(name)
     return config
+
+
+def split_flag(item: str) -> tuple[str, str]:
+    """Key and value of a `dotted.key=value` flag, as they stand there. Raises `UserError` where it is none."""
+    key, sign, text = item.partition("=")
+    if not sign or not key.strip():
+        raise UserError("--set", item, "is not of the form key=value", "write it like learn.lr=1e-5")
+    return key.strip(), text
 
 
 def parse(values: Mapping[str, Any], prefix: str = "") -> Config:
@@ -223,7 +229,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UserError("--config", str(path), f"is not TOML: {error}", "correct the file") from None
 
 
-def _nested(path: Sequence[str], text: str) -> dict[str, Any]:
+def nested(path: Sequence[str], text: str) -> dict[str, Any]:
+    """The tables that a flag's key and value stand for."""
     value: Any = _literal(text)
     for key in reversed(path):
         value = {key: value}
