@@ -1,4 +1,4 @@
-"""What a what-if changes: settings laid over those that each round was recorded under, and the batches so made.
+"""What a what-if changes: settings laid over each round's recorded ones, and the batches that makes of them.
 
 Only `learn.*` and `guard.*` shape an update; what was decided before it is in the recorded batches. Pure:
 nothing is read or written here.
@@ -75,7 +75,7 @@ class Changes:
             self._keys[".".join(path)] = None
 
     def over(self, learn: str, guard: str) -> Config:
-        """The node's config with the changes laid over recorded sections. Raises `UserError` where they clash."""
+        """The node's config with the changes over recorded sections. Raises `UserError` where they clash."""
         if (learn, guard) not in self._made:
             values = self._config.model_dump(mode="json")
             recorded = {"learn": json.loads(learn), "guard": json.loads(guard)}
@@ -130,9 +130,7 @@ def _path(key: str, text: str, config: Config, node: str) -> list[str]:
         path = path[2:]
     section = path[0]
     if section in STARTED_FROM:
-        raise UserError(
-            key, text, "belongs to the weights that the recorded rounds begin with", ANOTHER_SWARM
-        )
+        raise UserError(key, text, "belongs to the weights that the rounds begin with", ANOTHER_SWARM)
     if section in IN_THE_BATCHES:
         raise UserError(key, text, "decided what is in the batches, and these are recorded", ANOTHER_SWARM)
     if path == ["guard", "action"]:

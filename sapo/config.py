@@ -193,7 +193,7 @@ def load(
 
 
 def split_flag(item: str) -> tuple[str, str]:
-    """Key and value of a `dotted.key=value` flag, as they stand there. Raises `UserError` where it is none."""
+    """Key and value of a `dotted.key=value` flag as text. Raises `UserError` where it is none."""
     key, sign, text = item.partition("=")
     if not sign or not key.strip():
         raise UserError("--set", item, "is not of the form key=value", "write it like learn.lr=1e-5")
