@@ -282,8 +282,7 @@ class HistoryConfig(Section):
     keep_rounds: Annotated[int, Field(ge=0)] = 0
     """Rounds of each node that stay replayable; 0 keeps all. What is older is cut at a kept checkpoint only."""
     maintain_seconds: Annotated[float, Field(ge=0)] = 1800.0
-    """How often the archive compacts the tables, cuts what is not kept and vacuums; 0 leaves it to
-    `sapo maintain`."""
+    """How often the archive compacts the tables, cuts what is not kept and vacuums; 0 leaves that to hand."""
     vacuum_hours: Annotated[float, Field(ge=0)] = 168.0
     """Files that no snapshot needs are deleted when they are older than this; readers may still use them."""
 
