@@ -280,7 +280,7 @@ class HistoryConfig(Section):
     max_owed_mb: PositiveInt = 1024
     """Undelivered journal bytes at which a node pauses instead of dropping history."""
     keep_rounds: Annotated[int, Field(ge=0)] = 0
-    """Rounds of each node that stay replayable; 0 keeps all. What is older is cut at a kept checkpoint only."""
+    """Rounds of each node that stay replayable; 0 keeps all. Cuts are made at kept checkpoints only."""
     maintain_seconds: Annotated[float, Field(ge=0)] = 1800.0
     """How often the archive compacts the tables, cuts what is not kept and vacuums; 0 leaves that to hand."""
     vacuum_hours: Annotated[float, Field(ge=0)] = 168.0
