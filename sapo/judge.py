@@ -45,11 +45,11 @@ def evaluate_swarm(
             node_config = config.for_node(name)
             policy = load_initial(node_config, workers, cache or default_cache())
             if node_config.model not in baselines:
-                baselines[node_config.model] = _ask(
+                baselines[node_config.model] = ask(
                     node_config, policy, workers, questions, node_config.model, progress
                 )
             rounds[name] = _load_newest(home, name, policy)
-            evaluations[name] = _ask(node_config, policy, workers, questions, name, progress)
+            evaluations[name] = ask(node_config, policy, workers, questions, name, progress)
     body = _body(config, baselines, evaluations, rounds)
     write_atomically(home.evaluation, json.dumps(body, indent=1) + "\n")
     return body
@@ -63,7 +63,7 @@ def _load_newest(home: Home, name: str, policy: LoadedPolicy) -> int:
     return found.round
 
 
-def _ask(
+def ask(
     config: Config,
     policy: LoadedPolicy,
     workers: TaskWorkers,
@@ -71,6 +71,8 @@ def _ask(
     label: str,
     progress: Progress | None,
 ) -> Evaluation:
+    """What a policy does on the held-out questions, with the engine of its config; `label` names it."""
+
     def tell(done: int, total: int) -> None:
         if progress is not None:
             progress(label, done, total)

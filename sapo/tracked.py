@@ -58,10 +58,11 @@ def open_tracked(config: Config, name: str, home: Home, *, uri: str | None) -> "
             yield runtime
             status = "FINISHED" if runtime.finished else "KILLED"
     finally:
-        _end(tracker, status)
+        end_run(tracker, status)
 
 
-def _end(tracker: Tracker, status: str) -> None:
+def end_run(tracker: Tracker, status: str) -> None:
+    """Mark a run as over; one whose MLflow is away stays open, and that is said."""
     try:
         tracker.end(status)
     except Unavailable as error:
