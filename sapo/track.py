@@ -7,7 +7,6 @@ MLflow is imported when it is first needed; that takes seconds.
 
 import importlib.metadata
 import logging
-import os
 import platform
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +26,6 @@ CHAMPION = "champion"
 NODE, INCARNATION, ROUND = "sapo.node", "sapo.incarnation", "sapo.round"
 PASS_AT_1 = "sapo.eval.pass_at_1"
 PACKAGES = ("sapo-swarm", "reasoning-gym", "torch", "transformers", "tokenizers", "numpy", "peft", "mlflow")
-SETTINGS = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
 METRICS_AT_ONCE, OTHERS_AT_ONCE, LONGEST_PARAM = 1000, 100, 6000
 """What MLflow takes in one request, and how many characters in one parameter."""
 
@@ -109,6 +103,13 @@ class Tracker:
         """Log metrics that were measured after a round, such as an evaluation; `at` is in seconds."""
         self._log([(name, value, at, round) for name, value in metrics.items()])
 
+    def tag(self, tags: Mapping[str, str]) -> None:
+        """Note on the run what is known only after it has begun."""
+        run = self.start()
+        with self._lock, self._reaching():
+            entities = versions.load_mlflow().entities
+            self._client().log_batch(run, tags=[entities.RunTag(key, value) for key, value in tags.items()])
+
     def end(self, status: str = "FINISHED") -> None:
         """Mark the run as over: `FINISHED`, `KILLED` (stopped, may be resumed) or `FAILED`."""
         run = self.start()
@@ -177,25 +178,23 @@ class Tracker:
 
     def _client(self) -> Any:
         if self._known_client is None:
-            self._known_client = _mlflow().MlflowClient(self.uri, self.uri)
+            self._known_client = versions.load_mlflow().MlflowClient(self.uri, self.uri)
         return self._known_client
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
         """Turn whatever MLflow raises into `Unavailable`, and look the run up afresh the next time."""
-        from requests import RequestException
-
-        failures = (_mlflow().MlflowException, RequestException, OSError)
         try:
-            yield
-        except failures as error:
+            with versions.reaching(self.uri):
+                yield
+        except Unavailable:
             self._known_run = None
-            raise Unavailable(f"MLflow at {self.uri}: {' '.join(str(error).split())[:500]}") from error
+            raise
 
     def _log(self, values: Sequence[tuple[str, float, float, int]]) -> None:
         run = self.start()
         with self._lock, self._reaching():
-            metric = _mlflow().entities.Metric
+            metric = versions.load_mlflow().entities.Metric
             rows = [metric(name, value, int(at * 1000), step) for name, value, at, step in values]
             for start in range(0, len(rows), METRICS_AT_ONCE):
                 self._client().log_batch(run, metrics=rows[start : start + METRICS_AT_ONCE])
@@ -219,7 +218,7 @@ class Tracker:
 
     def _describe(self, run: Any) -> None:
         """Log params and tags; a param of a resumed run can't be changed, so its new value becomes a tag."""
-        entities = _mlflow().entities
+        entities = versions.load_mlflow().entities
         old = run.data.params
         params = [entities.Param(key, value) for key, value in self.params.items() if key not in old]
         tags = [entities.RunTag(key, value) for key, value in self.tags.items()]
@@ -239,7 +238,7 @@ class Tracker:
             location = self.artifacts.absolute().as_uri() if self.artifacts is not None else None
             try:
                 return str(client.create_experiment(self.swarm, artifact_location=location))
-            except _mlflow().MlflowException as error:
+            except versions.load_mlflow().MlflowException as error:
                 found = client.get_experiment_by_name(self.swarm)
                 if found is None:
                     raise error
@@ -259,7 +258,7 @@ class Tracker:
         return found[0] if found else None
 
     def _create_registered_model(self) -> None:
-        client, failed = self._client(), _mlflow().MlflowException
+        client, failed = self._client(), versions.load_mlflow().MlflowException
         try:
             client.create_registered_model(self.model_name, tags={"sapo.swarm": self.swarm, NODE: self.node})
         except failed as error:
@@ -377,12 +376,3 @@ def open_tracking(
         artifacts=artifacts,
     )
     return tracker, [TrackSink(tracker), VersionSink(tracker, whole)]
-
-
-def _mlflow() -> Any:
-    """MLflow, told to give up soon: the journal retries, and better than an HTTP client does."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    import mlflow
-
-    return mlflow

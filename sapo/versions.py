@@ -1,22 +1,121 @@
-"""Model versions as files: a checkpoint in the form that `mlflow.transformers.load_model` reads.
+"""Model versions: as files in the form that `mlflow.transformers.load_model` reads, and read back with tags.
 
-Only what a model needs is kept (no optimiser state), nothing is fetched from a network, and the files name
-the swarm and not a folder of the machine they were made on. MLflow and transformers are imported when needed.
+Of a checkpoint only what a model needs is kept (no optimiser state), nothing is fetched from a network, and
+the files name the swarm and not a folder of the machine they were made on. MLflow and transformers are
+imported when needed; that takes seconds.
 """
 
 import importlib.metadata
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 from sapo.checkpoint import verify
+from sapo.errors import Unavailable, UserError
 
+SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+LATEST = "latest"
 NOT_THE_MODEL = frozenset({"optimizer.pt", "checkpoint.json"})
 ADAPTER = "adapter_config.json"
 REQUIREMENTS = ("torch", "transformers", "tokenizers", "safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A registered model version; `created_at` is in seconds."""
+
+    name: str
+    number: int
+    aliases: tuple[str, ...]
+    tags: Mapping[str, str]
+    created_at: float
+
+
+def find(uri: str, name: str, which: str) -> Version:
+    """The version of a registered model that `which` names: a number, an alias, or `latest`.
+
+    Raises `UserError` where there is none, `Unavailable` when MLflow is away.
+    """
+    known = versions_of(uri, name)
+    field, value = "MODEL", f"models:/{name}{'/' if which.isdecimal() else '@'}{which}"
+    if not known:
+        remedy = "name it <swarm>.<node>, or choose the --home of the swarm that made it"
+        raise UserError(field, value, f"MLflow at {uri} has no version of {name}", remedy)
+    for version in known:
+        if which in (str(version.number), *version.aliases):
+            return version
+    if which == LATEST:
+        return known[-1]
+    aliases = [f"@{alias}" for version in known for alias in version.aliases]
+    there = ", ".join([f"versions {known[0].number} to {known[-1].number}", *aliases])
+    raise UserError(field, value, f"there is no such version of {name}", f"name one of its {there}")
+
+
+def versions_of(uri: str, name: str) -> list[Version]:
+    """All versions of a registered model, oldest first; none of a store that was not made yet.
+
+    Raises `Unavailable` when MLflow is away.
+    """
+    parsed = urlparse(uri)
+    if parsed.scheme == "sqlite" and not Path(unquote(parsed.path)[1:]).exists():
+        return []
+    with reaching(uri):
+        client = load_mlflow().MlflowClient(uri, uri)
+        found = _all(client, name)
+        held = client.get_registered_model(name).aliases if found else {}
+    return sorted(
+        (
+            Version(
+                name=name,
+                number=int(one.version),
+                aliases=tuple(sorted(alias for alias, n in held.items() if int(n) == int(one.version))),
+                tags=dict(one.tags),
+                created_at=one.creation_timestamp / 1000,
+            )
+            for one in found
+        ),
+        key=lambda version: version.number,
+    )
+
+
+def _all(client: Any, name: str) -> list[Any]:
+    found, token = [], None
+    while True:
+        page = client.search_model_versions(f"name = '{name}'", page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+@contextmanager
+def reaching(uri: str) -> Iterator[None]:
+    """Turn whatever MLflow raises in the block into `Unavailable`."""
+    from requests import RequestException
+
+    failures = (load_mlflow().MlflowException, RequestException, OSError)
+    try:
+        yield
+    except failures as error:
+        raise Unavailable(f"MLflow at {uri}: {' '.join(str(error).split())[:500]}") from error
+
+
+def load_mlflow() -> Any:
+    """MLflow, told to give up soon: the journal retries, and better than an HTTP client does."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+
+    return mlflow
 
 
 @contextmanager
