@@ -2,7 +2,11 @@
 
 import os
 
+from sapo.determinism import fix
+
 __version__ = "0.1.0"
+
+fix(os.environ)
 
 # OpenMP reads this when torch is loaded. Threads that spin while they wait make a step ten times slower as
 # soon as a swarm has more threads than cores.

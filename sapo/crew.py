@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 from sapo.config import Config
+from sapo.determinism import FIXED
 from sapo.home import Home, write_atomically
 from sapo.nursery import Nursery
 from sapo.processes import POLL_S, Child, Started, tail
@@ -257,4 +258,4 @@ def flow_command(home: Home, name: str) -> list[str]:
 def thread_settings(threads: int) -> dict[str, str]:
     """Environment that holds numerical libraries to so many threads and to the same arithmetic every time."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-    return {name: str(threads) for name in names} | {"MKL_CBWR": "AUTO", "TOKENIZERS_PARALLELISM": "false"}
+    return {**dict.fromkeys(names, str(threads)), **FIXED, "TOKENIZERS_PARALLELISM": "false"}

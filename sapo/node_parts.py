@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from sapo import models, starter
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
@@ -16,6 +14,7 @@ from sapo.bus.publish import PublishSink
 from sapo.cache import default_cache
 from sapo.config import Config
 from sapo.deliver import Deliverer, Plan, Sink
+from sapo.determinism import arithmetic
 from sapo.errors import Paused, UserError
 from sapo.evaluate import held_out_set
 from sapo.generate import open_engine
@@ -210,9 +209,4 @@ def open_parts(
 
 def environment(config: Config) -> dict[str, str | int]:
     """What a round's bits depend on besides its inputs (DESIGN 8)."""
-    return {
-        "config": config.digest(),
-        "threads": config.threads,
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-    }
+    return {"config": config.digest(), "threads": config.threads, **arithmetic()}

@@ -1,0 +1,81 @@
+"""Bit for bit: what an update depends on besides its inputs, fixed before torch is used and recorded.
+
+Importing `sapo` calls `fix`, so every process that trains or repeats has the same settings, whoever started
+it and whatever its caller's environment says. Importing this module does not import torch.
+"""
+
+import ctypes
+import platform
+from collections.abc import Mapping, MutableMapping
+from functools import cache
+from pathlib import Path
+
+FIXED: Mapping[str, str] = {"MKL_CBWR": "AUTO", "MKL_DYNAMIC": "FALSE", "OMP_DYNAMIC": "FALSE"}
+"""MKL's reproducible mode: the best code path of the CPU at hand, with fixed cache sizes, reductions in one
+order and static scheduling, wherever the data lies in memory. It asks for a fixed number of threads besides,
+so neither library may give fewer than it is told."""
+BANNED = ("OMP_THREAD_LIMIT",)
+"""Would give fewer threads than the config says, and nothing would say so."""
+MODES = {1: "OFF", 2: "AUTO", 3: "COMPATIBLE"}
+"""What MKL calls its modes; the others name instruction sets."""
+
+
+def fix(environment: MutableMapping[str, str]) -> None:
+    """Put the settings into an environment; in a process's own, before torch first computes anything."""
+    environment.update(FIXED)
+    for name in BANNED:
+        environment.pop(name, None)
+
+
+def arithmetic() -> dict[str, str]:
+    """What the bits of an update in this process depend on, besides its inputs and the number of threads.
+
+    `cpu` is the instruction set torch uses, `mkl` the mode that MKL is in, or `absent`.
+    """
+    import torch
+
+    return {
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "mkl": _mkl_mode(),
+        "processor": _processor(),
+        "torch": str(torch.__version__),
+    }
+
+
+def differences(recorded: Mapping[str, str | int] | None) -> str:
+    """What is other here than where a round was recorded: `torch was 2.13.0, is 2.14.0`; empty if nothing.
+
+    Only what both know is compared: a record of an older release says less.
+    """
+    import torch
+
+    here: dict[str, str | int] = {**arithmetic(), "threads": torch.get_num_threads()}
+    known = recorded or {}
+    return ", ".join(
+        f"{name} was {known[name]}, is {value}"
+        for name, value in here.items()
+        if name in known and known[name] != value
+    )
+
+
+@cache
+def _mkl_mode() -> str:
+    """The mode in effect, asked of the MKL inside torch: its variable counts only if it was there in time."""
+    import torch
+
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        mode = int(ctypes.CDLL(str(library)).mkl_serv_cbwr_get(ctypes.c_int(1)))
+    except (OSError, AttributeError):
+        return "absent"
+    return MODES.get(mode, str(mode))
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
