@@ -22,17 +22,24 @@ from sapo.errors import UserError
 from sapo.journal_file import connect, create, damaged, explained, pack, unpack
 from sapo.journal_rows import (
     SIGNED,
+    Event,
     JournalError,
+    Link,
+    Movement,
     Owed,
     PoolRow,
     change_each,
+    departures,
+    forget_rounds,
     group_columns,
     insert_each,
+    link_round,
     pool_columns,
+    record_movements,
 )
 from sapo.records import Batch, Received, RoundResult, SignedGroup, canonical, sha256
 
-__all__ = ["Journal", "JournalError", "Owed", "PoolRow", "Stage"]
+__all__ = ["Journal", "JournalError", "Link", "Movement", "Owed", "PoolRow", "Stage"]
 
 Stage = Literal["groups", "batch", "result"]
 
@@ -113,12 +120,14 @@ class Journal:
         pool_added: Sequence[PoolRow],
         pool_removed: Collection[str],
         verdicts: Mapping[str, str],
+        rejected: Mapping[str, Event] = {},
         training_owed: bool = True,
     ) -> None:
         """Transaction 2: the batch, and with it everything that drawing it did to pool and positions.
 
         `positions` replaces the saved ones whole. Rows are added first, then `verdicts` (JSON by group id)
         are set, then `pool_removed` leave; a removed group is remembered with its verdict (`dropped`).
+        Every coming and going is kept as a movement; `rejected` says which groups left for their scores.
         Raises `JournalError` unless the round's groups are committed and its batch is not, and when a group
         is added that the pool holds, or judged or removed that it does not hold.
         """
@@ -135,6 +144,7 @@ class Journal:
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [pool_columns(row) for row in pool_added],
             )
+            record_movements(db, batch.round, [("received", row.group_id) for row in pool_added])
             judged = [(verdict, group_id) for group_id, verdict in verdicts.items()]
             change_each(db, "UPDATE pool SET verdict = ? WHERE group_id = ?", judged)
             removed = [(group_id,) for group_id in pool_removed]
@@ -142,12 +152,14 @@ class Journal:
                 "INSERT OR REPLACE INTO dropped SELECT group_id, ?2, verdict FROM pool WHERE group_id = ?1",
                 [(group_id, batch.round) for group_id in pool_removed],
             )
+            record_movements(db, batch.round, departures(batch, pool_removed, rejected))
             change_each(db, "DELETE FROM pool WHERE group_id = ?", removed)
             db.execute(
                 "UPDATE rounds SET stage = 'batch', batch = ?, batch_sha256 = ?, training_owed = ?, "
                 "environment = ?, batch_at = ? WHERE round = ?",
                 (blob, digest, int(training_owed), self._store_environment(db), self._clock(), batch.round),
             )
+            link_round(db, batch, digest)
 
     def commit_result(self, result: RoundResult) -> None:
         """Transaction 3: the result; owes `track`, and `training` as the batch said.
@@ -211,6 +223,21 @@ class Journal:
             raise JournalError(f"the journal holds no batch of round {round}")
         return str(row[0])
 
+    def link(self, round: int) -> Link:
+        """How the round hangs on those before it. Raises `JournalError` where it has no batch."""
+        self.batch_digest(round)
+        if self._without_links():
+            return Link()
+        return Link(*self._one("SELECT previous, chain FROM rounds WHERE round = ?", round))
+
+    def movements(self, round: int) -> list[Movement]:
+        """What entered and left the pool in a round, in order; nothing of rounds before version 2."""
+        if self._without_links():
+            return []
+        columns = "event, group_id, producer, producer_key, bus_position, published_at, received_at"
+        rows = self._all(f"SELECT {columns} FROM movements WHERE round = ? ORDER BY seq", round)
+        return [Movement(*row) for row in rows]
+
     def results(self, after_round: int = -1) -> list[RoundResult]:
         """Results of all rounds later than `after_round`, in order."""
         rows = self._all(
@@ -257,11 +284,8 @@ class Journal:
 
     def owed(self, kind: str, limit: int) -> list[Owed]:
         """The oldest `limit` obligations of a kind, in the order in which they arose."""
-        rows = self._all(
-            "SELECT seq, kind, round, ref, owed_at FROM outbox WHERE kind = ? ORDER BY seq LIMIT ?",
-            kind,
-            limit,
-        )
+        columns = "seq, kind, round, ref, owed_at"
+        rows = self._all(f"SELECT {columns} FROM outbox WHERE kind = ? ORDER BY seq LIMIT ?", kind, limit)
         if kind == "version":
             return [Owed(row[0], kind, row[2], str(self._absolute(row[3])), row[4]) for row in rows]
         return [Owed(*row) for row in rows]
@@ -321,17 +345,7 @@ class Journal:
             )
             if len(rounds) < 2:
                 return 0
-            gone = db.execute(
-                "DELETE FROM rounds WHERE round < ? AND round < (SELECT max(round) FROM rounds) "
-                "AND round NOT IN (SELECT round FROM outbox)",
-                (rounds[-2],),
-            ).rowcount
-            if gone:
-                db.execute("DELETE FROM groups WHERE round NOT IN (SELECT round FROM rounds)")
-                db.execute("DELETE FROM dropped WHERE round NOT IN (SELECT round FROM rounds)")
-                used = "SELECT environment FROM rounds WHERE environment IS NOT NULL"
-                db.execute(f"DELETE FROM environments WHERE digest NOT IN ({used})")
-        return gone
+            return forget_rounds(db, rounds[-2])
 
     # --- inside ----------------------------------------------------------------------------------------
 
@@ -356,6 +370,10 @@ class Journal:
     def _one(self, sql: str, *values: Any) -> Any:
         with self._lock, explained(self._path):
             return self._connection.execute(sql, values).fetchone()
+
+    def _without_links(self) -> bool:
+        """Whether this is a view of a journal of version 1."""
+        return bool(self._one("PRAGMA user_version")[0] < 2)
 
     def _expect(self, round: int, before: Stage, what: Stage) -> None:
         if self.stage() != (round, before):

@@ -1,6 +1,7 @@
 """The file under the journal: its schema, its creation in one piece, and its errors in plain words."""
 
 import contextlib
+import json
 import os
 import sqlite3
 import zlib
@@ -11,18 +12,25 @@ from sapo.errors import UserError
 from sapo.files import sync_directory, sync_file
 from sapo.records import sha256
 
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
+"""A journal of the version before is brought to this one when it is opened to be written."""
 APPLICATION_ID = 0x5341504F
 """`SAPO` in ASCII: tells a journal from other SQLite files."""
 _BUSY_S = 60.0
 
+_MOVEMENTS = """
+CREATE TABLE movements (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, round INTEGER NOT NULL, event TEXT NOT NULL,
+    group_id TEXT NOT NULL, producer TEXT NOT NULL, producer_key TEXT NOT NULL, bus_position TEXT NOT NULL,
+    published_at REAL NOT NULL, received_at REAL NOT NULL)"""
+_MOVEMENTS_INDEX = "CREATE INDEX movements_round ON movements (round)"
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE meta (incarnation TEXT NOT NULL, created_at REAL NOT NULL);
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, stage TEXT NOT NULL, training_owed INTEGER NOT NULL DEFAULT 0,
     batch BLOB, batch_sha256 TEXT, result BLOB, result_sha256 TEXT, environment TEXT,
-    groups_at REAL NOT NULL, batch_at REAL, result_at REAL);
+    groups_at REAL NOT NULL, batch_at REAL, result_at REAL, previous INTEGER, chain TEXT, through INTEGER);
 CREATE TABLE groups (
     group_id TEXT PRIMARY KEY, content_sha256 TEXT NOT NULL, key TEXT NOT NULL, signature TEXT NOT NULL,
     payload BLOB NOT NULL, round INTEGER NOT NULL, place INTEGER NOT NULL, UNIQUE (round, place));
@@ -40,6 +48,8 @@ CREATE INDEX outbox_kind ON outbox (kind, seq);
 CREATE INDEX outbox_round ON outbox (round);
 CREATE TABLE checkpoints (
     round INTEGER PRIMARY KEY, path TEXT NOT NULL, content TEXT NOT NULL, owed INTEGER NOT NULL);
+{_MOVEMENTS};
+{_MOVEMENTS_INDEX};
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {JOURNAL_VERSION};
 COMMIT;
@@ -97,7 +107,10 @@ def create(path: Path, incarnation: str, created_at: float) -> None:
 
 
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    """Open an existing journal in autocommit mode and check that it is one, of this version."""
+    """Open an existing journal in autocommit mode and check that it is one, of this version.
+
+    One of the version before is migrated, in one transaction, unless it is opened to be read only.
+    """
     mode = "ro" if read_only else "rw"
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
@@ -107,26 +120,54 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         check_same_thread=False,
     )
     try:
-        _check_version(connection, path)
+        version = _check_version(connection, path)
         connection.execute("PRAGMA synchronous=FULL")
+        if version < JOURNAL_VERSION and not read_only:
+            _migrate(connection, path)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+def _check_version(connection: sqlite3.Connection, path: Path) -> int:
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
         raise UserError("journal", str(path), "is an SQLite file but no journal", "name another folder")
-    if version != JOURNAL_VERSION:
+    if version not in (1, JOURNAL_VERSION):
         raise UserError(
             "journal",
             str(path),
             f"was written with journal version {version}, this is {JOURNAL_VERSION}",
             "choose another folder, or the sapo release that made it",
         )
+    return int(version)
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """From version 1, which kept neither movements nor links: the next round can tell which it follows."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if _check_version(connection, path) == 1:  # another thread of this node may have been faster
+            for column in ("previous INTEGER", "chain TEXT", "through INTEGER"):
+                connection.execute(f"ALTER TABLE rounds ADD COLUMN {column}")
+            connection.execute(_MOVEMENTS)
+            connection.execute(_MOVEMENTS_INDEX)
+            sql = "SELECT round, batch, batch_sha256 FROM rounds WHERE batch IS NOT NULL ORDER BY round DESC"
+            through = next((row[0] for row in connection.execute(sql) if _has_groups(path, *row)), None)
+            newest = "(SELECT max(round) FROM rounds WHERE batch IS NOT NULL)"
+            connection.execute(f"UPDATE rounds SET through = ? WHERE round = {newest}", (through,))
+            connection.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _has_groups(path: Path, round: int, blob: bytes, digest: str) -> bool:
+    return bool(json.loads(unpack(blob, digest, path, f"the batch of round {round}"))["groups"])
 
 
 def pack(text: str) -> tuple[bytes, str]:

@@ -1,12 +1,12 @@
 """The journal's rows: pool entries, obligations, and how groups become columns."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sapo.errors import SapoError
-from sapo.records import Received, SignedGroup, sha256
+from sapo.records import Batch, Received, SignedGroup, chained, sha256
 
 SIGNED = "group_id, content_sha256, key, signature, payload"
 """The columns every table of groups begins with."""
@@ -38,6 +38,38 @@ class Owed:
     owed_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a round hangs on those before it; a batch without groups leaves no row in the history, nor a link.
+
+    `previous` is the last earlier round whose batch had groups, None where there is none. `chain` is the
+    digest (`records.chained`) of all batches with groups up to this round's: of the whole incarnation, or,
+    where its first rounds were journalled by a release that kept no links, since then. Those have neither.
+    """
+
+    previous: int | None = None
+    chain: str | None = None
+
+
+Event = Literal["received", "trained", "uninformative", "unscorable", "evicted"]
+"""What became of a foreign group: it entered the pool; or it left it as it was trained on, since its scores
+are all alike, since it cannot be scored (or is not what its recipe makes), or for the pool's bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """A foreign group that entered or left the pool; `published_at` is the bus's time stamp in seconds,
+    `received_at` the node's clock when it came in."""
+
+    event: Event
+    group_id: str
+    producer: str
+    producer_key: str
+    bus_position: str
+    published_at: float
+    received_at: float
+
+
 def group_columns(group: SignedGroup) -> tuple[str, str, str, str, bytes]:
     if sha256(group.payload) != group.content_sha256:
         raise JournalError(f"group {group.group_id} does not have the content_sha256 it names")
@@ -66,3 +98,52 @@ def change_each(db: sqlite3.Connection, sql: str, rows: Sequence[tuple[Any, ...]
     for row in rows:
         if db.execute(sql, row).rowcount != 1:
             raise JournalError(f"the pool does not hold group {row[-1]}")
+
+
+_MOVE = """
+INSERT INTO movements
+    (round, event, group_id, producer, producer_key, bus_position, published_at, received_at)
+SELECT ?1, ?2, group_id, json_extract(CAST(payload AS TEXT), '$.node'), producer_key, bus_position, timestamp,
+    received_at
+FROM pool WHERE group_id = ?3
+"""
+
+
+def record_movements(db: sqlite3.Connection, round: int, events: Iterable[tuple[Event, str]]) -> None:
+    """Note what happens in `round` to groups that the pool holds, as (event, group id), in this order."""
+    db.executemany(_MOVE, [(round, event, group_id) for event, group_id in events])
+
+
+def departures(
+    batch: Batch, removed: Collection[str], rejected: Mapping[str, Event]
+) -> list[tuple[Event, str]]:
+    """Why each group leaves the pool with `batch`: what it has not, and nobody rejected, is evicted."""
+    drawn = {group.group_id for group in batch.groups if group.source == "external"}
+    return [
+        ("trained" if group_id in drawn else rejected.get(group_id, "evicted"), group_id)
+        for group_id in sorted(removed)
+    ]
+
+
+def link_round(db: sqlite3.Connection, batch: Batch, digest: str) -> None:
+    """Hang a round on the one before it; `through` is the last round so far whose batch had groups."""
+    before = db.execute("SELECT through, chain FROM rounds WHERE round = ?", (batch.round - 1,)).fetchone()
+    previous, chain = before or (None, None)
+    link = (batch.round, chained(chain, digest)) if batch.groups else (previous, chain)
+    sql = "UPDATE rounds SET previous = ?, through = ?, chain = ? WHERE round = ?"
+    db.execute(sql, (previous, *link, batch.round))
+
+
+def forget_rounds(db: sqlite3.Connection, before: int) -> int:
+    """Delete rounds earlier than `before` that owe nothing, but never the newest; returns how many."""
+    gone = db.execute(
+        "DELETE FROM rounds WHERE round < ? AND round < (SELECT max(round) FROM rounds) "
+        "AND round NOT IN (SELECT round FROM outbox)",
+        (before,),
+    ).rowcount
+    if gone:
+        for table in ("groups", "dropped", "movements"):
+            db.execute(f"DELETE FROM {table} WHERE round NOT IN (SELECT round FROM rounds)")
+        used = "SELECT environment FROM rounds WHERE environment IS NOT NULL"
+        db.execute(f"DELETE FROM environments WHERE digest NOT IN ({used})")
+    return gone

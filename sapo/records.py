@@ -50,6 +50,11 @@ def sha256(data: bytes | str) -> str:
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()
 
 
+def chained(before: str | None, batch_digest: str) -> str:
+    """Digest of a whole history of batches: of all up to `before` (None: there are none), and of one more."""
+    return sha256((before or "") + batch_digest)
+
+
 class Record(BaseModel):
     """A frozen, strict record that refuses unknown fields."""
 
@@ -330,6 +335,8 @@ class RoundResult(Record):
     rolled_back_to: int | None = None
     """The checkpoint round whose weights and optimiser were loaded instead, by guard action `rollback`."""
     weights_sha256: str = ""
+    tensors: tuple[int, ...] = ()
+    """CRC-32 of every tensor under `weights_sha256`, in the order of their names: where it differs, which."""
     metrics: dict[str, float]
     finished_at: float
 
