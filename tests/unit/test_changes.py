@@ -1,0 +1,130 @@
+"""Settings laid over recorded ones: which may be changed, what that makes of a batch, why others may not."""
+
+import json
+
+import pytest
+from history_samples import batch
+
+from sapo.changes import Changes, Recorded, with_advantages
+from sapo.config import Config, parse
+from sapo.errors import UserError
+from sapo.learn.advantage import group_advantages
+from sapo.records import canonical
+from sapo.settings import LearnConfig
+
+LEARN = canonical(LearnConfig(lr=1e-4).model_dump(mode="json"))
+PEER = ("n1", "ab" * 32)
+
+
+def recorded(first: int = 0, learn: str = LEARN, authors: dict[tuple[str, str], int] | None = None) -> Recorded:
+    return Recorded(first, learn, "{}", {} if authors is None else authors)
+
+
+def changes(*sets: str, node: str = "n0", config: Config | None = None) -> Changes:
+    return Changes(config or Config(), node, sets)
+
+
+def learn(**values: object) -> str:
+    return canonical(LearnConfig.model_validate({"lr": 1e-4, **values}).model_dump(mode="json"))
+
+
+def test_changes_are_laid_over_what_each_round_was_recorded_under() -> None:
+    own = changes("learn.loss=cispo")
+    first = own.over(learn(lr=1e-4), "{}")
+    second = own.over(learn(lr=5e-5, epochs=2), canonical({"min_entropy": 0.25}))
+    assert (first.learn.loss, first.learn.lr, first.learn.epochs) == ("cispo", 1e-4, 1)
+    assert (second.learn.loss, second.learn.lr, second.learn.epochs) == ("cispo", 5e-5, 2)
+    assert second.guard.min_entropy == 0.25
+
+
+def test_the_nodes_present_settings_do_not_shine_through() -> None:
+    present = parse({"learn": {"epochs": 7}, "guard": {"max_truncated": 0.5}})
+    old = changes("learn.loss=cispo", config=present).over(canonical({"lr": 1e-4}), "{}")
+    assert (old.learn.epochs, old.guard.max_truncated) == (1, 1.0)
+
+
+def test_changes_are_named_as_they_are_typed_and_those_that_change_nothing_are_known() -> None:
+    settled = changes("learn.lr=0.0001", "learn.loss=cispo", "guard.min_entropy=0.5").settle([recorded()])
+    assert settled.label == "learn.lr=0.0001 learn.loss=cispo guard.min_entropy=0.5"
+    assert settled.unchanged == ("learn.lr",)
+
+
+def test_a_setting_that_was_another_in_some_rounds_is_a_change() -> None:
+    parts = [recorded(0, learn(lr=1e-4)), recorded(5, learn(lr=1e-5))]
+    assert changes("learn.lr=1e-4").settle(parts).unchanged == ()
+
+
+def test_a_nodes_own_form_is_its_own_and_that_of_another_is_refused() -> None:
+    settled = changes("node.1.learn.lr=1e-5", node="n1").settle([recorded()])
+    assert settled.values == {"learn.lr": "1e-05"}
+    with pytest.raises(UserError, match=r"node\.0\.learn\.lr = '1e-5': is of another node than n1"):
+        changes("node.0.learn.lr=1e-5", node="n1")
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        ("generate.temperature=0.5", "decided what is in the batches"),
+        ("batch.external=0", "decided what is in the batches"),
+        ('tasks=[{dataset="gcd"}]', "decided what is in the batches"),
+        ("model=starter:numbers", "the weights that the rounds begin with"),
+        ("checkpoint.keep=3", "shapes no update; change learn"),
+        ("guard.action=rollback", "neither pauses nor rolls back"),
+        ("learn={lr=1e-5}", "is no single setting"),
+        ("lern.lr=1", "unknown key; did you mean 'learn'"),
+        ("learn.lr", "not of the form key=value"),
+    ],
+)
+def test_what_shapes_no_update_is_refused_with_the_reason(flag: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        changes(flag)
+
+
+@pytest.mark.parametrize(
+    ("flag", "why"),
+    [
+        ("learn.lrr=1", r"learn\.lrr = 1: unknown key; did you mean 'lr'"),
+        ("learn.lr=-1", r"learn\.lr = -1: Input should be greater than 0"),
+        ("learn.foreign=behaviour", "needs trusted_peers"),
+    ],
+)
+def test_settings_that_are_none_over_the_recorded_ones_are_refused(flag: str, why: str) -> None:
+    with pytest.raises(UserError, match=why):
+        changes(flag).settle([recorded()])
+
+
+def test_nothing_to_change_is_no_what_if() -> None:
+    with pytest.raises(UserError, match="nothing is to be changed"):
+        changes()
+
+
+def test_behaviour_needs_log_probabilities_that_only_rounds_in_that_mode_record() -> None:
+    own = changes("learn.foreign=behaviour", 'learn.trusted_peers=["n1", "n2"]')
+    told = learn(foreign="behaviour", trusted_peers=[PEER[1]])
+    own.settle([recorded(0, told, {PEER: 0})])
+    own.settle([recorded(0, LEARN, {("n3", "cd" * 32): 0})])
+    with pytest.raises(UserError, match=r"no log-probabilities of n1 in round 4: .*; choose as_if_own, bounded"):
+        own.settle([recorded(0, told, {PEER: 0}), recorded(3, LEARN, {PEER: 4})])
+    with pytest.raises(UserError, match="no log-probabilities of n2 in round 0"):
+        own.settle([recorded(0, told, {("n2", "cd" * 32): 0})])
+
+
+def test_advantages_are_worked_out_again_only_where_a_change_shapes_them() -> None:
+    # these advantages are none that their scores would give
+    one = batch(0).model_copy(update={"learn": LEARN})
+    assert changes("learn.lr=1e-5", "learn.loss=grpo").batch(one).groups == one.groups
+    again = changes("learn.advantage=mean_std").batch(one)
+    mode = LearnConfig(lr=1e-4, advantage="mean_std")
+    for before, after in zip(one.groups, again.groups, strict=True):
+        scores = [sample.score for sample in before.samples]
+        expected = group_advantages(scores, [sample.finish_reason for sample in before.samples], mode)
+        assert [sample.advantage for sample in after.samples] == expected
+        assert after == with_advantages(before, mode)
+
+
+def test_a_changed_batch_says_under_which_settings_it_is_trained() -> None:
+    one = batch(0).model_copy(update={"learn": LEARN})
+    made = changes("learn.loss=grpo", "guard.max_truncated=0.5").batch(one)
+    assert json.loads(made.learn) == json.loads(LEARN) | {"loss": "grpo"}
+    assert json.loads(made.guard)["max_truncated"] == 0.5
+    assert made.model_copy(update={"learn": one.learn, "guard": one.guard}) == one
