@@ -32,7 +32,6 @@ class Recorded:
     `authors` maps each author's node name and public key to the first such round.
     """
 
-    first: int
     learn: str
     guard: str
     authors: Mapping[tuple[str, str], int]

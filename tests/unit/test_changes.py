@@ -16,8 +16,8 @@ LEARN = canonical(LearnConfig(lr=1e-4).model_dump(mode="json"))
 PEER = ("n1", "ab" * 32)
 
 
-def recorded(first: int = 0, learn: str = LEARN, authors: dict[tuple[str, str], int] | None = None) -> Recorded:
-    return Recorded(first, learn, "{}", {} if authors is None else authors)
+def recorded(learn: str = LEARN, authors: dict[tuple[str, str], int] | None = None) -> Recorded:
+    return Recorded(learn, "{}", authors or {})
 
 
 def changes(*sets: str, node: str = "n0", config: Config | None = None) -> Changes:
@@ -50,7 +50,7 @@ def test_changes_are_named_as_they_are_typed_and_those_that_change_nothing_are_k
 
 
 def test_a_setting_that_was_another_in_some_rounds_is_a_change() -> None:
-    parts = [recorded(0, learn(lr=1e-4)), recorded(5, learn(lr=1e-5))]
+    parts = [recorded(learn(lr=1e-4)), recorded(learn(lr=1e-5))]
     assert changes("learn.lr=1e-4").settle(parts).unchanged == ()
 
 
@@ -101,12 +101,14 @@ def test_nothing_to_change_is_no_what_if() -> None:
 def test_behaviour_needs_log_probabilities_that_only_rounds_in_that_mode_record() -> None:
     own = changes("learn.foreign=behaviour", 'learn.trusted_peers=["n1", "n2"]')
     told = learn(foreign="behaviour", trusted_peers=[PEER[1]])
-    own.settle([recorded(0, told, {PEER: 0})])
-    own.settle([recorded(0, LEARN, {("n3", "cd" * 32): 0})])
-    with pytest.raises(UserError, match=r"no log-probabilities of n1 in round 4: .*; choose as_if_own, bounded"):
-        own.settle([recorded(0, told, {PEER: 0}), recorded(3, LEARN, {PEER: 4})])
+    own.settle([recorded(told, {PEER: 0})])
+    own.settle([recorded(LEARN, {("n3", "cd" * 32): 0})])
+    with pytest.raises(
+        UserError, match=r"no log-probabilities of n1 in round 4: .*; choose as_if_own, bounded"
+    ):
+        own.settle([recorded(told, {PEER: 0}), recorded(LEARN, {PEER: 4})])
     with pytest.raises(UserError, match="no log-probabilities of n2 in round 0"):
-        own.settle([recorded(0, told, {("n2", "cd" * 32): 0})])
+        own.settle([recorded(told, {("n2", "cd" * 32): 0})])
 
 
 def test_advantages_are_worked_out_again_only_where_a_change_shapes_them() -> None:
