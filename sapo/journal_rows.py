@@ -135,10 +135,14 @@ def link_round(db: sqlite3.Connection, batch: Batch, digest: str) -> None:
 
 
 def forget_rounds(db: sqlite3.Connection, before: int) -> int:
-    """Delete rounds earlier than `before` that owe nothing, but never the newest; returns how many."""
+    """Delete rounds earlier than `before` that owe nothing, but never the newest; returns how many.
+
+    The round that ends with the weights of an owed version stays too: the version names its link.
+    """
     gone = db.execute(
         "DELETE FROM rounds WHERE round < ? AND round < (SELECT max(round) FROM rounds) "
-        "AND round NOT IN (SELECT round FROM outbox)",
+        "AND round NOT IN (SELECT round FROM outbox) "
+        "AND round + 1 NOT IN (SELECT round FROM outbox WHERE kind = 'version')",
         (before,),
     ).rowcount
     if gone:

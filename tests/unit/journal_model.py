@@ -187,6 +187,7 @@ class Model:
         if len(kept) < 2:
             return 0
         owed = {item.round for item in self.outbox}
+        owed |= {item.round - 1 for item in self.outbox if item.kind == "version"}
         gone = {r for r in self.rounds if r < kept[-2] and r < max(self.rounds) and r not in owed}
         self.rounds = {r: content for r, content in self.rounds.items() if r not in gone}
         if gone:
