@@ -109,7 +109,7 @@ def load_latest(
     the node that owns the directory, renames them so that they no longer count and the next `save` deletes
     them. None when there is no whole one.
     """
-    for path in reversed(_paths(directory)):
+    for path in reversed(paths(directory)):
         try:
             found = verify(path)
         except BrokenCheckpoint as reason:
@@ -122,6 +122,18 @@ def load_latest(
         elif at_most is None or found.round <= at_most:
             return found
     return None
+
+
+def paths(directory: Path) -> list[Path]:
+    """Directories named like checkpoints, by round; whether they are whole, `verify` says."""
+    if not directory.is_dir():
+        return []
+    return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=round_of)
+
+
+def round_of(path: Path) -> int:
+    """The round that a checkpoint's directory is named after. Raises `ValueError` for another directory."""
+    return int(path.name.removeprefix("round-"))
 
 
 def optimizer_state(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -234,20 +246,12 @@ def _clean(directory: Path, keep: int, pinned: Collection[Path]) -> None:
     for leftover in directory.glob(".round-*.tmp"):
         shutil.rmtree(leftover)
     held = {path.absolute() for path in pinned}
-    for path in _paths(directory)[:-keep]:
+    for path in paths(directory)[:-keep]:
         if path.absolute() not in held:
             # renamed first: a crash while deleting must not leave something that looks like a checkpoint
             doomed = path.with_name(f".{path.name}.deleted.tmp")
             path.replace(doomed)
             shutil.rmtree(doomed)
-
-
-def _paths(directory: Path) -> list[Path]:
-    """Directories named like checkpoints, by round."""
-    if not directory.is_dir():
-        return []
-    found = [(int(match[1]), path) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
 
 
 def _files(path: Path) -> list[str]:
