@@ -15,6 +15,7 @@ from typing import Any
 
 from sapo.charts import Point
 from sapo.home import Home, write_atomically
+from sapo.track import NODE
 
 SERIES = ("reward/local", "reward/training_set")
 TENTH = 10
@@ -70,18 +71,19 @@ def read_run(home: Home) -> Run:
 
 
 def tracked(home: Home, uri: str | None, swarm: str) -> Iterator[tuple[str, str, float, float]]:
-    """(node, metric, round, value) of everything MLflow holds of a swarm."""
+    """(node, metric, round, value) of the nodes' own runs in MLflow, told by their tag: what-ifs lack it."""
     if uri is not None:
         yield from _tracked_by_server(uri, swarm)
     elif home.mlflow_db.exists():
         # the server's own file, opened so that it can neither be written nor locked
         with closing(sqlite3.connect(f"{home.mlflow_db.as_uri()}?mode=ro", uri=True)) as database:
-            yield from database.execute(_TRACKED, (swarm,))
+            yield from database.execute(_TRACKED, (NODE, swarm))
 
 
 _TRACKED = """
-SELECT runs.name, metrics.key, metrics.step, metrics.value
+SELECT tags.value, metrics.key, metrics.step, metrics.value
 FROM metrics JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)
+     JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key = ?
 WHERE experiments.name = ? AND NOT metrics.is_nan ORDER BY metrics.timestamp
 """
 
@@ -91,10 +93,11 @@ def _tracked_by_server(uri: str, swarm: str) -> Iterator[tuple[str, str, float, 
 
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name(swarm)
-    for run in client.search_runs([experiment.experiment_id]) if experiment else []:
+    own = f"tags.`{NODE}` != ''"
+    for run in client.search_runs([experiment.experiment_id], own) if experiment else []:
         for name in run.data.metrics:
             for metric in client.get_metric_history(run.info.run_id, name):
-                yield run.info.run_name, name, metric.step, metric.value
+                yield run.data.tags[NODE], name, metric.step, metric.value
 
 
 def first_and_last(values: Sequence[float]) -> dict[str, float | None]:

@@ -189,11 +189,15 @@ def test_rounds_that_the_journal_has_dropped_come_from_mlflow(home: Home) -> Non
             CREATE TABLE runs (run_uuid TEXT, name TEXT, experiment_id INTEGER);
             CREATE TABLE metrics (key TEXT, value REAL, timestamp INTEGER, run_uuid TEXT, step INTEGER,
                                   is_nan INTEGER);
+            CREATE TABLE tags (key TEXT, value TEXT, run_uuid TEXT);
             INSERT INTO experiments VALUES (1, 'demo'), (2, 'other');
-            INSERT INTO runs VALUES ('a', 'n0', 1), ('b', 'n0', 2);
+            INSERT INTO runs VALUES ('a', 'n0', 1), ('b', 'n0', 2), ('c', 'n0', 1);
+            INSERT INTO tags VALUES ('sapo.node', 'n0', 'a'), ('sapo.node', 'n0', 'b');
+            INSERT INTO tags VALUES ('sapo.replay', 'what-if', 'c');
             INSERT INTO metrics VALUES ('reward/local', 0.125, 5, 'a', 7, 0);
             INSERT INTO metrics VALUES ('reward/local', 0.0, 6, 'a', 8, 1);
             INSERT INTO metrics VALUES ('reward/local', 0.75, 5, 'b', 9, 0);
+            INSERT INTO metrics VALUES ('reward/local', 1.0, 6, 'c', 7, 0);
         """)
     assert read_run(home).curve("n0", "reward/local") == [(0.0, 0.5), (7.0, 0.125)]
 
