@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,15 +148,36 @@ def weights_sha256(model: torch.nn.Module) -> str:
     Under LoRA only the adapter's are hashed: the base does not change.
     """
     digest = hashlib.sha256()
-    adapter = hasattr(model, "peft_config")
-    for name, parameter in sorted(model.named_parameters()):
-        if adapter and "lora_" not in name:
-            continue
+    for name, parameter in _hashed(model):
         head = canonical([name, str(parameter.dtype), list(parameter.shape)]).encode()
         digest.update(len(head).to_bytes(8, "big") + head)
-        flat = parameter.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
+        digest.update(_bytes_of(parameter))
     return digest.hexdigest()
+
+
+def tensor_checksums(model: torch.nn.Module) -> tuple[int, ...]:
+    """CRC-32 over the bytes of each parameter that `weights_sha256` covers, in its order."""
+    return tuple(zlib.crc32(_bytes_of(parameter)) for _, parameter in _hashed(model))
+
+
+def hashed_names(model: torch.nn.Module) -> tuple[str, ...]:
+    """Names of the parameters that `weights_sha256` covers, in its order."""
+    return tuple(name for name, _ in _hashed(model))
+
+
+def _hashed(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    """The parameters in the order of their names; of a model with an adapter, the adapter's only."""
+    adapter = hasattr(model, "peft_config")
+    return [
+        (name, parameter)
+        for name, parameter in sorted(model.named_parameters())
+        if not adapter or "lora_" in name
+    ]
+
+
+def _bytes_of(parameter: torch.nn.Parameter) -> memoryview:
+    flat = parameter.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
 
 
 def save(policy: LoadedPolicy, directory: Path) -> None:

@@ -6,7 +6,7 @@ crash: what the journal holds is taken from there, the rest is done once more.
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -20,7 +20,7 @@ from sapo.intake import Arrivals, receive, verdicts
 from sapo.node_parts import NodeParts, open_parts
 from sapo.pool import Entry
 from sapo.records import Batch, Group, Outcome, Question, RoundResult, SignedGroup, canonical
-from sapo.recovery import recover, roll_back, take_checkpoint
+from sapo.recovery import checkpoint_due, recover, roll_back, take_checkpoint
 from sapo.seeds import rng, stream
 from sapo.tasks import train_questions
 
@@ -210,16 +210,18 @@ class NodeRuntime:
             )
             now.batch = self._batch(local, draw.chosen)
             parts.pool.remove(draw.leaving)
-            self._commit_batch(now.batch, [entry for entry in entries if entry.group_id not in judged])
+            undecided = [entry for entry in entries if entry.group_id not in judged]
+            self._commit_batch(now.batch, undecided, draw.rejected)
             now.metrics |= draw.metrics()
         now.metrics |= reward_metrics(now.batch.groups)
         now.metrics["time/verify"] = parts.clock() - started
         return len(now.batch.groups)
 
-    def _commit_batch(self, batch: Batch, undecided: Sequence[Entry]) -> None:
+    def _commit_batch(self, batch: Batch, undecided: Sequence[Entry], rejected: Mapping[str, str]) -> None:
         """Transaction 2. What came and went within this round is remembered too, so that it stays away.
 
-        `undecided` are the entries that had no verdict before the draw; the verdicts it gave are kept.
+        `undecided` are the entries that had no verdict before the draw; the verdicts it gave are kept. The
+        receipts tell what is `rejected` for scores that are all alike from what has none.
         """
         arrivals = self._now.arrivals
         held = self.journal.pool_ids() | {row.group_id for row in arrivals.rows}
@@ -229,6 +231,10 @@ class NodeRuntime:
             pool_added=arrivals.rows,
             pool_removed=held - {entry.group_id for entry in self.parts.pool.entries()},
             verdicts={entry.group_id: entry.verdict.to_json() for entry in undecided if entry.verdict},
+            rejected={
+                group_id: "uninformative" if reason == "uninformative" else "unscorable"
+                for group_id, reason in rejected.items()
+            },
         )
 
     def _batch(self, local: Sequence[int], drawn: Sequence[Entry]) -> Batch:
@@ -288,9 +294,9 @@ class NodeRuntime:
         target = None
         if step.alarm and self.config.guard.action == "rollback":
             target = roll_back(parts)
-        digest = ""
-        if (self.round + 1) % self.config.checkpoint.weight_digest_every == 0:
-            digest = parts.weights_sha256()
+        last = self.round + 1 >= self.config.swarm.rounds
+        checkpoint = checkpoint_due(parts, self.round + 1, last=last)
+        digest, tensors = self._digests(checkpoint)
         finished = parts.clock()
         now.metrics |= step.metrics | source_metrics(now.batch)
         now.metrics["time/update"] = finished - started
@@ -306,13 +312,15 @@ class NodeRuntime:
             skipped=step.skipped,
             rolled_back_to=target,
             weights_sha256=digest,
+            tensors=tensors,
             metrics={name: float(value) for name, value in now.metrics.items()},
             finished_at=finished,
         )
         self.journal.commit_result(result)
         self.round += 1
         self._now = _Round()
-        take_checkpoint(parts, self.round, last=self.finished)
+        if checkpoint:
+            take_checkpoint(parts, self.round, last=last)
         if parts.deliverer is not None:
             parts.deliverer.kick()
         if step.alarm:
@@ -320,6 +328,12 @@ class NodeRuntime:
             if self.config.guard.action == "pause":
                 raise Paused(f"{self.name} paused after round {result.round}: {step.alarm}")
         return result
+
+    def _digests(self, checkpoint: bool) -> tuple[str, tuple[int, ...]]:
+        """Digest of the weights, and checksums of their tensors, where the round records them; else empty."""
+        if not checkpoint and (self.round + 1) % self.config.checkpoint.weight_digest_every:
+            return "", ()
+        return self.parts.weights_sha256(), self.parts.tensor_checksums()
 
     # -- around the round --------------------------------------------------------------------------------
 

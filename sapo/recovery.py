@@ -9,6 +9,7 @@ from sapo.errors import SapoError
 from sapo.learn.update import Learner
 from sapo.node_parts import NodeParts
 from sapo.records import Batch, RoundResult
+from sapo.retention import anchors
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,9 @@ def recover(parts: NodeParts) -> int:
     if done > found.round:
         log.info("%s: repeated rounds %d to %d from the journal", parts.name, found.round, done - 1)
     parts.last_checkpoint_at = parts.clock()
-    take_checkpoint(parts, done, last=done >= parts.config.swarm.rounds)
+    last = done >= parts.config.swarm.rounds
+    if checkpoint_due(parts, done, last=last):
+        take_checkpoint(parts, done, last=last)
     return done
 
 
@@ -61,18 +64,30 @@ def repeat(parts: NodeParts, learner: Learner, batch: Batch, result: RoundResult
         )
 
 
-def take_checkpoint(parts: NodeParts, round: int, *, last: bool) -> None:
-    """Snapshot weights and optimiser after `round` rounds when one is due, and owe the model version."""
-    config = parts.config
-    known = {kept.round for kept in parts.journal.checkpoints()}
-    version = round > 0 and (last or round % config.track.register_every == 0)
-    due = (
-        version
-        or round % config.checkpoint.every_rounds == 0
-        or parts.clock() - parts.last_checkpoint_at >= config.checkpoint.every_seconds
+def checkpoint_due(parts: NodeParts, round: int, *, last: bool) -> bool:
+    """Whether a checkpoint belongs after `round` rounds: by their number, by time, or for a version."""
+    config = parts.config.checkpoint
+    return (
+        _version_due(parts, round, last)
+        or round % config.every_rounds == 0
+        or parts.clock() - parts.last_checkpoint_at >= config.every_seconds
     )
-    if not due or round in known:
+
+
+def _version_due(parts: NodeParts, round: int, last: bool) -> bool:
+    return round > 0 and (last or round % parts.config.track.register_every == 0)
+
+
+def take_checkpoint(parts: NodeParts, round: int, *, last: bool) -> None:
+    """Snapshot weights and optimiser after `round` rounds unless that was done, and owe the model version.
+
+    Besides the newest ones, those stay that the node's replay may begin at (`retention.anchors`).
+    """
+    config = parts.config
+    known = {kept.round: kept.path for kept in parts.journal.checkpoints()}
+    if round in known:
         return
+    anchored = anchors([*known, round], round, config.history.keep_rounds) & known.keys()
     saved = checkpoint.save(
         parts.checkpoints,
         round=round,
@@ -83,9 +98,9 @@ def take_checkpoint(parts: NodeParts, round: int, *, last: bool) -> None:
         weights_sha256=parts.weights_sha256(),
         threads=config.threads,
         keep=config.checkpoint.keep,
-        pinned=parts.journal.pinned_checkpoints(),
+        pinned=parts.journal.pinned_checkpoints() | {known[kept] for kept in anchored},
     )
-    parts.journal.record_checkpoint(saved, owe_version=version)
+    parts.journal.record_checkpoint(saved, owe_version=_version_due(parts, round, last))
     parts.journal.prune()
     parts.last_checkpoint_at = parts.clock()
 

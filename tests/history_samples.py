@@ -10,6 +10,7 @@ from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store
 from sapo.history.training import TrainingSink
 from sapo.identity import Identity, seal
+from sapo.journal_rows import Event, Link, Movement
 from sapo.records import (
     Batch,
     BatchGroup,
@@ -20,6 +21,7 @@ from sapo.records import (
     Sample,
     SignedGroup,
     canonical,
+    chained,
 )
 
 IDENTITY = Identity.new()
@@ -125,6 +127,14 @@ def result(round: int = 0, **metrics: float) -> RoundResult:
     )
 
 
+def movement(group: BatchGroup, event: Event) -> Movement:
+    """A group of a batch entering or leaving the pool."""
+    at = 1_700_000_000.5
+    return Movement(
+        event, group.group_id, group.producer, group.producer_key, str(group.bus_position), at, at + 1 / 3
+    )
+
+
 @dataclass(frozen=True)
 class Owed:
     """An owed round, as the journal names it."""
@@ -143,6 +153,21 @@ class Books:
 
     def result(self, round: int) -> RoundResult:
         return result(round)
+
+    def link(self, round: int) -> Link:
+        previous, chain = None, None
+        for earlier in range(round):
+            if self._batches.get(earlier, batch(earlier)).groups:
+                previous, chain = earlier, chained(chain, self._batches.get(earlier, batch(earlier)).digest())
+        if self._batches[round].groups:
+            chain = chained(chain, self._batches[round].digest())
+        return Link(previous, chain)
+
+    def movements(self, round: int) -> list[Movement]:
+        """Each external group came and was drawn in this very round."""
+        events: tuple[Event, ...] = ("received", "trained")
+        external = [group for group in self._batches[round].groups if group.source == "external"]
+        return [movement(group, event) for event in events for group in external]
 
     def environment(self, round: int) -> Mapping[str, str | int] | None:
         return {"torch": "2.13.0", "threads": 1}

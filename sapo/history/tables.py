@@ -26,8 +26,9 @@ from sapo.errors import Unavailable, UserError
 from sapo.history.places import clear_stray, in_its_place
 from sapo.made import Made
 
-HISTORY_VERSION = "1"
-"""Version of the tables' columns and their meaning, kept in each table under `sapo.schema_version`."""
+HISTORY_VERSION = 2
+"""Version of the tables' columns and their meaning, kept in each table under `sapo.schema_version`. The next
+one may only add optional columns and tables: so a release reads its own, the one before and the one after."""
 VERSION_KEY = "sapo.schema_version"
 REMOTE: Mapping[str, str] = {
     "connect_timeout": "5s",
@@ -41,12 +42,12 @@ CONDITIONAL: Mapping[str, str] = {"aws_conditional_put": "etag"}
 ATTEMPTS = 50
 """How often a commit that met another one is started afresh before the store counts as away."""
 T = TypeVar("T")
-TableName = Literal["rollouts", "training", "quarantine"]
+TableName = Literal["rollouts", "training", "receipts", "quarantine"]
 
 log = logging.getLogger(__name__)
 
 _TEXT, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
-_IDS, _REALS = pa.list_(pa.int32()), pa.list_(pa.float64())
+_IDS, _INTS, _REALS = pa.list_(pa.int32()), pa.list_(pa.int64()), pa.list_(pa.float64())
 
 
 def _schema(required: Mapping[str, pa.DataType], optional: Mapping[str, pa.DataType]) -> pa.Schema:
@@ -134,9 +135,35 @@ TRAINING = _schema(
         "rolled_back_to": _INT,
         "loss": _REAL,
         "environment": _TEXT,
+        "previous_round": _INT,
+        "chain": _TEXT,
+        "tensor_crc32": _INTS,
+        "seconds": _REAL,
     },
 )
-"""One row per completion of a batch. `row_digest` covers every other column but the batch's digest."""
+"""One row per completion of a batch. `row_digest` covers every other column but the batch's digest.
+
+`previous_round` and `chain` are the round's link (`journal_rows.Link`), null in rows of version 1;
+`tensor_crc32` is on a round's first row, where `weights_sha256` is not empty; `seconds` is how long the round
+took when it was run."""
+
+RECEIPTS = _schema(
+    {
+        "swarm": _TEXT,
+        "node": _TEXT,
+        "incarnation": _TEXT,
+        "round": _INT,
+        "group_id": _TEXT,
+        "producer": _TEXT,
+        "producer_key": _TEXT,
+        "event": _TEXT,
+        "bus_position": _TEXT,
+        "published_at": _REAL,
+        "received_at": _REAL,
+    },
+    {},
+)
+"""One row per foreign group that entered or left a node's pool, in which round of the node's own."""
 
 QUARANTINE = _schema(
     {
@@ -161,10 +188,20 @@ QUARANTINE = _schema(
 )
 """One row per refused record, and one per gap: offsets [offset, end_offset) that were gone (reason `gap`)."""
 
-SCHEMAS: dict[TableName, pa.Schema] = {"rollouts": ROLLOUTS, "training": TRAINING, "quarantine": QUARANTINE}
-PARTITIONS: dict[TableName, list[str]] = {"rollouts": [], "training": ["node"], "quarantine": []}
-"""`training` by node: each commit comes from one node anyway, and reading one node touches only its files.
-`rollouts` not: one archiver's commit holds everybody's rows, and would become a file per node."""
+SCHEMAS: dict[TableName, pa.Schema] = {
+    "rollouts": ROLLOUTS,
+    "training": TRAINING,
+    "receipts": RECEIPTS,
+    "quarantine": QUARANTINE,
+}
+PARTITIONS: dict[TableName, list[str]] = {
+    "rollouts": [],
+    "training": ["node"],
+    "receipts": ["node"],
+    "quarantine": [],
+}
+"""`training` and `receipts` by node: each commit comes from one node anyway, and reading one node touches its
+files only. `rollouts` not: one archiver's commit holds everybody's rows, and would become a file per node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +249,7 @@ class Store:
             return None
         except (OSError, DeltaError) as error:
             raise away(uri, error) from error
-        if found != HISTORY_VERSION:
+        if _version(found) not in range(max(1, HISTORY_VERSION - 1), HISTORY_VERSION + 2):
             raise UserError(
                 "history",
                 uri,
@@ -225,7 +262,7 @@ class Store:
         """The table at its newest version, ready to be written; writers may race for it. Raises as `find`.
 
         It is created if need be, and `Unavailable` where it was there before. A table of an earlier release
-        gets the optional columns it lacks; its rows have null there.
+        gets the optional columns it lacks, where its rows have null, and this release's version.
         """
         uri = self.table_uri(name)
         try:
@@ -255,7 +292,7 @@ class Store:
                 mode="error",
                 partition_by=PARTITIONS[name],
                 name=name,
-                configuration={VERSION_KEY: HISTORY_VERSION},
+                configuration={VERSION_KEY: str(HISTORY_VERSION)},
                 storage_options=self.storage_options(),
                 raise_if_key_not_exists=False,
             )
@@ -270,18 +307,29 @@ class Store:
         return table
 
     def _widened(self, name: TableName, table: DeltaTable) -> DeltaTable:
-        """The table with every optional column of this release."""
+        """The table with every optional column of this release, and of its version or a later one."""
         held = column_names(table)
         missing = [column for column in SCHEMAS[name] if column.nullable and column.name not in held]
-        if not missing:
+        old = (_version(table.metadata().configuration.get(VERSION_KEY)) or 0) < HISTORY_VERSION
+        if not missing and not old:
             return table
         try:
-            table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+            if missing:
+                table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+            if old:
+                table.alter.set_table_properties(
+                    {VERSION_KEY: str(HISTORY_VERSION)}, raise_if_not_exists=False
+                )
         except CommitFailedError:
             pass  # somebody else was at the table, perhaps with the same columns
         except (OSError, DeltaError) as error:
             raise away(table.table_uri, error) from error
         return self.open(name)
+
+
+def _version(text: str | None) -> int | None:
+    """A schema version as a number; None where it is none."""
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,6}", text) else None
 
 
 def column_names(table: DeltaTable) -> list[str]:

@@ -1,12 +1,15 @@
-"""What every update was made of: the batches of a node's journal as rows of the `training` table."""
+"""What every update was made of: the batches of a node's journal as rows of the `training` table, and what
+came of the groups it received, as rows of `receipts`."""
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from sapo.history.tables import TRAINING, Store, commit, until_committed
+from sapo.history.tables import RECEIPTS, TRAINING, Store, commit, until_committed
+from sapo.journal_rows import Link, Movement
 from sapo.records import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
 
 log = logging.getLogger(__name__)
@@ -25,31 +28,52 @@ class Rounds(Protocol):
     def batch(self, round: int, /) -> Batch: ...
     def result(self, round: int, /) -> RoundResult: ...
     def environment(self, round: int, /) -> Mapping[str, str | int] | None: ...
+    def link(self, round: int, /) -> Link: ...
+    def movements(self, round: int, /) -> Sequence[Movement]: ...
 
 
-def transaction_id(swarm: str, node: str, incarnation: str) -> str:
-    """Name of the Delta application transaction that counts a node's delivered rounds."""
-    return f"training:{swarm}:{node}:{incarnation}"
+Counter = Literal["training", "training-rows", "receipts"]
+
+
+def transaction_id(swarm: str, node: str, incarnation: str, counter: Counter = "training") -> str:
+    """Name of a Delta application transaction of a node's incarnation.
+
+    `training` holds the next round to be delivered, whether or not it has rows; `training-rows` the one after
+    the last that has rows; both are of the table `training`. `receipts` is that table's: the one after the
+    last round delivered with receipts.
+    """
+    return f"{counter}:{swarm}:{node}:{incarnation}"
 
 
 class TrainingSink:
-    """Delivers finished rounds into the `training` table, each exactly once, several in one commit.
+    """Delivers finished rounds into `training` and `receipts`, each exactly once, several in one commit.
 
-    The application transaction of a node's incarnation holds the next round to be written, so a round whose
-    batch is empty is recorded too. Nodes write to one table at the same time.
+    A round whose batch is empty has no rows, but counts as delivered. Nodes write to one table at the same
+    time. `receipts` is not touched where there are none.
     """
 
     kind = "training"
 
     def __init__(self, store: Store, swarm: str, node: str, incarnation: str) -> None:
         self.store = store
+        self.place = {"swarm": swarm, "node": node, "incarnation": incarnation}
         self.mark = transaction_id(swarm, node, incarnation)
+        self.rows_mark = transaction_id(swarm, node, incarnation, "training-rows")
+        self.receipts_mark = transaction_id(swarm, node, incarnation, "receipts")
 
     def deliver(self, items: Sequence[OwedRound], journal: Rounds) -> None:
-        """Append what of these rounds the table lacks. Raises `Unavailable` when the store is away."""
+        """Append what of these rounds the tables lack. Raises `Unavailable` when the store is away."""
         rounds = sorted({item.round for item in items})
-        if rounds:
-            until_committed(self.store.table_uri("training"), lambda: self._attempt(rounds, journal))
+        if not rounds:
+            return
+        until_committed(self.store.table_uri("training"), lambda: self._attempt(rounds, journal))
+        receipts = [
+            {**self.place, "round": round, **asdict(movement)}
+            for round in rounds
+            for movement in journal.movements(round)
+        ]
+        if receipts:
+            until_committed(self.store.table_uri("receipts"), lambda: self._attempt_receipts(receipts))
 
     def _attempt(self, rounds: Sequence[int], journal: Rounds) -> bool | None:
         table = self.store.open("training")
@@ -59,21 +83,39 @@ class TrainingSink:
             return True
         if written is not None and due[0] > written:
             log.error("history: rounds %d to %d were never delivered (%s)", written, due[0] - 1, self.mark)
-        found = [
+        found: list[dict[str, Any]] = [
             row
             for round in due
-            for row in rows(journal.batch(round), journal.result(round), journal.environment(round))
+            for row in rows(
+                journal.batch(round), journal.result(round), journal.environment(round), journal.link(round)
+            )
         ]
+        marks = {self.mark: due[-1] + 1}
+        if found:
+            marks[self.rows_mark] = int(found[-1]["round"]) + 1
         data = pa.Table.from_pylist(found, schema=TRAINING)
-        return True if commit(table, data, {self.mark: due[-1] + 1}) else None
+        return True if commit(table, data, marks) else None
+
+    def _attempt_receipts(self, receipts: Sequence[Mapping[str, Any]]) -> bool | None:
+        table = self.store.open("receipts")
+        written = table.transaction_version(self.receipts_mark) or 0
+        due = [row for row in receipts if row["round"] >= written]
+        if not due:
+            return True
+        data = pa.Table.from_pylist(due, schema=RECEIPTS)
+        return True if commit(table, data, {self.receipts_mark: due[-1]["round"] + 1}) else None
 
 
 def rows(
-    batch: Batch, result: RoundResult, environment: Mapping[str, str | int] | None = None
+    batch: Batch,
+    result: RoundResult,
+    environment: Mapping[str, str | int] | None = None,
+    link: Link | None = None,
 ) -> list[dict[str, Any]]:
     """One row per completion of a batch, in batch order, with the digests that replay checks first.
 
-    `environment` says what the update depended on besides: versions, threads, CPU, config digest.
+    `environment` says what the update depended on besides: versions, threads, CPU, config digest. `link` is
+    how the round hangs on those before it.
     Raises `ValueError` for a batch whose rows could not be put back in order: places or completions out of
     order, or a group without completions.
     """
@@ -95,12 +137,16 @@ def rows(
         "rolled_back_to": result.rolled_back_to,
         "loss": result.metrics.get("learn/loss"),
         "environment": None if environment is None else canonical(dict(environment)),
+        "previous_round": link.previous if link else None,
+        "chain": link.chain if link else None,
+        "seconds": result.metrics.get("time/round"),
     }
     digest = batch.digest()
-    found = []
+    found: list[dict[str, Any]] = []
     for group in batch.groups:
         for sample in group.samples:
             row = shared | _group_columns(group) | _sample_columns(sample)
+            row["tensor_crc32"] = list(result.tensors) if result.tensors and not found else None
             found.append(row | {"row_digest": row_digest(row), "batch_digest": digest})
     return found
 
