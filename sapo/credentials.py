@@ -4,11 +4,20 @@ import contextvars
 import os
 import threading
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from sapo.errors import Unavailable, UserError
 
 BLOCK_S = 5.0
 """How long Prefect may take to hand out a block: a node waits for it when it connects."""
+
+
+def public(address: str) -> str:
+    """An address without the user, the password and the query that may stand in it."""
+    parts = urlsplit(address)
+    if not parts.netloc:
+        return address
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
 
 
 def fetch(reference: str, field: str) -> str:

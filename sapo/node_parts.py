@@ -62,6 +62,8 @@ class NodeParts:
     """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
     probe: Sequence[Question]
     deliverer: Deliverer | None
+    history: TrainingSink
+    """What carries finished rounds into the history."""
     listener: Listener
     bus_outage: Outage
     """Whether the bus can be read; the deliverer knows whether it can be written."""
@@ -205,6 +207,7 @@ def open_parts(
         dropped=set(journal.dropped()),
         probe=probe,
         deliverer=deliverer,
+        history=history,
         listener=listener,
         bus_outage=Outage("the bus is", log, consequence="going on in silo", who=name),
         _stack=kept,

@@ -18,6 +18,7 @@ from sapo import versions
 from sapo.checkpoint import BrokenCheckpoint
 from sapo.config import Config
 from sapo.errors import SapoError, Unavailable, UserError
+from sapo.journal_rows import JournalError, Link
 from sapo.records import RoundResult, canonical
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,11 @@ log = logging.getLogger(__name__)
 CHAMPION = "champion"
 NODE, INCARNATION, ROUND = "sapo.node", "sapo.incarnation", "sapo.round"
 PASS_AT_1 = "sapo.eval.pass_at_1"
+CHAIN, BATCHES = "sapo.chain", "sapo.batches"
+"""Of a version: digest of all batches that made it, and of the last one (`journal_rows.Link`)."""
+HISTORY, HISTORY_VERSION = "sapo.history", "sapo.history_version"
+"""Where the history lay when a version was registered, and the version of its table `training` then: a hint,
+for vacuum removes old table versions. It is left out where it was not known at once."""
 PACKAGES = ("sapo-swarm", "reasoning-gym", "torch", "transformers", "tokenizers", "numpy", "peft", "mlflow")
 METRICS_AT_ONCE, OTHERS_AT_ONCE, LONGEST_PARAM = 1000, 100, 6000
 """What MLflow takes in one request, and how many characters in one parameter."""
@@ -43,6 +49,8 @@ class Results(Protocol):
     """The part of a journal that the sinks read."""
 
     def result(self, round: int, /) -> RoundResult: ...
+    def link(self, round: int, /) -> Link: ...
+    def batch_digest(self, round: int, /) -> str: ...
 
 
 class Tracker:
@@ -297,13 +305,17 @@ class VersionSink:
     """Registers checkpoints as model versions.
 
     `whole(checkpoint, destination)` makes a self-contained model directory where the checkpoint holds only an
-    adapter.
+    adapter. `history` is the address of the tables; `history_version` says the version of `training` where
+    that is known without asking the store: registering does not depend on it.
     """
 
     kind = "version"
 
-    def __init__(self, tracker: Tracker, whole: Callable[[Path, Path], None]) -> None:
-        self.tracker, self.whole = tracker, whole
+    def __init__(
+        self, tracker: Tracker, whole: Callable[[Path, Path], None], history: str | None = None
+    ) -> None:
+        self.tracker, self.whole, self.history = tracker, whole, history
+        self.history_version: Callable[[], int | None] = lambda: None
 
     def deliver(self, items: Sequence[Owed], journal: Results) -> None:
         """Register each checkpoint once. Raises `Unavailable` when MLflow is away."""
@@ -314,8 +326,24 @@ class VersionSink:
             except BrokenCheckpoint as problem:
                 log.error("ALARM: no model version can be made of %s: %s", checkpoint, problem)
                 continue
+            tags |= self._links(item.round - 1, journal)
             with versions.model_directory(checkpoint, self.whole) as directory:
                 self.tracker.register(directory, item.round, tags=tags)
+
+    def _links(self, last: int, journal: Results) -> dict[str, str]:
+        """Tags that name what made a version whose last round is `last`; without those that are not known."""
+        try:
+            links: dict[str, str | None] = {
+                CHAIN: journal.link(last).chain,
+                BATCHES: journal.batch_digest(last),
+            }
+        except JournalError as gone:
+            # a release that did not keep this round for the version may have pruned it
+            log.warning("a version of %s is registered without its links: %s", self.tracker.node, gone)
+            links = {}
+        version = self.history_version()
+        links |= {HISTORY: self.history, HISTORY_VERSION: None if version is None else str(version)}
+        return {tag: value for tag, value in links.items() if value is not None}
 
 
 def params_of(config: Config) -> dict[str, str]:
@@ -360,11 +388,12 @@ def open_tracking(
     uri: str,
     artifacts: Path | None,
     whole: Callable[[Path, Path], None],
-) -> tuple[Tracker, list[TrackSink | VersionSink]]:
+    history: str | None = None,
+) -> tuple[Tracker, tuple[TrackSink, VersionSink]]:
     """A node's tracker and its sinks for the deliverer.
 
-    `config` is the node's own, `whole` as `VersionSink` wants it. Reaches for nothing yet: a node may start
-    while MLflow is away.
+    `config` is the node's own, `whole` and `history` as `VersionSink` wants them. Reaches for nothing yet: a
+    node may start while MLflow is away.
     """
     tracker = Tracker(
         uri,
@@ -375,4 +404,4 @@ def open_tracking(
         tags=tags_of(config),
         artifacts=artifacts,
     )
-    return tracker, [TrackSink(tracker), VersionSink(tracker, whole)]
+    return tracker, (TrackSink(tracker), VersionSink(tracker, whole, history))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from sapo import services
 from sapo.cache import default_cache
 from sapo.config import Config
+from sapo.credentials import public
 from sapo.errors import Unavailable, UserError
 from sapo.home import Home
 from sapo.journal import Journal
@@ -55,6 +56,7 @@ def open_tracked(config: Config, name: str, home: Home, *, uri: str | None) -> "
     status = "FAILED"
     try:
         with NodeRuntime.open(config, name, home, tracking=sinks) as runtime:
+            sinks[1].history_version = lambda: runtime.parts.history.version
             yield runtime
             status = "FINISHED" if runtime.finished else "KILLED"
     finally:
@@ -77,7 +79,7 @@ def tracker_of(config: Config, name: str, home: Home, *, uri: str) -> Tracker:
 
 def _tracking(
     config: Config, name: str, home: Home, uri: str, incarnation: str
-) -> tuple[Tracker, list[TrackSink | VersionSink]]:
+) -> tuple[Tracker, tuple[TrackSink, VersionSink]]:
     node_config = config.for_node(name)
 
     def whole(checkpoint: Path, destination: Path) -> None:
@@ -86,7 +88,10 @@ def _tracking(
         models.export(checkpoint, destination, config=node_config, cache=default_cache())
 
     artifacts = home.artifacts if config.track.uri is None else None
-    return open_tracking(node_config, name, incarnation, uri=uri, artifacts=artifacts, whole=whole)
+    history = public(config.history.uri or str(home.history))
+    return open_tracking(
+        node_config, name, incarnation, uri=uri, artifacts=artifacts, whole=whole, history=history
+    )
 
 
 def incarnation_of(config: Config, home: Home, name: str) -> str:

@@ -163,7 +163,9 @@ def _save(directory: Path, place: Path, logged: Any, name: str, tags: Mapping[st
     from huggingface_hub import ModelCard
     from mlflow.models import Model
 
-    facts = "".join(f"- {key}: {value}\n" for key, value in sorted(tags.items()))
+    # where the history lies is the machine's, not the model's
+    said = {key: value for key, value in sorted(tags.items()) if not key.startswith("sapo.history")}
+    facts = "".join(f"- {key}: {value}\n" for key, value in said.items())
     mlflow.transformers.save_model(
         str(directory),
         str(place),

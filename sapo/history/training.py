@@ -60,6 +60,8 @@ class TrainingSink:
         self.mark = transaction_id(swarm, node, incarnation)
         self.rows_mark = transaction_id(swarm, node, incarnation, "training-rows")
         self.receipts_mark = transaction_id(swarm, node, incarnation, "receipts")
+        self.version: int | None = None
+        """Of the table `training` as this sink left it last; None before its first commit."""
 
     def deliver(self, items: Sequence[OwedRound], journal: Rounds) -> None:
         """Append what of these rounds the tables lack. Raises `Unavailable` when the store is away."""
@@ -94,7 +96,10 @@ class TrainingSink:
         if found:
             marks[self.rows_mark] = int(found[-1]["round"]) + 1
         data = pa.Table.from_pylist(found, schema=TRAINING)
-        return True if commit(table, data, marks) else None
+        if not commit(table, data, marks):
+            return None
+        self.version = table.version()
+        return True
 
     def _attempt_receipts(self, receipts: Sequence[Mapping[str, Any]]) -> bool | None:
         table = self.store.open("receipts")

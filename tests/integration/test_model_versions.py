@@ -21,11 +21,18 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from sapo import checkpoint
 from sapo.errors import Unavailable
+from sapo.journal_rows import JournalError, Link
 from sapo.records import RoundResult
 from sapo.track import Tracker, TrackSink, VersionSink
 
 pytestmark = pytest.mark.services
 INCARNATION = "0123456789abcdef"
+CHAIN, BATCH = "c1" * 32, "b1" * 32
+JOURNAL = SimpleNamespace(
+    link=lambda round: Link(round - 1, f"{round:04d}{CHAIN[4:]}"),
+    batch_digest=lambda round: f"{round:04d}{BATCH[4:]}",
+)
+"""What a version asks of a journal: the link and the digest of its last round."""
 
 
 @dataclass(frozen=True)
@@ -152,9 +159,9 @@ def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
     first, _ = saved(tmp_path, 100)
     last, model = saved(tmp_path, 200)
     sink = VersionSink(tracker(server, "n0"), refuse)
-    sink.deliver([Owed(100, str(first))], SimpleNamespace())
-    sink.deliver([Owed(100, str(first)), Owed(200, str(last))], SimpleNamespace())
-    VersionSink(tracker(server, "n0"), refuse).deliver([Owed(200, str(last))], SimpleNamespace())
+    sink.deliver([Owed(100, str(first))], JOURNAL)
+    sink.deliver([Owed(100, str(first)), Owed(200, str(last))], JOURNAL)
+    VersionSink(tracker(server, "n0"), refuse).deliver([Owed(200, str(last))], JOURNAL)
     shutil.rmtree(tmp_path)
 
     store = f"sqlite:///{server.home}/mlflow.db"
@@ -164,6 +171,8 @@ def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
     assert newest.tags["sapo.rounds"] == "0-199"
     assert newest.tags["sapo.weights_sha256"] == "ab" * 32
     assert newest.tags["sapo.incarnation"] == INCARNATION
+    assert newest.tags["sapo.chain"] == f"0199{CHAIN[4:]}"
+    assert newest.tags["sapo.batches"] == f"0199{BATCH[4:]}"
 
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(store)
@@ -179,9 +188,35 @@ def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
     assert answer[0]["generated_text"].startswith("12 + 30 =")
 
 
+def test_a_version_says_where_the_history_lay_and_the_files_do_not(server: Server, tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, 1)
+    sink = VersionSink(tracker(server, "n8"), refuse, "s3://swarms/tiny")
+    sink.history_version = lambda: 41
+    sink.deliver([Owed(1, str(path))], JOURNAL)
+    (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n8'")
+    assert version.tags["sapo.history"] == "s3://swarms/tiny"
+    assert version.tags["sapo.history_version"] == "41"
+    stored = Path(version.source.removeprefix("file://"))
+    assert "s3://swarms" not in "".join(file.read_text() for file in stored.rglob("*.md"))
+
+
+def test_a_version_whose_last_round_the_journal_has_dropped_is_registered_without_links(
+    server: Server, tmp_path: Path
+) -> None:
+    def gone(round: int) -> Link:
+        raise JournalError(f"the journal does not hold round {round}")
+
+    path, _ = saved(tmp_path, 1)
+    journal = SimpleNamespace(link=gone, batch_digest=gone)
+    VersionSink(tracker(server, "n9"), refuse).deliver([Owed(1, str(path))], journal)
+    (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n9'")
+    assert not {"sapo.chain", "sapo.batches", "sapo.history", "sapo.history_version"} & version.tags.keys()
+    assert version.tags["sapo.rounds"] == "0-0"
+
+
 def test_the_stored_model_keeps_its_tokenizer_and_holds_nothing_else(server: Server, tmp_path: Path) -> None:
     path, _ = saved(tmp_path, 1)
-    VersionSink(tracker(server, "n1"), refuse).deliver([Owed(1, str(path))], SimpleNamespace())
+    VersionSink(tracker(server, "n1"), refuse).deliver([Owed(1, str(path))], JOURNAL)
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n1'")
     stored = Path(version.source.removeprefix("file://"))
     names = {file.name for file in stored.rglob("*")}
@@ -207,8 +242,8 @@ def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
     first.start()
     monkeypatch.setattr(first._client(), "create_model_version", die)
     with pytest.raises(KeyboardInterrupt):
-        VersionSink(first, refuse).deliver([Owed(5, str(path))], SimpleNamespace())
-    VersionSink(tracker(server, "n2"), refuse).deliver([Owed(5, str(path))], SimpleNamespace())
+        VersionSink(first, refuse).deliver([Owed(5, str(path))], JOURNAL)
+    VersionSink(tracker(server, "n2"), refuse).deliver([Owed(5, str(path))], JOURNAL)
     client = MlflowClient(server.url)
     experiment = client.get_experiment_by_name("tiny").experiment_id
     stored = client.search_logged_models([experiment], "tags.`sapo.node` = 'n2'")
@@ -219,7 +254,7 @@ def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
 def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path: Path) -> None:
     own = tracker(server, "n3")
     paths = {round: saved(tmp_path, round)[0] for round in (1, 2, 3)}
-    VersionSink(own, refuse).deliver([Owed(r, str(path)) for r, path in paths.items()], SimpleNamespace())
+    VersionSink(own, refuse).deliver([Owed(r, str(path)) for r, path in paths.items()], JOURNAL)
     assert own.set_champion(1, 0.30)
     assert own.set_champion(2, 0.40)
     assert not own.set_champion(3, 0.35)
@@ -231,7 +266,7 @@ def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path
 
 def test_trap_52_the_alias_latest_is_never_set(server: Server, tmp_path: Path) -> None:
     path, _ = saved(tmp_path, 1)
-    VersionSink(tracker(server, "n4"), refuse).deliver([Owed(1, str(path))], SimpleNamespace())
+    VersionSink(tracker(server, "n4"), refuse).deliver([Owed(1, str(path))], JOURNAL)
     assert MlflowClient(server.url).get_registered_model("tiny.n4").aliases == {}
 
 
@@ -258,7 +293,7 @@ def test_an_adapter_is_registered_as_the_whole_model(server: Server, tmp_path: P
         save_model=write,
         optimizer={},
     )
-    VersionSink(tracker(server, "n5"), whole).deliver([Owed(1, str(made.path))], SimpleNamespace())
+    VersionSink(tracker(server, "n5"), whole).deliver([Owed(1, str(made.path))], JOURNAL)
     assert asked == [adapter]
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n5'")
     loaded = mlflow.transformers.load_model(version.source)
@@ -268,7 +303,7 @@ def test_an_adapter_is_registered_as_the_whole_model(server: Server, tmp_path: P
 def test_a_checkpoint_that_is_gone_raises_an_alarm_and_blocks_nothing(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    VersionSink(tracker(server, "n6"), refuse).deliver([Owed(1, str(tmp_path / "gone"))], SimpleNamespace())
+    VersionSink(tracker(server, "n6"), refuse).deliver([Owed(1, str(tmp_path / "gone"))], JOURNAL)
     assert "ALARM: no model version can be made" in caplog.text
 
 
