@@ -1,39 +1,31 @@
 """Coming back after a crash: load a checkpoint, repeat the journal's rounds since, compare, go on."""
 
-import json
 import logging
 
 from sapo import checkpoint, models
-from sapo.config import GuardConfig, LearnConfig
-from sapo.errors import SapoError
-from sapo.learn.update import Learner
+from sapo.determinism import differences
 from sapo.node_parts import NodeParts
-from sapo.records import Batch, RoundResult
+from sapo.repeat import Mismatch, Repeater, load, settings_kept
 from sapo.retention import anchors
 
 log = logging.getLogger(__name__)
-
-
-class RecoveryMismatch(SapoError):
-    """A repeated round ended with other weights than the journal recorded."""
 
 
 def recover(parts: NodeParts) -> int:
     """Bring weights and optimiser to where the journal ends; returns the round to go on with.
 
     Takes the checkpoint of round 0 when the node is new, so that recovery never depends on where the
-    initial weights came from. Raises `RecoveryMismatch` when a repeated round gives another digest.
+    initial weights came from. Raises `Mismatch` when a repeated round gives another digest.
     """
     done = parts.journal.finished_rounds()
     found = _newest(parts, done)
     if found is None:
         if done:
-            raise RecoveryMismatch(f"{parts.name}: rounds are journalled but no checkpoint is whole")
+            raise Mismatch(f"{parts.name}: rounds are journalled but no checkpoint is whole")
         take_checkpoint(parts, 0, last=False)
         return 0
-    _load(parts, found)
-    for round in range(found.round, done):
-        repeat(parts, parts.learner, parts.journal.batch(round), parts.journal.result(round))
+    with settings_kept(parts.learner):
+        _repeat_since(parts, found)
     if done > found.round:
         log.info("%s: repeated rounds %d to %d from the journal", parts.name, found.round, done - 1)
     parts.last_checkpoint_at = parts.clock()
@@ -43,25 +35,29 @@ def recover(parts: NodeParts) -> int:
     return done
 
 
-def repeat(parts: NodeParts, learner: Learner, batch: Batch, result: RoundResult) -> None:
-    """Make a recorded update again under the settings it was recorded with, and compare its digest."""
-    if result.rolled_back_to is not None:
-        _load(parts, _at(parts, result.rolled_back_to))
-    else:
-        learner.set_learn(LearnConfig.model_validate(json.loads(batch.learn)), temperature=batch.temperature)
-        learner.guard = GuardConfig.model_validate(json.loads(batch.guard))
-        step = learner.step(batch)
-        learner.set_learn(parts.config.learn, temperature=parts.config.generate.temperature)
-        learner.guard = parts.config.guard
+def _repeat_since(parts: NodeParts, found: checkpoint.Checkpoint) -> None:
+    """Make the journal's rounds since a checkpoint again, and compare each with its result."""
+    results = parts.journal.results(found.round - 1)
+    repeater = Repeater(
+        parts.policy,
+        parts.learner,
+        back_to={r.round: r.rolled_back_to for r in results if r.rolled_back_to is not None},
+        find=lambda round: _at(parts, round),
+    )
+    repeater.load(found)
+    for result in results:
+        environment = parts.journal.environment(result.round)
+        step = repeater.repeat(parts.journal.batch(result.round), result, environment)
         if (step.skipped is None) != (result.skipped is None):
-            raise RecoveryMismatch(
-                f"{parts.name}: round {batch.round} was skipped as {result.skipped!r}, now {step.skipped!r}"
+            raise Mismatch(
+                f"{parts.name}: round {result.round} was skipped as {result.skipped!r}, now {step.skipped!r}"
             )
-    if result.weights_sha256 and parts.weights_sha256() != result.weights_sha256:
-        raise RecoveryMismatch(
-            f"{parts.name}: round {batch.round} repeated from the journal ends with other weights; "
-            "the same CPU type, thread count and library versions are needed"
-        )
+        if result.weights_sha256 and parts.weights_sha256() != result.weights_sha256:
+            other = differences(environment)
+            raise Mismatch(
+                f"{parts.name}: round {result.round} repeated from the journal ends with other weights; "
+                + (f"this machine is another: {other}" if other else "no difference of machines is known")
+            )
 
 
 def checkpoint_due(parts: NodeParts, round: int, *, last: bool) -> bool:
@@ -109,8 +105,8 @@ def roll_back(parts: NodeParts) -> int:
     """Load the newest checkpoint in place of the current weights; returns its round."""
     found = _newest(parts, parts.journal.checkpoints()[-1].round)
     if found is None:
-        raise RecoveryMismatch(f"{parts.name}: nothing to roll back to")
-    _load(parts, found)
+        raise Mismatch(f"{parts.name}: nothing to roll back to")
+    load(parts.policy, parts.learner, found)
     return found.round
 
 
@@ -121,17 +117,6 @@ def _newest(parts: NodeParts, limit: int) -> checkpoint.Checkpoint | None:
     )
 
 
-def _at(parts: NodeParts, round: int) -> checkpoint.Checkpoint:
+def _at(parts: NodeParts, round: int) -> checkpoint.Checkpoint | None:
     found = _newest(parts, round)
-    if found is None or found.round != round:
-        raise RecoveryMismatch(f"{parts.name}: the checkpoint of round {round} is gone")
-    return found
-
-
-def _load(parts: NodeParts, found: checkpoint.Checkpoint) -> None:
-    models.load_weights(parts.policy, found.path)
-    parts.learner.load_state_dict(checkpoint.optimizer_state(found))
-    if parts.weights_sha256() != found.weights_sha256:
-        raise RecoveryMismatch(
-            f"{parts.name}: checkpoint {found.path.name} does not hold the weights it names"
-        )
+    return found if found is not None and found.round == round else None

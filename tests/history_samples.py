@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
 from sapo.history.rollouts import Archiver
+from sapo.history.rounds import recorded
 from sapo.history.tables import Store
 from sapo.history.training import TrainingSink
 from sapo.identity import Identity, seal
@@ -142,6 +144,11 @@ class Owed:
     round: int
 
 
+@cache
+def _digest(round: int, node: str, incarnation: str) -> str:
+    return batch(round, node=node, incarnation=incarnation).digest()
+
+
 class Books:
     """The finished rounds of one node."""
 
@@ -155,12 +162,16 @@ class Books:
         return result(round)
 
     def link(self, round: int) -> Link:
+        """The rounds before it that are not in these books had the batches of `batch`."""
         previous, chain = None, None
-        for earlier in range(round):
-            if self._batches.get(earlier, batch(earlier)).groups:
-                previous, chain = earlier, chained(chain, self._batches.get(earlier, batch(earlier)).digest())
-        if self._batches[round].groups:
-            chain = chained(chain, self._batches[round].digest())
+        for place in range(round + 1):
+            known = self._batches.get(place)
+            if known is None or known.groups:
+                if place < round:
+                    previous = place
+                mine = self._batches[round]
+                digest = known.digest() if known else _digest(place, mine.node, mine.incarnation)
+                chain = chained(chain, digest)
         return Link(previous, chain)
 
     def movements(self, round: int) -> list[Movement]:
@@ -180,6 +191,13 @@ def sink(store: Store, node: str = "n0") -> TrainingSink:
 def deliver(store: Store, *rounds: int, node: str = "n0") -> None:
     books = Books(*(batch(round, node=node) for round in rounds))
     sink(store, node).deliver([Owed(round) for round in rounds], books)
+
+
+def batches(
+    store: Store, node: str, incarnation: str, first: int = 0, last: int | None = None
+) -> list[Batch]:
+    """What the history holds of a node's batches, checked."""
+    return [round.batch for round in recorded(store, node, incarnation, first, last)]
 
 
 def deliver_from_a_process(uri: str, node: str, rounds: int) -> None:

@@ -1,27 +1,22 @@
-"""Reading the history: browsing rollouts, training rows, and batches as replay needs them."""
+"""Reading the history: browsing rollouts and training rows. `sapo.history.rounds` reads what replay needs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from pydantic import ValidationError
 
 from sapo.errors import SapoError
 from sapo.history.tables import SCHEMAS, Store, TableName
-from sapo.history.training import row_digest
-from sapo.records import Batch, BatchGroup, Recipe, Sample
-
-ROUNDS_AT_ONCE = 64
-"""Rounds of a node that are read together; bounds the memory of a long replay."""
 
 
 class Damaged(SapoError):
-    """A round of the history is not what was written: a row or batch does not have its digest."""
+    """A round of the history is not what was written: a row, a batch, or which round follows on which."""
 
     def __init__(self, node: str, round: int, problem: str) -> None:
-        self.node, self.round = node, round
+        self.node, self.round, self.problem = node, round, problem
         super().__init__(f"history of {node}, round {round}: {problem}")
 
 
@@ -147,84 +142,23 @@ def _where(
 
 
 def incarnations(store: Store, node: str) -> list[str]:
-    """Incarnations of a node in `training`, the one that finished a round last at the end."""
+    """Incarnations of a node in `training`, the one that finished a round last at the end.
+
+    Where every file holds one incarnation only, their statistics say it and no file is read.
+    """
+    table = store.find("training")
+    if table is None:
+        return []
+    files = pa.table(table.get_add_actions(flatten=True))
+    columns = ("partition.node", "min.incarnation", "max.incarnation", "max.finished_at")
+    if set(columns) <= set(files.column_names):
+        newest: dict[str, float] = {}
+        for file in files.select(columns).filter(pc.equal(files["partition.node"], node)).to_pylist():
+            low, high, at = (file[name] for name in columns[1:])
+            if low is None or low != high or at is None:
+                break
+            newest[low] = max(at, newest.get(low, at))
+        else:
+            return sorted(newest, key=lambda incarnation: (newest[incarnation], incarnation))
     sql = "SELECT incarnation FROM training WHERE node = ? GROUP BY 1 ORDER BY max(finished_at), 1"
     return [str(value) for value in query(store, sql, [node])["incarnation"].to_pylist()]
-
-
-def batches(
-    store: Store, node: str, incarnation: str, first: int = 0, last: int | None = None
-) -> Iterator[Batch]:
-    """The batches of rounds `first` to `last` (included) as they were trained on, bit for bit, in order.
-
-    Rounds without rows had an empty batch: there was no update, and they are passed over. Raises `Damaged`
-    for the first round whose rows are not what was written.
-    """
-    data = dataset(store, "training")
-    mine = (
-        (ds.field("node") == node) & (ds.field("incarnation") == incarnation) & (ds.field("round") >= first)
-    )
-    if last is not None:
-        mine &= ds.field("round") <= last
-    held = sorted(set(data.to_table(columns=["round"], filter=mine)["round"].to_pylist()))
-    for start in range(0, len(held), ROUNDS_AT_ONCE):
-        chosen = held[start : start + ROUNDS_AT_ONCE]
-        window = mine & (ds.field("round") >= chosen[0]) & (ds.field("round") <= chosen[-1])
-        by_round: dict[int, list[dict[str, Any]]] = {round: [] for round in chosen}
-        for row in data.to_table(filter=window).to_pylist():
-            by_round[row["round"]].append(row)
-        for round in chosen:
-            yield batch_of(by_round[round])
-
-
-def batch_of(rows: Sequence[Mapping[str, Any]]) -> Batch:
-    """The batch that all rows of one round make, in any order. Raises `Damaged` where a digest differs."""
-    ordered = sorted(rows, key=lambda row: (int(row["position"]), int(row["k"])))
-    head = ordered[0]
-    node, round = str(head["node"]), int(head["round"])
-    for row in ordered:
-        if row_digest(row) != row["row_digest"]:
-            place = f"position {row['position']}, completion {row['k']}"
-            raise Damaged(node, round, f"the row at {place} does not have its digest")
-    groups: dict[int, list[Mapping[str, Any]]] = {}
-    for row in ordered:
-        groups.setdefault(row["position"], []).append(row)
-    try:
-        batch = _batch(head, [_group(members) for members in groups.values()])
-    except ValidationError as error:
-        raise Damaged(node, round, f"its rows make no batch: {error.errors()[0]['msg']}") from error
-    digest = batch.digest()
-    if any(row["batch_digest"] != digest for row in ordered):
-        raise Damaged(node, round, "its rows do not make the batch they were written from")
-    return batch
-
-
-def _batch(row: Mapping[str, Any], groups: Sequence[BatchGroup]) -> Batch:
-    own = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
-    return Batch(
-        **{name: row[name] for name in own},
-        policy_version=row["policy_version_before"],
-        groups=tuple(groups),
-    )
-
-
-def _group(rows: Sequence[Mapping[str, Any]]) -> BatchGroup:
-    row = rows[0]
-    own = ("position", "group_id", "content_sha256", "source", "producer", "producer_key", "producer_version")
-    more = ("question", "age_s", "bus_position")
-    return BatchGroup(
-        **{name: row[name] for name in own + more},
-        recipe=Recipe(**{name: row[name] for name in ("dataset", "config", "seed", "index")}),
-        samples=tuple(_sample(row) for row in rows),
-    )
-
-
-def _sample(row: Mapping[str, Any]) -> Sample:
-    plain = ("k", "text", "finish_reason", "outcome", "score", "advantage", "retokenised")
-    logprobs = row["behaviour_logprobs"]
-    return Sample(
-        **{name: row[name] for name in plain},
-        token_ids=tuple(row["token_ids"]),
-        loss_mask=tuple(row["loss_mask"]),
-        behaviour_logprobs=None if logprobs is None else tuple(logprobs),
-    )

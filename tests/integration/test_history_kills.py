@@ -7,7 +7,7 @@ from pathlib import Path
 
 import history_children
 import pytest
-from history_samples import INCARNATION, batch, result, signed
+from history_samples import INCARNATION, batch, batches, result, signed
 
 from sapo.bus.sqlite import SqliteBus
 from sapo.history import read
@@ -68,5 +68,5 @@ def test_a_killed_deliverer_writes_every_round_once(tmp_path: Path) -> None:
         assert 0 < len(journal.owed("training", 100)) < 100
         sink = TrainingSink(store, "tiny", "n0", INCARNATION)
         sink.deliver(journal.owed("training", 100), journal)
-    assert list(read.batches(store, "n0", INCARNATION)) == [batch(round) for round in range(100)]
+    assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(100)]
     assert read.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [100 * 16]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import s3_children
-from history_samples import INCARNATION, batch, deliver, signed
+from history_samples import INCARNATION, batch, batches, deliver, signed
 
 from infra.s3.server import S3Server
 from sapo.bus.base import Poll
@@ -45,7 +45,7 @@ def test_history_comes_back_from_s3_bit_for_bit(s3: S3Server, tmp_path: Path) ->
     assert Archiver(bus, store, "tiny").run().rows == 24
     assert Archiver(bus, store, "tiny").run().rows == 0
     deliver(store, 0, 1)
-    assert list(read.batches(store, "n0", INCARNATION)) == [batch(0), batch(1)]
+    assert batches(store, "n0", INCARNATION) == [batch(0), batch(1)]
     assert read.rollouts(store, nodes=["n1"], limit=5).num_rows == 5
 
 
@@ -89,7 +89,7 @@ def test_two_archivers_and_two_nodes_write_once_while_the_store_is_killed(
     rows = read.query(store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1").to_pylist()
     assert [tuple(row.values()) for row in rows] == sorted((signed(i).group_id, 4) for i in range(GROUPS))
     for node in ("n0", "n1"):
-        found = [batch.round for batch in read.batches(store, node, INCARNATION)]
+        found = [batch.round for batch in batches(store, node, INCARNATION)]
         assert found == list(range(ROUNDS))
     assert read.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [2 * ROUNDS * 16]
 
@@ -130,7 +130,7 @@ def test_a_table_that_was_there_is_not_made_anew(s3: S3Server, tmp_path: Path) -
     assert not there.exists()
     aside.rename(there)
     deliver(store, 1)
-    assert [batch.round for batch in read.batches(store, "n0", INCARNATION)] == [0, 1]
+    assert [batch.round for batch in batches(store, "n0", INCARNATION)] == [0, 1]
 
 
 def test_a_store_that_hangs_is_unavailable_after_its_time(s3: S3Server) -> None:

@@ -15,6 +15,7 @@ from history_samples import (
     Books,
     Owed,
     batch,
+    batches,
     deliver,
     deliver_from_a_process,
     result,
@@ -24,6 +25,7 @@ from history_samples import (
 
 from sapo.errors import Unavailable, UserError
 from sapo.history import read
+from sapo.history.rounds import whole
 from sapo.history.tables import TRAINING, Store, commit
 from sapo.history.training import TrainingSink, rows, transaction_id
 from sapo.journal import Journal
@@ -51,7 +53,7 @@ def test_the_columns_others_rely_on_are_there(store: Store) -> None:
 
 def test_batches_come_back_bit_for_bit(store: Store) -> None:
     deliver(store, 0, 1, 2)
-    found = list(read.batches(store, "n0", INCARNATION))
+    found = batches(store, "n0", INCARNATION)
     assert [b.canonical() for b in found] == [batch(round).canonical() for round in (0, 1, 2)]
     assert [b.digest() for b in found] == [batch(round).digest() for round in (0, 1, 2)]
 
@@ -59,16 +61,16 @@ def test_batches_come_back_bit_for_bit(store: Store) -> None:
 def test_a_range_of_rounds_and_one_node_can_be_read_alone(store: Store) -> None:
     deliver(store, *range(5))
     deliver(store, *range(5), node="n2")
-    assert [b.round for b in read.batches(store, "n0", INCARNATION, 1, 3)] == [1, 2, 3]
-    assert {b.node for b in read.batches(store, "n2", INCARNATION)} == {"n2"}
-    assert list(read.batches(store, "n0", "f" * 16)) == []
+    assert [b.round for b in batches(store, "n0", INCARNATION, 1, 3)] == [1, 2, 3]
+    assert {b.node for b in batches(store, "n2", INCARNATION)} == {"n2"}
+    assert batches(store, "n0", "f" * 16) == []
 
 
 def test_a_redelivered_round_is_not_written_twice(store: Store) -> None:
     deliver(store, 0, 1)
     deliver(store, 0, 1)
     deliver(store, 1, 2)
-    assert [b.round for b in read.batches(store, "n0", INCARNATION)] == [0, 1, 2]
+    assert [b.round for b in batches(store, "n0", INCARNATION)] == [0, 1, 2]
     assert read.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [3 * 16]
 
 
@@ -77,7 +79,7 @@ def test_a_round_with_an_empty_batch_is_recorded_as_done(store: Store) -> None:
     sink(store).deliver([Owed(0), Owed(1)], books)
     table = DeltaTable(store.table_uri("training"))
     assert table.transaction_version(transaction_id("tiny", "n0", INCARNATION)) == 2
-    assert [b.round for b in read.batches(store, "n0", INCARNATION)] == [0]
+    assert [b.round for b in batches(store, "n0", INCARNATION)] == [0]
 
 
 def test_only_an_empty_batch_is_recorded_too(store: Store) -> None:
@@ -91,7 +93,7 @@ def test_another_incarnation_may_use_the_same_rounds(store: Store) -> None:
     deliver(store, 0)
     other = "f" * 16
     TrainingSink(store, "tiny", "n0", other).deliver([Owed(0)], Books(batch(0, incarnation=other)))
-    assert len(list(read.batches(store, "n0", other))) == 1
+    assert len(batches(store, "n0", other)) == 1
     assert read.incarnations(store, "n0") == [INCARNATION, other]
 
 
@@ -128,7 +130,7 @@ def test_trap_41_many_nodes_append_at_once_and_none_is_lost(store: Store) -> Non
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
     for node in nodes:
-        assert [b.round for b in read.batches(store, node, INCARNATION)] == list(range(6))
+        assert [b.round for b in batches(store, node, INCARNATION)] == list(range(6))
 
 
 def test_threads_that_race_for_creating_the_table_lose_no_row(store: Store) -> None:
@@ -193,23 +195,23 @@ def test_one_changed_value_names_its_round(change: str) -> None:
     found = [dict(row) for row in rows(batch(5), result(5))]
     found[1][column] = edit(found[1])
     with pytest.raises(read.Damaged, match="n0, round 5: the row at position") as caught:
-        read.batch_of(found)
+        whole(found)
     assert (caught.value.node, caught.value.round) == ("n0", 5)
 
 
 def test_a_missing_row_is_noticed_by_the_batch_digest() -> None:
     found = rows(batch(5), result(5))
     with pytest.raises(read.Damaged, match="do not make the batch"):
-        read.batch_of(found[:-1])
+        whole(found[:-1])
 
 
 def test_rows_may_come_in_any_order() -> None:
-    assert read.batch_of(rows(batch(5), result(5))[::-1]) == batch(5)
+    assert whole(rows(batch(5), result(5))[::-1]).batch == batch(5)
 
 
 def test_a_batch_out_of_order_is_refused() -> None:
-    whole = batch(0)
-    swapped = whole.model_copy(update={"groups": whole.groups[::-1]})
+    ordered = batch(0)
+    swapped = ordered.model_copy(update={"groups": ordered.groups[::-1]})
     with pytest.raises(ValueError, match="positions are not in ascending order"):
         rows(swapped, result(0))
 
@@ -242,7 +244,7 @@ def test_foreign_rows_carry_the_digest_of_the_content_they_came_from() -> None:
 def test_reading_a_history_that_does_not_exist_yet_gives_nothing(store: Store) -> None:
     assert read.training(store).num_rows == 0
     assert read.rollouts(store).num_rows == 0
-    assert list(read.batches(store, "n0", INCARNATION)) == []
+    assert batches(store, "n0", INCARNATION) == []
     assert not Path(store.uri).exists()
 
 
@@ -257,7 +259,7 @@ def test_a_real_journal_is_delivered_and_read_back(store: Store, tmp_path: Path)
         owed = journal.owed("training", 100)
         sink(store).deliver(owed[:2], journal)
         sink(store).deliver(owed, journal)
-    assert list(read.batches(store, "n0", INCARNATION)) == [batch(round) for round in range(3)]
+    assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(3)]
     found = read.training(store, limit=1).to_pylist()[0]
     assert found["environment"] == '{"threads":1,"torch":"2.13.0"}'
     assert (found["policy_version_before"], found["policy_version_after"]) == (0, 1)

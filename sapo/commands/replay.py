@@ -1,0 +1,137 @@
+"""`sapo replay`: a node's rounds made again from the history, compared or changed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sapo.commands.options import HomeOption, JsonOption, find_home, print_json, warn
+
+if TYPE_CHECKING:
+    from sapo.home import Home
+    from sapo.proof import Checked
+
+
+def replay(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="n0, n1, ...")],
+    first: Annotated[
+        int | None,
+        typer.Option("--from", min=0, metavar="R", help="The first round; by default the oldest possible."),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option("--to", min=0, metavar="R", help="The last round; by default the last delivered."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare every round with its record; so it is without --set.")
+    ] = False,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Train on the rounds with another setting, e.g. learn.loss=cispo.",
+        ),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a node's updates again from the history alone, and compare them bit for bit with the record.
+
+    The first round that differs is named, and the exit code is then 1. Nothing is written, and a node that
+    runs is not disturbed. With --set nothing is compared: the recorded batches are trained on under other
+    settings, as an MLflow run of its own.
+    """
+    from sapo.errors import UserError
+
+    if check and sets:
+        raise UserError("--set", sets[0], "there is then nothing to compare with", "leave out --check")
+    found = find_home(home)  # said before models are imported, which takes seconds
+    with progress_bar() as step:
+        if sets:
+            from sapo.whatif import retrain
+
+            changed = retrain(found, node, sets, first=first, last=last, progress=step)
+            body, lines = changed.to_json(), changed.lines()
+        else:
+            checked = prove(found, node, first, last, step, as_json=as_json)
+            body, lines = checked.to_json(), said(checked)
+    if as_json:
+        print_json(body)
+    else:
+        print("\n".join(lines))
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Something to tell a label, and how much of how much is done: a bar on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks = {}
+
+        def step(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bar.add_task(label)
+            bar.update(tasks[label], completed=done, total=total)
+
+        yield step
+
+
+def prove(
+    home: "Home",
+    node: str,
+    first: int | None,
+    last: int | None,
+    step: Callable[[str, int, int], None],
+    *,
+    as_json: bool,
+) -> "Checked":
+    """Repeat and compare; a difference is raised, after it was printed as JSON if that is wanted."""
+    from sapo.history.read import Damaged
+    from sapo.proof import Differs, check
+    from sapo.replay import opened
+
+    try:
+        with opened(home, node, first=first, last=last) as replay:
+            for note in replay.notes:
+                warn(note)
+            return check(replay, step)
+    except (Damaged, Differs) as error:
+        if as_json:
+            tensor = error.tensor if isinstance(error, Differs) else None
+            place = {"node": node, "round": error.round, "problem": error.problem, "tensor": tensor}
+            print_json({"identical": False, **place})
+        raise
+
+
+def said(checked: "Checked") -> list[str]:
+    """What a replay found, a line each."""
+    rounds = f"rounds {checked.first} to {checked.last}"
+    begun = f"{checked.rounds} repeated from round {checked.begun_at} on"
+    found = [
+        f"{checked.node}: {rounds} are as recorded, bit for bit",
+        f"rounds    {begun}" + (f", {checked.empty} without groups" if checked.empty else ""),
+        f"compared  {checked.rows} rows and {checked.rounds} batches by digest, {checked.losses} losses, "
+        f"{checked.weights} weight hashes",
+    ]
+    if checked.recorded_in is not None:
+        found.append(
+            f"weights   {checked.weights_sha256} after round {checked.last}, as in {checked.recorded_in}"
+        )
+    else:
+        since = f"round {checked.compared_last}" if checked.compared_last is not None else "the checkpoint"
+        found.append(
+            f"weights   {checked.weights_sha256} after round {checked.last}, whose hash is recorded nowhere; "
+            f"the last compared is of {since}"
+        )
+    if checked.run_seconds is not None and checked.ratio is not None:
+        found.append(
+            f"time      {checked.replay_seconds:.1f} s, and {checked.run_seconds:.1f} s when they were run: "
+            f"{checked.ratio:.1f} times as fast"
+        )
+    return found

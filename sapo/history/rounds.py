@@ -1,0 +1,331 @@
+"""A node's rounds as the history holds them: made into batches again, and checked while they are read.
+
+One snapshot of the `training` table is read, a bounded number of rounds at a time. Files that hold none of
+them are never opened, so one round of a long history costs what one of a short history costs.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pydantic import ValidationError
+
+from sapo.history.read import Damaged
+from sapo.history.tables import TRAINING, Store, away
+from sapo.history.training import Counter, row_digest, transaction_id
+from sapo.records import Batch, BatchGroup, Recipe, Sample, chained
+
+ROUNDS_AT_ONCE = 64
+"""Rounds of a node that are read together; bounds the memory of a long replay."""
+MAX_THREADS = 4096
+_OF_A_SAMPLE = frozenset(Sample.model_fields)
+_OF_A_GROUP = frozenset(BatchGroup.model_fields) | frozenset(Recipe.model_fields)
+_OF_A_ROUND = frozenset(TRAINING.names) - _OF_A_SAMPLE - _OF_A_GROUP - {"row_digest", "tensor_crc32"}
+"""Columns that hold the same on every row of a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRound:
+    """A round of the history: its batch, and what its update is recorded to have done."""
+
+    batch: Batch
+    batch_digest: str
+    policy_version_after: int
+    skipped: str | None
+    rolled_back_to: int | None
+    weights_sha256: str
+    """Of the weights after the round; empty where it was not computed."""
+    tensors: tuple[int, ...]
+    """CRC-32 of each hashed tensor, in the order of their names; empty where it was not recorded."""
+    loss: float | None
+    finished_at: float
+    seconds: float | None
+    """What the round took when it was run."""
+    environment: dict[str, Any] | None
+    """Versions, threads, CPU and config digest that its bits depend on."""
+    previous: int | None
+    """The last round before it that has rows."""
+    chain: str | None
+    """Digest of all batches up to this one; None in rows of a release that did not write it."""
+
+    @property
+    def round(self) -> int:
+        """Its number."""
+        return self.batch.round
+
+
+def recorded(
+    store: Store, node: str, incarnation: str, first: int = 0, last: int | None = None
+) -> Iterator[RecordedRound]:
+    """Rounds `first` to `last` (included) of a node, bit for bit and in order; see `Recording.rounds`.
+
+    Nothing where there is no table yet.
+    """
+    table = store.find("training")
+    if table is None:
+        return
+    swarm = Recording(table, "", node, incarnation).swarm_of_rows()
+    if swarm is not None:
+        yield from Recording(table, swarm, node, incarnation).rounds(first, last)
+
+
+class Recording:
+    """What one snapshot of the `training` table holds of one incarnation of a node."""
+
+    def __init__(self, table: DeltaTable, swarm: str, node: str, incarnation: str) -> None:
+        self.table, self.swarm, self.node, self.incarnation = table, swarm, node, incarnation
+
+    def swarm_of_rows(self) -> str | None:
+        """The swarm that its rows name; None where there is no row."""
+        heads = self._dataset().head(1, columns=["swarm"], filter=self._mine())["swarm"].to_pylist()
+        return heads[0] if heads else None
+
+    def count(self) -> int:
+        """How many rounds were delivered, those without rows too."""
+        return self._transaction("training") or self._rounds_with_rows()
+
+    def rounds(self, first: int = 0, last: int | None = None) -> Iterator[RecordedRound]:
+        """Rounds `first` to `last` (included), in order. Rounds without rows had an empty batch: there was
+        no update, and they are passed over.
+
+        Each round is checked before it is given out: rows, batch, and that it follows on the one before.
+        Raises `Damaged` for the first that is not what was written, `Unavailable` when the store is away.
+        """
+        if last is None:
+            last = self.count() - 1
+        before: RecordedRound | None = None
+        for rows in self._by_round(first, last):
+            found = whole(rows)
+            self._check_order(found, before, first)
+            yield found
+            before = found
+        self._check_end(before, first, last)
+
+    def before(self, found: RecordedRound) -> RecordedRound | None:
+        """The last round before one that has rows; None where there is none, or it is not whole any more."""
+        round = found.round - 1 if found.chain is None else found.previous
+        if round is None or round < 0:
+            return None
+        try:
+            return next((whole(rows) for rows in self._by_round(round, round)), None)
+        except Damaged:
+            return None  # it was not asked for, and says nothing that could be relied on
+
+    def rolled_back(self, first: int, last: int) -> dict[int, int]:
+        """Rounds `first` to `last` that went back to older weights, and to those of which round."""
+        wanted = self._mine(first, last) & ds.field("rolled_back_to").is_valid()
+        found = self._read(self._dataset(first, last), ["round", "rolled_back_to"], wanted)
+        return dict(zip(found["round"].to_pylist(), found["rolled_back_to"].to_pylist(), strict=True))
+
+    def _check_order(self, found: RecordedRound, before: RecordedRound | None, first: int) -> None:
+        """That no round is missing before this one, none too many, and that the chain goes on in it."""
+        if found.chain is None:
+            if before is not None and before.chain is not None:
+                raise Damaged(self.node, found.round, "lacks the chain that the rounds before it have")
+            return
+        known = before if before is not None else self.before(found)
+        self._check_gap(found.previous, found.round, before, first)
+        if known is None and found.previous is not None:
+            return  # what came before is not kept any more
+        if found.chain != chained(None if known is None else known.chain, found.batch_digest):
+            raise Damaged(self.node, found.round, "its batch does not continue the chain of those before it")
+
+    def _check_gap(self, previous: int | None, round: int, before: RecordedRound | None, first: int) -> None:
+        """That `previous`, which round `round` names as the last with rows, is the last that was read."""
+        held = -1 if before is None else before.round
+        named = -1 if previous is None else previous
+        if named > held and named >= first:
+            others = "" if named == max(held + 1, first) else f", nor of those after round {held}"
+            raise Damaged(
+                self.node, named, f"there is no row of it{others}; round {round} says that it had some"
+            )
+        if before is not None and named < held and before.chain is not None:
+            raise Damaged(self.node, held, f"it has rows, and round {round} says that it had none")
+
+    def _check_end(self, before: RecordedRound | None, first: int, last: int) -> None:
+        """That no round is missing between the last one read and the next, or the last delivered one."""
+        count = self.count()
+        following = next(self._by_round(last + 1, count - 1), None)
+        if following is not None:
+            try:
+                found = whole(following)
+            except Damaged:
+                return  # it was not asked for, and says nothing that could be relied on
+            if found.chain is not None:
+                self._check_gap(found.previous, found.round, before, first)
+            return
+        rows = self._transaction("training-rows")
+        if rows is not None and (-1 if before is None else before.round) < rows - 1 <= last:
+            raise Damaged(self.node, rows - 1, "there is no row of it, and the table says that it had some")
+
+    def _transaction(self, counter: Counter) -> int | None:
+        name = transaction_id(self.swarm, self.node, self.incarnation, counter)
+        return self.table.transaction_version(name)
+
+    def _rounds_with_rows(self) -> int:
+        """One more than the newest round with rows: for a table that was copied without its transactions."""
+        newest = pc.max(self._read(self._dataset(), ["round"], self._mine())["round"]).as_py()
+        return 0 if newest is None else int(newest) + 1
+
+    def _by_round(self, first: int, last: int) -> Iterator[list[dict[str, Any]]]:
+        """The rows of each round that has some, round by round."""
+        for start in range(max(first, 0), last + 1, ROUNDS_AT_ONCE):
+            end = min(start + ROUNDS_AT_ONCE - 1, last)
+            rows = self._read(self._dataset(start, end), None, self._mine(start, end))
+            for round in sorted(set(rows["round"].to_pylist())):
+                yield rows.filter(pc.equal(rows["round"], round)).to_pylist()
+
+    def _dataset(self, first: int | None = None, last: int | None = None) -> ds.Dataset:
+        """The files that may hold such rows, by partition and statistics."""
+        terms = [("node", "=", self.node), ("incarnation", "=", self.incarnation)]
+        terms += [("round", ">=", str(first))] if first is not None else []
+        terms += [("round", "<=", str(last))] if last is not None else []
+        try:
+            return self.table.to_pyarrow_dataset(file_pruning_predicate=terms)
+        except (OSError, DeltaError) as error:
+            raise away(self.table.table_uri, error) from error
+
+    def _mine(self, first: int | None = None, last: int | None = None) -> pc.Expression:
+        wanted = (ds.field("node") == self.node) & (ds.field("incarnation") == self.incarnation)
+        wanted &= ds.field("round") >= first if first is not None else ds.scalar(True)
+        return wanted & (ds.field("round") <= last if last is not None else ds.scalar(True))
+
+    def _read(self, data: ds.Dataset, columns: list[str] | None, wanted: pc.Expression) -> pa.Table:
+        try:
+            return data.to_table(columns=columns, filter=wanted)
+        except (OSError, DeltaError) as error:
+            raise away(self.table.table_uri, error) from error
+
+
+def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:
+    """The round that rows make, all of one round in any order. Raises `Damaged` where a digest differs."""
+    ordered = sorted(rows, key=lambda row: (int(row["position"]), int(row["k"])))
+    head = ordered[0]
+    _check_rows(ordered)
+    batch = batch_of(ordered)
+    try:
+        environment = None if head.get("environment") is None else json.loads(head["environment"])
+        if environment is not None and not 1 <= int(environment.get("threads", 1)) <= MAX_THREADS:
+            raise ValueError(f"{environment['threads']} threads")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _damaged(head, f"what it says of the machine it was made on is none: {error}") from error
+    return RecordedRound(
+        batch=batch,
+        batch_digest=str(head["batch_digest"]),
+        policy_version_after=head["policy_version_after"],
+        skipped=head["skipped"],
+        rolled_back_to=head["rolled_back_to"],
+        weights_sha256=head["weights_sha256"],
+        tensors=tuple(head.get("tensor_crc32") or ()),
+        loss=head["loss"],
+        finished_at=head["finished_at"],
+        seconds=head.get("seconds"),
+        environment=environment,
+        previous=head.get("previous_round"),
+        chain=head.get("chain"),
+    )
+
+
+def batch_of(rows: Sequence[Mapping[str, Any]]) -> Batch:
+    """The batch that the rows of one round make, in order. Raises `Damaged` where it has another digest."""
+    groups: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["position"], []).append(row)
+    head = rows[0]
+    try:
+        batch = _batch(head, [_group(members) for members in groups.values()])
+    except ValidationError as error:
+        raise _damaged(head, f"its rows make no batch: {error.errors()[0]['msg']}") from error
+    if batch.digest() != head["batch_digest"]:
+        raise _damaged(head, f"its rows do not make the batch they were written from{_gap(groups)}")
+    return batch
+
+
+def _damaged(row: Mapping[str, Any], problem: str) -> Damaged:
+    return Damaged(str(row["node"]), int(row["round"]), problem)
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return f"position {row['position']}, completion {row['k']}"
+
+
+def _check_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    """That each row has its digest, stands at its place once, and says what the others of its round say."""
+    places: set[tuple[int, int]] = set()
+    groups: dict[int, Mapping[str, Any]] = {}
+    for row in rows:
+        place = (row["position"], row["k"])
+        if _digest(row) != row["row_digest"]:
+            raise _damaged(row, f"the row at {_place(row)} does not have its digest{_moved(row, rows)}")
+        if place in places:
+            raise _damaged(row, f"there are two rows at {_place(row)}")
+        places.add(place)
+        head = groups.setdefault(row["position"], row)
+        for names, other in ((_OF_A_ROUND, rows[0]), (_OF_A_GROUP, head)):
+            odd = next((name for name in sorted(names) if row.get(name) != other.get(name)), None)
+            if odd is not None:
+                raise _damaged(row, f"the rows at {_place(other)} and {_place(row)} differ in {odd}")
+
+
+def _digest(row: Mapping[str, Any]) -> str:
+    """The row's digest; none where it holds what no row can, such as NaN."""
+    try:
+        return row_digest(row)
+    except ValueError:
+        return ""
+
+
+def _moved(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Where a row without its digest stood when it was written, if all that was changed is its place."""
+    for other in rows:
+        place = {"position": other["position"], "k": other["k"]}
+        if _digest({**row, **place}) == row["row_digest"]:
+            return f": the order was changed, it was written as {_place(other)}"
+    return ""
+
+
+def _gap(groups: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
+    """The first place where a row is missing between others, as far as places alone tell."""
+    for position in range(max(groups) + 1):
+        ks = {int(row["k"]) for row in groups.get(position, ())}
+        missing = next((k for k in range(max(ks, default=0) + 1) if k not in ks), None)
+        if missing is not None:
+            return f": the row at position {position}, completion {missing} is missing"
+    return ": a row is missing or too many, or its values and digest were changed"
+
+
+def _batch(row: Mapping[str, Any], groups: Sequence[BatchGroup]) -> Batch:
+    own = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
+    return Batch(
+        **{name: row[name] for name in own},
+        policy_version=row["policy_version_before"],
+        groups=tuple(groups),
+    )
+
+
+def _group(rows: Sequence[Mapping[str, Any]]) -> BatchGroup:
+    row = rows[0]
+    own = ("position", "group_id", "content_sha256", "source", "producer", "producer_key", "producer_version")
+    more = ("question", "age_s", "bus_position")
+    return BatchGroup(
+        **{name: row[name] for name in own + more},
+        recipe=Recipe(**{name: row[name] for name in ("dataset", "config", "seed", "index")}),
+        samples=tuple(_sample(row) for row in rows),
+    )
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    plain = ("k", "text", "finish_reason", "outcome", "score", "advantage", "retokenised")
+    logprobs = row["behaviour_logprobs"]
+    return Sample(
+        **{name: row[name] for name in plain},
+        token_ids=tuple(row["token_ids"]),
+        loss_mask=tuple(row["loss_mask"]),
+        behaviour_logprobs=None if logprobs is None else tuple(logprobs),
+    )
