@@ -35,6 +35,7 @@ from sapo.journal_file import connect, explained
 from sapo.lock import NodeLock
 from sapo.manifest import Manifest
 from sapo.records import Count, Hex64, Name, Record
+from sapo.retention import anchors
 
 INDEX = "pack.json"
 MAX_INDEX_BYTES = 2**20
@@ -93,8 +94,9 @@ def silent(label: str, done: int, total: int) -> None:
 def export_node(home: Home, name: str, output: Path, progress: Progress = silent) -> Pack:
     """Pack a node's key, journal, newest checkpoint, config and manifest, and mark its folder as moved.
 
-    The file holds the private key and only its owner may read it. What stays: history, MLflow, the embedded
-    bus. Raises `UserError` for a node that runs, was moved, is unknown or damaged, or a file that exists.
+    The file holds the private key and only its owner may read it. What stays: MLflow, the embedded bus, and
+    a history in this home, with the checkpoints its replay begins at; those go along when `history.uri` names
+    a store. Raises `UserError` for a node that runs, was moved, is unknown or damaged, or a file that exists.
     """
     home.load_manifest()
     if name not in home.node_names():
@@ -140,15 +142,26 @@ def _sources(home: Home, name: str, journal: Path) -> dict[str, Path]:
         raise UserError("NODE", name, f"has no {KEY}", "restore its folder from a backup")
     sources = {KEY: folder / KEY, JOURNAL: journal}
     with Journal.read_only(home.journal(name)) as held:
-        done, pinned = held.finished_rounds(), held.pinned_checkpoints()
+        done, kept = held.finished_rounds(), held.pinned_checkpoints()
         newest = checkpoint.load_latest(home.checkpoints(name), incarnation=held.incarnation, at_most=done)
-    if newest is None and done:
-        raise UserError("NODE", name, "has no whole checkpoint", "restore its folder from a backup")
-    kept = {path for path in pinned if path.is_dir()} | ({newest.path} if newest else set())
+        if newest is None and done:
+            raise UserError("NODE", name, "has no whole checkpoint", "restore its folder from a backup")
+        kept |= _replayed_from(home, name, held.checkpoints(), done) | ({newest.path} if newest else set())
+    kept = {path for path in kept if path.is_dir()}
     for path in sorted(kept):
         for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
             sources[f"checkpoints/{path.name}/{file.relative_to(path).as_posix()}"] = file
     return sources
+
+
+def _replayed_from(home: Home, name: str, kept: Sequence[checkpoint.Checkpoint], done: int) -> set[Path]:
+    """The checkpoints that the node's replay may begin at, where the history is as near to its new place; a
+    history in this home stays here, and they with it."""
+    history = home.load_config().for_node(name).history
+    if history.uri is None:
+        return set()
+    wanted = anchors([one.round for one in kept], done, history.keep_rounds)
+    return {one.path for one in kept if one.round in wanted}
 
 
 def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progress) -> Pack:

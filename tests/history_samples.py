@@ -1,5 +1,7 @@
 """Groups, batches and results with awkward values, for the tests of the history and of tracking."""
 
+import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +13,7 @@ from sapo.history.rollouts import Archiver
 from sapo.history.rounds import recorded
 from sapo.history.tables import Store
 from sapo.history.training import TrainingSink
+from sapo.home import Home
 from sapo.identity import Identity, seal
 from sapo.journal_rows import Event, Link, Movement
 from sapo.records import (
@@ -198,6 +201,17 @@ def batches(
 ) -> list[Batch]:
     """What the history holds of a node's batches, checked."""
     return [round.batch for round in recorded(store, node, incarnation, first, last)]
+
+
+def last_release(folder: Path) -> Home:
+    """A home that the release with journal and history of version 1 left behind, as `tests/data` says."""
+    with zipfile.ZipFile(Path(__file__).parent / "data" / "history-v1.zip") as archive:
+        archive.extractall(folder / "v1")
+    home = Home(folder / "v1")
+    (home.node("n0") / "key.pem").chmod(0o600)
+    config = json.loads(home.config.read_text())
+    home.config.write_text(json.dumps(config | {"model": str(home.root / "model")}))
+    return home
 
 
 def deliver_from_a_process(uri: str, node: str, rounds: int) -> None:

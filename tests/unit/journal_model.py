@@ -8,8 +8,9 @@ from typing import Any
 from makers import INCARNATION, make_received, make_signed
 
 from sapo.checkpoint import Checkpoint
-from sapo.journal import Journal, JournalError, Owed, PoolRow
-from sapo.records import Batch, BatchGroup, Group, RoundResult, Sample, SignedGroup
+from sapo.journal import Journal, JournalError, Link, Movement, Owed, PoolRow
+from sapo.journal_rows import Event
+from sapo.records import Batch, BatchGroup, Group, RoundResult, Sample, SignedGroup, sha256
 
 KINDS = ("publish", "training", "track", "version")
 NOW = 1000.0
@@ -19,6 +20,21 @@ def make_row(round: int, position: int, author: str = "peer") -> PoolRow:
     """A pool row with a group by `author`."""
     received = make_received(author, round, position)
     return PoolRow(received.signed.group_id, received.signed.key, received, received_at=NOW + round)
+
+
+def make_movement(row: PoolRow, event: Event) -> Movement:
+    """What the journal keeps of a pool row that comes or goes."""
+    received, author = row.received, Group.model_validate_json(row.received.signed.payload)
+    place = (author.node, author.key, received.bus_position, received.timestamp, row.received_at)
+    return Movement(event, row.group_id, *place)
+
+
+def chain_of(digests: Sequence[str]) -> str | None:
+    """The digest of a whole history of batches, from theirs."""
+    chain = ""
+    for digest in digests:
+        chain = sha256(chain + digest)
+    return chain or None
 
 
 def make_batch(round: int, groups: Sequence[SignedGroup] = (), **changes: Any) -> Batch:
@@ -110,6 +126,8 @@ class Model:
     outbox: list[Owed] = field(default_factory=list)
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     versions: set[int] = field(default_factory=set)
+    taught: dict[int, str] = field(default_factory=dict)
+    """Digests of all batches that had groups, pruned or not."""
     last_seq: int = 0
 
     def stage(self) -> tuple[int, str] | None:
@@ -140,6 +158,7 @@ class Model:
         pool_added: Sequence[PoolRow],
         pool_removed: Collection[str],
         verdicts: Mapping[str, str],
+        rejected: Mapping[str, Event] = {},
         training_owed: bool = True,
     ) -> None:
         """Transaction 2."""
@@ -158,6 +177,16 @@ class Model:
         self.pool = [row for row in judged if row.group_id not in pool_removed]
         self.positions = dict(positions)
         self.rounds[batch.round] |= {"stage": "batch", "batch": batch, "owed": training_owed}
+        drawn = {group.group_id for group in batch.groups if group.source == "external"}
+        leaving = sorted((row for row in judged if row.group_id in pool_removed), key=lambda r: r.group_id)
+        self.rounds[batch.round]["movements"] = [make_movement(row, "received") for row in pool_added] + [
+            make_movement(row, "trained" if row.group_id in drawn else rejected.get(row.group_id, "evicted"))
+            for row in leaving
+        ]
+        previous = max(self.taught, default=None)
+        if batch.groups:
+            self.taught[batch.round] = batch.digest()
+        self.rounds[batch.round]["link"] = Link(previous, chain_of(list(self.taught.values())))
 
     def commit_result(self, result: RoundResult) -> None:
         """Transaction 3."""
@@ -201,6 +230,8 @@ class Model:
             "stage": self.stage(),
             "groups": {r: self.rounds[r]["groups"] for r in order},
             "batches": {r: self.rounds[r]["batch"] for r in order if "batch" in self.rounds[r]},
+            "links": {r: self.rounds[r]["link"] for r in order if "link" in self.rounds[r]},
+            "movements": {r: self.rounds[r]["movements"] for r in order if "movements" in self.rounds[r]},
             "results": [self.rounds[r]["result"] for r in order if "result" in self.rounds[r]],
             "positions": self.positions,
             "pool": self.pool,
@@ -224,6 +255,8 @@ def snapshot(journal: Journal) -> dict[str, Any]:
         "stage": at,
         "groups": rounds,
         "batches": batches,
+        "links": {round: journal.link(round) for round in batches},
+        "movements": {round: journal.movements(round) for round in batches},
         "results": journal.results(),
         "positions": journal.positions(),
         "pool": journal.pool(),

@@ -44,6 +44,7 @@ def script(elsewhere: Path) -> list[Step]:
             "pool_added": added,
             "pool_removed": [leaving.group_id],
             "verdicts": {leaving.group_id: f'{{"round":{round}}}', added[-1].group_id: "{}"},
+            "rejected": {leaving.group_id: "uninformative"} if round == 1 else {},
         }
         steps += [
             methodcaller("commit_groups", round=round, groups=groups, publish=published),
@@ -57,6 +58,7 @@ def script(elsewhere: Path) -> list[Step]:
             ),
             methodcaller("acknowledge", kind="training", through_seq=6 * round),
             methodcaller("acknowledge", kind="track", through_seq=6 * round),
+            methodcaller("acknowledge", kind="version", through_seq=9),
             methodcaller("prune"),
         ]
     return steps

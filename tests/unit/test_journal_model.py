@@ -24,6 +24,7 @@ from journal_model import (
 from makers import INCARNATION
 
 from sapo.journal import Journal, JournalError
+from sapo.journal_rows import Event
 
 ROWS = [make_row(90, position) for position in range(12)]
 VERDICTS = st.sampled_from(['{"scores":[0.0,1.0]}', '{"reason":"timeout"}'])
@@ -78,6 +79,9 @@ class JournalMachine(RuleBasedStateMachine):
         added=st.lists(PLACES, max_size=4, unique=True),
         removed=st.sets(PLACES, max_size=4),
         judged=st.dictionaries(PLACES, VERDICTS, max_size=3),
+        drawn=st.sets(PLACES, max_size=2),
+        rejected=st.dictionaries(PLACES, st.sampled_from(["uninformative", "unscorable"]), max_size=2),
+        local=st.integers(0, 2),
         positions=st.dictionaries(st.sampled_from("pqr"), st.integers(0, 9)),
         owed=st.booleans(),
         wrong=st.booleans(),
@@ -88,6 +92,9 @@ class JournalMachine(RuleBasedStateMachine):
         added: list[int],
         removed: set[int],
         judged: dict[int, str],
+        drawn: set[int],
+        rejected: dict[int, Event],
+        local: int,
         positions: dict[str, int],
         owed: bool,
         wrong: bool,
@@ -104,7 +111,8 @@ class JournalMachine(RuleBasedStateMachine):
         if not wrong:
             leaving &= held
             verdicts = {group_id: verdict for group_id, verdict in verdicts.items() if group_id in held}
-        batch = make_batch(round, own_groups(round, 2))
+        foreign = [ROWS[place].received.signed for place in sorted(drawn - rejected.keys())]
+        batch = make_batch(round, [*own_groups(round, local), *foreign])
         self.both(
             lambda side: side.commit_batch(
                 batch,
@@ -112,6 +120,7 @@ class JournalMachine(RuleBasedStateMachine):
                 pool_added=new,
                 pool_removed=leaving,
                 verdicts=verdicts,
+                rejected={ROWS[place].group_id: event for place, event in rejected.items()},
                 training_owed=owed,
             )
         )
