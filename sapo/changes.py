@@ -87,6 +87,10 @@ class Changes:
         Raises `UserError` where a change gives no valid settings for some round, or asks for what is not in
         the history.
         """
+        if not recorded:
+            remedy = "choose others with --from and --to"
+            raise UserError("--set", " ".join(self._keys), "no batch of these rounds has any group", remedy)
+        self._check_trusted(recorded)
         changed: set[str] = set()
         for part in recorded:
             config = self.over(part.learn, part.guard)
@@ -100,6 +104,16 @@ class Changes:
         last = self.over(recorded[-1].learn, recorded[-1].guard)
         texts = {key: _text(_value(last, key)) for key in self._keys}
         return Settled(last, texts, tuple(key for key in self._keys if key not in changed))
+
+    def _check_trusted(self, recorded: Sequence[Recorded]) -> None:
+        """Refuse to trust only those who taught the node nothing: that would change nothing."""
+        trusted = self._over.get("learn", {}).get("trusted_peers")
+        names = sorted({name for part in recorded for name, _ in part.authors})
+        keys = {key for part in recorded for _, key in part.authors}
+        if isinstance(trusted, list) and trusted and not {*names, *keys} & {*map(str, trusted)}:
+            problem = "none of them taught the node in these rounds"
+            remedy = f"those who did are {', '.join(names)}" if names else "nobody did: choose other rounds"
+            raise UserError("learn.trusted_peers", trusted, problem, remedy)
 
     def batch(self, recorded: Batch) -> Batch:
         """The recorded batch as it would have been under the changed settings."""

@@ -102,13 +102,24 @@ def test_behaviour_needs_log_probabilities_that_only_rounds_in_that_mode_record(
     own = changes("learn.foreign=behaviour", 'learn.trusted_peers=["n1", "n2"]')
     told = learn(foreign="behaviour", trusted_peers=[PEER[1]])
     own.settle([recorded(told, {PEER: 0})])
-    own.settle([recorded(LEARN, {("n3", "cd" * 32): 0})])
+    own.settle([recorded(told, {PEER: 0}), recorded(LEARN, {("n3", "cd" * 32): 3})])
     with pytest.raises(
         UserError, match=r"no log-probabilities of n1 in round 4: .*; choose as_if_own, bounded"
     ):
         own.settle([recorded(told, {PEER: 0}), recorded(LEARN, {PEER: 4})])
     with pytest.raises(UserError, match="no log-probabilities of n2 in round 0"):
         own.settle([recorded(told, {("n2", "cd" * 32): 0})])
+
+
+def test_to_trust_nobody_who_taught_the_node_is_no_change() -> None:
+    own = changes("learn.foreign=behaviour", 'learn.trusted_peers=["n11"]')
+    with pytest.raises(UserError, match="none of them taught the node in these rounds; those who did are n1"):
+        own.settle([recorded(LEARN, {PEER: 0})])
+
+
+def test_rounds_without_any_group_cannot_be_trained_on() -> None:
+    with pytest.raises(UserError, match="no batch of these rounds has any group"):
+        changes("learn.lr=1").settle([])
 
 
 def test_advantages_are_worked_out_again_only_where_a_change_shapes_them() -> None:

@@ -1,0 +1,286 @@
+"""What-ifs over a real recorded run: each is a run of its own in a real MLflow store, the node is untouched."""
+
+import json
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from swarms import small_config
+
+from sapo.changes import with_advantages
+from sapo.errors import Unavailable, UserError
+from sapo.history.rounds import RecordedRound, recorded
+from sapo.history.tables import Store
+from sapo.home import Home
+from sapo.judge import evaluate_swarm
+from sapo.lock import NodeLock
+from sapo.manifest import Manifest
+from sapo.models import weights_sha256
+from sapo.node import NodeRuntime
+from sapo.settings import LearnConfig
+from sapo.summary import tracked
+from sapo.track import Tracker, TrackSink
+from sapo.whatif import WhatIf, retrain
+
+INCARNATION = f"{0:016x}"
+BASE = ("learn.lr=1e-3", "batch.local=4", "batch.completions=8")
+PHASES = (
+    (),
+    ("learn.advantage=mean_std",),
+    ("learn.truncated=zero_reward", "generate.max_new_tokens=3"),
+    ("learn.advantage=mean_std", "learn.std_floor=0.4", "learn.loss=grpo", "learn.epochs=2"),
+    ("learn.foreign=behaviour", 'learn.trusted_peers=["n1"]'),
+)
+"""What was changed while the recorded run went on; each phase is the base with these changes."""
+EACH = 5
+LAST = EACH * len(PHASES) - 1
+SAME = ("learn.lr=0.001", "learn.dr_grpo_length=77")
+"""A setting as it was recorded, and one that no loss but another looks at."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A swarm of two nodes that has run, with n0 tracked and evaluated, and what n0's history holds."""
+
+    home: Home
+    uri: str
+    run: str
+    rounds: list[RecordedRound]
+
+    def what_if(self, *sets: str, **more: Any) -> WhatIf:
+        return retrain(self.home, "n0", sets, **more)
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    home = Home(tmp_path_factory.mktemp("what-if") / "home")
+    uri = f"sqlite:///{home.mlflow_db}"
+    tracker = Tracker(uri, "test", "n0", INCARNATION, artifacts=home.artifacts)
+    for number, phase in enumerate(PHASES):
+        config = small_config([*BASE, *phase, f"swarm.rounds={EACH * (number + 1)}"])
+        home.prepare(config, Manifest.of(config))
+        with (
+            NodeRuntime.open(config, "n1", home, incarnation="1" * 16) as peer,
+            NodeRuntime.open(
+                config, "n0", home, incarnation=INCARNATION, tracking=[TrackSink(tracker)]
+            ) as node,
+        ):
+            while not node.finished:
+                peer.run_round()
+                assert peer.drain(60)
+                node.run_round()
+            assert node.drain(60)
+    tracker.end()
+    evaluate_swarm(config, home, ["n0"])
+    rounds = list(recorded(Store(str(home.history)), "n0", INCARNATION))
+    return Recording(home, uri, str(tracker.found()), rounds)
+
+
+@pytest.fixture(scope="module")
+def other(recording: Recording) -> WhatIf:
+    """Another loss and another step size, over all rounds."""
+    return recording.what_if("learn.loss=cispo", "learn.lr=1e-5")
+
+
+def run_of(recording: Recording, made: WhatIf) -> Any:
+    return MlflowClient(recording.uri).get_run(made.run_id)
+
+
+def series(recording: Recording, run: str, name: str) -> dict[int, float]:
+    found = MlflowClient(recording.uri).get_metric_history(run, name)
+    return {metric.step: metric.value for metric in found}
+
+
+def test_a_change_without_effect_ends_with_the_recorded_weights_bit_for_bit(recording: Recording) -> None:
+    made = recording.what_if(*SAME)
+    assert made.weights_sha256 == recording.rounds[-1].weights_sha256 != ""
+    assert made.unchanged == ("learn.lr",)
+    assert made.rounds == len(recording.rounds)
+    assert made.steps == sum(found.skipped is None for found in recording.rounds) > EACH
+    assert "they are n0's own, bit for bit: the change made no difference" in made.lines()
+    assert "as it was recorded anyway: learn.lr" in made.lines()
+    assert made.figures["pass_at_1"] == made.own["pass_at_1"]
+
+
+def test_advantages_worked_out_from_recorded_scores_are_the_recorded_ones(recording: Recording) -> None:
+    modes = set()
+    for found in recording.rounds:
+        learn = LearnConfig.model_validate(json.loads(found.batch.learn))
+        for group in found.batch.groups:
+            assert with_advantages(group, learn) == group
+            if group.informative:
+                modes.add((learn.advantage, learn.truncated, learn.std_floor))
+    assert len(modes) == 4, "each way to work them out is in the record"
+
+
+def test_other_settings_lead_to_other_weights(recording: Recording, other: WhatIf) -> None:
+    assert other.weights_sha256 != recording.rounds[-1].weights_sha256 == other.own_weights_sha256
+    assert (other.first, other.last, other.rounds) == (0, LAST, len(recording.rounds))
+    assert other.changes == {"learn.loss": "cispo", "learn.lr": "1e-05"}
+    assert not other.unchanged
+    assert json.loads(json.dumps(other.to_json()))["changes"] == other.changes
+
+
+def test_the_run_lies_below_the_nodes_own_and_says_what_it_is(recording: Recording, other: WhatIf) -> None:
+    run = run_of(recording, other)
+    tags, params = run.data.tags, run.data.params
+    assert run.info.run_name == "n0 · learn.loss=cispo learn.lr=1e-05"
+    assert run.info.status == "FINISHED"
+    assert (params["learn.loss"], params["learn.lr"], params["batch.local"]) == ("cispo", "1e-05", "4")
+    assert tags["mlflow.parentRunId"] == tags["sapo.replay.of"] == recording.run
+    said = {name.removeprefix("sapo.replay"): tags[name] for name in tags if name.startswith("sapo.replay")}
+    assert said[""] == "what-if"
+    assert (said[".node"], said[".incarnation"], said[".rounds"]) == ("n0", INCARNATION, f"0-{LAST}")
+    assert said[".changes"] == "learn.loss=cispo learn.lr=1e-05"
+    assert said[".weights_sha256"] == other.weights_sha256
+    assert said[".chain"] == recording.rounds[-1].chain
+    assert not {"sapo.node", "sapo.incarnation"} & tags.keys()
+
+
+def test_its_series_stand_beside_the_nodes_own(recording: Recording, other: WhatIf) -> None:
+    trained = {found.round for found in recording.rounds}
+    for name in ("reward/local", "reward/training_set", "reward/local/chain_sum", "share/external"):
+        own = series(recording, recording.run, name)
+        assert series(recording, other.run_id, name) == {step: own[step] for step in own if step in trained}
+    mine, own = (series(recording, run, "learn/loss") for run in (other.run_id, recording.run))
+    assert mine.keys() == own.keys()
+    assert mine != own
+    ends = {name: series(recording, other.run_id, name) for name in ("eval/pass_at_1", "eval/greedy")}
+    assert ends["eval/pass_at_1"] == {LAST + 1: other.figures["pass_at_1"]}
+    assert ends["eval/greedy"] == {LAST + 1: other.figures["greedy"]}
+    assert series(recording, other.run_id, "eval/pass_at_1/chain_sum") == ends["eval/pass_at_1"]
+
+
+def test_a_person_sees_both_policies_beside_each_other(other: WhatIf) -> None:
+    lines = other.lines()
+    assert lines[0].startswith(
+        f"n0 · learn.loss=cispo learn.lr=1e-05: {other.rounds} recorded rounds (0 to {LAST})"
+    )
+    left_out = other.rounds - other.steps
+    assert f"steps made: {other.steps}, left out: {left_out} ({left_out} no informative group)" in lines
+    [line] = [line for line in lines if line.startswith("pass@1: ")]
+    assert f"this {other.figures['pass_at_1']:.1%}" in line
+    assert f"n0's own after {LAST + 1} rounds {other.own['pass_at_1']:.1%}" in line
+    assert f"at the start {other.start['pass_at_1']:.1%}" in line
+    assert lines[-1] == f"model: runs:/{other.run_id}/model"
+
+
+def test_its_model_is_loaded_from_the_run(
+    recording: Recording, other: WhatIf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", recording.uri)
+    assert other.model is not None
+    for address in (f"runs:/{other.run_id}/model", other.model):
+        assert weights_sha256(mlflow.transformers.load_model(address).model) == other.weights_sha256
+
+
+def test_it_enters_no_curve_of_the_nodes_own(recording: Recording, other: WhatIf) -> None:
+    MlflowClient(recording.uri).set_tag(other.run_id, "mlflow.runName", "n0")
+    own = {
+        (name, step, value)
+        for name in MlflowClient(recording.uri).get_run(recording.run).data.metrics
+        for step, value in series(recording, recording.run, name).items()
+    }
+    for uri in (None, recording.uri):
+        found = list(tracked(recording.home, uri, "test"))
+        assert {node for node, *_ in found} == {"n0"}
+        assert {(name, step, value) for _, name, step, value in found} == own
+    assert Tracker(recording.uri, "test", "n0", INCARNATION).found() == recording.run
+
+
+def test_nothing_of_the_node_is_touched(recording: Recording, other: WhatIf) -> None:
+    def state() -> dict[Path, tuple[int, int]]:
+        folders = [recording.home.node("n0"), recording.home.node("n1"), recording.home.history]
+        paths = [path for folder in folders for path in folder.rglob("*")]
+        own = [path for path in paths if path.name not in ("lock", "journal.sqlite-shm")]
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in own}
+
+    before, run = state(), MlflowClient(recording.uri).get_run(recording.run).to_dictionary()
+    with NodeLock(recording.home.node("n0")):  # as while the node runs
+        recording.what_if("learn.loss=dr_grpo", first=LAST - 1)
+    assert state() == before
+    assert MlflowClient(recording.uri).get_run(recording.run).to_dictionary() == run
+
+
+def test_rounds_before_the_first_are_repeated_as_they_were(recording: Recording) -> None:
+    first, last = EACH + 1, 3 * EACH - 1
+    made = recording.what_if(*SAME, first=first, last=last)
+    ends = [found for found in recording.rounds if found.round <= last]
+    assert made.weights_sha256 == ends[-1].weights_sha256
+    assert (made.first, made.last) == (first, last)
+    assert made.rounds == sum(found.round >= first for found in ends)
+    assert min(series(recording, made.run_id, "learn/groups")) >= first
+
+
+def test_behaviour_is_refused_where_the_history_has_no_log_probabilities(recording: Recording) -> None:
+    mode = ("learn.foreign=behaviour", 'learn.trusted_peers=["n1"]', "learn.foreign_ratio_cap=1.5")
+    with pytest.raises(UserError, match=r"no log-probabilities of n1 in round \d+: "):
+        recording.what_if(*mode)
+    made = recording.what_if(*mode, first=LAST - EACH + 1)
+    assert made.unchanged == ("learn.foreign", "learn.trusted_peers")
+    assert made.steps > 0
+
+
+def test_alarms_leave_their_steps_out_and_are_counted(recording: Recording) -> None:
+    made = recording.what_if("guard.min_entropy=50")
+    steps = sum(found.skipped is None for found in recording.rounds)
+    assert made.left_out["past guard.min_entropy = 50"] == steps - made.steps > EACH
+    assert sum(made.left_out.values()) == made.rounds - made.steps
+    assert json.loads(run_of(recording, made).data.tags["sapo.replay.left_out"]) == made.left_out
+    assert any("past guard.min_entropy = 50" in line for line in made.lines())
+
+
+def test_a_model_that_goes_astray_ends_in_a_clear_result(recording: Recording) -> None:
+    made = recording.what_if("learn.lr=1e300")
+    assert made.diverged is not None
+    assert made.diverged < LAST
+    assert (made.figures, made.model) == (None, None)
+    assert any("the model computes nothing finite any more" in line for line in made.lines())
+    assert run_of(recording, made).data.tags["sapo.replay.diverged_after"] == str(made.diverged)
+
+
+def test_a_last_step_that_breaks_the_model_is_noticed(recording: Recording) -> None:
+    first = next(found.round for found in recording.rounds if found.skipped is None)
+    made = recording.what_if("learn.lr=1e300", last=first)
+    assert (made.steps, made.diverged, made.model) == (1, first, None)
+
+
+def test_an_interrupted_what_if_is_killed_in_mlflow(recording: Recording) -> None:
+    def interrupt(label: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    before = {run.info.run_id for run in all_runs(recording)}
+    with pytest.raises(KeyboardInterrupt):
+        recording.what_if(*SAME, progress=interrupt)
+    [made] = [run for run in all_runs(recording) if run.info.run_id not in before]
+    assert made.info.status == "KILLED"
+    assert made.data.metrics["learn/groups"] > 0, "what was done until then can be looked at"
+
+
+def all_runs(recording: Recording) -> list[Any]:
+    client = MlflowClient(recording.uri)
+    return list(client.search_runs([client.get_experiment_by_name("test").experiment_id]))
+
+
+def test_without_mlflow_the_long_work_does_not_begin(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        told: list[str] = []
+        with pytest.raises(Unavailable, match=f"MLflow at {url}"):
+            recording.what_if(*SAME, progress=lambda label, done, total: told.append(label))
+    assert not told
+
+
+def test_progress_is_told(recording: Recording) -> None:
+    told: list[tuple[str, int, int]] = []
+    recording.what_if(*SAME, last=1, progress=lambda *step: told.append(step))
+    assert ("rounds", 2, 2) in told
+    assert told[-1] == ("held-out questions", 40, 40)
