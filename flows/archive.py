@@ -1,6 +1,7 @@
 """Flow `archive`: what nodes published, from the bus into the history, exactly once (DESIGN 10)."""
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -18,7 +19,7 @@ from sapo.errors import Unavailable
 from sapo.history import open_store
 from sapo.history.rollouts import Archiver
 from sapo.outage import Outage
-from sapo.processes import stopping_on_signals
+from sapo.processes import Child, stopping_on_signals
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,31 @@ LAST_PASS_S = 45.0
 RETRY_S = 0.5
 
 
+class Keeper:
+    """Runs the flow `maintain` every so often in a process of its own: archiving does not wait for it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._every = process.config.history.maintain_seconds
+        self._due = time.monotonic() + self._every
+        self._child: Child | None = None
+
+    def tend(self) -> None:
+        """Start it when it is due and has ended since the last time."""
+        if not self._every or time.monotonic() < self._due:
+            return
+        if self._child is None or self._child.poll() is not None:
+            self._due = time.monotonic() + self._every
+            home = self._process.home
+            command = ["-m", "flows.maintain", "--home", str(home.root)]
+            self._child = Child.start("maintain", command, log=home.logs / "maintain.log", env=os.environ)
+
+    def end(self) -> None:
+        """End it where it stands: every step of it is whole or not there."""
+        if self._child is not None:
+            self._child.kill()
+
+
 @dataclass
 class Archive:
     """The archive of this process: the bus stays open from pass to pass."""
@@ -38,6 +64,9 @@ class Archive:
     process: Process
     outage: Outage = field(default_factory=lambda: Outage("bus or history", log))
     bus: Bus | None = None
+
+    def __post_init__(self) -> None:
+        self.keeper = Keeper(self.process)
 
     def one_pass(self) -> dict[str, int]:
         """Archive all that is on the bus now; returns what was done, in counts.
@@ -70,12 +99,14 @@ class Archive:
                 except Unavailable as error:
                     self.outage.began(error)
                     process.failure = None
+                self.keeper.tend()
                 pause = min(process.config.history.flush_seconds, max(0.0, until - time.monotonic()))
                 process.stop.wait(pause)
         return rows
 
     def last_pass(self) -> bool:
         """Archive what is left, waiting some time for what is away; whether all is archived."""
+        self.keeper.end()
         deadline = time.monotonic() + LAST_PASS_S
         while True:
             try:

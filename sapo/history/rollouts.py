@@ -239,7 +239,9 @@ def _held(table: DeltaTable, groups: Sequence[Group]) -> dict[str, str]:
         & (ds.field("round") <= max(rounds))
         & ds.field("group_id").isin(sorted({group.group_id for group in groups}))
     )
-    found = table.to_pyarrow_dataset().to_table(columns=["group_id", "content_sha256"], filter=wanted)
+    stretch = f"round >= {min(rounds)} AND round <= {max(rounds)}"
+    files = table.to_pyarrow_dataset(file_pruning_predicate=stretch)
+    found = files.to_table(columns=["group_id", "content_sha256"], filter=wanted)
     return dict(zip(found["group_id"].to_pylist(), found["content_sha256"].to_pylist(), strict=True))
 
 

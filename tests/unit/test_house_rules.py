@@ -280,10 +280,12 @@ def test_trap_42_prefect_keeps_nothing_and_sees_only_small_things() -> None:
 
     import flows.archive
     import flows.evaluate
+    import flows.maintain
     import flows.node
     import flows.swarm
 
-    members = [vars(module) for module in (flows.archive, flows.evaluate, flows.node, flows.swarm)]
+    modules = (flows.archive, flows.evaluate, flows.maintain, flows.node, flows.swarm)
+    members = [vars(module) for module in modules]
     tasks = {value.name: value for found in members for value in found.values() if isinstance(value, Task)}
     kept = {value.name: value for found in members for value in found.values() if isinstance(value, Flow)}
     assert {"generate", "publish", "consume_sample", "verify", "grpo_update"} <= tasks.keys()
