@@ -309,7 +309,7 @@ def _tracker(home: Home, node: str, replay: Replay, settled: Settled) -> Tracker
 
 @contextmanager
 def _running(tracker: Tracker) -> Iterator[_Log]:
-    """The run's metrics: what there is of them is sent, whatever happens. `KILLED` is one a person stopped."""
+    """The run's metrics; what there is of them is sent, whatever happens. `KILLED` is what was stopped."""
     status, log = "FAILED", _Log(tracker)
     try:
         yield log

@@ -1,4 +1,4 @@
-"""What-ifs over a real recorded run: each is a run of its own in a real MLflow store, the node is untouched."""
+"""What-ifs over a real recorded run: each a run of its own in a real MLflow store, the node is untouched."""
 
 import json
 import socket
