@@ -208,13 +208,12 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:
     ordered = sorted(rows, key=lambda row: (int(row["position"]), int(row["k"])))
     head = ordered[0]
     _check_rows(ordered)
-    batch = batch_of(ordered)
     try:
-        environment = None if head.get("environment") is None else json.loads(head["environment"])
-        if environment is not None and not 1 <= int(environment.get("threads", 1)) <= MAX_THREADS:
-            raise ValueError(f"{environment['threads']} threads")
-    except (ValueError, TypeError, AttributeError) as error:
-        raise _damaged(head, f"what it says of the machine it was made on is none: {error}") from error
+        batch = batch_of(ordered)
+    except ValidationError as error:
+        raise _damaged(head, f"its rows make no batch: {error.errors()[0]['msg']}") from error
+    if batch.digest() != head["batch_digest"]:
+        raise _damaged(head, f"its rows do not make the batch they were written from{_gap(ordered)}")
     return RecordedRound(
         batch=batch,
         batch_digest=str(head["batch_digest"]),
@@ -226,25 +225,35 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:
         loss=head["loss"],
         finished_at=head["finished_at"],
         seconds=head.get("seconds"),
-        environment=environment,
+        environment=_environment(head),
         previous=head.get("previous_round"),
         chain=head.get("chain"),
     )
 
 
 def batch_of(rows: Sequence[Mapping[str, Any]]) -> Batch:
-    """The batch that the rows of one round make, in order. Raises `Damaged` where it has another digest."""
+    """The batch that the rows of one round make, in order. Raises `ValidationError` where they make none."""
     groups: dict[int, list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(row["position"], []).append(row)
-    head = rows[0]
+    own = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
+    return Batch(
+        **{name: rows[0][name] for name in own},
+        policy_version=rows[0]["policy_version_before"],
+        groups=tuple(_group(members) for members in groups.values()),
+    )
+
+
+def _environment(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    if row.get("environment") is None:
+        return None
     try:
-        batch = _batch(head, [_group(members) for members in groups.values()])
-    except ValidationError as error:
-        raise _damaged(head, f"its rows make no batch: {error.errors()[0]['msg']}") from error
-    if batch.digest() != head["batch_digest"]:
-        raise _damaged(head, f"its rows do not make the batch they were written from{_gap(groups)}")
-    return batch
+        found: dict[str, Any] = json.loads(row["environment"])
+        if not 1 <= int(found.get("threads", 1)) <= MAX_THREADS:
+            raise ValueError(f"{found['threads']} threads")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _damaged(row, f"what it says of the machine it was made on is none: {error}") from error
+    return found
 
 
 def _damaged(row: Mapping[str, Any], problem: str) -> Damaged:
@@ -290,23 +299,15 @@ def _moved(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _gap(groups: Mapping[int, Sequence[Mapping[str, Any]]]) -> str:
+def _gap(rows: Sequence[Mapping[str, Any]]) -> str:
     """The first place where a row is missing between others, as far as places alone tell."""
-    for position in range(max(groups) + 1):
-        ks = {int(row["k"]) for row in groups.get(position, ())}
+    places = {(int(row["position"]), int(row["k"])) for row in rows}
+    for position in range(max(place[0] for place in places) + 1):
+        ks = {k for at, k in places if at == position}
         missing = next((k for k in range(max(ks, default=0) + 1) if k not in ks), None)
         if missing is not None:
             return f": the row at position {position}, completion {missing} is missing"
-    return ": a row is missing or too many, or its values and digest were changed"
-
-
-def _batch(row: Mapping[str, Any], groups: Sequence[BatchGroup]) -> Batch:
-    own = ("schema_version", "swarm", "node", "incarnation", "round", "learn", "guard", "temperature")
-    return Batch(
-        **{name: row[name] for name in own},
-        policy_version=row["policy_version_before"],
-        groups=tuple(groups),
-    )
+    return ": a row is missing or too many, or its values and its digest were changed"
 
 
 def _group(rows: Sequence[Mapping[str, Any]]) -> BatchGroup:
