@@ -14,7 +14,8 @@ from sapo.history import read
 from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store
 from sapo.history.training import TrainingSink
-from sapo.journal import Journal
+from sapo.journal import Journal, PoolRow
+from sapo.records import Received, SignedGroup
 
 pytestmark = pytest.mark.faults
 KILLS = 5
@@ -56,12 +57,23 @@ def test_a_killed_archiver_loses_and_doubles_nothing(tmp_path: Path) -> None:
     ]
 
 
+def in_the_pool(group: SignedGroup) -> PoolRow:
+    return PoolRow(group.group_id, group.key, Received(signed=group, bus_position="0:1", timestamp=1.0), 2.0)
+
+
 def test_a_killed_deliverer_writes_every_round_once(tmp_path: Path) -> None:
     path, store = tmp_path / "journal.sqlite", Store(str(tmp_path / "history"))
     with Journal(path, incarnation=INCARNATION) as journal:
         for round in range(100):
             journal.commit_groups(round, [signed(round, i, node="n0") for i in (0, 1)], publish=[])
-            journal.commit_batch(batch(round), positions={}, pool_added=[], pool_removed=[], verdicts={})
+            foreign = [signed(round, i, node="n1") for i in (2, 3)]
+            journal.commit_batch(
+                batch(round),
+                positions={},
+                pool_added=[in_the_pool(group) for group in foreign],
+                pool_removed=[group.group_id for group in foreign],
+                verdicts={},
+            )
             journal.commit_result(result(round))
     kill_repeatedly(history_children.deliver, str(path), store.uri)
     with Journal(path) as journal:
@@ -70,3 +82,8 @@ def test_a_killed_deliverer_writes_every_round_once(tmp_path: Path) -> None:
         sink.deliver(journal.owed("training", 100), journal)
     assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(100)]
     assert read.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [100 * 16]
+    receipts = "SELECT event, count(*) AS n, count(DISTINCT (round, group_id)) AS d FROM receipts GROUP BY 1"
+    assert [tuple(row.values()) for row in read.query(store, f"{receipts} ORDER BY 1").to_pylist()] == [
+        ("received", 200, 200),
+        ("trained", 200, 200),
+    ]

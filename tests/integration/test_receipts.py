@@ -1,0 +1,152 @@
+"""What a real node records beside its batches: the fate of the groups it received, digests, its beginning."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from swarms import make_home, open_node, small_config
+from test_node import hand_over
+
+from sapo import checkpoint, models
+from sapo.bus.memory import MemoryBus
+from sapo.history import open_store, read
+from sapo.history.rounds import recorded
+from sapo.history.tables import Store
+from sapo.history.training import TrainingSink
+from sapo.journal_rows import Movement
+from sapo.node import NodeRuntime
+from sapo.pool import Verdict
+
+ROUNDS = 14
+SETTINGS = (
+    f"swarm.rounds={ROUNDS}",
+    "node.1.batch.external=1",
+    "node.1.pool.max_groups=4",
+    "node.1.pool.max_peer_share=1.0",
+    "checkpoint.every_rounds=4",
+    "checkpoint.weight_digest_every=100",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A node that received more groups than its pool holds, after its last round."""
+
+    node: NodeRuntime
+    store: Store
+
+    @property
+    def movements(self) -> list[tuple[int, Movement]]:
+        """Everything that moved in its pool, with the round, in order."""
+        return [(round, moved) for round in range(ROUNDS) for moved in self.node.journal.movements(round)]
+
+    def of(self, *events: str) -> Counter[str]:
+        """How often each group had one of these events."""
+        return Counter(moved.group_id for _, moved in self.movements if moved.event in events)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    config = small_config(SETTINGS)
+    home, bus = make_home(tmp_path_factory.mktemp("receipts") / "home", config), MemoryBus()
+    store = open_store(config, home)
+    with (
+        open_node(config, home, "n0", bus=bus, deliver=False) as author,
+        open_node(config, home, "n1", bus=bus, deliver=False) as learner,
+    ):
+        while not learner.finished:
+            for _ in range(2 if not author.finished else 0):
+                author.run_round()
+                hand_over(author, bus)
+            learner.run_round()
+        sink = TrainingSink(store, config.swarm.name, "n1", learner.journal.incarnation)
+        sink.deliver(learner.journal.owed("training", 1000), learner.journal)
+        yield Run(learner, store)
+
+
+LEFT = ("trained", "uninformative", "unscorable", "evicted")
+
+
+def test_every_group_comes_once_and_leaves_once_or_is_still_there(run: Run) -> None:
+    came, left = run.of("received"), run.of(*LEFT)
+    assert set(came.values()) == {1}
+    assert set(left.values()) == {1}
+    assert came.keys() - left.keys() == run.node.journal.pool_ids()
+    assert left.keys() <= came.keys()
+    order = {(moved.group_id, moved.event): place for place, (_, moved) in enumerate(run.movements)}
+    assert all(order[g, e] > order[g, "received"] for g, e in order if e != "received")
+
+
+def test_a_group_is_called_trained_in_the_round_whose_batch_holds_it(run: Run) -> None:
+    said = {(round, moved.group_id) for round, moved in run.movements if moved.event == "trained"}
+    held = {
+        (round, group.group_id)
+        for round in range(ROUNDS)
+        for group in run.node.journal.batch(round).groups
+        if group.source == "external"
+    }
+    assert said == held
+    assert said
+
+
+def test_what_else_left_did_so_for_the_reason_that_its_verdict_gives(run: Run) -> None:
+    verdicts = run.node.journal.dropped()
+    events = {moved.event for _, moved in run.movements}
+    assert {"uninformative", "evicted"} <= events, "the settings are such that both happen"
+    for _, moved in run.movements:
+        if moved.event == "received":
+            continue
+        text = verdicts[moved.group_id]
+        verdict = None if text is None else Verdict.from_json(text)
+        scores = set() if verdict is None else set(verdict.scores)
+        if moved.event == "uninformative":
+            assert len(scores - {None}) == 1
+        elif moved.event == "unscorable":
+            assert scores <= {None}
+        else:
+            assert verdict is None or len(scores - {None}) > 1
+
+
+def test_the_history_holds_just_what_the_journal_says(run: Run) -> None:
+    columns = "event, group_id, producer, producer_key, bus_position, published_at, received_at"
+    sql = f"SELECT round, {columns} FROM receipts WHERE node = 'n1'"
+    found = Counter(tuple(row.values()) for row in read.query(run.store, sql).to_pylist())
+    wanted = Counter(
+        (round, *(getattr(moved, name) for name in columns.split(", "))) for round, moved in run.movements
+    )
+    assert found == wanted
+    assert {moved.producer for _, moved in run.movements} == {"n0"}
+
+
+def test_the_checkpoint_of_round_0_outlives_the_run(run: Run) -> None:
+    parts = run.node.parts
+    held = [one.round for one in parts.journal.checkpoints()]
+    assert held == [0, 12, ROUNDS]
+    origin = checkpoint.load_latest(parts.checkpoints, at_most=0)
+    assert origin is not None
+    assert origin.round == 0
+
+
+def test_weights_are_recorded_after_every_round_that_a_checkpoint_follows(run: Run) -> None:
+    journal, kept = run.node.journal, {one.round: one for one in run.node.journal.checkpoints()}
+    for round in range(ROUNDS):
+        result = journal.result(round)
+        assert bool(result.weights_sha256) == bool(result.tensors) == (round + 1 in (4, 8, 12, ROUNDS))
+        if round + 1 in kept:
+            assert result.weights_sha256 == kept[round + 1].weights_sha256
+    model = run.node.parts.policy.model
+    assert journal.result(ROUNDS - 1).tensors == models.tensor_checksums(model)
+    assert len(models.hashed_names(model)) == len(models.tensor_checksums(model))
+
+
+def test_rows_carry_checksums_once_a_round_the_link_and_the_time_it_took(run: Run) -> None:
+    journal = run.node.journal
+    found = list(recorded(run.store, "n1", journal.incarnation))
+    assert [one.batch.round for one in found] == list(range(ROUNDS))
+    for one in found:
+        result, link = journal.result(one.batch.round), journal.link(one.batch.round)
+        assert (one.tensors, one.previous, one.chain) == (result.tensors, link.previous, link.chain)
+        assert one.seconds == result.metrics["time/round"]
+    sql = "SELECT round FROM training WHERE tensor_crc32 IS NOT NULL ORDER BY 1"
+    assert read.query(run.store, sql)["round"].to_pylist() == [3, 7, 11, ROUNDS - 1]
