@@ -588,6 +588,15 @@ def test_a_guard_on_shares_acts_even_without_an_informative_group() -> None:
     assert "guard.max_unscorable" in result.alarm
 
 
+def test_an_empty_batch_sets_no_guard_off() -> None:
+    """It leaves no row in the history: a rollback there would be one that no replay can know of."""
+    strictest = GuardConfig(
+        action="rollback", min_entropy=10.0, max_truncated=0.0, max_unscorable=0.0, min_foreign_logprob=0.0
+    )
+    result = learner(guard=strictest).step(batch())
+    assert (result.skipped, result.alarm) == ("no informative group", None)
+
+
 def test_guards_look_at_own_completions_only_where_they_speak_of_own_behaviour() -> None:
     foreign = group(
         (3,), [(4,), (5,)], [None, None], source="external", producer="n1", finish_reasons=["length"] * 2

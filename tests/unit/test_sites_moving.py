@@ -68,10 +68,11 @@ def finish_round(journal: Journal, name: str, round: int) -> None:
     )
 
 
-def take_checkpoint(home: Home, name: str, journal: Journal) -> None:
+def take_checkpoint(home: Home, name: str, journal: Journal, round: int = 1) -> None:
     saved = checkpoint.save(
         home.checkpoints(name),
-        round=1,
+        round=round,
+        keep=99,
         incarnation=journal.incarnation,
         weights_sha256="ab" * 32,
         config_digest="cd" * 32,
@@ -131,6 +132,35 @@ def test_a_node_comes_out_as_it_went_in(home: Home, tmp_path: Path) -> None:
     assert found.home.load_manifest() == home.load_manifest()
     assert {label for label, _, _ in shown} == {"reading", "packing"}
     assert all(done <= total for _, done, total in shown)
+
+
+@pytest.mark.parametrize(
+    ("settings", "moved"),
+    [
+        ({}, [12]),
+        ({"uri": "s3://bucket/history"}, [1, 12]),
+        ({"uri": "s3://bucket/history", "keep_rounds": 8}, [4, 6, 8, 10, 12]),
+    ],
+)
+def test_a_history_in_reach_of_both_places_takes_the_beginning_of_its_replay_along(
+    home: Home, tmp_path: Path, settings: dict[str, Any], moved: list[int]
+) -> None:
+    """One in the home stays there, and so does what its replay begins at: the next one begins later."""
+    values = home.load_config().model_dump(mode="json")
+    values["history"] |= settings
+    home.config.write_text(json.dumps(values))
+    with Journal(home.journal("a1")) as journal:
+        for round in range(2, 13):
+            finish_round(journal, "a1", round)
+            if round in (4, 6, 8, 10, 12):
+                take_checkpoint(home, "a1", journal, round)
+    export_node(home, "a1", tmp_path / "a1.tar.gz")
+    new = import_node(tmp_path / "a1.tar.gz", tmp_path / "new").home
+    held = sorted(path.name for path in new.checkpoints("a1").iterdir())
+    assert held == [f"round-{round:06d}" for round in moved]
+    with Journal.read_only(new.journal("a1")) as journal:
+        assert [kept.round for kept in journal.checkpoints()] == moved
+    assert len(list(home.checkpoints("a1").iterdir())) == 6
 
 
 def test_the_pack_is_private_and_says_what_it_is(home: Home, tmp_path: Path) -> None:
