@@ -157,7 +157,7 @@ class Recording:
                 found = whole(following)
             except Damaged:
                 return  # it was not asked for, and says nothing that could be relied on
-            if found.chain is not None:
+            if found.chain is not None and (found.previous is None or found.previous <= last):
                 self._check_gap(found.previous, found.round, before, first)
             return
         rows = self._transaction("training-rows")

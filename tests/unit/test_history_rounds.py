@@ -1,0 +1,277 @@
+"""Rounds read back from the history: what was changed is named, and no more is read than is asked for."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from history_samples import INCARNATION, Books, Owed, batch, deliver, result, sink
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tampering import CHANGES, Row, copied, cover_up, place, rewrite, rows_of
+
+from sapo.history.read import Damaged, incarnations
+from sapo.history.rounds import Recording, recorded, whole
+from sapo.history.tables import TRAINING, VERSION_KEY, Store
+from sapo.history.training import TrainingSink, rows
+from sapo.records import RoundResult
+
+ROUNDS, EMPTY = 6, 3
+HELD = [round for round in range(ROUNDS) if round != EMPTY]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Six rounds in three commits, the fourth of them without groups."""
+    store = Store(str(tmp_path_factory.mktemp("kept") / "history"))
+    books = Books(*(batch(round, groups=0 if round == EMPTY else 4) for round in range(ROUNDS)))
+    for some in ((0, 1), (2, 3, 4), (5,)):
+        sink(store).deliver([Owed(round) for round in some], books)
+    return store
+
+
+@pytest.fixture
+def store(kept: Store, tmp_path: Path) -> Store:
+    """A copy of that history, to be changed."""
+    shutil.copytree(kept.uri, tmp_path / "history")
+    return Store(str(tmp_path / "history"))
+
+
+@pytest.fixture(scope="module")
+def playground(kept: Store, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """Another copy, rewritten again and again."""
+    shutil.copytree(kept.uri, tmp_path_factory.mktemp("playground") / "history", dirs_exist_ok=True)
+    return Store(str(next(tmp_path_factory.getbasetemp().glob("playground*/history"))))
+
+
+def held(store: Store, first: int = 0, last: int | None = None) -> list[int]:
+    return [found.round for found in recorded(store, "n0", INCARNATION, first, last)]
+
+
+def damage(store: Store, first: int = 0, last: int | None = None) -> Damaged:
+    with pytest.raises(Damaged) as caught:
+        held(store, first, last)
+    return caught.value
+
+
+def without(store: Store, *rounds: int) -> None:
+    rewrite(store, [row for row in rows_of(store) if row["round"] not in rounds])
+
+
+def recording(store: Store) -> Recording:
+    table = store.find("training")
+    assert table is not None
+    return Recording(table, "tiny", "n0", INCARNATION)
+
+
+def test_every_round_comes_back_with_what_its_update_did(kept: Store) -> None:
+    found = list(recorded(kept, "n0", INCARNATION))
+    assert [round.batch for round in found] == [batch(round) for round in HELD]
+    for one in found:
+        expected = result(one.round)
+        assert (one.weights_sha256, one.loss) == (expected.weights_sha256, expected.metrics["learn/loss"])
+        assert (one.policy_version_after, one.finished_at) == (expected.policy_version, expected.finished_at)
+        assert one.environment == {"torch": "2.13.0", "threads": 1}
+    assert [one.previous for one in found] == [None, 0, 1, 2, 4]
+    assert recording(kept).count() == ROUNDS
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    change=st.sampled_from(sorted(CHANGES)),
+    round=st.sampled_from(HELD),
+    place=st.integers(0, 15),
+    digests=st.sampled_from(["none", "rows", "rows and batch"]),
+)
+def test_whatever_is_changed_its_round_is_named(
+    kept: Store, playground: Store, change: str, round: int, place: int, digests: str
+) -> None:
+    """Also if somebody gives the changed rows and their batch new digests; the chain tells on them then."""
+    rows = copied(rows_of(kept))
+    mine = [row for row in rows if row["round"] == round]
+    CHANGES[change](rows, mine, place)
+    if digests != "none":
+        cover_up(rows, round, batch_too=digests != "rows")
+    rewrite(playground, rows)
+    assert damage(playground).round == round
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("token_ids", "the row at position 1, completion 2 does not have its digest"),
+        ("swap positions", "the order was changed, it was written as position"),
+        ("swap completions", "the order was changed, it was written as position"),
+        ("drop a row", "the row at position 1, completion 2 is missing"),
+        ("drop the round", "there is no row of it; round 2 says that it had some"),
+        ("double a row", "there are two rows at position 1, completion 2"),
+    ],
+)
+def test_what_is_wrong_with_a_round_is_said(store: Store, change: str, says: str) -> None:
+    rows = rows_of(store)
+    CHANGES[change](rows, [row for row in rows if row["round"] == 1], 6)
+    rewrite(store, rows)
+    assert says in str(damage(store))
+
+
+def test_rows_of_a_round_that_contradict_each_other_are_named(store: Store) -> None:
+    rows = rows_of(store)
+    CHANGES["loss"](rows, [row for row in rows if row["round"] == 4], 6)
+    cover_up(rows, 4, batch_too=False)
+    rewrite(store, rows)
+    assert "position 0, completion 0 and position 1, completion 2 differ in loss" in str(damage(store))
+
+
+def test_several_missing_rounds_are_told_from_empty_ones_as_far_as_can_be(store: Store) -> None:
+    without(store, 1, 2)
+    found = damage(store)
+    assert found.round == 2
+    assert "nor of those after round 0; round 4 says that it had some" in found.problem
+
+
+@pytest.mark.parametrize("gone", [(5,), (4, 5), tuple(HELD)])
+def test_rounds_missing_at_the_end_are_noticed(store: Store, gone: tuple[int, ...]) -> None:
+    """Not where no row of the node is left: then nothing says which swarm it was."""
+    without(store, *gone)
+    if gone == tuple(HELD):
+        with pytest.raises(Damaged):
+            list(recording(store).rounds())
+    else:
+        assert damage(store).round == 5
+
+
+def test_a_round_that_had_no_rows_is_not_missing_and_cannot_get_any(store: Store) -> None:
+    rows_ = rows_of(store)
+    books = Books(*(batch(round) for round in range(ROUNDS)))
+    forged = rows(books.batch(EMPTY), result(EMPTY), books.environment(EMPTY), books.link(EMPTY))
+    rewrite(store, [*rows_, *forged])
+    found = damage(store)
+    assert found.round == EMPTY
+    assert "it has rows, and round 4 says that it had none" in found.problem
+
+
+def test_a_range_is_checked_on_its_own(store: Store) -> None:
+    rows = rows_of(store)
+    CHANGES["text"](rows, [row for row in rows if row["round"] == 1], 6)
+    rewrite(store, rows)
+    assert held(store, 2) == [2, 4, 5]
+    assert held(store, 2, 3) == [2]
+    assert held(store, last=0) == [0]
+    assert damage(store, 1, 2).round == 1
+
+
+def test_a_round_missing_at_the_edge_of_a_range_is_noticed(store: Store) -> None:
+    without(store, 2)
+    assert damage(store, 1, 2).round == 2
+    assert damage(store, 2, 4).round == 2
+    assert damage(store, 2, 2).round == 2
+    assert held(store, 0, 1) == [0, 1]
+    assert held(store, 3, 4) == [4]
+
+
+def test_what_was_cut_at_the_beginning_is_not_missing(store: Store) -> None:
+    without(store, 0, 1)
+    assert held(store, 2) == [2, 4, 5]
+
+
+def test_a_first_round_whose_digests_were_all_made_anew_breaks_the_chain_with_the_one_before(
+    store: Store,
+) -> None:
+    rows = rows_of(store)
+    CHANGES["advantage"](rows, [row for row in rows if row["round"] == 4], 6)
+    cover_up(rows, 4, batch_too=True)
+    rewrite(store, rows)
+    assert "does not continue the chain" in str(damage(store, 4, 4))
+
+
+REWRITES: dict[str, Callable[[list[Row]], list[Row]]] = {
+    "backwards": lambda rows: rows[::-1],
+    "by completion": lambda rows: sorted(rows, key=lambda row: (row["k"], place(row))),
+}
+
+
+@pytest.mark.parametrize("order", REWRITES)
+@pytest.mark.parametrize("bytes_a_file", [1, 10**9])
+def test_a_table_written_anew_in_another_order_and_other_files_is_as_good(
+    store: Store, order: str, bytes_a_file: int
+) -> None:
+    rewrite(store, REWRITES[order](rows_of(store)), target_file_size=bytes_a_file)
+    assert held(store) == HELD
+
+
+def test_a_table_that_was_copied_without_transactions_and_statistics_is_read(
+    kept: Store, tmp_path: Path
+) -> None:
+    copy = Store(str(tmp_path / "copy"))
+    table = DeltaTable.create(
+        copy.table_uri("training"),
+        TRAINING,
+        partition_by=["node"],
+        configuration={VERSION_KEY: "2", "delta.dataSkippingNumIndexedCols": "0"},
+        raise_if_key_not_exists=False,
+    )
+    write_deltalake(table, pa.Table.from_pylist(rows_of(kept), schema=TRAINING), mode="append")
+    assert held(copy) == HELD
+    assert incarnations(copy, "n0") == [INCARNATION]
+
+
+def test_a_change_through_deltalake_is_noticed(store: Store) -> None:
+    table = DeltaTable(store.table_uri("training"))
+    table.update(predicate="round = 2 AND k = 1 AND position = 3", updates={"advantage": "0.5"})
+    assert str(damage(store)).startswith("history of n0, round 2: the row at position 3, completion 1")
+
+
+def test_values_that_no_row_can_hold_are_damage(store: Store) -> None:
+    rows = rows_of(store)
+    next(row for row in rows if row["round"] == 2)["advantage"] = float("nan")
+    rewrite(store, rows)
+    assert damage(store).round == 2
+
+
+def test_rows_of_the_release_before_have_no_chain_and_are_read(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "history"))
+    store.open("training")
+    old = [row for round in (0, 1, 2) for row in rows(batch(round), result(round))]
+    rewrite(store, old)
+    assert held(store) == [0, 1, 2]
+    without(store, 1)
+    assert held(store) == [0, 2]  # they do not say which round they follow on
+
+
+def test_a_chain_that_ends_in_the_middle_is_noticed(store: Store) -> None:
+    rows = rows_of(store)
+    for row in rows:
+        if row["round"] == 4:
+            row |= {"chain": None, "previous_round": None}
+    cover_up(rows, 4, batch_too=False)
+    rewrite(store, rows)
+    assert "lacks the chain that the rounds before it have" in str(damage(store))
+
+
+def test_one_round_is_read_from_the_files_that_may_hold_it(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "history"))
+    for round in range(8):
+        deliver(store, round)
+        deliver(store, round, node="n2")
+    assert len(recording(store)._dataset(4, 4).files) == 1
+    assert len(recording(store)._dataset(4, 5).files) == 2
+
+
+def test_the_newest_incarnation_is_told_by_statistics_and_without_them(tmp_path: Path) -> None:
+    store, other = Store(str(tmp_path / "history")), "f" * 16
+    deliver(store, 0)
+    later = Books(batch(7, incarnation=other))
+    TrainingSink(store, "tiny", "n0", other).deliver([Owed(7)], later)
+    assert incarnations(store, "n0") == [INCARNATION, other]
+    rewrite(store, rows_of(store), target_file_size=10**9)  # both in one file
+    assert incarnations(store, "n0") == [INCARNATION, other]
+    assert incarnations(store, "n5") == []
+
+
+def test_the_machine_a_round_was_made_on_must_be_one(tmp_path: Path) -> None:
+    for machine in ({"threads": 0}, {"threads": 10**9}, {"threads": "many"}):
+        found = rows(batch(1), RoundResult(**result(1).model_dump()), machine)
+        with pytest.raises(Damaged, match="round 1: what it says of the machine"):
+            whole(found)
