@@ -1,4 +1,4 @@
-"""Line charts as plain SVG text: no library, no network, readable on light and dark pages."""
+"""Line and bar charts as plain SVG text: no library, no network, readable on light and dark pages."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,6 +6,7 @@ from html import escape
 
 Point = tuple[float, float]
 PALETTE = ("#3b7dd8", "#d9822b", "#2f9e63", "#b0508f", "#8a6d3b", "#6a5acd", "#c0392b", "#16868f")
+MARK_COLOURS = ("#8a8a8a", "#c0392b")
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 34, 40
 
@@ -56,15 +57,9 @@ def line_chart(
     every point instead. A chart without any point says so.
     """
     points = [point for line in series.values() for point in line]
-    parts = [
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" '
-        'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" font-size="11">',
-        f'<text x="{LEFT}" y="18" font-size="14" font-weight="600" fill="currentColor">',
-        f"{escape(title)}</text>",
-    ]
+    parts = opening(title, WIDTH, HEIGHT)
     if not points:
-        middle = f'x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle"'
-        return "".join([*parts, f'<text {middle} fill="currentColor">nothing measured yet</text></svg>'])
+        return "".join([*parts, _empty("nothing measured yet")])
     xs = ticks(min(x for x, _ in points), max(x for x, _ in points), 8)
     ys = ticks(min(y for _, y in points), max(y for _, y in points))
     frame = _Frame(xs[0], xs[-1], ys[0], ys[-1])
@@ -72,6 +67,63 @@ def line_chart(
     for index, (name, line) in enumerate(series.items()):
         parts += _line(frame, name, line, colour(index), window, marks)
     return "".join([*parts, "</svg>"])
+
+
+def stacked_bars(
+    title: str,
+    edges: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    colours: Sequence[str],
+    *,
+    x_label: str,
+    y_label: str,
+    marks: Mapping[str, Sequence[float]],
+) -> str:
+    """Bars from `edges[i]` to `edges[i + 1]`, each series' i-th value on those before, as an `<svg>` element.
+
+    `marks` are places on the x axis by what they mean; each meaning has a row of ticks under the top.
+    """
+    parts = opening(title, WIDTH, HEIGHT)
+    heights = [sum(values) for values in zip(*series.values(), strict=True)]
+    if not any(heights):
+        return "".join([*parts, _empty("nothing")])
+    xs, ys = ticks(edges[0], edges[-1], 8), ticks(0, max(heights))
+    frame = _Frame(edges[0], edges[-1], ys[0], ys[-1])
+    parts += _axes(frame, [x for x in xs if x <= edges[-1] and x == int(x)], ys, x_label, y_label)
+    below = [0.0] * len(heights)
+    for (name, values), fill in zip(series.items(), colours, strict=True):
+        for i, value in enumerate(values):
+            if value:
+                (x0, y0), (x1, y1) = frame.at(edges[i], below[i]), frame.at(edges[i + 1], below[i] + value)
+                below[i] += value
+                parts.append(
+                    f'<rect x="{x0:.1f}" y="{y1:.1f}" width="{max(0.4, (x1 - x0) * 0.92):.1f}" '
+                    f'height="{y0 - y1:.1f}" fill="{fill}"><title>{escape(name)}: {value:g}</title></rect>'
+                )
+    for row, (meaning, places) in enumerate(marks.items()):
+        for place in places:
+            x, _ = frame.at(place, 0)
+            parts.append(
+                f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP + 7 * row - 8}" y2="{TOP + 7 * row - 2}" '
+                f'stroke="{MARK_COLOURS[row]}" stroke-width="2"><title>{escape(meaning)}</title></line>'
+            )
+    return "".join([*parts, "</svg>"])
+
+
+def opening(title: str, width: float, height: float) -> list[str]:
+    """The start of an `<svg>` element of this size, with its title at the top."""
+    return [
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(title)}" '
+        'xmlns="http://www.w3.org/2000/svg" font-family="system-ui, sans-serif" font-size="11">',
+        f'<text x="{LEFT}" y="18" font-size="14" font-weight="600" fill="currentColor">',
+        f"{escape(title)}</text>",
+    ]
+
+
+def _empty(text: str) -> str:
+    return (
+        f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle" fill="currentColor">{text}</text></svg>'
+    )
 
 
 class _Frame:

@@ -106,6 +106,11 @@ class Home:
         return self.root / "summary.json"
 
     @property
+    def lineage(self) -> Path:
+        """Pages about who taught what."""
+        return self.root / "lineage"
+
+    @property
     def stop_flag(self) -> Path:
         """Exists while the swarm is asked to stop after the rounds in hand."""
         return self.root / "stop"

@@ -1,0 +1,149 @@
+"""`sapo lineage`: who taught a checkpoint, and where a group ended up."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sapo.commands.look import printable
+from sapo.commands.options import HomeOption, JsonOption, find_home, print_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sapo.config import Config
+    from sapo.history.tables import Store
+    from sapo.home import Home
+
+_GROUP = re.compile("[0-9a-f]{8,64}")
+
+
+def lineage(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="models:/<swarm>.<node>@champion (or @latest, /3), a node, or a group's id (8 digits do).",
+        ),
+    ],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say who taught a checkpoint, or where a group of completions ended up.
+
+    Of a model version, or of a node as the history has it: which peers, tasks and rounds taught it, and how
+    many tokens. Of a group: who wrote it, who received it, who learned from it with what advantage, and in
+    which model versions it is. A page with a picture is written beside the run.
+
+    Exits with 1 where version and history disagree, or the history is not what was written.
+    """
+    from rich.console import Console
+
+    from sapo.lineage_page import write_page
+
+    found = find_home(home)
+    with Console(stderr=True).status("reading the history"):
+        document, name = explain(found, what)
+        page = write_page(found, name, document)
+    if as_json:
+        print_json({**document, "page": str(page)})
+    else:
+        show(document, page)
+    if document["problems"]:
+        raise typer.Exit(1)
+
+
+def explain(home: "Home", what: str) -> tuple[dict[str, Any], str]:
+    """The document that answers the question, and a name for its page. Raises `UserError`, `Unavailable`."""
+    from sapo.history.read import incarnations
+    from sapo.history.tables import Store
+
+    config = home.load_config()
+    store = Store(config.history.uri or str(home.history))
+    if what.startswith("models:"):
+        return of_version(home, config, store, what)
+    if what in config.nodes or (not _GROUP.fullmatch(what) and incarnations(store, what)):
+        return of_node(config, store, what)
+    return of_group(home, config, store, what)
+
+
+def of_version(home: "Home", config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
+    """Who taught a registered model version."""
+    from sapo import lineage
+    from sapo.tracked import tracking_uri
+
+    subject = lineage.version_subject(tracking_uri(home, config), what)
+    return lineage.teachers(store, subject, keep_rounds=config.history.keep_rounds), subject.name
+
+
+def of_node(config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
+    """Who taught a node, as far as the history has it."""
+    from sapo import lineage
+
+    subject = lineage.node_subject(store, config, what)
+    return lineage.teachers(store, subject, keep_rounds=config.history.keep_rounds), subject.name
+
+
+def of_group(home: "Home", config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
+    """Where a group ended up. Raises `UserError` where `what` is the beginning of no id, or of several."""
+    from sapo import journey
+    from sapo.errors import UserError
+    from sapo.tracked import tracking_uri
+
+    if not _GROUP.fullmatch(what):
+        remedy = (
+            f"name a version (models:/...), a node ({', '.join(config.nodes)}) or 8 digits of an id or more"
+        )
+        raise UserError("WHAT", what, "is neither a model version nor a node nor a group's id", remedy)
+    found = journey.find(store, what)
+    document = journey.journey(store, found, config.swarm.name, tracking_uri(home, config))
+    return document, found.group_id[:16]
+
+
+def show(document: dict[str, Any], page: "Path") -> None:
+    """A document in the terminal."""
+    from rich.console import Console
+
+    from sapo import lineage_page
+
+    console = Console()
+
+    def say(text: str, style: str = "") -> None:
+        console.print(printable(text), style=style, markup=False, highlight=False)
+
+    say(lineage_page.headline(document), "bold")
+    if document["kind"] == "group":
+        for line in lineage_page.life(document):
+            say(line)
+        show_table(console, lineage_page.answer_head(document), lineage_page.answer_rows(document))
+    else:
+        say(lineage_page.coverage(document))
+        say(lineage_page.amount(document))
+        show_table(console, lineage_page.PEERS, lineage_page.peer_rows(document))
+        show_table(console, lineage_page.TASKS, lineage_page.task_rows(document))
+        show_table(console, ("link", "the version", "the history", ""), lineage_page.link_rows(document))
+        show_table(console, ("digest", ""), lineage_page.digest_rows(document))
+    for note in document.get("notes", ()):
+        say(f"note: {note}")
+    for problem in document["problems"]:
+        say(f"WRONG: {problem}", "bold red")
+    say(f"picture: {page}")
+
+
+def show_table(console: Any, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows as a table in the terminal; nothing where there are none."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from sapo.lineage_page import SUMS
+
+    if not rows:
+        return
+    shown = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    for name in head:
+        number, whole = name in SUMS, name in (*SUMS, "key")
+        shown.add_column(Text(name), overflow="fold", no_wrap=whole, justify="right" if number else "left")
+    for row in rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(shown)
