@@ -53,12 +53,18 @@ def _cut(config: Config, home: Home, table: DeltaTable | None, node: str) -> Cut
     held = _Held(table, node, incarnation)
     origin = _origin(home, node, incarnation, held)
     if origin is None:
-        return Cut(node, incarnation, 0, "no whole checkpoint continues in the history")
-    if origin.round > done - keep:
-        return Cut(node, incarnation, 0, f"its oldest whole checkpoint, of round {origin.round}, is too new")
-    if origin.round > delivered:
-        return Cut(node, incarnation, 0, f"the history ends at round {delivered}, before {origin.round}")
-    return Cut(node, incarnation, origin.round)
+        why = "no whole checkpoint continues in the history"
+    elif origin.round > done - keep:
+        why = (
+            f"its oldest whole checkpoint is of round {origin.round}, and round {max(done - keep, 0)} is kept"
+        )
+    elif origin.round > delivered:
+        why = f"the history ends at round {delivered}, before its oldest whole checkpoint, {origin.round}"
+    else:
+        return Cut(
+            node, incarnation, origin.round, "" if origin.round else "its oldest checkpoint is the first"
+        )
+    return Cut(node, incarnation, 0, why)
 
 
 def _origin(home: Home, node: str, incarnation: str, held: "_Held") -> Checkpoint | None:

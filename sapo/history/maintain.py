@@ -132,30 +132,32 @@ class _Keeper:
         """Delete rollouts older than all that `training` keeps, save those it names; returns how many."""
         if not decided or not all(cut.round for cut in decided):
             return 0
-        return self._committed(lambda table, marks: self._cut_older(table, marks, config))
+        age = max(config.for_node(name).pool.max_age_s for name in config.nodes)
+        return self._committed(partial(self._cut_older, decided=decided, age=age))
 
-    def _cut_older(self, table: DeltaTable, marks: CommitProperties, config: Config) -> int:
-        training = self._store.find("training")
-        before = None if training is None else _oldest_kept(training, config)
-        if training is None or before is None:
+    def _cut_older(
+        self, table: DeltaTable, marks: CommitProperties, *, decided: Sequence[Cut], age: float
+    ) -> int:
+        training = _find(self._store, "training")
+        if training is None:
             return 0
+        learned, kept = training.to_pyarrow_dataset(), _kept(decided)
+        # of all nodes in the table, also those that live elsewhere; and what may still be in a pool stays
+        oldest = pc.min(learned.to_table(columns=["finished_at"], filter=kept)["finished_at"]).as_py()
+        before = -math.inf if oldest is None else oldest - age
         if not any(file.first < before for file in data_files(table, self._layout)):
             return 0
-        old = table.to_pyarrow_dataset(file_pruning_predicate=f"published_at < {before!r}")
-        older = ds.field("published_at") < before
+        where, older = f"published_at < {before!r}", ds.field("published_at") < before
+        old = table.to_pyarrow_dataset(file_pruning_predicate=where)
         ids = pc.unique(old.to_table(columns=["group_id"], filter=older)["group_id"])
-        used = training.to_pyarrow_dataset().to_table(
-            columns=["group_id"], filter=ds.field("group_id").isin(ids)
-        )
-        kept = sorted(set(used["group_id"].to_pylist()))
-        if self._dry_run:
-            return int(old.count_rows(filter=older & ~ds.field("group_id").isin(kept)))
-        where = f"published_at < {before!r}"
-        if len(kept) == len(ids):
-            return 0
-        if kept:
-            where += f" AND group_id NOT IN ({', '.join(_quoted(name) for name in kept)})"
-        return int(table.delete(where, commit_properties=marks)["num_deleted_rows"])
+        used = learned.to_table(columns=["group_id"], filter=kept & ds.field("group_id").isin(ids))
+        names = sorted(set(used["group_id"].to_pylist()))
+        count = int(old.count_rows(filter=older & ~ds.field("group_id").isin(pa.array(names, pa.string()))))
+        if count and not self._dry_run:
+            if names:
+                where += f" AND group_id NOT IN ({', '.join(_quoted(name) for name in names)})"
+            table.delete(where, commit_properties=marks)
+        return count
 
     def merge(self) -> int:
         """Write small neighbouring files anew as large sorted ones; returns how many of them there were."""
@@ -240,17 +242,13 @@ class _Keeper:
         return until_committed(uri, attempt)[0]
 
 
-def _oldest_kept(training: DeltaTable, config: Config) -> float | None:
-    """Before when no group was published that a node may have in its pool, or trained on in a kept round.
-
-    Of all nodes in the table, also those that live elsewhere; None where the statistics do not tell.
-    """
-    adds = pa.table(training.get_add_actions(flatten=True)).to_pylist()
-    finished = [add.get("min.finished_at") for add in adds]
-    if not finished or None in finished:
-        return None
-    age = max(config.for_node(name).pool.max_age_s for name in config.nodes)
-    return float(min(finished)) - age
+def _kept(decided: Sequence[Cut]) -> pc.Expression:
+    """Rows of `training` that the cuts leave."""
+    wanted = ds.scalar(True)
+    for cut in decided:
+        own = (ds.field("node") == cut.node) & (ds.field("incarnation") == cut.incarnation)
+        wanted &= ~(own & (ds.field("round") < cut.round))
+    return wanted
 
 
 def _quoted(text: str) -> str:

@@ -1,0 +1,430 @@
+"""Maintenance of the history: fewer files with the same rows, cuts at kept checkpoints only, a short log."""
+
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from history_samples import INCARNATION, Books, Owed, batch, batches, deliver, last_release, result, signed
+from kept_homes import DONE, kept_home, make_rounds, save
+from swarms import small_config
+
+from sapo import cli
+from sapo.bus.sqlite import SqliteBus
+from sapo.config import Config, load
+from sapo.errors import Unavailable, UserError
+from sapo.history import maintain as keeping
+from sapo.history import open_store
+from sapo.history.cuts import Cut, cuts
+from sapo.history.files import TARGET_BYTES, DataFile, runs
+from sapo.history.maintain import TableReport, maintain
+from sapo.history.rollouts import Archiver
+from sapo.history.rounds import recorded
+from sapo.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
+from sapo.history.training import TrainingSink, rows, transaction_id
+from sapo.home import Home
+
+Kept = tuple[Config, Home, Store]
+ALL = small_config(["swarm.name=tiny"])
+
+
+def keep(
+    config: Config, home: Home, store: Store, *sets: str, dry_run: bool = False
+) -> dict[str, TableReport]:
+    """Maintain as `sapo maintain` does, with other settings."""
+    config = load(base=config, sets=sets, env={})
+    reports = maintain(config, store, cuts(config, home, store), dry_run=dry_run)
+    return {report.table: report for report in reports}
+
+
+def rounds_of(store: Store, name: TableName = "training", node: str = "n0") -> list[int]:
+    table = store.find(name)
+    assert table is not None
+    rows = table.to_pyarrow_dataset().to_table(columns=["node", "round"])
+    return sorted({row["round"] for row in rows.to_pylist() if row["node"] == node})
+
+
+def rows_of(store: Store, name: TableName) -> list[dict[str, Any]]:
+    """All rows, in an order that maintenance does not decide."""
+    table = store.find(name)
+    assert table is not None
+    return sorted(table.to_pyarrow_table().to_pylist(), key=repr)
+
+
+def log_of(store: Store, name: TableName = "training") -> Path:
+    return Path(store.table_uri(name)) / "_delta_log"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "history"))
+
+
+def fill(store: Store, tmp_path: Path) -> None:
+    """Some commits in each table."""
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    for round in range(6):
+        deliver(store, round)
+        deliver(store, round, node="n1")
+        forged = signed(round).model_copy(update={"signature": "00" * 64})
+        bus.publish([signed(round), signed(round, 1), forged])
+        Archiver(bus, store, "tiny").run()
+    bus.close()
+
+
+def test_compaction_leaves_the_same_rows_in_one_file_of_each_kind(store: Store, tmp_path: Path) -> None:
+    fill(store, tmp_path)
+    before = {name: rows_of(store, name) for name in SCHEMAS}
+    rounds = [repr(round) for round in recorded(store, "n0", INCARNATION)]
+    reports = {report.table: report for report in maintain(ALL, store, [])}
+    assert {name: rows_of(store, name) for name in SCHEMAS} == before
+    assert [repr(round) for round in recorded(store, "n0", INCARNATION)] == rounds
+    assert {name: report.files_after for name, report in reports.items()} == {
+        "training": 2,  # nodes
+        "receipts": 2,
+        "rollouts": 1,
+        "quarantine": 1,
+    }
+    assert all(report.merged == report.files_before > report.files_after for report in reports.values())
+    assert all(report.bytes_before > report.bytes_after for report in reports.values())
+
+
+def test_what_is_maintained_already_is_left_as_it_is(store: Store, tmp_path: Path) -> None:
+    fill(store, tmp_path)
+    maintain(ALL, store, [])
+    versions = {name: store.open(name).version() for name in SCHEMAS}
+    again = maintain(ALL, store, [])
+    assert {name: store.open(name).version() for name in SCHEMAS} == versions
+    assert all(one.merged == one.removed == 0 for one in again)
+
+
+def test_rows_lie_by_round_whatever_order_they_came_in(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "ROW_GROUP", 16)
+    for round in (5, 3, 4, 0, 2, 1):
+        data = pa.Table.from_pylist(rows(batch(round), result(round)), schema=TRAINING)
+        assert commit(store.open("training"), data, {})
+    maintain(ALL, store, [])
+    (file,) = store.open("training").file_uris()
+    found = pq.ParquetFile(file)
+    place = found.schema_arrow.names.index("round")
+    groups = [found.metadata.row_group(i) for i in range(found.metadata.num_row_groups)]
+    stretches = [(g.num_rows, g.column(place).statistics.min, g.column(place).statistics.max) for g in groups]
+    assert stretches == [(16, round, round) for round in range(6)]
+
+
+def file(first: float, last: float, size: int, *group: str) -> DataFile:
+    return DataFile(group, first, last, 10, size)
+
+
+def test_only_files_that_become_fewer_are_written_anew() -> None:
+    small, large = TARGET_BYTES // 8, TARGET_BYTES - 1
+    assert runs([file(0, 9, large), file(10, 12, small)]) == []
+    assert runs([file(0, 9, large), file(9, 12, large)]) == []
+    tail = [file(10, 12, small), file(13, 13, small)]
+    assert runs([*reversed(tail), file(0, 9, large)]) == [tail]
+    assert runs([file(0, 1, small, "n0"), file(2, 3, small, "n1")]) == []
+
+
+def test_files_that_overlap_are_sorted_into_each_other_up_to_a_bound() -> None:
+    half = TARGET_BYTES // 2
+    over = [file(0, 100, half) for _ in range(40)]
+    found = runs(over)
+    assert [len(run) for run in found] == [17, 17, 6]
+
+
+def test_trap_50_marks_outlive_compaction_checkpoints_and_log_clean_up(store: Store, tmp_path: Path) -> None:
+    fill(store, tmp_path)
+    maintain(ALL, store, [])
+    for name in SCHEMAS:
+        old = time.time() - 3 * 86_400
+        for entry in log_of(store, name).iterdir():
+            os.utime(entry, (old, old))
+    deliver(store, 6)
+    maintain(ALL, store, [])
+    assert not list(log_of(store).glob("*0.json"))
+    assert "delta.setTransactionRetentionDuration" not in store.open("training").metadata().configuration
+    mark = transaction_id("tiny", "n0", INCARNATION)
+    assert store.open("training").transaction_version(mark) == 7
+    deliver(store, *range(8))
+    assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(8)]
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    assert Archiver(bus, store, "tiny").run().rows == 0
+    bus.close()
+
+
+def test_of_two_maintainers_that_meet_one_begins_afresh(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, tmp_path)
+    before = {name: rows_of(store, name) for name in SCHEMAS}
+    write, met = keeping.write_deltalake, []
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(keeping, "write_deltalake", write)
+        met.append(maintain(ALL, store, []))
+        write(*arguments, **options)
+
+    monkeypatch.setattr(keeping, "write_deltalake", interrupted)
+    maintain(ALL, store, [])
+    assert len(met) == 1
+    assert {name: rows_of(store, name) for name in SCHEMAS} == before
+
+
+@pytest.mark.parametrize("meanwhile", [6, 3])
+def test_rows_that_come_while_files_are_written_anew_stay(
+    store: Store, monkeypatch: pytest.MonkeyPatch, meanwhile: int
+) -> None:
+    for round in range(6):
+        deliver(store, round, node="n0" if round != 3 else "n1")
+    write = keeping.write_deltalake
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(keeping, "write_deltalake", write)
+        Store(store.uri).open("training")
+        deliver(store, meanwhile, node="n2")
+        deliver(store, 6)
+        write(*arguments, **options)
+
+    monkeypatch.setattr(keeping, "write_deltalake", interrupted)
+    maintain(ALL, store, [])
+    counts = Counter((row["node"], row["round"]) for row in rows_of(store, "training"))
+    assert set(counts.values()) == {16}
+    assert rounds_of(store) == [0, 1, 2, 4, 5, 6]
+    assert rounds_of(store, node="n2") == [meanwhile]
+
+
+def test_nothing_is_cut_where_all_is_kept(tmp_path: Path) -> None:
+    kept = kept_home(tmp_path / "home", checkpoints=(4, 8))
+    assert keep(*kept)["training"].rows_cut == 0
+    assert rounds_of(kept[2]) == list(range(DONE))
+
+
+def test_rows_are_cut_below_the_oldest_of_several_checkpoints(tmp_path: Path) -> None:
+    kept = kept_home(tmp_path / "home", nodes=("n0", "n1"), checkpoints=(4, 8, 12))
+    shutil.rmtree(kept[1].checkpoints("n1") / "round-000004")
+    store, whole = kept[2], [repr(round) for round in recorded(kept[2], "n0", INCARNATION)]
+    reports = keep(*kept, "history.keep_rounds=4")
+    assert reports["training"].cuts == {"n0": 4, "n1": 8}
+    assert reports["training"].rows_cut == (4 + 8) * 16
+    assert reports["receipts"].rows_cut == (4 + 8) * 4
+    for name in ("training", "receipts"):
+        assert rounds_of(store, name) == list(range(4, DONE))
+        assert rounds_of(store, name, "n1") == list(range(8, DONE))
+    assert [repr(round) for round in recorded(store, "n0", INCARNATION, 4)] == whole[4:]
+    deliver(store, *range(DONE + 1))  # the marks know what was delivered, though its rows are cut
+    assert rounds_of(store) == list(range(4, DONE + 1))
+
+
+def test_a_checkpoint_that_is_not_whole_is_no_place_to_cut(tmp_path: Path) -> None:
+    config, home, store = kept_home(tmp_path / "home", checkpoints=(4, 8, 12))
+    for round in (4, 8):
+        (home.checkpoints("n0") / f"round-{round:06d}" / "model.safetensors").write_bytes(bytes(255))
+    assert keep(config, home, store, "history.keep_rounds=2")["training"].rows_cut == 0
+    (found,) = cuts(load(base=config, sets=["history.keep_rounds=2"], env={}), home, store)
+    assert (found.round, found.why) == (0, "its oldest whole checkpoint is of round 12, and round 10 is kept")
+
+
+def test_checkpoints_of_another_incarnation_do_not_count_and_its_rows_stay(tmp_path: Path) -> None:
+    config, home, store = kept_home(tmp_path / "home", checkpoints=(8, 12))
+    save(home, "n0", 5, incarnation="f" * 16)
+    other = batch(0, incarnation="f" * 16)
+    TrainingSink(store, "tiny", "n0", "f" * 16).deliver([Owed(0)], Books(other))
+    assert keep(config, home, store, "history.keep_rounds=2")["training"].cuts == {"n0": 8}
+    assert batches(store, "n0", "f" * 16) == [other]
+
+
+def test_a_restored_older_checkpoint_is_no_beginning_once_its_rounds_are_cut(tmp_path: Path) -> None:
+    config, home, store = kept_home(tmp_path / "home", checkpoints=(6, 10))
+    keep(config, home, store, "history.keep_rounds=2")
+    save(home, "n0", 3)
+    make_rounds(home, store, "n0", 16, first=DONE)
+    shutil.rmtree(home.checkpoints("n0") / "round-000006")
+    assert keep(config, home, store, "history.keep_rounds=2")["training"].cuts == {"n0": 10}
+    assert rounds_of(store) == list(range(10, 16))
+
+
+def test_nothing_is_cut_of_a_table_that_ends_before_the_checkpoint(tmp_path: Path) -> None:
+    config, home, store = kept_home(tmp_path / "home", checkpoints=(), done=3)
+    shutil.copytree(store.uri, tmp_path / "backup")
+    make_rounds(home, store, "n0", DONE, first=3)
+    save(home, "n0", 8)
+    shutil.rmtree(store.uri)
+    (tmp_path / "backup").rename(store.uri)
+    assert keep(config, home, store, "history.keep_rounds=2")["training"].rows_cut == 0
+    assert rounds_of(store) == [0, 1, 2]
+
+
+def test_nodes_that_live_elsewhere_are_left_alone(tmp_path: Path) -> None:
+    config, home, store = kept_home(tmp_path / "home", nodes=("n0", "n1"), checkpoints=(8, 12))
+    home.moved("n1").write_text(json.dumps({"why": "was exported"}))
+    deliver(store, 0, 1, node="b0")
+    keep(config, home, store, "history.keep_rounds=2")
+    found = {node: rounds_of(store, node=node) for node in ("n0", "n1", "b0")}
+    assert found == {"n0": [8, 9, 10, 11], "n1": list(range(DONE)), "b0": [0, 1]}
+
+
+def archive_at(store: Store, folder: Path, times: dict[int, float]) -> None:
+    """Archive two groups of n1 for each round, published at these times."""
+    for round, at in times.items():
+        bus = SqliteBus(folder / "bus.sqlite", clock=lambda at=at: at)  # type: ignore[misc]
+        bus.publish([signed(round, 2), signed(round, 5)])
+        Archiver(bus, store, "tiny").run()
+        bus.close()
+
+
+def test_rollouts_go_with_the_rounds_that_could_have_used_them(tmp_path: Path) -> None:
+    kept = kept_home(tmp_path / "home", checkpoints=(8, 12))
+    start = 1_700_000_000.25  # when round 0 finished, and each later one a second after it
+    archive_at(kept[2], tmp_path, {2: start - 20, 9: start - 10, 6: start + 6, 7: start + 9})
+    first = keep(*kept, "history.keep_rounds=2", "pool.max_age_s=5")
+    assert first["rollouts"].rows_cut == 3 * 4  # one group of round 9 was trained on in a kept round
+    assert Counter(row["round"] for row in rows_of(kept[2], "rollouts")) == {9: 4, 6: 8, 7: 8}
+    assert keep(*kept, "history.keep_rounds=2", "pool.max_age_s=1")["rollouts"].rows_cut == 8
+    assert Counter(row["round"] for row in rows_of(kept[2], "rollouts")) == {9: 4, 7: 8}
+
+
+def test_rollouts_stay_while_one_node_keeps_all(tmp_path: Path) -> None:
+    config, home, store = kept_home(tmp_path / "home", nodes=("n0", "n1"), checkpoints=(8, 12))
+    shutil.rmtree(home.checkpoints("n1"))
+    archive_at(store, tmp_path, {2: 1_600_000_000.0})
+    reports = keep(config, home, store, "history.keep_rounds=2", "pool.max_age_s=1")
+    assert (reports["training"].cuts, reports["rollouts"].rows_cut) == ({"n0": 8}, 0)
+
+
+def test_a_reader_in_the_middle_goes_on_while_files_are_kept(store: Store) -> None:
+    deliver(store, *range(40))
+    deliver(store, *range(40, 70))
+    reading = recorded(store, "n0", INCARNATION)
+    first = next(reading)
+    assert sum(one.removed for one in maintain(ALL, store, [])) == 0
+    assert [first.round, *(round.round for round in reading)] == list(range(70))
+
+
+def test_vacuum_deletes_what_no_snapshot_needs_but_nobodys_next_commit(store: Store) -> None:
+    for round in range(4):
+        deliver(store, round)
+    folder = Path(store.table_uri("training")) / "node=n0"
+    kinds = {"yesterday": time.time() - 2 * 86_400, "now": time.time()}
+    for name, at in kinds.items():
+        shutil.copy(next(folder.glob("part-*")), folder / f"{name}.parquet")
+        os.utime(folder / f"{name}.parquet", (at, at))
+    at_once = load(base=ALL, sets=["history.vacuum_hours=0"], env={})
+    found = {report.table: report.removed for report in maintain(at_once, store, [])}
+    assert found == {"training": 5, "receipts": 4}
+    assert len(list(folder.iterdir())) == 2
+    assert (folder / "now.parquet").exists()
+    assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(4)]
+    assert all(report.removed == 0 for report in maintain(at_once, store, []))
+
+
+def test_the_table_remembers_deleted_files_as_long_as_they_are_kept(store: Store) -> None:
+    deliver(store, 0)
+    maintain(load(base=ALL, sets=["history.vacuum_hours=400.5"], env={}), store, [])
+    table = store.open("training")
+    held = table.metadata().configuration
+    assert held["delta.deletedFileRetentionDuration"] == "interval 401 hours"
+    assert held["delta.logRetentionDuration"] == "interval 24 hours"
+    assert table.protocol().min_reader_version == 1
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
+    kept = kept_home(tmp_path / "home", checkpoints=(8, 12))
+    archive_at(kept[2], tmp_path, {2: 1_600_000_000.0, 3: 1_600_000_001.0})
+
+    def listing() -> list[tuple[str, int]]:
+        return sorted((str(path), path.stat().st_mtime_ns) for path in Path(kept[2].uri).rglob("*"))
+
+    before = listing()
+    said = keep(*kept, "history.keep_rounds=2", dry_run=True)
+    assert listing() == before
+    done = keep(*kept, "history.keep_rounds=2")
+    assert {name: one.rows_cut for name, one in said.items()} == {
+        name: one.rows_cut for name, one in done.items()
+    }
+    assert said["training"].rows_cut == 8 * 16
+    assert said["rollouts"].rows_cut == 16
+
+
+def test_there_is_nothing_to_do_before_there_are_tables(store: Store) -> None:
+    assert maintain(ALL, store, []) == []
+    assert not Path(store.uri).exists()
+
+
+def test_a_table_that_is_missing_is_away_and_not_made_anew(tmp_path: Path) -> None:
+    config, home, store = kept_home(tmp_path / "home", done=1, checkpoints=())
+    shutil.rmtree(store.uri)
+    with pytest.raises(Unavailable, match="missing"):
+        maintain(config, open_store(config, home), [])
+    assert not Path(store.uri).exists()
+
+
+def test_a_table_of_the_last_release_is_maintained_as_it_is(tmp_path: Path) -> None:
+    home = last_release(tmp_path)
+    config = home.load_config()
+    store = open_store(config, home)
+    table = store.find("training")
+    assert table is not None
+    before = rows_of(store, "training")
+    maintain(config, store, cuts(config, home, store))
+    assert rows_of(store, "training") == before
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "history.vacuum_hours=-1",
+        "history.keep_rounds=-1",
+        "history.keep_rounds=1.5",
+        "history.maintain_seconds=-1",
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(setting: str) -> None:
+    with pytest.raises(UserError, match=setting.partition("=")[0]):
+        load(base=ALL, sets=[setting], env={})
+
+
+def test_the_command_maintains_and_says_what_it_did(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, home, store = kept_home(tmp_path / "home", checkpoints=(8, 12), sets=["history.keep_rounds=2"])
+    assert cli.invoke(["maintain", "--home", str(home.root), "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["dry_run"] is True
+    assert rounds_of(store) == list(range(DONE))
+    assert cli.invoke(["maintain", "--home", str(home.root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["nodes"] == [{"node": "n0", "incarnation": INCARNATION, "round": 8, "why": ""}]
+    assert {one["table"]: one["rows_cut"] for one in found["tables"]} == {"training": 128, "receipts": 32}
+    assert rounds_of(store) == [8, 9, 10, 11]
+    assert cli.invoke(["maintain", "--home", str(home.root)]) == 0
+    assert "n0 is kept from round 8 on" in capsys.readouterr().out
+
+
+def test_the_command_wants_a_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["maintain", "--home", str(tmp_path / "none")]) == 2
+    assert "holds no swarm" in capsys.readouterr().err
+
+
+def test_cuts_of_nodes_without_a_history_say_why(tmp_path: Path) -> None:
+    config, home, store = kept_home(tmp_path / "home", done=1, checkpoints=())
+    wanted = load(base=config, sets=["history.keep_rounds=2", "swarm.nodes=2"], env={})
+    assert cuts(wanted, home, store) == [
+        Cut("n0", INCARNATION, 0, "no whole checkpoint continues in the history"),
+        Cut("n1", "", 0, "it has no history yet"),
+    ]
+    assert cuts(config, home, store)[0].why == "history.keep_rounds is 0"
+
+
+def test_opening_a_maintained_table_reads_one_checkpoint(store: Store) -> None:
+    for round in range(5):
+        deliver(store, round)
+    maintain(ALL, store, [])
+    version = DeltaTable(store.table_uri("training")).version()
+    assert (log_of(store) / f"{version:020}.checkpoint.parquet").exists()
+    assert json.loads((log_of(store) / "_last_checkpoint").read_text())["version"] == version
