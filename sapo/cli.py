@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from sapo.commands import check, look, maintain, replay, run, site
+from sapo.commands import check, lineage, look, maintain, replay, run, site
 from sapo.errors import SapoError, Unavailable, UserError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -35,7 +35,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (run.swarm, run.node, run.stop, run.evaluate, maintain.maintain),
     "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
     "Look at a run": (look.status, look.rollouts, look.report),
-    "Check": (replay.replay, check.verify, check.doctor),
+    "Check": (replay.replay, lineage.lineage, check.verify, check.doctor),
 }
 for panel, commands in PANELS.items():
     for command in commands:
