@@ -60,11 +60,10 @@ def open_tracked(config: Config, name: str, home: Home, *, uri: str | None) -> "
             yield runtime
             status = "FINISHED" if runtime.finished else "KILLED"
     finally:
-        end_run(tracker, status)
+        _end(tracker, status)
 
 
-def end_run(tracker: Tracker, status: str) -> None:
-    """Mark a run as over; one whose MLflow is away stays open, and that is said."""
+def _end(tracker: Tracker, status: str) -> None:
     try:
         tracker.end(status)
     except Unavailable as error:

@@ -7,24 +7,21 @@ or rolled back in the recorded run is not repeated, because other weights set of
 
 import json
 import re
-import secrets
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from sapo import judge, models, versions
+from sapo import judge, models
 from sapo.batching import reward_metrics, source_metrics
 from sapo.cache import default_cache
-from sapo.changes import Changes, Recorded, Settled
+from sapo.changes import Changes, Recorded
 from sapo.config import Config
-from sapo.errors import Unavailable
 from sapo.evaluate import Evaluation, held_out_set
 from sapo.history import open_store
 from sapo.history.read import query
@@ -34,15 +31,9 @@ from sapo.judge import Progress
 from sapo.learn.update import StepResult
 from sapo.models import LoadedPolicy
 from sapo.node_parts import open_workers
-from sapo.records import RoundResult
 from sapo.repeat import Repeater
 from sapo.replay import Replay, opened
-from sapo.track import Tracker, params_of, tags_of
-from sapo.tracked import end_run, tracking_uri
-
-TAG = "sapo.replay"
-ROUNDS_AT_ONCE = 25
-"""Rounds whose metrics go to MLflow together."""
+from sapo.whatif_run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,40 +158,12 @@ class _Course:
             self.left_out[f"past {threshold[0]}" if threshold else step.skipped] += 1
 
     def tags(self, weights_sha256: str) -> dict[str, str]:
-        """What the run says of it."""
+        """What the run says of it in the end."""
         left_out = json.dumps(dict(self.left_out))
         tags = {"weights_sha256": weights_sha256, "steps": str(self.steps), "left_out": left_out}
         tags |= {"chain": self.chain} if self.chain is not None else {}
         tags |= {"diverged_after": str(self.diverged)} if self.diverged is not None else {}
-        return {f"{TAG}.{name}": value for name, value in tags.items()}
-
-
-class _Log:
-    """The run's metrics, some rounds at a time. What MLflow does not take now waits; at the end it must."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        self.tracker = tracker
-        self._waiting: list[RoundResult] = []
-
-    def add(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Note a round's metrics."""
-        now = time.time()
-        values = {name: float(value) for name, value in metrics.items()}
-        self._waiting.append(
-            RoundResult(round=round, policy_version=round + 1, metrics=values, finished_at=now)
-        )
-        if len(self._waiting) >= ROUNDS_AT_ONCE:
-            self.try_to_flush()
-
-    def flush(self) -> None:
-        """Send what waits. Raises `Unavailable` when MLflow is away."""
-        self.tracker.log_rounds(self._waiting)
-        self._waiting.clear()
-
-    def try_to_flush(self) -> None:
-        """Send what waits; it goes on waiting where MLflow is away."""
-        with suppress(Unavailable):
-            self.flush()
+        return tags
 
 
 def retrain(
@@ -223,28 +186,27 @@ def retrain(
     changes = Changes(home.load_config().for_node(node), node, sets)
     with opened(home, node, first=first, last=last, cache=cache) as replay:
         settled = changes.settle(_recorded(home, replay))
-        tracker = _tracker(home, node, replay, settled)
-        run = tracker.start()
-        with _running(tracker) as log:
-            course = _repeat(replay, changes, log, progress)
+        run = Run(home, node, replay.incarnation, settled, replay.first, replay.last)
+        run_id = run.start()
+        with run.going():
+            course = _repeat(replay, changes, run, progress)
             evaluation, model = None, None
             if course.diverged is None:
                 evaluation = _ask(home, replay, settled.config, progress)
-                log.add(replay.last + 1, evaluation.metrics())
-                model = _keep(tracker, replay, settled.config, cache)
-            log.flush()
+                run.log(replay.last + 1, evaluation.metrics())
+                model = _keep(run, replay, settled.config, cache)
             digest = models.weights_sha256(replay.policy.model)
-            tracker.tag(course.tags(digest))
+            run.finish(course.tags(digest))
     own, start = _evaluated(home, node, settled.config.model)
     return WhatIf(
         node=node,
         incarnation=replay.incarnation,
         changes=settled.values,
         unchanged=settled.unchanged,
-        run_id=run,
-        run_name=tracker.run_name,
-        uri=tracker.uri,
-        experiment=tracker.swarm,
+        run_id=run_id,
+        run_name=run.tracker.run_name,
+        uri=run.tracker.uri,
+        experiment=run.tracker.swarm,
         model=model,
         first=replay.first,
         last=replay.last,
@@ -278,52 +240,7 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
     return [Recorded(learn, guard, authors) for (learn, guard), authors in found.items()]
 
 
-def _tracker(home: Home, node: str, replay: Replay, settled: Settled) -> Tracker:
-    """The run of this what-if: found by no tag of the node's own run, but nested below it where there is one.
-
-    Raises `Unavailable` when MLflow is away.
-    """
-    swarm = home.load_config()
-    uri = tracking_uri(home, swarm)
-    own = Tracker(uri, swarm.swarm.name, node, replay.incarnation).found()
-    tags = {
-        f"{TAG}.node": node,
-        f"{TAG}.incarnation": replay.incarnation,
-        f"{TAG}.changes": settled.label,
-        f"{TAG}.rounds": f"{replay.first}-{replay.last}",
-    }
-    if own is not None:
-        tags |= {f"{TAG}.of": own, "mlflow.parentRunId": own}
-    return Tracker(
-        uri,
-        swarm.swarm.name,
-        node,
-        replay.incarnation,
-        params=params_of(settled.config),
-        tags=tags_of(settled.config) | tags,
-        artifacts=home.artifacts if swarm.track.uri is None else None,
-        identity={TAG: "what-if", f"{TAG}.id": secrets.token_hex(8)},
-        run_name=f"{node} · {settled.label}",
-    )
-
-
-@contextmanager
-def _running(tracker: Tracker) -> Iterator[_Log]:
-    """The run's metrics; what there is of them is sent, whatever happens. `KILLED` is what was stopped."""
-    status, log = "FAILED", _Log(tracker)
-    try:
-        yield log
-        status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        if status != "FINISHED":
-            log.try_to_flush()
-        end_run(tracker, status)
-
-
-def _repeat(replay: Replay, changes: Changes, log: _Log, progress: Progress | None) -> _Course:
+def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | None) -> _Course:
     """Every recorded round's step on its changed batch; stops where the model computes nothing finite."""
     course, started, round = _Course(), time.monotonic(), replay.first
     changed = Repeater(replay.policy, replay.learner)
@@ -338,7 +255,7 @@ def _repeat(replay: Replay, changes: Changes, log: _Log, progress: Progress | No
         step = changed.step(changes.batch(batch), recorded.environment)
         course.note(recorded, step)
         took = {"time/update": time.monotonic() - before}
-        log.add(round, step.metrics | reward_metrics(batch.groups) | source_metrics(batch) | took)
+        run.log(round, step.metrics | reward_metrics(batch.groups) | source_metrics(batch) | took)
         if (step.alarm or "").startswith("non-finite") and not _finite(replay.policy):
             break
         tell("rounds", round - replay.first + 1, replay.last - replay.first + 1)
@@ -363,17 +280,15 @@ def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) 
         return judge.ask(config, replay.policy, workers, questions, "held-out questions", progress)
 
 
-def _keep(tracker: Tracker, replay: Replay, config: Config, cache: Path | None) -> str:
+def _keep(run: Run, replay: Replay, config: Config, cache: Path | None) -> str:
     """Store the new model with its run, in the form of the node's versions; returns its address."""
 
     def whole(checkpoint: Path, destination: Path) -> None:
         models.export(checkpoint, destination, config=config, cache=cache or default_cache())
 
     with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as folder:
-        tags = {key: value for key, value in tracker.tags.items() if key.startswith(TAG)}
         models.save(replay.policy, Path(folder))
-        with versions.model_directory(Path(folder), whole) as directory:
-            return tracker.keep(directory, replay.last + 1, tags=tags)
+        return run.keep(Path(folder), replay.last + 1, whole=whole)
 
 
 def _evaluated(home: Home, node: str, model: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:

@@ -1,7 +1,11 @@
 """What-ifs over a real recorded run: each a run of its own in a real MLflow store, the node is untouched."""
 
+import http.server
 import json
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +13,9 @@ from typing import Any
 import mlflow
 import pytest
 from mlflow import MlflowClient
-from swarms import small_config
+from swarms import open_node, small_config
 
+from sapo import services
 from sapo.changes import with_advantages
 from sapo.errors import Unavailable, UserError
 from sapo.history.rounds import RecordedRound, recorded
@@ -24,16 +29,23 @@ from sapo.node import NodeRuntime
 from sapo.settings import LearnConfig
 from sapo.summary import tracked
 from sapo.track import Tracker, TrackSink
+from sapo.tracked import tracking_uri
 from sapo.whatif import WhatIf, retrain
 
 INCARNATION = f"{0:016x}"
-BASE = ("learn.lr=1e-3", "batch.local=4", "batch.completions=8")
+BASE = ("learn.lr=1e-3", "batch.local=4", "batch.external=1", "batch.completions=8")
 PHASES = (
     (),
     ("learn.advantage=mean_std",),
     ("learn.truncated=zero_reward", "generate.max_new_tokens=3"),
-    ("learn.advantage=mean_std", "learn.std_floor=0.4", "learn.loss=grpo", "learn.epochs=2"),
-    ("learn.foreign=behaviour", 'learn.trusted_peers=["n1"]'),
+    (
+        "learn.advantage=mean_std",
+        "learn.std_floor=0.4",
+        "learn.loss=grpo",
+        "learn.epochs=2",
+        "learn.foreign=behaviour",
+        'learn.trusted_peers=["n1"]',
+    ),
 )
 """What was changed while the recorded run went on; each phase is the base with these changes."""
 EACH = 5
@@ -60,18 +72,18 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     home = Home(tmp_path_factory.mktemp("what-if") / "home")
     uri = f"sqlite:///{home.mlflow_db}"
     tracker = Tracker(uri, "test", "n0", INCARNATION, artifacts=home.artifacts)
+    config = small_config([*BASE, f"swarm.rounds={LAST + 1}"])
+    home.prepare(config, Manifest.of(config))
+    with open_node(config, home, "n1") as peer:
+        while not peer.finished:
+            peer.run_round()
+        assert peer.drain(60)
     for number, phase in enumerate(PHASES):
         config = small_config([*BASE, *phase, f"swarm.rounds={EACH * (number + 1)}"])
         home.prepare(config, Manifest.of(config))
-        with (
-            NodeRuntime.open(config, "n1", home, incarnation="1" * 16) as peer,
-            NodeRuntime.open(
-                config, "n0", home, incarnation=INCARNATION, tracking=[TrackSink(tracker)]
-            ) as node,
-        ):
+        sinks = [TrackSink(tracker)]
+        with NodeRuntime.open(config, "n0", home, incarnation=INCARNATION, tracking=sinks) as node:
             while not node.finished:
-                peer.run_round()
-                assert peer.drain(60)
                 node.run_round()
             assert node.drain(60)
     tracker.end()
@@ -277,6 +289,53 @@ def test_without_mlflow_the_long_work_does_not_begin(
         with pytest.raises(Unavailable, match=f"MLflow at {url}"):
             recording.what_if(*SAME, progress=lambda label, done, total: told.append(label))
     assert not told
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    """Stands for the swarm's other server, which has no part in this."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def healthy() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.services
+def test_a_swarm_that_ends_meanwhile_with_its_server_breaks_no_what_if(
+    recording: Recording, healthy: str
+) -> None:
+    env = {"PREFECT_API_URL": f"{healthy}/api"}
+    with ExitStack() as swarm:
+        running = swarm.enter_context(services.running(recording.home.load_config(), recording.home, env=env))
+        while not running.up():
+            assert services.answers(running.services.prefect)
+        made_at: list[str] = []
+
+        def swarm_ends(label: str, done: int, total: int) -> None:
+            made_at.append(tracking_uri(recording.home, recording.home.load_config()))
+            swarm.close()
+
+        made = recording.what_if(*SAME, last=EACH, progress=swarm_ends)
+    assert made_at[0] == running.services.mlflow.url
+    assert made.uri == recording.uri
+    run = run_of(recording, made)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["sapo.replay.weights_sha256"] == made.weights_sha256
+    done = {found.round for found in recording.rounds if found.round <= EACH}
+    assert series(recording, made.run_id, "learn/groups").keys() == done
 
 
 def test_progress_is_told(recording: Recording) -> None:
