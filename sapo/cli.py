@@ -34,8 +34,8 @@ app = typer.Typer(
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (run.swarm, run.node, run.stop, run.evaluate, maintain.maintain),
     "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
-    "Look at a run": (look.status, look.rollouts, look.report),
-    "Check": (replay.replay, lineage.lineage, check.verify, check.doctor),
+    "Look at a run": (look.status, look.rollouts, lineage.lineage, look.report),
+    "Check": (replay.replay, check.verify, check.doctor),
 }
 for panel, commands in PANELS.items():
     for command in commands:

@@ -87,6 +87,9 @@ def empty_batch(incarnation: str):  # type: ignore[no-untyped-def]
                 "verify",
                 "rollouts",
                 "report",
+                "replay",
+                "lineage",
+                "maintain",
                 "doctor",
             )
         ),
@@ -117,6 +120,10 @@ def test_every_command_explains_itself(args: list[str], capsys: pytest.CaptureFi
         ["evaluate"],
         ["report"],
         ["rollouts"],
+        ["replay", "n0"],
+        ["replay", "n0", "--check", "--set", "learn.lr=1"],
+        ["lineage", "n0"],
+        ["maintain"],
         ["verify", "--dataset", "gcd"],
         ["verify", "--dataset", "gcd", "--seed", "1", "--text", "2", "--answer", "both"],
         ["verify", "--dataset", "gcd", "--seed", "1", "--text", "2", "--config", "{"],
@@ -137,7 +144,7 @@ def test_bad_input_is_one_line_with_a_remedy_and_writes_nothing(
 
 
 @pytest.mark.parametrize(
-    "args", [["swarn"], ["swarm", "--nope"], ["swarm", "--nodes", "x"], ["init"], ["join"]]
+    "args", [["swarn"], ["swarm", "--nope"], ["swarm", "--nodes", "x"], ["init"], ["join"], ["replay"]]
 )
 def test_a_wrong_command_line_is_one_line_that_names_the_help(
     args: list[str], capsys: pytest.CaptureFixture[str]

@@ -283,9 +283,10 @@ def test_trap_42_prefect_keeps_nothing_and_sees_only_small_things() -> None:
     import flows.evaluate
     import flows.maintain
     import flows.node
+    import flows.replay
     import flows.swarm
 
-    modules = (flows.archive, flows.evaluate, flows.maintain, flows.node, flows.swarm)
+    modules = (flows.archive, flows.evaluate, flows.maintain, flows.node, flows.replay, flows.swarm)
     members = [vars(module) for module in modules]
     tasks = {value.name: value for found in members for value in found.values() if isinstance(value, Task)}
     kept = {value.name: value for found in members for value in found.values() if isinstance(value, Flow)}
