@@ -28,8 +28,12 @@ class Seen:
 
     def add(self, group: Group, content_sha256: str) -> None:
         """Remember a group; own groups belong in here too, or a peer's copy of them is not noticed."""
-        self._digests[group.group_id] = content_sha256
-        self._contents[fingerprint(group)] = group.group_id
+        self.note(group.group_id, content_sha256, fingerprint(group))
+
+    def note(self, group_id: str, content_sha256: str, mark: str) -> None:
+        """Remember a group by its id, digest and fingerprint."""
+        self._digests[group_id] = content_sha256
+        self._contents[mark] = group_id
         for memory in (self._digests, self._contents):
             while len(memory) > self._limit:
                 memory.popitem(last=False)

@@ -8,7 +8,7 @@ from sapo.admission import admit
 from sapo.batching import longest, score_groups
 from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
-from sapo.journal import PoolRow
+from sapo.journal import Met, PoolRow
 from sapo.node_parts import NodeParts
 from sapo.pool import Entry, Verdict, limits
 from sapo.records import Outcome, Received
@@ -19,6 +19,7 @@ class Arrivals:
     """Groups that entered the pool in this round, where reading goes on, and the series `pool/*`."""
 
     rows: list[PoolRow] = field(default_factory=list)
+    met: list[Met] = field(default_factory=list)
     positions: Positions = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -35,17 +36,19 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
     now = parts.clock()
     if poll.malformed:
         metrics["pool/refused/malformed_record"] = float(len(poll.malformed))
-    rows = [row for received in poll.received if (row := _admit(parts, received, now)) is not None]
+    came = [entry for received in poll.received if (entry := _admit(parts, received, now)) is not None]
+    rows = [entry.to_row() for entry in came]
     parts.pool.evict(now)
-    return Arrivals(rows, poll.positions, metrics | parts.pool.metrics(now))
+    met = [parts.pool.met(entry.group, entry.received.signed.content_sha256) for entry in came]
+    return Arrivals(rows, met, poll.positions, metrics | parts.pool.metrics(now))
 
 
 def _poll(parts: NodeParts, rng: random.Random) -> Poll:
     return parts.listener.poll(parts.journal.positions(), limits(parts.config.pool), rng)
 
 
-def _admit(parts: NodeParts, received: Received, now: float) -> PoolRow | None:
-    """Put a group into the pool and return the journal's row of it; None where it is refused."""
+def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
+    """Put a group into the pool and return its entry; None where it is refused."""
     try:
         if received.signed.group_id in parts.dropped:
             raise Refused("duplicate")
@@ -64,7 +67,7 @@ def _admit(parts: NodeParts, received: Received, now: float) -> PoolRow | None:
         return None
     entry = Entry(received=received, group=group, received_at=now)
     parts.pool.add(entry)
-    return entry.to_row()
+    return entry
 
 
 def verdicts(parts: NodeParts, entries: Sequence[Entry]) -> list[Verdict]:

@@ -19,12 +19,13 @@ from typing import Any, Literal, Self
 from sapo.bus.base import Positions
 from sapo.checkpoint import Checkpoint
 from sapo.errors import UserError
-from sapo.journal_file import connect, create, damaged, explained, pack, unpack
+from sapo.journal_file import connect, create, explained, pack, unpack
 from sapo.journal_rows import (
     SIGNED,
     Event,
     JournalError,
     Link,
+    Met,
     Movement,
     Owed,
     PoolRow,
@@ -36,10 +37,13 @@ from sapo.journal_rows import (
     link_round,
     pool_columns,
     record_movements,
+    remember,
+    signed_group,
+    where,
 )
 from sapo.records import Batch, Received, RoundResult, SignedGroup, canonical, sha256
 
-__all__ = ["Journal", "JournalError", "Link", "Movement", "Owed", "PoolRow", "Stage"]
+__all__ = ["Journal", "JournalError", "Link", "Met", "Movement", "Owed", "PoolRow", "Stage"]
 
 Stage = Literal["groups", "batch", "result"]
 
@@ -77,7 +81,8 @@ class Journal:
         self._path, self._clock, self._connection = path, clock, connection
         self._lock = threading.RLock()
         self._environment: str | None = None
-        self.incarnation: str = connection.execute("SELECT incarnation FROM meta").fetchone()[0]
+        meta: tuple[str, float] = connection.execute("SELECT incarnation, created_at FROM meta").fetchone()
+        self.incarnation, self.created_at = meta
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +108,7 @@ class Journal:
         with self._transaction() as db:
             at = self.stage()
             if round < 0 or (at is not None and at != (round - 1, "result")):
-                raise JournalError(f"groups of round {round} cannot follow {_where(at)}")
+                raise JournalError(f"groups of round {round} cannot follow {where(at)}")
             now = self._clock()
             db.execute("INSERT INTO rounds (round, stage, groups_at) VALUES (?, 'groups', ?)", (round, now))
             rows = [(*group_columns(group), round, place) for place, group in enumerate(groups)]
@@ -121,6 +126,8 @@ class Journal:
         pool_removed: Collection[str],
         verdicts: Mapping[str, str],
         rejected: Mapping[str, Event] = {},
+        met: Sequence[Met] = (),
+        memory: int = 10_000,
         training_owed: bool = True,
     ) -> None:
         """Transaction 2: the batch, and with it everything that drawing it did to pool and positions.
@@ -128,6 +135,7 @@ class Journal:
         `positions` replaces the saved ones whole. Rows are added first, then `verdicts` (JSON by group id)
         are set, then `pool_removed` leave; a removed group is remembered with its verdict (`dropped`).
         Every coming and going is kept as a movement; `rejected` says which groups left for their scores.
+        The newest `memory` groups that were `met` are known again when the node comes back.
         Raises `JournalError` unless the round's groups are committed and its batch is not, and when a group
         is added that the pool holds, or judged or removed that it does not hold.
         """
@@ -160,6 +168,7 @@ class Journal:
                 (blob, digest, int(training_owed), self._store_environment(db), self._clock(), batch.round),
             )
             link_round(db, batch, digest)
+            remember(db, met, memory)
 
     def commit_result(self, result: RoundResult) -> None:
         """Transaction 3: the result; owes `track`, and `training` as the batch said.
@@ -199,14 +208,14 @@ class Journal:
         if self._one("SELECT 1 FROM rounds WHERE round = ?", round) is None:
             raise JournalError(f"the journal does not hold round {round}")
         rows = self._all(f"SELECT {SIGNED} FROM groups WHERE round = ? ORDER BY place", round)
-        return [self._signed(row) for row in rows]
+        return [signed_group(self._path, row) for row in rows]
 
     def group(self, group_id: str) -> SignedGroup:
         """One of the node's own groups. Raises `JournalError` when it is not here (any more)."""
         row = self._one(f"SELECT {SIGNED} FROM groups WHERE group_id = ?", group_id)
         if row is None:
             raise JournalError(f"the journal does not hold group {group_id}")
-        return self._signed(row)
+        return signed_group(self._path, row)
 
     def batch(self, round: int) -> Batch:
         """The round's batch. Raises `JournalError` where there is none, `UserError` where it is damaged."""
@@ -240,10 +249,8 @@ class Journal:
 
     def results(self, after_round: int = -1) -> list[RoundResult]:
         """Results of all rounds later than `after_round`, in order."""
-        rows = self._all(
-            "SELECT round FROM rounds WHERE round > ? AND stage = 'result' ORDER BY round", after_round
-        )
-        return [self.result(row[0]) for row in rows]
+        sql = "SELECT round FROM rounds WHERE round > ? AND stage = 'result' ORDER BY round"
+        return [self.result(row[0]) for row in self._all(sql, after_round)]
 
     def positions(self) -> dict[str, int]:
         """Bus positions as of the last committed batch."""
@@ -255,7 +262,9 @@ class Journal:
         result = []
         for row in self._all(f"SELECT {columns} FROM pool ORDER BY place"):
             producer, position, timestamp, received_at, verdict = row[5:]
-            received = Received(signed=self._signed(row[:5]), bus_position=position, timestamp=timestamp)
+            received = Received(
+                signed=signed_group(self._path, row), bus_position=position, timestamp=timestamp
+            )
             result.append(PoolRow(row[0], producer, received, received_at, verdict))
         return result
 
@@ -266,6 +275,11 @@ class Journal:
     def dropped(self) -> dict[str, str | None]:
         """Groups that left the pool in rounds still held here, with their last verdict (JSON)."""
         return dict(self._all("SELECT group_id, verdict FROM dropped ORDER BY round, group_id"))
+
+    def met(self) -> list[Met]:
+        """The groups met last, in order; none of rounds before version 2."""
+        sql = "SELECT group_id, content_sha256, fingerprint, author FROM met ORDER BY seq"
+        return [Met(*row) for row in self._all(sql)]
 
     # --- what results depend on besides their inputs ---------------------------------------------------
 
@@ -301,8 +315,7 @@ class Journal:
 
     def owed_bytes(self) -> int:
         """Bytes of the journal that are kept because they are owed."""
-        row = self._one("SELECT coalesce(sum(bytes), 0) FROM outbox")
-        return int(row[0]) if row else 0
+        return int(self._one("SELECT coalesce(sum(bytes), 0) FROM outbox")[0])
 
     # --- checkpoints and pruning -----------------------------------------------------------------------
 
@@ -377,7 +390,7 @@ class Journal:
 
     def _expect(self, round: int, before: Stage, what: Stage) -> None:
         if self.stage() != (round, before):
-            raise JournalError(f"the {what} of round {round} cannot follow {_where(self.stage())}")
+            raise JournalError(f"the {what} of round {round} cannot follow {where(self.stage())}")
 
     def _owe(self, db: sqlite3.Connection, kind: str, round: int, ref: str, size: int, now: float) -> None:
         db.execute(
@@ -398,14 +411,6 @@ class Journal:
             raise JournalError(f"the journal holds no {what} of round {round}")
         return unpack(row[0], row[1], self._path, f"the {what} of round {round}")
 
-    def _signed(self, row: Sequence[Any]) -> SignedGroup:
-        """The group of a row that begins with the columns of `SIGNED`."""
-        if sha256(row[4]) != row[1]:
-            raise damaged(self._path, f"group {row[0]} does not have the digest it was stored with")
-        return SignedGroup(
-            group_id=row[0], content_sha256=row[1], key=row[2], signature=row[3], payload=row[4]
-        )
-
     def _relative(self, path: Path) -> str:
         """Paths are kept relative to the node's folder, so that it can be moved."""
         home, path = self._path.absolute().parent, path.absolute()
@@ -413,7 +418,3 @@ class Journal:
 
     def _absolute(self, path: str) -> Path:
         return self._path.absolute().parent / path
-
-
-def _where(stage: tuple[int, str] | None) -> str:
-    return "an empty journal" if stage is None else f"the {stage[1]} of round {stage[0]}"

@@ -24,6 +24,10 @@ CREATE TABLE movements (
     group_id TEXT NOT NULL, producer TEXT NOT NULL, producer_key TEXT NOT NULL, bus_position TEXT NOT NULL,
     published_at REAL NOT NULL, received_at REAL NOT NULL)"""
 _MOVEMENTS_INDEX = "CREATE INDEX movements_round ON movements (round)"
+_MET = """
+CREATE TABLE met (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, group_id TEXT NOT NULL UNIQUE, content_sha256 TEXT NOT NULL,
+    fingerprint TEXT NOT NULL, author TEXT)"""
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE meta (incarnation TEXT NOT NULL, created_at REAL NOT NULL);
@@ -50,6 +54,7 @@ CREATE TABLE checkpoints (
     round INTEGER PRIMARY KEY, path TEXT NOT NULL, content TEXT NOT NULL, owed INTEGER NOT NULL);
 {_MOVEMENTS};
 {_MOVEMENTS_INDEX};
+{_MET};
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {JOURNAL_VERSION};
 COMMIT;
@@ -154,6 +159,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
                 connection.execute(f"ALTER TABLE rounds ADD COLUMN {column}")
             connection.execute(_MOVEMENTS)
             connection.execute(_MOVEMENTS_INDEX)
+            connection.execute(_MET)
             sql = "SELECT round, batch, batch_sha256 FROM rounds WHERE batch IS NOT NULL ORDER BY round DESC"
             through = next((row[0] for row in connection.execute(sql) if _has_groups(path, *row)), None)
             newest = "(SELECT max(round) FROM rounds WHERE batch IS NOT NULL)"

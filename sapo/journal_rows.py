@@ -3,9 +3,11 @@
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from sapo.errors import SapoError
+from sapo.journal_file import damaged
 from sapo.records import Batch, Received, SignedGroup, chained, sha256
 
 SIGNED = "group_id, content_sha256, key, signature, payload"
@@ -70,10 +72,33 @@ class Movement:
     received_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Met:
+    """A group that was met, own or foreign: it must be known when it comes again, or as somebody's copy.
+
+    `fingerprint` is that of `sapo.admission`; `author` the key whose place in the pool it took, if any.
+    """
+
+    group_id: str
+    content_sha256: str
+    fingerprint: str
+    author: str | None = None
+
+
 def group_columns(group: SignedGroup) -> tuple[str, str, str, str, bytes]:
     if sha256(group.payload) != group.content_sha256:
         raise JournalError(f"group {group.group_id} does not have the content_sha256 it names")
     return group.group_id, group.content_sha256, group.key, group.signature, group.payload
+
+
+def signed_group(path: Path, row: Sequence[Any]) -> SignedGroup:
+    """The group of a row that begins with the columns of `SIGNED`, in the journal at `path`."""
+    group_id, content_sha256, key, signature, payload = row[:5]
+    if sha256(payload) != content_sha256:
+        raise damaged(path, f"group {group_id} does not have the digest it was stored with")
+    return SignedGroup(
+        group_id=group_id, content_sha256=content_sha256, key=key, signature=signature, payload=payload
+    )
 
 
 def pool_columns(row: PoolRow) -> tuple[Any, ...]:
@@ -123,6 +148,18 @@ def departures(
         ("trained" if group_id in drawn else rejected.get(group_id, "evicted"), group_id)
         for group_id in sorted(removed)
     ]
+
+
+def remember(db: sqlite3.Connection, met: Iterable[Met], limit: int) -> None:
+    """Note groups in the order in which they were met; of all, the newest `limit` stay."""
+    sql = "INSERT OR IGNORE INTO met (group_id, content_sha256, fingerprint, author) VALUES (?, ?, ?, ?)"
+    db.executemany(sql, [(one.group_id, one.content_sha256, one.fingerprint, one.author) for one in met])
+    db.execute("DELETE FROM met WHERE seq <= (SELECT max(seq) FROM met) - ?", (limit,))
+
+
+def where(stage: tuple[int, str] | None) -> str:
+    """A place in the journal, in words."""
+    return "an empty journal" if stage is None else f"the {stage[1]} of round {stage[0]}"
 
 
 def link_round(db: sqlite3.Connection, batch: Batch, digest: str) -> None:

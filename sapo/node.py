@@ -223,18 +223,22 @@ class NodeRuntime:
         `undecided` are the entries that had no verdict before the draw; the verdicts it gave are kept. The
         receipts tell what is `rejected` for scores that are all alike from what has none.
         """
-        arrivals = self._now.arrivals
+        arrivals, pool = self._now.arrivals, self.parts.pool
+        pairs = zip(self._now.groups, self._now.signed, strict=True)
+        own = [pool.met(group, signed.content_sha256) for group, signed in pairs]
         held = self.journal.pool_ids() | {row.group_id for row in arrivals.rows}
         self.journal.commit_batch(
             batch,
             positions=arrivals.positions or self.journal.positions(),
             pool_added=arrivals.rows,
-            pool_removed=held - {entry.group_id for entry in self.parts.pool.entries()},
+            pool_removed=held - {entry.group_id for entry in pool.entries()},
             verdicts={entry.group_id: entry.verdict.to_json() for entry in undecided if entry.verdict},
             rejected={
                 group_id: "uninformative" if reason == "uninformative" else "unscorable"
                 for group_id, reason in rejected.items()
             },
+            met=[*own, *arrivals.met],
+            memory=pool.memory,
         )
 
     def _batch(self, local: Sequence[int], drawn: Sequence[Entry]) -> Batch:
@@ -295,9 +299,9 @@ class NodeRuntime:
         if step.alarm and self.config.guard.action == "rollback":
             target = roll_back(parts)
         last = self.round + 1 >= self.config.swarm.rounds
-        checkpoint = checkpoint_due(parts, self.round + 1, last=last)
-        digest, tensors = self._digests(checkpoint)
         finished = parts.clock()
+        checkpoint = checkpoint_due(parts, self.round + 1, finished, last=last)
+        digest, tensors = self._digests(checkpoint)
         now.metrics |= step.metrics | source_metrics(now.batch)
         now.metrics["time/update"] = finished - started
         now.metrics["time/round"] = sum(
@@ -361,6 +365,8 @@ class NodeRuntime:
             return
         self._now.signed = list(self.journal.groups(self.round))
         self._now.groups = [Group.model_validate_json(signed.payload) for signed in self._now.signed]
+        for group, signed in zip(self._now.groups, self._now.signed, strict=True):
+            self.parts.pool.seen.add(group, signed.content_sha256)
         if stage[1] == "batch":
             self._now.batch = self.journal.batch(self.round)
 

@@ -175,7 +175,7 @@ def open_parts(
             guard=node_config.guard,
         )
         engine = open_engine(node_config, policy)
-        pool = Pool.restore(node_config.pool, journal.pool())
+        pool = Pool.restore(node_config.pool, journal.pool(), journal.met())
         history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
         sinks: list[Sink] = [PublishSink(own_bus), history, *tracking]
         probe: Sequence[Question] = ()

@@ -5,11 +5,11 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from sapo.admission import Seen
+from sapo.admission import Seen, fingerprint
 from sapo.bus.base import Limits
 from sapo.config import PoolConfig
 from sapo.errors import Refused
-from sapo.journal_rows import PoolRow
+from sapo.journal_rows import Met, PoolRow
 from sapo.records import Group, Outcome, Received, Record
 
 SEEN_PER_GROUP = 16
@@ -103,20 +103,37 @@ class Pool:
 
     def __init__(self, config: PoolConfig) -> None:
         self.config = config
-        self.seen = Seen(SEEN_PER_GROUP * config.max_groups)
+        self.seen = Seen(self.memory)
         self._entries: dict[str, Entry] = {}
         self._new: set[str] = set()
-        self._places = _Places(SEEN_PER_GROUP * config.max_groups)
+        self._places = _Places(self.memory)
         self._dropped = _Dropped()
 
     @classmethod
-    def restore(cls, config: PoolConfig, rows: Iterable[PoolRow]) -> "Pool":
-        """The pool that the journal kept."""
+    def restore(cls, config: PoolConfig, rows: Iterable[PoolRow], met: Iterable[Met] = ()) -> "Pool":
+        """The pool that the journal kept, with its memory of all that was `met`, in order."""
         pool = cls(config)
+        for one in met:
+            pool.seen.note(one.group_id, one.content_sha256, one.fingerprint)
+            if one.author is not None:
+                pool._places.add(one.author)
         for row in rows:
+            known = pool.seen.digest(row.group_id) is not None
             pool.add(Entry.from_row(row))
+            if known:
+                pool._new.discard(row.group_id)
         pool._settle()
         return pool
+
+    @property
+    def memory(self) -> int:
+        """How many groups are remembered after they have gone."""
+        return SEEN_PER_GROUP * self.config.max_groups
+
+    def met(self, group: Group, content_sha256: str) -> Met:
+        """What is to be remembered of a group, once the pool is within its bounds."""
+        author = group.key if group.group_id in self._entries else None
+        return Met(group.group_id, content_sha256, fingerprint(group), author)
 
     def __len__(self) -> int:
         return len(self._entries)

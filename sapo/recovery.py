@@ -4,6 +4,7 @@ import logging
 
 from sapo import checkpoint, models
 from sapo.determinism import differences
+from sapo.journal import JournalError
 from sapo.node_parts import NodeParts
 from sapo.repeat import Mismatch, Repeater, load, settings_kept
 from sapo.retention import anchors
@@ -28,9 +29,10 @@ def recover(parts: NodeParts) -> int:
         _repeat_since(parts, found)
     if done > found.round:
         log.info("%s: repeated rounds %d to %d from the journal", parts.name, found.round, done - 1)
-    parts.last_checkpoint_at = parts.clock()
+    kept = parts.journal.checkpoints()
+    parts.last_checkpoint_at = _ended_at(parts, kept[-1].round if kept else 0)
     last = done >= parts.config.swarm.rounds
-    if checkpoint_due(parts, done, last=last):
+    if checkpoint_due(parts, done, _ended_at(parts, done), last=last):
         take_checkpoint(parts, done, last=last)
     return done
 
@@ -60,13 +62,16 @@ def _repeat_since(parts: NodeParts, found: checkpoint.Checkpoint) -> None:
             )
 
 
-def checkpoint_due(parts: NodeParts, round: int, *, last: bool) -> bool:
-    """Whether a checkpoint belongs after `round` rounds: by their number, by time, or for a version."""
+def checkpoint_due(parts: NodeParts, round: int, at: float, *, last: bool) -> bool:
+    """Whether a checkpoint belongs after `round` rounds: by their number, by time, or for a version.
+
+    Time is that of recorded rounds, `at` the end of the last: a crash moves no checkpoint.
+    """
     config = parts.config.checkpoint
     return (
         _version_due(parts, round, last)
         or round % config.every_rounds == 0
-        or parts.clock() - parts.last_checkpoint_at >= config.every_seconds
+        or at - parts.last_checkpoint_at >= config.every_seconds
     )
 
 
@@ -98,7 +103,15 @@ def take_checkpoint(parts: NodeParts, round: int, *, last: bool) -> None:
     )
     parts.journal.record_checkpoint(saved, owe_version=_version_due(parts, round, last))
     parts.journal.prune()
-    parts.last_checkpoint_at = parts.clock()
+    parts.last_checkpoint_at = _ended_at(parts, round)
+
+
+def _ended_at(parts: NodeParts, round: int) -> float:
+    """When the last of `round` rounds ended, as recorded; of none, when the journal was made."""
+    try:
+        return parts.journal.result(round - 1).finished_at if round else parts.journal.created_at
+    except JournalError:
+        return parts.clock()  # pruned: it lies behind checkpoints that are there no more
 
 
 def roll_back(parts: NodeParts) -> int:

@@ -22,7 +22,7 @@ from journal_model import (
 from makers import INCARNATION
 
 from sapo.errors import UserError
-from sapo.journal import Journal, JournalError, Link
+from sapo.journal import Journal, JournalError, Link, Met
 from sapo.records import chained
 
 NOTHING: dict[str, Any] = {"positions": {}, "pool_added": [], "pool_removed": [], "verdicts": {}}
@@ -168,6 +168,7 @@ def as_version_1(path: Path) -> None:
         for column in ("previous", "chain", "through"):
             db.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
         db.execute("DROP TABLE movements")
+        db.execute("DROP TABLE met")
         db.execute("PRAGMA user_version = 1")
     db.close()
 
@@ -199,3 +200,10 @@ def test_a_migration_that_breaks_off_leaves_the_journal_as_it_was(old, tmp_path)
         assert db.execute("PRAGMA user_version").fetchone() == (1,)
         assert "chain" not in {row[1] for row in db.execute("PRAGMA table_info(rounds)")}
     db.close()
+
+
+def test_what_was_met_is_known_in_its_order_up_to_a_bound(journal):
+    met = [Met(f"g{i}", f"c{i}", f"f{i}", "key" if i % 2 else None) for i in range(6)]
+    for round in range(3):
+        commit_round(journal, round, met=met[2 * round : 2 * round + 2], memory=5)
+    assert journal.met() == met[1:]

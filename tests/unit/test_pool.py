@@ -284,3 +284,26 @@ def test_a_verdict_says_whether_the_question_was_the_peers() -> None:
     assert make_verdict([1.0, None]).question_ok
     assert not Verdict.bad("question_mismatch").question_ok
     assert Verdict.bad("question_mismatch").scores == ()
+
+
+def test_a_pool_that_was_restored_knows_and_evicts_what_it_would_have_without_the_restart() -> None:
+    limits = config(max_groups=6, max_age_s=10_000)
+    pool, met = Pool(limits), []
+    for round in range(12):
+        came = [make_entry(name, round=round, position=round, at=1000.0 + round) for name in PEERS]
+        came += [make_entry("flooder", round=round, position=i, at=1000.0 + round) for i in range(4)]
+        for entry in came:
+            pool.add(entry)
+        pool.evict(1000.0 + round)
+        met += [pool.met(entry.group, entry.received.signed.content_sha256) for entry in came]
+    back = Pool.restore(limits, [entry.to_row() for entry in pool.entries()], met[-pool.memory :])
+    copy = make_entry("other", recipe=came[0].group.recipe).group
+    for one in (pool, back):
+        assert len(one.seen) == len(met)
+        assert one.seen.digest(met[0].group_id) == met[0].content_sha256
+        assert one.seen.original(copy) == pool.seen.original(copy) is not None
+        for i in range(5):
+            one.add(make_entry(f"p{i}", round=20, position=i, at=1020.0))
+            one.add(make_entry("flooder", round=20, position=i, at=1020.0))
+        one.evict(1020.0)
+    assert back.entries() == pool.entries()
