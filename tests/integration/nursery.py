@@ -1,117 +1,251 @@
-"""A process that has everything loaded and forks children which run a node and may be killed at a boundary.
+"""A process that has everything loaded and forks children that go along the crash course.
 
-Reads one JSON command per line: `{"home", "sets", "incarnation", "kill_at"}`. The child runs the node to its
-last round with a clock that stands still, or kills itself with SIGKILL just before its `kill_at`-th boundary:
-a BEGIN or COMMIT of the journal, or an operation that changes names under the checkpoints. Answers with
-`{"killed", "passed"}`: whether it was killed and how many boundaries it passed.
+Reads one JSON command per line and answers each with one. `{"home"}` alone runs the course to its end.
+With `"shots"` a copy of the home is laid into that folder each time that what is on disk has changed: what
+a kill at that instant leaves. With `"visited"` the child kills itself with SIGKILL at the first step that
+this file does not name, and notes it there; `"deep"` counts every function of the package as a step, else
+those that the stages of a round call. The answer says whether it was `killed`, and where.
 """
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import sys
 import traceback
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from swarms import small_config
+import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  seconds, once
+import torch
+from crash_course import Course, SharedWorkers, arrivals, share_workers
 
-from sapo import node_parts
+import sapo
+from sapo import models
 from sapo.home import Home
-from sapo.node import NodeRuntime
-from sapo.workers import TaskWorkers
+from sapo.learn.update import Learner
 
-CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+PACKAGE = str(Path(sapo.__file__).parent)
+ROUND = ("node.py", "intake.py", "recovery.py", "repeat.py", "checkpoint.py", "deliver.py", "training.py")
+"""Files whose calls are steps: a round, what comes in, coming back, snapshots, deliveries."""
+VALUES = ("errors", "records", "seeds", "settings", "files", "lock")
+"""Rooms of plain values: what is done there is done in memory, in the middle of a step that counts."""
+HALF = "half of the parameters updated"
+INSIDE = "the workers are asked and have not answered"
+CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "shutil.rmtree"}
 
 
-class Boundaries:
-    """Counts boundaries and kills its own process at one of them."""
+class Steps:
+    """Counts as a step every call of a function of the package, and every return from one, by name."""
 
-    def __init__(self, home: Home, kill_at: int | None, pipe: int) -> None:
-        self.home, self.kill_at, self.pipe = home, kill_at, pipe
-
-    def reach(self) -> None:
-        """One boundary: the last one, or one more to report."""
-        if self.kill_at == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.kill_at is not None:
-            self.kill_at -= 1
-        os.write(self.pipe, b".")
+    def __init__(self, reach: Callable[[str], None], deep: bool) -> None:
+        self.reach, self.deep = reach, deep
+        self._names: dict[CodeType, str] = {}
 
     def install(self) -> None:
-        """Watch the journal's transactions and the checkpoints' names from now on."""
+        """Watch this thread from now on, but not the libraries at loading a model."""
+        load = models.load_policy
+
+        def unwatched(*args: Any, **kwargs: Any) -> models.LoadedPolicy:
+            sys.settrace(None)
+            try:
+                return load(*args, **kwargs)
+            finally:
+                sys.settrace(self._called)
+
+        models.load_policy = unwatched
+        sys.settrace(self._called)
+
+    def _called(self, frame: FrameType, _event: str, _: Any) -> Callable[..., Any] | None:
+        code = frame.f_code
+        name = self._names.get(code)
+        if name is None:
+            name = self._names[code] = _step(code)
+        if not name or not (self.deep or _is_of_the_round(frame.f_back)):
+            return None
+        self.reach(name)
+        if not self.deep:
+            return None
+        frame.f_trace_lines = False
+
+        def returned(_frame: FrameType, event: str, _: Any) -> None:
+            if event == "return":
+                self.reach(f"{name} done")
+
+        return returned
+
+
+def _step(code: CodeType) -> str:
+    """The name of a function of the package; empty for others, and for those that change nothing."""
+    if not code.co_filename.startswith(PACKAGE) or code.co_name.startswith("<"):
+        return ""
+    module = Path(code.co_filename).stem
+    return "" if module in VALUES else f"{module}.{code.co_qualname}"
+
+
+def _is_of_the_round(caller: FrameType | None) -> bool:
+    file = "" if caller is None else caller.f_code.co_filename
+    return file.startswith(PACKAGE) and Path(file).name in ROUND
+
+
+class Killer:
+    """Ends this process at the first step that nobody has died at."""
+
+    def __init__(self, visited: Path, deep: bool) -> None:
+        self.visited = visited
+        self.known = set(visited.read_text().splitlines()) if visited.exists() else set()
+        self.deep = deep
+
+    def install(self) -> None:
+        """Watch the package's functions, the optimiser and the workers."""
+        update, settle = Learner._apply, SharedWorkers._run
+
+        def half(learner: Learner) -> None:
+            if HALF not in self.known:
+                with torch.no_grad():
+                    for parameter in learner._parameters[::2]:
+                        parameter.add_(1.0)
+                self.reach(HALF)
+            update(learner)
+
+        def inside(workers: SharedWorkers, requests: Any) -> Any:
+            if INSIDE not in self.known and requests[0][0] == "score":
+                worker = workers._workers[0]
+                for place, request in enumerate(requests):
+                    worker.assign(place, request, 10.0)
+                worker.flush()
+                self.reach(INSIDE)
+            return settle(workers, requests)
+
+        Learner._apply = half  # type: ignore[method-assign]
+        SharedWorkers._run = inside  # type: ignore[method-assign]
+        Steps(self.reach, self.deep).install()
+
+    def reach(self, step: str) -> None:
+        """Note the step and die, unless it is known."""
+        if step in self.known:
+            return
+        with self.visited.open("a") as file:
+            file.write(f"{step}\n")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Camera:
+    """Copies the home whenever something in it has changed, between any two steps or system calls."""
+
+    def __init__(self, home: Path, shots: Path) -> None:
+        self.home, self.shots = home, shots
+        self.count, self._last = 0, ""
+        self._looking = self._touched = False
+        self._sizes: dict[str, tuple[int, int]] = {}
+
+    def install(self) -> None:
+        """Watch functions, files and transactions."""
         connect = sqlite3.connect
 
-        def watched(database: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
-            connection = connect(database, *args, **kwargs)
-            if "journal.sqlite" in str(database):
-                connection.set_trace_callback(self._statement)
+        def watched(*args: Any, **kwargs: Any) -> sqlite3.Connection:
+            connection = connect(*args, **kwargs)
+            connection.set_trace_callback(lambda _: self.look(True))
             return connection
 
         sqlite3.connect = watched  # type: ignore[assignment]
-        sys.addaudithook(self._file_operation)
+        sys.addaudithook(lambda event, _: self.look(True) if event in CHANGES else None)
+        Steps(lambda _: self.look(False), deep=False).install()
 
-    def _statement(self, statement: str) -> None:
-        if statement.startswith(("BEGIN", "COMMIT")):
-            self.reach()
+    def look(self, touched: bool) -> None:
+        """Copy the home if it is not as it was; `touched` if something is about to change in it."""
+        if self._looking:
+            return
+        self._looking = True
+        try:
+            sizes = dict(_sizes(str(self.home)))
+            if sizes != self._sizes or self._touched:
+                self._sizes, self._touched = sizes, False
+                self._take()
+            self._touched |= touched
+        finally:
+            self._looking = False
 
-    def _file_operation(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in CHANGES and "checkpoints" in str(arguments[0]):
-            self.reach()
+    def _take(self) -> None:
+        digest = _digest(self._sizes)
+        if digest != self._last:
+            self._last = digest
+            shutil.copytree(self.home, self.shots / f"{self.count:04d}", copy_function=_copy)
+            self.count += 1
 
 
-class SharedWorkers(TaskWorkers):
-    """Workers that outlive the children: no boundary lies inside one of their blocking calls."""
+def _sizes(folder: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Every file below a folder with its size and time; not the index that SQLite makes anew from its log."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield entry.path, (0, 0)
+                yield from _sizes(entry.path)
+            elif not entry.name.endswith("-shm"):
+                status = entry.stat()
+                yield entry.path, (status.st_size, status.st_mtime_ns)
 
-    def close(self) -> None:
-        """They go when the nursery goes."""
+
+def _is_whole(path: Path) -> bool:
+    """A file of a checkpoint that has its name: nobody writes to it any more."""
+    return path.parent.name.startswith("round-")
 
 
-def run_node(command: dict[str, Any], pipe: int) -> None:
-    """All rounds that are left, boundary by boundary."""
+def _digest(sizes: Mapping[str, tuple[int, int]]) -> str:
+    found = hashlib.sha256()
+    for name, size in sorted(sizes.items()):
+        path = Path(name)
+        found.update(name.encode())
+        if path.is_file():
+            found.update(repr(size).encode() if _is_whole(path) else path.read_bytes())
+    return found.hexdigest()
+
+
+def _copy(source: str, target: str) -> None:
+    (os.link if _is_whole(Path(source)) else shutil.copy2)(source, target)
+
+
+def go(command: dict[str, Any], polls: Any) -> None:
+    """In the child: the whole course, watched as the command says."""
     home = Home(Path(command["home"]))
-    Boundaries(home, command["kill_at"], pipe).install()
-    with NodeRuntime.open(
-        small_config(command["sets"]),
-        "n0",
-        home,
-        clock=lambda: 1_000_000.0,
-        incarnation=command["incarnation"],
-        deliver=False,
-    ) as node:
-        while not node.finished:
-            node.run_round()
+    if "shots" in command:
+        Camera(home.root, Path(command["shots"])).install()
+    if "visited" in command:
+        Killer(Path(command["visited"]), command.get("deep", False)).install()
+    Course(home, polls).run()
+    sys.settrace(None)
 
 
-def answer(command: dict[str, Any]) -> dict[str, Any]:
+def answer(command: dict[str, Any], polls: Any) -> dict[str, Any]:
     """Fork, run, wait."""
-    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            os.close(reader)
-            run_node(command, writer)
+            go(command, polls)
             code = 0
-        except Exception:
+        except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
-    os.close(writer)
     _, status = os.waitpid(child, 0)
-    with os.fdopen(reader, "rb", closefd=True) as pipe:
-        os.set_blocking(pipe.fileno(), False)
-        passed = len(pipe.read() or b"")
     killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    return {"killed": killed, "passed": passed, "failed": not killed and status != 0}
+    where = Path(command["visited"]).read_text().splitlines()[-1] if killed else None
+    return {"killed": killed, "where": where, "failed": not killed and status != 0}
 
 
 if __name__ == "__main__":
-    workers = SharedWorkers()
-    workers.datasets()
-    node_parts.open_workers = lambda config: workers  # importing ReasoningGYM anew costs seconds a child
+    workers = share_workers()
+    polls = arrivals(workers)
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+        found = answer(json.loads(line), polls)
+        if found["where"] == INSIDE:  # their answers are for somebody who is no more
+            SharedWorkers.__mro__[1].close(workers)  # type: ignore[attr-defined]
+            workers.datasets()
+        print(json.dumps(found), flush=True)

@@ -1,31 +1,36 @@
-"""A real node killed at every boundary of its journal and checkpoints ends where an undisturbed one does."""
+"""A node killed at any step, or found with any state that a kill leaves, ends as an undisturbed one.
+
+The course it goes along (`crash_course`) holds all that may come: peers' groups, repetitions, gibberish that
+makes it roll back, evictions, probes, checkpoints by time, deliveries. Arrivals and clock are the same.
+"""
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from swarms import make_home, small_config
+from crash_course import INCARNATION, ROUNDS, course_config
+from deltalake import DeltaTable
+from mlflow import MlflowClient
+from swarms import make_home
 
 from sapo import checkpoint
+from sapo.history import create_tables
 from sapo.home import Home
+from sapo.identity import Identity
 from sapo.journal import Journal
+from sapo.records import sha256
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
-INCARNATION = "0123456789abcdef"
-SILO = (
-    "swarm.nodes=1",
-    "swarm.rounds=3",
-    "batch.external=0",
-    "checkpoint.every_rounds=2",
-    "track.register_every=2",
-)
-KINDS = ("publish", "training", "track", "version")
+EVERY = 5
+"""Of the states that a kill may leave, every so-manyth is tried in a short run."""
 
 
 class Nursery:
@@ -37,90 +42,204 @@ class Nursery:
             [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def run(self, home: Home, kill_at: int | None = None) -> dict[str, Any]:
-        """Run the node until its end or its `kill_at`-th boundary."""
+    def run(self, home: Home, **how: Any) -> str | None:
+        """Go along the course, to its end or to where the process was killed, which is returned."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        command = {"home": str(home.root), "sets": SILO, "incarnation": INCARNATION, "kill_at": kill_at}
-        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.write(json.dumps({"home": str(home.root), **how}) + "\n")
         self.process.stdin.flush()
         result: dict[str, Any] = json.loads(self.process.stdout.readline())
-        assert not result["failed"]
-        return result
+        assert not result["failed"], f"{home.root}: see what the process said"
+        return str(result["where"]) if result["killed"] else None
+
+    def close(self) -> None:
+        """End it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
     nursery = Nursery()
     yield nursery
-    assert nursery.process.stdin is not None
-    nursery.process.stdin.close()
-    nursery.process.wait()
+    nursery.close()
 
 
 @pytest.fixture(scope="module")
-def undisturbed(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A home in which the node made its three rounds without a crash."""
-    home = make_home(tmp_path_factory.mktemp("undisturbed"), small_config(SILO))
-    assert not nursery.run(home)["killed"]
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home before its first round: with the node's key, empty tables and a tracking store."""
+    home = make_home(tmp_path_factory.mktemp("untouched") / "home", course_config())
+    create_tables(course_config(), home)
+    home.node("n0").mkdir()
+    Identity.load_or_create(home.node("n0") / "key.pem")
+    MlflowClient(f"sqlite:///{home.mlflow_db}").search_experiments()
     return home
 
 
-def content(home: Home) -> dict[str, Any]:
-    """What must not depend on crashes: groups, batches, weights and everything owed."""
+@pytest.fixture(scope="module")
+def undisturbed(nursery: Nursery, untouched: Home) -> Home:
+    """A home in which the course was gone along without a crash."""
+    home = another(untouched, untouched.root.parent / "undisturbed")
+    assert nursery.run(home) is None
+    return home
+
+
+@pytest.fixture(scope="module")
+def shots(nursery: Nursery, untouched: Home) -> list[Path]:
+    """The home as it is between any two changes of what is on disk, in order, on the whole course."""
+    home, folder = another(untouched, untouched.root.parent / "watched"), untouched.root.parent / "shots"
+    folder.mkdir()
+    assert nursery.run(home, shots=str(folder)) is None
+    return sorted(folder.iterdir())
+
+
+def another(home: Home, place: Path) -> Home:
+    shutil.copytree(home.root, place)
+    return Home(place)
+
+
+def query(database: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+        return sorted(connection.execute(sql).fetchall())
+
+
+def tensors(state: Any) -> str:
+    """Digest of an optimiser's state: all its numbers, bit for bit."""
+    found: list[Any] = []
+
+    def walk(part: Any) -> None:
+        if isinstance(part, dict):
+            for key in sorted(part, key=str):
+                found.append(str(key))
+                walk(part[key])
+        elif isinstance(part, list | tuple):
+            for item in part:
+                walk(item)
+        else:
+            found.append(part.numpy().tobytes().hex() if hasattr(part, "numpy") else repr(part))
+
+    walk(state)
+    return sha256(json.dumps(found))
+
+
+def journalled(home: Home) -> dict[str, Any]:
+    """What a journal says, but for times that are nobody's input and series that only look on."""
     with Journal.read_only(home.journal("n0")) as journal:
+        results = journal.results()
+        rounds = [result.round for result in results]
         return {
             "stage": journal.stage(),
-            "groups": [journal.groups(round) for round in range(3)],
-            "batches": [journal.batch(round) for round in range(3)],
-            "weights": [result.weights_sha256 for result in journal.results()],
-            "skipped": [result.skipped for result in journal.results()],
-            "owed": [
-                (owed.kind, owed.round, Path(owed.ref).name)
-                for kind in KINDS
-                for owed in journal.owed(kind, 1000)
+            "groups": [journal.groups(round) for round in rounds],
+            "batches": [(journal.batch(round), journal.batch_digest(round)) for round in rounds],
+            "links": [journal.link(round) for round in rounds],
+            "movements": [journal.movements(round) for round in rounds],
+            "results": [
+                result.model_dump(exclude={"metrics"})
+                | {name: v for name, v in result.metrics.items() if name.startswith(("learn/", "reward/"))}
+                for result in results
             ],
+            "pool": journal.pool(),
+            "positions": journal.positions(),
+            "dropped": journal.dropped(),
+            "owed": [(owed.kind, owed.round, Path(owed.ref).name) for owed in journal.owed("version", 99)],
+            "counts": journal.owed_counts(),
             "checkpoints": [(kept.round, kept.weights_sha256) for kept in journal.checkpoints()],
         }
 
 
-def test_the_undisturbed_run_learns_and_owes_each_round_once(undisturbed):
-    found = content(undisturbed)
-    assert found["stage"] == (2, "result")
-    assert len(set(found["weights"])) == 3
-    assert all(found["weights"])
-    rounds = [round for kind, round, _ in found["owed"] if kind == "training"]
-    assert rounds == [0, 1, 2]
-    assert [round for kind, round, _ in found["owed"] if kind == "version"] == [2, 3]
+def told(home: Home) -> dict[str, Any]:
+    """What the world has been told: published bytes, rows of the history, series."""
+    rows = {}
+    for table in ("training", "receipts"):
+        found = DeltaTable(home.history / table).to_pyarrow_table().to_pylist()
+        rows[table] = sorted(json.dumps(row, sort_keys=True) for row in found)
+    # delivering twice is harmless, and only that: there is one content to every id
+    sent = "SELECT DISTINCT group_id, content_sha256, key, signature, payload FROM log"
+    logged = query(home.mlflow_db, "SELECT key, step, value, timestamp FROM metrics")
+    assert len({row[:2] for row in logged}) == len(logged), "a value of a series was logged twice"
+    shown = [row for row in logged if row[0].startswith(("learn/", "reward/"))]
+    return {**rows, "published": query(home.bus, sent), "series": shown}
 
 
-def test_killed_at_every_boundary_and_resumed_it_ends_with_the_same_weights(nursery, undisturbed, tmp_path):
-    expected = content(undisturbed)
-    kill_at, killed = 0, True
-    while killed:
-        home = make_home(tmp_path / "home", small_config(SILO))
-        home.node("n0").mkdir()
-        shutil.copy(undisturbed.node("n0") / "key.pem", home.node("n0"))
-        killed = nursery.run(home, kill_at)["killed"]
-        if killed:
-            assert not nursery.run(home)["killed"]
-        assert content(home) == expected, f"killed at boundary {kill_at}"
-        last = checkpoint.load_latest(home.checkpoints("n0"))
-        assert last is not None
-        assert (last.round, last.weights_sha256) == (3, expected["weights"][-1])
-        assert not list(home.checkpoints("n0").glob(".*"))
+def ended(home: Home) -> dict[str, Any]:
+    """All that must not depend on crashes."""
+    last = checkpoint.load_latest(home.checkpoints("n0"), incarnation=INCARNATION)
+    assert last is not None
+    assert not list(home.checkpoints("n0").glob(".*")), "a leftover of a crash"
+    return {
+        "last": (last.round, last.weights_sha256, tensors(checkpoint.optimizer_state(last))),
+        **journalled(home),
+        **told(home),
+    }
+
+
+def same(home: Home, expected: dict[str, Any], where: str) -> None:
+    found = ended(home)
+    differing = [name for name in expected if found[name] != expected[name]]
+    assert differing == [], f"killed at {where}"
+
+
+def test_on_the_course_all_that_may_come_does(undisturbed):
+    found = ended(undisturbed)
+    assert found["last"][0] == ROUNDS
+    assert found["counts"] == {"version": len(found["owed"])}
+    assert len({group for group, *_ in found["published"]}) == ROUNDS * 2
+    rows = [json.loads(row) for row in found["training"]]
+    assert {row["round"] for row in rows} == set(range(ROUNDS))
+    assert {row["rolled_back_to"] for row in rows} == {None, 3}
+    assert len({row["weights_sha256"] for row in rows}) > 3
+    assert {row["source"] for row in rows} == {"local", "external"}
+    events = {json.loads(row)["event"] for row in found["receipts"]}
+    assert events == {"received", "trained", "uninformative", "evicted"}
+    refused = {key for key, *_ in query(undisturbed.mlflow_db, "SELECT key FROM metrics")}
+    assert refused >= {"pool/refused/duplicate", "pool/refused/copy", "eval/pass_at_1"}
+
+
+def test_killed_at_every_step_one_after_the_other_it_ends_with_the_same(
+    nursery, untouched, undisturbed, tmp_path
+):
+    steps = kill_everywhere(nursery, another(untouched, tmp_path / "home"), tmp_path / "visited")
+    same(Home(tmp_path / "home"), ended(undisturbed), "every step")
+    assert len(steps) > 100
+    for step in ("checkpoint._write", "checkpoint.verify", "checkpoint._clean", "journal.Journal.prune"):
+        assert step in steps
+    for step in ("recovery.recover", "models.load_weights", "recovery.roll_back", "tables.commit"):
+        assert step in steps
+    assert "half of the parameters updated" in steps
+    assert "the workers are asked and have not answered" in steps
+
+
+@pytest.mark.soak
+def test_killed_at_every_function_it_ends_with_the_same(nursery, untouched, undisturbed, tmp_path):
+    steps = kill_everywhere(nursery, another(untouched, tmp_path / "home"), tmp_path / "visited", deep=True)
+    same(Home(tmp_path / "home"), ended(undisturbed), "every function")
+    print(f"killed at {len(steps)} functions, at their call or return")
+
+
+def kill_everywhere(nursery: Nursery, home: Home, visited: Path, deep: bool = False) -> list[str]:
+    """Kill the node at the first step it has not died at, again and again; returns all steps."""
+    steps: list[str] = []
+    while (step := nursery.run(home, visited=str(visited), deep=deep)) is not None:
+        assert step not in steps
+        steps.append(step)
+    return steps
+
+
+def test_whatever_a_kill_leaves_on_disk_the_node_ends_with_the_same(nursery, undisturbed, shots):
+    assert len(shots) > 80
+    resume_each(nursery, shots[::EVERY], ended(undisturbed))
+
+
+@pytest.mark.soak
+def test_each_state_that_a_kill_leaves_on_disk_ends_with_the_same(nursery, undisturbed, shots):
+    resume_each(nursery, shots, ended(undisturbed))
+    print(f"went on from {len(shots)} states")
+
+
+def resume_each(nursery: Nursery, shots: list[Path], expected: dict[str, Any]) -> None:
+    for shot in shots:
+        home = another(Home(shot), shot.with_name(f"resumed-{shot.name}"))
+        assert nursery.run(home) is None
+        same(home, expected, f"the state {shot.name}")
         shutil.rmtree(home.root)
-        kill_at += 1
-    assert kill_at > 40
-
-
-def test_killed_again_while_it_recovers_it_still_ends_with_the_same_weights(nursery, undisturbed, tmp_path):
-    expected = content(undisturbed)
-    home = make_home(tmp_path, small_config(SILO))
-    home.node("n0").mkdir()
-    shutil.copy(undisturbed.node("n0") / "key.pem", home.node("n0"))
-    crashes = 0
-    while nursery.run(home, kill_at=2 + crashes)["killed"]:
-        crashes += 1
-    assert crashes > 4
-    assert content(home) == expected

@@ -1,0 +1,218 @@
+"""A node's course of rounds on which everything that may come happens, as a process that can be killed.
+
+Peers' groups come at the polls at which they are written down, stamped as written down, and the clock is
+counted from round and stage: whenever the node is killed and started again, it meets the same. Deliveries
+are made by the deliverer's own lanes between the stages, so that a kill in the middle of one is repeatable.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from makers import make_identity
+from swarms import small_config
+
+from sapo import node_parts
+from sapo.bus.base import Limits, Poll, Positions
+from sapo.bus.publish import PublishSink
+from sapo.bus.sqlite import SqliteBus
+from sapo.config import Config
+from sapo.deliver import Lane, Plan
+from sapo.history import open_store
+from sapo.history.training import TrainingSink
+from sapo.home import Home
+from sapo.identity import seal
+from sapo.journal import Journal
+from sapo.listen import Listener
+from sapo.node import NodeRuntime
+from sapo.records import Completion, Group, Question, Received, SignedGroup
+from sapo.tasks import train_questions
+from sapo.track import Tracker, TrackSink
+from sapo.workers import TaskWorkers
+
+INCARNATION = "0123456789abcdef"
+ROUNDS = 6
+START_S, ROUND_S, STAGE_S = 1_000_000.0, 100.0, 10.0
+CONFIG = (
+    f"swarm.rounds={ROUNDS}",
+    "batch.local=2",
+    "batch.external=2",
+    "batch.completions=4",
+    # by time alone: every second round, and where the node is to go back to
+    "checkpoint.every_rounds=100",
+    f"checkpoint.every_seconds={1.5 * ROUND_S}",
+    "track.register_every=5",
+    "guard.action=rollback",
+    "guard.min_foreign_logprob=-9",
+    "pool.max_groups=4",
+    "pool.max_peer_share=0.75",
+    f"pool.max_age_s={2.5 * ROUND_S}",
+    "eval.probe_questions=4",
+    "eval.probe_every=3",
+)
+GIBBERISH = "zqxj kvwz"
+
+
+def course_config() -> Config:
+    """The config of the course."""
+    return small_config(CONFIG)
+
+
+@dataclass
+class Clock:
+    """Seconds since the epoch, as the course says."""
+
+    now: float = START_S
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Schedule:
+    """A bus that gives at each poll what was written down for it, and takes what is published for real."""
+
+    bus: SqliteBus
+    polls: Sequence[Sequence[Received]]
+
+    def publish(self, groups: Sequence[SignedGroup]) -> None:
+        self.bus.publish(groups)
+
+    def poll(self, positions: Positions, limits: Limits, rng: random.Random) -> Poll:
+        place = positions.get("schedule", 0)
+        came = self.polls[place] if place < len(self.polls) else ()
+        return Poll(tuple(came), {"schedule": place + 1})
+
+    def end_positions(self) -> Positions:
+        return {"schedule": len(self.polls)}
+
+    def close(self) -> None:
+        self.bus.close()
+
+
+def arrivals(workers: TaskWorkers) -> list[list[Received]]:
+    """What comes at each poll: groups to use, a useless one, gibberish that sets off the guard, copies and
+    late repetitions of what was used rounds ago, and at last more than the pool takes."""
+    config = course_config()
+    questions = {
+        author: train_questions(
+            workers,
+            config.tasks,
+            swarm="test",
+            seed=7,
+            node=author,
+            incarnation=INCARNATION,
+            round=0,
+            count=8,
+            held_out=config.rules.held_out,
+        )
+        for author in ("n1", "m0", "m1")
+    }
+
+    def come(poll: int, author: str, place: int, kind: str = "mixed", says: str | None = None) -> Received:
+        question = questions[says or author][place]
+        group = Group(
+            swarm="test",
+            node=author,
+            key=make_identity(author).key,
+            incarnation=INCARNATION,
+            round=place,
+            position=0,
+            recipe=question.recipe,
+            question=question.text,
+            completions=tuple(_completions(question, kind)),
+            policy_version=0,
+            created_at=START_S,
+        )
+        at = START_S + ROUND_S * poll - 5.0 - place
+        return Received(
+            signed=seal(group, make_identity(author)), bus_position=f"b:{100 * poll + place}", timestamp=at
+        )
+
+    first = [come(0, "n1", 0), come(0, "n1", 1), come(0, "m0", 0, "wrong"), come(0, "m0", 1)]
+    return [
+        [*first, first[0]],
+        [],
+        [come(2, "m1", 0), come(2, "m0", 2, "wrong")],
+        [come(3, "n1", 2, "gibberish"), come(3, "m0", 3, "gibberish")],
+        # all of these are known: sent again, and said again by somebody else
+        [come(4, "n1", 0), come(4, "n1", 1), come(4, "m0", 1), come(4, "m1", 1, says="n1")],
+        [come(5, "n1", place) for place in (4, 5, 6)] + [come(5, author, 7) for author in ("m0", "m1", "n1")],
+    ]
+
+
+def _completions(question: Question, kind: str) -> Iterator[Completion]:
+    numbers = re.search(r"(\d+) ([+-]) (\d+)", question.text)
+    assert numbers is not None
+    a, sign, b = numbers.groups()
+    right = int(a) + int(b) if sign == "+" else int(a) - int(b)
+    for k in range(4):
+        text = str(right if k == 0 and kind != "wrong" else right + 100 + k)
+        if kind == "gibberish" and k:
+            text = GIBBERISH * k
+        yield Completion(text=text, finish_reason="stop")
+
+
+@dataclass
+class Course:
+    """One process's way along the course, from wherever the home stands to its end."""
+
+    home: Home
+    polls: Sequence[Sequence[Received]]
+    clock: Clock = field(default_factory=Clock)
+
+    def run(self) -> None:
+        """Open the node and go on with it until it has finished and everything is delivered."""
+        self.clock.now = START_S + ROUND_S * self._done()
+        with self._opened() as (node, lanes):
+            while not node.finished:
+                begun = START_S + ROUND_S * node.round
+                stages = (node.generate, node.consume_sample, node.verify, node.grpo_update)
+                for number, stage in enumerate(stages):
+                    self.clock.now = begun + STAGE_S * number
+                    self._deliver(node, lanes[: 1 if number % 2 else None])
+                    stage()
+            self._deliver(node, lanes)
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[NodeRuntime, list[Lane]]]:
+        config = course_config()
+        bus = Schedule(SqliteBus(self.home.bus, clock=self.clock), self.polls)
+        with NodeRuntime.open(
+            config, "n0", self.home, clock=self.clock, bus=bus, incarnation=INCARNATION, deliver=False
+        ) as node:
+            node.parts.listener.close()
+            node.parts.listener = Listener(bus, patience_s=60.0)  # a busy machine is no outage
+            tracker = Tracker(f"sqlite:///{self.home.mlflow_db}", "test", "n0", INCARNATION)
+            history = TrainingSink(open_store(config, self.home), "test", "n0", INCARNATION)
+            sinks = (PublishSink(bus), history, TrackSink(tracker))
+            rng = random.Random(0)
+            yield node, [Lane(sink, Plan(items=3), clock=self.clock, rng=rng) for sink in sinks]
+
+    def _deliver(self, node: NodeRuntime, lanes: Sequence[Lane]) -> None:
+        for lane in lanes:
+            while lane.step(node.journal) is not None:
+                assert lane.state.down_since is None, lane.sink.kind
+
+    def _done(self) -> int:
+        if not self.home.journal("n0").exists():
+            return 0
+        with Journal.read_only(self.home.journal("n0")) as journal:
+            return journal.finished_rounds()
+
+
+class SharedWorkers(TaskWorkers):
+    """Workers that outlive the children: importing ReasoningGYM anew costs seconds a child."""
+
+    def close(self) -> None:
+        """They go when the process goes."""
+
+
+def share_workers() -> SharedWorkers:
+    """Workers for every node opened in this process and in those forked from it."""
+    workers = SharedWorkers()
+    workers.datasets()
+    node_parts.open_workers = lambda config: workers  # type: ignore[assignment]
+    return workers
