@@ -173,7 +173,8 @@ def test_a_person_sees_both_policies_beside_each_other(other: WhatIf) -> None:
         f"n0 · learn.loss=cispo learn.lr=1e-05: {other.rounds} recorded rounds (0 to {LAST})"
     )
     left_out = other.rounds - other.steps
-    assert f"steps made: {other.steps}, left out: {left_out} ({left_out} no informative group)" in lines
+    reason = f" ({left_out} no informative group)" if left_out else ""
+    assert f"steps made: {other.steps}, left out: {left_out}{reason}" in lines
     [line] = [line for line in lines if line.startswith("pass@1: ")]
     assert f"this {other.figures['pass_at_1']:.1%}" in line
     assert f"n0's own after {LAST + 1} rounds {other.own['pass_at_1']:.1%}" in line
@@ -289,6 +290,33 @@ def test_without_mlflow_the_long_work_does_not_begin(
         with pytest.raises(Unavailable, match=f"MLflow at {url}"):
             recording.what_if(*SAME, progress=lambda label, done, total: told.append(label))
     assert not told
+
+
+def test_adapters_are_trained_again_too_and_recorded_rollbacks_are_not(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", recording.uri)
+    home, alarming = Home(tmp_path / "home"), ["guard.min_entropy=50", "guard.action=rollback"]
+    for rounds, sets in ((4, []), (6, alarming)):
+        config = small_config(
+            [*BASE, *sets, f"swarm.rounds={rounds}", "batch.external=0", "lora={rank=4}", "eval.questions=20"]
+        )
+        home.prepare(config, Manifest.of(config))
+        with open_node(config, home) as node:
+            while not node.finished:
+                node.run_round()
+            assert node.drain(60)
+    own = list(recorded(Store(str(home.history)), "n0", INCARNATION))
+    back = sum(found.rolled_back_to is not None for found in own)
+    assert back > 0
+
+    same = retrain(home, "n0", SAME, last=3)
+    assert same.weights_sha256 == own[3].weights_sha256
+    whole = mlflow.transformers.load_model(f"runs:/{same.run_id}/model").model
+    assert not [name for name, _ in whole.named_parameters() if "lora" in name], "merged into the weights"
+    bold = retrain(home, "n0", ["guard.min_entropy=0"])
+    assert (bold.rollbacks, bold.steps > same.steps) == (back, True)
+    assert f"recorded rollbacks, not repeated here: {back}" in bold.lines()
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
