@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from swarms import make_home, open_node, small_config
+from swarms import hand_over, make_home, open_node, small_config
 
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
@@ -29,15 +29,6 @@ class AwayBus:
 
     def close(self) -> None:
         pass
-
-
-def hand_over(node: NodeRuntime, bus: MemoryBus) -> None:
-    """Publish what a node owes, in this thread."""
-    owed = node.journal.owed("publish", 1000)
-    if owed:
-        signed = {group.group_id: group for item in owed for group in node.journal.groups(item.round)}
-        bus.publish([signed[item.ref] for item in owed])
-        node.journal.acknowledge("publish", owed[-1].seq)
 
 
 def producers(node: NodeRuntime) -> set[str]:

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-from swarms import make_home, open_node, small_config
-from test_node import hand_over
+from swarms import hand_over, make_home, open_node, small_config
 
 from sapo import checkpoint, models
 from sapo.bus.memory import MemoryBus

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from swarms import SMALL, make_home, small_config
+from swarms import SMALL, hand_over, make_home, small_config
 
 from infra.kafka.cluster import Cluster
 from sapo import sites
@@ -48,16 +48,6 @@ class LastingBus(MemoryBus):
 
     def close(self) -> None:
         """It is used again."""
-
-
-def hand_over(node: NodeRuntime, *buses: MemoryBus) -> None:
-    """Publish what a node owes, in this thread."""
-    owed = node.journal.owed("publish", 1000)
-    if owed:
-        signed = {group.group_id: group for item in owed for group in node.journal.groups(item.round)}
-        for bus in buses:
-            bus.publish([signed[item.ref] for item in owed])
-        node.journal.acknowledge("publish", owed[-1].seq)
 
 
 def open_at_rest(config: Config, home: Home, name: str, bus: MemoryBus) -> NodeRuntime:
