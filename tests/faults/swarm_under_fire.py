@@ -1,4 +1,4 @@
-"""A swarm over three brokers whose processes are killed at random instants, and what must hold afterwards."""
+"""A swarm whose processes are killed at random instants, and its brokers, and what must hold afterwards."""
 
 import os
 import random
@@ -31,11 +31,14 @@ MORE = 60
 class Fire:
     """Kills, at instants drawn from `rng`, one of the swarm's processes or brokers after the other."""
 
-    cluster: Cluster
+    cluster: Cluster | None
+    """Its three brokers are struck too."""
     config: Config
     home: Home
     kills: int
     rng: random.Random
+    pause_s: tuple[float, float] = (0.3, 2.5)
+    """Between two kills."""
     done: list[str] = field(default_factory=list)
     failure: BaseException | None = None
     over: threading.Event = field(default_factory=threading.Event)
@@ -43,15 +46,18 @@ class Fire:
     def run(self) -> None:
         """Kill until all kills are done or the swarm has ended; a broker comes back after a while."""
         try:
-            while len(self.done) < self.kills and not self.over.wait(self.rng.uniform(0.3, 2.5)):
-                victim = self.rng.choice([*self.config.nodes, ARCHIVE, "broker 0", "broker 1", "broker 2"])
+            while len(self.done) < self.kills and not self.over.wait(self.rng.uniform(*self.pause_s)):
+                victim = self.rng.choice([*self.config.nodes, ARCHIVE, *self._brokers()])
                 if self._strike(victim):
                     self.done.append(victim)
         except BaseException as error:
             self.failure = error
 
+    def _brokers(self) -> list[str]:
+        return [] if self.cluster is None else ["broker 0", "broker 1", "broker 2"]
+
     def _strike(self, victim: str) -> bool:
-        if victim.startswith("broker"):
+        if self.cluster is not None and victim.startswith("broker"):
             number = int(victim.split()[1])
             self.cluster.kill(number)
             self.over.wait(self.rng.uniform(0.0, 3.0))
