@@ -27,10 +27,12 @@ def dataset(store: Store, name: TableName) -> ds.Dataset:
 
 
 def query(store: Store, sql: str, values: Sequence[Any] = ()) -> pa.Table:
-    """Run one DuckDB query over the views `rollouts`, `training` and `quarantine`."""
+    """Run one DuckDB query over the views `rollouts`, `training`, `receipts` and `quarantine`; tables that it
+    does not name are not opened."""
     with duckdb.connect(config={"autoinstall_known_extensions": "false"}) as connection:
         for name in SCHEMAS:
-            connection.register(name, dataset(store, name))
+            if name in sql:
+                connection.register(name, dataset(store, name))
         return connection.sql(sql, params=list(values)).to_arrow_table()
 
 
