@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import median
@@ -12,6 +13,7 @@ from sapo.checkpoint import BrokenCheckpoint
 from sapo.determinism import differences
 from sapo.errors import SapoError
 from sapo.history.rounds import RecordedRound
+from sapo.journal import Journal, JournalError
 from sapo.learn.update import StepResult
 from sapo.repeat import Mismatch
 from sapo.replay import Replay
@@ -88,6 +90,8 @@ class _Check:
         self.finished: list[float] = []
         self.seconds: list[float] = []
         self.tensor: str | None = None
+        self.committed = _committed(replay)
+        self.witnessed = False
 
     def run(self, progress: Progress) -> Checked:
         """Repeat and compare everything; raises as `Replay.check` does."""
@@ -139,7 +143,7 @@ class _Check:
             problem = " ".join(str(error).split())[:300]
             raise Differs(self.replay.node, found.round, f"it cannot be repeated: {problem}") from error
         weights = self._weights(found)
-        problems = [*self._outcome(found, step), *([weights] if weights else [])]
+        problems = [*self._outcome(found, step), *([weights] if weights else []), *self._witness(found)]
         if problems:
             raise self._differs(found, problems)
         self.rounds += 1
@@ -176,6 +180,15 @@ class _Check:
         if self.tensor is None:
             return "its tensors are as recorded, the digest of its weights is not"
         return f"it ends with other weights, first in tensor {self.tensor}"
+
+    def _witness(self, found: RecordedRound) -> Iterator[str]:
+        """Compare with the node's journal: it tells also of changes that no update shows."""
+        chain = self.committed.get(found.round)
+        if chain is not None and chain != found.chain:
+            alone = self.witnessed or found.previous is None
+            where = "its batch is" if alone else "its batch, or one before it, is"
+            yield f"{where} not the one that the node's journal committed"
+        self.witnessed |= chain is not None
 
     def _differs(self, found: RecordedRound, problems: list[str]) -> Differs:
         """The difference, since when it may be there, and what of the machine is other than it was."""
@@ -222,3 +235,16 @@ class _Check:
         if silent and not gaps:
             return None
         return sum(self.seconds) + (silent * median(gaps) if silent else 0.0)
+
+
+def _committed(replay: Replay) -> dict[int, str]:
+    """The chain at each of the newest rounds, as the node's journal has it; empty where it is not here."""
+    path, chains = replay.home.journal(replay.node), dict[int, str]()
+    if not path.exists():
+        return chains
+    with Journal.read_only(path) as journal, suppress(JournalError):  # older rounds are pruned
+        for round in range(journal.finished_rounds() - 1, -1, -1):
+            chain = journal.link(round).chain
+            if chain is not None and journal.incarnation == replay.incarnation:
+                chains[round] = chain
+    return chains

@@ -1,0 +1,372 @@
+"""Real nodes, replayed from their history alone: bit for bit, or the round that was changed is named."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recorded_runs import BASE, SILO, TRADE, run_legs, shared_workers, twin
+from swarms import open_node, small_config
+from tampering import CHANGES, copied, cover_up, rewrite, rows_of
+
+from flows.common import Process
+from flows.replay import prove
+from sapo import checkpoint, cli
+from sapo.errors import SapoError, UserError
+from sapo.history import open_store
+from sapo.history.read import Damaged
+from sapo.history.tables import Store
+from sapo.home import Home
+from sapo.journal import Journal
+from sapo.proof import Checked, Differs, check
+from sapo.records import canonical
+from sapo.replay import opened
+
+pytestmark = pytest.mark.timeout(600)
+ALONE = 5
+"""Rounds of the node that runs alone."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[None]:
+    with shared_workers():
+        yield
+
+
+@pytest.fixture(scope="module")
+def trade(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Two nodes that learned from each other, under other settings in every round."""
+    return run_legs(tmp_path_factory.mktemp("trade") / "home", TRADE, ["swarm.nodes=2"])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """One node under the same settings in all rounds; checkpoints after rounds 2 and 4, and at the start."""
+    base = [*SILO, "checkpoint.every_rounds=2"]
+    return run_legs(tmp_path_factory.mktemp("alone") / "home", [()] * ALONE, base)
+
+
+@pytest.fixture
+def copy(alone: Home, tmp_path: Path) -> Home:
+    """The lone node's home with a history of its own."""
+    return twin(alone, tmp_path / "twin")
+
+
+def store_of(home: Home) -> Store:
+    return open_store(home.load_config(), home)
+
+
+def replayed(home: Home, node: str = "n0", **rounds: int) -> Checked:
+    with opened(home, node, **rounds) as replay:
+        return check(replay)
+
+
+def wrong(home: Home, **rounds: int) -> Damaged | Differs:
+    with pytest.raises(SapoError) as caught:
+        replayed(home, **rounds)
+    assert isinstance(caught.value, Damaged | Differs), caught.value
+    return caught.value
+
+
+def journal_weights(home: Home, node: str) -> list[str]:
+    with Journal.read_only(home.journal(node)) as journal:
+        return [result.weights_sha256 for result in journal.results()]
+
+
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_every_round_is_bit_exact_under_each_loss_foreign_mode_and_setting(trade: Home, node: str) -> None:
+    found = replayed(trade, node)
+    assert len(TRADE) <= found.rounds == found.weights == found.losses
+    assert found.recorded_sha256 == found.weights_sha256 == journal_weights(trade, node)[-1]
+    assert (found.first, found.last, found.begun_at, found.recorded_in) == (0, found.rounds - 1, 0, "history")
+
+
+def test_that_run_had_all_of_it(trade: Home) -> None:
+    rows = rows_of(store_of(trade))
+    learn = [json.loads(row["learn"]) for row in rows]
+    assert {one["loss"] for one in learn} == {"dapo", "grpo", "dr_grpo", "cispo", "gspo"}
+    modes = {one["foreign"] for row, one in zip(rows, learn, strict=True) if row["source"] == "external"}
+    assert modes == {"as_if_own", "bounded", "positive", "behaviour"}
+    assert {json.loads(row["environment"])["threads"] for row in rows} == {1, 2}
+    assert {row["temperature"] for row in rows} == {1.0, 0.7}
+    assert {row["node"] for row in rows if row["rolled_back_to"]} == {"n0", "n1"}
+    assert any(row["skipped"] and row["rolled_back_to"] is None for row in rows)
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [("lora={rank=4}",), ("dtype=bfloat16", "learn.lr=1e-3")],
+    ids=["lora", "bfloat16"],
+)
+def test_adapters_and_low_precision_are_bit_exact_also_on_the_way_back(
+    sets: tuple[str, ...], tmp_path: Path
+) -> None:
+    back = ("guard.min_entropy=50", "guard.action=rollback")
+    home = run_legs(tmp_path / "home", [(), (), back, (), back, ()], [*SILO, *sets])
+    assert {row["rolled_back_to"] for row in rows_of(store_of(home))} >= {0}
+    found = replayed(home)
+    assert 6 <= found.rounds == found.weights
+    assert found.weights_sha256 == journal_weights(home, "n0")[-1]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "begun_at"), [(0, 0, 0), (1, 3, 0), (2, 2, 2), (3, 4, 2), (4, None, 4), (None, 2, 0)]
+)
+def test_a_range_begins_at_the_newest_checkpoint_before_it(
+    alone: Home, first: int | None, last: int | None, begun_at: int
+) -> None:
+    found = replayed(alone, first=first, last=last)  # type: ignore[arg-type]
+    end = ALONE - 1 if last is None else last
+    assert (found.begun_at, found.rounds) == (begun_at, end + 1 - begun_at)
+    assert found.weights_sha256 == journal_weights(alone, "n0")[end]
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    change=st.sampled_from(
+        ["token_ids", "loss_mask", "advantage", "swap positions", "drop a row", "drop the round", "learn"]
+    ),
+    round=st.integers(0, ALONE - 1),
+    place=st.integers(0, 17),
+)
+def test_what_an_update_depends_on_gives_itself_away_even_if_all_digests_are_made_anew(
+    alone: Home, tmp_path_factory: pytest.TempPathFactory, change: str, round: int, place: int
+) -> None:
+    home = twin(alone, tmp_path_factory.mktemp("forged") / "twin")
+    rows = copied(rows_of(store_of(home)))
+    mine = [row for row in rows if row["round"] == round]
+    taught = [i for i, row in enumerate(mine) if row["advantage"]]
+    if not taught:
+        return  # an update that was not made depends on nothing
+    if change == "learn":
+        for row in mine:
+            row["learn"] = row["learn"].replace('"lr":0.0001', '"lr":0.001')
+    else:
+        CHANGES[change](rows, mine, taught[place % len(taught)])
+    cover_up(rows, round, batch_too=True, chain_too=True)
+    rewrite(store_of(home), rows)
+    assert wrong(home).round == round
+
+
+@pytest.mark.parametrize("column", ["weights_sha256", "loss", "skipped", "policy_version_after"])
+def test_a_result_that_is_not_what_comes_out_names_its_round(copy: Home, column: str) -> None:
+    values: dict[str, Any] = {
+        "weights_sha256": "0" * 64,
+        "loss": 0.5,
+        "skipped": "no",
+        "policy_version_after": 9,
+    }
+    rows = rows_of(store_of(copy))
+    for row in rows:
+        if row["round"] == 2:
+            row[column] = values.get(column, "no")
+    cover_up(rows, 2, batch_too=False)
+    rewrite(store_of(copy), rows)
+    found = wrong(copy)
+    assert isinstance(found, Differs)
+    assert found.round == 2
+    assert wrong(copy, first=2).round == 2
+    if column != "weights_sha256":
+        assert replayed(copy, first=4).rounds == 1
+
+
+@pytest.mark.parametrize(("round", "pruned"), [(3, False), (0, False), (3, True), (2, True), (0, True)])
+def test_what_no_update_depends_on_is_told_by_the_journal_where_that_still_has_it(
+    copy: Home, round: int, pruned: bool
+) -> None:
+    own_checkpoints(copy)
+    if pruned:
+        with Journal(copy.journal("n0")) as journal:
+            for kind in ("track", "version"):
+                journal.acknowledge(kind, 10**6)
+            assert journal.prune() == 2
+    rows = rows_of(store_of(copy))
+    CHANGES["text"](rows, [row for row in rows if row["round"] == round], 0)
+    cover_up(rows, round, batch_too=True, chain_too=True)
+    rewrite(store_of(copy), rows)
+    found = wrong(copy)
+    assert found.round == (max(round, 2) if pruned else round)
+    says = "its batch, or one before it, is not" if pruned and round <= 2 else "its batch is not"
+    assert f"{says} the one that the node's journal committed" in found.problem
+    copy.journal("n0").unlink()
+    assert replayed(copy).rounds == ALONE  # and nobody else knows better
+
+
+def forged(home: Home, round: int = 3, **columns: Any) -> Differs:
+    """What is said when the tokens of a round were changed and all digests made anew."""
+    rows = rows_of(store_of(home))
+    mine = [row for row in rows if row["round"] == round]
+    place = next(i for i, row in enumerate(mine) if row["advantage"])
+    CHANGES["token_ids"](rows, mine, place)
+    for row in rows:
+        row |= columns
+    for one in range(ALONE):
+        cover_up(rows, one, batch_too=True, chain_too=True)
+    rewrite(store_of(home), rows)
+    found = wrong(home)
+    assert isinstance(found, Differs)
+    assert found.round == round
+    return found
+
+
+def test_where_weights_differ_the_first_tensor_is_named(copy: Home) -> None:
+    found = forged(copy)
+    assert found.tensor is not None
+    assert found.tensor.startswith("model.")
+    assert f"first in tensor {found.tensor}" in found.problem
+    assert "processor, threads and torch are as recorded" in found.problem
+
+
+def test_a_record_without_tensors_says_that_they_cannot_be_told(copy: Home) -> None:
+    found = forged(copy, tensor_crc32=None, environment=None)
+    assert found.tensor is None
+    assert "no tensor's checksum is recorded" in found.problem
+    assert "on what machine it was made is not recorded" in found.problem
+
+
+def test_another_machine_is_named_as_the_usual_reason(copy: Home) -> None:
+    other = canonical({"torch": "1.0.0", "threads": 1, "config": "0" * 64})
+    found = forged(copy, environment=other)
+    assert "the machine is another, which is the usual reason: torch was 1.0.0" in found.problem
+    assert "the node's config is another than in that round" in found.problem
+
+
+def test_weights_that_are_recorded_seldom_are_compared_with_the_checkpoint_after_them(tmp_path: Path) -> None:
+    seldom = [*SILO, "checkpoint.weight_digest_every=50", "checkpoint.every_rounds=50"]
+    home = run_legs(tmp_path / "home", [()] * 3, seldom)
+    found = replayed(home)
+    assert (found.weights, found.losses, found.recorded_in, found.compared_last) == (0, 3, None, None)
+    shown = journal_weights(home, "n0")
+    assert shown == ["", "", ""]
+    run_legs_again = small_config([*BASE, *seldom, "checkpoint.every_rounds=1"])
+    with open_node(run_legs_again, home):  # recovery takes a checkpoint, which is due now
+        pass
+    assert replayed(home).recorded_in == "round-000003"
+
+
+def test_the_ratio_is_of_the_seconds_the_rounds_took(alone: Home) -> None:
+    found = replayed(alone)
+    spent = {row["round"]: row["seconds"] for row in rows_of(store_of(alone))}
+    assert found.run_seconds == pytest.approx(sum(spent.values()))
+    assert found.ratio == found.run_seconds / found.replay_seconds
+
+
+def test_a_node_that_runs_is_not_disturbed(alone: Home, tmp_path: Path) -> None:
+    home = Home(tmp_path / "running")
+    shutil.copytree(alone.root, home.root)
+    with open_node(home.load_config(), home) as node:
+        node.run_round()
+        assert node.drain(60)
+
+        def state() -> dict[Path, tuple[int, int]]:
+            files = [path for path in home.root.rglob("*") if path.is_file() and "-shm" not in path.name]
+            return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
+
+        before = state()
+        assert replayed(home).last == ALONE
+        assert state() == before
+        node.run_round()
+        assert node.drain(60)
+    assert replayed(home).last == ALONE + 1
+
+
+def test_a_broken_checkpoint_is_passed_over_for_an_older_one(copy: Home) -> None:
+    own_checkpoints(copy)
+    (copy.checkpoints("n0") / "round-000004" / "model.safetensors").write_bytes(b"broken")
+    found = replayed(copy, first=4)
+    assert (found.begun_at, found.first) == (2, 4)
+    assert "checkpoint round-000004 is passed over: model.safetensors has 6 bytes" in found.notes[0]
+
+
+def test_a_checkpoint_with_other_weights_than_the_history_has_is_named(copy: Home) -> None:
+    own_checkpoints(copy)
+    shutil.rmtree(copy.checkpoints("n0") / "round-000004")
+    kept = checkpoint.verify(copy.checkpoints("n0") / "round-000002")
+    made = checkpoint.save(
+        copy.checkpoints("n0"),
+        round=4,
+        incarnation=kept.incarnation,
+        weights_sha256=kept.weights_sha256,
+        config_digest=kept.config_digest,
+        threads=1,
+        save_model=lambda folder: shutil.copytree(
+            kept.path, folder, dirs_exist_ok=True, ignore=lambda *_: ["checkpoint.json", "optimizer.pt"]
+        ),
+        optimizer=checkpoint.optimizer_state(kept),
+        keep=10,
+    )
+    assert made.round == 4
+    found = wrong(copy, first=4)
+    assert (found.round, "its weights are not those of round-000004" in found.problem) == (3, True)
+
+
+def own_checkpoints(home: Home) -> None:
+    """Give a twin the node's folder, too."""
+    source = home.node("n0").resolve()
+    home.node("n0").unlink()
+    shutil.copytree(source, home.node("n0"))
+
+
+def bad(home: Home, node: str = "n0", **rounds: int) -> str:
+    with pytest.raises(UserError) as caught:
+        replayed(home, node, **rounds)
+    return str(caught.value)
+
+
+def test_rounds_that_cannot_be_replayed_are_said(copy: Home) -> None:
+    assert "NODE = 'n3': the swarm has n0; name one of them" in bad(copy, "n3")
+    assert "--to = 9: the history of n0 ends with round 4" in bad(copy, last=9)
+    assert "--from = 5: the history of n0 ends with round 4" in bad(copy, first=5)
+    assert "--from = 3: is after --to 2" in bad(copy, first=3, last=2)
+    own_checkpoints(copy)
+    shutil.rmtree(copy.checkpoints("n0") / "round-000000")
+    says = "the oldest checkpoint of n0 that is kept is of round 2; name round 2 or a later one"
+    assert f"--from = 1: {says}" in bad(copy, first=1)
+    assert f"--to = 1: {says}" in bad(copy, last=1)
+    assert replayed(copy).begun_at == 2
+    shutil.rmtree(copy.checkpoints("n0"))
+    assert "it has no checkpoint here" in bad(copy)
+    shutil.rmtree(copy.history)
+    assert "there is no such table" in bad(copy)
+
+
+def test_of_several_incarnations_the_journals_own_is_replayed(copy: Home) -> None:
+    rows = rows_of(store_of(copy))
+    later = [row | {"incarnation": "f" * 16, "finished_at": row["finished_at"] + 1e6} for row in rows]
+    rewrite(store_of(copy), [*rows, *later])
+    assert replayed(copy).incarnation == "0" * 16
+    own_checkpoints(copy)
+    copy.journal("n0").unlink()
+    assert f"it is of incarnation {'0' * 16}" in bad(copy)  # the newest has no checkpoint here
+
+
+def test_the_command_says_what_it_found_and_ends_with_it(
+    copy: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["--home", str(copy.root)]
+    assert cli.invoke(["replay", "n0", "--check", *place]) == 0
+    shown = capsys.readouterr().out
+    assert f"n0: rounds 0 to {ALONE - 1} are as recorded, bit for bit" in shown
+    assert "times as fast" in shown
+    assert cli.invoke(["replay", "n0", *place, "--from", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["identical"], found["first"], found["begun_at"]) == (True, 3, 2)
+    assert cli.invoke(["replay", "n0", *place, "--from", "7"]) == 2
+    assert "--from = 7" in capsys.readouterr().err
+    rows = rows_of(store_of(copy))
+    CHANGES["text"](rows, [row for row in rows if row["round"] == 3], 0)
+    rewrite(store_of(copy), rows)
+    assert cli.invoke(["replay", "n0", *place]) == 1
+    assert "error: history of n0, round 3: the row at position 0" in capsys.readouterr().err
+    assert cli.invoke(["replay", "n0", *place, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["identical"], found["node"], found["round"]) == (False, "n0", 3)
+
+
+def test_a_deployment_can_replay_a_node(alone: Home) -> None:
+    found = prove(Process.at(str(alone.root)), "n0")
+    assert found["weights_sha256"] == journal_weights(alone, "n0")[-1]
