@@ -52,7 +52,7 @@ class Home:
 
     @property
     def history(self) -> Path:
-        """Delta tables `rollouts`, `training`, `quarantine`."""
+        """Delta tables `rollouts`, `training`, `receipts`, `quarantine`."""
         return self.root / "history"
 
     @property

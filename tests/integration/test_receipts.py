@@ -30,9 +30,10 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Run:
-    """A node that received more groups than its pool holds, after its last round."""
+    """A node that received more groups than its pool holds, after its last round, and their author."""
 
     node: NodeRuntime
+    author: NodeRuntime
     store: Store
 
     @property
@@ -51,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     home, bus = make_home(tmp_path_factory.mktemp("receipts") / "home", config), MemoryBus()
     store = open_store(config, home)
     with (
-        open_node(config, home, "n0", bus=bus, deliver=False) as author,
+        open_node(small_config([*SETTINGS, "history.keep_rounds=6"]), home, bus=bus, deliver=False) as author,
         open_node(config, home, "n1", bus=bus, deliver=False) as learner,
     ):
         while not learner.finished:
@@ -61,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
             learner.run_round()
         sink = TrainingSink(store, config.swarm.name, "n1", learner.journal.incarnation)
         sink.deliver(learner.journal.owed("training", 1000), learner.journal)
-        yield Run(learner, store)
+        yield Run(learner, author, store)
 
 
 LEFT = ("trained", "uninformative", "unscorable", "evicted")
@@ -125,6 +126,10 @@ def test_the_checkpoint_of_round_0_outlives_the_run(run: Run) -> None:
     origin = checkpoint.load_latest(parts.checkpoints, at_most=0)
     assert origin is not None
     assert origin.round == 0
+
+
+def test_a_node_that_keeps_fewer_rounds_gives_up_the_checkpoints_behind_them(run: Run) -> None:
+    assert [one.round for one in run.author.journal.checkpoints()] == [8, 12, ROUNDS]
 
 
 def test_weights_are_recorded_after_every_round_that_a_checkpoint_follows(run: Run) -> None:
