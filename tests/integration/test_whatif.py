@@ -221,12 +221,18 @@ def test_nothing_of_the_node_is_touched(recording: Recording, other: WhatIf) -> 
 
 def test_rounds_before_the_first_are_repeated_as_they_were(recording: Recording) -> None:
     first, last = EACH + 1, 3 * EACH - 1
-    made = recording.what_if(*SAME, first=first, last=last)
-    ends = [found for found in recording.rounds if found.round <= last]
-    assert made.weights_sha256 == ends[-1].weights_sha256
+    told: list[tuple[str, int, int]] = []
+    made = recording.what_if(*SAME, first=first, last=last, progress=lambda *step: told.append(step))
+    until = [found for found in recording.rounds if found.round <= last]
+    assert made.weights_sha256 == until[-1].weights_sha256
     assert (made.first, made.last) == (first, last)
-    assert made.rounds == sum(found.round >= first for found in ends)
+    assert made.rounds == sum(found.round >= first for found in until)
     assert min(series(recording, made.run_id, "learn/groups")) >= first
+    rounds = last - first + 1
+    ends = {label: done == total for label, done, total in told}
+    assert ends == {"rounds before": True, "rounds": True, "held-out questions": True}
+    assert ("rounds", rounds, rounds) in told
+    assert told[-1] == ("held-out questions", 40, 40)
 
 
 def test_behaviour_is_refused_where_the_history_has_no_log_probabilities(recording: Recording) -> None:
@@ -364,10 +370,3 @@ def test_a_swarm_that_ends_meanwhile_with_its_server_breaks_no_what_if(
     assert run.data.tags["sapo.replay.weights_sha256"] == made.weights_sha256
     done = {found.round for found in recording.rounds if found.round <= EACH}
     assert series(recording, made.run_id, "learn/groups").keys() == done
-
-
-def test_progress_is_told(recording: Recording) -> None:
-    told: list[tuple[str, int, int]] = []
-    recording.what_if(*SAME, last=1, progress=lambda *step: told.append(step))
-    assert ("rounds", 2, 2) in told
-    assert told[-1] == ("held-out questions", 40, 40)
