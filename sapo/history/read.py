@@ -7,9 +7,10 @@ import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from deltalake.exceptions import DeltaError
 
 from sapo.errors import SapoError
-from sapo.history.tables import SCHEMAS, Store, TableName
+from sapo.history.tables import SCHEMAS, Store, TableName, away
 
 
 class Damaged(SapoError):
@@ -151,7 +152,10 @@ def incarnations(store: Store, node: str) -> list[str]:
     table = store.find("training")
     if table is None:
         return []
-    files = pa.table(table.get_add_actions(flatten=True))
+    try:
+        files = pa.table(table.get_add_actions(flatten=True))
+    except (OSError, DeltaError) as error:
+        raise away(table.table_uri, error) from error
     columns = ("partition.node", "min.incarnation", "max.incarnation", "max.finished_at")
     if set(columns) <= set(files.column_names):
         newest: dict[str, float] = {}

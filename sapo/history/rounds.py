@@ -166,7 +166,10 @@ class Recording:
 
     def _transaction(self, counter: Counter) -> int | None:
         name = transaction_id(self.swarm, self.node, self.incarnation, counter)
-        return self.table.transaction_version(name)
+        try:
+            return self.table.transaction_version(name)
+        except (OSError, DeltaError) as error:
+            raise away(self.table.table_uri, error) from error
 
     def _rounds_with_rows(self) -> int:
         """One more than the newest round with rows: for a table that was copied without its transactions."""

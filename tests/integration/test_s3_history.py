@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 import s3_children
+from deltalake import DeltaTable
 from history_samples import INCARNATION, batch, batches, deliver, signed
+from recorded_runs import SILO, run_legs, shared_workers
 
 from infra.s3.server import S3Server
 from sapo.bus.base import Poll
 from sapo.bus.sqlite import SqliteBus
 from sapo.errors import Unavailable
 from sapo.history import read
+from sapo.history.read import Damaged
 from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store, commit
 from sapo.made import made_in
+from sapo.proof import check
+from sapo.replay import opened
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # the store is built from source the first time
 GROUPS, ROUNDS = 60, 20
@@ -47,6 +52,31 @@ def test_history_comes_back_from_s3_bit_for_bit(s3: S3Server, tmp_path: Path) ->
     deliver(store, 0, 1)
     assert batches(store, "n0", INCARNATION) == [batch(0), batch(1)]
     assert read.rollouts(store, nodes=["n1"], limit=5).num_rows == 5
+
+
+def test_a_real_node_is_replayed_from_s3_and_a_changed_round_is_named(s3: S3Server, tmp_path: Path) -> None:
+    base = [*SILO, "history.uri=s3://history/replayed", "checkpoint.every_rounds=2"]
+    with shared_workers():
+        home = run_legs(tmp_path / "home", [()] * 4, base)
+    with opened(home, "n0") as replay:
+        assert check(replay).weights == 4
+    table = DeltaTable(
+        "s3://history/replayed/training", storage_options=Store("s3://history").storage_options()
+    )
+    table.update(predicate="round = 2 AND k = 1 AND position = 1", updates={"advantage": "0.5"})
+    says = "history of n0, round 2: the row at position 1, completion 1"
+    with opened(home, "n0", first=3) as replay, pytest.raises(Damaged, match=says):
+        check(replay)  # on the way from the checkpoint of round 2
+    with opened(home, "n0", last=1) as replay:
+        assert check(replay).rounds == 2
+        s3.kill()
+        try:
+            with pytest.raises(Unavailable, match="s3://history/replayed/training"):
+                check(replay)
+            with pytest.raises(Unavailable), opened(home, "n0"):
+                pass
+        finally:
+            s3.restart()
 
 
 def test_two_archivers_and_two_nodes_write_once_while_the_store_is_killed(
