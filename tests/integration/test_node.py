@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from swarms import hand_over, make_home, open_node, small_config
 
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.errors import Paused, Unavailable, UserError
+from sapo.learn.update import Learner, StepResult
 from sapo.node import NodeRuntime
-from sapo.records import Group, SignedGroup
+from sapo.records import Batch, Group, SignedGroup
 
 
 class AwayBus:
@@ -157,6 +159,27 @@ def test_recovery_repeats_the_rounds_since_the_checkpoint_bit_for_bit(tmp_path: 
         assert node.parts.weights_sha256() == weights
         again = node.parts.learner.state_dict()
         assert str(again["optimizer"]["param_groups"]) == str(moments["optimizer"]["param_groups"])
+
+
+def test_recovery_repeats_each_round_with_the_threads_it_was_made_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ["swarm.rounds=6", "checkpoint.every_rounds=100", "batch.external=0"]
+    home = make_home(tmp_path / "home", small_config(settings))
+    for threads in (1, 2, 1):
+        with open_node(small_config([*settings, f"threads={threads}"]), home, deliver=False) as node:
+            node.run_round()
+            weights = node.parts.weights_sha256()
+    seen, step = [], Learner.step
+
+    def watched(learner: Learner, batch: Batch) -> StepResult:
+        seen.append(torch.get_num_threads())
+        return step(learner, batch)
+
+    monkeypatch.setattr(Learner, "step", watched)
+    with open_node(small_config(settings), home, deliver=False) as node:
+        assert (seen, torch.get_num_threads()) == ([1, 2, 1], 1)
+        assert node.parts.weights_sha256() == weights
 
 
 def test_a_checkpoint_ahead_of_the_journal_is_not_used(tmp_path: Path) -> None:
