@@ -161,7 +161,7 @@ class Recording:
                 self._check_gap(found.previous, found.round, before, first)
             return
         rows = self._transaction("training-rows")
-        if rows is not None and (-1 if before is None else before.round) < rows - 1 <= last:
+        if rows is not None and (first - 1 if before is None else before.round) < rows - 1 <= last:
             raise Damaged(self.node, rows - 1, "there is no row of it, and the table says that it had some")
 
     def _transaction(self, counter: Counter) -> int | None:
