@@ -48,7 +48,7 @@ class Sizes:
     repetitions: int
 
 
-FULL = Sizes(1_000, 100_000, 8_000, 25, 180, 40, 41)
+FULL = Sizes(1_000, 100_000, 8_000, 50, 180, 20, 41)
 QUICK = Sizes(60, 240, 120, 10, 8, 3, 3)
 
 

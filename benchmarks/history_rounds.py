@@ -16,7 +16,7 @@ PER_ROUND = 2 * COMPLETIONS
 """Completions of a round."""
 PROMPT: tuple[Literal[0], ...] = (0,) * 22
 OWN: tuple[Literal[1], ...] = (1,) * 9
-MASK = PROMPT + OWN
+MASK, VOCABULARY = PROMPT + OWN, range(512)
 """Of every completion: a prompt of 22 tokens and 9 of its own."""
 TINY = load("tiny", env={})
 LEARN, GUARD = canonical(TINY.learn.model_dump(mode="json")), canonical(TINY.guard.model_dump(mode="json"))
@@ -113,12 +113,12 @@ def _sample(draw: random.Random, k: int, answer: int, score: float, advantage: f
     text = f"The answer is {answer if score else draw.randrange(40)}."
     return Sample(
         k=k,
-        token_ids=tuple(draw.randrange(512) for _ in range(31)),
+        token_ids=tuple(draw.choices(VOCABULARY, k=len(MASK))),
         loss_mask=MASK,
         text=text,
         finish_reason="stop",
         outcome="score",
         score=score,
         advantage=advantage,
-        behaviour_logprobs=tuple(-draw.expovariate(1.0) for _ in range(sum(MASK))),
+        behaviour_logprobs=tuple(-draw.random() for _ in OWN),
     )
