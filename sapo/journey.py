@@ -25,6 +25,7 @@ Rollbacks = Mapping[tuple[str, str], Mapping[int, int]]
 """Of each learner (node, incarnation): rounds that went back to older weights, and to which round's."""
 LEFT = ("trained", "uninformative", "unscorable", "evicted")
 """What became of a received group."""
+ALWAYS = 2**31
 NAMED = 5
 """Of the groups that an ambiguous prefix means, how many are named."""
 
@@ -78,6 +79,7 @@ def journey(store: Store, found: Found, swarm: str, uri: str) -> dict[str, Any]:
         "received": _received(found.receipts),
         "learned": learned,
         "mlflow": {"uri": public(uri), "away": away},
+        "notes": _notes(found),
         "problems": _problems(found),
     }
 
@@ -100,6 +102,15 @@ def _problems(found: Found) -> list[str]:
             f"it stands in the history with {len(contents)} contents: {', '.join(sorted(contents))}"
         )
     return problems
+
+
+def _notes(found: Found) -> list[str]:
+    """What the history does not tell."""
+    told = {row["node"] for row in found.receipts}
+    silent = {row["node"] for row in found.training if row["source"] == "external"} - told
+    return [
+        f"when {node} received it is not recorded: it ran an earlier release then" for node in sorted(silent)
+    ]
 
 
 def _signed(found: Found) -> SignedGroup:
@@ -198,7 +209,7 @@ def _learned(found: Found, rollbacks: Rollbacks) -> list[dict[str, Any]]:
     entries = []
     for (node, incarnation, round), rows in batches.items():
         completions = [_completion(row) for row in rows]
-        lasts = lineage.lasts(round, rollbacks[node, incarnation])
+        lasts = _lasts(round, rollbacks[node, incarnation], ALWAYS)
         skipped = rows[0]["skipped"]
         entries.append(
             {
@@ -273,4 +284,9 @@ def _includes(version: Version, entry: Mapping[str, Any], rollbacks: Mapping[int
     if not entry["tokens"] or entry["skipped"] is not None or tags.get(INCARNATION) != entry["incarnation"]:
         return False
     count = int(tags[ROUND]) if tags.get(ROUND, "").isdecimal() else 0
-    return entry["round"] < count and lineage.lasts(entry["round"], rollbacks, count)
+    return _lasts(entry["round"], rollbacks, count)
+
+
+def _lasts(round: int, rollbacks: Mapping[int, int], count: int) -> bool:
+    """Whether what a round did is in the weights after `count` rounds."""
+    return any(round in span for span in lineage.lasting(rollbacks, count))

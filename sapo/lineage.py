@@ -83,7 +83,7 @@ def teachers(store: Store, subject: Subject, *, keep_rounds: int) -> dict[str, A
     empty where all links hold. Raises `Unavailable` when the history is away.
     """
     facts = lineage.rounds(store, subject.node, subject.incarnation, subject.count)
-    fates = lineage.fates(facts)
+    fates = lineage.fates(facts, subject.count)
     learned = [round for round, fate in fates.items() if fate == "learned"]
     found = lineage.taught(store, subject.node, subject.incarnation, learned, subject.count)
     covered, notes = _coverage(facts, fates, subject.count)

@@ -58,18 +58,30 @@ def rounds(store: Store, node: str, incarnation: str, before: int = 2**31) -> li
     return [RoundFacts(**row | {"digests": tuple(row["digests"])}) for row in found]
 
 
-def fates(facts: Sequence[RoundFacts]) -> dict[int, Fate]:
-    """What became of each round: a step that lasts, none made, or undone by this or a later rollback.
+def lasting(rollbacks: Mapping[int, int], count: int) -> list[range]:
+    """Rounds whose steps are in the weights after `count` rounds, newest first.
 
-    A round that was rolled back to the checkpoint of round X undoes X and everything after it, itself too.
+    `rollbacks` says which rounds went back to the weights that which round began with: all from that one to
+    the one that went back, itself too, is undone.
     """
+    found = []
+    while count > 0:
+        latest = max((at for at in rollbacks if at < count), default=-1)
+        found.append(range(latest + 1, count))
+        count = min(rollbacks.get(latest, 0), latest)
+    return found
+
+
+def fates(facts: Sequence[RoundFacts], count: int) -> dict[int, Fate]:
+    """What became of each round by the time `count` were made: a step that lasts, none, or one undone."""
+    back = {one.round: one.rolled_back_to for one in facts if one.rolled_back_to is not None}
+    kept = lasting(back, count)
     found: dict[int, Fate] = {}
-    stack: list[int] = []
     for one in facts:
-        stack.append(one.round)
-        found[one.round] = "skipped" if one.skipped is not None else "learned"
-        while one.rolled_back_to is not None and stack and stack[-1] >= one.rolled_back_to:
-            found[stack.pop()] = "undone"
+        if one.skipped is not None and one.round not in back:
+            found[one.round] = "skipped"
+        else:
+            found[one.round] = "learned" if any(one.round in span for span in kept) else "undone"
     return found
 
 
@@ -80,11 +92,6 @@ def rollbacks(store: Store, swarm: str, node: str, incarnation: str) -> dict[int
         return {}
     recording = Recording(table, swarm, node, incarnation)
     return recording.rolled_back(0, recording.count() - 1)
-
-
-def lasts(round: int, rollbacks: Mapping[int, int], count: int | None = None) -> bool:
-    """Whether what a round did is still there after `count` rounds (None: after all)."""
-    return not any(target <= round <= at for at, target in rollbacks.items() if count is None or at < count)
 
 
 _TAUGHT = """

@@ -1,0 +1,433 @@
+"""Who taught a checkpoint and where a group ended up, asked of a real swarm's history and MLflow store."""
+
+import json
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from makers import make_group, make_identity
+from swarms import make_home, small_config
+from tampering import Row, copied, cover_up, rewrite, rows_of
+
+from sapo import cli, journey, lineage, versions
+from sapo.bus import open_bus
+from sapo.config import Config
+from sapo.errors import UserError
+from sapo.history import open_store
+from sapo.history.rollouts import Archiver
+from sapo.history.tables import Store
+from sapo.home import Home
+from sapo.identity import seal
+from sapo.journal import Journal
+from sapo.records import RoundResult
+from sapo.settings import GuardConfig
+from sapo.tracked import open_tracked, tracker_of
+
+ROUNDS, EVERY = 6, 3
+BACK, SKIPPED = ("n1", 4), ("n2", 1)
+"""Node and round that went back to the checkpoint of round 3, and that made no step."""
+HOSTILE = '<script>alert(1)</script>\x1b[2J"'
+FIELDS = ("tokens", "completions", "informative", "groups")
+KEYS = {
+    "peers": ("source", "producer", "producer_key"),
+    "tasks": ("source", "dataset"),
+    "flows": ("source", "producer", "producer_key", "dataset"),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A swarm that has ended; `stray` was read by nobody, `refused` is in quarantine."""
+
+    home: Home
+    config: Config
+    store: Store
+    uri: str
+    results: dict[str, list[RoundResult]]
+    stray: str
+    refused: str
+
+    def rows(self, table: str) -> list[Row]:
+        found: list[Row] = DeltaTable(f"{self.home.history}/{table}").to_pyarrow_table().to_pylist()
+        return found
+
+    def teachers(self, what: str, store: Store | None = None, keep_rounds: int = 0) -> dict[str, Any]:
+        subject = lineage.version_subject(self.uri, what)
+        return lineage.teachers(store or self.store, subject, keep_rounds=keep_rounds)
+
+    def journey(self, group_id: str, uri: str | None = None) -> dict[str, Any]:
+        found = journey.find(self.store, group_id)
+        return journey.journey(self.store, found, "test", uri or self.uri)
+
+
+def run_round(runtime: Any) -> RoundResult:
+    """A round whose groups are on the bus when it returns."""
+    place = (runtime.name, runtime.round)
+    if runtime.round == ROUNDS - 1:  # the last version knows the history that all rounds before it made
+        assert runtime.drain(60)
+    before = runtime.parts.learner.guard
+    if place in (BACK, SKIPPED):
+        runtime.parts.learner.guard = GuardConfig(min_entropy=99.0)
+    result: RoundResult = runtime.run_round()
+    runtime.parts.learner.guard = before
+    runtime.parts.bus.publish(runtime.journal.groups(result.round))
+    return result
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    sets = ["swarm.nodes=3", f"swarm.rounds={ROUNDS}", f"track.register_every={EVERY}"]
+    sets += ["checkpoint.every_rounds=100", "node.1.guard.action=rollback"]
+    config = small_config(sets)
+    home = make_home(tmp_path_factory.mktemp("lineage") / "home", config)
+    uri = f"sqlite:///{home.mlflow_db}"
+    for number, name in enumerate(config.nodes):
+        home.node(name).mkdir()
+        Journal(home.journal(name), incarnation=f"{number:016x}").close()
+    results: dict[str, list[RoundResult]] = {name: [] for name in config.nodes}
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(open_tracked(config, name, home, uri=uri)) for name in config.nodes]
+        for _ in range(ROUNDS):
+            for node in nodes:
+                results[node.name].append(run_round(node))
+        assert all(node.drain(60) for node in nodes)
+    tracker_of(config, "n0", home, uri=uri).set_champion(ROUNDS, 0.5)
+    hostile = make_group(swarm="test", texts=(HOSTILE, "2"), question=f"{HOSTILE}?")
+    stray, refused = (seal(group, make_identity("peer")) for group in (hostile, make_group(round=1)))
+    bus, store = open_bus(config, home), open_store(config, home)
+    bus.publish([stray, refused])
+    Archiver(bus, store, "test").run()
+    bus.close()
+    return Ended(home, config, store, uri, results, stray.group_id, refused.group_id)
+
+
+def lasting(ended: Ended, node: str, count: int) -> set[int]:
+    """Rounds whose step is still in the node's weights after `count` rounds, worked out from the results."""
+    steps = {r.round for r in ended.results[node][:count] if r.skipped is None}
+    for result in ended.results[node][:count]:
+        if result.rolled_back_to is not None:
+            steps -= set(range(result.rolled_back_to, result.round + 1))
+    return steps
+
+
+def by_hand(
+    ended: Ended, node: str, count: int, key: tuple[str, ...]
+) -> dict[tuple[str, ...], dict[str, Any]]:
+    """What the raw rows of the rounds that last sum up to."""
+    sums: dict[tuple[str, ...], dict[str, Any]] = {}
+    steps = lasting(ended, node, count)
+    for row in ended.rows("training"):
+        if row["node"] != node or row["round"] not in steps:
+            continue
+        one = sums.setdefault(
+            tuple(row[name] for name in key),
+            {"groups": set(), "taught": {}, "tokens": 0, "completions": 0, "sizes": []},
+        )
+        one["groups"].add(row["group_id"])
+        if row["advantage"] != 0:
+            one["taught"][row["group_id"]] = row["age_s"]
+            one["tokens"] += sum(row["loss_mask"])
+            one["completions"] += 1
+            one["sizes"].append(abs(row["advantage"]))
+    return sums
+
+
+@pytest.mark.parametrize(("node", "number"), [("n0", 2), ("n1", 1), ("n1", 2), ("n2", 2)])
+def test_figures_are_those_of_the_raw_rows(ended: Ended, node: str, number: int) -> None:
+    found = ended.teachers(f"models:/test.{node}/{number}")
+    for table, key in KEYS.items():
+        sums = by_hand(ended, node, EVERY * number, key)
+        total = sum(one["tokens"] for one in sums.values())
+        assert total > 0
+        assert {tuple(one[name] for name in key) for one in found[table]} == sums.keys()
+        for one in found[table]:
+            hand = sums[tuple(one[name] for name in key)]
+            figures = (hand["tokens"], hand["completions"], len(hand["taught"]), len(hand["groups"]))
+            assert tuple(one[name] for name in FIELDS) == figures
+            assert one["share"] == pytest.approx(hand["tokens"] / total)
+            assert one["advantage"] == near(fmean, hand["sizes"])
+            assert one["age_s"] == near(median, hand["taught"].values())
+
+
+def near(mean: Callable[[Collection[float]], float], values: Collection[float]) -> Any:
+    """What is about a mean of these; None of none."""
+    return pytest.approx(mean(values)) if values else None
+
+
+@pytest.mark.parametrize("node", ["n0", "n1", "n2"])
+def test_tokens_are_those_that_the_updates_counted(ended: Ended, node: str) -> None:
+    steps = lasting(ended, node, ROUNDS)
+    counted = sum(r.metrics["learn/tokens"] for r in ended.results[node] if r.round in steps)
+    found = ended.teachers(f"models:/test.{node}@latest")
+    assert found["totals"]["tokens"] == counted
+    assert sum(sum(one["tokens"]) for one in found["when"]["peers"]) == counted
+
+
+def test_rounds_that_were_rolled_back_or_made_no_step_teach_nothing(ended: Ended) -> None:
+    rounds = ended.teachers("models:/test.n1@latest")["rounds"]
+    assert rounds["rollbacks"] == [{"round": 4, "to": 3}]
+    assert (rounds["count"], rounds["rolled_back"]) == (6, 2)
+    skipped = ended.teachers("models:/test.n2@latest")
+    assert SKIPPED[1] in skipped["when"]["skipped"]
+    assert any("learn/entropy" in why for why in skipped["rounds"]["skipped_because"])
+    before = ended.teachers("models:/test.n1/1")["rounds"]
+    assert (before["count"], before["rolled_back"]) == (3, 0)
+
+
+def test_a_sound_versions_links_all_agree(ended: Ended) -> None:
+    found = ended.teachers("models:/test.n0@champion")
+    assert {link["link"]: link["state"] for link in found["links"]} == {
+        "sapo.node": "agrees",
+        "sapo.rounds": "agrees",
+        "sapo.chain": "agrees",
+        "sapo.batches": "agrees",
+        "sapo.weights_sha256": "agrees",
+    }
+    assert (found["problems"], found["notes"]) == ([], [])
+    assert found["history"]["registered_version"] in range(found["history"]["version"] + 1)
+    assert found["history"]["registered_uri"] == str(ended.home.history)
+
+
+def test_a_node_is_explained_without_mlflow(
+    ended: Ended, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(versions, "load_mlflow", lambda: pytest.fail("MLflow was asked"))
+    assert cli.invoke(["lineage", "n1", "--home", str(ended.home.root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["version"], found["rounds"]["count"]) == ("node", None, ROUNDS)
+    assert found["digests"]["weights_sha256"] == ended.results["n1"][-1].weights_sha256
+
+
+def altered(ended: Ended, folder: Path) -> tuple[Store, list[Row], list[Row]]:
+    """A copy of the history, its rows of n0 to be changed, and all others."""
+    shutil.copytree(ended.home.history, folder / "history")
+    store = Store(str(folder / "history"))
+    rows = copied(rows_of(store))
+    return store, [row for row in rows if row["node"] == "n0"], [row for row in rows if row["node"] != "n0"]
+
+
+def test_a_tampered_chain_is_named(ended: Ended, tmp_path: Path) -> None:
+    store, mine, others = altered(ended, tmp_path)
+    for row in mine:
+        if row["round"] == 2:
+            row["chain"] = "f" * 64
+    cover_up(mine, 2, batch_too=False)
+    rewrite(store, [*mine, *others])
+    problems = ended.teachers("models:/test.n0/2", store)["problems"]
+    assert problems == ["history of n0, round 2: its batch does not continue the chain of those before it"]
+
+
+def test_a_changed_row_is_named(ended: Ended, tmp_path: Path) -> None:
+    store, mine, others = altered(ended, tmp_path)
+    mine[-1]["advantage"] += 0.25
+    rewrite(store, [*mine, *others])
+    (problem,) = ended.teachers("models:/test.n0@champion", store)["problems"]
+    assert problem.startswith(f"history of n0, round {mine[-1]['round']}: the row at")
+    assert ended.teachers("models:/test.n0/1", store)["problems"] == []
+
+
+def test_a_history_rewritten_with_all_its_digests_is_told_by_the_versions_chain(
+    ended: Ended, tmp_path: Path
+) -> None:
+    store, mine, others = altered(ended, tmp_path)
+    next(row for row in mine if row["round"] == 1)["advantage"] += 0.25
+    cover_up(mine, 1, batch_too=True, chain_too=True)
+    rewrite(store, [*mine, *others])
+    found = ended.teachers("models:/test.n0@champion", store)
+    states = {link["link"]: link["state"] for link in found["links"]}
+    assert (states["sapo.chain"], states["sapo.batches"]) == ("differs", "agrees")
+    (problem,) = found["problems"]
+    assert "sapo.chain of test.n0 version 2" in problem
+    assert "rewritten" in problem
+
+
+def test_rounds_missing_at_the_end_are_said(ended: Ended, tmp_path: Path) -> None:
+    store, mine, others = altered(ended, tmp_path)
+    rewrite(store, [*(row for row in mine if row["round"] < ROUNDS - 1), *others])
+    problems = ended.teachers("models:/test.n0@champion", store)["problems"]
+    assert any(f"round {ROUNDS - 1}: there is no row of it" in problem for problem in problems)
+
+
+def test_rounds_that_retention_has_cut_are_said_and_not_counted(ended: Ended, tmp_path: Path) -> None:
+    store, mine, others = altered(ended, tmp_path)
+    rewrite(store, [*(row for row in mine if row["round"] >= 2), *others])
+    found = ended.teachers("models:/test.n0@champion", store, keep_rounds=4)
+    assert found["problems"] == []
+    assert found["rounds"]["cut"] == 2
+    assert "rounds 0 to 1 are not in the history any more" in found["notes"][0]
+    whole = ended.teachers("models:/test.n0@champion")
+    assert found["totals"]["groups"] < whole["totals"]["groups"]
+    (problem,) = ended.teachers("models:/test.n0@champion", store)["problems"]
+    assert "history.keep_rounds is 0" in problem
+
+
+def test_a_version_of_an_earlier_release_says_which_link_is_missing(ended: Ended) -> None:
+    subject = lineage.version_subject(ended.uri, "models:/test.n2@latest")
+    assert subject.version is not None
+    old = {k: v for k, v in subject.version.tags.items() if k not in ("sapo.chain", "sapo.batches")}
+    old_subject = replace(subject, version=replace(subject.version, tags=old))
+    found = lineage.teachers(ended.store, old_subject, keep_rounds=0)
+    assert found["problems"] == []
+    assert [note.split(":")[0] for note in found["notes"]] == [
+        "the version does not say sapo.chain",
+        "the version does not say sapo.batches",
+    ]
+
+
+def test_other_weights_than_the_history_recorded_are_said(ended: Ended) -> None:
+    subject = lineage.version_subject(ended.uri, "models:/test.n2@latest")
+    assert subject.version is not None
+    tags = {**subject.version.tags, "sapo.weights_sha256": "e" * 64}
+    swapped = replace(subject, version=replace(subject.version, tags=tags))
+    (problem,) = lineage.teachers(ended.store, swapped, keep_rounds=0)["problems"]
+    assert "sapo.weights_sha256 of test.n2 version 2 is eeeeeeeeeeee…" in problem
+
+
+def test_a_disagreement_exits_with_1(
+    ended: Ended, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, mine, others = altered(ended, tmp_path)
+    mine[0]["text"] += "!"
+    rewrite(store, [*mine, *others])
+    config = ended.config.model_copy(
+        update={"history": ended.config.history.model_copy(update={"uri": store.uri})}
+    )
+    monkeypatch.setattr(Home, "load_config", lambda self: config)
+    assert cli.invoke(["lineage", "n0", "--home", str(ended.home.root)]) == 1
+    assert "WRONG: history of n0, round 0" in " ".join(capsys.readouterr().out.split())
+
+
+def shared(ended: Ended) -> list[str]:
+    """Groups that their author and another node learned from, most learners first."""
+    learners: dict[str, set[str]] = defaultdict(set)
+    for row in ended.rows("training"):
+        if row["advantage"] != 0:
+            learners[row["group_id"]].add(row["node"])
+    return sorted((g for g, nodes in learners.items() if len(nodes) > 1), key=lambda g: -len(learners[g]))
+
+
+def test_a_group_is_followed_from_its_author_to_the_versions(ended: Ended) -> None:
+    rows = ended.rows("training")
+    for group_id in shared(ended)[:5]:
+        mine = [row for row in rows if row["group_id"] == group_id]
+        found = ended.journey(group_id)
+        author = next(row for row in ended.rows("rollouts") if row["group_id"] == group_id)
+        assert found["problems"] == []
+        assert found["author"]["node"] == author["node"]
+        assert found["published"]["bus_position"] == author["bus_position"]
+        assert {(one["node"], one["round"]) for one in found["learned"]} == {
+            (row["node"], row["round"]) for row in mine
+        }
+        for one in found["learned"]:
+            own = [row for row in mine if (row["node"], row["round"]) == (one["node"], one["round"])]
+            assert [part["advantage"] for part in one["completions"]] == [row["advantage"] for row in own]
+            assert one["tokens"] == sum(sum(row["loss_mask"]) for row in own if row["advantage"] != 0)
+            assert one["source"] == ("local" if one["node"] == author["node"] else "external")
+            counts = [
+                EVERY * number
+                for number in (1, 2)
+                if one["round"] in lasting(ended, one["node"], EVERY * number)
+            ]
+            first = [version["rounds"] for version in one["versions"] if version["first"]]
+            assert first == (counts[:1] if one["tokens"] else [])
+
+
+def test_what_became_of_a_group_at_each_receiver_is_what_the_receipts_say(ended: Ended) -> None:
+    receipts = ended.rows("receipts")
+    assert {"received", "trained"} <= {row["event"] for row in receipts}
+    latest = {row["event"]: row["group_id"] for row in receipts}
+    for group_id in latest.values():
+        mine = [row for row in receipts if row["group_id"] == group_id]
+        for one in ended.journey(group_id)["received"]:
+            events = {row["event"]: row["round"] for row in mine if row["node"] == one["node"]}
+            assert one["round"] == events.pop("received")
+            assert {one["became"]: one["became_round"]} == (events or {None: None})
+
+
+def test_a_step_that_was_rolled_back_is_in_no_version_after_it(ended: Ended) -> None:
+    row = next(
+        row
+        for row in ended.rows("training")
+        if row["node"] == BACK[0] and row["round"] in (3, 4) and row["advantage"] != 0
+    )
+    (entry,) = [one for one in ended.journey(row["group_id"])["learned"] if one["node"] == BACK[0]]
+    assert entry["fate"] in ("undone", "skipped")
+    assert entry["versions"] == []
+
+
+def test_the_champion_is_named_where_it_includes_the_step(ended: Ended) -> None:
+    row = next(
+        row
+        for row in ended.rows("training")
+        if (row["node"], row["round"]) == ("n0", 0) and row["advantage"] != 0
+    )
+    (entry,) = [one for one in ended.journey(row["group_id"])["learned"] if one["node"] == "n0"]
+    assert [(one["number"], one["first"], one["champion"]) for one in entry["versions"]] == [
+        (1, True, False),
+        (2, False, True),
+    ]
+
+
+def test_without_mlflow_the_rest_of_a_groups_life_is_told(ended: Ended) -> None:
+    whole = ended.journey(shared(ended)[0])
+    found = ended.journey(shared(ended)[0], uri="http://127.0.0.1:9")
+    assert "MLflow at http://127.0.0.1:9" in found["mlflow"]["away"]
+    assert all(one["versions"] == [] for one in found["learned"])
+    assert found["received"] == whole["received"]
+
+
+def test_a_group_that_nobody_received_and_one_in_quarantine_say_so(ended: Ended) -> None:
+    stray = ended.journey(ended.stray)
+    assert (stray["received"], stray["learned"], stray["quarantine"]) == ([], [], [])
+    assert stray["author"]["node"] == "peer"
+    refused = ended.journey(ended.refused)
+    assert refused["quarantine"][0]["reason"] == "swarm"
+    assert (refused["published"], refused["learned"]) == (None, [])
+
+
+def test_what_peers_wrote_steers_neither_page_nor_terminal(
+    ended: Ended, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.invoke(["lineage", ended.stray[:12], "--home", str(ended.home.root)]) == 0
+    assert "\x1b[2J" not in capsys.readouterr().out
+    page = (ended.home.lineage / f"{ended.stray[:16]}.html").read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+
+
+@pytest.mark.parametrize("what", ["models:/test.n0@champion", "n2", "GROUP"])
+def test_json_is_one_document_and_the_page_is_whole(
+    ended: Ended, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    what = shared(ended)[0][:10] if what == "GROUP" else what
+    assert cli.invoke(["lineage", what, "--home", str(ended.home.root), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    shared_keys = {"kind", "reference", "swarm", "notes", "problems", "page"}
+    teachers = {"node", "incarnation", "version", "rounds", "digests", "history", "totals", "peers"}
+    teachers |= {"tasks", "flows", "when", "links"}
+    group = {"group_id", "author", "task", "published", "completions", "quarantine", "received", "learned"}
+    assert found.keys() == shared_keys | (group | {"mlflow"} if found["kind"] == "group" else teachers)
+    page = Path(found["page"]).read_text()
+    assert page.startswith("<!doctype html>")
+    assert page.endswith("</html>\n")
+    assert page.count("<svg") == page.count("</svg>") == (1 if found["kind"] == "group" else 2)
+    assert not re.search(r"(?:src|href)=", page)
+    assert str(ended.home.root) not in page
+
+
+def test_what_names_nothing_or_too_much_is_bad_input(
+    ended: Ended, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for what in ("models:/test.n0@best", "models:/test.nobody/1", "models:/", "n9", "0123abc", "f" * 64):
+        assert cli.invoke(["lineage", what, "--home", str(ended.home.root)]) == 2
+        assert re.fullmatch(r"error: \S.* = .+: .+; .+\n", capsys.readouterr().err)
+    with pytest.raises(UserError, match=r"begins the ids of .* name one of"):
+        journey.find(ended.store, "")

@@ -1,0 +1,217 @@
+"""What rows say of rounds that were skipped, rolled back or empty, of tasks and in older tables; pictures."""
+
+import re
+from pathlib import Path
+
+import pytest
+from history_samples import (
+    INCARNATION,
+    Books,
+    Owed,
+    batch,
+    last_release,
+    result,
+    sink,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sapo import journey, lineage
+from sapo.charts import stacked_bars
+from sapo.diagrams import Event, Flow, flow_chart, lanes
+from sapo.errors import UserError
+from sapo.history.lineage import RoundFacts, fates, lasting
+from sapo.history.tables import Store
+from sapo.lineage import Subject, teachers
+from sapo.records import Batch, Recipe, RoundResult
+
+SKIPPED, EMPTY, BACK, TARGET, COUNT = 1, 2, 4, 3, 6
+TAUGHT = (0, 5)
+"""Rounds whose step lasts."""
+
+
+def facts(round: int, *, skipped: bool = False, back_to: int | None = None) -> RoundFacts:
+    return RoundFacts(round, 1, ("d",), "no" if skipped else None, back_to, "", None, None, None, 0.0)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.none() | st.integers(0, 30)), max_size=30))
+def test_what_lasts_is_what_reloading_the_checkpoint_leaves(course: list[tuple[bool, int | None]]) -> None:
+    """Against weights that are the set of steps they have seen, with a checkpoint before every round."""
+    weights: frozenset[int] = frozenset()
+    checkpoints, known, rollbacks = [], [], {}
+    for round, (skipped, back) in enumerate(course):
+        checkpoints.append(weights)
+        target = None if back is None else back % (round + 1)
+        weights = weights if skipped else weights | {round}
+        if target is not None:
+            weights = checkpoints[target]
+            rollbacks[round] = target
+        known.append(facts(round, skipped=skipped, back_to=target))
+        found = fates(known, round + 1)
+        assert {r for r, fate in found.items() if fate == "learned"} == weights
+        steps = {one.round for one in known if one.skipped is None}
+        assert steps & {r for span in lasting(rollbacks, round + 1) for r in span} == weights
+
+
+def of_two_tasks(round: int) -> Batch:
+    """The sample batch, its second and fourth group of another data set; the first two groups are local."""
+    made = batch(round)
+    recipe = Recipe.make("gcd", {}, seed=round)
+    groups = [g if i % 2 == 0 else g.model_copy(update={"recipe": recipe}) for i, g in enumerate(made.groups)]
+    return made.model_copy(update={"groups": tuple(groups)})
+
+
+class Told(Books):
+    """Rounds of which one was skipped and one rolled back."""
+
+    def result(self, round: int) -> RoundResult:
+        changes: dict[str, object] = {}
+        if round == SKIPPED:
+            changes["skipped"] = "learn/entropy"
+        if round == BACK:
+            changes["rolled_back_to"] = TARGET
+        return result(round).model_copy(update=changes)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(str(tmp_path / "history"))
+    empty = batch(EMPTY).model_copy(update={"groups": ()})
+    books = Told(*(empty if round == EMPTY else of_two_tasks(round) for round in range(COUNT)))
+    sink(made).deliver([Owed(round) for round in range(COUNT)], books)
+    return made
+
+
+def subject(count: int = COUNT) -> Subject:
+    return Subject("n0", "tiny", "n0", INCARNATION, count)
+
+
+def test_every_round_is_accounted_for(store: Store) -> None:
+    found = teachers(store, subject(), keep_rounds=0)
+    assert found["problems"] == []
+    assert found["rounds"] == {
+        "count": 6,
+        "learned": 2,
+        "skipped": 1,
+        "skipped_because": {"learn/entropy": 1},
+        "rolled_back": 2,
+        "rollbacks": [{"round": BACK, "to": TARGET}],
+        "without_groups": 1,
+        "cut": 0,
+    }
+    assert (found["when"]["skipped"], found["when"]["rolled_back"]) == ([SKIPPED], [TARGET, BACK])
+    assert found["when"]["stretches"] == [[round, round] for round in range(COUNT)]
+
+
+def test_only_completions_with_an_advantage_in_lasting_rounds_count(store: Store) -> None:
+    found = teachers(store, subject(), keep_rounds=0)
+    # of four completions one has advantage -0.0; completion k has k + 1 trained tokens
+    assert [(one["source"], one["tokens"], one["completions"]) for one in found["peers"]] == [
+        ("local", 2 * 6, 2 * 3),
+        ("external", 2 * 6, 2 * 3),
+    ]
+    assert [(one["groups"], one["informative"]) for one in found["peers"]] == [(4, 2), (4, 2)]
+    (mine,) = [one for one in found["when"]["peers"] if one["source"] == "local"]
+    assert [place for place, tokens in enumerate(mine["tokens"]) if tokens] == list(TAUGHT)
+
+
+def test_tasks_are_told_apart_by_source(store: Store) -> None:
+    found = teachers(store, subject(), keep_rounds=0)["tasks"]
+    assert {(one["source"], one["dataset"]): (one["groups"], one["tokens"]) for one in found} == {
+        ("local", "chain_sum"): (2, 12),
+        ("local", "gcd"): (2, 0),
+        ("external", "chain_sum"): (2, 12),
+        ("external", "gcd"): (2, 0),
+    }
+
+
+def test_a_version_before_a_rollback_has_what_was_undone_later(store: Store) -> None:
+    assert teachers(store, subject(4), keep_rounds=0)["rounds"]["learned"] == 2
+    assert teachers(store, subject(4), keep_rounds=0)["when"]["rolled_back"] == []
+
+
+def test_rounds_that_are_not_delivered_yet_are_said(store: Store) -> None:
+    (problem,) = teachers(store, subject(COUNT + 2), keep_rounds=0)["problems"]
+    assert problem.startswith(f"rounds {COUNT} to {COUNT + 1} are not in the history")
+
+
+def test_a_long_run_is_told_in_stretches_that_cover_it(tmp_path: Path) -> None:
+    store, count = Store(str(tmp_path)), 250
+    sink(store).deliver([Owed(0), Owed(249)], Books(batch(0), batch(249)))
+    when = teachers(store, subject(count), keep_rounds=1)["when"]
+    rounds = [round for first, last in when["stretches"] for round in range(first, last + 1)]
+    assert rounds == list(range(count))
+    assert len(when["stretches"]) == 120
+    assert all([bool(n) for n in one["tokens"]] == [True, *[False] * 118, True] for one in when["peers"])
+
+
+def test_a_history_of_the_last_release_is_told_with_what_it_cannot_tell(tmp_path: Path) -> None:
+    home = last_release(tmp_path)
+    config, store = home.load_config(), Store(str(home.history))
+    found = teachers(store, lineage.node_subject(store, config, "n0"), keep_rounds=0)
+    assert (found["problems"], found["rounds"]["count"]) == ([], 5)
+    assert found["totals"]["tokens"] > 0
+    assert "kept no chain" in found["notes"][0]
+    foreign = next(one for one in found["peers"] if one["source"] == "external")
+    assert foreign["producer"] == "n1"
+    group = next(iter(_external(store)))
+    told = journey.journey(
+        store, journey.find(store, group), config.swarm.name, f"sqlite:///{tmp_path}/none.db"
+    )
+    assert told["received"] == []
+    assert told["notes"] == ["when n0 received it is not recorded: it ran an earlier release then"]
+
+
+def _external(store: Store) -> set[str]:
+    table = store.find("training")
+    assert table is not None
+    rows = table.to_pyarrow_table().to_pylist()
+    return {row["group_id"] for row in rows if row["source"] == "external" and row["node"] == "n0"}
+
+
+def test_a_prefix_is_found_by_itself_and_a_changed_row_is_named(store: Store) -> None:
+    group = of_two_tasks(0).groups[0].group_id
+    assert journey.find(store, group[:8]).group_id == group
+    with pytest.raises(UserError, match="no group of this id"):
+        journey.find(store, "f" * 12)
+
+
+def test_widths_of_a_flow_are_in_proportion_and_names_are_escaped() -> None:
+    flows = [Flow("<a>", "gcd", 30, "#111"), Flow("b", "gcd", 10, "#222"), Flow("b", "lcm", 20, "#222")]
+    svg = flow_chart("who", flows, "n0", height=300)
+    sizes = [float(size) for size in re.findall(r" v([\d.]+) ", svg)]
+    assert sorted(sizes) == [50.0, 50.0, 100.0, 100.0, 150.0, 150.0]
+    assert "<a>" not in svg
+    assert "&lt;a&gt;" in svg
+    assert flow_chart("who", [], "n0").endswith("</svg>")
+
+
+def test_bars_stand_on_each_other() -> None:
+    svg = stacked_bars(
+        "when",
+        [0, 1, 2],
+        {"a": [4, 0], "b": [4, 2]},
+        ["#111", "#222"],
+        x_label="round",
+        y_label="tokens",
+        marks={"no step": [1]},
+    )
+    bars = [
+        tuple(map(float, found))
+        for found in re.findall(r'y="([\d.]+)" width="[\d.]+" height="([\d.]+)"', svg)
+    ]
+    (a_y, a_height), (b_y, b_height), (_, small) = bars
+    assert a_y == pytest.approx(b_y + b_height, abs=0.2)
+    assert a_height == pytest.approx(b_height, abs=0.2)
+    assert small == pytest.approx(a_height / 2, abs=0.2)
+
+
+def test_lanes_keep_the_order_of_events() -> None:
+    events = [
+        Event("n0", 0, "written", "", "#111"),
+        Event("n<1>", 1, "received", "round 3", "#222", hollow=True),
+    ]
+    svg = lanes("life", events, [(0, 1)])
+    xs = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', svg)]
+    assert xs == sorted(xs)
+    assert "n&lt;1&gt;" in svg
