@@ -124,6 +124,11 @@ class Config(Section):
                 seen.setdefault(canonical([task.dataset, task.config]), task)
         return list(seen.values())
 
+    def policy(self) -> dict[str, Any]:
+        """What says which model a node trains, by setting: none of it can change once the node has begun."""
+        own = self.model_dump(mode="json", include={"model", "dtype", "lora", "starter"})
+        return own | {"starter": own["starter"] if self.model.startswith("starter") else None}
+
     def digest(self) -> str:
         """Hex SHA-256 of the resolved config."""
         return sha256(canonical(self.model_dump(mode="json")))

@@ -152,6 +152,7 @@ class Home:
         if self.manifest.exists():
             self.check(manifest)
             self.check_site(config)
+            self._check_policies(config)
         elif self.root.exists() and any(not entry.name.startswith(".") for entry in self.root.iterdir()):
             raise UserError(
                 "--home", str(self.root), "is not empty and holds no swarm", "choose another folder"
@@ -174,6 +175,23 @@ class Home:
                 f"is the home of site {site!r}, this is {config.swarm.site!r}",
                 "choose another folder or swarm.site",
             )
+
+    def _check_policies(self, config: Config) -> None:
+        """Raise `UserError` where a node that has begun would go on with another model.
+
+        Its checkpoints hold that model's weights, or only an adapter's; the base is then told by the config.
+        """
+        before = self.load_config() if self.config.exists() else config
+        for name in sorted({*self.node_names()} & {*before.nodes} & {*config.nodes}):
+            begun = any(self.checkpoints(name).glob("round-*"))
+            old, new = before.for_node(name).policy(), config.for_node(name).policy()
+            for key in (key for key in new if begun and new[key] != old[key]):
+                raise UserError(
+                    key,
+                    new[key],
+                    f"{name} began with {old[key]!r}, and its weights are of that model",
+                    "leave it as it was, or begin anew in another folder",
+                )
 
     def check(self, manifest: Manifest) -> None:
         """Raise `UserError` unless the home was made by the same swarm, schema and rules."""

@@ -15,7 +15,7 @@ import torch
 from sapo import checkpoint, models
 from sapo.checkpoint import Checkpoint
 from sapo.config import GuardConfig, LearnConfig
-from sapo.errors import SapoError
+from sapo.errors import SapoError, UserError
 from sapo.learn.update import Learner, StepResult
 from sapo.models import LoadedPolicy
 from sapo.records import Batch
@@ -131,10 +131,15 @@ def _trained(policy: LoadedPolicy) -> Iterator[tuple[str, torch.nn.Parameter]]:
 def load(policy: LoadedPolicy, learner: Learner, found: Checkpoint) -> None:
     """Put a checkpoint's weights and optimiser in place of the present ones.
 
-    Raises `Mismatch` when it does not hold the weights it names.
+    Raises `Mismatch` when it does not hold the weights it names, `UserError` when they are another model's.
     """
-    models.load_weights(policy, found.path)
-    learner.load_state_dict(checkpoint.optimizer_state(found))
+    try:
+        models.load_weights(policy, found.path)
+        learner.load_state_dict(checkpoint.optimizer_state(found))
+    except (SapoError, ValueError) as error:
+        problem = f"is of another model than the config names: {error}"
+        remedy = "set model, starter, lora and dtype as they were when it was written"
+        raise UserError("checkpoint", found.path.name, problem, remedy) from error
     if models.weights_sha256(policy.model) != found.weights_sha256:
         raise Mismatch(f"checkpoint {found.path.name} does not hold the weights it names")
 
