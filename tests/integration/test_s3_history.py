@@ -16,6 +16,7 @@ from history_samples import INCARNATION, batch, batches, deliver, signed
 from recorded_runs import SILO, run_legs, shared_workers
 
 from infra.s3.server import S3Server
+from sapo import journey
 from sapo.bus.base import Poll
 from sapo.bus.sqlite import SqliteBus
 from sapo.errors import Unavailable
@@ -23,6 +24,7 @@ from sapo.history import read
 from sapo.history.read import Damaged
 from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store, commit
+from sapo.lineage import Subject, teachers
 from sapo.made import made_in
 from sapo.proof import check
 from sapo.replay import opened
@@ -77,6 +79,18 @@ def test_a_real_node_is_replayed_from_s3_and_a_changed_round_is_named(s3: S3Serv
                 pass
         finally:
             s3.restart()
+
+
+def test_lineage_is_told_from_s3(s3: S3Server, tmp_path: Path) -> None:
+    bus, store = SqliteBus(tmp_path / "bus.sqlite"), Store("s3://history/lineage")
+    deliver(store, 0, 1)
+    bus.publish([signed(i) for i in range(2)])
+    Archiver(bus, store, "tiny").run()
+    found = teachers(store, Subject("n0", "tiny", "n0", INCARNATION, 2), keep_rounds=0)
+    assert (found["problems"], found["rounds"]["learned"]) == ([], 2)
+    foreign = next(group for group in batch(1).groups if group.source == "external")
+    told = journey.find(store, foreign.group_id[:12])
+    assert {row["event"] for row in told.receipts} == {"received", "trained"}
 
 
 def test_two_archivers_and_two_nodes_write_once_while_the_store_is_killed(
