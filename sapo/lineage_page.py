@@ -6,15 +6,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from sapo.charts import colour, stacked_bars
+from sapo.charts import PALETTE, colour, stacked_bars
 from sapo.diagrams import Event, Flow, flow_chart, lanes
 from sapo.home import Home, write_atomically
 from sapo.lineage import short
 from sapo.report import STYLE, percent, table
 
 Document = Mapping[str, Any]
-AT_MOST = 11
-"""Peers, and tasks, that a picture shows by name; the rest is one more."""
+PEERS_SHOWN, TASKS_SHOWN = len(PALETTE), 11
+"""Of each a picture shows so many by name; the rest is one more."""
 SUMS = ("groups", "answers", "tokens", "share", "|adv|", "age", "versions")
 """Of these groups so many had an advantage; answers and their trained tokens are those with one; mean of its
 absolute value; median age when trained on; range of their writer's policy versions."""
@@ -160,8 +160,8 @@ def _labels(document: Document) -> dict[tuple[str, str], tuple[str, str]]:
             name += f" {one['producer_key'][:8]}"
         if one["source"] == "local":
             name += " (itself)"
-        rest = place >= AT_MOST and len(peers) > AT_MOST + 1
-        label = f"{len(peers) - AT_MOST} others" if rest else name
+        rest = place >= PEERS_SHOWN
+        label = f"{len(peers) - PEERS_SHOWN} more" if rest else name
         found[one["producer_key"], one["source"]] = label, "#8a8a8a" if rest else colour(place)
     return found
 
@@ -171,11 +171,11 @@ def _flows(document: Document, labels: Mapping[tuple[str, str], tuple[str, str]]
     for one in document["flows"]:
         tokens[one["dataset"]] = tokens.get(one["dataset"], 0) + one["tokens"]
     ranked = sorted(tokens, key=lambda name: -tokens[name])
-    rest = set(ranked[AT_MOST:]) if len(ranked) > AT_MOST + 1 else set()
+    rest = set(ranked[TASKS_SHOWN:])
     amounts: dict[tuple[str, str, str], int] = {}
     for one in document["flows"]:
         label, shade = labels[one["producer_key"], one["source"]]
-        task = f"{len(rest)} other tasks" if one["dataset"] in rest else one["dataset"]
+        task = f"{len(rest)} more" if one["dataset"] in rest else one["dataset"]
         amounts[label, task, shade] = amounts.get((label, task, shade), 0) + one["tokens"]
     order = [label for label, _ in labels.values()]
     flows = [Flow(label, task, n, shade) for (label, task, shade), n in amounts.items() if n]
@@ -187,12 +187,13 @@ def _flows(document: Document, labels: Mapping[tuple[str, str], tuple[str, str]]
 
 def _strip(document: Document, labels: Mapping[tuple[str, str], tuple[str, str]]) -> str:
     when = document["when"]
-    series: dict[str, list[int]] = {}
+    lengths = [last - first + 1 for first, last in when["stretches"]]
+    series: dict[str, list[float]] = {}
     shades: dict[str, str] = {}
     for one in when["peers"]:
         label, shade = labels[one["producer_key"], one["source"]]
-        so_far = series.get(label, [0] * len(one["tokens"]))
-        series[label] = [a + b for a, b in zip(so_far, one["tokens"], strict=True)]
+        so_far = series.get(label, [0.0] * len(lengths))
+        series[label] = [a + b / n for a, b, n in zip(so_far, one["tokens"], lengths, strict=True)]
         shades[label] = shade
     order = list(dict.fromkeys(label for label, _ in labels.values() if label in series))
     edges = [first for first, _ in when["stretches"]] + [document["rounds"]["count"]]
@@ -202,7 +203,7 @@ def _strip(document: Document, labels: Mapping[tuple[str, str], tuple[str, str]]
         {label: series[label] for label in order},
         [shades[label] for label in order],
         x_label="round",
-        y_label="tokens",
+        y_label="tokens a round",
         marks={"no step": when["skipped"], "rolled back": when["rolled_back"]},
     )
 
