@@ -30,6 +30,7 @@ PLAIN_SECONDS = 10.0
 LAST_PASS_S = 45.0
 """How long the last pass waits for a bus or a store that is away."""
 RETRY_S = 0.5
+KEEPER_GRACE_S = 1.0
 
 
 class Keeper:
@@ -52,9 +53,9 @@ class Keeper:
             self._child = Child.start("maintain", command, log=home.logs / "maintain.log", env=os.environ)
 
     def end(self) -> None:
-        """End it where it stands: every step of it is whole or not there."""
+        """End it, after the table in hand if that is soon: every step of it is whole or not there."""
         if self._child is not None:
-            self._child.kill()
+            self._child.stop(KEEPER_GRACE_S)
 
 
 @dataclass

@@ -27,7 +27,7 @@ from sapo.history.tables import Store, TableName
 from sapo.processes import Child
 
 CONTEXT = multiprocessing.get_context("spawn")
-ROUNDS, GROUPS, KILLS = 12, 24, 4
+ROUNDS, GROUPS, KILLS = 8, 16, 3
 CONFIG = load(sets=["swarm.name=tiny", "history.vacuum_hours=0"], env={})
 
 
