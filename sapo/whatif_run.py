@@ -54,6 +54,16 @@ class Run:
 
     def start(self) -> str:
         """Make the run, below the node's own if there is one; its id. Raises `Unavailable` without MLflow."""
+        try:
+            return self._begin()
+        except Unavailable:
+            there = self._where()
+            if there == self.tracker.uri:
+                raise
+            self.tracker = self._at(there)
+            return self._begin()
+
+    def _begin(self) -> str:
         own = Tracker(self.tracker.uri, self._swarm, self._node, self._incarnation).found()
         if own is not None:
             self._parent = {f"{TAG}.of": own, "mlflow.parentRunId": own}
