@@ -90,6 +90,8 @@ class S3Server:
     def pause(self) -> None:
         """Let it hang: it accepts connections and answers nothing, until `resume`."""
         self._signal(signal.SIGSTOP)
+        if self._child is not None:  # on a busy machine it would answer one request more
+            os.waitid(os.P_PID, self._child.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Let it go on after `pause`."""
