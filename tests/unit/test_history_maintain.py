@@ -143,9 +143,7 @@ def test_trap_50_marks_outlive_compaction_checkpoints_and_log_clean_up(store: St
     fill(store, tmp_path)
     maintain(ALL, store, [])
     for name in SCHEMAS:
-        old = time.time() - 3 * 86_400
-        for entry in log_of(store, name).iterdir():
-            os.utime(entry, (old, old))
+        age_log(store, name)
     deliver(store, 6)
     maintain(ALL, store, [])
     assert not list(log_of(store).glob("*0.json"))
@@ -157,6 +155,29 @@ def test_trap_50_marks_outlive_compaction_checkpoints_and_log_clean_up(store: St
     bus = SqliteBus(tmp_path / "bus.sqlite")
     assert Archiver(bus, store, "tiny").run().rows == 0
     bus.close()
+
+
+def age_log(store: Store, name: TableName) -> None:
+    """Make a table's log look three days old."""
+    old = time.time() - 3 * 86_400
+    for entry in log_of(store, name).iterdir():
+        os.utime(entry, (old, old))
+
+
+def test_trap_50_a_handle_that_is_older_than_the_log_cannot_commit(store: Store) -> None:
+    for round in range(3):
+        deliver(store, round)
+    early = store.open("training")
+    deliver(store, 3)
+    maintain(ALL, store, [])
+    age_log(store, "training")
+    deliver(store, 4)
+    maintain(ALL, store, [])
+    assert not (log_of(store) / f"{early.version() + 1:020}.json").exists()
+    data = pa.Table.from_pylist(rows(batch(3), result(3)), schema=TRAINING)
+    with pytest.raises(Unavailable):
+        commit(early, data, {transaction_id("tiny", "n0", INCARNATION): 4})
+    assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(5)]
 
 
 def test_of_two_maintainers_that_meet_one_begins_afresh(
