@@ -25,8 +25,10 @@ ROUNDS_AT_ONCE = 64
 """Rounds of a node that are read together; bounds the memory of a long replay."""
 MAX_THREADS = 4096
 _OF_A_SAMPLE = frozenset(Sample.model_fields)
-_OF_A_GROUP = frozenset(BatchGroup.model_fields) | frozenset(Recipe.model_fields)
-_OF_A_ROUND = frozenset(TRAINING.names) - _OF_A_SAMPLE - _OF_A_GROUP - {"row_digest", "tensor_crc32"}
+_OF_A_GROUP = tuple(sorted({*BatchGroup.model_fields, *Recipe.model_fields} - {"recipe", "samples"}))
+_OF_A_ROUND = tuple(
+    name for name in TRAINING.names if name not in {*_OF_A_SAMPLE, *_OF_A_GROUP, "row_digest", "tensor_crc32"}
+)
 """Columns that hold the same on every row of a round."""
 
 
@@ -280,7 +282,7 @@ def _check_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         places.add(place)
         head = groups.setdefault(row["position"], row)
         for names, other in ((_OF_A_ROUND, rows[0]), (_OF_A_GROUP, head)):
-            odd = next((name for name in sorted(names) if row.get(name) != other.get(name)), None)
+            odd = next((name for name in names if row.get(name) != other.get(name)), None)
             if odd is not None:
                 raise _damaged(row, f"the rows at {_place(other)} and {_place(row)} differ in {odd}")
 
