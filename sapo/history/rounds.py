@@ -140,10 +140,11 @@ class Recording:
 
     def _check_gap(self, previous: int | None, round: int, before: RecordedRound | None, first: int) -> None:
         """That `previous`, which round `round` names as the last with rows, is the last that was read."""
-        held = -1 if before is None else before.round
+        held = first - 1 if before is None else before.round
         named = -1 if previous is None else previous
-        if named > held and named >= first:
-            others = "" if named == max(held + 1, first) else f", nor of those after round {held}"
+        if named > held:
+            between = f"round {named - 1}" if named == held + 2 else f"rounds {held + 1} to {named - 1}"
+            others = "" if named == held + 1 else f", nor of {between}"
             raise Damaged(
                 self.node, named, f"there is no row of it{others}; round {round} says that it had some"
             )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from history_samples import last_release
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_runs import BASE, SILO, TRADE, run_legs, shared_workers, twin
@@ -16,6 +17,7 @@ from tampering import CHANGES, copied, cover_up, rewrite, rows_of
 from flows.common import Process
 from flows.replay import prove
 from sapo import checkpoint, cli
+from sapo.determinism import differences
 from sapo.errors import SapoError, UserError
 from sapo.history import open_store
 from sapo.history.read import Damaged
@@ -342,6 +344,17 @@ def test_of_several_incarnations_the_journals_own_is_replayed(copy: Home) -> Non
     own_checkpoints(copy)
     copy.journal("n0").unlink()
     assert f"it is of incarnation {'0' * 16}" in bad(copy)  # the newest has no checkpoint here
+
+
+def test_a_home_of_the_last_release_is_replayed_from_the_oldest_checkpoint_it_kept(tmp_path: Path) -> None:
+    home = last_release(tmp_path)
+    recorded = json.loads(rows_of(store_of(home))[0]["environment"])
+    if other := differences({name: recorded[name] for name in recorded if name != "threads"}):
+        pytest.skip(f"it was recorded on another machine: {other}")
+    found = replayed(home)
+    assert (found.begun_at, found.rounds, found.weights) == (3, 2, 2)  # it still owes its sixth round
+    assert found.weights_sha256 == journal_weights(home, "n0")[found.last]
+    assert found.run_seconds is not None  # from when the rounds ended
 
 
 def test_the_command_says_what_it_found_and_ends_with_it(

@@ -128,7 +128,7 @@ def test_several_missing_rounds_are_told_from_empty_ones_as_far_as_can_be(store:
     without(store, 1, 2)
     found = damage(store)
     assert found.round == 2
-    assert "nor of those after round 0; round 4 says that it had some" in found.problem
+    assert "there is no row of it, nor of round 1; round 4 says that it had some" in found.problem
 
 
 @pytest.mark.parametrize("gone", [(5,), (4, 5), tuple(HELD)])
