@@ -298,7 +298,8 @@ def print_summary(figures: dict[str, Any], home: Home, program: str, console: Co
     console.print("\nWorth typing next:")
     for command, why in (
         (f"rollouts --home {root} --source external", "what the nodes learned from each other"),
-        (f"rollouts --home {root} --node {first} --min-score 1", f"what {first} got right"),
+        (f"replay {first} --check --home {root}", f"that the history makes {first}'s very weights again"),
+        (f"lineage {first} --home {root}", f"who taught {first} what"),
         (f"swarm --resume --home {root} --rounds {2 * rounds_total(figures)}", "go on for as long again"),
     ):
         console.print(f"  {program} {command}   [dim]{why}[/]", highlight=False, soft_wrap=True)

@@ -426,7 +426,7 @@ def test_the_end_shows_figures_places_and_commands_on_one_screen(home: Home) -> 
     assert "The nodes learned" in text
     for place in (home.report, home.summary, home.history, home.mlflow_db):
         assert str(place) in text
-    assert text.count(".venv/bin/sapo ") == 3
+    assert text.count(".venv/bin/sapo ") == 4
     assert len(text.splitlines()) <= 24
 
 
