@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from makers import make_identity
 from swarms import small_config
@@ -19,7 +20,7 @@ from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.publish import PublishSink
 from sapo.bus.sqlite import SqliteBus
 from sapo.config import Config
-from sapo.deliver import Lane, Plan
+from sapo.deliver import Lane, Plan, Sink
 from sapo.history import open_store
 from sapo.history.training import TrainingSink
 from sapo.home import Home
@@ -29,7 +30,7 @@ from sapo.listen import Listener
 from sapo.node import NodeRuntime
 from sapo.records import Completion, Group, Question, Received, SignedGroup
 from sapo.tasks import train_questions
-from sapo.track import Tracker, TrackSink
+from sapo.track import Tracker, TrackSink, VersionSink
 from sapo.workers import TaskWorkers
 
 INCARNATION = "0123456789abcdef"
@@ -161,6 +162,8 @@ class Course:
 
     home: Home
     polls: Sequence[Sequence[Received]]
+    versions: bool = False
+    """Whether model versions are registered too, which takes longer than all the rest."""
     clock: Clock = field(default_factory=Clock)
 
     def run(self) -> None:
@@ -187,7 +190,8 @@ class Course:
             node.parts.listener = Listener(bus, patience_s=60.0)  # a busy machine is no outage
             tracker = Tracker(f"sqlite:///{self.home.mlflow_db}", "test", "n0", INCARNATION)
             history = TrainingSink(open_store(config, self.home), "test", "n0", INCARNATION)
-            sinks = (PublishSink(bus), history, TrackSink(tracker))
+            sinks: list[Sink] = [PublishSink(bus), history, TrackSink(tracker)]
+            sinks += [VersionSink(tracker, _no_adapter)] if self.versions else []
             rng = random.Random(0)
             yield node, [Lane(sink, Plan(items=3), clock=self.clock, rng=rng) for sink in sinks]
 
@@ -201,6 +205,10 @@ class Course:
             return 0
         with Journal.read_only(self.home.journal("n0")) as journal:
             return journal.finished_rounds()
+
+
+def _no_adapter(checkpoint: Path, destination: Path) -> None:
+    raise AssertionError("a checkpoint of the course holds the whole model")
 
 
 class SharedWorkers(TaskWorkers):

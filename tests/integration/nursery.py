@@ -3,8 +3,9 @@
 Reads one JSON command per line and answers each with one. `{"home"}` alone runs the course to its end.
 With `"shots"` a copy of the home is laid into that folder each time that what is on disk has changed: what
 a kill at that instant leaves. With `"visited"` the child kills itself with SIGKILL at the first step that
-this file does not name, and notes it there; `"deep"` counts every function of the package as a step, else
-those that the stages of a round call. The answer says whether it was `killed`, and where.
+this file does not name, and notes it there. Steps are the functions that the stages of a round call; with
+`"deep"` all of the package; with `"versions"`, when model versions are registered too, those called for that,
+MLflow's own included. The answer says whether it was `killed`, and where.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import signal
 import sqlite3
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -34,6 +35,8 @@ from sapo.learn.update import Learner
 PACKAGE = str(Path(sapo.__file__).parent)
 ROUND = ("node.py", "intake.py", "recovery.py", "repeat.py", "checkpoint.py", "deliver.py", "training.py")
 """Files whose calls are steps: a round, what comes in, coming back, snapshots, deliveries."""
+VERSION = ("track.py", "versions.py")
+"""Files whose calls are steps of registering a version."""
 VALUES = ("errors", "records", "seeds", "settings", "files", "lock")
 """Rooms of plain values: what is done there is done in memory, in the middle of a step that counts."""
 HALF = "half of the parameters updated"
@@ -44,8 +47,10 @@ CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", 
 class Steps:
     """Counts as a step every call of a function of the package, and every return from one, by name."""
 
-    def __init__(self, reach: Callable[[str], None], deep: bool) -> None:
-        self.reach, self.deep = reach, deep
+    def __init__(
+        self, reach: Callable[[str], None], deep: bool = False, callers: Sequence[str] = ROUND
+    ) -> None:
+        self.reach, self.deep, self.callers = reach, deep, callers
         self._names: dict[CodeType, str] = {}
 
     def install(self) -> None:
@@ -66,8 +71,8 @@ class Steps:
         code = frame.f_code
         name = self._names.get(code)
         if name is None:
-            name = self._names[code] = _step(code)
-        if not name or not (self.deep or _is_of_the_round(frame.f_back)):
+            name = self._names[code] = _step(code, self.callers is VERSION)
+        if not name or not (self.deep or self._calls(frame.f_back)):
             return None
         self.reach(name)
         if not self.deep:
@@ -80,27 +85,27 @@ class Steps:
 
         return returned
 
+    def _calls(self, caller: FrameType | None) -> bool:
+        file = "" if caller is None else caller.f_code.co_filename
+        return file.startswith(PACKAGE) and Path(file).name in self.callers
 
-def _step(code: CodeType) -> str:
+
+def _step(code: CodeType, mlflow_too: bool) -> str:
     """The name of a function of the package; empty for others, and for those that change nothing."""
-    if not code.co_filename.startswith(PACKAGE) or code.co_name.startswith("<"):
+    file = code.co_filename
+    inside = file.startswith(PACKAGE) or (mlflow_too and "/mlflow/" in file and "/entities/" not in file)
+    if not inside or code.co_name.startswith("<"):
         return ""
     module = Path(code.co_filename).stem
     return "" if module in VALUES else f"{module}.{code.co_qualname}"
 
 
-def _is_of_the_round(caller: FrameType | None) -> bool:
-    file = "" if caller is None else caller.f_code.co_filename
-    return file.startswith(PACKAGE) and Path(file).name in ROUND
-
-
 class Killer:
     """Ends this process at the first step that nobody has died at."""
 
-    def __init__(self, visited: Path, deep: bool) -> None:
-        self.visited = visited
+    def __init__(self, visited: Path, steps: Mapping[str, Any]) -> None:
+        self.visited, self.steps = visited, steps
         self.known = set(visited.read_text().splitlines()) if visited.exists() else set()
-        self.deep = deep
 
     def install(self) -> None:
         """Watch the package's functions, the optimiser and the workers."""
@@ -125,7 +130,7 @@ class Killer:
 
         Learner._apply = half  # type: ignore[method-assign]
         SharedWorkers._run = inside  # type: ignore[method-assign]
-        Steps(self.reach, self.deep).install()
+        Steps(self.reach, **self.steps).install()
 
     def reach(self, step: str) -> None:
         """Note the step and die, unless it is known."""
@@ -156,7 +161,7 @@ class Camera:
 
         sqlite3.connect = watched  # type: ignore[assignment]
         sys.addaudithook(lambda event, _: self.look(True) if event in CHANGES else None)
-        Steps(lambda _: self.look(False), deep=False).install()
+        Steps(lambda _: self.look(False)).install()
 
     def look(self, touched: bool) -> None:
         """Copy the home if it is not as it was; `touched` if something is about to change in it."""
@@ -213,17 +218,20 @@ def _copy(source: str, target: str) -> None:
 
 def go(command: dict[str, Any], polls: Any) -> None:
     """In the child: the whole course, watched as the command says."""
-    home = Home(Path(command["home"]))
+    home, versions = Home(Path(command["home"])), command.get("versions", False)
     if "shots" in command:
         Camera(home.root, Path(command["shots"])).install()
     if "visited" in command:
-        Killer(Path(command["visited"]), command.get("deep", False)).install()
-    Course(home, polls).run()
+        callers = VERSION if versions else ROUND
+        Killer(Path(command["visited"]), {"deep": command.get("deep", False), "callers": callers}).install()
+    Course(home, polls, versions).run()
     sys.settrace(None)
 
 
 def answer(command: dict[str, Any], polls: Any) -> dict[str, Any]:
     """Fork, run, wait."""
+    if command.get("versions"):
+        import mlflow.transformers  # noqa: F401  in this process, or each child would take its seconds for it
     child = os.fork()
     if child == 0:
         code = 1

@@ -29,7 +29,7 @@ from sapo.records import sha256
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
-EVERY = 5
+EVERY = 6
 """Of the states that a kill may leave, every so-manyth is tried in a short run."""
 
 
@@ -208,6 +208,26 @@ def test_killed_at_every_step_one_after_the_other_it_ends_with_the_same(
         assert step in steps
     assert "half of the parameters updated" in steps
     assert "the workers are asked and have not answered" in steps
+
+
+def test_killed_at_every_step_of_registering_versions_it_has_each_once(nursery, undisturbed, tmp_path):
+    home = another(undisturbed, tmp_path / "home")
+    steps: list[str] = []
+    while (step := nursery.run(home, visited=str(tmp_path / "visited"), versions=True)) is not None:
+        steps.append(step)
+    assert len(steps) > 20
+    assert {"versions.store", "client.MlflowClient.create_model_version"} <= set(steps)
+    client = MlflowClient(f"sqlite:///{home.mlflow_db}")
+    found = client.search_model_versions("name = 'test.n0'")
+    assert sorted(version.tags["sapo.round"] for version in found) == ["5", "6"]
+    with Journal.read_only(home.journal("n0")) as journal:
+        assert journal.owed_counts() == {}
+        digests = {kept.weights_sha256 for kept in journal.checkpoints() if kept.round}
+    assert {version.tags["sapo.weights_sha256"] for version in found} == digests
+    experiment = client.get_experiment_by_name("test")
+    models = client.search_logged_models([experiment.experiment_id])
+    assert [model.status for model in models] == ["READY"] * 2
+    print(f"killed at {len(steps)} steps: {steps}")
 
 
 @pytest.mark.soak
