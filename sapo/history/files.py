@@ -9,9 +9,9 @@ from deltalake import DeltaTable
 
 from sapo.history.tables import TableName
 
-TARGET_BYTES = 16 << 20
+TARGET_BYTES = 8 << 20
 """Of a data file: large enough that a long history has few, small enough to be read for one round."""
-LIMIT_BYTES = 8 * TARGET_BYTES
+LIMIT_BYTES = 16 * TARGET_BYTES
 """Files that overlap are sorted into each other up to this much at once; bounds the memory."""
 
 

@@ -28,8 +28,9 @@ from sapo.history.tables import Store, TableName, one_line, until_committed
 
 MARK = "maintain"
 """Name of the application transaction that counts the commits of maintainers in a table."""
-ROW_GROUP = 1024
-"""Rows that are read together at least: a few rounds."""
+ROW_GROUP = 2048
+"""Rows that are read together at least. With fewer, what a file says of its groups would take longer to read
+than the rows."""
 LOG_HOURS = 24
 """What the table's log keeps for readers of old versions. A day of commits every ten seconds is listed in
 milliseconds, a month of them in seconds, by everybody who opens the table."""
@@ -164,14 +165,15 @@ class _Keeper:
         todo = self._committed(lambda table, _: runs(data_files(table, self._layout)))
         if self._dry_run:
             return sum(len(run) for run in todo)
-        return sum(self._committed(self._merge_first) for _ in todo)
+        return sum(self._committed(partial(self._merge, planned=run)) for run in todo)
 
-    def _merge_first(self, table: DeltaTable, marks: CommitProperties) -> int:
-        """Write the first run of files anew, as this snapshot has it."""
-        found = runs(data_files(table, self._layout))
-        if not found:
-            return 0
-        run = found[0]
+    def _merge(self, table: DeltaTable, marks: CommitProperties, *, planned: Sequence[DataFile]) -> int:
+        """Write the files of a planned stretch anew, as this snapshot has them; returns their number."""
+        group, first, last = planned[0].group, planned[0].first, max(file.last for file in planned)
+        files = data_files(table, self._layout)
+        run = [file for file in files if file.group == group and first <= file.first and file.last <= last]
+        if not runs(run):
+            return 0  # somebody else has done it
         where, rows = self._rows(table, run)
         if rows.num_rows < sum(file.rows for file in run):
             raise SapoError(f"{table.table_uri}: its log counts more rows than its files have, in {where}")

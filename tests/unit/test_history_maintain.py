@@ -20,8 +20,8 @@ from sapo import cli
 from sapo.bus.sqlite import SqliteBus
 from sapo.config import Config, load
 from sapo.errors import Unavailable, UserError
+from sapo.history import files, open_store
 from sapo.history import maintain as keeping
-from sapo.history import open_store
 from sapo.history.cuts import Cut, cuts
 from sapo.history.files import TARGET_BYTES, DataFile, runs
 from sapo.history.maintain import TableReport, maintain
@@ -132,11 +132,23 @@ def test_only_files_that_become_fewer_are_written_anew() -> None:
     assert runs([file(0, 1, small, "n0"), file(2, 3, small, "n1")]) == []
 
 
+def test_every_run_of_small_files_is_written_anew_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for round in range(20):
+        deliver(store, round)
+    table = store.open("training")
+    monkeypatch.setattr(files, "TARGET_BYTES", files.footprint(table)[1] // 4)
+    planned = files.runs(files.data_files(table, files.TRAINING_LAYOUT))
+    assert len(planned) > 2
+    maintain(ALL, store, [])
+    found = files.data_files(store.open("training"), files.TRAINING_LAYOUT)
+    assert {(run[0].first, run[-1].last) for run in planned} <= {(one.first, one.last) for one in found}
+
+
 def test_files_that_overlap_are_sorted_into_each_other_up_to_a_bound() -> None:
     half = TARGET_BYTES // 2
     over = [file(0, 100, half) for _ in range(40)]
     found = runs(over)
-    assert [len(run) for run in found] == [17, 17, 6]
+    assert [len(run) for run in found] == [33, 7]
 
 
 def test_trap_50_marks_outlive_compaction_checkpoints_and_log_clean_up(store: Store, tmp_path: Path) -> None:
