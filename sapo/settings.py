@@ -283,7 +283,7 @@ class HistoryConfig(Section):
     """Rounds of each node that stay replayable; 0 keeps all. Cuts are made at kept checkpoints only."""
     maintain_seconds: Annotated[float, Field(ge=0)] = 1800.0
     """How often the archive compacts the tables, cuts what is not kept and vacuums; 0 leaves that to hand."""
-    vacuum_hours: Annotated[float, Field(ge=0)] = 168.0
+    vacuum_hours: Annotated[float, Field(ge=0)] = 24.0
     """Files that no snapshot needs are deleted when they are older than this; readers may still use them."""
 
 
