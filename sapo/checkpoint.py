@@ -70,7 +70,8 @@ def save(
     keep: int = 2,
     pinned: Collection[Path] = (),
 ) -> Checkpoint:
-    """Write, verify and name a checkpoint; then delete leftovers, and all but the `keep` newest and `pinned`.
+    """Write, verify and name a checkpoint; then delete leftovers, and of it and those before it all but the
+    `keep` newest and `pinned`.
 
     A whole checkpoint of the same round, weights and incarnation is left as it is. Raises `UserError` when
     the disk is full or the files read back differ from those written; nothing half written stays.
@@ -96,7 +97,7 @@ def save(
                 final.replace(directory / f".{final.name}.replaced.{os.getpid()}.tmp")
             temporary.replace(final)
             sync_directory(directory)
-    _clean(directory, keep, pinned)
+    _clean(directory, round, keep, pinned)
     return checkpoint
 
 
@@ -241,12 +242,16 @@ def _is_full(error: BaseException) -> bool:
     return "No space left on device" in str(error) or "os error 28" in str(error)
 
 
-def _clean(directory: Path, keep: int, pinned: Collection[Path]) -> None:
-    """Delete leftovers of crashes, and checkpoints beyond the `keep` newest that nobody has pinned."""
+def _clean(directory: Path, round: int, keep: int, pinned: Collection[Path]) -> None:
+    """Delete leftovers of crashes, and checkpoints beyond the `keep` newest that nobody has pinned.
+
+    Those of rounds after `round` are of another course, such as that of a journal since deleted: they must
+    not push out the new ones.
+    """
     for leftover in directory.glob(".round-*.tmp"):
         shutil.rmtree(leftover)
     held = {path.absolute() for path in pinned}
-    for path in paths(directory)[:-keep]:
+    for path in [path for path in paths(directory) if round_of(path) <= round][:-keep]:
         if path.absolute() not in held:
             # renamed first: a crash while deleting must not leave something that looks like a checkpoint
             doomed = path.with_name(f".{path.name}.deleted.tmp")

@@ -186,6 +186,17 @@ def test_only_the_newest_are_kept_and_pinned_ones_stay(tmp_path):
     assert names(tmp_path) == ["round-000006", "round-000007"]
 
 
+def test_checkpoints_of_a_course_that_is_given_up_do_not_push_out_those_of_the_new_one(tmp_path):
+    for round in (80, 100):
+        save(tmp_path, round, incarnation="f" * 16)
+    for round in (0, 20, 40, 60):
+        save(tmp_path, round)
+        assert checkpoint.load_latest(tmp_path, incarnation=INCARNATION).round == round
+    assert names(tmp_path) == ["round-000040", "round-000060", "round-000080", "round-000100"]
+    save(tmp_path, 120)
+    assert names(tmp_path) == ["round-000100", "round-000120"]
+
+
 def test_rounds_are_compared_as_numbers(tmp_path):
     for round in (999_999, 1_000_000):
         save(tmp_path, round)
