@@ -75,10 +75,9 @@ def node_subject(store: Store, config: Config, node: str) -> Subject:
     return Subject(node, config.swarm.name, node, known[-1], count)
 
 
-def teachers(store: Store, subject: Subject, *, keep_rounds: int) -> dict[str, Any]:
+def teachers(store: Store, subject: Subject) -> dict[str, Any]:
     """Which peers, tasks and rounds taught these weights, as plain JSON values.
 
-    `keep_rounds` is the history's: where it is 0 nothing is ever cut, so first rounds that lack are missing.
     `problems` says every disagreement between version and history and where the history is damaged; it is
     empty where all links hold. Raises `Unavailable` when the history is away.
     """
@@ -88,8 +87,6 @@ def teachers(store: Store, subject: Subject, *, keep_rounds: int) -> dict[str, A
     found = lineage.taught(store, subject.node, subject.incarnation, learned, subject.count)
     covered, notes = _coverage(facts, fates, subject.count)
     problems = _damage(store, subject, facts)
-    if covered["cut"] and not keep_rounds:
-        problems.insert(0, f"{notes.pop(0)}; but history.keep_rounds is 0, and then none is cut")
     links = [] if subject.version is None else _links(subject, facts)
     for link in links:
         if link["state"] == "differs":
@@ -136,8 +133,7 @@ def _coverage(
     if facts and facts[0].previous is not None:
         cut = facts[0].previous + 1
         notes.append(
-            f"rounds 0 to {cut - 1} are not in the history any more, as if retention had cut them: what they "
-            "taught is not counted"
+            f"rounds 0 to {cut - 1} are not in the history any more: what they taught is not counted"
         )
     unlinked = [one.round for one in facts if one.chain is None]
     if unlinked:
@@ -178,6 +174,10 @@ def _damage(store: Store, subject: Subject, facts: Sequence[RoundFacts]) -> list
             f"rounds {taken} to {subject.count - 1} are not in the history: where {subject.node} owes them "
             "yet (sapo status says so), ask again later"
         )
+    kept, gone = recording.cut(), facts[0].previous
+    if kept is not None and gone is not None and gone >= kept:
+        which = f"round {kept} is" if kept == gone else f"rounds {kept} to {gone} are"
+        problems.append(f"{which} missing, and retention has not cut that far")
     try:
         for _ in recording.rounds(facts[0].round, subject.count - 1):
             pass

@@ -74,7 +74,7 @@ def of_version(home: "Home", config: "Config", store: "Store", what: str) -> tup
     from sapo.tracked import tracking_uri
 
     subject = lineage.version_subject(tracking_uri(home, config), what)
-    return lineage.teachers(store, subject, keep_rounds=config.history.keep_rounds), subject.name
+    return lineage.teachers(store, subject), subject.name
 
 
 def of_node(config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
@@ -82,7 +82,7 @@ def of_node(config: "Config", store: "Store", what: str) -> tuple[dict[str, Any]
     from sapo import lineage
 
     subject = lineage.node_subject(store, config, what)
-    return lineage.teachers(store, subject, keep_rounds=config.history.keep_rounds), subject.name
+    return lineage.teachers(store, subject), subject.name
 
 
 def of_group(home: "Home", config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:

@@ -25,6 +25,7 @@ from sapo.history.cuts import Cut
 from sapo.history.files import LAYOUTS, TARGET_BYTES, DataFile, data_files, footprint, runs
 from sapo.history.places import in_its_place
 from sapo.history.tables import Store, TableName, one_line, until_committed
+from sapo.history.training import transaction_id
 
 MARK = "maintain"
 """Name of the application transaction that counts the commits of maintainers in a table."""
@@ -83,7 +84,7 @@ def maintain_table(
     keeper = _Keeper(store, name, dry_run)
     files, size = footprint(table)
     cut = [one for one in decided if one.round] if LAYOUTS[name].along == "round" else []
-    rows_cut = keeper.cut_published(config, decided) if name == "rollouts" else keeper.cut_rounds(cut)
+    rows_cut = keeper.cut_published(config, decided) if name == "rollouts" else keeper.cut_rounds(config, cut)
     merged = keeper.merge()
     removed = keeper.clean(math.ceil(config.history.vacuum_hours))
     table = _find(store, name) or table
@@ -114,12 +115,15 @@ class _Keeper:
         self._store, self._name, self._dry_run = store, name, dry_run
         self._layout = LAYOUTS[name]
 
-    def cut_rounds(self, decided: Sequence[Cut]) -> int:
-        """Delete the rows of each node's rounds below its cut; returns how many."""
-        steps = [partial(self._cut, cut=cut) for cut in decided]
+    def cut_rounds(self, config: Config, decided: Sequence[Cut]) -> int:
+        """Delete the rows of each node's rounds below its cut; returns how many.
+
+        The same commit says so, so that rounds that were cut can be told from rounds that are missing.
+        """
+        steps = [partial(self._cut, swarm=config.swarm.name, cut=cut) for cut in decided]
         return sum(self._committed(step) for step in steps)
 
-    def _cut(self, table: DeltaTable, marks: CommitProperties, *, cut: Cut) -> int:
+    def _cut(self, table: DeltaTable, mark: Transaction, *, swarm: str, cut: Cut) -> int:
         group = (cut.node, cut.incarnation)
         if not any(f.group == group and f.first < cut.round for f in data_files(table, self._layout)):
             return 0
@@ -127,7 +131,9 @@ class _Keeper:
             wanted = (ds.field("node") == cut.node) & (ds.field("incarnation") == cut.incarnation)
             return int(table.to_pyarrow_dataset().count_rows(filter=wanted & (ds.field("round") < cut.round)))
         where = f"node = '{cut.node}' AND incarnation = '{cut.incarnation}' AND round < {cut.round}"
-        return int(table.delete(where, commit_properties=marks)["num_deleted_rows"])
+        said = Transaction(transaction_id(swarm, cut.node, cut.incarnation, "cut"), cut.round)
+        done = table.delete(where, commit_properties=CommitProperties(app_transactions=[mark, said]))
+        return int(done["num_deleted_rows"])
 
     def cut_published(self, config: Config, decided: Sequence[Cut]) -> int:
         """Delete rollouts older than all that `training` keeps, save those it names; returns how many."""
@@ -136,9 +142,7 @@ class _Keeper:
         age = max(config.for_node(name).pool.max_age_s for name in config.nodes)
         return self._committed(partial(self._cut_older, decided=decided, age=age))
 
-    def _cut_older(
-        self, table: DeltaTable, marks: CommitProperties, *, decided: Sequence[Cut], age: float
-    ) -> int:
+    def _cut_older(self, table: DeltaTable, mark: Transaction, *, decided: Sequence[Cut], age: float) -> int:
         training = _find(self._store, "training")
         if training is None:
             return 0
@@ -157,7 +161,7 @@ class _Keeper:
         if count and not self._dry_run:
             if names:
                 where += f" AND group_id NOT IN ({', '.join(_quoted(name) for name in names)})"
-            table.delete(where, commit_properties=marks)
+            table.delete(where, commit_properties=CommitProperties(app_transactions=[mark]))
         return count
 
     def merge(self) -> int:
@@ -167,7 +171,7 @@ class _Keeper:
             return sum(len(run) for run in todo)
         return sum(self._committed(partial(self._merge, planned=run)) for run in todo)
 
-    def _merge(self, table: DeltaTable, marks: CommitProperties, *, planned: Sequence[DataFile]) -> int:
+    def _merge(self, table: DeltaTable, mark: Transaction, *, planned: Sequence[DataFile]) -> int:
         """Write the files of a planned stretch anew, as this snapshot has them; returns their number."""
         group, first, last = planned[0].group, planned[0].first, max(file.last for file in planned)
         files = data_files(table, self._layout)
@@ -184,7 +188,7 @@ class _Keeper:
             predicate=where,
             target_file_size=TARGET_BYTES,
             writer_properties=WriterProperties(compression="ZSTD", max_row_group_size=ROW_GROUP),
-            commit_properties=marks,
+            commit_properties=CommitProperties(app_transactions=[mark]),
         )
         return len(run)
 
@@ -221,9 +225,10 @@ class _Keeper:
             )
         return len(found)
 
-    def _committed(self, step: Callable[[DeltaTable, CommitProperties], T]) -> T:
+    def _committed(self, step: Callable[[DeltaTable, Transaction], T]) -> T:
         """What a step returns that reads a fresh snapshot, and begins afresh when its commit meets another.
 
+        It is given the mark that its commit is to carry.
         Raises `Unavailable` when that happens again and again, or the store is away.
         """
         uri = self._store.table_uri(self._name)
@@ -233,10 +238,9 @@ class _Keeper:
             if table is None:
                 raise Unavailable(f"history: {uri} vanished while it was maintained")
             count = (table.transaction_version(MARK) or 0) + 1
-            marks = CommitProperties(app_transactions=[Transaction(MARK, count)])
             try:
                 with in_its_place(table.table_uri):
-                    return (step(table, marks),)
+                    return (step(table, Transaction(MARK, count)),)
             except CommitFailedError as error:
                 log.info("maintenance of %s met another commit: %s", uri, one_line(error))
                 return None

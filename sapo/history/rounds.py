@@ -92,6 +92,11 @@ class Recording:
         """How many rounds were delivered, those without rows too."""
         return self._transaction("training") or self._rounds_with_rows()
 
+    def cut(self) -> int | None:
+        """The first round that retention left, 0 where it never cut; None where the table does not know, as
+        it was copied without its transactions."""
+        return self._transaction("cut") or (0 if self._transaction("training") else None)
+
     def rounds(self, first: int = 0, last: int | None = None) -> Iterator[RecordedRound]:
         """Rounds `first` to `last` (included), in order. Rounds without rows had an empty batch: there was
         no update, and they are passed over.
@@ -145,9 +150,10 @@ class Recording:
         if named > held:
             between = f"round {named - 1}" if named == held + 2 else f"rounds {held + 1} to {named - 1}"
             others = "" if named == held + 1 else f", nor of {between}"
-            raise Damaged(
-                self.node, named, f"there is no row of it{others}; round {round} says that it had some"
-            )
+            why = f"round {round} says that it had some"
+            if held + 1 < (cut := self.cut() or 0):
+                why += f"; retention has cut the rounds below {cut}"
+            raise Damaged(self.node, named, f"there is no row of it{others}; {why}")
         if before is not None and named < held and before.chain is not None:
             raise Damaged(self.node, held, f"it has rows, and round {round} says that it had none")
 

@@ -32,7 +32,7 @@ class Rounds(Protocol):
     def movements(self, round: int, /) -> Sequence[Movement]: ...
 
 
-Counter = Literal["training", "training-rows", "receipts"]
+Counter = Literal["training", "training-rows", "receipts", "cut"]
 
 
 def transaction_id(swarm: str, node: str, incarnation: str, counter: Counter = "training") -> str:
@@ -40,7 +40,7 @@ def transaction_id(swarm: str, node: str, incarnation: str, counter: Counter = "
 
     `training` holds the next round to be delivered, whether or not it has rows; `training-rows` the one after
     the last that has rows; both are of the table `training`. `receipts` is that table's: the one after the
-    last round delivered with receipts.
+    last round delivered with receipts. `cut`, of either table, is the first round that retention left.
     """
     return f"{counter}:{swarm}:{node}:{incarnation}"
 

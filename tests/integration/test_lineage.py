@@ -22,6 +22,8 @@ from sapo.bus import open_bus
 from sapo.config import Config
 from sapo.errors import UserError
 from sapo.history import open_store
+from sapo.history.cuts import Cut
+from sapo.history.maintain import maintain_table
 from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store
 from sapo.home import Home
@@ -59,9 +61,9 @@ class Ended:
         found: list[Row] = DeltaTable(f"{self.home.history}/{table}").to_pyarrow_table().to_pylist()
         return found
 
-    def teachers(self, what: str, store: Store | None = None, keep_rounds: int = 0) -> dict[str, Any]:
+    def teachers(self, what: str, store: Store | None = None) -> dict[str, Any]:
         subject = lineage.version_subject(self.uri, what)
-        return lineage.teachers(store or self.store, subject, keep_rounds=keep_rounds)
+        return lineage.teachers(store or self.store, subject)
 
     def journey(self, group_id: str, uri: str | None = None) -> dict[str, Any]:
         found = journey.find(self.store, group_id)
@@ -257,16 +259,23 @@ def test_rounds_missing_at_the_end_are_said(ended: Ended, tmp_path: Path) -> Non
 
 
 def test_rounds_that_retention_has_cut_are_said_and_not_counted(ended: Ended, tmp_path: Path) -> None:
-    store, mine, others = altered(ended, tmp_path)
-    rewrite(store, [*(row for row in mine if row["round"] >= 2), *others])
-    found = ended.teachers("models:/test.n0@champion", store, keep_rounds=4)
+    store, mine, _ = altered(ended, tmp_path)
+    maintain_table(ended.config, store, "training", [Cut("n0", mine[0]["incarnation"], 2)])
+    found = ended.teachers("models:/test.n0@champion", store)
     assert found["problems"] == []
     assert found["rounds"]["cut"] == 2
     assert "rounds 0 to 1 are not in the history any more" in found["notes"][0]
     whole = ended.teachers("models:/test.n0@champion")
     assert found["totals"]["groups"] < whole["totals"]["groups"]
-    (problem,) = ended.teachers("models:/test.n0@champion", store)["problems"]
-    assert "history.keep_rounds is 0" in problem
+
+
+def test_first_rounds_that_were_not_cut_are_missing(ended: Ended, tmp_path: Path) -> None:
+    store, mine, others = altered(ended, tmp_path)
+    maintain_table(ended.config, store, "training", [Cut("n0", mine[0]["incarnation"], 2)])
+    rewrite(store, [*(row for row in mine if row["round"] >= 3), *others])
+    found = ended.teachers("models:/test.n0@champion", store)
+    assert found["problems"] == ["round 2 is missing, and retention has not cut that far"]
+    assert found["rounds"]["cut"] == 3
 
 
 def test_a_version_of_an_earlier_release_says_which_link_is_missing(ended: Ended) -> None:
@@ -274,7 +283,7 @@ def test_a_version_of_an_earlier_release_says_which_link_is_missing(ended: Ended
     assert subject.version is not None
     old = {k: v for k, v in subject.version.tags.items() if k not in ("sapo.chain", "sapo.batches")}
     old_subject = replace(subject, version=replace(subject.version, tags=old))
-    found = lineage.teachers(ended.store, old_subject, keep_rounds=0)
+    found = lineage.teachers(ended.store, old_subject)
     assert found["problems"] == []
     assert [note.split(":")[0] for note in found["notes"]] == [
         "the version does not say sapo.chain",
@@ -287,7 +296,7 @@ def test_other_weights_than_the_history_recorded_are_said(ended: Ended) -> None:
     assert subject.version is not None
     tags = {**subject.version.tags, "sapo.weights_sha256": "e" * 64}
     swapped = replace(subject, version=replace(subject.version, tags=tags))
-    (problem,) = lineage.teachers(ended.store, swapped, keep_rounds=0)["problems"]
+    (problem,) = lineage.teachers(ended.store, swapped)["problems"]
     assert "sapo.weights_sha256 of test.n2 version 2 is eeeeeeeeeeee…" in problem
 
 

@@ -87,7 +87,7 @@ def subject(count: int = COUNT) -> Subject:
 
 
 def test_every_round_is_accounted_for(store: Store) -> None:
-    found = teachers(store, subject(), keep_rounds=0)
+    found = teachers(store, subject())
     assert found["problems"] == []
     assert found["rounds"] == {
         "count": 6,
@@ -104,7 +104,7 @@ def test_every_round_is_accounted_for(store: Store) -> None:
 
 
 def test_only_completions_with_an_advantage_in_lasting_rounds_count(store: Store) -> None:
-    found = teachers(store, subject(), keep_rounds=0)
+    found = teachers(store, subject())
     # of four completions one has advantage -0.0; completion k has k + 1 trained tokens
     assert [(one["source"], one["tokens"], one["completions"]) for one in found["peers"]] == [
         ("local", 2 * 6, 2 * 3),
@@ -116,7 +116,7 @@ def test_only_completions_with_an_advantage_in_lasting_rounds_count(store: Store
 
 
 def test_tasks_are_told_apart_by_source(store: Store) -> None:
-    found = teachers(store, subject(), keep_rounds=0)["tasks"]
+    found = teachers(store, subject())["tasks"]
     assert {(one["source"], one["dataset"]): (one["groups"], one["tokens"]) for one in found} == {
         ("local", "chain_sum"): (2, 12),
         ("local", "gcd"): (2, 0),
@@ -126,19 +126,19 @@ def test_tasks_are_told_apart_by_source(store: Store) -> None:
 
 
 def test_a_version_before_a_rollback_has_what_was_undone_later(store: Store) -> None:
-    assert teachers(store, subject(4), keep_rounds=0)["rounds"]["learned"] == 2
-    assert teachers(store, subject(4), keep_rounds=0)["when"]["rolled_back"] == []
+    assert teachers(store, subject(4))["rounds"]["learned"] == 2
+    assert teachers(store, subject(4))["when"]["rolled_back"] == []
 
 
 def test_rounds_that_are_not_delivered_yet_are_said(store: Store) -> None:
-    (problem,) = teachers(store, subject(COUNT + 2), keep_rounds=0)["problems"]
+    (problem,) = teachers(store, subject(COUNT + 2))["problems"]
     assert problem.startswith(f"rounds {COUNT} to {COUNT + 1} are not in the history")
 
 
 def test_a_long_run_is_told_in_stretches_that_cover_it(tmp_path: Path) -> None:
     store, count = Store(str(tmp_path)), 250
     sink(store).deliver([Owed(0), Owed(249)], Books(batch(0), batch(249)))
-    when = teachers(store, subject(count), keep_rounds=1)["when"]
+    when = teachers(store, subject(count))["when"]
     rounds = [round for first, last in when["stretches"] for round in range(first, last + 1)]
     assert rounds == list(range(count))
     assert len(when["stretches"]) == 120
@@ -148,7 +148,7 @@ def test_a_long_run_is_told_in_stretches_that_cover_it(tmp_path: Path) -> None:
 def test_a_history_of_the_last_release_is_told_with_what_it_cannot_tell(tmp_path: Path) -> None:
     home = last_release(tmp_path)
     config, store = home.load_config(), Store(str(home.history))
-    found = teachers(store, lineage.node_subject(store, config, "n0"), keep_rounds=0)
+    found = teachers(store, lineage.node_subject(store, config, "n0"))
     assert (found["problems"], found["rounds"]["count"]) == ([], 5)
     assert found["totals"]["tokens"] > 0
     assert "kept no chain" in found["notes"][0]

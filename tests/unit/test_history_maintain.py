@@ -25,8 +25,9 @@ from sapo.history import maintain as keeping
 from sapo.history.cuts import Cut, cuts
 from sapo.history.files import TARGET_BYTES, DataFile, runs
 from sapo.history.maintain import TableReport, maintain
+from sapo.history.read import Damaged
 from sapo.history.rollouts import Archiver
-from sapo.history.rounds import recorded
+from sapo.history.rounds import Recording, recorded
 from sapo.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
 from sapo.history.training import TrainingSink, rows, transaction_id
 from sapo.home import Home
@@ -253,6 +254,22 @@ def test_rows_are_cut_below_the_oldest_of_several_checkpoints(tmp_path: Path) ->
     assert [repr(round) for round in recorded(store, "n0", INCARNATION, 4)] == whole[4:]
     deliver(store, *range(DONE + 1))  # the marks know what was delivered, though its rows are cut
     assert rounds_of(store) == list(range(4, DONE + 1))
+
+
+def test_a_cut_is_told_from_rows_that_are_missing(tmp_path: Path) -> None:
+    config, home, store = kept_home(tmp_path / "home", checkpoints=(4, 8, 12))
+    held = Recording(store.open("training"), "tiny", "n0", INCARNATION)
+    assert held.cut() == 0
+    keep(config, home, store, "history.keep_rounds=4")
+    keep(config, home, store, "history.keep_rounds=0")
+    held = Recording(store.open("training"), "tiny", "n0", INCARNATION)
+    assert held.cut() == 4
+    with pytest.raises(Damaged, match=r"of rounds 0 to 2; round 4 says .* has cut the rounds below 4"):
+        list(held.rounds())
+    store.open("training").delete("round < 6")
+    held = Recording(store.open("training"), "tiny", "n0", INCARNATION)
+    with pytest.raises(Damaged, match=r"round 5: .* nor of round 4; round 6 says that it had some$"):
+        list(held.rounds(4))
 
 
 def test_a_checkpoint_that_is_not_whole_is_no_place_to_cut(tmp_path: Path) -> None:
