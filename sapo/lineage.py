@@ -164,10 +164,14 @@ def _coverage(
 def _damage(store: Store, subject: Subject, facts: Sequence[RoundFacts]) -> list[str]:
     """What is wrong with the rounds themselves: missing, damaged, or not delivered yet."""
     table = store.find("training")
-    if table is None or not facts:
-        return [f"the history holds no round of {subject.node}, incarnation {subject.incarnation}"]
+    if table is None:
+        return ["there is no history"]
     problems = []
     recording = Recording(table, subject.swarm, subject.node, subject.incarnation)
+    if not facts:
+        cut = f"; retention has cut its rounds below {recording.cut()}" if recording.cut() else ""
+        said = f"the history holds no round of {subject.node}, incarnation {subject.incarnation}"
+        return [f"{said}, before round {subject.count}{cut}"]
     taken = recording.count()
     if taken < subject.count:
         problems.append(

@@ -108,7 +108,7 @@ groups AS (
 )
 SELECT bin, source, producer, producer_key, dataset,
        count(*) AS groups, count(*) FILTER (completions > 0) AS informative,
-       sum(completions)::BIGINT AS completions, sum(tokens)::BIGINT AS tokens,
+       coalesce(sum(completions), 0)::BIGINT AS completions, coalesce(sum(tokens), 0)::BIGINT AS tokens,
        sum(weight) / nullif(sum(completions), 0) AS advantage,
        median(age_s) FILTER (completions > 0) AS age_s,
        min(version) FILTER (completions > 0) AS first_version,

@@ -16,11 +16,14 @@ from history_samples import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo import journey, lineage
+from sapo import journey, lineage, lineage_page
 from sapo.charts import stacked_bars
+from sapo.config import load
 from sapo.diagrams import Event, Flow, flow_chart, lanes
 from sapo.errors import UserError
+from sapo.history.cuts import Cut
 from sapo.history.lineage import RoundFacts, fates, lasting
+from sapo.history.maintain import maintain_table
 from sapo.history.tables import Store
 from sapo.lineage import Subject, teachers
 from sapo.records import Batch, Recipe, RoundResult
@@ -84,6 +87,23 @@ def store(tmp_path: Path) -> Store:
 
 def subject(count: int = COUNT) -> Subject:
     return Subject("n0", "tiny", "n0", INCARNATION, count)
+
+
+def test_where_nothing_was_learned_that_is_what_is_told(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    skipped = Told(batch(SKIPPED))
+    sink(store).deliver([Owed(SKIPPED)], skipped)
+    found = teachers(store, subject(2))
+    assert (found["totals"]["tokens"], found["totals"]["completions"]) == (0, 0)
+    assert lineage_page.amount(found).startswith("0 tokens of 0 completions in 0 groups")
+
+
+def test_a_version_whose_rounds_were_all_cut_is_told_that(store: Store) -> None:
+    maintain_table(load(sets=["swarm.name=tiny"], env={}), store, "training", [Cut("n0", INCARNATION, 4)])
+    found = teachers(store, subject(2))
+    (problem,) = found["problems"]
+    assert problem.endswith("before round 2; retention has cut its rounds below 4")
+    assert found["totals"]["tokens"] == 0
 
 
 def test_every_round_is_accounted_for(store: Store) -> None:
