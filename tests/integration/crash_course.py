@@ -188,7 +188,9 @@ class Course:
         ) as node:
             node.parts.listener.close()
             node.parts.listener = Listener(bus, patience_s=60.0)  # a busy machine is no outage
-            tracker = Tracker(f"sqlite:///{self.home.mlflow_db}", "test", "n0", INCARNATION)
+            tracker = Tracker(
+                f"sqlite:///{self.home.mlflow_db}", "test", "n0", INCARNATION, artifacts=self.home.artifacts
+            )
             history = TrainingSink(open_store(config, self.home), "test", "n0", INCARNATION)
             sinks: list[Sink] = [PublishSink(bus), history, TrackSink(tracker)]
             sinks += [VersionSink(tracker, _no_adapter)] if self.versions else []
