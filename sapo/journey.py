@@ -6,6 +6,7 @@ them where that is away.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from sapo import versions
@@ -13,8 +14,8 @@ from sapo.credentials import public
 from sapo.errors import Refused, Unavailable, UserError
 from sapo.history import lineage
 from sapo.history.rollouts import group_of
+from sapo.history.rounds import digest_of, lacking
 from sapo.history.tables import Store, TableName
-from sapo.history.training import row_digest
 from sapo.identity import unseal
 from sapo.records import SignedGroup
 from sapo.track import CHAMPION, INCARNATION, ROUND
@@ -59,7 +60,11 @@ def find(store: Store, prefix: str) -> Found:
 
 
 def journey(store: Store, found: Found, swarm: str, uri: str) -> dict[str, Any]:
-    """A group's life as plain JSON values. `uri` is MLflow's; where it is away, `mlflow.away` says why."""
+    """A group's life as plain JSON values. `uri` is MLflow's; where it is away, `mlflow.away` says why.
+
+    Rows with missing values, or numbers that are none, are named in `problems` and left out.
+    """
+    problems, found = _problems(found), _tellable(found)
     learners = sorted({(str(row["node"]), str(row["incarnation"])) for row in found.training})
     rollbacks = {learner: lineage.rollbacks(store, swarm, *learner) for learner in learners}
     learned = _learned(found, rollbacks)
@@ -80,7 +85,7 @@ def journey(store: Store, found: Found, swarm: str, uri: str) -> dict[str, Any]:
         "learned": learned,
         "mlflow": {"uri": public(uri), "away": away},
         "notes": _notes(found),
-        "problems": _problems(found),
+        "problems": problems,
     }
 
 
@@ -90,18 +95,36 @@ def _problems(found: Found) -> list[str]:
     if found.rollouts:
         try:
             unseal(_signed(found))
-        except Refused as reason:
-            problems.append(f"rollouts: what the history holds is not what was signed: {reason}")
+        except (Refused, ValueError) as reason:
+            why = " ".join(str(reason).split())[:300]
+            problems.append(f"rollouts: what the history holds is not what was signed: {why}")
+    for name, rows in (("rollouts", found.rollouts), ("receipts", found.receipts)):
+        if len(_numbers(rows)) < len(rows):
+            problems.append(f"{name}: a row holds a number that is none: it is left out")
     for row in found.training:
-        if row_digest(row) != row["row_digest"]:
+        wrong = lacking(row)
+        if wrong is not None or digest_of(row) != row["row_digest"]:
             place = f"round {row['round']}, position {row['position']}, completion {row['k']}"
-            problems.append(f"training: the row of {row['node']}, {place} does not have its digest")
+            what = "does not have its digest" if wrong is None else f"has no {wrong}"
+            problems.append(f"training: the row of {row['node']}, {place} {what}")
     contents = {row["content_sha256"] for row in (*found.rollouts, *found.training)}
     if len(contents) > 1:
         problems.append(
             f"it stands in the history with {len(contents)} contents: {', '.join(sorted(contents))}"
         )
     return problems
+
+
+def _tellable(found: Found) -> Found:
+    """The group without rows that nothing can be told of: values are missing, or numbers are none."""
+    training = [row for row in _numbers(found.training) if lacking(row) is None]
+    rollouts, receipts = _numbers(found.rollouts), _numbers(found.receipts)
+    return Found(found.group_id, rollouts, training, receipts, _numbers(found.quarantine))
+
+
+def _numbers(rows: Sequence[Row]) -> list[Row]:
+    """Those rows whose numbers are all finite."""
+    return [row for row in rows if all(isfinite(v) for v in row.values() if isinstance(v, float))]
 
 
 def _notes(found: Found) -> list[str]:
@@ -137,7 +160,7 @@ def _author(found: Found) -> dict[str, Any]:
         author = {"node": row["producer"], "key": row["producer_key"]}
         author |= dict.fromkeys(("incarnation", "round", "policy_version"))
     else:
-        key = found.quarantine[0]["key"]
+        key = found.quarantine[0]["key"] if found.quarantine else None
         author = {"node": None, "key": key} | dict.fromkeys(("incarnation", "round", "policy_version"))
         return {"author": {**author, "created_at": None}, "task": None}
     task = None

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from math import isfinite
 from typing import Any
 
 from sapo import versions
@@ -196,8 +197,10 @@ def _links(subject: Subject, facts: Sequence[RoundFacts]) -> list[dict[str, Any]
     assert subject.version is not None
     tags, last = subject.version.tags, facts[-1] if facts else None
     newest = last if last is not None and last.round == subject.count - 1 else None
+    name, own = subject.version.name, f"{subject.swarm}."
     pairs = {
-        NODE: (tags.get(NODE), subject.version.name.removeprefix(f"{subject.swarm}.")),
+        # of a copy under another name, as for production, the name says nothing
+        NODE: (tags.get(NODE), name.removeprefix(own) if name.startswith(own) else None),
         "sapo.rounds": (tags.get("sapo.rounds"), f"0-{subject.count - 1}"),
         CHAIN: (tags.get(CHAIN), None if last is None else last.chain),
         BATCHES: (tags.get(BATCHES), None if newest is None else " ".join(newest.digests)),
@@ -307,10 +310,15 @@ def _sums(one: Taught, tokens: int) -> dict[str, Any]:
         "completions": one.completions,
         "tokens": one.tokens or 0,
         "share": (one.tokens or 0) / tokens if tokens else 0.0,
-        "advantage": one.advantage,
-        "age_s": one.age_s,
+        "advantage": _number(one.advantage),
+        "age_s": _number(one.age_s),
         "policy_versions": versions,
     }
+
+
+def _number(value: float | None) -> float | None:
+    """The value; None where a damaged row makes it none."""
+    return value if value is not None and isfinite(value) else None
 
 
 def _when(found: Sequence[Taught], count: int, fates: Mapping[int, Fate]) -> dict[str, Any]:

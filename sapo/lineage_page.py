@@ -219,6 +219,12 @@ def _legend(labels: Mapping[tuple[str, str], tuple[str, str]]) -> str:
 # -- a group ----------------------------------------------------------------------------------------------
 
 
+def asked(document: Document) -> list[str]:
+    """The task and its question; nothing where only a receipt or the quarantine tells of the group."""
+    task = document["task"]
+    return [] if task is None else [f"{task['dataset']} asked:", *str(task["question"]).splitlines()]
+
+
 def life(document: Document) -> list[str]:
     """A group's life in sentences, in order."""
     author, said = document["author"], []

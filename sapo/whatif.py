@@ -20,11 +20,11 @@ import torch
 from sapo import judge, models
 from sapo.batching import reward_metrics, source_metrics
 from sapo.cache import default_cache
-from sapo.changes import Changes, Recorded
+from sapo.changes import SECTIONS, Changes, Recorded
 from sapo.config import Config
 from sapo.evaluate import Evaluation, held_out_set
 from sapo.history import open_store
-from sapo.history.read import query
+from sapo.history.read import Damaged, query
 from sapo.history.rounds import RecordedRound
 from sapo.home import Home
 from sapo.judge import Progress
@@ -234,6 +234,11 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
     values = [replay.node, replay.incarnation, replay.first, replay.last]
     found: dict[tuple[str, str], dict[tuple[str, str], int]] = {}
     for row in query(open_store(home.load_config(), home), sql, values).to_pylist():
+        for name, section in SECTIONS.items():
+            try:
+                section.model_validate(json.loads(row[name]))
+            except ValueError as error:
+                raise Damaged(replay.node, row["first"], f"its `{name}` holds no such settings") from error
         authors = found.setdefault((row["learn"], row["guard"]), {})
         if row["source"] == "external":
             authors[row["producer"], row["producer_key"]] = row["first"]

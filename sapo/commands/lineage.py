@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sapo.commands.look import printable
-from sapo.commands.options import HomeOption, JsonOption, find_home, print_json
+from sapo.commands.options import HomeOption, JsonOption, find_home, print_json, warn
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sapo.history.tables import Store
     from sapo.home import Home
 
-_GROUP = re.compile("[0-9a-f]{8,64}")
+_GROUP = re.compile("[0-9a-f]{8,64}", re.IGNORECASE)
 
 
 def lineage(
@@ -40,18 +40,27 @@ def lineage(
     """
     from rich.console import Console
 
-    from sapo.lineage_page import write_page
-
     found = find_home(home)
     with Console(stderr=True).status("reading the history"):
         document, name = explain(found, what)
-        page = write_page(found, name, document)
+        page = written(found, name, document)
     if as_json:
-        print_json({**document, "page": str(page)})
+        print_json({**document, "page": None if page is None else str(page)})
     else:
         show(document, page)
     if document["problems"]:
         raise typer.Exit(1)
+
+
+def written(home: "Home", name: str, document: dict[str, Any]) -> "Path | None":
+    """The page of a document; None, with a warning, where it cannot be written: the answer needs none."""
+    from sapo.lineage_page import write_page
+
+    try:
+        return write_page(home, name, document)
+    except OSError as error:
+        warn(f"no page with a picture is written: {error}")
+        return None
 
 
 def explain(home: "Home", what: str) -> tuple[dict[str, Any], str]:
@@ -96,12 +105,12 @@ def of_group(home: "Home", config: "Config", store: "Store", what: str) -> tuple
             f"name a version (models:/...), a node ({', '.join(config.nodes)}) or 8 digits of an id or more"
         )
         raise UserError("WHAT", what, "is neither a model version nor a node nor a group's id", remedy)
-    found = journey.find(store, what)
+    found = journey.find(store, what.lower())
     document = journey.journey(store, found, config.swarm.name, tracking_uri(home, config))
     return document, found.group_id[:16]
 
 
-def show(document: dict[str, Any], page: "Path") -> None:
+def show(document: dict[str, Any], page: "Path | None") -> None:
     """A document in the terminal."""
     from rich.console import Console
 
@@ -112,12 +121,13 @@ def show(document: dict[str, Any], page: "Path") -> None:
     def say(text: str, style: str = "") -> None:
         console.print(printable(text), style=style, markup=False, highlight=False)
 
-    say(lineage_page.headline(document), "bold")
     if document["kind"] == "group":
-        for line in lineage_page.life(document):
+        say(f"group {document['group_id']}", "bold")
+        for line in (*lineage_page.asked(document), *lineage_page.life(document)):
             say(line)
         show_table(console, lineage_page.answer_head(document), lineage_page.answer_rows(document))
     else:
+        say(lineage_page.headline(document), "bold")
         say(lineage_page.coverage(document))
         say(lineage_page.amount(document))
         show_table(console, lineage_page.PEERS, lineage_page.peer_rows(document))
@@ -128,7 +138,8 @@ def show(document: dict[str, Any], page: "Path") -> None:
         say(f"note: {note}")
     for problem in document["problems"]:
         say(f"WRONG: {problem}", "bold red")
-    say(f"picture: {page}")
+    if page is not None:
+        say(f"picture: {page}")
 
 
 def show_table(console: Any, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

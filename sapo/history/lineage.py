@@ -43,7 +43,8 @@ _ROUNDS = """
 SELECT round, count(*) AS rows, list_sort(list(DISTINCT batch_digest)) AS digests,
        max(skipped) AS skipped, max(rolled_back_to) AS rolled_back_to, max(weights_sha256) AS weights_sha256,
        {previous} AS previous, {chain} AS chain,
-       max(json_extract_string(environment, '$.config')) AS config, max(finished_at) AS finished_at
+       max(CASE WHEN json_valid(environment) THEN json_extract_string(environment, '$.config') END) AS config,
+       max(finished_at) AS finished_at
 FROM training WHERE node = ? AND incarnation = ? AND round < ? GROUP BY round ORDER BY round
 """
 

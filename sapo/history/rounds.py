@@ -30,6 +30,7 @@ _OF_A_ROUND = tuple(
     name for name in TRAINING.names if name not in {*_OF_A_SAMPLE, *_OF_A_GROUP, "row_digest", "tensor_crc32"}
 )
 """Columns that hold the same on every row of a round."""
+_NEEDED = tuple(column.name for column in TRAINING if not column.nullable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,8 @@ class Recording:
             if before is not None and before.chain is not None:
                 raise Damaged(self.node, found.round, "lacks the chain that the rounds before it have")
             return
+        if found.previous is not None and not 0 <= found.previous < found.round:
+            raise Damaged(self.node, found.round, f"it names round {found.previous} as the last before it")
         known = before if before is not None else self.before(found)
         self._check_gap(found.previous, found.round, before, first)
         if known is None and found.previous is not None:
@@ -217,6 +220,10 @@ class Recording:
 
 def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:
     """The round that rows make, all of one round in any order. Raises `Damaged` where a digest differs."""
+    for row in rows:
+        name = lacking(row)
+        if name is not None:
+            raise _damaged(row, f"one of its rows has no {name}")
     ordered = sorted(rows, key=lambda row: (int(row["position"]), int(row["k"])))
     head = ordered[0]
     _check_rows(ordered)
@@ -241,6 +248,11 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:
         previous=head.get("previous_round"),
         chain=head.get("chain"),
     )
+
+
+def lacking(row: Mapping[str, Any]) -> str | None:
+    """The first column that every row has and this one has not, as in a table that somebody made anew."""
+    return next((name for name in _NEEDED if row.get(name) is None), None)
 
 
 def batch_of(rows: Sequence[Mapping[str, Any]]) -> Batch:
@@ -282,7 +294,7 @@ def _check_rows(rows: Sequence[Mapping[str, Any]]) -> None:
     groups: dict[int, Mapping[str, Any]] = {}
     for row in rows:
         place = (row["position"], row["k"])
-        if _digest(row) != row["row_digest"]:
+        if digest_of(row) != row["row_digest"]:
             raise _damaged(row, f"the row at {_place(row)} does not have its digest{_moved(row, rows)}")
         if place in places:
             raise _damaged(row, f"there are two rows at {_place(row)}")
@@ -294,8 +306,8 @@ def _check_rows(rows: Sequence[Mapping[str, Any]]) -> None:
                 raise _damaged(row, f"the rows at {_place(other)} and {_place(row)} differ in {odd}")
 
 
-def _digest(row: Mapping[str, Any]) -> str:
-    """The row's digest; none where it holds what no row can, such as NaN."""
+def digest_of(row: Mapping[str, Any]) -> str:
+    """The row's digest; empty where it holds what no row can, such as NaN."""
     try:
         return row_digest(row)
     except ValueError:
@@ -306,7 +318,7 @@ def _moved(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Where a row without its digest stood when it was written, if all that was changed is its place."""
     for other in rows:
         place = {"position": other["position"], "k": other["k"]}
-        if _digest({**row, **place}) == row["row_digest"]:
+        if digest_of({**row, **place}) == row["row_digest"]:
             return f": the order was changed, it was written as {_place(other)}"
     return ""
 

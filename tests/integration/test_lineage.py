@@ -1,6 +1,7 @@
 """Who taught a checkpoint and where a group ended up, asked of a real swarm's history and MLflow store."""
 
 import json
+import math
 import re
 import shutil
 from collections import defaultdict
@@ -11,6 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import mlflow
 import pytest
 from deltalake import DeltaTable
 from makers import make_group, make_identity
@@ -291,6 +293,15 @@ def test_a_version_of_an_earlier_release_says_which_link_is_missing(ended: Ended
     ]
 
 
+def test_a_version_that_was_copied_for_production_is_as_sound(ended: Ended) -> None:
+    client = mlflow.MlflowClient(ended.uri, ended.uri)
+    client.copy_model_version("models:/test.n0/1", "production")
+    found = ended.teachers("models:/production/1")
+    states = {link["link"]: link["state"] for link in found["links"]}
+    assert (states.pop("sapo.node"), set(states.values())) == ("unknown", {"agrees"})
+    assert found["problems"] == []
+
+
 def test_other_weights_than_the_history_recorded_are_said(ended: Ended) -> None:
     subject = lineage.version_subject(ended.uri, "models:/test.n2@latest")
     assert subject.version is not None
@@ -400,6 +411,47 @@ def test_a_group_that_nobody_received_and_one_in_quarantine_say_so(ended: Ended)
     refused = ended.journey(ended.refused)
     assert refused["quarantine"][0]["reason"] == "swarm"
     assert (refused["published"], refused["learned"]) == (None, [])
+
+
+def test_a_group_is_told_with_its_whole_id_its_task_and_its_question(
+    ended: Ended, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = shared(ended)[0]
+    task = ended.journey(group)["task"]
+    assert cli.invoke(["lineage", group[:10].upper(), "--home", str(ended.home.root)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    question = " ".join(task["question"].split())
+    assert said.startswith(f"group {group} {task['dataset']} asked: {question} ")
+
+
+def test_published_rows_that_make_no_group_are_not_what_was_signed(ended: Ended) -> None:
+    found = journey.find(ended.store, shared(ended)[0])
+    for change in ({"finish_reason": "odd"}, {"signature": "odd"}, {"extra": "odd"}):
+        altered = replace(found, rollouts=[{**row, **change} for row in found.rollouts])
+        (problem,) = journey.journey(ended.store, altered, "test", ended.uri)["problems"]
+        assert problem.startswith("rollouts: what the history holds is not what was signed")
+    altered = replace(found, rollouts=[{**row, "published_at": math.nan} for row in found.rollouts])
+    told = journey.journey(ended.store, altered, "test", ended.uri)
+    assert (told["published"], len(told["problems"])) == (None, 1)
+
+
+@pytest.mark.parametrize("what", ["models:/test.n0@champion", "n2", "GROUP"])
+def test_a_home_that_takes_no_page_still_answers(
+    ended: Ended, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    what = shared(ended)[0] if what == "GROUP" else what
+    aside = ended.home.root / "aside"
+    ended.home.lineage.mkdir(exist_ok=True)
+    ended.home.lineage.rename(aside)
+    ended.home.lineage.touch()
+    try:
+        assert cli.invoke(["lineage", what, "--home", str(ended.home.root), "--json"]) == 0
+    finally:
+        ended.home.lineage.unlink()
+        aside.rename(ended.home.lineage)
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["page"] is None
+    assert printed.err.startswith("warning: no page with a picture is written: ")
 
 
 def test_what_peers_wrote_steers_neither_page_nor_terminal(

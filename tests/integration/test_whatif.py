@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,10 +15,12 @@ import mlflow
 import pytest
 from mlflow import MlflowClient
 from swarms import open_node, small_config
+from tampering import rewrite, rows_of
 
 from sapo import services
 from sapo.changes import with_advantages
 from sapo.errors import Unavailable, UserError
+from sapo.history.read import Damaged
 from sapo.history.rounds import RecordedRound, recorded
 from sapo.history.tables import Store
 from sapo.home import Home
@@ -242,6 +245,20 @@ def test_behaviour_is_refused_where_the_history_has_no_log_probabilities(recordi
     made = recording.what_if(*mode, first=LAST - EACH + 1)
     assert made.unchanged == ("learn.foreign", "learn.trusted_peers")
     assert made.steps > 0
+
+
+@pytest.mark.parametrize("odd", ["no JSON", "[1]", '{"lr": -1}'])
+def test_recorded_settings_that_are_none_are_damage_not_bad_input(
+    recording: Recording, tmp_path: Path, odd: str
+) -> None:
+    home = Home(tmp_path / "home")
+    shutil.copytree(recording.home.root, home.root)
+    store = Store(str(home.history))
+    rows = rows_of(store)
+    next(row for row in rows if (row["node"], row["round"]) == ("n0", 3))["learn"] = odd
+    rewrite(store, rows)
+    with pytest.raises(Damaged, match=r"history of n0, round 3: its `learn` holds no such settings"):
+        retrain(home, "n0", ["learn.lr=1e-5"])
 
 
 def test_alarms_leave_their_steps_out_and_are_counted(recording: Recording) -> None:

@@ -1,5 +1,6 @@
 """What rows say of rounds that were skipped, rolled back or empty, of tasks and in older tables; pictures."""
 
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from history_samples import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from tampering import rewrite, rows_of
 
 from sapo import journey, lineage, lineage_page
 from sapo.charts import stacked_bars
@@ -25,6 +27,7 @@ from sapo.history.cuts import Cut
 from sapo.history.lineage import RoundFacts, fates, lasting
 from sapo.history.maintain import maintain_table
 from sapo.history.tables import Store
+from sapo.journey import Found
 from sapo.lineage import Subject, teachers
 from sapo.records import Batch, Recipe, RoundResult
 
@@ -194,6 +197,29 @@ def test_a_prefix_is_found_by_itself_and_a_changed_row_is_named(store: Store) ->
     assert journey.find(store, group[:8]).group_id == group
     with pytest.raises(UserError, match="no group of this id"):
         journey.find(store, "f" * 12)
+
+
+def test_a_round_made_on_a_machine_that_is_none_and_a_number_that_is_none_are_said(store: Store) -> None:
+    rows = rows_of(store)
+    rows[0] |= {"environment": "no JSON", "advantage": float("nan")}
+    rewrite(store, rows)
+    found = teachers(store, subject())
+    assert found["problems"][-1].startswith("history of n0, round 0: the row at position 0, completion 0")
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_row_without_values_is_named_and_left_out_of_its_groups_life(store: Store, tmp_path: Path) -> None:
+    group = of_two_tasks(0).groups[0].group_id
+    rows = journey.find(store, group).training
+    none = [{**rows[0], "advantage": float("nan")}, {**rows[1], "loss_mask": None}, *rows[2:]]
+    uri = f"sqlite:///{tmp_path}/none.db"
+    found = journey.journey(store, Found(group, [], none, [], []), "tiny", uri)
+    assert [one["k"] for one in found["learned"][0]["completions"]] == [row["k"] for row in rows[2:]]
+    assert found["problems"] == [
+        "training: the row of n0, round 0, position 0, completion 0 does not have its digest",
+        "training: the row of n0, round 0, position 0, completion 1 has no loss_mask",
+    ]
+    json.dumps(found, allow_nan=False)
 
 
 def test_widths_of_a_flow_are_in_proportion_and_names_are_escaped() -> None:

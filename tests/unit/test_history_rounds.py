@@ -15,7 +15,7 @@ from tampering import CHANGES, Row, copied, cover_up, place, rewrite, rows_of
 from sapo.history.read import Damaged, incarnations
 from sapo.history.rounds import Recording, recorded, whole
 from sapo.history.tables import TRAINING, VERSION_KEY, Store
-from sapo.history.training import TrainingSink, rows
+from sapo.history.training import TrainingSink, row_digest, rows
 from sapo.records import RoundResult
 
 ROUNDS, EMPTY = 6, 3
@@ -228,6 +228,26 @@ def test_values_that_no_row_can_hold_are_damage(store: Store) -> None:
     next(row for row in rows if row["round"] == 2)["advantage"] = float("nan")
     rewrite(store, rows)
     assert damage(store).round == 2
+
+
+@pytest.mark.parametrize("previous", [-1, 2, 99])
+def test_a_round_that_follows_on_none_before_it_is_named_itself(store: Store, previous: int) -> None:
+    rows = rows_of(store)
+    for row in rows:
+        if row["round"] == 2:
+            row["previous_round"] = previous
+    cover_up(rows, 2, batch_too=False)
+    rewrite(store, rows)
+    assert str(damage(store)).endswith(f"round 2: it names round {previous} as the last before it")
+
+
+@pytest.mark.parametrize("column", ["position", "k", "token_ids", "loss_mask", "finished_at"])
+def test_a_row_of_a_table_made_anew_that_lacks_a_value_is_damage(column: str) -> None:
+    found = rows(batch(1), result(1))
+    found[0][column] = None
+    found[0]["row_digest"] = row_digest(found[0])
+    with pytest.raises(Damaged, match=f"round 1: one of its rows has no {column}"):
+        whole(found)
 
 
 def test_rows_of_the_release_before_have_no_chain_and_are_read(tmp_path: Path) -> None:
