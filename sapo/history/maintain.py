@@ -16,7 +16,7 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
-from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from sapo.config import Config
@@ -26,6 +26,7 @@ from sapo.history.files import LAYOUTS, TARGET_BYTES, DataFile, data_files, foot
 from sapo.history.places import in_its_place
 from sapo.history.tables import Store, TableName, one_line, until_committed
 from sapo.history.training import transaction_id
+from sapo.history.writing import writing
 
 MARK = "maintain"
 """Name of the application transaction that counts the commits of maintainers in a table."""
@@ -132,7 +133,8 @@ class _Keeper:
             return int(table.to_pyarrow_dataset().count_rows(filter=wanted & (ds.field("round") < cut.round)))
         where = f"node = '{cut.node}' AND incarnation = '{cut.incarnation}' AND round < {cut.round}"
         said = Transaction(transaction_id(swarm, cut.node, cut.incarnation, "cut"), cut.round)
-        done = table.delete(where, commit_properties=CommitProperties(app_transactions=[mark, said]))
+        marks = CommitProperties(app_transactions=[mark, said])
+        done = table.delete(where, writer_properties=writing(), commit_properties=marks)
         return int(done["num_deleted_rows"])
 
     def cut_published(self, config: Config, decided: Sequence[Cut]) -> int:
@@ -161,7 +163,8 @@ class _Keeper:
         if count and not self._dry_run:
             if names:
                 where += f" AND group_id NOT IN ({', '.join(_quoted(name) for name in names)})"
-            table.delete(where, commit_properties=CommitProperties(app_transactions=[mark]))
+            marks = CommitProperties(app_transactions=[mark])
+            table.delete(where, writer_properties=writing(), commit_properties=marks)
         return count
 
     def merge(self) -> int:
@@ -187,7 +190,7 @@ class _Keeper:
             mode="overwrite",
             predicate=where,
             target_file_size=TARGET_BYTES,
-            writer_properties=WriterProperties(compression="ZSTD", max_row_group_size=ROW_GROUP),
+            writer_properties=writing(ROW_GROUP),
             commit_properties=CommitProperties(app_transactions=[mark]),
         )
         return len(run)

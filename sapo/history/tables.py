@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, WriterProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import (
     CommitFailedError,
     DeltaError,
@@ -24,6 +24,7 @@ from deltalake.exceptions import (
 
 from sapo.errors import Unavailable, UserError
 from sapo.history.places import clear_stray, in_its_place
+from sapo.history.writing import writing
 from sapo.made import Made
 
 HISTORY_VERSION = 2
@@ -364,7 +365,7 @@ def _append(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) 
             table,
             fitted(table, rows),
             mode="append",
-            writer_properties=WriterProperties(compression="ZSTD"),
+            writer_properties=writing(),
             commit_properties=CommitProperties(app_transactions=marks),
         )
     except CommitFailedError as error:

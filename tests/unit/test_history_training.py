@@ -23,8 +23,10 @@ from history_samples import (
     sink,
 )
 
+from sapo.config import load
 from sapo.errors import Unavailable, UserError
 from sapo.history import read
+from sapo.history.maintain import maintain_table
 from sapo.history.rounds import whole
 from sapo.history.tables import TRAINING, Store, commit
 from sapo.history.training import TrainingSink, rows, transaction_id
@@ -49,6 +51,21 @@ def test_the_columns_others_rely_on_are_there(store: Store) -> None:
     columns = DeltaTable(store.table_uri("training")).schema().to_arrow().names
     assert set(columns) >= NAMED
     assert "content_sha256" in columns
+
+
+def test_long_texts_do_not_swell_the_log(store: Store) -> None:
+    made = batch(0)
+    text = "\U0010ffff" * 200_000  # the greatest there is: it cannot be shortened and still bound others
+    samples = [sample.model_copy(update={"text": text}) for sample in made.groups[0].samples]
+    long = made.groups[0].model_copy(update={"samples": tuple(samples)})
+    made = made.model_copy(update={"groups": (long, *made.groups[1:])})
+    for round in (0, 1):
+        sink(store).deliver([Owed(round)], Books(made, batch(1)))
+    maintain_table(load(env={}), store, "training", [])
+    store.open("training").create_checkpoint()
+    log = Path(store.table_uri("training")) / "_delta_log"
+    assert sum(path.stat().st_size for path in log.iterdir()) < 100_000
+    assert batches(store, "n0", INCARNATION)[0] == made
 
 
 def test_batches_come_back_bit_for_bit(store: Store) -> None:
