@@ -103,7 +103,7 @@ def _recording(home: Home, node: str, swarm: Config) -> Recording:
     store = open_store(swarm, home)
     table = store.find("training")
     if table is None:
-        remedy = "let the node deliver a round, or set history.uri to where its history is"
+        remedy = "let the node deliver a round, or name its place as history.uri in config.json"
         raise UserError("history", store.table_uri("training"), "there is no such table", remedy)
     if home.journal(node).exists():
         with Journal.read_only(home.journal(node)) as journal:

@@ -333,7 +333,9 @@ def test_rounds_that_cannot_be_replayed_are_said(copy: Home) -> None:
     shutil.rmtree(copy.checkpoints("n0"))
     assert "it has no checkpoint here" in bad(copy)
     shutil.rmtree(copy.history)
-    assert "there is no such table" in bad(copy)
+    assert "there is no such table; let the node deliver a round, or name its place as history.uri in" in bad(
+        copy
+    )
 
 
 def test_of_several_incarnations_the_journals_own_is_replayed(copy: Home) -> None:
