@@ -174,12 +174,11 @@ def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
     assert newest.tags["sapo.chain"] == f"0199{CHAIN[4:]}"
     assert newest.tags["sapo.batches"] == f"0199{BATCH[4:]}"
 
-    before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(store)
     try:
         pipeline = mlflow.transformers.load_model("models:/tiny.n0@latest")
     finally:
-        mlflow.set_tracking_uri(before)
+        mlflow.set_tracking_uri(None)  # MLflow put it into the environment, for every process that follows
     assert all(
         torch.equal(a, b)
         for a, b in zip(pipeline.model.state_dict().values(), model.state_dict().values(), strict=True)
