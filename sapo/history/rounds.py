@@ -8,10 +8,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pydantic import ValidationError
@@ -86,7 +88,14 @@ class Recording:
 
     def swarm_of_rows(self) -> str | None:
         """The swarm that its rows name; None where there is no row."""
-        heads = self._dataset().head(1, columns=["swarm"], filter=self._mine())["swarm"].to_pylist()
+        data, wanted = self._dataset(), self._mine()
+        try:
+            found = data.head(1, columns=["swarm"], filter=wanted)
+        except pa.ArrowInvalid as error:
+            found = self._read_changed(data, ["swarm"], wanted, error)
+        except (OSError, DeltaError) as error:
+            raise away(self.table.table_uri, error) from error
+        heads = found["swarm"].to_pylist()
         return heads[0] if heads else None
 
     def count(self) -> int:
@@ -214,8 +223,33 @@ class Recording:
     def _read(self, data: ds.Dataset, columns: list[str] | None, wanted: pc.Expression) -> pa.Table:
         try:
             return data.to_table(columns=columns, filter=wanted)
+        except pa.ArrowInvalid as error:
+            return self._read_changed(data, columns, wanted, error)
         except (OSError, DeltaError) as error:
             raise away(self.table.table_uri, error) from error
+
+    def _read_changed(
+        self, data: ds.Dataset, columns: list[str] | None, wanted: pc.Expression, error: pa.ArrowInvalid
+    ) -> pa.Table:
+        """Read files of a folder as they are now, where one is not as long as the log says.
+
+        Somebody wrote over it; the digests of its rows tell which round was changed. Raises `Damaged` for
+        the first round of a file that no rows can be read from.
+        """
+        root = urlparse(self.table.table_uri)
+        files = [fragment.path for fragment in data.get_fragments()]
+        try:
+            if root.scheme in ("", "file"):
+                folder = pafs.SubTreeFileSystem(unquote(root.path), pafs.LocalFileSystem())
+                parts = ds.partitioning(pa.schema([data.schema.field("node")]), flavor="hive")
+                plain = ds.dataset(files, data.schema, "parquet", filesystem=folder, partitioning=parts)
+                return plain.to_table(columns=columns, filter=wanted)
+        except (pa.ArrowInvalid, OSError) as again:
+            error = again
+        added = pa.table(self.table.get_add_actions(flatten=True)).to_pylist()
+        firsts = [row["min.round"] for row in added if row["path"] in str(error)]
+        problem = f"its file is not what was written: {' '.join(str(error).split())[:300]}"
+        raise Damaged(self.node, min(firsts, default=0), problem) from error
 
 
 def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:

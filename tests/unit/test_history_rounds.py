@@ -3,8 +3,10 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from history_samples import INCARNATION, Books, Owed, batch, deliver, result, sink
@@ -221,6 +223,31 @@ def test_a_change_through_deltalake_is_noticed(store: Store) -> None:
     table = DeltaTable(store.table_uri("training"))
     table.update(predicate="round = 2 AND k = 1 AND position = 3", updates={"advantage": "0.5"})
     assert str(damage(store)).startswith("history of n0, round 2: the row at position 3, completion 1")
+
+
+def test_a_file_written_over_by_hand_is_read_as_it_is_and_its_changed_round_named(store: Store) -> None:
+    path = file_with(store, 4)
+    table = pq.ParquetFile(path).read()
+    found = table.to_pylist()
+    changed = next(row for row in found if row["round"] == 4)
+    changed["token_ids"][0] += 1
+    pq.write_table(pa.Table.from_pylist(found, schema=table.schema), path, compression="none")
+    assert damage(store).round == 4
+    assert held(store, 0, 2) == [0, 1, 2]
+
+
+def test_a_file_that_is_no_table_any_more_is_damage_from_its_first_round_on(store: Store) -> None:
+    path = file_with(store, 4)
+    path.write_bytes(b"#" * path.stat().st_size)
+    caught = damage(store)
+    assert caught.round == 2
+    assert "its file is not what was written" in caught.problem
+
+
+def file_with(store: Store, round: int) -> Path:
+    """The file that holds a round."""
+    files = [Path(unquote(urlparse(uri).path)) for uri in store.open("training").file_uris()]
+    return next(path for path in files if round in pq.ParquetFile(path).read()["round"].to_pylist())
 
 
 def test_values_that_no_row_can_hold_are_damage(store: Store) -> None:
