@@ -3,7 +3,7 @@
 import multiprocessing
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,6 @@ from sapo.processes import Child
 CONTEXT = multiprocessing.get_context("spawn")
 ROUNDS, GROUPS, KILLS = 8, 16, 3
 CONFIG = load(sets=["swarm.name=tiny", "history.vacuum_hours=0"], env={})
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A store with a bucket; its address and keys are in this process's environment."""
-    with (
-        S3Server.start(tmp_path_factory.mktemp("s3"), buckets=["history"]) as server,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        yield server
 
 
 def start(job: Callable[..., None], *arguments: Any) -> Any:

@@ -351,9 +351,13 @@ def test_of_several_incarnations_the_journals_own_is_replayed(copy: Home) -> Non
 def test_a_home_of_the_last_release_is_replayed_from_the_oldest_checkpoint_it_kept(tmp_path: Path) -> None:
     home = last_release(tmp_path)
     recorded = json.loads(rows_of(store_of(home))[0]["environment"])
-    if other := differences({name: recorded[name] for name in recorded if name != "threads"}):
-        pytest.skip(f"it was recorded on another machine: {other}")
-    found = replayed(home)
+    other = differences({name: recorded[name] for name in recorded if name != "threads"})
+    try:
+        found = replayed(home)
+    except Differs as error:
+        if not other or "the machine is another" not in str(error):
+            raise
+        return  # other processors may give other bits, and it says so
     assert (found.begun_at, found.rounds, found.weights) == (3, 2, 2)  # it still owes its sixth round
     assert found.weights_sha256 == journal_weights(home, "n0")[found.last]
     assert found.run_seconds is not None  # from when the rounds ended

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,6 @@ from sapo.replay import opened
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # the store is built from source the first time
 GROUPS, ROUNDS = 60, 20
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A store with a bucket; its address and keys are in this process's environment."""
-    with (
-        S3Server.start(tmp_path_factory.mktemp("s3"), buckets=["history"]) as server,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        yield server
 
 
 def test_history_comes_back_from_s3_bit_for_bit(s3: S3Server, tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
 """What-ifs over a real recorded run: each a run of its own in a real MLflow store, the node is untouched."""
 
-import http.server
 import json
 import shutil
 import socket
-import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -340,28 +337,6 @@ def test_adapters_are_trained_again_too_and_recorded_rollbacks_are_not(
     bold = retrain(home, "n0", ["guard.min_entropy=0"])
     assert (bold.rollbacks, bold.steps > same.steps) == (back, True)
     assert f"recorded rollbacks, not repeated here: {back}" in bold.lines()
-
-
-class Healthy(http.server.BaseHTTPRequestHandler):
-    """Stands for the swarm's other server, which has no part in this."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def healthy() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 @pytest.mark.services

@@ -3,20 +3,19 @@
 Servers and flow are stand-ins here; `tests/integration/test_flows_served.py` has the real ones.
 """
 
-import http.server
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from swarms import make_home, small_config
 
-from sapo import services, supervise
+from sapo import supervise
 from sapo.crew import CrewState, Member
 from sapo.errors import UserError
 from sapo.home import Home
@@ -51,26 +50,6 @@ time.sleep(60)
 LINGERS = FLOW + "settle('finished'); time.sleep(60)"
 WATCHED = "from sapo.processes import watch_parent; watch_parent(grace=0.3)\n"
 DEAF = FLOW + "signal.signal(signal.SIGTERM, signal.SIG_IGN); (home / 'up').touch(); time.sleep(60)"
-
-
-class Healthy(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def healthy() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer((services.HOST, 0), Healthy)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield f"http://{services.HOST}:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 @pytest.fixture

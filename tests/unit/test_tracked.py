@@ -1,10 +1,7 @@
 """Where a swarm's MLflow is found by commands that are no part of the run."""
 
-import http.server
 import json
 import os
-import threading
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,25 +11,6 @@ from sapo.config import Config, parse
 from sapo.home import Home
 from sapo.services import Service, Services
 from sapo.tracked import tracking_uri
-
-
-class Healthy(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[http.server.ThreadingHTTPServer]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy) as serving:
-        thread = threading.Thread(target=serving.serve_forever)
-        thread.start()
-        yield serving
-        serving.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -53,12 +31,11 @@ def test_the_address_in_the_config_comes_first(home: Home, monkeypatch: pytest.M
 
 
 def test_a_server_of_the_running_swarm_comes_before_the_environment(
-    home: Home, server: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+    home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    runs_with(home, url)
+    runs_with(home, healthy)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere:5000")
-    assert tracking_uri(home, Config()) == url
+    assert tracking_uri(home, Config()) == healthy
 
 
 def test_a_server_that_does_not_answer_is_passed_over(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
