@@ -8,7 +8,6 @@ Starts a Kafka broker of its own. Exits 1 when a bound on bytes or fairness does
 import itertools
 import math
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
@@ -30,7 +29,7 @@ from bus_traffic import (
     sqlite_wire,
     wait_for_leaders,
 )
-from common import Report, arguments, percentile, repeat
+from common import Report, benchmark, percentile, repeat
 
 from infra.kafka.cluster import Cluster
 from sapo.bus.kafka import KafkaBus
@@ -258,12 +257,11 @@ def run(report: Report, sizes: Sizes, folder: Path) -> None:
 
 def main() -> int:
     """Run the benchmark; returns the exit status."""
-    assert __doc__ is not None
-    options = arguments(__doc__.splitlines()[0])
-    report = Report("bus", PACKAGES)
-    with tempfile.TemporaryDirectory(prefix="sapo-bench-") as folder:
-        run(report, QUICK if options.quick else FULL, Path(folder))
-    return report.finish(options.json)
+
+    def work(report: Report, quick: bool, folder: Path) -> None:
+        run(report, QUICK if quick else FULL, folder)
+
+    return benchmark(__doc__, "bus", PACKAGES, work)
 
 
 if __name__ == "__main__":

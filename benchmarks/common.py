@@ -5,6 +5,7 @@ import json
 import os
 import platform
 import statistics
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -90,6 +91,21 @@ def arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     parser.add_argument("--quick", action="store_true", help="small sizes: whether it works, not how fast")
     return parser.parse_args()
+
+
+def benchmark(
+    doc: str | None, name: str, packages: Sequence[str], work: Callable[[Report, bool, Path], None]
+) -> int:
+    """Measure from the command line: `work` gets the report, whether to be quick, and a folder that goes.
+
+    Returns the exit status. `doc` is the benchmark's docstring, whose first line the help shows.
+    """
+    assert doc is not None
+    options = arguments(doc.splitlines()[0])
+    report = Report(name, packages)
+    with tempfile.TemporaryDirectory(prefix="sapo-bench-") as folder:
+        work(report, options.quick, Path(folder))
+    return report.finish(options.json)
 
 
 def machine() -> dict[str, str | int | float]:

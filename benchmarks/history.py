@@ -8,14 +8,13 @@ reads it: the table is opened, the round checked against its digests and the rou
 import json
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from common import Report, arguments
+from common import Report, benchmark
 from history_rounds import INCARNATION, NODE, PER_ROUND, SWARM, Owed, Rounds
 
 from sapo.config import load
@@ -148,12 +147,11 @@ def run(report: Report, sizes: Sizes, folder: Path) -> None:
 
 def main() -> int:
     """Run the benchmark; returns the exit status."""
-    assert __doc__ is not None
-    options = arguments(__doc__.splitlines()[0])
-    report = Report("history", PACKAGES)
-    with tempfile.TemporaryDirectory(prefix="sapo-bench-") as folder:
-        run(report, QUICK if options.quick else FULL, Path(folder))
-    return report.finish(options.json)
+
+    def work(report: Report, quick: bool, folder: Path) -> None:
+        run(report, QUICK if quick else FULL, folder)
+
+    return benchmark(__doc__, "history", PACKAGES, work)
 
 
 if __name__ == "__main__":
