@@ -69,6 +69,20 @@ class Rules(Section):
     max_completions: Annotated[int, Field(ge=2)] = 64
     max_text_chars: PositiveInt = 16_384
     max_payload_bytes: PositiveInt = 1_000_000
+    entry: Literal["open", "allow-list", "invite"] = "open"
+    """Who may publish: anybody, `members`, or `members` and those who hold an invitation of one of them."""
+    members: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = []
+    """Public keys (`sapo keys show`). The list may change while the swarm runs; the way of entry may not."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.entry == "open" and self.members:
+            raise ValueError('members mean nothing with entry = "open"')
+        if self.entry != "open" and not self.members:
+            raise ValueError(
+                f'entry = "{self.entry}" needs members: the public keys that `sapo keys show` prints'
+            )
+        return self
 
 
 class Lora(Section):
@@ -158,6 +172,12 @@ class PoolConfig(Section):
     tail: PositiveInt = 256
     """Per bus partition, read no further back than this many groups."""
     poll_bytes: PositiveInt = 8_000_000
+    newcomer_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """What all authors who are not known yet get together, of the places and of the time for verification."""
+    newcomer_groups: PositiveInt = 16
+    """An author is known once so many of their groups were verified here and found sound."""
+    verify_share: PositiveFloat = 0.5
+    """Seconds that may go into verifying foreign groups, per second of the node's own work."""
 
 
 class LearnConfig(Section):
@@ -268,7 +288,11 @@ class WorkersConfig(Section):
     count: PositiveInt = 1
     time_limit_s: PositiveFloat = 10.0
     """For one question or one text."""
+    foreign_limit_s: PositiveFloat = 1.0
+    """For one text of a peer, in seconds of processor time."""
     memory_mb: PositiveInt = 2048
+    unwalled: bool = False
+    """Score the texts of peers also where the kernel puts no walls round the processes (`sapo doctor`)."""
 
 
 class HistoryConfig(Section):
