@@ -121,6 +121,7 @@ def open_workers(config: Config) -> TaskWorkers:
         config.workers.count,
         config.workers.time_limit_s,
         config.workers.memory_mb,
+        foreign_limit_s=config.workers.foreign_limit_s,
         salt=config.rules.salt,
         answer=config.rules.answer,
     )

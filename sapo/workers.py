@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,11 +35,34 @@ MAX_STILLBORN = 3
 _CHECK_SEEDS = (11, 1_234_567)
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A peer's group as its author presents it: the recipe, the question it says that gives, the texts."""
+
+    recipe: Recipe
+    question: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came of a claim: one outcome per text, or the reason why the group is not scored at all.
+
+    Reasons are `not_regenerable`, `question_mismatch` and `slow`: a text used up its time. `seconds` of
+    processor time is what it cost, regeneration included.
+    """
+
+    reason: str | None
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+
+
 class TaskWorkers:
     """Long-lived task workers behind blocking calls; safe to share between threads, started at first use.
 
-    `time_limit_s` is for one question or one text, `memory_mb` for one process. `salt` decides the held-out
-    buckets of questions, `answer` which part of a text is scored (`sapo.verify.extract_answer`).
+    `time_limit_s` is for one question or one text, `foreign_limit_s` of processor time for one text of a
+    peer, `memory_mb` for one process. `salt` decides the held-out buckets of questions, `answer` which part
+    of a text is scored (`sapo.verify.extract_answer`).
     """
 
     def __init__(
@@ -47,10 +71,12 @@ class TaskWorkers:
         time_limit_s: float = 10.0,
         memory_mb: int = 2048,
         *,
+        foreign_limit_s: float = 1.0,
         salt: str = "sapo",
         answer: AnswerFormat = "text",
     ) -> None:
         self.salt = salt
+        self.foreign_limit_s = foreign_limit_s
         self.restarts = 0
         self._limit = time_limit_s
         self._lock = threading.RLock()
@@ -93,6 +119,33 @@ class TaskWorkers:
         return [
             Outcome.scored(value) if kind == "score" else Outcome.unscorable(value) for kind, value in replies
         ]
+
+    def judge(self, claims: Sequence[Claim]) -> list[Judgement]:
+        """Regenerate and score peers' groups, in order: nothing that a claim says is believed (DESIGN 2)."""
+        began = time.process_time()
+        questions = self.questions([claim.recipe for claim in claims])
+        reasons = [
+            "not_regenerable"
+            if isinstance(question, Outcome)
+            else None
+            if question.text == claim.question
+            else "question_mismatch"
+            for claim, question in zip(claims, questions, strict=True)
+        ]
+        good = [claim for claim, reason in zip(claims, reasons, strict=True) if reason is None]
+        outcomes = iter(self.score([(claim.recipe, text) for claim in good for text in claim.texts]))
+        rows = [
+            () if reason else tuple(next(outcomes) for _ in claim.texts)
+            for claim, reason in zip(claims, reasons, strict=True)
+        ]
+        share = (time.process_time() - began) / max(1, len(claims))
+        return [Judgement(reason, row, share) for reason, row in zip(reasons, rows, strict=True)]
+
+    @property
+    def walls(self) -> tuple[str, ...]:
+        """Names of the kernel walls round the processes (`sapo.walls`); starts one where none runs."""
+        self.datasets()
+        return ()
 
     def answers(self, recipes: Sequence[Recipe]) -> list[str | None]:
         """The stored answers; None where the data set has none or the recipe can't be regenerated."""
