@@ -148,7 +148,10 @@ class Home:
             )
 
     def prepare(self, config: Config, manifest: Manifest) -> None:
-        """Create the home, or check that it belongs to this swarm and site. Raises `UserError` where not."""
+        """Create the home, or check that it belongs to this swarm and site. Raises `UserError` where not.
+
+        Members that the manifest has and the home's has not, or no longer, are written into the home's.
+        """
         if self.manifest.exists():
             self.check(manifest)
             self.check_site(config)
@@ -160,8 +163,11 @@ class Home:
         self.root.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         write_atomically(self.config, config.model_dump_json(indent=1) + "\n")
-        if not self.manifest.exists():
-            write_atomically(self.manifest, manifest.canonical() + "\n")
+        if self.manifest.exists():
+            manifest = self.load_manifest().model_copy(update={"members": manifest.members})
+            if manifest == self.load_manifest():
+                return
+        write_atomically(self.manifest, manifest.canonical() + "\n")
 
     def check_site(self, config: Config) -> None:
         """Raise `UserError` where the home is another site's of the swarm: each has a home of its own."""

@@ -1,10 +1,12 @@
 """The manifest: what all nodes of a swarm agree on, and what a peer's recipe may ask for."""
 
 from importlib.metadata import version
-from typing import Literal, Self
+from typing import Any, Literal, Self
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from sapo.config import Config, Rules
-from sapo.records import SCHEMA_VERSION, Name, Recipe, Record, SchemaVersion, canonical
+from sapo.records import SCHEMA_VERSION, Hex64, Name, Recipe, Record, SchemaVersion, canonical
 
 
 class AllowedTask(Record):
@@ -15,7 +17,7 @@ class AllowedTask(Record):
 
 
 class Manifest(Record):
-    """Tasks, limits and versions of a swarm; equal in every node but for the schema version."""
+    """Tasks, limits and versions of a swarm; equal in every node but for the schema version and members."""
 
     schema_version: SchemaVersion = SCHEMA_VERSION
     """Of the release that wrote it."""
@@ -29,6 +31,10 @@ class Manifest(Record):
     max_completions: int
     max_text_chars: int
     max_payload_bytes: int
+    entry: Literal["open", "allow-list", "invite"] = "open"
+    """Who may publish: anybody, `members`, or `members` and whom they invite."""
+    members: tuple[Hex64, ...] = ()
+    """Public keys. They may change in a running swarm; a site takes a change up when it next starts."""
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -53,11 +59,21 @@ class Manifest(Record):
             max_completions=rules.max_completions,
             max_text_chars=rules.max_text_chars,
             max_payload_bytes=rules.max_payload_bytes,
+            entry=rules.entry,
+            members=tuple(rules.members),
         )
 
+    @model_serializer(mode="wrap")
+    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An open swarm says nothing of entry: the release before knows no such rule, and may take part."""
+        values: dict[str, Any] = write(self)
+        if self.entry == "open":
+            values = {name: value for name, value in values.items() if name not in ("entry", "members")}
+        return values
+
     def differing(self, other: "Manifest") -> list[str]:
-        """Names of the rules that another manifest has otherwise."""
-        names = type(self).model_fields.keys() - {"schema_version"}
+        """Names of the rules that another manifest has otherwise; members may differ."""
+        names = type(self).model_fields.keys() - {"schema_version", "members"}
         return sorted(name for name in names if getattr(self, name) != getattr(other, name))
 
     def allows(self, recipe: Recipe) -> bool:

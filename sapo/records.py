@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Of groups and manifests. The next version may only add optional fields: to a group, to its completions, to
 the manifest. So a release reads its own version, the one before and the one after, and a swarm's sites need
 not change to a new release at the same time."""
@@ -178,6 +178,17 @@ class Sampling(Record):
         return self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0
 
 
+class Invitation(Record):
+    """A member's word that a key may publish until a moment; what a holder puts into its groups."""
+
+    inviter: Hex64
+    """Public key of the member."""
+    until: Annotated[int, Field(ge=0, lt=2**53)]
+    """Unix seconds."""
+    signature: Hex128
+    """The inviter's, over swarm, invited key and `until`."""
+
+
 class Group(Record):
     """One recipe and the L completions one policy version gave to it: the unit of exchange.
 
@@ -203,6 +214,9 @@ class Group(Record):
     """Fingerprint of the vocabulary `token_ids` belong to."""
     created_at: float
     """The producer's clock; receivers use the bus's time stamp instead."""
+    invitation: Invitation | None = None
+    """By which its author may publish, where the swarm's manifest asks for one."""
+    ADDED: ClassVar[Mapping[str, int]] = {"invitation": 2}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

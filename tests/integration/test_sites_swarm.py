@@ -213,11 +213,11 @@ def next_release(folder: Path) -> dict[str, str]:
     records = folder / "sapo" / "records.py"
     text = records.read_text()
     changes = {
-        "SCHEMA_VERSION = 1\n": "SCHEMA_VERSION = 2\n",
+        "SCHEMA_VERSION = 2\n": "SCHEMA_VERSION = 3\n",
         "    claimed_score: float | None = None\n": "    claimed_score: float | None = None\n"
-        '    words: Count = 3\n    ADDED: ClassVar[Mapping[str, int]] = {"words": 2}\n',
-        "    created_at: float\n": '    mood: str = "calm"\n'
-        '    ADDED: ClassVar[Mapping[str, int]] = {"mood": 2}\n    created_at: float\n',
+        '    words: Count = 3\n    ADDED: ClassVar[Mapping[str, int]] = {"words": 3}\n',
+        "    created_at: float\n": '    mood: str = "calm"\n    created_at: float\n',
+        '= {"invitation": 2}\n': '= {"invitation": 2, "mood": 3}\n',
     }
     for old, new in changes.items():
         assert text.count(old) == 1, old
@@ -237,7 +237,7 @@ def test_a_rolling_upgrade_over_one_schema_version(tmp_path: Path) -> None:
     ):
         until(lambda: teachers(first, "a0") >= {"b0"} and teachers(second, "b0") >= {"a0"}, one, other)
     versions = {json.loads(payload)["schema_version"] for payload in published(bus).values()}
-    assert versions == {1, 2}
+    assert versions == {2, 3}
 
     # the second site follows, in the home it has
     before = teachers(first, "a0")
@@ -248,7 +248,7 @@ def test_a_rolling_upgrade_over_one_schema_version(tmp_path: Path) -> None:
     with Journal.read_only(first.journal("a0")) as journal:
         assert (journal.finished_rounds(), journal.incarnation) == (rounds + 2, incarnation)
         newest = journal.groups(rounds + 1)
-    assert {json.loads(signed.payload)["schema_version"] for signed in newest} == {2}
+    assert {json.loads(signed.payload)["schema_version"] for signed in newest} == {3}
     assert before == {"b0"}
 
     # the archive of this release holds every group of both, as it was signed

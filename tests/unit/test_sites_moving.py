@@ -399,7 +399,7 @@ def escaping(found: dict[str, Any]) -> None:
         (indexed(lambda found: found.update(node="../a1")), "node"),
         (indexed(lambda found: found.update(node="b1")), "no node b1"),
         (indexed(lambda found: found["manifest"].update(salt="other")), "salt"),
-        (indexed(lambda found: found["manifest"].update(schema_version=3)), "schema version 3"),
+        (indexed(lambda found: found["manifest"].update(schema_version=4)), "schema version 4"),
         (indexed(lambda found: found["manifest"].update(reasoning_gym="0.0.1")), "pip install"),
         (indexed(lambda found: found["config"].update(shiny=1)), "config.shiny"),
     ],

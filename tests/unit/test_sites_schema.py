@@ -1,4 +1,4 @@
-"""The next schema version: its groups are taken and kept byte for byte; those of the one after are not."""
+"""The schema version before and the next: their groups are taken and kept byte for byte; others are not."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,16 @@ from sapo.history.tables import PARTITIONS, ROLLOUTS, VERSION_KEY, Store, commit
 from sapo.identity import seal, unseal
 from sapo.manifest import Manifest
 from sapo.pool import Entry
-from sapo.records import Completion, Group, Received, SchemaVersion, SignedGroup, canonical, sha256
+from sapo.records import (
+    Completion,
+    Group,
+    Invitation,
+    Received,
+    SchemaVersion,
+    SignedGroup,
+    canonical,
+    sha256,
+)
 
 NEWER: dict[str, Any] = {"mood": "calm", "tags": ["a", "é", {"deep": [1, 2.5, None, 10**30]}], "empty": None}
 NAMES = [
@@ -52,11 +61,18 @@ def sealed(payload: str, author: str = "peer") -> SignedGroup:
     )
 
 
-def newer(version: int = 2, each: Mapping[str, Any] | None = None, **fields: Any) -> SignedGroup:
+def newer(version: int = 3, each: Mapping[str, Any] | None = None, **fields: Any) -> SignedGroup:
     """A group of a newer schema version, with fields this release does not know; `each` per completion."""
     body = json.loads(make_group().canonical()) | {"schema_version": version} | fields
     body["completions"] = [{**completion, **(each or {})} for completion in body["completions"]]
     return sealed(canonical(body))
+
+
+def older(**fields: Any) -> SignedGroup:
+    """A group as the release of schema version 1 signed it."""
+    body = json.loads(make_group().canonical())
+    del body["invitation"]
+    return sealed(canonical(body | {"schema_version": 1} | fields))
 
 
 def code(signed: SignedGroup) -> str:
@@ -90,7 +106,7 @@ def archive(store: Store, *groups: SignedGroup, bus: MemoryBus | None = None) ->
 def test_a_group_of_the_next_version_is_taken_whole(fields: dict[str, Any], each: dict[str, Any]) -> None:
     signed = newer(each=each, **fields)
     group = unseal(signed)
-    assert group.schema_version == 2
+    assert group.schema_version == 3
     assert group.canonical().encode() == signed.payload
     assert group.model_extra == fields
     assert [completion.model_extra for completion in group.completions] == [each, each]
@@ -99,9 +115,33 @@ def test_a_group_of_the_next_version_is_taken_whole(fields: dict[str, Any], each
     assert Entry.from_row(entry.to_row()).group == group
 
 
-def test_a_group_of_the_next_version_may_enter_the_pool() -> None:
+def test_a_group_of_the_version_before_is_the_same_group_byte_for_byte(store: Store) -> None:
+    signed = older()
+    group = unseal(signed)
+    assert (group.schema_version, group.invitation) == (1, None)
+    assert group.canonical().encode() == signed.payload
+    rows = archive(store, signed)
+    assert {row["extra"] for row in rows} == {None}
+    assert group_of(rows).canonical().encode() == signed.payload
+
+
+@pytest.mark.parametrize(
+    "invitation", [None, {"inviter": "ab" * 32, "until": 5, "signature": "cd" * 64}, "come in"]
+)
+def test_a_group_of_the_version_before_has_no_invitation(invitation: object) -> None:
+    assert code(older(invitation=invitation)) in ("not_canonical", "malformed")
+
+
+def test_the_archive_keeps_an_invitation(store: Store) -> None:
+    invitation = Invitation(inviter="ab" * 32, until=5, signature="cd" * 64)
+    signed = seal(make_group(invitation=invitation), make_identity("peer"))
+    assert unseal(signed).invitation == invitation
+    assert group_of(archive(store, signed)).canonical().encode() == signed.payload
+
+
+@pytest.mark.parametrize("signed", [older(), newer(each={"words": 3}, **NEWER)])
+def test_a_group_of_another_version_may_enter_the_pool(signed: SignedGroup) -> None:
     config = load(sets=["swarm.name=s", "rules.held_out=1e-9"], env={})
-    signed = newer(each={"words": 3}, **NEWER)
     group = admit(
         Received(signed=signed, bus_position="0:0", timestamp=1.0),
         manifest=Manifest.of(config),
@@ -115,21 +155,22 @@ def test_a_group_of_the_next_version_may_enter_the_pool() -> None:
     assert group.group_id == signed.group_id
 
 
-@pytest.mark.parametrize("version", [3, 99, 0, -1])
+@pytest.mark.parametrize("version", [4, 99, 0, -1])
 def test_a_version_further_away_is_refused_by_name(version: int) -> None:
     assert code(newer(version)) == "schema_version"
     assert code(newer(version, mood="calm", recipe=None)) == "schema_version"
 
 
 @pytest.mark.parametrize(("each", "fields"), [({"words": 3}, {}), ({}, {"mood": "calm"})])
-def test_a_group_of_this_version_has_no_other_fields(each: dict[str, Any], fields: dict[str, Any]) -> None:
+def test_a_group_of_a_known_version_has_no_other_fields(each: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert code(newer(2, each, **fields)) == "malformed"
     assert code(newer(1, each, **fields)) == "malformed"
 
 
 @pytest.mark.parametrize("part", ["recipe", "sampling"])
 def test_only_groups_and_completions_may_grow(part: str) -> None:
     body = json.loads(make_group().canonical())
-    assert code(newer(2, **{part: {**body[part], "more": 1}})) == "malformed"
+    assert code(newer(3, **{part: {**body[part], "more": 1}})) == "malformed"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +223,7 @@ def test_the_archive_keeps_what_it_does_not_know(store: Store) -> None:
         {"completion": {"words": 3}},
         {"completion": {"words": 3}, "group": NEWER},
     ]
-    assert {row["schema_version"] for row in rows} == {2}
+    assert {row["schema_version"] for row in rows} == {3}
 
 
 def test_nothing_unknown_costs_nothing(store: Store) -> None:
@@ -193,7 +234,7 @@ def test_nothing_unknown_costs_nothing(store: Store) -> None:
 
 
 def test_two_versions_further_is_kept_in_quarantine_whole(store: Store) -> None:
-    signed = newer(3, mood="calm")
+    signed = newer(4, mood="calm")
     assert archive(store, signed) == []
     [row] = read.query(store, "SELECT * FROM quarantine").to_pylist()
     assert (row["reason"], row["payload"]) == ("schema_version", signed.payload)
@@ -250,15 +291,15 @@ def test_archives_of_two_releases_widen_a_table_once(store: Store) -> None:
 class NextCompletion(Completion):
     """A completion as the release after this one might have it."""
 
-    ADDED: ClassVar[Mapping[str, int]] = {"words": 2}
+    ADDED: ClassVar[Mapping[str, int]] = {"words": 3}
     words: int = 0
 
 
 class NextGroup(Group):
     """A group as the release after this one might have it."""
 
-    ADDED: ClassVar[Mapping[str, int]] = {"mood": 2}
-    schema_version: SchemaVersion = 2
+    ADDED: ClassVar[Mapping[str, int]] = {**Group.ADDED, "mood": 3}
+    schema_version: SchemaVersion = 3
     completions: tuple[NextCompletion, ...]
     mood: str | None = None
 
