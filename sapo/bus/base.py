@@ -9,6 +9,8 @@ from typing import Protocol
 from sapo.errors import UserError
 from sapo.records import Received, SignedGroup
 
+MAX_RECORD = 4 * 2**20
+"""Bytes of a record, with all that packs it: more is passed over unread, whoever wrote it."""
 Positions = Mapping[str, int]
 """Partition name to the offset of the next record to read. Callers keep them, and look at nothing inside."""
 

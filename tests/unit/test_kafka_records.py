@@ -1,8 +1,11 @@
 """Record batches of others: whatever they hold, reading them neither fails nor fills the memory."""
 
 import gzip
+import multiprocessing
 import random
+import resource
 import struct
+import zlib
 from collections.abc import Sequence
 
 import lz4.frame
@@ -14,7 +17,7 @@ from kafka.record.memory_records import MemoryRecordsBuilder
 from makers import make_signed
 
 from sapo.bus import kafka_records
-from sapo.bus.kafka_records import Found, read
+from sapo.bus.kafka_records import MAX_RECORDS, MAX_UNPACKED, Found, read
 from sapo.bus.kafka_send import CODECS, headers
 from sapo.records import SignedGroup
 
@@ -113,10 +116,140 @@ def test_a_batch_nobody_can_read_is_passed_over_whole(
     assert [(part.offset, part.end) for part in inside] == [(1, 3)]
 
 
-def test_messages_of_an_old_format_end_the_reading() -> None:
-    builder = LegacyRecordBatchBuilder(magic=1, compression_type=0, batch_size=2**16)
-    builder.append(0, STAMP, b"key", b"value")
-    assert found(bytes(builder.build())) == []
+@pytest.mark.parametrize("magic", [0, 1])
+def test_messages_of_an_old_format_are_passed_over(magic: int) -> None:
+    builder = LegacyRecordBatchBuilder(magic=magic, compression_type=0, batch_size=2**16)
+    for offset in range(2):
+        builder.append(offset, STAMP, b"key", b"value")
+    old, following = bytes(builder.build()), stamped(batch_of(groups(1)), 2)
+    ones = found(old + following)
+    assert [(one.offset, one.end, one.received is None) for one in ones] == [
+        (0, 1, True),
+        (1, 2, True),
+        (2, 3, False),
+    ]
+
+
+def varint(value: int) -> bytes:
+    """A zigzag number of any size, as records have them."""
+    value, out = (value << 1) if value >= 0 else ((-value << 1) - 1), bytearray()
+    while value > 0x7F:
+        out.append(0x80 | (value & 0x7F))
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def sized(data: bytes) -> bytes:
+    return varint(len(data)) + data
+
+
+def record(
+    group: SignedGroup, distance: int, more: Sequence[tuple[bytes, bytes]] = (), tail: bytes = b""
+) -> bytes:
+    """A record that says how far it is from its batch's first offset, with more headers than it needs."""
+    named = [*more, *((name.encode(), value) for name, value in headers(group))]
+    body = b"\0\0" + varint(distance) + sized(group.group_id.encode()) + sized(group.payload)
+    return sized(body + varint(len(named)) + b"".join(sized(part) for pair in named for part in pair) + tail)
+
+
+def test_records_made_here_are_as_kafkas() -> None:
+    made = packed(0, b"".join(record(one, i) for i, one in enumerate(groups(3))))
+    assert [one.received for one in found(made)] == [
+        one.received for one in found(stamped(batch_of(groups(3))))
+    ]
+
+
+@pytest.mark.parametrize("distances", [[0, 10**9, 1], [0, 2**62, 1], [0, 3, 4], [0, -1, 1], [0, 0, 1]])
+def test_a_record_that_lies_about_its_offset_moves_nobody_past_the_end(distances: list[int]) -> None:
+    """A broker does not look at these; a position behind the end would stop the reader for good."""
+    body = b"".join(record(one, at) for one, at in zip(groups(3), distances, strict=True))
+    good, rest = found(packed(0, body))
+    assert (good.offset, good.end) == (0, 1)
+    assert good.received is not None
+    assert (rest.offset, rest.end, rest.received) == (1, 3, None)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        record(groups(1)[0], 1, more=[(b"", b"")] * 11),
+        record(groups(1)[0], 1, more=[(b"", b"")] * 100_000),
+        record(groups(1)[0], 1, tail=b"more"),
+        varint(2**31) + b"x",
+        varint(2**70) + b"x",
+        varint(-5) + b"x",
+        sized(b""),
+        sized(b"\0" + b"\xff" * 9),
+        sized(b"\0" + b"\xff" * 20),
+        sized(b"\0\0" + varint(1) + varint(2**40)),
+        sized(b"\0\0" + varint(1) + sized(b"") * 2 + varint(2**31)),
+        sized(b"\0\0" + varint(1) + sized(b"") * 2 + varint(-3)),
+    ],
+)
+def test_a_record_that_lies_about_its_sizes_ends_its_batch_and_no_other(bad: bytes) -> None:
+    body = record(groups(1)[0], 0) + bad + record(groups(3)[2], 2)
+    ones = found(packed(0, body) + stamped(batch_of(groups(1)), 3))
+    assert [(one.offset, one.end, one.received is None) for one in ones] == [
+        (0, 1, False),
+        (1, 3, True),
+        (3, 4, False),
+    ]
+
+
+@pytest.mark.parametrize("count", [-1, MAX_RECORDS + 1, 2**31 - 1])
+def test_a_batch_of_too_many_records_is_not_even_unpacked(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_records, "_unpacked", lambda *_: pytest.fail("was unpacked"))
+    values = (0, HEADER - 12, 0, 2, 0, 4, 2, STAMP, STAMP, -1, -1, -1, count)
+    (one,) = found(stamped(DefaultRecordBatch.HEADER_STRUCT.pack(*values)))
+    assert (one.offset, one.end, one.received) == (0, 3, None)
+
+
+def test_a_batch_that_ends_before_it_begins_is_not_read_again() -> None:
+    values = (0, HEADER - 12, 0, 2, 0, 0, -1, STAMP, STAMP, -1, -1, -1, 0)
+    (one,) = found(stamped(DefaultRecordBatch.HEADER_STRUCT.pack(*values), 7), 7)
+    assert (one.offset, one.end) == (7, 8)
+
+
+def zeros(codec: int, megabytes: int) -> bytes:
+    """So many megabytes of nothing, packed: a bomb."""
+    block = bytes(2**20)
+    if codec == 1:
+        gzipped = zlib.compressobj(1, wbits=31)
+        return b"".join([gzipped.compress(block) for _ in range(megabytes)] + [gzipped.flush()])
+    if codec == 3:
+        lz4ed = lz4.frame.LZ4FrameCompressor(block_size=lz4.frame.BLOCKSIZE_MAX4MB)
+        return b"".join([lz4ed.begin(), *(lz4ed.compress(block) for _ in range(megabytes)), lz4ed.flush()])
+    zstded = zstandard.ZstdCompressor(write_content_size=False).compressobj()
+    return b"".join([zstded.compress(block) for _ in range(megabytes)] + [zstded.flush()])
+
+
+@pytest.mark.parametrize("codec", [1, 3, 4])
+def test_a_bomb_of_any_codec_costs_a_bounded_memory_and_blocks_nothing(codec: int) -> None:
+    """In a process of its own, whose greatest size the kernel knows."""
+    bomb = packed(codec, zeros(codec, 512), count=2)
+    data = b"".join(stamped(bomb, base) for base in (0, 2, 4)) + stamped(batch_of(groups(1)), 6)
+    assert len(data) < 8 * 2**20
+    child = multiprocessing.get_context("spawn").Pool(1)
+    with child:
+        ends, grown = child.apply(measured, (data,))
+    assert ends == [(2, False), (4, False), (6, False), (7, True)]
+    assert grown < 8 * MAX_UNPACKED
+
+
+def measured(data: bytes) -> tuple[list[tuple[int, bool]], int]:
+    """What reading finds, and by how many bytes the process's greatest size grew."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ends = [(one.end, one.received is not None) for one in read(data, "p", 0)]
+    return ends, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+
+
+def test_a_frame_that_asks_for_a_large_memory_is_not_given_it() -> None:
+    window = b"\x28\xb5\x2f\xfd" + bytes([0x00, 17 << 3])  # 128 MB to look back
+    (one,) = found(packed(4, window + b"\x01\x00\x00"))
+    assert one.received is None
 
 
 @pytest.mark.parametrize("codec", [0, *CODECS.values()])
