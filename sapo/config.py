@@ -45,7 +45,9 @@ from sapo.settings import (
 ENV_PREFIX = "SAPO_"
 SECRETIVE = re.compile("password|secret|credential|sasl|api_?key", re.IGNORECASE)
 """Keys whose values no message repeats."""
-NOT_SETTINGS = frozenset({"SAPO_HOME", "SAPO_CACHE", "SAPO_KAFKA_PASSWORD"})
+NOT_SETTINGS = frozenset(
+    {"SAPO_HOME", "SAPO_CACHE", "SAPO_KAFKA_PASSWORD", "SAPO_KEYS", "SAPO_KEYS_PASSPHRASE"}
+)
 
 
 class Config(Section):

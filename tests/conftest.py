@@ -1,6 +1,8 @@
 """Lets every test import the helpers beside this file, such as `makers`, and lends them servers."""
 
 import http.server
+import os
+import tempfile
 import threading
 from collections.abc import Iterator
 
@@ -8,6 +10,22 @@ import pytest
 
 from infra.kafka.cluster import Cluster
 from infra.s3.server import S3Server
+
+_KEYS = tempfile.TemporaryDirectory(prefix="sapo-test-keys-")
+
+
+def pytest_configure() -> None:
+    """No test, nor a process that one starts, keeps keys in the real data folder of whoever runs the tests.
+
+    Said before a test file is read, as some copy the environment then; and twice, as some drop SAPO_*.
+    """
+    os.environ["SAPO_KEYS"] = f"{_KEYS.name}/keys"
+    os.environ["XDG_DATA_HOME"] = f"{_KEYS.name}/data"
+
+
+def pytest_unconfigure() -> None:
+    """Nor are they left behind."""
+    _KEYS.cleanup()
 
 
 @pytest.fixture(scope="session")
