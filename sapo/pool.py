@@ -19,11 +19,17 @@ SEEN_PER_GROUP = 16
 def limits(config: PoolConfig) -> Limits:
     """How much of the bus a round reads: as many groups as the pool has places, of one author not more than
     it may hold."""
-    return Limits(config.poll_bytes, config.max_groups, config.tail, _most_per_author(config))
+    return Limits(config.poll_bytes, config.max_groups, config.tail, most_per_author(config))
 
 
-def _most_per_author(config: PoolConfig) -> int:
+def most_per_author(config: PoolConfig) -> int:
+    """Places that one author may hold."""
     return max(1, int(config.max_groups * config.max_peer_share + 1e-9))
+
+
+def newcomer_places(config: PoolConfig) -> int:
+    """Places that all newcomers together may hold."""
+    return max(1, int(config.max_groups * config.newcomer_share + 1e-9))
 
 
 class Verdict(Record):
@@ -189,7 +195,7 @@ class Pool:
 
     def _over_share(self, oldest_first: Collection[Entry]) -> list[Entry]:
         """The oldest groups of every author who has more than their share of the places."""
-        limit = _most_per_author(self.config)
+        limit = most_per_author(self.config)
         excess = Counter(entry.group.key for entry in oldest_first)
         result = []
         for entry in oldest_first:

@@ -1,0 +1,280 @@
+"""Fair share: who is known here, whose records are looked at, and whose groups are verified.
+
+An author is a *newcomer* until `pool.newcomer_groups` of their groups were verified here and found sound. New
+identities cost nothing, so all newcomers together share one quota of everything: of the places in the pool,
+of the signatures checked in a round, and of the seconds that go into verification.
+
+Seconds are kept in accounts. A round earns `pool.verify_share` of the node's own work. `pool.newcomer_share`
+of that goes to the newcomers' common account; what it cannot hold, and all the rest, is dealt out evenly
+among known authors, to each at most `pool.max_peer_share`; what one does not need flows to the others. Every
+newcomer has an account besides, so that a slow one silences itself before the others. Nothing is verified
+for an account in debt. So the newcomers' seconds never exceed `newcomer_share` of what was earned, the credit
+they began with (`CREDIT_S`), and what the last of their groups cost; and nobody else's spending lowers the
+account of a known author.
+"""
+
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from sapo.config import PoolConfig
+from sapo.journal_rows import PeerRow
+from sapo.pool import most_per_author, newcomer_places
+from sapo.records import Received
+
+T = TypeVar("T")
+
+MEMORY = 4096
+"""Newcomers remembered, and as many known authors; those of whom nothing was verified longest go first."""
+CREDIT_S = 1.0
+"""What an account may hold in any case: a group of a slow data set needs that at once."""
+CREDIT_ROUNDS = 3.0
+"""How many rounds' worth an account may hold where that is more."""
+FLOOR_S = 0.1
+"""What a round earns at least, in seconds: own work may be faster than any clock can tell."""
+IN_HAND_S = 0.1
+"""What a known author's group is taken to cost while it is being verified: far more than most."""
+LOOKS = 16
+"""Records looked at in a round per place in the pool: forgers of a known key may send some of them."""
+
+
+@dataclass(slots=True)
+class _Account:
+    balance: float
+    sound: int = 0
+    turn: int = 0
+    """When something of the author was verified last, counted in verifications."""
+
+
+class Peers:
+    """What this node knows of the authors of groups, as the journal's `rows` and this run tell.
+
+    `trusted` keys are known from the start: the members of a swarm, and the node's own. Equal calls in equal
+    order have equal results.
+    """
+
+    def __init__(
+        self, config: PoolConfig, trusted: Collection[str] = (), rows: Iterable[PeerRow] = ()
+    ) -> None:
+        self.config = config
+        self._trusted = frozenset(trusted)
+        self._common = _Account(CREDIT_S)
+        self._known: OrderedDict[str, _Account] = OrderedDict()
+        self._new: OrderedDict[str, _Account] = OrderedDict()
+        for row in sorted(rows, key=lambda row: row.turn):
+            account = _Account(row.balance_s, row.sound, row.turn)
+            if not row.key:
+                self._common = account
+            else:
+                (self._known if row.known else self._new)[row.key] = account
+        self._turn = max((one.turn for one in (*self._known.values(), *self._new.values())), default=0)
+        self._changed: dict[str, None] = {}
+        self._gone: dict[str, None] = {}
+        self._went = _nothing()
+
+    def known(self, key: str) -> bool:
+        """Whether an author has a share of their own."""
+        return key in self._known or (key in self._trusted and key not in self._new)
+
+    # --- before signatures are checked -----------------------------------------------------------------
+
+    def screen(
+        self, received: Sequence[Received], rng: random.Random, admit: Callable[[Received], T | None]
+    ) -> tuple[list[T], list[Received]]:
+        """Have `admit` look at a poll's records while their authors have room; what it gave, and the rest.
+
+        `admit` checks the signature, and returns None for what it refuses. A known author has room for as
+        many admitted groups as they may hold in the pool, all newcomers together for as many as they may. So
+        who forges a known key takes no room, but tries: there are `LOOKS` per place, `newcomer_share` of
+        them for newcomers. Where not all have room, records are looked at in turns, one per author and turn,
+        in an order drawn from `rng`, so that no place on the bus and no number of records is of advantage.
+        """
+        room = _Room(self.config, self.known)
+        order = list(received)
+        if not room.enough(received):
+            rng.shuffle(order)
+            order = _in_turns(order)
+        came: list[T] = []
+        no_room = []
+        for one in order:
+            if not room.look(one.signed.key):
+                no_room.append(one)
+                continue
+            self._went["looked"] += 1
+            entry = admit(one)
+            if entry is not None:
+                room.take(one.signed.key)
+                came.append(entry)
+        return came, no_room
+
+    # --- verification time -----------------------------------------------------------------------------
+
+    def earn(self, own_seconds: float) -> None:
+        """Credit a round's time for verification, of `own_seconds` of the node's own work; once a round."""
+        config = self.config
+        earned = max(FLOOR_S, config.verify_share * own_seconds)
+        common = config.newcomer_share * earned
+        bound = max(CREDIT_S, CREDIT_ROUNDS * common)
+        paid = max(0.0, min(common, bound - self._common.balance))
+        self._common.balance += paid
+        self._changed[""] = None
+        self._deal(self._new, common, most=common, bound=config.max_peer_share * bound)
+        rest = earned - paid
+        most = config.max_peer_share * rest
+        self._deal(self._known, rest, most=most, bound=max(CREDIT_S, CREDIT_ROUNDS * most))
+
+    def _deal(
+        self, accounts: OrderedDict[str, _Account], seconds: float, *, most: float, bound: float
+    ) -> None:
+        """Deal out seconds evenly, to each at most `most` and up to `bound`; others get what one leaves."""
+        needs = [
+            (min(most, bound - one.balance), key) for key, one in accounts.items() if one.balance < bound
+        ]
+        for place, (need, key) in enumerate(sorted(needs)):
+            share = min(need, seconds / (len(needs) - place))
+            accounts[key].balance += share
+            seconds -= share
+            self._changed[key] = None
+
+    def may_verify(self, key: str, beside: Sequence[str] = ()) -> bool:
+        """Whether the author's account covers one more group, while groups of the authors `beside` are being
+        verified: newcomers' groups are verified one by one, since the next may cost all that is left."""
+        if self.known(key):
+            return self._balance(self._known, key) > IN_HAND_S * beside.count(key)
+        covered = self._common.balance > 0 and self._balance(self._new, key) > 0
+        return covered and all(self.known(other) for other in beside)
+
+    def judged(self, key: str, seconds: float, sound: bool) -> None:
+        """Charge what verifying a group cost. `sound`: its recipe gave its question, and it has a score."""
+        account = self._touched(key)
+        account.balance -= seconds
+        self._went["seconds"] += seconds
+        if not self.known(key):
+            self._common.balance -= seconds
+            self._changed[""] = None
+            self._went["seconds/newcomers"] += seconds
+        account.sound += sound
+        if sound and key in self._new and account.sound >= self.config.newcomer_groups:
+            self._known[key] = self._new.pop(key)
+            self._forget(self._known)
+
+    def fault(self, key: str, code: str) -> None:
+        """A proven lie of the key's owner, such as `equivocation`: they are a newcomer again."""
+        self._went["faults"] += 1
+        self._went[f"faults/{code}"] = self._went.get(f"faults/{code}", 0.0) + 1
+        if not self.known(key) and key not in self._new:
+            return  # nothing to lose, and not worth remembering
+        account = self._touched(key)
+        self._known.pop(key, None)
+        self._new[key] = account
+        account.sound = 0
+        account.balance = min(account.balance, self._start)
+        self._forget(self._new)
+
+    # --- what the journal and the metrics are told -----------------------------------------------------
+
+    def changed(self) -> list[PeerRow]:
+        """Rows that are not as they were when this was last asked."""
+        changed, self._changed = self._changed, {}
+        return [self._row(key) for key in changed]
+
+    def gone(self) -> list[str]:
+        """Keys forgotten since this was last asked."""
+        gone, self._gone = self._gone, {}
+        return list(gone)
+
+    def metrics(self) -> dict[str, float]:
+        """The series `peers/*`: who is remembered, and what went on since this was last asked."""
+        went, self._went = self._went, _nothing()
+        return {f"peers/{name}": amount for name, amount in went.items()} | {
+            "peers/known": float(len(self._known)),
+            "peers/newcomers": float(len(self._new)),
+            "peers/credit/newcomers": self._common.balance,
+        }
+
+    # --- inside ----------------------------------------------------------------------------------------
+
+    @property
+    def _start(self) -> float:
+        """What a new author's account holds; a newcomer never gets more of the common account's than this."""
+        return self.config.max_peer_share * CREDIT_S
+
+    def _balance(self, accounts: Mapping[str, _Account], key: str) -> float:
+        return accounts[key].balance if key in accounts else self._start
+
+    def _touched(self, key: str) -> _Account:
+        """The author's account, made where there is none, as that of the author last seen."""
+        accounts = self._known if self.known(key) else self._new
+        account = accounts.setdefault(key, _Account(self._start))
+        self._gone.pop(key, None)
+        self._turn += 1
+        account.turn = self._turn
+        accounts.move_to_end(key)
+        self._changed[key] = None
+        self._forget(accounts)
+        return account
+
+    def _forget(self, accounts: OrderedDict[str, _Account]) -> None:
+        while len(accounts) > MEMORY:
+            key, _ = accounts.popitem(last=False)
+            self._changed.pop(key, None)
+            self._gone[key] = None
+
+    def _row(self, key: str) -> PeerRow:
+        known = key in self._known
+        account = (self._known if known else self._new)[key] if key else self._common
+        return PeerRow(key, account.turn, account.sound, known, account.balance)
+
+
+def _nothing() -> dict[str, float]:
+    return dict.fromkeys(("looked", "faults", "seconds", "seconds/newcomers"), 0.0)
+
+
+def _in_turns(records: Sequence[Received]) -> list[Received]:
+    """Every author's first record, every author's second, and so on."""
+    counts: Counter[str] = Counter()
+    turns: list[list[Received]] = []
+    for one in records:
+        turn = counts[one.signed.key]
+        counts[one.signed.key] += 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(one)
+    return [one for turn in turns for one in turn]
+
+
+class _Room:
+    """The room that authors have left in one poll, and how many more records are looked at."""
+
+    def __init__(self, config: PoolConfig, known: Callable[[str], bool]) -> None:
+        self._known = known
+        self._each = most_per_author(config)
+        self._places = {True: config.max_groups, False: newcomer_places(config)}
+        looks = LOOKS * config.max_groups
+        newcomers = max(1, int(config.newcomer_share * looks))
+        self._looks = {True: looks - newcomers, False: newcomers}
+        self._taken: Counter[str] = Counter()
+
+    def enough(self, received: Sequence[Received]) -> bool:
+        """Whether there is room for everybody's records."""
+        authors = Counter(one.signed.key for one in received)
+        places = dict.fromkeys(self._places, 0)
+        for key, count in authors.items():
+            places[self._known(key)] += count
+        return max(authors.values(), default=0) <= self._each and all(
+            places[kind] <= self._places[kind] for kind in places
+        )
+
+    def look(self, key: str) -> bool:
+        """Whether one more record of the author is looked at; counts it."""
+        kind = self._known(key)
+        free = self._places[kind] and self._looks[kind] and self._taken[key] < self._each
+        self._looks[kind] -= bool(free)
+        return bool(free)
+
+    def take(self, key: str) -> None:
+        """A record of the author was admitted."""
+        self._places[self._known(key)] -= 1
+        self._taken[key] += 1
