@@ -1,0 +1,57 @@
+"""The kernel's walls, in the order in which they can be built."""
+
+import os
+from collections.abc import Callable, Sequence
+
+from sapo.walls import landlock, namespaces, places, seccomp
+
+
+def steps(readable: Sequence[str]) -> list[tuple[str, Callable[[], str]]]:
+    """Each kernel wall's name and what builds it; a builder says what stands, or raises `OSError`."""
+    paths = [*places.libraries(), *(os.path.realpath(path) for path in readable)]
+    needed = [path for path in paths if _readable(path)]
+
+    def namespace() -> str:
+        _try_first(_off_the_network, needed)
+        return _off_the_network()
+
+    def files() -> str:
+        _try_first(lambda: landlock.allow_reading(paths), needed)
+        landlock.allow_reading(paths)
+        return f"ABI {landlock.version()}"
+
+    def calls() -> str:
+        seccomp.install(seccomp.worker_rules(), seccomp.REFUSE)
+        return f"{len(seccomp.worker_rules())} system calls are allowed"
+
+    return [("namespaces", namespace), ("landlock", files), ("seccomp", calls)]
+
+
+def _off_the_network() -> str:
+    namespaces.leave_network()
+    namespaces.drop_capabilities()
+    return "a network of its own with nothing in it, no capabilities"
+
+
+def _readable(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _try_first(step: Callable[[], object], needed: Sequence[str]) -> None:
+    """Build a wall in a throwaway child. Raises `OSError` where it would keep the worker from its libraries,
+    as root's walls do where the libraries are in the closed home of somebody else."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            step()
+            code = 0 if all(_readable(path) for path in needed) else 2
+        finally:
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 2:
+        raise OSError("it would keep the worker from the libraries it needs")
