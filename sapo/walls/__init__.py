@@ -4,7 +4,6 @@ The first line is that submitted text is never evaluated; these walls are the se
 Importable everywhere; walls that a machine does not have are left out and named, never an error.
 """
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ KEEPS_OFF: dict[str, tuple[str, ...]] = {
 NEEDED = ("network", "files", "processes")
 
 _standing: tuple[str, ...] = ()
+_narrow: Callable[[], None] | None = None
+"""What a child's kernel wall is built by, made ready in the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def around_worker(readable: Sequence[str] = ()) -> tuple[str, ...]:
 
 def build(readable: Sequence[str] = ()) -> list[Wall]:
     """`around_worker`, with what became of each wall."""
-    global _standing
+    global _standing, _narrow
     from sapo.walls import limits
 
     sys.dont_write_bytecode = True
@@ -54,7 +55,9 @@ def build(readable: Sequence[str] = ()) -> list[Wall]:
     if sys.platform.startswith("linux"):
         from sapo.walls import linux
 
-        walls += [_attempt(name, raise_it) for name, raise_it in linux.steps(readable)]
+        walls += [_attempt(name, step) for name, step in linux.steps(readable)]
+        standing = [wall.name for wall in walls if wall.stands]
+        _narrow = linux.narrower(may_open="landlock" in standing) if "seccomp" in standing else None
     else:
         walls += [Wall(name, False, f"Linux has it, {sys.platform} does not") for name in WALLS[1:]]
     _standing = tuple(wall.name for wall in walls if wall.stands)
@@ -77,10 +80,8 @@ def around_text() -> tuple[str, ...]:
     from sapo.walls import limits
 
     limits.around_text()
-    if "seccomp" in _standing:
-        from sapo.walls import seccomp
-
-        seccomp.install(seccomp.child_rules(os.getpid(), may_open="landlock" in _standing))
+    if _narrow is not None:
+        _narrow()
     return _standing
 
 

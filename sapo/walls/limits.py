@@ -28,7 +28,5 @@ def _lower(name: str, value: int) -> None:
     kind = getattr(resource, name, None)
     if kind is None:
         return
-    hard = resource.getrlimit(kind)[1]
-    most = value if hard == resource.RLIM_INFINITY else min(value, hard)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(kind, (most, most))
+        resource.setrlimit(kind, (value, value))

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 
-from sapo.walls import landlock, namespaces, places, seccomp
+from sapo.walls import kernel, landlock, namespaces, places, seccomp
 
 
 def steps(readable: Sequence[str]) -> list[tuple[str, Callable[[], str]]]:
@@ -21,10 +21,16 @@ def steps(readable: Sequence[str]) -> list[tuple[str, Callable[[], str]]]:
         return f"ABI {landlock.version()}"
 
     def calls() -> str:
-        seccomp.install(seccomp.worker_rules(), seccomp.REFUSE)
+        kernel.no_new_privileges()
+        seccomp.Filter(seccomp.worker_rules(), seccomp.REFUSE).install()
         return f"{len(seccomp.worker_rules())} system calls are allowed"
 
     return [("namespaces", namespace), ("landlock", files), ("seccomp", calls)]
+
+
+def narrower(may_open: bool) -> Callable[[], None]:
+    """What builds a child's wall inside the worker's."""
+    return seccomp.Filter(seccomp.child_rules(may_open), seccomp.ALLOW).install
 
 
 def _off_the_network() -> str:

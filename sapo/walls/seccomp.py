@@ -21,9 +21,13 @@ REFUSE, ABSENT = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 X32 = 0x40000000
 """Bit of the numbers by which x86_64 offers the same calls a second time."""
 
+THIS_PROCESS = 0x7FABCDEF
+"""Stands for the id of the process that installs a filter; above the highest that Linux gives."""
+
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _SET_MODE_FILTER = 1
+_SIZE = 8
 
 Instruction = tuple[int, int, int, int]
 """Code, instructions to skip if true, if false, and the constant."""
@@ -82,12 +86,12 @@ def worker_rules() -> dict[str, Rule]:
     return {name: _CONDITIONS.get(name, ALLOW) for name in kernel.NUMBERS if name not in _NEVER}
 
 
-def child_rules(pid: int, may_open: bool) -> dict[str, Rule]:
-    """What the child `pid` may not do of that: no process, no thread, no signal but to itself, no new rights,
-    and no file opened unless `may_open`."""
+def child_rules(may_open: bool) -> dict[str, Rule]:
+    """What a child may not do of that: no process, no thread, no signal but to itself, no new rights, and no
+    file opened unless `may_open`."""
     refused = [*_BREEDING, "prctl", "seccomp", "prlimit64", "setrlimit", *([] if may_open else _OPENING)]
     rules: dict[str, Rule] = dict.fromkeys(refused, REFUSE)
-    return rules | {"kill": Among(0, (pid,)), "tgkill": Among(0, (pid,))}
+    return rules | {"kill": Among(0, (THIS_PROCESS,)), "tgkill": Among(0, (THIS_PROCESS,))}
 
 
 def program(rules: Mapping[str, Rule], others: int, machine: str) -> list[Instruction]:
@@ -122,13 +126,30 @@ def _answer(rule: Rule) -> list[Instruction]:
     return [load, *tests, (_RETURN, 0, 0, REFUSE), (_RETURN, 0, 0, ALLOW)]
 
 
-def install(rules: Mapping[str, Rule], others: int = ALLOW) -> None:
-    """Put a filter on this process and what it forks, for good. Raises `OSError` where the kernel refuses."""
+def packed(rules: Mapping[str, Rule], others: int) -> bytes:
+    """The filter for this machine, as the kernel reads it. Raises `OSError` where its calls are not known."""
     machine = kernel.machine()
     if machine is None:
         raise OSError(f"the system calls of {os.uname().machine} are not known here")
-    code = program(rules, others, machine)
-    packed = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *one) for one in code))
-    head = ctypes.create_string_buffer(struct.pack("@HP", len(code), ctypes.addressof(packed)))
-    kernel.no_new_privileges()
-    kernel.call("seccomp", _SET_MODE_FILTER, 0, head)
+    return b"".join(struct.pack("=HBBI", *one) for one in program(rules, others, machine))
+
+
+class Filter:
+    """A filter laid out in memory once, so that a fork which installs it has next to nothing left to do."""
+
+    def __init__(self, rules: Mapping[str, Rule], others: int) -> None:
+        code = packed(rules, others)
+        self._code = ctypes.create_string_buffer(code, len(code))
+        head = struct.pack("@HP", len(code) // _SIZE, ctypes.addressof(self._code))
+        self._head = ctypes.create_string_buffer(head, len(head))
+        ends = range(4, len(code), _SIZE)
+        self._own = [end for end in ends if code[end : end + 4] == struct.pack("=I", THIS_PROCESS)]
+
+    def install(self) -> None:
+        """Put it on this process and what it forks, for good; it must be unable to gain privileges.
+
+        Raises `OSError` where the kernel refuses.
+        """
+        for place in self._own:
+            struct.pack_into("=I", self._code, place, os.getpid())
+        kernel.call("seccomp", _SET_MODE_FILTER, 0, self._head)
