@@ -1,7 +1,7 @@
 """What stands between submitted text and the scorers that would evaluate it (TRAPS 49).
 
 `literal` takes the place of `eval`; `expression`, `number` and `antiderivative` that of `sympy.parse_expr`;
-`fraction` that of `Fraction`.
+`fraction` that of `Fraction`, `no_nan` that of `float`.
 Nothing here compiles or runs text: Python's parser gives a tree, and a closed list of node types is read from
 it. Everything is bounded, so that `9**9**9**9` is refused and not computed. Like any malformed text, what is
 refused raises an exception, which the scorers catch.
@@ -53,6 +53,17 @@ def fraction(text: str) -> Fraction:
     if power and abs(int(power.group(1))) > MAX_EXPONENT:
         raise OverflowError("the power of ten is too large")
     return Fraction(text)
+
+
+def no_nan(value: Any) -> float:
+    """`float(value)`, but NaN is no number: it differs from nothing by more than a tolerance.
+
+    Raises what `float` raises of malformed text.
+    """
+    number = float(value)
+    if number != number:
+        raise Refused("is not a number")
+    return number
 
 
 def expression(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:

@@ -18,6 +18,7 @@ _OPEN, _CLOSE = "<answer>", "</answer>"
 
 EVALUATORS: dict[str, dict[str, Any]] = {
     "reasoning_gym.algorithmic.binary_matrix": {"eval": grammar.literal},
+    "reasoning_gym.algorithmic.number_sorting": {"float": grammar.no_nan},
     "reasoning_gym.algorithmic.spiral_matrix": {"eval": grammar.literal},
     "reasoning_gym.algorithmic.string_insertion": {"eval": grammar.literal},
     "reasoning_gym.games.n_queens": {"eval": grammar.literal},
@@ -26,6 +27,9 @@ EVALUATORS: dict[str, dict[str, Any]] = {
     "reasoning_gym.probability.coin_flip": {"Fraction": grammar.fraction},
 }
 """Module, the global name its scorer evaluates text with, and what stands there instead."""
+
+_BUILT_IN = ("eval", "float")
+"""Names that a module has without saying so."""
 
 SYMPY_ALIASES: dict[str, tuple[str, Any]] = {
     "reasoning_gym.algebra.polynomial_multiplication": ("sp", grammar.expression),
@@ -77,7 +81,7 @@ def guard_scorers() -> None:
     for path, names in EVALUATORS.items():
         module = importlib.import_module(path)
         for name, parser in names.items():
-            if name != "eval":
+            if name not in _BUILT_IN:
                 getattr(module, name)
             setattr(module, name, parser)
     for path, (alias, parser) in SYMPY_ALIASES.items():
@@ -103,7 +107,8 @@ def score(dataset: Any, entry: dict[str, Any], text: str, answer_format: AnswerF
     """The raw task score of a text, or the reason why there is none (TRAPS 43).
 
     `dataset` is the library's data set object, `entry` the regenerated item. Raises `MemoryError` only: the
-    process is not fit to go on then.
+    process is not fit to go on then. A score is a number from 0 to 1: a scorer that divides by what it should
+    not, or a parameter that turns a penalty into a prize, would outweigh everything else in a batch.
     """
     try:
         value = float(dataset.score_answer(extract_answer(text, answer_format), entry))
@@ -111,4 +116,6 @@ def score(dataset: Any, entry: dict[str, Any], text: str, answer_format: AnswerF
         raise
     except Exception as error:  # a scorer may raise anything; its name is the reason
         return f"error: {type(error).__name__}"
-    return value if math.isfinite(value) else "error: the score is not finite"
+    if not math.isfinite(value):
+        return "error: the score is not finite"
+    return value if 0 <= value <= 1 else "error: the score is not from 0 to 1"

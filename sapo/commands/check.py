@@ -109,7 +109,7 @@ def read_lines(source: str) -> "Iterator[tuple[Recipe, str]]":
         field = f"--jsonl line {number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # also numbers of too many digits, and deep nesting
             raise UserError(field, line[:60], f"is not JSON: {error}", "write one object a line") from None
         unknown = set(row) - set(LINE_FIELDS) if isinstance(row, dict) else {"..."}
         if unknown or not {"dataset", "seed", "text"} <= set(row):
@@ -133,7 +133,7 @@ def make_recipe(prefix: str, dataset: Any, config: Any, seed: Any, index: Any) -
 
     try:
         params = json.loads(config) if isinstance(config, str) else config
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{prefix}config", config, f"is not JSON: {error}", "give a JSON object") from None
     if not isinstance(params, dict):
         raise UserError(f"{prefix}config", config, "is not a JSON object", 'write it like {"min_terms": 2}')

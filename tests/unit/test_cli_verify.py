@@ -101,6 +101,13 @@ def test_a_malformed_line_is_named_and_nothing_is_scored(
     assert Workers.asked == []
 
 
+@pytest.mark.parametrize("line", ["[" * 50_000, '{"seed": ' + "9" * 5000 + "}"], ids=["deep", "long number"])
+def test_a_line_that_no_json_reader_takes_is_named(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("in.jsonl").write_text(line + "\n", encoding="utf-8")
+    assert cli.invoke(["verify", "--jsonl", "in.jsonl"]) == 2
+    assert "line 1" in capsys.readouterr().err
+
+
 def test_verify_scores_a_right_and_a_wrong_answer(capfd: pytest.CaptureFixture[str]) -> None:
     recipe = check.make_recipe("", "chain_sum", {"max_terms": 2}, 7, 0)
     with TaskWorkers() as workers:

@@ -166,6 +166,17 @@ def test_a_fraction_reads_as_the_library_s_but_bounded() -> None:
         grammar.fraction("a half")
 
 
+@pytest.mark.parametrize("text", [" 1.5 ", "-inf", "1_0", "٣"])
+def test_a_float_reads_as_python_s(text: str) -> None:
+    assert grammar.no_nan(text) == float(text)
+
+
+@pytest.mark.parametrize("text", ["nan", "-NaN ", "1e", "", "0x1"])
+def test_nan_is_no_number(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not a number|could not convert"):
+        grammar.no_nan(text)
+
+
 def test_trap_49_every_evaluator_the_library_calls_is_known() -> None:
     """A new release that evaluates somewhere else must not slip in unseen."""
     harmless = {
@@ -182,7 +193,7 @@ def test_trap_49_every_evaluator_the_library_calls_is_known() -> None:
         (path.removeprefix("reasoning_gym.").replace(".", "/") + ".py", name)
         for path, names in verify.EVALUATORS.items()
         for name in names
-        if name != "Fraction"
+        if name not in ("Fraction", "float")
     } | {
         (path.removeprefix("reasoning_gym.").replace(".", "/") + ".py", "parse_expr")
         for path in verify.SYMPY_ALIASES
@@ -250,6 +261,8 @@ def test_a_score_that_is_no_number_is_a_reason() -> None:
 
     assert verify.score(Source(True), {}, "", "text") == 1.0
     assert verify.score(Source(float("nan")), {}, "", "text") == "error: the score is not finite"
+    for outside in (1.001, -0.1, 7e23):
+        assert verify.score(Source(outside), {}, "", "text") == "error: the score is not from 0 to 1"
     assert verify.score(Source(KeyError("x")), {}, "", "text") == "error: KeyError"
     assert verify.score(Source(None), {}, "", "text") == "error: TypeError"
     with pytest.raises(MemoryError):
