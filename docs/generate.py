@@ -100,7 +100,7 @@ def kind(field: dict[str, Any]) -> str:
     if field.get("type") == "object":
         return "table"
     bounds = [
-        f"{sign} {field[key]:g}"
+        f"{sign} {field[key]:.10g}"
         for key, sign in (
             ("minimum", "≥"),
             ("exclusiveMinimum", ">"),

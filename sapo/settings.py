@@ -68,7 +68,8 @@ class Rules(Section):
     min_completions: Annotated[int, Field(ge=2)] = 2
     max_completions: Annotated[int, Field(ge=2)] = 64
     max_text_chars: PositiveInt = 16_384
-    max_payload_bytes: PositiveInt = 1_000_000
+    max_payload_bytes: Annotated[int, Field(ge=1, le=4_000_000)] = 1_000_000
+    """Of a group as it travels; a bus reads no record that is larger than any swarm may allow."""
     entry: Literal["open", "allow-list", "invite"] = "open"
     """Who may publish: anybody, `members`, or `members` and those who hold an invitation of one of them."""
     members: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = []

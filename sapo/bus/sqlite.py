@@ -1,8 +1,10 @@
 """The embedded bus: one SQLite file in WAL mode, many processes on one machine, no server."""
 
 import fcntl
+import math
 import os
 import random
+import re
 import secrets
 import sqlite3
 import threading
@@ -10,18 +12,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from sapo.bus.base import Limits, Poll, Positions, Reading
+from sapo.bus.base import MAX_RECORD, Limits, Poll, Positions, Reading
 from sapo.errors import Unavailable, UserError
 from sapo.made import Made
 from sapo.records import Received, SignedGroup
 
 APPLICATION_ID = 0x5341504F
 SCHEMA = 1
+PARTITION = re.compile(r"s[0-9a-f]{8}")
 CREATE = """
 CREATE TABLE bus (partition TEXT NOT NULL, next INTEGER NOT NULL, stamp REAL NOT NULL);
 CREATE TABLE log (
@@ -30,10 +32,12 @@ CREATE TABLE log (
 );
 """
 INSERT = "INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?)"
-SELECT = """
-SELECT offset, timestamp, group_id, content_sha256, key, signature, payload
-FROM log WHERE offset >= ? ORDER BY offset
+SIZES = """
+SELECT offset, CASE typeof(payload) WHEN 'blob' THEN length(payload) END
+FROM log WHERE offset >= ? AND offset < ? ORDER BY offset
 """
+"""What can be told of a record without reading it: who may write here may have written anything."""
+ROW = "SELECT timestamp, group_id, content_sha256, key, signature, payload FROM log WHERE offset = ?"
 
 
 class _Link:
@@ -77,7 +81,7 @@ class SqliteBus:
         if not groups:
             return
         with self._transaction("IMMEDIATE") as db:
-            following, stamp = db.execute("SELECT next, stamp FROM bus").fetchone()
+            _, following, stamp = self._state(db)
             stamp = max(stamp, self._clock())  # a clock set back must not make a record younger
             rows = [
                 (following + i, stamp, g.group_id, g.content_sha256, g.key, g.signature, g.payload)
@@ -90,12 +94,16 @@ class SqliteBus:
         """Read on from `positions` within `limits`; with one partition, nothing is drawn from `rng`."""
         reading = Reading(limits)
         with self._transaction("DEFERRED") as db:
-            partition, end = db.execute("SELECT partition, next FROM bus").fetchone()
-            (first,) = db.execute("SELECT coalesce(min(offset), ?) FROM log", (end,)).fetchone()
-            start = reading.start(partition, positions.get(partition), first, end)
-            with closing(db.execute(SELECT, (start,))) as rows:
-                for row in rows:
-                    if not reading.add(partition, row[0], len(row[6]), _received(partition, row)):
+            partition, end, _ = self._state(db)
+            oldest = db.execute("SELECT min(offset) FROM log WHERE offset >= 0 AND offset < ?", (end,))
+            (first,) = oldest.fetchone()
+            start = reading.start(partition, positions.get(partition), end if first is None else first, end)
+            with closing(db.execute(SIZES, (start, end))) as rows:
+                for offset, size in rows:
+                    whole = isinstance(size, int) and size <= MAX_RECORD
+                    received = self._received(db, partition, offset) if whole else None
+                    # what is passed over unread takes nothing of what may be read
+                    if not reading.add(partition, offset, size if whole else 0, received):
                         break
                 else:
                     reading.finish(partition, end)
@@ -104,13 +112,13 @@ class SqliteBus:
     def end_positions(self) -> Positions:
         """The offset after the last record."""
         with self._transaction("DEFERRED") as db:
-            partition, end = db.execute("SELECT partition, next FROM bus").fetchone()
+            partition, end, _ = self._state(db)
         return {partition: end}
 
     def trim(self, keep: int) -> int:
         """Delete all but the newest `keep` records and return how many went; late readers see a gap."""
         with self._transaction("IMMEDIATE") as db:
-            (end,) = db.execute("SELECT next FROM bus").fetchone()
+            _, end, _ = self._state(db)
             return db.execute("DELETE FROM log WHERE offset < ?", (end - keep,)).rowcount
 
     def close(self) -> None:
@@ -141,6 +149,41 @@ class SqliteBus:
                 link.disconnect()
                 raise Unavailable(f"the bus {self._path} cannot be used: {error}") from error
 
+    def _state(self, db: sqlite3.Connection) -> tuple[str, int, float]:
+        """The partition's name, the offset after its last record, and that one's time stamp.
+
+        Raises `Unavailable` where somebody else wrote there what this release never does.
+        """
+        rows = db.execute("SELECT partition, next, stamp FROM bus LIMIT 2").fetchall()
+        if len(rows) == 1:
+            partition, end, stamp = rows[0]
+            named = isinstance(partition, str) and PARTITION.fullmatch(partition)
+            counted = isinstance(end, int) and end >= 0
+            if named and counted and isinstance(stamp, float) and math.isfinite(stamp):
+                return partition, end, stamp
+        raise Unavailable(f"the bus {self._path} is damaged: it does not say where it ends")
+
+    def _received(self, db: sqlite3.Connection, partition: str, offset: int) -> Received | None:
+        """The record at `offset`; None where it holds no signed group, or is larger than any may be."""
+        try:
+            row = db.execute(ROW, (offset,)).fetchone()
+        except sqlite3.DataError:  # above the connection's limit, so it was not read
+            return None
+        timestamp, group_id, content_sha256, key, signature, payload = row
+        try:
+            signed = SignedGroup(
+                group_id=group_id,
+                content_sha256=content_sha256,
+                key=key,
+                signature=signature,
+                payload=payload,
+            )
+            found = Received(signed=signed, bus_position=f"{partition}:{offset}", timestamp=timestamp)
+        except ValidationError:
+            return None
+        # the publisher wrote it, and nothing that has arrived is younger than now
+        return found.model_copy(update={"timestamp": min(found.timestamp, self._clock())})
+
     def _connect(self, link: _Link) -> sqlite3.Connection:
         if link.db is None:
             self._create_once()
@@ -151,6 +194,8 @@ class SqliteBus:
             try:
                 _check(self._path, db)
                 db.execute("PRAGMA synchronous=FULL")
+                db.text_factory = _text
+                db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_RECORD)
             except BaseException:
                 db.close()
                 raise
@@ -178,15 +223,9 @@ def _inode(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _received(partition: str, row: tuple[Any, ...]) -> Received | None:
-    offset, timestamp, group_id, content_sha256, key, signature, payload = row
-    try:
-        signed = SignedGroup(
-            group_id=group_id, content_sha256=content_sha256, key=key, signature=signature, payload=payload
-        )
-        return Received(signed=signed, bus_position=f"{partition}:{offset}", timestamp=timestamp)
-    except ValidationError:
-        return None
+def _text(data: bytes) -> str:
+    """A text of the file, which need not be UTF-8: one that is not matches nothing that is looked for."""
+    return data.decode("utf-8", "replace")
 
 
 def _check(path: Path, db: sqlite3.Connection) -> None:

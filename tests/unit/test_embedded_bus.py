@@ -3,13 +3,14 @@
 import fcntl
 import random
 import sqlite3
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from makers import make_signed
 
 from sapo.bus import open_bus
-from sapo.bus.base import Gap, Limits
+from sapo.bus.base import MAX_RECORD, Gap, Limits
 from sapo.bus.publish import PublishSink
 from sapo.bus.sqlite import SqliteBus
 from sapo.config import Config, parse
@@ -169,6 +170,97 @@ def test_a_record_that_is_no_signed_group_is_passed_over_and_reported(tmp_path: 
     assert found.positions == {partition: 3}
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "payload = 5",
+        "payload = 'a text'",
+        "payload = CAST(x'ff' AS TEXT)",
+        "key = CAST(x'ff' AS TEXT)",
+        "key = x'00'",
+        "key = 7",
+        "timestamp = 'noon'",
+        "timestamp = 9e999",
+        "payload = zeroblob(20000000)",
+        "payload = CAST(zeroblob(20000000) AS TEXT)",
+        "group_id = CAST(zeroblob(20000000) AS TEXT)",
+        "signature = zeroblob(20000000)",
+    ],
+)
+def test_a_row_that_no_bus_writes_is_passed_over_unread(tmp_path: Path, change: str) -> None:
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    bus.publish([make_signed(position=i) for i in range(3)])
+    (partition,) = bus.end_positions()
+    with sqlite3.connect(tmp_path / "bus.sqlite") as db:
+        db.execute(f"UPDATE log SET {change} WHERE offset = 1")
+    db.close()
+    tracemalloc.start()
+    found = bus.poll({}, Limits(), RNG)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [one.bus_position for one in found.received] == [f"{partition}:0", f"{partition}:2"]
+    assert found.malformed == (f"{partition}:1",)
+    assert found.positions == {partition: 3}
+    assert most < 2 * MAX_RECORD
+
+
+def test_what_is_too_large_to_be_read_takes_nothing_of_what_may_be_read(tmp_path: Path) -> None:
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    bus.publish([make_signed(position=i) for i in range(4)])
+    with sqlite3.connect(tmp_path / "bus.sqlite") as db:
+        db.execute("UPDATE log SET payload = zeroblob(20000000) WHERE offset IN (1, 2)")
+    found = bus.poll({}, Limits(max_bytes=10_000), RNG)
+    assert (len(found.received), len(found.malformed)) == (2, 2)
+
+
+@pytest.mark.parametrize("offset", [-(2**63), -1, 5, 2**63 - 1])
+def test_a_row_outside_what_the_bus_gave_out_does_not_exist(tmp_path: Path, offset: int) -> None:
+    """Read, one far behind the end would stop every reader for good."""
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    bus.publish([make_signed(position=i) for i in range(3)])
+    with sqlite3.connect(tmp_path / "bus.sqlite") as db:
+        db.execute("UPDATE log SET offset = ? WHERE offset = 2", (offset,))
+    found = bus.poll({}, Limits(), RNG)
+    assert len(found.received) == 2
+    assert set(found.positions.values()) == {3}
+    assert bus.poll(found.positions, Limits(), RNG).received == ()
+
+
+def test_nothing_that_was_read_is_younger_than_now(tmp_path: Path) -> None:
+    """A time stamp from the future would never grow stale."""
+    bus = SqliteBus(tmp_path / "bus.sqlite", clock=lambda: 1000.0)
+    bus.publish([make_signed(position=i) for i in range(2)])
+    with sqlite3.connect(tmp_path / "bus.sqlite") as db:
+        db.execute("UPDATE log SET timestamp = 1e300 WHERE offset = 1")
+    assert [one.timestamp for one in bus.poll({}, Limits(), RNG).received] == [1000.0, 1000.0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DELETE FROM bus",
+        "INSERT INTO bus VALUES ('s00000000', 0, 0)",
+        "UPDATE bus SET next = 'many'",
+        "UPDATE bus SET next = -1",
+        "UPDATE bus SET stamp = 'noon'",
+        "UPDATE bus SET stamp = 9e999",
+        "UPDATE bus SET partition = x'00'",
+        "UPDATE bus SET partition = CAST(x'ff' AS TEXT)",
+        "UPDATE bus SET partition = CAST(zeroblob(20000000) AS TEXT)",
+        "UPDATE bus SET partition = 'a:0'",
+    ],
+)
+def test_a_bus_that_does_not_say_where_it_ends_is_unavailable(tmp_path: Path, change: str) -> None:
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    bus.publish([make_signed()])
+    with sqlite3.connect(tmp_path / "bus.sqlite") as db:
+        db.execute(change)
+    with pytest.raises(Unavailable, match=r"damaged|too big"):
+        bus.poll({}, Limits(), RNG)
+    with pytest.raises(Unavailable, match=r"damaged|too big"):
+        bus.publish([make_signed(position=1)])
+
+
 def test_the_embedded_bus_lies_in_the_home_unless_a_path_is_given(tmp_path: Path) -> None:
     open_bus(Config(), Home(tmp_path)).publish([make_signed()])
     assert (tmp_path / "bus.sqlite").exists()
@@ -227,3 +319,10 @@ def test_who_waits_for_another_to_create_the_bus_uses_that_one(
     bus = SqliteBus(tmp_path / "bus.sqlite")
     bus.publish([make_signed(position=1)])
     assert len(bus.poll({}, Limits(), RNG).received) == 2
+
+
+def test_no_swarm_may_allow_groups_that_a_bus_would_not_read() -> None:
+    from sapo.settings import Rules
+
+    most = max(limit.le for limit in Rules.model_fields["max_payload_bytes"].metadata if hasattr(limit, "le"))
+    assert most + 4096 < MAX_RECORD
