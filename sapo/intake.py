@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sapo.admission import admit
-from sapo.batching import longest, score_groups
+from sapo.batching import longest
 from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
 from sapo.journal import Met, PoolRow
+from sapo.membership import check
 from sapo.node_parts import NodeParts
 from sapo.pool import Entry, Verdict, limits
-from sapo.records import Outcome, Received
+from sapo.records import Group, Received
+from sapo.workers import Claim
 
 
 @dataclass
@@ -34,9 +36,11 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
         parts.bus_outage.began(error)
         poll = Poll((), parts.journal.positions())
     now = parts.clock()
-    if poll.malformed:
-        metrics["pool/refused/malformed_record"] = float(len(poll.malformed))
-    came = [entry for received in poll.received if (entry := _admit(parts, received, now)) is not None]
+    for position in poll.malformed:
+        parts.refusals.note_malformed(position)
+    # by the bus's time stamps: within a poll, too, a copy comes after its original
+    received = sorted(poll.received, key=lambda one: one.timestamp)
+    came = [entry for one in received if (entry := _admit(parts, one, now)) is not None]
     rows = [entry.to_row() for entry in came]
     parts.pool.evict(now)
     met = [parts.pool.met(entry.group, entry.received.signed.content_sha256) for entry in came]
@@ -62,28 +66,43 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
             seen=parts.pool.seen,
             has_control_tokens=parts.policy.has_control_tokens,
         )
+        check(group, parts.manifest, received.timestamp)
+        parts.streams.check(group, received.timestamp)
     except Refused as refused:
         parts.pool.refuse(refused)
+        parts.refusals.note(refused, received)
         return None
     entry = Entry(received=received, group=group, received_at=now)
+    parts.streams.note(group, received.timestamp)
     parts.pool.add(entry)
     return entry
 
 
 def verdicts(parts: NodeParts, entries: Sequence[Entry]) -> list[Verdict]:
     """Regenerate and score foreign groups: no question, answer or score of a peer is believed (DESIGN 2)."""
-    questions = parts.workers.questions([entry.group.recipe for entry in entries])
     found: dict[int, Verdict] = {}
     good = []
-    for i, (entry, question) in enumerate(zip(entries, questions, strict=True)):
-        if isinstance(question, Outcome):
-            found[i] = Verdict.bad("not_regenerable")
-        elif question.text != entry.group.question:
-            found[i] = Verdict.bad("question_mismatch")
-        elif longest(parts.policy, entry.group) > parts.policy.max_length:
-            found[i] = Verdict.bad("too_long")
+    for i, entry in enumerate(entries):
+        if longest(parts.policy, entry.group) > parts.policy.max_length:
+            found[i] = _bad(parts, entry, "too_long")
         else:
             good.append(i)
-    for i, row in zip(good, score_groups(parts.workers, [entries[i].group for i in good]), strict=True):
-        found[i] = Verdict(outcomes=row)
+    claims = [_claim(entries[i].group) for i in good]
+    for i, judgement in zip(good, parts.workers.judge(claims), strict=True):
+        found[i] = (
+            Verdict(outcomes=judgement.outcomes)
+            if judgement.reason is None
+            else _bad(parts, entries[i], judgement.reason)
+        )
     return [found[i] for i in range(len(entries))]
+
+
+def _claim(group: Group) -> Claim:
+    texts = tuple(completion.text for completion in group.completions)
+    return Claim(group.recipe, group.question, texts)
+
+
+def _bad(parts: NodeParts, entry: Entry, reason: str) -> Verdict:
+    """The verdict on a group that is unusable as a whole; its author is told of in metrics and history."""
+    parts.refusals.note(Refused(reason, "found when it was verified", entry.group), entry.received)
+    return Verdict.bad(reason)

@@ -21,29 +21,32 @@ from sapo.checkpoint import Checkpoint
 from sapo.errors import UserError
 from sapo.journal_file import connect, create, explained, pack, unpack
 from sapo.journal_rows import (
+    NOTHING_HEARD,
+    REFUSAL,
     SIGNED,
     Event,
+    Heard,
     JournalError,
     Link,
     Met,
     Movement,
     Owed,
+    PeerRow,
     PoolRow,
-    change_each,
-    departures,
+    RefusalRow,
     forget_rounds,
     group_columns,
     insert_each,
     link_round,
-    pool_columns,
-    record_movements,
+    move_pool,
     remember,
     signed_group,
+    store_environment,
     where,
 )
-from sapo.records import Batch, Received, RoundResult, SignedGroup, canonical, sha256
+from sapo.records import Batch, Received, RoundResult, SignedGroup, canonical
 
-__all__ = ["Journal", "JournalError", "Link", "Met", "Movement", "Owed", "PoolRow", "Stage"]
+__all__ = ["Heard", "Journal", "JournalError", "Link", "Met", "Movement", "Owed", "PoolRow", "Stage"]
 
 Stage = Literal["groups", "batch", "result"]
 
@@ -51,8 +54,8 @@ Stage = Literal["groups", "batch", "result"]
 class Journal:
     """Open, or create, the journal at `path`.
 
-    The incarnation is minted when the file is created; giving `incarnation` sets it then, and checks it
-    later. Raises `UserError` where the file is no journal, has another version, or cannot be written.
+    The incarnation is minted with the file; giving `incarnation` sets it then, and checks it later.
+    Raises `UserError` where the file is no journal, has another version, or cannot be written.
     """
 
     def __init__(
@@ -126,8 +129,7 @@ class Journal:
         pool_removed: Collection[str],
         verdicts: Mapping[str, str],
         rejected: Mapping[str, Event] = {},
-        met: Sequence[Met] = (),
-        memory: int = 10_000,
+        heard: Heard = NOTHING_HEARD,
         training_owed: bool = True,
     ) -> None:
         """Transaction 2: the batch, and with it everything that drawing it did to pool and positions.
@@ -135,7 +137,7 @@ class Journal:
         `positions` replaces the saved ones whole. Rows are added first, then `verdicts` (JSON by group id)
         are set, then `pool_removed` leave; a removed group is remembered with its verdict (`dropped`).
         Every coming and going is kept as a movement; `rejected` says which groups left for their scores.
-        The newest `memory` groups that were `met` are known again when the node comes back.
+        What was `heard` of peers is known again when the node comes back.
         Raises `JournalError` unless the round's groups are committed and its batch is not, and when a group
         is added that the pool holds, or judged or removed that it does not hold.
         """
@@ -146,29 +148,15 @@ class Journal:
             self._expect(batch.round, "groups", "batch")
             db.execute("DELETE FROM positions")
             db.executemany("INSERT INTO positions VALUES (?, ?)", positions.items())
-            insert_each(
-                db,
-                f"INSERT INTO pool ({SIGNED}, producer_key, bus_position, timestamp, received_at, verdict) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [pool_columns(row) for row in pool_added],
-            )
-            record_movements(db, batch.round, [("received", row.group_id) for row in pool_added])
-            judged = [(verdict, group_id) for group_id, verdict in verdicts.items()]
-            change_each(db, "UPDATE pool SET verdict = ? WHERE group_id = ?", judged)
-            removed = [(group_id,) for group_id in pool_removed]
-            db.executemany(
-                "INSERT OR REPLACE INTO dropped SELECT group_id, ?2, verdict FROM pool WHERE group_id = ?1",
-                [(group_id, batch.round) for group_id in pool_removed],
-            )
-            record_movements(db, batch.round, departures(batch, pool_removed, rejected))
-            change_each(db, "DELETE FROM pool WHERE group_id = ?", removed)
+            move_pool(db, batch, pool_added, pool_removed, verdicts, rejected)
+            place = (int(training_owed), store_environment(db, self._environment), self._clock())
             db.execute(
                 "UPDATE rounds SET stage = 'batch', batch = ?, batch_sha256 = ?, training_owed = ?, "
                 "environment = ?, batch_at = ? WHERE round = ?",
-                (blob, digest, int(training_owed), self._store_environment(db), self._clock(), batch.round),
+                (blob, digest, *place, batch.round),
             )
             link_round(db, batch, digest)
-            remember(db, met, memory)
+            remember(db, batch.round, heard)
 
     def commit_result(self, result: RoundResult) -> None:
         """Transaction 3: the result; owes `track`, and `training` as the batch said.
@@ -235,13 +223,13 @@ class Journal:
     def link(self, round: int) -> Link:
         """How the round hangs on those before it. Raises `JournalError` where it has no batch."""
         self.batch_digest(round)
-        if self._without_links():
+        if self._version() < 2:
             return Link()
         return Link(*self._one("SELECT previous, chain FROM rounds WHERE round = ?", round))
 
     def movements(self, round: int) -> list[Movement]:
         """What entered and left the pool in a round, in order; nothing of rounds before version 2."""
-        if self._without_links():
+        if self._version() < 2:
             return []
         columns = "event, group_id, producer, producer_key, bus_position, published_at, received_at"
         rows = self._all(f"SELECT {columns} FROM movements WHERE round = ? ORDER BY seq", round)
@@ -269,7 +257,7 @@ class Journal:
         return result
 
     def pool_ids(self) -> set[str]:
-        """Ids of the groups in the pool as of the last committed batch."""
+        """Ids of the groups in the pool, likewise."""
         return {row[0] for row in self._all("SELECT group_id FROM pool")}
 
     def dropped(self) -> dict[str, str | None]:
@@ -277,9 +265,27 @@ class Journal:
         return dict(self._all("SELECT group_id, verdict FROM dropped ORDER BY round, group_id"))
 
     def met(self) -> list[Met]:
-        """The groups met last, in order; none of rounds before version 2."""
-        sql = "SELECT group_id, content_sha256, fingerprint, author FROM met ORDER BY seq"
+        """The groups met last, in order; none in a view of an earlier version."""
+        if self._version() < 3:
+            return []
+        sql = "SELECT group_id, content_sha256, fingerprint, author, key, stamp FROM met ORDER BY seq"
         return [Met(*row) for row in self._all(sql)]
+
+    def peers(self) -> list[PeerRow]:
+        """What is known of other authors as of the last committed batch."""
+        sql = "SELECT key, turn, sound, known, balance_s FROM peers ORDER BY key"
+        rows = self._all(sql) if self._version() >= 3 else []
+        return [PeerRow(key, turn, sound, bool(known), left) for key, turn, sound, known, left in rows]
+
+    def streams(self) -> dict[str, str]:
+        """What `sapo.streams` remembers of other authors, as JSON by key, likewise."""
+        sql = "SELECT key, content FROM streams ORDER BY key"
+        return dict(self._all(sql)) if self._version() >= 3 else {}
+
+    def refusals(self, round: int) -> list[RefusalRow]:
+        """Samples of what was refused in a round, in order; none in rounds before version 3."""
+        sql = f"SELECT {REFUSAL} FROM refusals WHERE round = ? ORDER BY seq"
+        return [RefusalRow(*row) for row in self._all(sql, round)] if self._version() >= 3 else []
 
     # --- what results depend on besides their inputs ---------------------------------------------------
 
@@ -384,9 +390,9 @@ class Journal:
         with self._lock, explained(self._path):
             return self._connection.execute(sql, values).fetchone()
 
-    def _without_links(self) -> bool:
-        """Whether this is a view of a journal of version 1."""
-        return bool(self._one("PRAGMA user_version")[0] < 2)
+    def _version(self) -> int:
+        """Of the file; a view may be of an earlier one than this release's."""
+        return int(self._one("PRAGMA user_version")[0])
 
     def _expect(self, round: int, before: Stage, what: Stage) -> None:
         if self.stage() != (round, before):
@@ -397,13 +403,6 @@ class Journal:
             "INSERT INTO outbox (kind, round, ref, bytes, owed_at) VALUES (?, ?, ?, ?, ?)",
             (kind, round, ref, size, now),
         )
-
-    def _store_environment(self, db: sqlite3.Connection) -> str | None:
-        if self._environment is None:
-            return None
-        digest = sha256(self._environment)
-        db.execute("INSERT OR IGNORE INTO environments VALUES (?, ?)", (digest, self._environment))
-        return digest
 
     def _unpack(self, what: Literal["batch", "result"], round: int) -> bytes:
         row = self._one(f"SELECT {what}, {what}_sha256 FROM rounds WHERE round = ?", round)

@@ -12,8 +12,8 @@ from sapo.errors import UserError
 from sapo.files import sync_directory, sync_file
 from sapo.records import sha256
 
-JOURNAL_VERSION = 2
-"""A journal of the version before is brought to this one when it is opened to be written."""
+JOURNAL_VERSION = 3
+"""A journal of an earlier version is brought to this one when it is opened to be written."""
 APPLICATION_ID = 0x5341504F
 """`SAPO` in ASCII: tells a journal from other SQLite files."""
 _BUSY_S = 60.0
@@ -28,6 +28,19 @@ _MET = """
 CREATE TABLE met (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, group_id TEXT NOT NULL UNIQUE, content_sha256 TEXT NOT NULL,
     fingerprint TEXT NOT NULL, author TEXT)"""
+_PEERS = (
+    "ALTER TABLE met ADD COLUMN key TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE met ADD COLUMN stamp REAL",
+    "CREATE TABLE peers (key TEXT PRIMARY KEY, turn INTEGER NOT NULL, sound INTEGER NOT NULL, "
+    "known INTEGER NOT NULL, balance_s REAL NOT NULL)",
+    "CREATE TABLE streams (key TEXT PRIMARY KEY, content TEXT NOT NULL)",
+    "CREATE TABLE refusals (seq INTEGER PRIMARY KEY AUTOINCREMENT, round INTEGER NOT NULL, "
+    "reason TEXT NOT NULL, detail TEXT NOT NULL, count INTEGER NOT NULL, found_at REAL NOT NULL, "
+    "bus_position TEXT NOT NULL, payload_bytes INTEGER NOT NULL, published_at REAL, group_id TEXT, "
+    "content_sha256 TEXT, key TEXT, signature TEXT, payload BLOB)",
+    "CREATE INDEX refusals_round ON refusals (round)",
+)
+"""What version 3 adds: what is known of peers, and what was refused."""
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE meta (incarnation TEXT NOT NULL, created_at REAL NOT NULL);
@@ -55,6 +68,7 @@ CREATE TABLE checkpoints (
 {_MOVEMENTS};
 {_MOVEMENTS_INDEX};
 {_MET};
+{";".join(_PEERS)};
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {JOURNAL_VERSION};
 COMMIT;
@@ -114,7 +128,7 @@ def create(path: Path, incarnation: str, created_at: float) -> None:
 def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     """Open an existing journal in autocommit mode and check that it is one, of this version.
 
-    One of the version before is migrated, in one transaction, unless it is opened to be read only.
+    One of an earlier version is migrated, in one transaction, unless it is opened to be read only.
     """
     mode = "ro" if read_only else "rw"
     connection = sqlite3.connect(
@@ -140,7 +154,7 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> int:
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if application != APPLICATION_ID:
         raise UserError("journal", str(path), "is an SQLite file but no journal", "name another folder")
-    if version not in (1, JOURNAL_VERSION):
+    if not 1 <= version <= JOURNAL_VERSION:
         raise UserError(
             "journal",
             str(path),
@@ -151,25 +165,33 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """From version 1, which kept neither movements nor links: the next round can tell which it follows."""
+    """Step by step from whatever version it has; another thread of this node may have been faster."""
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if _check_version(connection, path) == 1:  # another thread of this node may have been faster
-            for column in ("previous INTEGER", "chain TEXT", "through INTEGER"):
-                connection.execute(f"ALTER TABLE rounds ADD COLUMN {column}")
-            connection.execute(_MOVEMENTS)
-            connection.execute(_MOVEMENTS_INDEX)
-            connection.execute(_MET)
-            sql = "SELECT round, batch, batch_sha256 FROM rounds WHERE batch IS NOT NULL ORDER BY round DESC"
-            through = next((row[0] for row in connection.execute(sql) if _has_groups(path, *row)), None)
-            newest = "(SELECT max(round) FROM rounds WHERE batch IS NOT NULL)"
-            connection.execute(f"UPDATE rounds SET through = ? WHERE round = {newest}", (through,))
-            connection.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
+        if _check_version(connection, path) < 2:
+            _add_links(connection, path)
+        if _check_version(connection, path) < 3:
+            for statement in _PEERS:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _add_links(connection: sqlite3.Connection, path: Path) -> None:
+    """From version 1, which kept neither movements nor links: the next round can tell which it follows."""
+    for column in ("previous INTEGER", "chain TEXT", "through INTEGER"):
+        connection.execute(f"ALTER TABLE rounds ADD COLUMN {column}")
+    connection.execute(_MOVEMENTS)
+    connection.execute(_MOVEMENTS_INDEX)
+    connection.execute(_MET)
+    sql = "SELECT round, batch, batch_sha256 FROM rounds WHERE batch IS NOT NULL ORDER BY round DESC"
+    through = next((row[0] for row in connection.execute(sql) if _has_groups(path, *row)), None)
+    newest = "(SELECT max(round) FROM rounds WHERE batch IS NOT NULL)"
+    connection.execute(f"UPDATE rounds SET through = ? WHERE round = {newest}", (through,))
 
 
 def _has_groups(path: Path, round: int, blob: bytes, digest: str) -> bool:

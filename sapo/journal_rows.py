@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +12,11 @@ from sapo.records import Batch, Received, SignedGroup, chained, sha256
 
 SIGNED = "group_id, content_sha256, key, signature, payload"
 """The columns every table of groups begins with."""
+
+
+REFUSAL = """reason, detail, count, found_at, bus_position, payload_bytes, published_at, group_id,
+    content_sha256, key, signature, payload"""
+"""The columns of a refusal besides its round, in the order of `RefusalRow`."""
 
 
 class JournalError(SapoError):
@@ -76,13 +81,73 @@ class Movement:
 class Met:
     """A group that was met, own or foreign: it must be known when it comes again, or as somebody's copy.
 
-    `fingerprint` is that of `sapo.admission`; `author` the key whose place in the pool it took, if any.
+    `fingerprint` is that of `sapo.admission`; `author` the key whose place in the pool it took, if any. `key`
+    signed it, and the bus stamped it at `stamp` (None: an own group, which nobody can have said before).
     """
 
     group_id: str
     content_sha256: str
     fingerprint: str
     author: str | None = None
+    key: str = ""
+    stamp: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRow:
+    """What is remembered of an author; key "" is the common account of all who are not known yet.
+
+    `turn` orders rows by when something of theirs was verified last, `sound` says how many of their groups
+    were verified and found sound, `balance_s` the seconds of verification that they have left.
+    """
+
+    key: str
+    turn: int
+    sound: int
+    known: bool
+    balance_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalRow:
+    """A refused record, standing for `count` of one author and one reason in a round.
+
+    `found_at` is the node's clock, `published_at` the bus's; what the record says of itself is None where it
+    holds no signed group. `payload` is its beginning, None where the round kept enough of others.
+    """
+
+    reason: str
+    detail: str
+    count: int
+    found_at: float
+    bus_position: str
+    payload_bytes: int = 0
+    published_at: float | None = None
+    group_id: str | None = None
+    content_sha256: str | None = None
+    key: str | None = None
+    signature: str | None = None
+    payload: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a round has learned of peers: rows to write, and what need not be remembered any longer.
+
+    `streams` is JSON of `sapo.streams` by author; None forgets the author.
+    """
+
+    met: Sequence[Met] = ()
+    forgotten: Collection[str] = ()
+    """Ids of groups that were met."""
+    peers: Sequence[PeerRow] = ()
+    gone: Collection[str] = ()
+    """Keys of peers."""
+    streams: Mapping[str, str | None] = field(default_factory=dict)
+    refusals: Sequence[RefusalRow] = ()
+
+
+NOTHING_HEARD = Heard()
 
 
 def group_columns(group: SignedGroup) -> tuple[str, str, str, str, bytes]:
@@ -150,11 +215,56 @@ def departures(
     ]
 
 
-def remember(db: sqlite3.Connection, met: Iterable[Met], limit: int) -> None:
-    """Note groups in the order in which they were met; of all, the newest `limit` stay."""
-    sql = "INSERT OR IGNORE INTO met (group_id, content_sha256, fingerprint, author) VALUES (?, ?, ?, ?)"
-    db.executemany(sql, [(one.group_id, one.content_sha256, one.fingerprint, one.author) for one in met])
-    db.execute("DELETE FROM met WHERE seq <= (SELECT max(seq) FROM met) - ?", (limit,))
+def move_pool(
+    db: sqlite3.Connection,
+    batch: Batch,
+    added: Sequence[PoolRow],
+    removed: Collection[str],
+    verdicts: Mapping[str, str],
+    rejected: Mapping[str, Event],
+) -> None:
+    """Rows come, then `verdicts` (JSON by group id) are set, then `removed` leave; each move is noted."""
+    insert_each(
+        db,
+        f"INSERT INTO pool ({SIGNED}, producer_key, bus_position, timestamp, received_at, verdict) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [pool_columns(row) for row in added],
+    )
+    record_movements(db, batch.round, [("received", row.group_id) for row in added])
+    judged = [(verdict, group_id) for group_id, verdict in verdicts.items()]
+    change_each(db, "UPDATE pool SET verdict = ? WHERE group_id = ?", judged)
+    db.executemany(
+        "INSERT OR REPLACE INTO dropped SELECT group_id, ?2, verdict FROM pool WHERE group_id = ?1",
+        [(group_id, batch.round) for group_id in removed],
+    )
+    record_movements(db, batch.round, departures(batch, removed, rejected))
+    change_each(db, "DELETE FROM pool WHERE group_id = ?", [(group_id,) for group_id in removed])
+
+
+def remember(db: sqlite3.Connection, round: int, heard: Heard) -> None:
+    """Note what a round has learned of peers; groups in the order in which they were met."""
+    sql = "INSERT OR IGNORE INTO met (group_id, content_sha256, fingerprint, author, key, stamp) "
+    db.executemany(sql + "VALUES (?, ?, ?, ?, ?, ?)", [astuple(one) for one in heard.met])
+    db.executemany("DELETE FROM met WHERE group_id = ?", [(group_id,) for group_id in heard.forgotten])
+    db.executemany("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?)", [astuple(p) for p in heard.peers])
+    db.executemany("DELETE FROM peers WHERE key = ?", [(key,) for key in heard.gone])
+    kept = [(key, content) for key, content in heard.streams.items() if content is not None]
+    db.executemany("INSERT OR REPLACE INTO streams VALUES (?, ?)", kept)
+    lost = [(key,) for key, content in heard.streams.items() if content is None]
+    db.executemany("DELETE FROM streams WHERE key = ?", lost)
+    db.executemany(
+        f"INSERT INTO refusals (round, {REFUSAL}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [(round, *astuple(refusal)) for refusal in heard.refusals],
+    )
+
+
+def store_environment(db: sqlite3.Connection, content: str | None) -> str | None:
+    """Keep what a batch depends on, once however many do; returns its digest."""
+    if content is None:
+        return None
+    digest = sha256(content)
+    db.execute("INSERT OR IGNORE INTO environments VALUES (?, ?)", (digest, content))
+    return digest
 
 
 def where(stage: tuple[int, str] | None) -> str:
@@ -183,7 +293,7 @@ def forget_rounds(db: sqlite3.Connection, before: int) -> int:
         (before,),
     ).rowcount
     if gone:
-        for table in ("groups", "dropped", "movements"):
+        for table in ("groups", "dropped", "movements", "refusals"):
             db.execute(f"DELETE FROM {table} WHERE round NOT IN (SELECT round FROM rounds)")
         used = "SELECT environment FROM rounds WHERE environment IS NOT NULL"
         db.execute(f"DELETE FROM environments WHERE digest NOT IN ({used})")

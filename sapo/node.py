@@ -17,6 +17,7 @@ from sapo.errors import Paused
 from sapo.evaluate import evaluate
 from sapo.identity import seal
 from sapo.intake import Arrivals, receive, verdicts
+from sapo.journal_rows import Heard
 from sapo.node_parts import NodeParts, open_parts
 from sapo.pool import Entry
 from sapo.records import Batch, Group, Outcome, Question, RoundResult, SignedGroup, canonical
@@ -210,6 +211,7 @@ class NodeRuntime:
             )
             now.batch = self._batch(local, draw.chosen)
             parts.pool.remove(draw.leaving)
+            now.metrics |= parts.refusals.metrics()
             undecided = [entry for entry in entries if entry.group_id not in judged]
             self._commit_batch(now.batch, undecided, draw.rejected)
             now.metrics |= draw.metrics()
@@ -237,8 +239,11 @@ class NodeRuntime:
                 group_id: "uninformative" if reason == "uninformative" else "unscorable"
                 for group_id, reason in rejected.items()
             },
-            met=[*own, *arrivals.met],
-            memory=pool.memory,
+            heard=Heard(
+                met=[*own, *arrivals.met],
+                streams=self.parts.streams.changed(),
+                refusals=self.parts.refusals.rows(),
+            ),
         )
 
     def _batch(self, local: Sequence[int], drawn: Sequence[Entry]) -> Batch:

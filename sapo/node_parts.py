@@ -32,6 +32,8 @@ from sapo.models import LoadedPolicy
 from sapo.outage import Outage
 from sapo.pool import Pool
 from sapo.records import Question
+from sapo.refusals import Refusals
+from sapo.streams import Streams
 from sapo.workers import TaskWorkers
 
 log = logging.getLogger(__name__)
@@ -58,6 +60,10 @@ class NodeParts:
     learner: Learner
     bus: Bus
     pool: Pool
+    streams: Streams
+    """What other authors' rounds looked like on the bus."""
+    refusals: Refusals
+    """What was refused of peers in the round in hand."""
     dropped: set[str]
     """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
     probe: Sequence[Question]
@@ -205,6 +211,8 @@ def open_parts(
         learner=learner,
         bus=own_bus,
         pool=pool,
+        streams=Streams(journal.streams()),
+        refusals=Refusals(clock),
         dropped=set(journal.dropped()),
         probe=probe,
         deliverer=deliverer,

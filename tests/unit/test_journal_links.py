@@ -22,7 +22,9 @@ from journal_model import (
 from makers import INCARNATION
 
 from sapo.errors import UserError
-from sapo.journal import Journal, JournalError, Link, Met
+from sapo.journal import Heard, Journal, JournalError, Link, Met
+from sapo.journal_file import JOURNAL_VERSION
+from sapo.journal_rows import PeerRow, RefusalRow
 from sapo.records import chained
 
 NOTHING: dict[str, Any] = {"positions": {}, "pool_added": [], "pool_removed": [], "verdicts": {}}
@@ -131,7 +133,7 @@ def test_a_journal_of_the_last_release_goes_on_and_its_next_round_knows_what_it_
     with Journal.read_only(old) as view:
         batch, pool, owed = view.batch(5), view.pool(), view.owed("training", 9)
     with Journal(old) as journal:
-        assert journal._one("PRAGMA user_version") == (2,)
+        assert journal._one("PRAGMA user_version") == (JOURNAL_VERSION,)
         assert (journal.batch(5), journal.pool(), journal.owed("training", 9)) == (batch, pool, owed)
         assert journal.link(5) == Link(None, None)
         following = [make_batch(6, incarnation=journal.incarnation)]
@@ -167,8 +169,8 @@ def as_version_1(path: Path) -> None:
     with sqlite3.connect(path) as db:
         for column in ("previous", "chain", "through"):
             db.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
-        db.execute("DROP TABLE movements")
-        db.execute("DROP TABLE met")
+        for table in ("movements", "met", "peers", "streams", "refusals"):
+            db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
     db.close()
 
@@ -202,8 +204,49 @@ def test_a_migration_that_breaks_off_leaves_the_journal_as_it_was(old, tmp_path)
     db.close()
 
 
-def test_what_was_met_is_known_in_its_order_up_to_a_bound(journal):
-    met = [Met(f"g{i}", f"c{i}", f"f{i}", "key" if i % 2 else None) for i in range(6)]
+def test_what_was_heard_of_peers_is_known_again_until_it_is_forgotten(journal, tmp_path):
+    met = [Met(f"g{i}", f"c{i}", f"f{i}", "key" if i % 2 else None, f"k{i}", 0.1 * i) for i in range(6)]
+    peers = [PeerRow("a", 1, 3, True, -0.25), PeerRow("", 0, 0, False, 1.0)]
+    commit_round(journal, 0, heard=Heard(met=met[:4], peers=peers, streams={"a": "{}", "b": "{}"}))
+    commit_round(
+        journal, 1, heard=Heard(met=met[4:], forgotten=["g0"], gone=["a"], streams={"a": "[]", "b": None})
+    )
+    with Journal.read_only(tmp_path / "journal.sqlite") as again:
+        assert again.met() == met[1:]
+        assert again.peers() == peers[1:]
+        assert again.streams() == {"a": "[]"}
+
+
+def test_refusals_stay_as_long_as_their_round(journal, tmp_path):
+    rows = [
+        RefusalRow("copy", "says the same", 3, NOW, "0:7", 9, 0.1, "g", "c", "k", "s", b"\x00half"),
+        RefusalRow("malformed_record", "nothing", 1, NOW, "0:8"),
+    ]
     for round in range(3):
-        commit_round(journal, round, met=met[2 * round : 2 * round + 2], memory=5)
-    assert journal.met() == met[1:]
+        commit_round(journal, round, heard=Heard(refusals=rows if round == 1 else []))
+        journal.record_checkpoint(make_checkpoint(tmp_path, round + 1))
+    assert [journal.refusals(round) for round in range(3)] == [[], rows, []]
+    for kind in ("publish", "training", "track"):
+        journal.acknowledge(kind, 99)
+    journal.prune()
+    assert journal._all("SELECT * FROM refusals") == []
+
+
+def test_a_journal_of_version_2_keeps_what_it_met_and_knows_no_peers_yet(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    with Journal(path, incarnation=INCARNATION) as journal:
+        commit_round(journal, 0, heard=Heard(met=[Met("g", "c", "f", "key", "key", 5.0)]))
+    with sqlite3.connect(path) as db:
+        for table in ("peers", "streams", "refusals"):
+            db.execute(f"DROP TABLE {table}")
+        for column in ("key", "stamp"):
+            db.execute(f"ALTER TABLE met DROP COLUMN {column}")
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+    with Journal.read_only(path) as view:
+        assert (view.met(), view.peers(), view.streams(), view.refusals(0)) == ([], [], {}, [])
+    with Journal(path) as journal:
+        assert journal.met() == [Met("g", "c", "f", "key")]
+        commit_round(journal, 1, heard=Heard(peers=[PeerRow("a", 1, 0, False, 1.0)]))
+        assert journal.peers() == [PeerRow("a", 1, 0, False, 1.0)]
+        assert journal.link(1).previous == 0

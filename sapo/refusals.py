@@ -1,0 +1,111 @@
+"""What was refused of peers: counted by reason and by peer, and sampled for the table `quarantine`.
+
+Whatever is sent costs bounded room: a round keeps few samples, each of which stands for all like it.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from sapo.errors import Refused
+from sapo.journal_rows import RefusalRow
+from sapo.records import Received
+
+MAX_KEPT_BYTES = 65_536
+"""Of refused payloads: of each one, and of all that a node keeps of a round."""
+ROWS = 16
+"""Samples of a round for single peers; one more for each reason stands for all others."""
+LOUDEST = 16
+"""Peers with a series of their own in a round."""
+ALL_OTHERS = "others"
+MINE = ("own_echo",)
+"""No peer's doing, so there is no sample of it."""
+
+
+class Refusals:
+    """The refusals of the round in hand. `metrics` is asked before `rows`, which begins the next round."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._begin()
+
+    def _begin(self) -> None:
+        self._reasons: Counter[str] = Counter()
+        self._peers: Counter[str] = Counter()
+        self._unproven = 0
+        self._rows: dict[tuple[str, str], RefusalRow] = {}
+        self._bytes = 0
+
+    def note(self, refused: Refused, received: Received, *, proven: bool = False) -> None:
+        """Count a refused record, and keep a sample of it where there is none of this peer and reason yet.
+
+        Its author is blamed where the signature held: admission then names the group, others say `proven`.
+        """
+        self._reasons[refused.code] += 1
+        signed = received.signed
+        if refused.code in MINE:
+            return
+        if proven or refused.group is not None:
+            self._peers[signed.key] += 1
+            author = signed.key
+        else:
+            self._unproven += 1
+            author = ""
+        place = self._place(refused.code, author)
+        if self._counted(place):
+            return
+        kept = signed.payload[:MAX_KEPT_BYTES]
+        whole = self._bytes + len(kept) <= MAX_KEPT_BYTES
+        self._bytes += len(kept) if whole else 0
+        self._rows[place] = RefusalRow(
+            reason=refused.code,
+            detail=refused.detail,
+            count=1,
+            found_at=self._clock(),
+            bus_position=received.bus_position,
+            payload_bytes=len(signed.payload),
+            published_at=received.timestamp,
+            group_id=signed.group_id,
+            content_sha256=signed.content_sha256,
+            key=signed.key,
+            signature=signed.signature,
+            payload=kept if whole else None,
+        )
+
+    def note_malformed(self, bus_position: str) -> None:
+        """Count a record that holds no signed group at all."""
+        self._reasons["malformed_record"] += 1
+        self._unproven += 1
+        place = self._place("malformed_record", "")
+        if not self._counted(place):
+            row = RefusalRow("malformed_record", "no signed group at all", 1, self._clock(), bus_position)
+            self._rows[place] = row
+
+    def _place(self, code: str, author: str) -> tuple[str, str]:
+        """Whose sample stands for this refusal: the author's own or, where many have one, all others'."""
+        own = (code, author)
+        return own if own in self._rows or len(self._rows) < ROWS else (code, ALL_OTHERS)
+
+    def _counted(self, place: tuple[str, str]) -> bool:
+        row = self._rows.get(place)
+        if row is not None:
+            self._rows[place] = replace(row, count=row.count + 1)
+        return row is not None
+
+    def metrics(self) -> dict[str, float]:
+        """The series `pool/refused/<code>` and `peers/refused/…` (loudest peers, all others, unproven)."""
+        found = {f"pool/refused/{code}": float(count) for code, count in self._reasons.items()}
+        loudest = sorted(self._peers, key=lambda key: (-self._peers[key], key))
+        found |= {f"peers/refused/{key[:12]}": float(self._peers[key]) for key in loudest[:LOUDEST]}
+        others = sum(self._peers[key] for key in loudest[LOUDEST:])
+        if others:
+            found[f"peers/refused/{ALL_OTHERS}"] = float(others)
+        if self._unproven:
+            found["peers/refused/unproven"] = float(self._unproven)
+        return found
+
+    def rows(self) -> list[RefusalRow]:
+        """The samples of the round, which ends with this."""
+        found = list(self._rows.values())
+        self._begin()
+        return found
