@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from sapo.config import PoolConfig
 from sapo.journal_rows import PeerRow
-from sapo.pool import most_per_author, newcomer_places
+from sapo.pool import looks, most_per_author, newcomer_places
 from sapo.records import Received
 
 T = TypeVar("T")
@@ -36,8 +36,6 @@ FLOOR_S = 0.1
 """What a round earns at least, in seconds: own work may be faster than any clock can tell."""
 IN_HAND_S = 0.1
 """What a known author's group is taken to cost while it is being verified: far more than most."""
-LOOKS = 16
-"""Records looked at in a round per place in the pool: forgers of a known key may send some of them."""
 
 
 @dataclass(slots=True)
@@ -87,9 +85,9 @@ class Peers:
 
         `admit` checks the signature, and returns None for what it refuses. A known author has room for as
         many admitted groups as they may hold in the pool, all newcomers together for as many as they may. So
-        who forges a known key takes no room, but tries: there are `LOOKS` per place, `newcomer_share` of
-        them for newcomers. Where not all have room, records are looked at in turns, one per author and turn,
-        in an order drawn from `rng`, so that no place on the bus and no number of records is of advantage.
+        who forges a known key takes no room, but tries: there are `sapo.pool.LOOKS` per place, and a share
+        of them for newcomers. Where not all have room, records are looked at in turns, one per author and
+        turn, in an order drawn from `rng`: neither a place on the bus nor the number of records is of use.
         """
         room = _Room(self.config, self.known)
         order = list(received)
@@ -252,9 +250,7 @@ class _Room:
         self._known = known
         self._each = most_per_author(config)
         self._places = {True: config.max_groups, False: newcomer_places(config)}
-        looks = LOOKS * config.max_groups
-        newcomers = max(1, int(config.newcomer_share * looks))
-        self._looks = {True: looks - newcomers, False: newcomers}
+        self._looks = dict(zip((True, False), looks(config), strict=True))
         self._taken: Counter[str] = Counter()
 
     def enough(self, received: Sequence[Received]) -> bool:

@@ -1,7 +1,7 @@
 """The pool: foreign groups received and not yet used, bounded in number, age and share per peer."""
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,11 +15,23 @@ from sapo.records import Group, Outcome, Received, Record
 SEEN_PER_GROUP = 16
 """Groups remembered per place in the pool, so that what was used or evicted does not come in again."""
 
+LOOKS = 16
+"""Records looked at in a round per place in the pool: forgers of a known key may have sent most of them."""
 
-def limits(config: PoolConfig) -> Limits:
-    """How much of the bus a round reads: as many groups as the pool has places, of one author not more than
-    it may hold."""
-    return Limits(config.poll_bytes, config.max_groups, config.tail, most_per_author(config))
+
+def limits(config: PoolConfig, known: Set[str] | None = None) -> Limits:
+    """How much of the bus a round reads: what may be looked at, of one author not more than it may hold.
+
+    Of all who are not `known` together not more than their share. None: everybody is known.
+    """
+    most = most_per_author(config)
+    return Limits(config.poll_bytes, sum(looks(config)), config.tail, most, known, looks(config)[1])
+
+
+def looks(config: PoolConfig) -> tuple[int, int]:
+    """Records looked at in a round: under the keys of known authors, and under others."""
+    most = LOOKS * config.max_groups
+    return most, max(1, int(config.newcomer_share * most))
 
 
 def most_per_author(config: PoolConfig) -> int:
@@ -105,10 +117,16 @@ class Entry:
 
 
 class Pool:
-    """Entries by group id, in the order they came. The bounds hold after `evict`, so call it after adding."""
+    """Entries by group id, in the order they came. The bounds hold after `evict`, so call it after adding.
 
-    def __init__(self, config: PoolConfig) -> None:
+    `known` tells which authors are; all others, the newcomers, together hold no more than `newcomer_share` of
+    the places. So much of them they get also when known authors could fill the pool, or nobody would ever
+    become known; of what is above it, no newcomer takes anything from a known author.
+    """
+
+    def __init__(self, config: PoolConfig, known: Callable[[str], bool] = lambda key: True) -> None:
         self.config = config
+        self._known = known
         self.seen = Seen(self.memory)
         self._entries: dict[str, Entry] = {}
         self._new: set[str] = set()
@@ -116,17 +134,23 @@ class Pool:
         self._dropped = _Dropped()
 
     @classmethod
-    def restore(cls, config: PoolConfig, rows: Iterable[PoolRow], met: Iterable[Met] = ()) -> "Pool":
+    def restore(
+        cls,
+        config: PoolConfig,
+        rows: Iterable[PoolRow],
+        met: Iterable[Met] = (),
+        known: Callable[[str], bool] = lambda key: True,
+    ) -> "Pool":
         """The pool that the journal kept, with its memory of all that was `met`, in order."""
-        pool = cls(config)
+        pool = cls(config, known)
         for one in met:
             pool.seen.note(one.group_id, one.content_sha256, one.fingerprint)
             if one.author is not None:
                 pool._places.add(one.author)
         for row in rows:
-            known = pool.seen.digest(row.group_id) is not None
+            remembered = pool.seen.digest(row.group_id) is not None
             pool.add(Entry.from_row(row))
-            if known:
+            if remembered:
                 pool._new.discard(row.group_id)
         pool._settle()
         return pool
@@ -170,10 +194,10 @@ class Pool:
             self._dropped.stale(refused.group)
 
     def evict(self, now: float) -> dict[str, int]:
-        """Drop what exceeds the bounds; how many went, by reason: `age`, then `peer_share`, then `number`.
+        """Drop what exceeds the bounds; how many went, by reason: `age`, `peer_share`, `newcomers`, `number`.
 
         Of age and share the oldest by the bus's time stamp go first, ties by group id, so that equal pools
-        lose equal groups. By number those go whose authors hold most.
+        lose equal groups. Of newcomers, and by number, those go whose authors hold most.
         """
         oldest_first = sorted(self._entries.values(), key=lambda e: (e.received.timestamp, e.group_id))
         old = [entry for entry in oldest_first if entry.age(now) > self.config.max_age_s]
@@ -183,9 +207,13 @@ class Pool:
         loud = self._over_share(kept)
         gone = {entry.group_id for entry in loud}
         kept = [entry for entry in kept if entry.group_id not in gone]
-        over = self._over_number(kept)
+        strangers = [entry for entry in kept if not self._known(entry.group.key)]
+        crowd = self._over_number(strangers, newcomer_places(self.config), known=False)
+        room = self.config.max_groups - (len(strangers) - len(crowd))
+        familiar = [entry for entry in kept if self._known(entry.group.key)]
+        over = self._over_number(familiar, room, known=True)
         counts = {}
-        for reason, entries in (("age", old), ("peer_share", loud), ("number", over)):
+        for reason, entries in (("age", old), ("peer_share", loud), ("newcomers", crowd), ("number", over)):
             self.remove([entry.group_id for entry in entries])
             if entries:
                 counts[reason] = len(entries)
@@ -204,20 +232,22 @@ class Pool:
                 result.append(entry)
         return result
 
-    def _over_number(self, oldest_first: Sequence[Entry]) -> list[Entry]:
-        """What is left when `max_groups` places are dealt out in turns, one place per author and turn.
+    def _over_number(self, oldest_first: Sequence[Entry], places: int, *, known: bool) -> list[Entry]:
+        """What is left when `places` are dealt out in turns, one place per author and turn.
 
-        An author's newest groups get their turns first. Where the places end within a turn, newcomers whose
+        An author's newest groups get their turns first. Where the places end within a turn, arrivals whose
         author had the mean share of the latest places or more stand back, then the older group does. So
         publishing more than others earns no more places, also where there are more authors than places.
+        The authors are all `known` or all newcomers.
         """
+        served = self._places.with_share(lambda author: self._known(author) == known)
         late = {
             entry.group_id
             for entry in oldest_first
-            if entry.group_id in self._new and self._places.had_share(entry.group.key)
+            if entry.group_id in self._new and entry.group.key in served
         }
         order = list(reversed(oldest_first))
-        if len({entry.group.key for entry in order}) > self.config.max_groups:
+        if len({entry.group.key for entry in order}) > places:
             order.sort(key=lambda entry: entry.group_id in late)  # or they would displace their author's own
         turns: Counter[str] = Counter()
         queue = []
@@ -225,10 +255,10 @@ class Pool:
             queue.append((turns[entry.group.key], entry.group_id in late, place))
             turns[entry.group.key] += 1
         queue.sort()
-        return [order[place] for _, _, place in queue[self.config.max_groups :]]
+        return [order[place] for _, _, place in queue[places:]]
 
     def _settle(self) -> None:
-        """Note whose newcomers have a place now."""
+        """Note whose arrivals have a place now."""
         for entry in self._entries.values():
             if entry.group_id in self._new:
                 self._places.add(entry.group.key)
@@ -270,9 +300,11 @@ class _Places:
             if not self._counts[first]:
                 del self._counts[first]
 
-    def had_share(self, author: str) -> bool:
-        """Whether `author` had as many places as the mean author here, or more."""
-        return author in self._counts and self._counts[author] * len(self._counts) >= len(self._authors)
+    def with_share(self, among: Callable[[str], bool]) -> set[str]:
+        """Those of the authors `among` whom it is true of, who had as many places as their mean, or more."""
+        counts = {author: count for author, count in self._counts.items() if among(author)}
+        total = sum(counts.values())
+        return {author for author, count in counts.items() if count * len(counts) >= total}
 
 
 class _Dropped:

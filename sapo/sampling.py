@@ -62,6 +62,8 @@ class Draw:
     """Unscorable completions among those verified now, by producer key and data set."""
     shortfall: int
     """How many fewer than J were found."""
+    waiting: int = 0
+    """Groups passed over, unverified: their authors have no verification time left."""
 
     @property
     def leaving(self) -> set[str]:
@@ -77,12 +79,17 @@ class Draw:
             "sampler/verified": float(self.verified),
             "sampler/uninformative": float(reasons["uninformative"]),
             "sampler/unscorable": float(sum(self.unscorable.values())),
+            "sampler/waiting": float(self.waiting),
         }
         metrics |= {f"sampler/rejected/{reason}": float(count) for reason, count in reasons.items()}
         for (_, dataset), count in self.unscorable.items():
             name = f"sampler/unscorable/{dataset}"
             metrics[name] = metrics.get(name, 0.0) + count
         return metrics
+
+
+Ready = Callable[[Entry, Sequence[Entry]], bool]
+"""Whether an entry may be verified now, together with others that are about to be."""
 
 
 def sample_external(
@@ -93,6 +100,7 @@ def sample_external(
     *,
     tolerance: float,
     chunk: int = 1,
+    ready: Ready = lambda entry, beside: True,
 ) -> Draw:
     """J of the pool: `want` entries, exactly uniform over the informative ones (DESIGN 7).
 
@@ -100,17 +108,25 @@ def sample_external(
     only the permutation decides the order. Entries without a verdict are verified as the walk needs them,
     at least `chunk` at a time, which changes neither what is chosen nor its order; the verdict is kept in
     the entry. Raises `ValueError` when `verify` does not answer for every completion it was asked about.
+
+    Entries that are not `ready` when the walk comes to them are passed over, and stay. Whether one is may
+    depend on what was verified before, such as the time its author has left. The draw is exactly uniform
+    over the informative entries of all authors who have time left to its end, whatever the others do.
     """
     order = list(entries)
     rng.shuffle(order)
     chosen: list[Entry] = []
     rejected: dict[str, str] = {}
     fresh: list[Entry] = []
+    waiting = 0
     for place, entry in enumerate(order):
         if len(chosen) == want:
             break
         if entry.verdict is None:
-            ahead = _needed(order[place:], want - len(chosen), chunk, tolerance)
+            ahead = _needed(order[place:], want - len(chosen), chunk, tolerance, ready)
+            if not ahead:
+                waiting += 1
+                continue
             _verify(ahead, verify)
             fresh += ahead
         reason = _rejection(entry, tolerance)
@@ -126,19 +142,26 @@ def sample_external(
         missing = sum(score is None for score in entry.verdict.scores) if entry.verdict else 0
         if missing:
             unscorable[entry.group.key, entry.group.recipe.dataset] += missing
-    return Draw(tuple(chosen), rejected, len(fresh), dict(unscorable), want - len(chosen))
+    return Draw(tuple(chosen), rejected, len(fresh), dict(unscorable), want - len(chosen), waiting)
 
 
-def _needed(ahead: Sequence[Entry], want: int, chunk: int, tolerance: float) -> list[Entry]:
-    """The unverified entries that the walk is sure to reach, and more of them up to `chunk`."""
+def _needed(ahead: Sequence[Entry], want: int, chunk: int, tolerance: float, ready: Ready) -> list[Entry]:
+    """The unverified entries that the walk is sure to reach, and more of them up to `chunk`.
+
+    Empty if the first is not `ready`. One that is only not ready beside the others ends the list: it has to
+    be asked about again once they are verified.
+    """
     result: list[Entry] = []
     certain = 0
     for entry in ahead:
         if certain >= want and len(result) >= chunk:
             break
         if entry.verdict is None:
-            result.append(entry)
-            certain += 1
+            if ready(entry, result):
+                result.append(entry)
+                certain += 1
+            elif not result or ready(entry, ()):
+                break
         elif _rejection(entry, tolerance) is None:
             certain += 1
     return result

@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +25,10 @@ class Limits:
     """Per partition, start no further back than this many records from the end. None reads everything."""
     max_per_author: int | None = None
     """Of one author no more groups than this count for `max_groups`: a flood leaves room for the others."""
+    known: Set[str] | None = None
+    """Authors who count for themselves; None: all. The rest, and records of nobody, count together."""
+    max_others: int = 0
+    """No more records of those who are not `known` than this count for `max_groups`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +99,22 @@ class Reading:
         self._skip_to(partition, offset)
         self._positions[partition] = offset + 1 if end is None else end
         self._bytes += size
-        author = ""
         if received is None:
             self._malformed.append(f"{partition}:{offset}")
         else:
             self._received.append(received)
-            author = received.signed.key
-        self._authors[author] += 1
-        most = self._limits.max_per_author
-        self._counted += not author or most is None or self._authors[author] <= most
+        self._counted += self._counts("" if received is None else received.signed.key)
         return True
+
+    def _counts(self, author: str) -> bool:
+        """Whether one more record of the author counts for `max_groups`; "" is nobody."""
+        known, most = self._limits.known, self._limits.max_per_author
+        if known is not None and author not in known:
+            author, most = "", self._limits.max_others
+        elif not author:
+            most = None
+        self._authors[author] += 1
+        return most is None or self._authors[author] <= most
 
     def keep(self, partition: str, saved: int) -> None:
         """Leave the caller's position of a partition that cannot be read now as it is."""

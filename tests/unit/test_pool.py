@@ -6,12 +6,13 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from makers import make_entry, make_group, make_signed, make_verdict
+from makers import make_entry, make_group, make_identity, make_signed, make_verdict
 
+from sapo.bus.base import Reading
 from sapo.bus.memory import MemoryBus
 from sapo.config import PoolConfig
 from sapo.errors import Refused
-from sapo.pool import SEEN_PER_GROUP, Entry, Pool, Verdict, limits
+from sapo.pool import SEEN_PER_GROUP, Entry, Pool, Verdict, limits, looks, newcomer_places
 from sapo.records import Outcome, Recipe
 
 
@@ -109,13 +110,29 @@ def test_when_there_are_too_many_whoever_has_most_loses_most() -> None:
 
 def test_a_flood_leaves_room_for_others_in_what_a_round_reads() -> None:
     bus = MemoryBus()
-    bus.publish([make_signed("flooder", position=i) for i in range(20)])
-    bus.publish([make_signed(f"p{i}", position=i) for i in range(6)])
-    read = bus.poll({}, limits(config(max_groups=8, max_peer_share=0.5)), random.Random(0)).received
-    assert Counter(received.signed.key for received in read).most_common(1)[0][1] == 20
-    assert len(read) == 20 + 4
-    alone = bus.poll({}, limits(config(max_groups=8, max_peer_share=1)), random.Random(0)).received
-    assert len(alone) == 8
+    bounds = config(max_groups=2, max_peer_share=0.5)
+    flood = sum(looks(bounds))
+    bus.publish([make_signed("flooder", position=i) for i in range(flood)])
+    bus.publish([make_signed("quiet", position=i) for i in range(2)])
+    read = bus.poll({}, limits(bounds), random.Random(0)).received
+    assert Counter(received.signed.key for received in read).most_common(1)[0][1] == flood
+    assert len(read) == flood + 2
+    crowd = MemoryBus()
+    crowd.publish([make_signed(f"p{i}") for i in range(flood + 1)])
+    assert len(crowd.poll({}, limits(bounds), random.Random(0)).received) == flood
+
+
+def test_newcomers_and_junk_leave_room_for_known_authors_in_what_a_round_reads() -> None:
+    bus = MemoryBus()
+    bounds = config(max_groups=2)
+    count = sum(looks(bounds))
+    bus.publish([make_signed(f"p{i}", position=i) for i in range(count)])
+    bus.publish([make_signed("known", position=i) for i in range(2)])
+    known = frozenset({make_identity("known").key})
+    assert len(bus.poll({}, limits(bounds, known), random.Random(0)).received) == count + 2
+    reading = Reading(limits(bounds, known))
+    reading.start("0", 0, 0, count + 1)
+    assert all(reading.add("0", offset, 10, None) for offset in range(count + 1))
 
 
 def test_among_authors_with_equal_groups_every_one_keeps_the_newest() -> None:
@@ -307,3 +324,89 @@ def test_a_pool_that_was_restored_knows_and_evicts_what_it_would_have_without_th
             one.add(make_entry("flooder", round=20, position=i, at=1020.0))
         one.evict(1020.0)
     assert back.entries() == pool.entries()
+
+
+# -- newcomers -------------------------------------------------------------------------------------------
+
+KNOWN = frozenset(make_identity(name).key for name in ("k0", "k1"))
+
+
+def crowded(strangers: int, each: int, known: int) -> Pool:
+    """16 places, 4 of them for newcomers: many of those with `each` groups, k0 and k1 with `known` each."""
+    pool = Pool(config(max_groups=16), KNOWN.__contains__)
+    for i in range(known):
+        pool.add(make_entry("k0", position=i, at=900.0 + i))
+        pool.add(make_entry("k1", position=i, at=900.0 + i))
+    for i in range(strangers):
+        for j in range(each):
+            pool.add(make_entry(f"s{i}", position=j, at=950.0 + j))
+    return pool
+
+
+def holders(pool: Pool) -> Counter[str]:
+    return Counter(entry.group.node for entry in pool.entries())
+
+
+def test_newcomers_hold_no_more_than_their_share_of_an_otherwise_empty_pool() -> None:
+    pool = crowded(strangers=5, each=2, known=0)
+    assert pool.evict(1000.0) == {"newcomers": 6}
+    assert sum(holders(pool).values()) == newcomer_places(pool.config) == 4
+
+
+def test_every_swarm_has_a_place_for_a_newcomer() -> None:
+    pool = Pool(config(max_groups=2), KNOWN.__contains__)
+    pool.add(make_entry("s0", at=950.0))
+    assert pool.evict(1000.0) == {}
+
+
+def test_newcomers_take_no_more_than_their_share_from_known_authors_and_those_no_more_than_the_rest() -> None:
+    pool = crowded(strangers=200, each=1, known=9)
+    assert pool.evict(1000.0) == {"newcomers": 196, "number": 6}
+    found = holders(pool)
+    assert (found["k0"], found["k1"]) == (6, 6)
+    quiet = crowded(strangers=1, each=1, known=8)
+    assert quiet.evict(1000.0) == {"number": 1}
+    assert holders(quiet)["s0"] == 1
+
+
+def test_known_authors_use_the_places_that_no_newcomer_wants() -> None:
+    pool = crowded(strangers=0, each=0, known=9)
+    pool.evict(1000.0)
+    assert len(pool) == 16
+
+
+def test_a_loud_newcomer_gets_no_more_of_the_newcomers_places_than_others() -> None:
+    pool = Pool(config(max_groups=16), KNOWN.__contains__)
+    for i in range(20):
+        pool.add(make_entry("loud", position=i, at=990.0))
+    for i in range(3):
+        pool.add(make_entry(f"s{i}", at=950.0))
+    pool.evict(1000.0)
+    assert holders(pool) == {"loud": 1, "s0": 1, "s1": 1, "s2": 1}
+
+
+def test_two_thousand_identities_are_dealt_places_like_any_other_newcomer() -> None:
+    pool = Pool(config(max_groups=16, max_age_s=10_000), KNOWN.__contains__)
+    rounds: Counter[str] = Counter()
+    for turn in range(100):
+        for i in range(20):  # one group each, and never again
+            pool.add(make_entry(f"sybil{20 * turn + i}", at=1000.0 + turn))
+        for i in range(8):
+            pool.add(make_entry("honest", round=turn, position=i, at=1000.0 + turn))
+            pool.add(make_entry("k0", round=turn, position=i, at=1000.0 + turn))
+        pool.evict(1000.0 + turn)
+        found = holders(pool)
+        rounds.update(honest=found["honest"], known=found["k0"])
+        assert sum(found.values()) - found["k0"] <= 4
+    assert rounds["known"] == 100 * 12 - 4  # of the first round there are but eight
+    assert rounds["honest"] > 0
+
+
+def test_who_lied_is_a_newcomer_in_the_pool_at_once() -> None:
+    known = set(KNOWN)
+    pool = Pool(config(max_groups=16), lambda key: key in known)
+    for i in range(8):
+        pool.add(make_entry("k0", position=i, at=990.0 + i))
+    assert pool.evict(1000.0) == {}
+    known.clear()
+    assert pool.evict(1000.0) == {"newcomers": 4}
