@@ -186,17 +186,44 @@ def check_datasets() -> list[Check]:
     return [Check("silo-only data sets", "note", detail, "leave them out of swarms that share rollouts")]
 
 
-def check_walls() -> list[Check]:
-    """What stands between submitted text and this machine; the first line needs no kernel."""
-    import resource
+WALL_REMEDIES = {
+    "limits": "run on a POSIX system",
+    "namespaces": "let ordinary users make user namespaces (sysctl user.max_user_namespaces above 0; where they "
+    "exist, kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0), or in a "
+    "container let its seccomp profile pass unshare",
+    "landlock": "Linux 5.13 or newer with landlock among the security modules (boot option lsm=), or in a "
+    "container let its seccomp profile pass landlock_*",
+    "seccomp": "Linux on x86_64 or aarch64 with CONFIG_SECCOMP_FILTER, or in a container let its seccomp "
+    "profile pass seccomp and prctl",
+}
 
-    enforced = hasattr(resource, "RLIMIT_AS") and sys.platform.startswith("linux")
-    first = "answers are parsed, never evaluated"
-    if not enforced:
-        remedy = "keep workers.count low; run on Linux for memory limits"
-        return [Check("walls", "note", f"{first}; no memory limit on {sys.platform}", remedy)]
-    detail = f"{first}; task workers run with limits on time and memory"
-    return [Check("walls", "ok", detail)]
+
+def check_walls() -> list[Check]:
+    """What stands between submitted text and this machine: built and tried in a throwaway process."""
+    from sapo import walls
+    from sapo.walls.probe import probe
+
+    found = probe()
+    parts = [
+        Check(f"wall: {wall.name}", "ok", wall.detail)
+        if wall.stands
+        else Check(f"wall: {wall.name}", "note", f"not up: {wall.detail}", WALL_REMEDIES[wall.name])
+        for wall in found.walls
+    ]
+    tried = f"tried and refused: {', '.join(name for name in found.deeds if name not in found.done)}"
+    open_to = f"a text that took over its process could {', '.join(found.done)}"
+    unwalled = "without them a node takes foreign text only with workers.unwalled = true"
+    if not sys.platform.startswith("linux"):
+        whole = Check("walls", "note", f"{sys.platform} has limits alone", "run nodes on Linux")
+    elif not walls.sufficient(found.standing):
+        whole = Check("walls", "missing", open_to, f"put up what is missing; {unwalled}")
+    elif found.done:
+        whole = Check(
+            "walls", "missing", open_to, "do not take foreign text on this machine, and report this"
+        )
+    else:
+        whole = Check("walls", "ok", f"{tried}; and answers are parsed, never evaluated")
+    return [whole, *parts]
 
 
 def check_bus(home: Path | None) -> list[Check]:

@@ -51,7 +51,7 @@ def build(readable: Sequence[str] = ()) -> list[Wall]:
 
     sys.dont_write_bytecode = True
     limits.around_worker()
-    walls = [Wall("limits", True, "files written, open files, core; memory and time are set by the worker")]
+    walls = [Wall("limits", True, "keeps off what would fill memory, processor time, descriptors or disk")]
     if sys.platform.startswith("linux"):
         from sapo.walls import linux
 

@@ -18,12 +18,14 @@ def steps(readable: Sequence[str]) -> list[tuple[str, Callable[[], str]]]:
     def files() -> str:
         _try_first(lambda: landlock.allow_reading(paths), needed)
         landlock.allow_reading(paths)
-        return f"ABI {landlock.version()}"
+        abi = landlock.version()
+        return f"keeps off all files but {len(needed)} places of the libraries', read only (ABI {abi})"
 
     def calls() -> str:
         kernel.no_new_privileges()
-        seccomp.Filter(seccomp.worker_rules(), seccomp.REFUSE).install()
-        return f"{len(seccomp.worker_rules())} system calls are allowed"
+        rules = seccomp.worker_rules()
+        seccomp.Filter(rules, seccomp.REFUSE).install()
+        return f"keeps off all system calls but {len(rules)}: no socket, program, file made or other process reached"
 
     return [("namespaces", namespace), ("landlock", files), ("seccomp", calls)]
 
@@ -36,7 +38,7 @@ def narrower(may_open: bool) -> Callable[[], None]:
 def _off_the_network() -> str:
     namespaces.leave_network()
     namespaces.drop_capabilities()
-    return "a network of its own with nothing in it, no capabilities"
+    return "keeps off the network: one of its own has nothing in it; no right of root's is left"
 
 
 def _readable(path: str) -> bool:
