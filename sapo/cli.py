@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from sapo.commands import check, lineage, look, maintain, replay, run, site
+from sapo.commands import check, keys, lineage, look, maintain, replay, run, site
 from sapo.errors import SapoError, Unavailable, UserError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -37,12 +37,28 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Look at a run": (look.status, look.rollouts, lineage.lineage, look.report),
     "Check": (replay.replay, check.verify, check.doctor),
 }
-for panel, commands in PANELS.items():
-    for command in commands:
-        # paragraphs as one line each: the help screen folds them to the terminal's width
-        paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
-        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-        app.command(command.__name__.rstrip("_"), rich_help_panel=panel, help=text)(command)
+KEYS = (keys.show, keys.backup, keys.restore, keys.invite, keys.accept)
+
+
+def _offer(group: typer.Typer, command: Callable[..., None], panel: str | None = None) -> None:
+    """Make a function a command of the same name, whose help is the function's docstring."""
+    # paragraphs as one line each: the help screen folds them to the terminal's width
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    group.command(command.__name__.rstrip("_"), rich_help_panel=panel, help=text)(command)
+
+
+for title, commands in PANELS.items():
+    for each in commands:
+        _offer(app, each, title)
+about_keys = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Show, back up and restore the keys of nodes; invite others into a swarm.",
+)
+for each in KEYS:
+    _offer(about_keys, each)
+app.add_typer(about_keys, name="keys", rich_help_panel="Many sites, one swarm")
 
 
 def main(args: Sequence[str] | None = None) -> None:

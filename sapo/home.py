@@ -15,6 +15,7 @@ from sapo.manifest import Manifest
 from sapo.records import SCHEMA_VERSION, SchemaVersion
 
 DEFAULT_SITE = "n"
+KEY, CARD, LOCK, MOVED = "key.pem", "key.json", "lock", "moved.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,14 @@ class Home:
         """A node's folder; only its owner writes there."""
         return self.root / name
 
+    def key(self, name: str) -> Path:
+        """A node's private key."""
+        return self.node(name) / KEY
+
+    def card(self, name: str) -> Path:
+        """What is known of a node's key: whose it is, and which incarnations wrote with it."""
+        return self.node(name) / CARD
+
     def journal(self, name: str) -> Path:
         """A node's journal."""
         return self.node(name) / "journal.sqlite"
@@ -129,7 +138,7 @@ class Home:
 
     def moved(self, name: str) -> Path:
         """Exists in the folder of a node that lives elsewhere: it was exported, or never was here."""
-        return self.node(name) / "moved.json"
+        return self.node(name) / MOVED
 
     def here(self, config: Config) -> list[str]:
         """The nodes of a config that live in this home."""
@@ -156,18 +165,17 @@ class Home:
             self.check(manifest)
             self.check_site(config)
             self._check_policies(config)
-        elif self.root.exists() and any(not entry.name.startswith(".") for entry in self.root.iterdir()):
+        elif self.root.exists() and not all(_before_all(entry) for entry in self.root.iterdir()):
             raise UserError(
                 "--home", str(self.root), "is not empty and holds no swarm", "choose another folder"
             )
         self.root.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         write_atomically(self.config, config.model_dump_json(indent=1) + "\n")
-        if self.manifest.exists():
-            manifest = self.load_manifest().model_copy(update={"members": manifest.members})
-            if manifest == self.load_manifest():
-                return
-        write_atomically(self.manifest, manifest.canonical() + "\n")
+        found = self.load_manifest() if self.manifest.exists() else None
+        wanted = manifest if found is None else found.model_copy(update={"members": manifest.members})
+        if wanted != found:
+            write_atomically(self.manifest, wanted.canonical() + "\n")
 
     def check_site(self, config: Config) -> None:
         """Raise `UserError` where the home is another site's of the swarm: each has a home of its own."""
@@ -239,6 +247,15 @@ class Home:
         """Nodes that have a journal here, n2 before n10."""
         names = [path.parent.name for path in self.root.glob("*/journal.sqlite")]
         return sorted(names, key=lambda name: (len(name), name))
+
+
+def _before_all(entry: Path) -> bool:
+    """Whether an entry of a home may be there before the swarm begins: hidden, or a node's key alone, which
+    `sapo keys show` makes."""
+    if entry.name.startswith("."):
+        return True
+    inside = {file.name for file in entry.iterdir()} if entry.is_dir() else set()
+    return KEY in inside and inside <= {KEY, CARD, LOCK}
 
 
 def read_manifest(path: Path, field: str, value: str) -> Manifest:

@@ -8,6 +8,7 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
     Encoding,
     NoEncryption,
     PrivateFormat,
@@ -45,41 +46,84 @@ class Identity:
         """
         try:
             if not path.exists():
-                _create(path)
-            mode = stat.S_IMODE(path.stat().st_mode)
-            if mode & 0o077:
-                raise UserError(
-                    "key file",
-                    str(path),
-                    f"others may read it (mode {mode:o})",
-                    "chmod 600 it, or delete it for a new key if they did",
-                )
-            return cls(_parse(path, path.read_bytes()))
+                # where another process was first, its key is the node's
+                write_private(path, cls.new().to_pem())
         except OSError as error:
-            problem = error.strerror or str(error)
+            raise _unusable(path, error) from None
+        return cls.load(path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Identity":
+        """The key in a PEM file. Raises `UserError` as `load_or_create` does, and where there is no file."""
+        try:
+            refuse_readable(path, "key file")
+            return cls.from_pem(path.read_bytes(), "key file", str(path))
+        except OSError as error:
+            raise _unusable(path, error) from None
+
+    @classmethod
+    def from_pem(cls, pem: bytes, field: str, value: str, passphrase: str | None = None) -> "Identity":
+        """The key in PEM (PKCS #8). Raises `UserError` on `field` = `value` where it holds none, and on the
+        passphrase where that does not open it."""
+        try:
+            private = load_pem_private_key(pem, passphrase.encode() if passphrase else None)
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            if passphrase and b"ENCRYPTED" in pem:
+                remedy = "give the one it was written with; without it nobody can read the file"
+                raise UserError("passphrase", "...", f"does not open {value}", remedy) from None
+            private = None
+        if not isinstance(private, Ed25519PrivateKey):
             raise UserError(
-                "key file", str(path), problem, "make the folder writable for this user"
-            ) from None
+                field,
+                value,
+                "holds no Ed25519 private key in PEM (PKCS #8)",
+                "restore it (`sapo keys restore`), or move it away for a new key: a new author",
+            )
+        return cls(private)
+
+    def to_pem(self, passphrase: str | None = None) -> bytes:
+        """The private key as PEM (PKCS #8), encrypted where there is a passphrase."""
+        lock = BestAvailableEncryption(passphrase.encode()) if passphrase else NoEncryption()
+        return self._private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, lock)
 
     def sign(self, data: bytes) -> str:
         """The Ed25519 signature of `data`, 128 hex digits."""
         return self._private.sign(data).hex()
 
 
-def _create(path: Path) -> None:
-    """Write a new key so that other processes see the whole file or none, and the first writer wins."""
-    pem = Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def refuse_readable(path: Path, field: str) -> None:
+    """Raise `UserError` for a file with a secret inside that others may read; `OSError` if there is none."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise UserError(
+            field,
+            str(path),
+            f"others may read it (mode {mode:o})",
+            "chmod 600 it, or take a new key if they did",
+        )
+
+
+def _unusable(path: Path, error: OSError) -> UserError:
+    problem = error.strerror or str(error)
+    return UserError("key file", str(path), problem, "make the folder writable for this user")
+
+
+def write_private(path: Path, data: bytes) -> bool:
+    """Write a new file of mode 600 so that others see the whole of it or nothing, and the first writer wins.
+
+    Returns whether this was the first; what is there already is never touched.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         try:
             os.link(temporary, path)
         except FileExistsError:
-            return  # another process was first; its key is the node's
+            return False
     finally:
         temporary.unlink()
     folder = os.open(path.parent, os.O_RDONLY)
@@ -87,21 +131,7 @@ def _create(path: Path) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _parse(path: Path, pem: bytes) -> Ed25519PrivateKey:
-    try:
-        private = load_pem_private_key(pem, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        private = None
-    if not isinstance(private, Ed25519PrivateKey):
-        raise UserError(
-            "key file",
-            str(path),
-            "holds no Ed25519 private key in PEM (PKCS #8)",
-            "restore it, or delete it for a new key (the node is then a new author)",
-        )
-    return private
+    return True
 
 
 def new_incarnation() -> str:

@@ -22,6 +22,7 @@ MAX_SEED = 2**31
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hex128 = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 """Peers choose some of these numbers; more than 31 bits fits no table, engine or vocabulary."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
@@ -183,7 +184,7 @@ class Invitation(Record):
 
     inviter: Hex64
     """Public key of the member."""
-    until: Annotated[int, Field(ge=0, lt=2**53)]
+    until: Annotated[int, Field(ge=0, lt=2**33)]
     """Unix seconds."""
     signature: Hex128
     """The inviter's, over swarm, invited key and `until`."""
@@ -202,7 +203,7 @@ class Group(Record):
     swarm: Name
     node: Name
     key: Hex64
-    incarnation: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    incarnation: Incarnation
     round: Count
     position: Count
     recipe: Recipe
