@@ -1,15 +1,15 @@
 """What comes in from peers: polled, admitted into the pool, and verified only when a draw asks for it."""
 
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sapo.admission import admit
-from sapo.batching import longest
+from sapo.admission import admit, twin
+from sapo.batching import false_ids, longest
 from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
 from sapo.journal import Met, PoolRow
-from sapo.membership import check
 from sapo.node_parts import NodeParts
 from sapo.pool import Entry, Verdict, limits
 from sapo.records import Group, Received
@@ -41,9 +41,13 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
     # by the bus's time stamps: within a poll, too, a copy comes after its original
     received = sorted(poll.received, key=lambda one: one.timestamp)
     came = [entry for one in received if (entry := _admit(parts, one, now)) is not None]
+    came = [entry for entry in came if entry.group_id in parts.pool]
     rows = [entry.to_row() for entry in came]
     parts.pool.evict(now)
-    met = [parts.pool.met(entry.group, entry.received.signed.content_sha256) for entry in came]
+    met = [
+        parts.pool.met(entry.group, entry.received.signed.content_sha256, entry.received.timestamp)
+        for entry in came
+    ]
     return Arrivals(rows, met, poll.positions, metrics | parts.pool.metrics(now))
 
 
@@ -65,35 +69,63 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
             max_age_s=parts.config.pool.max_age_s,
             seen=parts.pool.seen,
             has_control_tokens=parts.policy.has_control_tokens,
+            has_false_ids=lambda group: false_ids(parts.policy, group),
+            own_group=lambda group: _made_here(parts, group),
+            seed=parts.config.swarm.seed,
         )
-        check(group, parts.manifest, received.timestamp)
         parts.streams.check(group, received.timestamp)
     except Refused as refused:
         parts.pool.refuse(refused)
         parts.refusals.note(refused, received)
         return None
+    _turn_out_copy(parts, group, received)
     entry = Entry(received=received, group=group, received_at=now)
     parts.streams.note(group, received.timestamp)
     parts.pool.add(entry)
     return entry
 
 
+def _made_here(parts: NodeParts, group: Group) -> bool:
+    """Whether a group that this node's key signed may be its own: of this journal's rounds, or from before."""
+    if group.incarnation == parts.journal.incarnation:
+        newest = parts.journal.stage()
+        return newest is not None and group.round <= newest[0]
+    return group.created_at <= parts.journal.created_at
+
+
+def _turn_out_copy(parts: NodeParts, original: Group, received: Received) -> None:
+    """Take out of the pool what says the same as this group and came to the bus after it."""
+    copy = twin(original, received.timestamp, parts.pool.seen, parts.config.swarm.seed)
+    entry = parts.pool.get(copy.group_id) if copy is not None else None
+    if entry is not None:
+        refused = Refused("copy", f"says what {original.group_id} says", entry.group)
+        parts.pool.refuse(refused)
+        parts.refusals.note(refused, entry.received)
+        parts.pool.remove([entry.group_id])
+
+
 def verdicts(parts: NodeParts, entries: Sequence[Entry]) -> list[Verdict]:
     """Regenerate and score foreign groups: no question, answer or score of a peer is believed (DESIGN 2)."""
     found: dict[int, Verdict] = {}
-    good = []
+    good, seconds = [], []
     for i, entry in enumerate(entries):
+        began = time.thread_time()
         if longest(parts.policy, entry.group) > parts.policy.max_length:
             found[i] = _bad(parts, entry, "too_long")
         else:
             good.append(i)
+        seconds.append(time.thread_time() - began)
     claims = [_claim(entries[i].group) for i in good]
     for i, judgement in zip(good, parts.workers.judge(claims), strict=True):
+        seconds[i] += judgement.seconds
         found[i] = (
             Verdict(outcomes=judgement.outcomes)
             if judgement.reason is None
             else _bad(parts, entries[i], judgement.reason)
         )
+    for i, entry in enumerate(entries):
+        sound = any(score is not None for score in found[i].scores)
+        parts.peers.judged(entry.group.key, seconds[i], sound)
     return [found[i] for i in range(len(entries))]
 
 
@@ -105,4 +137,6 @@ def _claim(group: Group) -> Claim:
 def _bad(parts: NodeParts, entry: Entry, reason: str) -> Verdict:
     """The verdict on a group that is unusable as a whole; its author is told of in metrics and history."""
     parts.refusals.note(Refused(reason, "found when it was verified", entry.group), entry.received)
+    if reason == "question_mismatch":
+        parts.peers.fault(entry.group.key, reason)
     return Verdict.bad(reason)

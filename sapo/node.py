@@ -202,22 +202,31 @@ class NodeRuntime:
             local = sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"))
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
+            parts.peers.earn(self._own_seconds(parts.clock() - started))
             draw = sampling.sample_external(
                 entries,
                 self.config.batch.external,
                 self._rng("external"),
                 verify=lambda some: verdicts(parts, some),
                 tolerance=self.config.learn.zero_tolerance,
+                ready=lambda entry, beside: parts.peers.may_verify(
+                    entry.group.key, [other.group.key for other in beside]
+                ),
             )
             now.batch = self._batch(local, draw.chosen)
             parts.pool.remove(draw.leaving)
-            now.metrics |= parts.refusals.metrics()
+            now.metrics |= parts.refusals.metrics() | parts.peers.metrics()
             undecided = [entry for entry in entries if entry.group_id not in judged]
             self._commit_batch(now.batch, undecided, draw.rejected)
             now.metrics |= draw.metrics()
         now.metrics |= reward_metrics(now.batch.groups)
         now.metrics["time/verify"] = parts.clock() - started
         return len(now.batch.groups)
+
+    def _own_seconds(self, scoring: float) -> float:
+        """Seconds of the node's own work since the draw before: the last update, generation, `scoring`."""
+        update = self.journal.result(self.round - 1).metrics["time/update"] if self.round else 0.0
+        return update + self._now.metrics["time/generate"] + scoring
 
     def _commit_batch(self, batch: Batch, undecided: Sequence[Entry], rejected: Mapping[str, str]) -> None:
         """Transaction 2. What came and went within this round is remembered too, so that it stays away.
@@ -241,6 +250,9 @@ class NodeRuntime:
             },
             heard=Heard(
                 met=[*own, *arrivals.met],
+                forgotten=pool.seen.forgotten(),
+                peers=self.parts.peers.changed(),
+                gone=self.parts.peers.gone(),
                 streams=self.parts.streams.changed(),
                 refusals=self.parts.refusals.rows(),
             ),

@@ -28,8 +28,10 @@ from sapo.learn.update import Learner
 from sapo.listen import Listener
 from sapo.lock import NodeLock
 from sapo.manifest import Manifest
+from sapo.membership import trusted
 from sapo.models import LoadedPolicy
 from sapo.outage import Outage
+from sapo.peers import Peers
 from sapo.pool import Pool
 from sapo.records import Question
 from sapo.refusals import Refusals
@@ -59,6 +61,8 @@ class NodeParts:
     engine: Engine
     learner: Learner
     bus: Bus
+    peers: Peers
+    """Who is known here, and how much of the time for verification everybody has left."""
     pool: Pool
     streams: Streams
     """What other authors' rounds looked like on the bus."""
@@ -182,7 +186,8 @@ def open_parts(
             guard=node_config.guard,
         )
         engine = open_engine(node_config, policy)
-        pool = Pool.restore(node_config.pool, journal.pool(), journal.met())
+        peers = Peers(node_config.pool, trusted(manifest) | {identity.key}, journal.peers())
+        pool = Pool.restore(node_config.pool, journal.pool(), journal.met(), peers.known)
         history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
         sinks: list[Sink] = [PublishSink(own_bus), history, *tracking]
         probe: Sequence[Question] = ()
@@ -210,6 +215,7 @@ def open_parts(
         engine=engine,
         learner=learner,
         bus=own_bus,
+        peers=peers,
         pool=pool,
         streams=Streams(journal.streams()),
         refusals=Refusals(clock),

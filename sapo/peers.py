@@ -76,6 +76,10 @@ class Peers:
         """Whether an author has a share of their own."""
         return key in self._known or (key in self._trusted and key not in self._new)
 
+    def known_keys(self) -> frozenset[str]:
+        """All who are known now."""
+        return frozenset(self._known) | (self._trusted - self._new.keys())
+
     # --- before signatures are checked -----------------------------------------------------------------
 
     def screen(
@@ -115,8 +119,9 @@ class Peers:
         earned = max(FLOOR_S, config.verify_share * own_seconds)
         common = config.newcomer_share * earned
         bound = max(CREDIT_S, CREDIT_ROUNDS * common)
-        paid = max(0.0, min(common, bound - self._common.balance))
-        self._common.balance += paid
+        before = self._common.balance
+        self._common.balance = min(bound, before + common)
+        paid = max(0.0, self._common.balance - before)
         self._changed[""] = None
         self._deal(self._new, common, most=common, bound=config.max_peer_share * bound)
         rest = earned - paid
@@ -130,6 +135,9 @@ class Peers:
         needs = [
             (min(most, bound - one.balance), key) for key, one in accounts.items() if one.balance < bound
         ]
+        for key in [key for key, one in accounts.items() if one.balance > bound]:
+            accounts[key].balance = bound  # a clock that was set, a machine that slept: no credit for that
+            self._changed[key] = None
         for place, (need, key) in enumerate(sorted(needs)):
             share = min(need, seconds / (len(needs) - place))
             accounts[key].balance += share
