@@ -188,9 +188,9 @@ def check_datasets() -> list[Check]:
 
 WALL_REMEDIES = {
     "limits": "run on a POSIX system",
-    "namespaces": "let ordinary users make user namespaces (sysctl user.max_user_namespaces above 0; where they "
-    "exist, kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0), or in a "
-    "container let its seccomp profile pass unshare",
+    "namespaces": "let ordinary users make user namespaces (sysctl user.max_user_namespaces above 0; where "
+    "they exist, kernel.unprivileged_userns_clone=1 and kernel.apparmor_restrict_unprivileged_userns=0); "
+    "in a container let its seccomp profile pass unshare",
     "landlock": "Linux 5.13 or newer with landlock among the security modules (boot option lsm=), or in a "
     "container let its seccomp profile pass landlock_*",
     "seccomp": "Linux on x86_64 or aarch64 with CONFIG_SECCOMP_FILTER, or in a container let its seccomp "

@@ -25,7 +25,7 @@ def steps(readable: Sequence[str]) -> list[tuple[str, Callable[[], str]]]:
         kernel.no_new_privileges()
         rules = seccomp.worker_rules()
         seccomp.Filter(rules, seccomp.REFUSE).install()
-        return f"keeps off all system calls but {len(rules)}: no socket, program, file made or other process reached"
+        return f"keeps off all system calls but {len(rules)}: no socket, program or new file"
 
     return [("namespaces", namespace), ("landlock", files), ("seccomp", calls)]
 

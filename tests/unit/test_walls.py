@@ -1,0 +1,176 @@
+"""The kernel's walls: real processes that try what a text which took them over would try."""
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from walled import NOBODY, in_child, run, start
+
+from sapo import walls
+from sapo.doctor import WALL_REMEDIES
+from sapo.errors import UserError
+from sapo.walls.deeds import DEEDS
+from sapo.walls.probe import Probe, probe
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel walls are Linux's")
+ALL = list(walls.WALLS)
+UNREFUSED = {"trace another process", "leave the walls"}
+"""Deeds that some machines refuse to everybody."""
+
+
+@pytest.fixture(scope="module")
+def behind() -> Probe:
+    return probe()
+
+
+def standing(found: dict[str, Any]) -> list[str]:
+    return [wall["name"] for wall in found["walls"] if wall["stands"]]
+
+
+def done(found: dict[str, Any]) -> set[str]:
+    return {name for name, refusal in found["deeds"].items() if refusal is None}
+
+
+def test_all_deeds_are_done_where_there_are_no_walls() -> None:
+    found = run("from sapo.walls import deeds\nsay(deeds.try_all(os.getppid()))")
+    assert found.keys() == DEEDS.keys()
+    assert {name for name, refusal in found.items() if refusal is not None} <= UNREFUSED
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_what_a_text_would_try_is_refused(behind: Probe, deed: str) -> None:
+    assert behind.deeds[deed] is not None
+
+
+def test_every_wall_stands_on_a_machine_that_refuses_none(behind: Probe) -> None:
+    assert list(behind.standing) == ALL, behind.walls
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user runs the other tests as one")
+def test_an_ordinary_user_has_the_same_walls() -> None:
+    found = run("probe.main()", user=NOBODY)
+    assert standing(found) == ALL
+    assert done(found) == set()
+
+
+@pytest.mark.parametrize("user", [None, NOBODY])
+@pytest.mark.parametrize(
+    ("refused", "lacking"),
+    [
+        (["unshare"], ["namespaces"]),
+        (["landlock_create_ruleset"], ["landlock"]),
+        (["landlock_restrict_self"], ["landlock"]),
+        (["unshare", "landlock_create_ruleset"], ["namespaces", "landlock"]),
+    ],
+)
+def test_a_wall_that_the_machine_refuses_is_left_out_and_the_others_hold(
+    refused: list[str], lacking: list[str], user: int | None
+) -> None:
+    if user is not None and os.geteuid() != 0:
+        pytest.skip("already an ordinary user")
+    found = run("probe.main()", refused=refused, user=user)
+    assert standing(found) == [name for name in ALL if name not in lacking]
+    assert all("Operation not permitted" in w["detail"] for w in found["walls"] if not w["stands"])
+    assert done(found) == set()
+    assert walls.sufficient(standing(found))
+
+
+def test_without_seccomp_the_walls_do_not_suffice() -> None:
+    found = run("probe.main()", refused=["seccomp"])
+    assert standing(found) == ["limits", "namespaces", "landlock"]
+    assert not {"write a file", "read a file", "read the environment"} & done(found)
+    assert not walls.sufficient(standing(found))
+
+
+def test_a_machine_that_refuses_every_wall_leaves_the_limits() -> None:
+    refused = ["unshare", "landlock_create_ruleset", "seccomp"]
+    found = run("probe.main()", refused=refused)
+    assert standing(found) == ["limits"]
+    assert done(found), "the deeds are real"
+    assert not walls.sufficient(standing(found))
+
+
+def test_a_worker_forks_and_reads_its_libraries_and_nothing_else() -> None:
+    found = run(
+        """
+import subprocess
+from sapo import walls
+from sapo.walls import deeds
+starter = os.getppid()
+walls.around_worker()
+import sqlite3, decimal
+with open(json.__file__) as source: source.read()
+say(deeds.try_all(starter))
+"""
+    )
+    assert {name for name, refusal in found.items() if refusal is None} == {"start a process"}
+
+
+def test_what_a_worker_is_told_to_read_stays_readable(tmp_path: Path) -> None:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "data").write_text("42")
+    (tmp_path / "secret").write_text("key")
+    found = run(
+        f"""
+from sapo import walls
+walls.around_worker([{str(tmp_path / "given")!r}])
+with open({str(tmp_path / "given" / "data")!r}) as data: read = data.read()
+try:
+    open({str(tmp_path / "secret")!r})
+except PermissionError:
+    say(read)
+"""
+    )
+    assert found == "42"
+
+
+@pytest.mark.parametrize(("refused", "reads"), [([], True), (["landlock_create_ruleset"], False)])
+def test_a_child_reads_the_libraries_only_where_the_kernel_holds_it_to_them(
+    refused: list[str], reads: bool
+) -> None:
+    code = """
+try:
+    open(json.__file__).close()
+    say(True)
+except PermissionError:
+    say(False)
+"""
+    assert run(in_child(code), refused=refused) is reads
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "import fcntl; fcntl.fcntl(0, 8, os.getppid())  # F_SETOWN: whom a signal goes to",
+        "import fcntl; fcntl.fcntl(0, 10, 9)  # F_SETSIG: which",
+        "import fcntl; fcntl.ioctl(0, 0x5412, b'x')  # TIOCSTI: types into a terminal",
+        "os.open('.', os.O_RDWR | 0o20200000)  # O_TMPFILE: a file without a name",
+        "os.truncate('a', 0)",
+        "os.chmod('a', 0o777)",
+        "os.utime('a')",
+        "os.unlink('a')",
+        "os.mkdir('a')",
+        "os.symlink('a', 'b')",
+        "os.rename('a', 'b')",
+        "os.mkfifo('a')",
+        "os.memfd_create('a')",
+        "os.pidfd_open(os.getppid())",
+        "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+        "os.sched_setaffinity(os.getppid(), {0})",
+        "os.chroot('/')",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+        "import resource; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (99, 99))",
+    ],
+)
+def test_a_text_has_no_other_way_out(attempt: str) -> None:
+    code = f"""
+try:
+    {attempt}
+    say("done")
+except OSError as error:
+    say(error.errno)
+"""
+    assert run(in_child(code)) == errno.EPERM

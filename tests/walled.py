@@ -1,0 +1,59 @@
+"""Throwaway processes with walls, on machines that refuse some of them: a filter makes chosen calls fail."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+NOBODY = 65_534
+
+BEGIN = """
+import json, os, sys
+from sapo.walls import deeds, kernel, limits, linux, places, probe, seccomp
+places.libraries()  # loads what another user could not, should Python lie in a closed home
+answer, errors = os.dup(1), os.dup(2)
+refused, user = json.loads(sys.argv[1])
+if user is not None:
+    os.setgroups([]); os.setresgid(user, user, user); os.setresuid(user, user, user)
+if refused:
+    kernel.no_new_privileges()
+    rules = {name: seccomp.REFUSE for name in refused}
+    seccomp.Filter(rules, seccomp.ALLOW).install()
+def say(found):
+    os.write(answer, json.dumps(found).encode())
+"""
+
+
+def run(code: str, *, refused: Sequence[str] = (), user: int | None = None, limit_s: float = 60.0) -> Any:
+    """What the code gives to `say`, in a fresh process in which the system calls `refused` fail."""
+    ended = start(code, refused=refused, user=user, limit_s=limit_s)
+    assert ended.stdout, ended.stderr.decode()
+    return json.loads(ended.stdout)
+
+
+def start(
+    code: str, *, refused: Sequence[str] = (), user: int | None = None, limit_s: float = 60.0
+) -> subprocess.CompletedProcess[bytes]:
+    """The same, however it ends."""
+    command = [sys.executable, "-P", "-c", BEGIN + code, json.dumps([list(refused), user])]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, timeout=limit_s, env=environment, check=False)
+
+
+def in_child(code: str) -> str:
+    """Code that runs `code` in a walled child of a walled worker."""
+    indented = "\n".join(f"    {line}" for line in code.strip().splitlines())
+    return f"""
+from sapo import walls
+walls.around_worker()
+child = os.fork()
+if child == 0:
+    walls.around_text()
+{indented}
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+"""
