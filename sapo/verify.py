@@ -14,6 +14,9 @@ from sapo import grammar
 
 AnswerFormat = Literal["text", "tags"]
 
+ROUNDING = 1e-9
+"""Some scorers add up shares: one gives 1.0000000000000002."""
+
 _OPEN, _CLOSE = "<answer>", "</answer>"
 
 EVALUATORS: dict[str, dict[str, Any]] = {
@@ -118,4 +121,4 @@ def score(dataset: Any, entry: dict[str, Any], text: str, answer_format: AnswerF
         return f"error: {type(error).__name__}"
     if not math.isfinite(value):
         return "error: the score is not finite"
-    return value if 0 <= value <= 1 else "error: the score is not from 0 to 1"
+    return value if -ROUNDING <= value <= 1 + ROUNDING else "error: the score is not from 0 to 1"

@@ -263,6 +263,7 @@ def test_a_score_that_is_no_number_is_a_reason() -> None:
     assert verify.score(Source(float("nan")), {}, "", "text") == "error: the score is not finite"
     for outside in (1.001, -0.1, 7e23):
         assert verify.score(Source(outside), {}, "", "text") == "error: the score is not from 0 to 1"
+    assert verify.score(Source(1.0000000000000002), {}, "", "text") == 1.0000000000000002
     assert verify.score(Source(KeyError("x")), {}, "", "text") == "error: KeyError"
     assert verify.score(Source(None), {}, "", "text") == "error: TypeError"
     with pytest.raises(MemoryError):
