@@ -10,12 +10,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 NOBODY = 65_534
+LIMIT_S = 60.0
 
 BEGIN = """
 import json, os, sys
 from sapo.walls import deeds, kernel, limits, linux, places, probe, seccomp
 places.libraries()  # loads what another user could not, should Python lie in a closed home
-answer, errors = os.dup(1), os.dup(2)
+answer = os.dup(1)
 refused, user = json.loads(sys.argv[1])
 if user is not None:
     os.setgroups([]); os.setresgid(user, user, user); os.setresuid(user, user, user)
@@ -28,32 +29,27 @@ def say(found):
 """
 
 
-def run(code: str, *, refused: Sequence[str] = (), user: int | None = None, limit_s: float = 60.0) -> Any:
-    """What the code gives to `say`, in a fresh process in which the system calls `refused` fail."""
-    ended = start(code, refused=refused, user=user, limit_s=limit_s)
+def run(code: str, *, refused: Sequence[str] = (), user: int | None = None) -> Any:
+    """What the code gives to `say`, in a fresh process in which the system calls `refused` fail.
+
+    `user` is the id of the user to run it as; None for this one.
+    """
+    command = [sys.executable, "-P", "-c", BEGIN + code, json.dumps([list(refused), user])]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, timeout=LIMIT_S, env=environment, check=False)
     assert ended.stdout, ended.stderr.decode()
     return json.loads(ended.stdout)
 
 
-def start(
-    code: str, *, refused: Sequence[str] = (), user: int | None = None, limit_s: float = 60.0
-) -> subprocess.CompletedProcess[bytes]:
-    """The same, however it ends."""
-    command = [sys.executable, "-P", "-c", BEGIN + code, json.dumps([list(refused), user])]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, timeout=limit_s, env=environment, check=False)
-
-
-def in_child(code: str) -> str:
-    """Code that runs `code` in a walled child of a walled worker."""
-    indented = "\n".join(f"    {line}" for line in code.strip().splitlines())
+def in_child(code: str, before: str = "") -> str:
+    """Code that runs `code` in a walled child of a walled worker, and `before` just before its walls."""
+    inside = f"{before.strip()}\nwalls.around_text()\n{code.strip()}\nos._exit(0)"
+    indented = "\n".join(f"    {line}" for line in inside.strip().splitlines())
     return f"""
 from sapo import walls
 walls.around_worker()
 child = os.fork()
 if child == 0:
-    walls.around_text()
 {indented}
-    os._exit(0)
 status = os.waitpid(child, 0)[1]
 """

@@ -2,15 +2,15 @@
 
 import errno
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from walled import NOBODY, in_child, run, start
+from walled import NOBODY, in_child, run
 
 from sapo import walls
-from sapo.doctor import WALL_REMEDIES
 from sapo.errors import UserError
 from sapo.walls.deeds import DEEDS
 from sapo.walls.probe import Probe, probe
@@ -141,36 +141,162 @@ except PermissionError:
     assert run(in_child(code), refused=refused) is reads
 
 
+WAYS_OUT = [
+    "import fcntl; fcntl.fcntl(0, 8, os.getppid())  # F_SETOWN: whom a signal goes to",
+    "import fcntl; fcntl.fcntl(0, 10, 9)  # F_SETSIG: which",
+    "import fcntl; fcntl.ioctl(0, 0x5412, b'x')  # TIOCSTI: types into a terminal",
+    "os.open('.', os.O_RDWR | 0o20200000)  # O_TMPFILE: a file without a name",
+    "os.truncate('a', 0)",
+    "os.chmod('a', 0o777)",
+    "os.utime('a')",
+    "os.unlink('a')",
+    "os.mkdir('a')",
+    "os.symlink('a', 'b')",
+    "os.rename('a', 'b')",
+    "os.mkfifo('a')",
+    "os.memfd_create('a')",
+    "os.pidfd_open(os.getppid())",
+    "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    "os.sched_setaffinity(os.getppid(), {0})",
+    "os.chroot('/')",
+    "os.posix_spawn('/bin/true', ['true'], {})",
+    "import resource; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (99, 99))",
+]
+
+
+@pytest.fixture(scope="module")
+def ways_out() -> dict[str, int | None]:
+    """The error that each way out met; None where it was open."""
+    code = f"""
+met = {{}}
+for way in {WAYS_OUT!r}:
+    try:
+        exec(way)
+        met[way] = None
+    except OSError as error:
+        met[way] = error.errno
+say(met)
+"""
+    met: dict[str, int | None] = run(in_child(code))
+    return met
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_a_text_has_no_other_way_out(ways_out: dict[str, int | None], way: str) -> None:
+    assert ways_out[way] == errno.EPERM
+
+
+def test_a_text_makes_no_thread() -> None:
+    code = """
+import _thread
+try:
+    _thread.start_new_thread(print, ())
+    say("done")
+except RuntimeError:
+    say("refused")
+"""
+    assert run(in_child(code)) == "refused"
+
+
+def test_a_text_may_end_itself_by_a_signal() -> None:
+    code = in_child("os.abort()") + "\nsay(os.WTERMSIG(status))"
+    assert run(code) == signal.SIGABRT
+
+
 @pytest.mark.parametrize(
-    "attempt",
+    ("bomb", "most"),
     [
-        "import fcntl; fcntl.fcntl(0, 8, os.getppid())  # F_SETOWN: whom a signal goes to",
-        "import fcntl; fcntl.fcntl(0, 10, 9)  # F_SETSIG: which",
-        "import fcntl; fcntl.ioctl(0, 0x5412, b'x')  # TIOCSTI: types into a terminal",
-        "os.open('.', os.O_RDWR | 0o20200000)  # O_TMPFILE: a file without a name",
-        "os.truncate('a', 0)",
-        "os.chmod('a', 0o777)",
-        "os.utime('a')",
-        "os.unlink('a')",
-        "os.mkdir('a')",
-        "os.symlink('a', 'b')",
-        "os.rename('a', 'b')",
-        "os.mkfifo('a')",
-        "os.memfd_create('a')",
-        "os.pidfd_open(os.getppid())",
-        "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
-        "os.sched_setaffinity(os.getppid(), {0})",
-        "os.chroot('/')",
-        "os.posix_spawn('/bin/true', ['true'], {})",
-        "import resource; resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE, (99, 99))",
+        ("bytearray(1 << 20)", 512),
+        ("mmap.mmap(-1, 16 << 20)", 32),
+        ("os.dup(1)", 32),
+        ("os.pipe()", 16),
     ],
 )
-def test_a_text_has_no_other_way_out(attempt: str) -> None:
+def test_bombs_burst_at_the_limits(bomb: str, most: int) -> None:
+    before = """
+import mmap, resource
+resource.setrlimit(resource.RLIMIT_AS, (512 << 20, 512 << 20))
+kept = []
+"""
     code = f"""
 try:
-    {attempt}
-    say("done")
-except OSError as error:
-    say(error.errno)
+    while True: kept.append({bomb})
+except (MemoryError, OSError):
+    count = len(kept)
+    kept.clear()
+    say(count)
 """
-    assert run(in_child(code)) == errno.EPERM
+    assert 0 < run(in_child(code, before)) < most
+
+
+def test_a_text_that_spins_and_heeds_no_signal_is_ended() -> None:
+    before = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 1))"
+    spin = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
+    code = in_child(spin, before) + "\nsay(os.WTERMSIG(status))"
+    assert run(code) == signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("standing", "enough"),
+    [
+        ([], False),
+        (["limits"], False),
+        (["limits", "namespaces", "landlock"], False),
+        (["limits", "seccomp"], True),
+        (ALL, True),
+    ],
+)
+def test_foreign_text_wants_a_kernel_wall_against_network_files_and_processes(
+    standing: list[str], enough: bool
+) -> None:
+    assert walls.sufficient(standing) is enough
+    if enough:
+        walls.require(standing)
+        return
+    with pytest.raises(UserError) as caught:
+        walls.require(standing)
+    assert caught.value.field == "workers.unwalled"
+    assert "seccomp" in caught.value.problem
+    assert "sapo doctor" in caught.value.remedy
+
+
+def test_elsewhere_than_on_linux_limits_are_all_there_is() -> None:
+    found = run(
+        """
+sys.platform = "darwin"
+from sapo import walls
+standing = walls.around_worker()
+walls.around_text()
+try:
+    open("no-such-folder/file", "w")
+except FileNotFoundError:
+    say([standing, walls.sufficient(standing), walls.sufficient([])])
+"""
+    )
+    assert found == [["limits"], True, False]
+
+
+DOCTOR = """
+from dataclasses import asdict
+from sapo.doctor import check_walls
+say([asdict(check) for check in check_walls()])
+"""
+
+
+@pytest.mark.parametrize(
+    ("refused", "missing", "status"),
+    [([], [], "ok"), (["unshare"], ["namespaces"], "ok"), (["seccomp"], ["seccomp"], "missing")],
+)
+def test_doctor_names_each_wall_and_how_to_put_it_up(
+    refused: list[str], missing: list[str], status: str
+) -> None:
+    whole, *parts = run(DOCTOR, refused=refused)
+    assert whole["name"] == "walls"
+    assert whole["status"] == status
+    assert [part["name"] for part in parts] == [f"wall: {name}" for name in ALL]
+    lacking = [part for part in parts if part["status"] != "ok"]
+    assert [part["name"] for part in lacking] == [f"wall: {name}" for name in missing]
+    assert all("not up" in part["detail"] and part["remedy"] for part in lacking)
+    if status == "missing":
+        assert "reach a local service" in whole["detail"]
+        assert "workers.unwalled" in whole["remedy"]
