@@ -96,8 +96,7 @@ class Peers:
         room = _Room(self.config, self.known)
         order = list(received)
         if not room.enough(received):
-            rng.shuffle(order)
-            order = _in_turns(order)
+            order = _in_turns(received, rng)
         came: list[T] = []
         no_room = []
         for one in order:
@@ -238,17 +237,20 @@ def _nothing() -> dict[str, float]:
     return dict.fromkeys(("looked", "faults", "seconds", "seconds/newcomers"), 0.0)
 
 
-def _in_turns(records: Sequence[Received]) -> list[Received]:
-    """Every author's first record, every author's second, and so on."""
-    counts: Counter[str] = Counter()
-    turns: list[list[Received]] = []
+def _in_turns(records: Sequence[Received], rng: random.Random) -> list[Received]:
+    """A record of every author, another of every author, and so on; authors and records in random order."""
+    authors: dict[str, list[Received]] = {}
     for one in records:
-        turn = counts[one.signed.key]
-        counts[one.signed.key] += 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append(one)
-    return [one for turn in turns for one in turn]
+        authors.setdefault(one.signed.key, []).append(one)
+    order = sorted(authors)
+    rng.shuffle(order)
+    for key in order:
+        rng.shuffle(authors[key])
+    dealt: list[Received] = []
+    while order:
+        dealt += [authors[key].pop() for key in order]
+        order = [key for key in order if authors[key]]
+    return dealt
 
 
 class _Room:

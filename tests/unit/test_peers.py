@@ -1,0 +1,344 @@
+"""Who is known, whose records are looked at, and whose groups are verified: fair shares of a node's time."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from makers import make_identity, make_received
+from scipy.stats import chisquare
+
+from sapo import peers
+from sapo.config import PoolConfig
+from sapo.journal_rows import PeerRow
+from sapo.peers import CREDIT_S, FLOOR_S, Peers
+from sapo.pool import looks, newcomer_places
+from sapo.records import Received
+
+OWN_S = 10.0
+"""Own work of a round in these tests: 5 s are earned, 1.25 of them for newcomers."""
+
+
+def config(**changes: float) -> PoolConfig:
+    values = {"max_groups": 16, "max_peer_share": 0.5, "newcomer_groups": 3}
+    return PoolConfig.model_validate(values | changes)
+
+
+def sound(known: Peers, key: str, count: int, seconds: float = 0.0) -> None:
+    for _ in range(count):
+        known.judged(key, seconds, True)
+
+
+def with_known(*keys: str, **changes: float) -> Peers:
+    return Peers(config(**changes), keys)
+
+
+# -- standing --------------------------------------------------------------------------------------------
+
+
+def test_an_author_is_known_once_enough_groups_were_found_sound() -> None:
+    known = Peers(config())
+    for _ in range(2):
+        known.judged("a", 0.0, True)
+        known.judged("a", 0.0, False)
+    assert not known.known("a")
+    known.judged("a", 0.0, True)
+    assert known.known("a")
+    assert known.known_keys() == {"a"}
+
+
+def test_members_are_known_from_the_start() -> None:
+    assert with_known("a").known("a")
+    assert with_known("a").known_keys() == {"a"}
+
+
+@pytest.mark.parametrize("known", [with_known("a"), Peers(config())])
+def test_a_proven_lie_makes_a_newcomer_who_begins_from_nothing(known: Peers) -> None:
+    sound(known, "a", 3)
+    known.fault("a", "question_mismatch")
+    assert not known.known("a")
+    sound(known, "a", 2)
+    assert not known.known("a")
+    sound(known, "a", 1)
+    assert known.known("a")
+
+
+def test_a_lie_of_somebody_unknown_leaves_nothing_to_remember() -> None:
+    known = Peers(config())
+    known.fault("a", "equivocation")
+    assert known.changed() == []
+    assert known.metrics()["peers/faults/equivocation"] == 1
+
+
+def test_newcomers_come_and_go_in_bounded_memory_and_push_out_nobody_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peers, "MEMORY", 8)
+    known = Peers(config())
+    sound(known, "old", 3)
+    sound(known, "back", 2)
+    for i in range(20):
+        known.judged(f"s{i}", 0.001, True)
+        known.judged("back", 0.001, False)
+    assert known.known("old")
+    sound(known, "back", 1)
+    assert known.known("back")
+    assert known.metrics()["peers/newcomers"] == 7
+    assert len(known.changed()) == 10  # nine authors and the newcomers' common account
+    assert known.gone() == [f"s{i}" for i in range(13)]
+    assert known.gone() == known.changed() == []
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("judged"), st.sampled_from("abcdef"), st.floats(0, 3), st.booleans()),
+        st.tuples(st.just("fault"), st.sampled_from("abcdef")),
+        st.tuples(st.just("earn"), st.floats(0, 20)),
+    ),
+    max_size=40,
+)
+
+
+def play(known: Peers, steps: Sequence[tuple[object, ...]]) -> None:
+    for name, *values in steps:
+        if name == "judged":
+            key, seconds, is_sound = values
+            known.judged(str(key), float(str(seconds)), bool(is_sound))
+        elif name == "fault":
+            known.fault(str(values[0]), "equivocation")
+        else:
+            known.earn(float(str(values[0])))
+
+
+@settings(max_examples=100, deadline=None)
+@given(STEPS, STEPS)
+def test_what_the_journal_kept_goes_on_like_what_was_never_stopped(
+    before: list[tuple[object, ...]], after: list[tuple[object, ...]]
+) -> None:
+    whole = Peers(config(), ["a"])
+    kept: dict[str, PeerRow] = {}
+    for step in before:
+        play(whole, [step])
+        kept |= {row.key: row for row in whole.changed()}
+        for key in whole.gone():
+            del kept[key]
+    back = Peers(config(), ["a"], kept.values())
+    play(whole, after)
+    play(back, after)
+    assert whole.changed() == back.changed()
+    assert whole.known_keys() == back.known_keys()
+    assert [whole.may_verify(key) for key in "abcdefg"] == [back.may_verify(key) for key in "abcdefg"]
+
+
+# -- what is looked at -----------------------------------------------------------------------------------
+
+K0, K1 = (make_identity(name).key for name in ("k0", "k1"))
+
+
+def forged(received: Received) -> Received:
+    signed = received.signed.model_copy(update={"signature": "00" * 64})
+    return received.model_copy(update={"signed": signed})
+
+
+def really(received: Received) -> Received | None:
+    """Admits what is not forged."""
+    return None if received.signed.signature == "00" * 64 else received
+
+
+def of(name: str, count: int) -> list[Received]:
+    return [make_received(name, position=i) for i in range(count)]
+
+
+def names(came: Sequence[Received]) -> Counter[str]:
+    known = {make_identity(name).key: name for name in ("k0", "k1", "s0", "s1", "s2", "s3", "loud")}
+    return Counter(known.get(one.signed.key, "other") for one in came)
+
+
+def test_where_all_have_room_the_order_of_the_bus_stays() -> None:
+    records = [*of("k0", 8), *of("s0", 4), *of("k1", 8)]
+    came, rest = with_known(K0, K1).screen(records, random.Random(0), really)
+    assert (came, rest) == (records, [])
+
+
+def test_of_newcomers_no_more_is_taken_than_may_stay() -> None:
+    records = [*of("loud", 30), *of("s0", 1), *of("k0", 8)]
+    known = with_known(K0)
+    came, rest = known.screen(records, random.Random(0), really)
+    assert names(came) == {"loud": 3, "s0": 1, "k0": 8}
+    assert len(came) + len(rest) == len(records)
+    assert known.metrics()["peers/looked"] == 12
+
+
+def test_a_loud_author_leaves_the_others_their_room() -> None:
+    came, _ = with_known(K0, K1).screen([*of("k0", 100), *of("k1", 8)], random.Random(0), really)
+    assert names(came) == {"k0": 8, "k1": 8}
+
+
+def test_who_forges_a_known_key_takes_none_of_its_room() -> None:
+    records = [*(forged(make_received("k0", position=i)) for i in range(100)), *of("k0", 6), *of("k1", 6)]
+    came, _ = with_known(K0, K1).screen(records, random.Random(0), really)
+    assert names(came) == {"k0": 6, "k1": 6}
+
+
+def test_a_flood_of_forgeries_costs_no_more_looks_than_a_round_has() -> None:
+    records = [forged(one) for one in of("k0", 400) + of("s0", 400)]
+    for name in ("k1", "s1"):
+        records += of(name, 2)
+    known = with_known(K0, K1)
+    came, _ = known.screen(records, random.Random(0), really)
+    assert names(came) == {"k1": 2, "s1": 2}
+    assert known.metrics()["peers/looked"] == sum(looks(config()))
+
+
+def test_newcomers_who_are_too_many_have_equal_chances_wherever_they_stand_on_the_bus() -> None:
+    records = [make_received(f"s{i}", position=j) for i in range(12) for j in range(1 + 5 * (i == 3))]
+    counts: Counter[str] = Counter()
+    for seed in range(600):
+        came, _ = Peers(config()).screen(records, random.Random(seed), really)
+        assert len(came) == newcomer_places(config())
+        counts.update({one.signed.key for one in came})
+    assert chisquare(list(counts.values())).pvalue > 0.001
+    assert len(counts) == 12
+
+
+# -- verification time -----------------------------------------------------------------------------------
+
+
+def test_a_slow_newcomer_silences_itself_and_not_the_others() -> None:
+    known = Peers(config())
+    known.earn(OWN_S)
+    assert known.may_verify("slow")
+    known.judged("slow", 1.0, False)
+    assert not known.may_verify("slow")
+    assert known.may_verify("other")
+    known.earn(OWN_S)
+    assert known.may_verify("slow")
+
+
+def test_newcomers_in_debt_together_all_wait_and_known_authors_do_not() -> None:
+    known = with_known("a")
+    for i in range(3):
+        known.judged(f"s{i}", 1.0, False)
+    assert not known.may_verify("another")
+    assert known.may_verify("a")
+
+
+def test_newcomers_are_verified_one_by_one_since_the_next_may_cost_all_there_is() -> None:
+    known = with_known("a")
+    assert known.may_verify("s0", ["a", "a"])
+    assert not known.may_verify("s0", ["a", "s1"])
+    assert known.may_verify("a", ["s1", "a"])
+    assert not known.may_verify("a", ["a"] * 9)
+
+
+def balances(known: Peers) -> dict[str, float]:
+    return {row.key: row.balance_s for row in known.changed()}
+
+
+def test_what_one_does_not_need_flows_to_the_others() -> None:
+    known = with_known("a", "b", "c")
+    for key, debt in (("a", 9.0), ("b", 9.0), ("c", 0.0)):
+        known.judged(key, debt, True)
+    before = balances(known)
+    known.earn(1.6)  # 0.8 s: the newcomers' account is full, so all of it is for these three
+    first = balances(known)
+    assert [first[key] - before[key] for key in "abc"] == pytest.approx([0.8 / 3] * 3)
+    known.earn(1.6)
+    known.earn(1.6)
+    full = balances(known)
+    known.earn(1.6)
+    last = balances(known)
+    assert "c" not in last
+    assert [last[key] - full[key] for key in "ab"] == pytest.approx([0.4] * 2)
+
+
+def test_no_known_author_gets_more_than_their_share_of_what_is_earned() -> None:
+    known = with_known("a")
+    known.judged("a", 100.0, True)
+    before = balances(known)["a"]
+    for _ in range(10):
+        known.earn(1.6)
+    assert balances(known)["a"] - before == pytest.approx(10 * 0.4)
+
+
+def test_a_clock_that_stands_still_earns_a_little() -> None:
+    known = Peers(config())
+    known.judged("a", CREDIT_S + FLOOR_S / 8, False)
+    assert not known.may_verify("b")
+    known.earn(0.0)
+    assert known.may_verify("b")
+
+
+def test_a_night_asleep_leaves_no_credit_for_the_day() -> None:
+    known = Peers(config())
+    known.earn(30_000.0)
+    known.earn(1.0)
+    assert known.metrics()["peers/credit/newcomers"] == CREDIT_S
+
+
+ROUNDS = st.lists(
+    st.tuples(st.floats(0, 20), st.lists(st.tuples(st.integers(0, 30), st.floats(0, 3)), max_size=12)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ROUNDS)
+def test_newcomers_never_spend_more_than_their_share_a_credit_and_one_group(
+    rounds: list[tuple[float, list[tuple[int, float]]]],
+) -> None:
+    """Whoever asks, in whatever order, with as many names as they like: the bound of the module."""
+    known = Peers(config(newcomer_groups=10_000))
+    earned = spent = last = 0.0
+    for own, groups in rounds:
+        earned += max(FLOOR_S, known.config.verify_share * own)
+        known.earn(own)
+        for name, cost in groups:
+            if known.may_verify(f"s{name}"):
+                known.judged(f"s{name}", cost, True)
+                spent, last = spent + cost, cost
+    assert spent <= known.config.newcomer_share * earned + CREDIT_S + last + 1e-6
+
+
+@settings(max_examples=100, deadline=None)
+@given(ROUNDS, st.lists(st.floats(0, 1), min_size=30, max_size=30))
+def test_no_known_author_waits_because_of_what_others_spend(
+    rounds: list[tuple[float, list[tuple[int, float]]]], shares: list[float]
+) -> None:
+    """`honest` spends up to an even share of what known authors get, three more known ones what they can."""
+    known = with_known("honest", "k0", "k1", "k2")
+    for key in ("honest", "k0", "k1", "k2"):
+        known.judged(key, 0.0, True)
+    for (own, groups), share in zip(rounds, shares, strict=False):
+        known.earn(own)
+        for name, cost in groups:
+            key = f"k{name}" if name < 3 else f"s{name}"
+            if known.may_verify(key):
+                known.judged(key, cost, True)
+        assert known.may_verify("honest")
+        earned = max(FLOOR_S, known.config.verify_share * own)
+        even = (1 - known.config.newcomer_share) * earned / (4 + len(known.known_keys() - {"honest"}))
+        known.judged("honest", min(0.5, share * even), True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ROUNDS)
+def test_what_is_spent_in_all_stays_within_what_is_earned(
+    rounds: list[tuple[float, list[tuple[int, float]]]],
+) -> None:
+    known = with_known(*(f"s{i}" for i in range(15)), newcomer_groups=10_000)
+    earned = spent = 0.0
+    debts: dict[str, float] = {}
+    for own, groups in rounds:
+        earned += max(FLOOR_S, known.config.verify_share * own)
+        known.earn(own)
+        for name, cost in groups:
+            if known.may_verify(f"s{name}"):
+                known.judged(f"s{name}", cost, True)
+                spent += cost
+                debts[f"s{name}" if name < 15 else ""] = cost
+    begun = CREDIT_S + 15 * known.config.max_peer_share * CREDIT_S
+    assert spent <= earned + begun + sum(debts.values()) + 1e-6
