@@ -152,6 +152,7 @@ class NodeRuntime:
                 sampling=config.generate.sampling,
                 tokenizer=parts.policy.fingerprint if config.share.token_ids else None,
                 created_at=created,
+                invitation=parts.invitation,
             )
             for position, (question, completions) in enumerate(zip(questions, answers, strict=True))
         ]

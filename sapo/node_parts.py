@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sapo import models, starter
+from sapo import keyring, models, starter
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.bus.publish import PublishSink
@@ -15,6 +15,7 @@ from sapo.cache import default_cache
 from sapo.config import Config
 from sapo.deliver import Deliverer, Plan, Sink
 from sapo.determinism import arithmetic
+from sapo.doubles import OwnKey
 from sapo.errors import Paused, UserError
 from sapo.evaluate import held_out_set
 from sapo.generate import open_engine
@@ -28,12 +29,12 @@ from sapo.learn.update import Learner
 from sapo.listen import Listener
 from sapo.lock import NodeLock
 from sapo.manifest import Manifest
-from sapo.membership import trusted
+from sapo.membership import refuse_outsider, trusted
 from sapo.models import LoadedPolicy
 from sapo.outage import Outage
 from sapo.peers import Peers
 from sapo.pool import Pool
-from sapo.records import Question
+from sapo.records import Invitation, Question
 from sapo.refusals import Refusals
 from sapo.streams import Streams
 from sapo.workers import TaskWorkers
@@ -55,6 +56,10 @@ class NodeParts:
     clock: Callable[[], float]
     lock: NodeLock
     identity: Identity
+    invitation: Invitation | None
+    """By which the node may publish, where it is no member."""
+    own_key: OwnKey
+    """Whether somebody else publishes with the node's key."""
     journal: Journal
     workers: TaskWorkers
     policy: LoadedPolicy
@@ -172,8 +177,10 @@ def open_parts(
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(NodeLock(folder))
         home.refuse_moved(name)  # again: it may have been exported while this process came here
-        identity = Identity.load_or_create(folder / "key.pem")
+        held = keyring.take(home, manifest.swarm, name, clock())
+        refuse_outsider(name, held.identity.key, held.card.invitation, manifest, clock())
         journal = stack.enter_context(Journal(home.journal(name), clock=clock, incarnation=incarnation))
+        held = keyring.remember(home, held, journal.incarnation)
         own_bus = bus if bus is not None else open_bus(config, home)
         stack.callback(own_bus.close)
         workers = open_workers(node_config)
@@ -186,7 +193,7 @@ def open_parts(
             guard=node_config.guard,
         )
         engine = open_engine(node_config, policy)
-        peers = Peers(node_config.pool, trusted(manifest) | {identity.key}, journal.peers())
+        peers = Peers(node_config.pool, trusted(manifest) | {held.identity.key}, journal.peers())
         pool = Pool.restore(node_config.pool, journal.pool(), journal.met(), peers.known)
         history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
         sinks: list[Sink] = [PublishSink(own_bus), history, *tracking]
@@ -208,7 +215,9 @@ def open_parts(
         manifest=manifest,
         clock=clock,
         lock=lock,
-        identity=identity,
+        identity=held.identity,
+        invitation=held.card.invitation,
+        own_key=OwnKey(journal, held.card.incarnations, name),
         journal=journal,
         workers=workers,
         policy=policy,

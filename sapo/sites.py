@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sapo import toml
+from sapo import keyring, toml
 from sapo.config import Config, load, parse
 from sapo.errors import UserError
 from sapo.home import Home, check_reasoning_gym, read_manifest, write_atomically
-from sapo.identity import Identity
 from sapo.journal import Journal
 from sapo.manifest import Manifest
 from sapo.processes import POLL_S, Child, stopping_on_signals, tail
@@ -109,7 +108,7 @@ def join_swarm(
     keys = {}
     for name in config.nodes:
         target.node(name).mkdir(exist_ok=True)
-        keys[name] = Identity.load_or_create(target.node(name) / "key.pem").key
+        keys[name] = keyring.take(target, manifest.swarm, name, time.time()).identity.key
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(file, text)
     return Joined(config, file, target, keys)
