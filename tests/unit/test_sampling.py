@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -15,7 +15,7 @@ from scipy.stats import chisquare
 
 from sapo.config import ShareConfig
 from sapo.pool import Entry, Verdict
-from sapo.sampling import Draw, information, sample_external, sample_self, select_subset
+from sapo.sampling import Draw, Ready, information, sample_external, sample_self, select_subset
 from sapo.seeds import rng
 
 GOOD = (1.0, 0.0)
@@ -63,8 +63,10 @@ def draw(
     seed: int = 0,
     chunk: int = 1,
     tolerance: float = 1e-6,
+    ready: Ready = lambda entry, beside: True,
 ) -> Draw:
-    return sample_external(entries, want, rng("test", seed), verifier, tolerance=tolerance, chunk=chunk)
+    chance = rng("test", seed)
+    return sample_external(entries, want, chance, verifier, tolerance=tolerance, chunk=chunk, ready=ready)
 
 
 def chosen(found: Draw) -> list[str]:
@@ -331,3 +333,87 @@ def test_a_verdict_that_misses_a_completion_is_an_error() -> None:
     with pytest.raises(ValueError, match="shorter"):
         sample_external(entries, 1, random.Random(0), lambda _: [], tolerance=0.0)
     assert entries[0].verdict is None
+
+
+# -- authors without verification time -------------------------------------------------------------------
+
+
+class Credit:
+    """Every author may have so many groups verified; at most `together` of one author at once."""
+
+    def __init__(self, verifier: Verifier, credits: Mapping[str, int], together: int = 16) -> None:
+        self._verifier, self._credits, self._together = verifier, credits, together
+        self._nodes = {entry.group_id: entry.group.node for entry in ENTRIES}
+
+    def __call__(self, entry: Entry, beside: Sequence[Entry]) -> bool:
+        node = entry.group.node
+        spent = sum(self._nodes[group_id] == node for group_id in self._verifier.asked)
+        ahead = sum(other.group.node == node for other in beside)
+        return ahead < self._together and spent + ahead < self._credits[node]
+
+
+@pytest.mark.parametrize(("together", "chunk"), [(16, 1), (1, 1), (2, 4)])
+def test_the_draw_is_uniform_over_the_authors_with_time_left_whatever_the_others_do(
+    together: int, chunk: int
+) -> None:
+    """p0 runs out after two groups; p1 has nothing from the start; p2's five groups are drawn alike."""
+    counts: Counter[str] = Counter()
+    for seed in range(10_000):
+        entries, verifier = a_pool([GOOD] * 16)
+        ready = Credit(verifier, {"p0": 2, "p1": 0, "p2": 16}, together)
+        found = draw(entries, verifier, 3, seed, chunk, ready=ready)
+        counts.update(entry.group_id for entry in found.chosen)
+    nodes = {entry.group_id: entry.group.node for entry in ENTRIES}
+    shares = {
+        name: [counts[group_id] for group_id in nodes if nodes[group_id] == name]
+        for name in ("p0", "p1", "p2")
+    }
+    assert chisquare(shares["p2"]).pvalue > 0.001
+    assert chisquare(shares["p0"]).pvalue > 0.001
+    assert sum(shares["p1"]) == 0
+    assert len(shares["p2"]) == 5
+
+
+def test_groups_without_verification_time_wait_where_they_are() -> None:
+    entries, verifier = a_pool([GOOD, DULL] * 8)
+    found = draw(entries, verifier, 16, ready=Credit(verifier, {"p0": 0, "p1": 16, "p2": 0}))
+    assert {entry.group.node for entry in found.chosen} == {"p1"}
+    assert found.waiting == 11
+    assert found.metrics()["sampler/waiting"] == 11
+    assert len(found.leaving) == 5
+
+
+def test_a_verdict_that_is_known_needs_no_time() -> None:
+    entries, verifier = a_pool([GOOD] * 4, cached=[0, 1, 2, 3])
+    found = draw(entries, verifier, 4, ready=lambda entry, beside: False)
+    assert (len(found.chosen), found.waiting) == (4, 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    TRUTHS,
+    st.integers(0, 6),
+    st.integers(0, 999),
+    st.integers(1, 20),
+    st.integers(1, 4),
+    st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6)),
+)
+def test_nobody_is_verified_beyond_their_time_however_many_at_once(
+    truths: list[Truth], want: int, seed: int, chunk: int, together: int, credits: tuple[int, int, int]
+) -> None:
+    """As if each group were asked about, verified and paid for on its own."""
+    limits = dict(zip(("p0", "p1", "p2"), credits, strict=True))
+    found = []
+    for size, most in ((1, 1), (1, together)):
+        entries, verifier = a_pool(truths)
+        found.append(draw(entries, verifier, want, seed, size, ready=Credit(verifier, limits, most)))
+    assert chosen(found[0]) == chosen(found[1])
+    assert found[0].waiting == found[1].waiting
+    entries, verifier = a_pool(truths)
+    draw(entries, verifier, want, seed, chunk, ready=Credit(verifier, limits, together))
+    spent = Counter(map(by_id, verifier.asked))
+    assert all(spent[node] <= limits[node] for node in limits)
+
+
+def by_id(group_id: str) -> str:
+    return next(entry.group.node for entry in ENTRIES if entry.group_id == group_id)
