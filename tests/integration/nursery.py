@@ -119,14 +119,11 @@ class Killer:
                 self.reach(HALF)
             update(learner)
 
-        def inside(workers: SharedWorkers, requests: Any) -> Any:
-            if INSIDE not in self.known and requests[0][0] == "score":
-                worker = workers._workers[0]
-                for place, request in enumerate(requests):
-                    worker.assign(place, request, 10.0)
-                worker.flush()
+        def inside(workers: SharedWorkers, op: str, items: Any, sizes: Any = None) -> Any:
+            if INSIDE not in self.known and op in ("score", "judge"):
+                workers._workers[0].assign(range(len(items)), op, items)
                 self.reach(INSIDE)
-            return settle(workers, requests)
+            return settle(workers, op, items, sizes)
 
         Learner._apply = half  # type: ignore[method-assign]
         SharedWorkers._run = inside  # type: ignore[method-assign]
