@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from sapo.walls import kernel, landlock, namespaces, places, seccomp
 
@@ -12,8 +13,12 @@ def steps(readable: Sequence[str]) -> list[tuple[str, Callable[[], str]]]:
     needed = [path for path in paths if _readable(path)]
 
     def namespace() -> str:
-        _try_first(_off_the_network, needed)
-        return _off_the_network()
+        try:
+            _try_first(namespaces.leave_network, needed)
+            namespaces.leave_network()
+        finally:
+            _give_up_rights(needed)
+        return "keeps off the network: one of its own has nothing in it; no right of root's is left"
 
     def files() -> str:
         _try_first(lambda: landlock.allow_reading(paths), needed)
@@ -35,10 +40,10 @@ def narrower(may_open: bool) -> Callable[[], None]:
     return seccomp.Filter(seccomp.child_rules(may_open), seccomp.ALLOW).install
 
 
-def _off_the_network() -> str:
-    namespaces.leave_network()
-    namespaces.drop_capabilities()
-    return "keeps off the network: one of its own has nothing in it; no right of root's is left"
+def _give_up_rights(needed: Sequence[str]) -> None:
+    with suppress(OSError):
+        _try_first(namespaces.drop_capabilities, needed)
+        namespaces.drop_capabilities()
 
 
 def _readable(path: str) -> bool:

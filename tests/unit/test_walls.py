@@ -78,6 +78,41 @@ def test_a_wall_that_the_machine_refuses_is_left_out_and_the_others_hold(
     assert walls.sufficient(standing(found))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has no such rights")
+def test_a_worker_of_root_s_gives_up_root_s_rights_also_where_it_gets_no_namespace() -> None:
+    found = run(
+        """
+from sapo import walls
+standing = walls.around_worker()
+with open("/proc/self/status") as status:
+    say([standing, [line.split()[1] for line in status if line.startswith("CapEff")]])
+""",
+        refused=["unshare", "landlock_create_ruleset"],
+    )
+    assert found == [["limits", "seccomp"], ["0" * 16]]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is closed to everybody else")
+def test_a_wall_that_would_keep_the_worker_from_its_libraries_is_left_out(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir()
+    (closed / "library.py").write_text("found = 42")
+    os.chown(closed, NOBODY, NOBODY)
+    closed.chmod(0o700)
+    found = run(
+        f"""
+from sapo import walls
+built = walls.build([{str(closed)!r}])
+sys.path.append({str(closed)!r})
+import library
+say([library.found, [[wall.stands, wall.detail] for wall in built]])
+"""
+    )
+    assert found[0] == 42
+    assert [stands for stands, _ in found[1]] == [True, False, True, True]
+    assert "libraries" in found[1][1][1]
+
+
 def test_without_seccomp_the_walls_do_not_suffice() -> None:
     found = run("probe.main()", refused=["seccomp"])
     assert standing(found) == ["limits", "namespaces", "landlock"]
