@@ -1,57 +1,25 @@
-"""What must hold before a peer's group may enter the pool (DESIGN 2, 4; TRAPS 13, 35)."""
+"""What must hold before a peer's group may enter the pool (DESIGN 2, 4; TRAPS 13, 35).
 
-from collections import OrderedDict
+`sapo.rules` asks what needs no memory; here a group meets this node: its keys, its clock, its tokenizer, and
+what it has met before. docs/admission.md lists every reason with what it proves.
+"""
+
 from collections.abc import Callable
 
 from sapo.errors import Refused
 from sapo.identity import unseal
+from sapo.journal_rows import Met
 from sapo.manifest import Manifest
-from sapo.records import Group, Received, canonical, sha256
-from sapo.tasks import bucket
+from sapo.records import Group, Received
+from sapo.rules import check_rules, check_size
+from sapo.seen import Seen, fingerprint
+from sapo.tasks import drawn_by
 
-__all__ = ["Refused", "Seen", "admit", "fingerprint"]
+__all__ = ["PROVEN", "Refused", "Seen", "admit", "fingerprint", "twin"]
 
-
-class Seen:
-    """A bounded memory of groups met before: their digests by id, and what would be a copy of them.
-
-    It outlives a group's stay in the pool, because the bus may deliver a group again after it was used.
-    """
-
-    def __init__(self, limit: int = 10_000) -> None:
-        self._limit = limit
-        self._digests: OrderedDict[str, str] = OrderedDict()
-        self._contents: OrderedDict[str, str] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._digests)
-
-    def add(self, group: Group, content_sha256: str) -> None:
-        """Remember a group; own groups belong in here too, or a peer's copy of them is not noticed."""
-        self.note(group.group_id, content_sha256, fingerprint(group))
-
-    def note(self, group_id: str, content_sha256: str, mark: str) -> None:
-        """Remember a group by its id, digest and fingerprint."""
-        self._digests[group_id] = content_sha256
-        self._contents[mark] = group_id
-        for memory in (self._digests, self._contents):
-            while len(memory) > self._limit:
-                memory.popitem(last=False)
-
-    def digest(self, group_id: str) -> str | None:
-        """`content_sha256` of the group with this id, if it is remembered."""
-        return self._digests.get(group_id)
-
-    def original(self, group: Group) -> str | None:
-        """The id of another group with the same recipe and the same texts, if one is remembered."""
-        found = self._contents.get(fingerprint(group))
-        return None if found == group.group_id else found
-
-
-def fingerprint(group: Group) -> str:
-    """Hash of what a group says, whoever signed it: its recipe and its texts, in any order."""
-    texts = sorted(completion.text for completion in group.completions)
-    return sha256(canonical([group.recipe.model_dump(mode="json"), texts]))
+PROVEN = frozenset({"equivocation", "held_out", "key_reuse", "question_mismatch", "token_ids"})
+"""Reasons that prove, by the author's own signature, that the author breaks the rules. Others do not: anybody
+can send somebody's bytes again, and a machine can fail. A `copy` is judged by whose question it was."""
 
 
 def admit(
@@ -64,54 +32,67 @@ def admit(
     max_age_s: float,
     seen: Seen,
     has_control_tokens: Callable[[str], bool],
+    has_false_ids: Callable[[Group], bool] = lambda group: False,
+    own_group: Callable[[Group], bool] = lambda group: True,
+    seed: int = 0,
 ) -> Group:
     """The group inside, if it may enter the pool. Raises `Refused` otherwise; changes nothing.
 
-    `now` is compared with the bus's time stamp, never with the producer's clock. Codes: `payload_too_large`,
-    `own_echo`, `duplicate`, those of `sapo.identity.unseal`, `equivocation` (a known id with another
-    content), `wrong_swarm`, `own_name` (our name under another key), `recipe` (not in the manifest),
-    `group_size`, `text_too_long`, `control_tokens`, `held_out`, `copy` (another author's texts), `stale`.
+    `now` is compared with the bus's time stamp, never with the producer's clock. `own_group` tells what of
+    our key's this node may have made, `seed` is the swarm's, by which its nodes draw their questions.
+
+    Codes, besides those of `sapo.rules` and `sapo.identity.unseal`: `own_echo`, `own_key` (signed with our
+    key elsewhere), `duplicate`, `equivocation` (a known id with another content), `own_name` (our name under
+    another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not say what the text says),
+    `stale`, `future`, `copy` (what somebody said before, under another id).
     """
     signed = received.signed
-    if len(signed.payload) > manifest.max_payload_bytes:
-        raise Refused("payload_too_large", f"{len(signed.payload)} bytes")
-    if signed.key == own_key:
-        raise Refused("own_echo")
+    check_size(signed, manifest)
     known = seen.digest(signed.group_id)
     if known == signed.content_sha256:
-        raise Refused("duplicate")
+        raise Refused("own_echo" if signed.key == own_key else "duplicate")
     group = unseal(signed)
+    if signed.key == own_key:
+        if known is None and own_group(group):
+            raise Refused("own_echo")
+        raise Refused(
+            "own_key", f"round {group.round} of incarnation {group.incarnation}, not made here", group
+        )
     if known is not None:
         raise Refused("equivocation", f"{signed.group_id} was {known} before", group)
-    _check_place(group, manifest, own_node)
-    _check_texts(group, manifest, has_control_tokens)
-    original = seen.original(group)
-    if original is not None:
-        raise Refused("copy", f"says what {original} says", group)
-    age = now - received.timestamp
-    if age > max_age_s:
-        raise Refused("stale", f"{age:.0f} s old", group)
+    check_rules(group, manifest, received.timestamp)
+    if group.node == own_node:
+        raise Refused("own_name", f"{group.key} calls itself {group.node}", group)
+    _check_age(group, now - received.timestamp, max_age_s)
+    if any(has_control_tokens(completion.text) for completion in group.completions):
+        raise Refused("control_tokens", "a completion spells one of our control tokens", group)
+    if has_false_ids(group):
+        raise Refused("token_ids", "ids of our vocabulary do not say what the text says", group)
+    original = twin(group, received.timestamp, seen, seed)
+    if original is not None and not _later(original, received.timestamp):
+        raise Refused("copy", f"says what {original.group_id} says", group)
     return group
 
 
-def _check_place(group: Group, manifest: Manifest, own_node: str) -> None:
-    if group.swarm != manifest.swarm:
-        raise Refused("wrong_swarm", group.swarm, group)
-    if group.node == own_node:
-        raise Refused("own_name", f"{group.key} calls itself {group.node}", group)
-    if not manifest.allows(group.recipe):
-        raise Refused("recipe", f"{group.recipe.dataset} with these parameters is not in the manifest", group)
-    size = len(group.completions)
-    if not manifest.min_completions <= size <= manifest.max_completions:
-        raise Refused("group_size", f"{size} completions", group)
+def _check_age(group: Group, age: float, max_age_s: float) -> None:
+    if age > max_age_s:
+        raise Refused("stale", f"{age:.0f} s old", group)
+    if age < -max_age_s:
+        raise Refused("future", f"stamped {-age:.0f} s from now", group)
 
 
-def _check_texts(group: Group, manifest: Manifest, has_control_tokens: Callable[[str], bool]) -> None:
-    longest = max(len(completion.text) for completion in group.completions)
-    if longest > manifest.max_text_chars:
-        raise Refused("text_too_long", f"{longest} characters", group)
-    if any(has_control_tokens(completion.text) for completion in group.completions):
-        raise Refused("control_tokens", "a completion spells one of our control tokens", group)
-    # the claimed question is compared with the regenerated one before use, so its bucket is the true one
-    if bucket(group.question, manifest.salt) < manifest.held_out:
-        raise Refused("held_out", "nobody may train on this question", group)
+def twin(group: Group, timestamp: float, seen: Seen, seed: int) -> Met | None:
+    """What was met and says the same as a group that the bus stamped at `timestamp`, if either is a copy.
+
+    Whose questions can be told beforehand, those are also answered beforehand: with the likely answers, by
+    who wants the author's own group to look like the copy. So none is a copy to a question that its author
+    was to draw.
+    """
+    found = seen.alike(group)
+    if found is None or _later(found, timestamp) or not drawn_by(group, seed):
+        return found
+    return None
+
+
+def _later(met: Met, timestamp: float) -> bool:
+    return met.stamp is not None and met.stamp > timestamp

@@ -52,6 +52,27 @@ def _faithful(policy: LoadedPolicy, completion: Completion, ids: tuple[int, ...]
     return policy.decode(body) == completion.text
 
 
+def false_ids(policy: LoadedPolicy, group: Group) -> bool:
+    """Whether a completion carries ids of this vocabulary that do not decode to its text: nobody errs so.
+
+    A last id that ends a completion elsewhere, but not here, is no lie.
+    """
+    if group.tokenizer != policy.fingerprint:
+        return False
+    return any(_lies(policy, completion) for completion in group.completions)
+
+
+def _lies(policy: LoadedPolicy, completion: Completion) -> bool:
+    ids = completion.token_ids
+    if ids is None:
+        return False
+    if any(token >= policy.vocabulary for token in ids):
+        return True
+    if policy.decode(ids) == completion.text:
+        return False
+    return completion.finish_reason == "length" or policy.decode(ids[:-1]) != completion.text
+
+
 def longest(policy: LoadedPolicy, group: Group) -> int:
     """Tokens of the group's longest sequence, prompt included, under the receiver's vocabulary."""
     prompt = len(policy.encode_prompt(group.question))

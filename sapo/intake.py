@@ -41,8 +41,7 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
     # by the bus's time stamps: within a poll, too, a copy comes after its original
     received = sorted(poll.received, key=lambda one: one.timestamp)
     came = [entry for one in received if (entry := _admit(parts, one, now)) is not None]
-    came = [entry for entry in came if entry.group_id in parts.pool]
-    rows = [entry.to_row() for entry in came]
+    rows = [entry.to_row() for entry in came if entry.group_id in parts.pool]
     parts.pool.evict(now)
     met = [
         parts.pool.met(entry.group, entry.received.signed.content_sha256, entry.received.timestamp)
@@ -86,7 +85,7 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
 
 
 def _made_here(parts: NodeParts, group: Group) -> bool:
-    """Whether a group that this node's key signed may be its own: of this journal's rounds, or from before."""
+    """Whether a group that this node's key signed may be its own: of this journal, or of one before it."""
     if group.incarnation == parts.journal.incarnation:
         newest = parts.journal.stage()
         return newest is not None and group.round <= newest[0]

@@ -127,7 +127,7 @@ class Pool:
     def __init__(self, config: PoolConfig, known: Callable[[str], bool] = lambda key: True) -> None:
         self.config = config
         self._known = known
-        self.seen = Seen(self.memory)
+        self.seen = Seen(self.memory, known)
         self._entries: dict[str, Entry] = {}
         self._new: set[str] = set()
         self._places = _Places(self.memory)
@@ -144,7 +144,7 @@ class Pool:
         """The pool that the journal kept, with its memory of all that was `met`, in order."""
         pool = cls(config, known)
         for one in met:
-            pool.seen.note(one.group_id, one.content_sha256, one.fingerprint)
+            pool.seen.note(one)
             if one.author is not None:
                 pool._places.add(one.author)
         for row in rows:
@@ -160,10 +160,10 @@ class Pool:
         """How many groups are remembered after they have gone."""
         return SEEN_PER_GROUP * self.config.max_groups
 
-    def met(self, group: Group, content_sha256: str) -> Met:
-        """What is to be remembered of a group, once the pool is within its bounds."""
+    def met(self, group: Group, content_sha256: str, stamp: float | None = None) -> Met:
+        """What is to be remembered of a group, once the pool is within its bounds; own ones have no stamp."""
         author = group.key if group.group_id in self._entries else None
-        return Met(group.group_id, content_sha256, fingerprint(group), author)
+        return Met(group.group_id, content_sha256, fingerprint(group), author, group.key, stamp)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -171,13 +171,17 @@ class Pool:
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._entries
 
+    def get(self, group_id: str) -> Entry | None:
+        """The entry with this id, if it is here."""
+        return self._entries.get(group_id)
+
     def entries(self) -> tuple[Entry, ...]:
         """All entries, in the order they came."""
         return tuple(self._entries.values())
 
     def add(self, entry: Entry) -> None:
         """Take an admitted group; one that is already here is left as it is."""
-        self.seen.add(entry.group, entry.received.signed.content_sha256)
+        self.seen.add(entry.group, entry.received.signed.content_sha256, entry.received.timestamp)
         if entry.group_id not in self._entries:
             self._entries[entry.group_id] = entry
             self._new.add(entry.group_id)

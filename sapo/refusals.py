@@ -3,6 +3,7 @@
 Whatever is sent costs bounded room: a round keeps few samples, each of which stands for all like it.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,8 @@ from sapo.errors import Refused
 from sapo.journal_rows import RefusalRow
 from sapo.records import Received
 
+log = logging.getLogger(__name__)
+
 MAX_KEPT_BYTES = 65_536
 """Of refused payloads: of each one, and of all that a node keeps of a round."""
 ROWS = 16
@@ -18,6 +21,10 @@ ROWS = 16
 LOUDEST = 16
 """Peers with a series of their own in a round."""
 ALL_OTHERS = "others"
+ALARMS = {
+    "own_key": "somebody else signs with this node's key",
+    "own_name": "somebody else calls itself like this node",
+}
 MINE = ("own_echo",)
 """No peer's doing, so there is no sample of it."""
 
@@ -27,6 +34,7 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
+        self._told: set[str] = set()
         self._begin()
 
     def _begin(self) -> None:
@@ -36,16 +44,19 @@ class Refusals:
         self._rows: dict[tuple[str, str], RefusalRow] = {}
         self._bytes = 0
 
-    def note(self, refused: Refused, received: Received, *, proven: bool = False) -> None:
+    def note(self, refused: Refused, received: Received) -> None:
         """Count a refused record, and keep a sample of it where there is none of this peer and reason yet.
 
-        Its author is blamed where the signature held: admission then names the group, others say `proven`.
+        It counts for its author where the signature held: the refusal then names the group.
         """
         self._reasons[refused.code] += 1
+        if refused.code in ALARMS and refused.code not in self._told:
+            self._told.add(refused.code)
+            log.warning("%s: %s (docs/identity.md)", ALARMS[refused.code], refused.detail)
         signed = received.signed
         if refused.code in MINE:
             return
-        if proven or refused.group is not None:
+        if refused.group is not None:
             self._peers[signed.key] += 1
             author = signed.key
         else:

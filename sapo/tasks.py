@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any
 from sapo import seeds
 from sapo.config import Task
 from sapo.errors import UserError
-from sapo.records import MAX_SEED, Question, Recipe, canonical
+from sapo.records import MAX_SEED, Group, Question, Recipe, canonical
 
 if TYPE_CHECKING:
     from sapo.workers import TaskWorkers
 
 MAX_ATTEMPTS = 200
 """Recipes tried for one place before a task counts as giving no questions to train on."""
+LIKELY_ATTEMPTS = 16
+"""Recipes within which a place finds its question, whatever share is held out, but for one in thousands."""
 _CHUNK = 256
 
 
@@ -85,6 +87,17 @@ def train_questions(
         f"({held_out:.0%} of all questions are held out)",
         "widen the data sets' parameters, or lower rules.held_out",
     )
+
+
+def drawn_by(group: Group, seed: int) -> bool:
+    """Whether a group's question is one that its author was to draw for its place, `seed` being the swarm's.
+
+    Authors of sites with another seed draw otherwise. The seed of a recipe does not depend on the tasks.
+    """
+    recipe = group.recipe
+    path = (seed, group.swarm, group.node, group.incarnation, group.round, "question", group.position)
+    task = Task(dataset=recipe.dataset, config=recipe.params)
+    return any(_pick([task], seeds.rng(*path, attempt)) == recipe for attempt in range(LIKELY_ATTEMPTS))
 
 
 def held_out_questions(

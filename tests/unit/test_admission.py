@@ -134,7 +134,7 @@ def test_trap_35_a_copy_under_another_key_is_dropped() -> None:
     refused = refusal(copied, seen=seen)
     assert refused.code == "copy"
     assert received("honest").signed.group_id in refused.detail
-    assert try_to_admit(received("thief", texts=("1", "2", "4")), seen=seen).node == "thief"
+    assert try_to_admit(received("thief", texts=("1", "4", "5")), seen=seen).node == "thief"
 
 
 def test_trap_35_a_copy_of_an_own_group_is_dropped() -> None:
@@ -185,8 +185,12 @@ def test_what_is_remembered_is_bounded_and_forgets_the_oldest() -> None:
         seen.add(group, "0" * 64)
     assert len(seen) == 3
     assert [seen.digest(group.group_id) is not None for group in groups] == [False, False, True, True, True]
-    assert seen.original(make_group("thief", position=0)) is None
-    assert seen.original(make_group("thief", position=4)) == groups[4].group_id
+    assert seen.alike(make_group("thief", position=0)) is None
+    found = seen.alike(make_group("thief", position=4))
+    assert found is not None
+    assert found.group_id == groups[4].group_id
+    assert seen.forgotten() == [group.group_id for group in groups[:2]]
+    assert seen.forgotten() == []
 
 
 def test_a_fingerprint_is_of_what_is_said_and_not_of_who_says_it() -> None:

@@ -269,7 +269,7 @@ def test_the_memory_of_what_left_is_bounded() -> None:
     for i in range(SEEN_PER_GROUP + 5):
         pool.add(make_entry(position=i))
         pool.evict(1000.0)
-    assert len(pool.seen) == SEEN_PER_GROUP
+    assert len(pool.seen) <= SEEN_PER_GROUP
 
 
 def test_the_journal_gives_back_the_same_pool() -> None:
@@ -312,13 +312,18 @@ def test_a_pool_that_was_restored_knows_and_evicts_what_it_would_have_without_th
         for entry in came:
             pool.add(entry)
         pool.evict(1000.0 + round)
-        met += [pool.met(entry.group, entry.received.signed.content_sha256) for entry in came]
+        met += [
+            pool.met(entry.group, entry.received.signed.content_sha256, entry.received.timestamp)
+            for entry in came
+        ]
     back = Pool.restore(limits, [entry.to_row() for entry in pool.entries()], met[-pool.memory :])
     copy = make_entry("other", recipe=came[0].group.recipe).group
     for one in (pool, back):
         assert len(one.seen) == len(met)
         assert one.seen.digest(met[0].group_id) == met[0].content_sha256
-        assert one.seen.original(copy) == pool.seen.original(copy) is not None
+        twin = one.seen.alike(copy)
+        assert twin is not None
+        assert twin.group_id == came[0].group_id
         for i in range(5):
             one.add(make_entry(f"p{i}", round=20, position=i, at=1020.0))
             one.add(make_entry("flooder", round=20, position=i, at=1020.0))

@@ -1,0 +1,125 @@
+"""The groups that a node has met: known again by their ids, and by what they say when somebody else says it.
+
+The memory outlives a group's stay in the pool, because the bus may deliver a group again after it was used.
+When it is full, newcomers together keep a share of it and every known author an equal part of the rest: two
+thousand new names push nobody else's groups out.
+"""
+
+import unicodedata
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+
+from sapo.journal_rows import Met
+from sapo.records import Group, Recipe, canonical, sha256
+
+NEWCOMERS = 0.25
+"""Share of the memory that newcomers together keep when it is full."""
+ALIKE = 0.5
+"""Share of the smaller group's completions that the other also has, from which on they are one text."""
+_DIGITS = 10
+_QUESTION = 16
+
+
+class Seen:
+    """A bounded memory of groups met before. `known` tells the authors who are not newcomers."""
+
+    def __init__(self, limit: int = 10_000, known: Callable[[str], bool] = lambda key: False) -> None:
+        self.known = known
+        self._limit = limit
+        self._met: OrderedDict[str, Met] = OrderedDict()
+        self._authors: dict[str, OrderedDict[str, None]] = {}
+        self._questions: dict[str, list[str]] = {}
+        self._forgotten: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._met)
+
+    def add(self, group: Group, content_sha256: str, stamp: float | None = None) -> None:
+        """Remember a group that the bus stamped at `stamp`; own groups, which nobody can have said before,
+        belong in here too, or a peer's copy of them is not noticed."""
+        self.note(Met(group.group_id, content_sha256, fingerprint(group), None, group.key, stamp))
+
+    def note(self, met: Met) -> None:
+        """Remember a group as the journal keeps it; one that is known is left as it is."""
+        if met.group_id in self._met:
+            return
+        self._met[met.group_id] = met
+        self._authors.setdefault(met.key, OrderedDict())[met.group_id] = None
+        if ":" in met.fingerprint:
+            self._questions.setdefault(met.fingerprint[:_QUESTION], []).append(met.group_id)
+        if len(self._met) > self._limit:
+            self._make_room()
+
+    def digest(self, group_id: str) -> str | None:
+        """`content_sha256` of the group with this id, if it is remembered."""
+        met = self._met.get(group_id)
+        return None if met is None else met.content_sha256
+
+    def alike(self, group: Group) -> Met | None:
+        """Another group that answers the same question in the same words, if one is remembered."""
+        mark = fingerprint(group)
+        for group_id in self._questions.get(mark[:_QUESTION], ()):
+            if group_id != group.group_id and _alike(mark, self._met[group_id].fingerprint):
+                return self._met[group_id]
+        return None
+
+    def forgotten(self) -> list[str]:
+        """Ids forgotten since this was last asked."""
+        gone, self._forgotten = self._forgotten, []
+        return [group_id for group_id in gone if group_id not in self._met]
+
+    def _make_room(self) -> None:
+        """Forget the oldest: of newcomers while they hold more than their share, else of who holds most."""
+        new = {key for key in self._authors if not self.known(key)}
+        held = sum(len(self._authors[key]) for key in new)
+        while len(self._met) > self._limit - self._limit // 16:
+            if held > NEWCOMERS * self._limit or len(new) == len(self._authors):
+                gone = next(group_id for group_id, met in self._met.items() if met.key in new)
+                held -= 1
+            else:
+                most = max(self._authors.keys() - new, key=lambda key: (len(self._authors[key]), key))
+                gone = next(iter(self._authors[most]))
+            self._drop(gone)
+            self._forgotten.append(gone)
+
+    def _drop(self, group_id: str) -> None:
+        met = self._met.pop(group_id)
+        del self._authors[met.key][group_id]
+        if not self._authors[met.key]:
+            del self._authors[met.key]
+        question = met.fingerprint[:_QUESTION]
+        if group_id in self._questions.get(question, ()):
+            self._questions[question].remove(group_id)
+            if not self._questions[question]:
+                del self._questions[question]
+
+
+def fingerprint(group: Group) -> str:
+    """What a group says, whoever signed it: `<question>:<texts>`, hashes cut short, the texts' in order.
+
+    Of seed and index only the sum counts, for both name one entry (TRAPS 45); of a text letters and digits.
+    """
+    texts = sorted(sha256(_said(completion.text))[:_DIGITS] for completion in group.completions)
+    return f"{_question(group.recipe)}:{''.join(texts)}"
+
+
+def _question(recipe: Recipe) -> str:
+    place = [recipe.dataset, recipe.config, recipe.seed + recipe.index]
+    return sha256(canonical(place))[:_QUESTION]
+
+
+def _said(text: str) -> str:
+    """A text without what does not make it another: case, compatibility forms, all but letters and digits."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    return "".join(character for character in plain if character.isalnum())
+
+
+def _alike(one: str, other: str) -> bool:
+    mine, theirs = _texts(one), _texts(other)
+    common = sum((mine & theirs).values())
+    return common >= ALIKE * min(mine.total(), theirs.total())
+
+
+def _texts(mark: str) -> Counter[str]:
+    body = mark[_QUESTION + 1 :]
+    return Counter(body[at : at + _DIGITS] for at in range(0, len(body), _DIGITS))
