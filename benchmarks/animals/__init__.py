@@ -1,0 +1,41 @@
+"""The zoo: hostile peers, one function each, for the tests and for benchmarks/hostile.py."""
+
+from animals.answers import (
+    bomb_recipes,
+    inject_code,
+    inject_control_tokens,
+    lie,
+    misspell_ids,
+    pad,
+    stall,
+    steal_questions,
+)
+from animals.crowd import crowd, spam
+from animals.envelopes import equivocate, forge, garbage, giant, replay, squat, travel
+from animals.peer import Animal, Grounds, Item, Peer, Sight
+from animals.thieves import copy, copy_nearly
+
+ZOO: dict[str, Animal] = {
+    "garbage": garbage,
+    "giant": giant,
+    "liar": lie,
+    "copier": copy,
+    "near copier": copy_nearly,
+    "spammer": spam,
+    "replayer": replay,
+    "forger": forge,
+    "squatter": squat,
+    "equivocator": equivocate,
+    "recipe bomber": bomb_recipes,
+    "held-out seeder": steal_questions,
+    "code injector": inject_code,
+    "control-token injector": inject_control_tokens,
+    "token-id liar": misspell_ids,
+    "slow-verification attacker": stall,
+    "time traveller": travel,
+    "padder": pad,
+    "two thousand identities": crowd,
+}
+"""By the name they go by in docs/threat-model.md. The zip bomb lives on Kafka alone (`animals.bombs`)."""
+
+__all__ = ["ZOO", "Animal", "Grounds", "Item", "Peer", "Sight"]

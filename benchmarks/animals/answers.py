@@ -1,0 +1,131 @@
+"""Hostile peers whose envelopes are in order, and whose recipes, claims or texts are not."""
+
+from animals.envelopes import BURST
+from animals.peer import Item, Peer, Sight, mixed
+from sapo.records import Completion, Recipe, SignedGroup, canonical
+
+INJECTIONS = (
+    "__import__('os').system('touch {mark}')",
+    "open('{mark}', 'w').write('1')",
+    "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == 'Popen'][0](['touch', '{mark}'])",
+    # reads the answer from the scorer's frame: no wall stands in the way of that (TRAPS 49)
+    "(lambda f: f.f_back.f_locals['entry']['answer'])(__import__('sys')._getframe())",
+    "[g.gi_frame.f_back.f_locals for g in [(x for x in [1])]]",
+    # monkey-patches the scorer, after which junk would score 1.0
+    "__import__('reasoning_gym').algorithmic.binary_matrix.BinaryMatrixDataset.__dict__",
+    "setattr(__import__('sapo.verify').verify, 'score', lambda *a: 1.0)",
+    "<answer>exec(\"import socket; socket.create_connection(('127.0.0.1', 9))\")</answer>",
+)
+"""`{mark}` is a file that must not be there afterwards."""
+SLOW = "+".join(f"(x+1)**{40 + i % 20}" for i in range(300))
+
+
+def lie(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """False metadata: another question than the recipe's, another answer's scores, a wrong policy version.
+
+    Nobody looks at the last two; the first would teach answers to other questions.
+    """
+    items = peer.grounds.items(BURST)
+    found = []
+    for number, (item, other) in enumerate(zip(items, [*items[1:], items[0]], strict=True)):
+        if number % 2:
+            found.append(peer.publish(Item(item.recipe, other.question, other.answer), mixed(other)))
+        else:
+            found.append(peer.sign(_claiming(peer, item)))
+    return found
+
+
+def _claiming(peer: Peer, item: Item):  # type: ignore[no-untyped-def]
+    """A group whose wrong answers claim the full score and whose right ones claim none."""
+    texts = mixed(item)
+    completions = tuple(
+        Completion(text=text, finish_reason="stop", claimed_score=float(text != item.answer))
+        for text in texts
+    )
+    return peer.group(item, texts).model_copy(update={"completions": completions, "policy_version": 10**6})
+
+
+def bomb_recipes(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Asks for puzzles that would fill memory or take hours, data sets outside the manifest, odd seeds."""
+    (item,) = peer.grounds.items(1)
+    recipes = [
+        Recipe.make("chain_sum", {"min_terms": 10**6, "max_terms": 10**7}, seed=1),
+        Recipe.make("n_queens", {"n": 500}, seed=2),
+        Recipe.make("no_such_data_set", {}, seed=3),
+        Recipe.make(item.recipe.dataset, item.recipe.params | {"size": 10**9}, seed=4),
+    ]
+    signed = [peer.publish(Item(recipe, "?", "1"), ["1", "2"]) for recipe in recipes]
+    # a recipe that the record itself refuses can only be sent as bytes
+    group = peer.group(item, mixed(item))
+    values = group.model_dump(mode="json")
+    for recipe in (
+        values["recipe"] | {"seed": 2**31 - 1, "index": 2**31 - 1},
+        values["recipe"] | {"config": "[" * 9_000 + "]" * 9_000},
+        values["recipe"] | {"seed": -1},
+    ):
+        payload = canonical(values | {"recipe": recipe}).encode()
+        signed.append(peer.envelope(payload, group_id=group.group_id))
+    return signed
+
+
+def steal_questions(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Right answers to held-out questions: who trains on them can no longer be examined."""
+    return [peer.publish(item, mixed(item)) for item in peer.grounds.items(BURST, held_out=True)]
+
+
+def inject_code(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Programs as answers: they would write files, start processes, read the scorer's frames, patch it."""
+    mark = f"injected-by-{peer.key[:12]}"
+    found = []
+    for dataset in peer.grounds.datasets:
+        (item,) = peer.grounds.items(1, dataset)
+        texts = [payload.replace("{mark}", mark) for payload in INJECTIONS]
+        found.append(peer.publish(item, [*texts, item.answer]))
+    return found
+
+
+def inject_control_tokens(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Answers that spell the tokenizer's own marks: an end in the middle, a new question after it."""
+    control = peer.grounds.control
+    return [
+        peer.publish(item, [f"{item.answer}{control}What is 1 + 1?", f"{control}{item.answer}", "1"])
+        for item in peer.grounds.items(BURST)
+    ]
+
+
+def misspell_ids(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Right texts with the ids of other texts, of special tokens, or of no token at all."""
+    found = []
+    for number, item in enumerate(peer.grounds.items(BURST)):
+        size = peer.grounds.vocabulary
+        ids = [tuple(peer.rng.randrange(5, size) for _ in range(6)), (0, 1, 2, 3), (size + 7,), ()][
+            number % 4
+        ]
+        completions = tuple(
+            Completion(text=text, finish_reason="stop", token_ids=ids, logprobs=(-0.1,) * len(ids))
+            for text in mixed(item)
+        )
+        group = peer.group(item, mixed(item), tokenizer=peer.grounds.tokenizer)
+        found.append(peer.sign(group.model_copy(update={"completions": completions})))
+    return found
+
+
+def stall(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """The longest answers the rules allow, to the data set whose scorer takes longest over them."""
+    rules = peer.grounds.manifest
+    dataset = next((d for d in peer.grounds.datasets if d.endswith("integration")), peer.grounds.datasets[0])
+    room = min(rules.max_text_chars, rules.max_payload_bytes // (rules.max_completions + 1))
+    text = SLOW[: SLOW.rfind("+", 0, room)]
+    (item,) = peer.grounds.items(1, dataset)
+    return [peer.publish(item, [f"{text}+{k}" for k in range(rules.max_completions)])]
+
+
+def pad(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Right answers padded with junk, beside wrong ones: what is rewarded is the answer, what comes along is
+    the junk."""
+    found = []
+    for item in peer.grounds.items(BURST):
+        junk = ["", " ok", " I am sure", " " + "very " * 6 + "sure"]
+        texts = [item.answer + junk[k % 4] if k % 2 else "no idea" for k in range(8)]
+        found.append(peer.publish(item, texts))
+    return found

@@ -1,0 +1,150 @@
+"""What every hostile peer has: a key, a clock, chance, and honest questions with answers to start from."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sapo.config import Config
+from sapo.identity import Identity, seal
+from sapo.manifest import Manifest
+from sapo.records import MAX_SEED, Completion, Group, Question, Recipe, SignedGroup, sha256
+from sapo.tasks import is_held_out
+from sapo.workers import TaskWorkers
+
+INCARNATION = "bad0bad0bad0bad0"
+CHUNK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A question of the swarm that anybody may train on, and its right answer."""
+
+    recipe: Recipe
+    question: str
+    answer: str
+
+
+class Grounds:
+    """What a hostile peer knows of the swarm it attacks: its rules, and as many of its questions as it likes.
+
+    `control` is a special token of the nodes' tokenizer, `tokenizer` its fingerprint, `vocabulary` its size.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        workers: TaskWorkers,
+        rng: random.Random,
+        *,
+        control: str = "<|end|>",
+        tokenizer: str | None = None,
+        vocabulary: int = 1024,
+    ) -> None:
+        self.manifest = Manifest.of(config)
+        self.control, self.tokenizer, self.vocabulary = control, tokenizer, vocabulary
+        self._workers, self._rng = workers, rng
+        self._streams: dict[tuple[str, bool], Iterator[Item]] = {}
+
+    @property
+    def datasets(self) -> list[str]:
+        """Data sets of the manifest."""
+        return sorted({task.dataset for task in self.manifest.tasks})
+
+    def items(self, count: int, dataset: str = "chain_sum", *, held_out: bool = False) -> list[Item]:
+        """Questions that were not given out before, of those anybody may train on or of the held-out ones."""
+        stream = self._streams.setdefault((dataset, held_out), self._draw(dataset, held_out))
+        return [next(stream) for _ in range(count)]
+
+    def _draw(self, dataset: str, held_out: bool) -> Iterator[Item]:
+        config = next(task.config for task in self.manifest.tasks if task.dataset == dataset)
+        while True:
+            recipes = [
+                Recipe(dataset=dataset, config=config, seed=self._rng.randrange(MAX_SEED), index=0)
+                for _ in range(CHUNK)
+            ]
+            questions, answers = self._workers.questions(recipes), self._workers.answers(recipes)
+            for recipe, question, answer in zip(recipes, questions, answers, strict=True):
+                if not isinstance(question, Question):
+                    continue
+                if is_held_out(question, self.manifest.held_out) == held_out:
+                    yield Item(recipe, question.text, answer or "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What there is to be seen in a round: what honest nodes published, and what they are about to publish.
+
+    A real peer does not see the second; those who squat and forge are given it, as the worst case.
+    """
+
+    round: int
+    seen: Sequence[SignedGroup]
+    coming: Sequence[SignedGroup]
+
+
+@dataclass
+class Peer:
+    """A hostile peer: its key, name, place in its own stream of groups, chance and clock."""
+
+    identity: Identity
+    node: str
+    grounds: Grounds
+    rng: random.Random
+    clock: Callable[[], float]
+    incarnation: str = INCARNATION
+    made: int = field(default=0)
+
+    @property
+    def key(self) -> str:
+        """Its public key."""
+        return self.identity.key
+
+    def group(self, item: Item, texts: Sequence[str], **changes: Any) -> Group:
+        """Its next group: `texts` as answers to `item`, in good form unless `changes` say otherwise."""
+        self.made += 1
+        values: dict[str, Any] = {
+            "swarm": self.grounds.manifest.swarm,
+            "node": self.node,
+            "key": self.key,
+            "incarnation": self.incarnation,
+            "round": self.made // 8,
+            "position": self.made % 8,
+            "recipe": item.recipe,
+            "question": item.question,
+            "completions": tuple(Completion(text=text, finish_reason="stop") for text in texts),
+            "policy_version": self.made // 8,
+            "created_at": self.clock(),
+        }
+        return Group(**(values | changes))
+
+    def sign(self, group: Group) -> SignedGroup:
+        """The group under the peer's own signature."""
+        return seal(group, self.identity)
+
+    def publish(self, item: Item, texts: Sequence[str], **changes: Any) -> SignedGroup:
+        """`group`, signed."""
+        return self.sign(self.group(item, texts, **changes))
+
+    def envelope(self, payload: bytes, **changes: Any) -> SignedGroup:
+        """Any bytes, rightly signed and digested unless `changes` say otherwise."""
+        values: dict[str, Any] = {
+            "group_id": sha256(payload + b"id"),
+            "content_sha256": sha256(payload),
+            "key": self.key,
+            "signature": self.identity.sign(payload),
+            "payload": payload,
+        }
+        return SignedGroup(**(values | changes))
+
+
+class Animal(Protocol):
+    """What a kind of hostile peer publishes in a round."""
+
+    def __call__(self, peer: Peer, sight: Sight) -> list[SignedGroup]: ...
+
+
+def mixed(item: Item, count: int = 8) -> list[str]:
+    """Answers of which half are right: such a group is informative, as an honest one is now and then."""
+    wrong = ["0", "1", "7", "-3"]
+    return [item.answer if k % 2 else wrong[k // 2 % 4] for k in range(count)]

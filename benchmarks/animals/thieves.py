@@ -1,0 +1,43 @@
+"""Hostile peers that live on the work of others."""
+
+import json
+
+from animals.envelopes import BURST
+from animals.peer import Peer, Sight
+from sapo.records import Completion, Group, SignedGroup
+
+
+def copy(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Publishes the newest groups of others as its own, word by word."""
+    return [peer.sign(_taken(peer, victim)) for victim in sight.seen[-BURST:]]
+
+
+def copy_nearly(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Copies that differ a little: a space here, one answer exchanged, one left out, another order."""
+    found = []
+    for number, victim in enumerate(sight.seen[-BURST:]):
+        group = _taken(peer, victim)
+        texts = [completion.text for completion in group.completions]
+        changed = [
+            [f"{text} " for text in texts],
+            [*texts[1:], "0"],
+            texts[1:] if len(texts) > 2 else texts,
+            [texts[-1], *(f" {text}" for text in texts[:-1])],
+        ][number % 4]
+        completions = tuple(Completion(text=text, finish_reason="stop") for text in changed)
+        found.append(peer.sign(group.model_copy(update={"completions": completions})))
+    return found
+
+
+def _taken(peer: Peer, victim: SignedGroup) -> Group:
+    group = Group.model_validate(json.loads(victim.payload), strict=False)
+    peer.made += 1
+    return group.model_copy(
+        update={
+            "node": peer.node,
+            "key": peer.key,
+            "incarnation": peer.incarnation,
+            "round": peer.made // 8,
+            "position": peer.made % 8,
+        }
+    )

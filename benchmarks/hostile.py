@@ -1,0 +1,239 @@
+"""What hostile peers cost a swarm: held-out pass@1 and rounds per minute of honest nodes, with and without.
+
+Half of all peers are hostile, the whole zoo (benchmarks/animals) dealt out over them; one of them is two
+thousand identities. A pair is the same honest nodes with the same seeds and streams, alone and among hostile
+peers; both take turns, half a round each, in one process. Preset `tiny` is run as it is but for the number of
+nodes, for all its rounds, without checkpoints and probes. The design was fixed before any attack was run,
+from repeated attack-free pairs: see NOISE. Then one animal at a time visits a small swarm: what it costs alone.
+"""
+
+import math
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from animals import ZOO
+from common import Report, benchmark
+from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
+from scipy.stats import t as student
+
+from sapo.cache import default_cache
+from sapo.config import Config, load
+from sapo.evaluate import evaluate, held_out_set
+from sapo.node_parts import open_workers
+from sapo.starter import prepare
+from sapo.workers import TaskWorkers
+
+PACKAGES = ("torch", "transformers", "reasoning-gym", "pydantic", "cryptography")
+NOISE = 0.006
+"""Standard deviation expected of a pair's difference in pass@1, from attack-free repetitions."""
+MOST_LOST = 0.01
+"""The lower bound of the difference in pass@1 must lie above minus this."""
+LEAST_PACE = 0.8
+"""Honest nodes must keep this share of their rounds per minute."""
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is done. `seeds` were chosen beforehand; `samples` completions per held-out question."""
+
+    seeds: tuple[int, ...]
+    honest: int
+    rounds: int
+    questions: int
+    samples: int
+    warm: int
+    """Rounds a small swarm makes before animals visit it, one after the other, for `visit` rounds each."""
+    visit: int
+    starter_steps: int
+
+
+FULL = Sizes((11, 12, 13, 14, 15), 8, 120, 2_000, 4, 12, 8, 600)
+QUICK = Sizes((11, 12), 2, 3, 20, 1, 1, 1, 20)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One seed: an attack-free run and an attacked one. pass@1 is the mean over honest nodes, in [0, 1]."""
+
+    seed: int
+    quiet: float
+    attacked: float
+    pace_quiet: float
+    pace_attacked: float
+    cpu_ratio: float
+    """CPU time of the attacked nodes' rounds over that of the others."""
+    hostile_share: float
+    """Of the foreign groups that honest nodes learned from, how many were hostile peers'."""
+    external_quiet: float
+    external_attacked: float
+    """Foreign groups of honest nodes in a batch, on average."""
+
+    @property
+    def difference(self) -> float:
+        """What the attack changed in pass@1."""
+        return self.attacked - self.quiet
+
+    @property
+    def pace(self) -> float:
+        """Rounds per minute under attack over those without."""
+        return self.pace_attacked / self.pace_quiet
+
+
+def configured(sizes: Sizes, seed: int, nodes: int) -> Config:
+    """Preset tiny with this many nodes."""
+    sets = [
+        f"swarm.seed={seed}",
+        f"swarm.nodes={nodes}",
+        f"swarm.rounds={max(sizes.rounds, 100_000)}",
+        f"eval.questions={sizes.questions}",
+        "eval.probe_questions=0",
+        "checkpoint.every_rounds=1_000_000",
+        "checkpoint.every_seconds=1e9",
+        "checkpoint.weight_digest_every=1_000_000",
+        f"starter.steps={sizes.starter_steps}",
+    ]
+    return load("tiny", sets=sets, env={})
+
+
+def pair(seed: int, sizes: Sizes, folder: Path) -> Pair:
+    """Run a pair side by side and examine its nodes. Hostile peers are as many as honest ones."""
+    config = configured(sizes, seed, sizes.honest)
+    with (
+        arm(config, folder / f"quiet{seed}", seed) as quiet,
+        arm(config, folder / f"attacked{seed}", seed) as attacked,
+        TaskWorkers(salt=config.rules.salt) as workers,
+    ):
+        attacked.attack = Attack.of(ZOO, sizes.honest, grounds_of(attacked, workers, seed), seed)
+        side_by_side([quiet, attacked], sizes.rounds)
+        honest = {node.parts.identity.key for node in attacked.nodes}
+        trained = attacked.trained_on()
+        hostile = sum(count for key, count in trained.items() if key not in honest)
+        made = sizes.rounds * sizes.honest
+        return Pair(
+            seed,
+            examined(quiet, sizes),
+            examined(attacked, sizes),
+            quiet.per_minute,
+            attacked.per_minute,
+            attacked.cpu / quiet.cpu,
+            hostile / max(1, trained.total()),
+            quiet.trained_on().total() / made,
+            (trained.total() - hostile) / made,
+        )
+
+
+def examined(one: Arm, sizes: Sizes) -> float:
+    """Mean pass@1 of an arm's nodes on the swarm's held-out questions."""
+    questions = held_out_set(one.config, one.home, one.nodes[0].parts.workers)
+    return statistics.fmean(
+        evaluate(
+            node.parts.policy,
+            node.parts.engine,
+            node.parts.workers,
+            questions,
+            max_new_tokens=one.config.generate.max_new_tokens,
+            samples=sizes.samples,
+            seed=one.config.swarm.seed,
+        ).pass_at_1
+        for node in one.nodes
+    )
+
+
+def lower_bound(differences: Sequence[float]) -> float:
+    """Lower end of the two-sided 95 % t-interval of their mean. Raises `ValueError` for fewer than two."""
+    if len(differences) < 2:
+        raise ValueError("an interval needs two differences")
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    quantile = float(student.ppf((1 + CONFIDENCE) / 2, len(differences) - 1))
+    return statistics.fmean(differences) - quantile * error
+
+
+def report_pairs(report: Report, pairs: Sequence[Pair]) -> None:
+    """The figures and checks of must-show: what is learned, and how fast."""
+    for one in pairs:
+        report.say(
+            f"seed {one.seed}: pass@1 {one.quiet:.4f} alone, {one.attacked:.4f} attacked "
+            f"({100 * one.difference:+.2f} points); {one.pace_quiet:.0f} and {one.pace_attacked:.0f} "
+            f"rounds a minute ({one.pace:.3f}; CPU {one.cpu_ratio:.3f}); foreign groups a batch from honest "
+            f"nodes {one.external_quiet:.2f} and {one.external_attacked:.2f}, {one.hostile_share:.0%} hostile"
+        )
+    differences = [one.difference for one in pairs]
+    spread, low = statistics.stdev(differences), lower_bound(differences)
+    attacked, quiet = [one.attacked for one in pairs], [one.quiet for one in pairs]
+    report.add("held-out pass@1", statistics.fmean(attacked), statistics.fmean(quiet), spread)
+    report.add("lower bound of the difference", low, -MOST_LOST, spread)
+    paces = [one.pace for one in pairs]
+    report.measured(
+        "rounds per minute", [one.pace_attacked for one in pairs], [one.pace_quiet for one in pairs]
+    )
+    mean = statistics.geometric_mean(paces)
+    report.add("rounds per minute, paired", mean, 1.0, max(paces) - min(paces))
+    cpu = [one.cpu_ratio for one in pairs]
+    report.add("CPU time a round, paired", statistics.geometric_mean(cpu), 1.0, max(cpu) - min(cpu))
+    share = [one.hostile_share for one in pairs]
+    report.add("hostile share of foreign groups", statistics.fmean(share), 0.5, statistics.stdev(share))
+    external = [one.external_attacked for one in pairs], [one.external_quiet for one in pairs]
+    report.measured("honest foreign groups a batch", *external)
+    report.check(
+        "what honest nodes learn",
+        low > -MOST_LOST,
+        f"pass@1 {100 * statistics.fmean(differences):+.2f} points, lower 95 % bound {100 * low:+.2f} "
+        f"(more than {-100 * MOST_LOST:+.0f})",
+    )
+    report.check(
+        "honest rounds per minute", mean >= LEAST_PACE, f"{mean:.3f} of those without (at least 0.8)"
+    )
+
+
+def visits(report: Report, sizes: Sizes, folder: Path) -> None:
+    """What each animal costs by itself: CPU time of two nodes' rounds, beside two that it never meets."""
+    config = configured(sizes, 1, 2)
+    with (
+        arm(config, folder / "calm", 1) as calm,
+        arm(config, folder / "visited", 1) as visited,
+        TaskWorkers(salt=config.rules.salt) as workers,
+    ):
+        grounds = grounds_of(visited, workers, 1)
+        side_by_side([calm, visited], sizes.warm)
+        for name, animal in ZOO.items():
+            visited.attack = Attack.of({name: animal}, 1, grounds, 1)
+            before = calm.cpu, visited.cpu, visited.records
+            side_by_side([calm, visited], sizes.visit)
+            visited.attack = None
+            rounds = sizes.visit * len(calm.nodes)
+            quiet, loud = (calm.cpu - before[0]) / rounds, (visited.cpu - before[1]) / rounds
+            records = (visited.records - before[2]) / sizes.visit
+            report.add(f"{name}: CPU ms a round", 1e3 * loud, 1e3 * quiet, records)
+            report.say(
+                f"{name}: {records:.0f} records a round cost a node {1e3 * (loud - quiet):+.1f} ms of CPU"
+            )
+            side_by_side([calm, visited], max(1, sizes.visit // 4))  # what it left in the pool goes
+
+
+def measure(report: Report, quick: bool, folder: Path) -> None:
+    """All pairs, as many at a time as there are cores, then the animals one by one."""
+    sizes = QUICK if quick else FULL
+    config = configured(sizes, 1, 1)
+    with open_workers(config) as workers:
+        prepare(config, workers, cache=default_cache())
+    report.say(
+        f"{sizes.honest} honest and {sizes.honest} hostile peers, {sizes.rounds} rounds, seeds "
+        f"{sizes.seeds}, {sizes.questions} held-out questions, {sizes.samples} samples each"
+    )
+    cores = max(1, min(len(sizes.seeds), os.cpu_count() or 1))
+    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(pair, seed, sizes, folder) for seed in sizes.seeds]
+        pairs = [job.result() for job in jobs]
+    report_pairs(report, pairs)
+    visits(report, sizes, folder)
+
+
+if __name__ == "__main__":
+    sys.exit(benchmark(__doc__, "hostile", PACKAGES, measure))

@@ -1,0 +1,141 @@
+"""Every animal of the zoo against the same two real nodes: they go on, nothing invalid is learned from, the
+refusal is named, and whom it was aimed at loses nothing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from animals import ZOO
+from reserve import WARM, Passage, Reserve, opened
+
+from sapo.records import Group, Question, SignedGroup
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What becomes of an animal: the codes its records are refused with, under its key and without proof of
+    any, and whether some of what it publishes may be learned from, as it is sound."""
+
+    refused: frozenset[str] = frozenset()
+    unproven: frozenset[str] = frozenset()
+    rejected: frozenset[str] = frozenset()
+    """Reasons that only judging finds."""
+    sound: bool = False
+
+
+def fate(*refused: str, unproven: str = "", rejected: str = "", sound: bool = False) -> Fate:
+    return Fate(frozenset(refused), frozenset(unproven.split()), frozenset(rejected.split()), sound)
+
+
+FATES = {
+    "garbage": fate("malformed", "not_canonical", "schema_version", unproven="bad_signature bad_digest"),
+    "giant": fate("text_too_long", "group_size", unproven="payload_too_large"),
+    "liar": fate(rejected="question_mismatch", sound=True),
+    "copier": fate("copy"),
+    "near copier": fate("copy"),
+    "spammer": fate(sound=True),
+    "replayer": fate("duplicate"),
+    "forger": fate("wrong_key", unproven="bad_signature bad_digest"),
+    "squatter": fate("wrong_id", unproven="bad_signature bad_digest"),
+    "equivocator": fate("equivocation", sound=True),
+    "recipe bomber": fate("recipe", "malformed"),
+    "held-out seeder": fate("held_out"),
+    "code injector": fate(sound=True),
+    "control-token injector": fate("control_tokens"),
+    "token-id liar": fate(sound=True),
+    "slow-verification attacker": fate(rejected="slow"),
+    "time traveller": fate("malformed", sound=True),
+    "padder": fate(sound=True),
+    "two thousand identities": fate("no_room", sound=True),
+}
+
+
+@pytest.fixture(scope="module")
+def reserve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reserve]:
+    with opened(tmp_path_factory.mktemp("zoo")) as reserve:
+        reserve.rounds(WARM)
+        yield reserve
+
+
+@pytest.fixture(scope="module")
+def passages(reserve: Reserve) -> dict[str, Passage]:
+    return {}
+
+
+@pytest.fixture(params=sorted(ZOO))
+def passage(request: pytest.FixtureRequest, reserve: Reserve, passages: dict[str, Passage]) -> Passage:
+    """The nodes' rounds with one animal; made once for all tests."""
+    name = request.param
+    if name not in passages:
+        passages[name] = reserve.rounds(ROUNDS, ZOO[name], reserve.peer(name))
+    return passages[name]
+
+
+def name_of(passage: Passage) -> str:
+    return passage.peer.node.removeprefix("x-")
+
+
+def fate_of(passage: Passage) -> Fate:
+    return next(found for name, found in FATES.items() if name.replace(" ", "-") == name_of(passage))
+
+
+def test_every_animal_has_a_fate() -> None:
+    assert FATES.keys() == ZOO.keys()
+
+
+def test_honest_nodes_finish_their_rounds_and_lose_nothing_to_it(reserve: Reserve, passage: Passage) -> None:
+    assert len(passage.results) == ROUNDS * len(reserve.nodes)
+    assert not [name for name in passage.metrics if name.startswith("outage/")]
+    for node in reserve.nodes:
+        others = {signed.group_id for signed in passage.honest if signed.key != node.parts.identity.key}
+        assert others <= passage.entered[node.name]
+    for key in reserve.honest:
+        assert not passage.refused_of(key)
+        assert not passage.quarantined(key)
+
+
+def test_what_is_learned_from_is_sound(reserve: Reserve, passage: Passage) -> None:
+    strangers = {batch_group.producer_key for batch in passage.batches for batch_group in batch.groups}
+    used = passage.trained(strangers - reserve.honest)
+    assert fate_of(passage).sound or not used
+    manifest, policy = reserve.grounds.manifest, reserve.nodes[0].parts.policy
+    for found, question in zip(used, reserve.questions([group.recipe for group in used]), strict=True):
+        assert manifest.allows(found.recipe)
+        assert isinstance(question, Question)
+        assert found.question == question.text
+        assert question.bucket >= manifest.held_out
+        outcomes = reserve.scores(found.recipe, [sample.text for sample in found.samples])
+        assert [sample.score for sample in found.samples] == outcomes
+        for sample in found.samples:
+            trained = [token for token, one in zip(sample.token_ids, sample.loss_mask, strict=True) if one]
+            assert policy.decode(trained) == sample.text
+        assert 0.0 <= found.age_s < 3600.0
+
+
+def test_it_is_refused_by_name_counted_against_it_and_kept_for_inspection(passage: Passage) -> None:
+    expected, key = fate_of(passage), passage.peer.key
+    for code in expected.refused | expected.unproven | expected.rejected:
+        assert passage.refused(code), f"{code} in {passage.metrics}"
+    assert expected.refused | expected.rejected <= passage.quarantined()
+    if expected.refused and name_of(passage) != "two-thousand-identities":
+        assert passage.refused_of(key)
+    if expected.unproven:
+        assert passage.metrics["peers/refused/unproven"]
+
+
+def test_it_gains_no_more_places_than_newcomers_have_together(reserve: Reserve, passage: Passage) -> None:
+    strangers = {
+        Group.model_validate_json(signed.payload).key
+        for signed in passage.hostile
+        if name_of(passage) in ("spammer", "two-thousand-identities")
+    }
+    for node in reserve.nodes:
+        pool = node.config.pool
+        held = [entry for entry in node.parts.pool.entries() if entry.group.key in strangers]
+        assert len(held) <= pool.max_groups * max(pool.newcomer_share, pool.max_peer_share)
+
+
+def newest(groups: list[SignedGroup]) -> set[str]:
+    return {signed.group_id for signed in groups}
