@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sapo import keyring, models, starter
+from sapo import keyring, models, starter, walls
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.bus.publish import PublishSink
@@ -142,6 +142,12 @@ def open_workers(config: Config) -> TaskWorkers:
     )
 
 
+def refuse_unwalled(config: Config, workers: TaskWorkers) -> None:
+    """Raise `UserError` where texts of peers would be scored behind walls that do not suffice."""
+    if config.batch.external and not config.workers.unwalled:
+        walls.require(workers.walls)
+
+
 def load_initial(config: Config, workers: TaskWorkers, cache: Path) -> LoadedPolicy:
     """The policy a node starts from; a missing starter is prepared first."""
     if config.model.split(":")[0] == "starter":
@@ -185,6 +191,7 @@ def open_parts(
         stack.callback(own_bus.close)
         workers = open_workers(node_config)
         stack.callback(workers.close)
+        refuse_unwalled(node_config, workers)
         policy = load_initial(node_config, workers, cache or default_cache())
         learner = Learner(
             policy.model,
