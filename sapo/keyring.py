@@ -85,6 +85,12 @@ def take(home: Home, swarm: str, node: str, now: float) -> Held:
     return note(home, Held(identity, card))
 
 
+def invited_until(home: Home, node: str) -> int | None:
+    """When the invitation ends that a node holds, in unix seconds; None where it holds none."""
+    card = _card_of(home.card(node))
+    return card.invitation.until if card is not None and card.invitation is not None else None
+
+
 def note(home: Home, held: Held) -> Held:
     """Write a key's card where it says something new, and keep both in the data folder."""
     path = home.card(held.card.node)

@@ -16,6 +16,7 @@ from sapo.errors import UserError
 from sapo.home import Home, check_reasoning_gym, read_manifest, write_atomically
 from sapo.journal import Journal
 from sapo.manifest import Manifest
+from sapo.membership import day
 from sapo.processes import POLL_S, Child, stopping_on_signals, tail
 from sapo.settings import KafkaBus, SqliteBus
 
@@ -23,6 +24,9 @@ SHARED = ("tasks", "rules", "swarm.name")
 """Settings that the manifest decides, for every site."""
 LATELY = 50
 """Rounds that are looked at for what has been refused of late."""
+STOLEN = "run only one of two copies, or see docs/identity.md"
+SOON_S = 7 * 86_400.0
+"""How long before its end an invitation is spoken of."""
 SHOWN: Mapping[str, Sequence[str]] = {
     "": ("model", "threads"),
     "swarm": ("name", "site", "nodes", "rounds"),
@@ -191,7 +195,8 @@ def site_toml(config: Config) -> str:
 
 
 def notes(home: Home, config: Config) -> list[str]:
-    """What is to be said of a site's nodes: those that live elsewhere, and those whose name is taken."""
+    """What is to be said of a site's nodes: which live elsewhere, whose name or key others use, and whose
+    invitation ends."""
     found = []
     for name in config.nodes:
         try:
@@ -199,20 +204,34 @@ def notes(home: Home, config: Config) -> list[str]:
         except UserError as error:
             found.append(f"{name} {error.problem}")
             continue
-        count = namesakes(home, name)
+        count = refused_lately(home, name, "own_name")
         if count:
             what = f"{count} groups on the bus are of another node {name}, and refused"
             found.append(f"{what}: give each site its own swarm.site")
+        count = refused_lately(home, name, "own_key")
+        if count:
+            found.append(
+                f"{count} groups on the bus are signed with the key of {name} and not its own: {STOLEN}"
+            )
+        found += _ending(home, name)
     return found
 
 
-def namesakes(home: Home, name: str) -> int:
-    """How many groups a node has lately refused because another author uses its name."""
+def refused_lately(home: Home, name: str, reason: str) -> int:
+    """How many groups a node has lately refused for a reason."""
     if not home.journal(name).exists():
         return 0
     with Journal.read_only(home.journal(name)) as journal:
         results = journal.results(journal.finished_rounds() - 1 - LATELY)
-    return int(sum(result.metrics.get("pool/refused/own_name", 0.0) for result in results))
+    return int(sum(result.metrics.get(f"pool/refused/{reason}", 0.0) for result in results))
+
+
+def _ending(home: Home, name: str) -> list[str]:
+    """What to say of a node's invitation, if it has ended or soon does."""
+    until = keyring.invited_until(home, name)
+    if until is None or until - time.time() > SOON_S or home.load_manifest().entry != "invite":
+        return []
+    return [f"the invitation of {name} is good until {day(until)}: ask a member for another"]
 
 
 def run_archive(home: Home, *, once: bool = False) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,6 +130,20 @@ def check_place(config: Config, home: Home) -> Config:
     return pinned(config, {facts.cluster_id for facts in check_buses(config)})
 
 
+def refuse_outsiders(config: Config, home: Home, names: Sequence[str]) -> None:
+    """Raise `UserError` where a node that is to run may not publish in its swarm."""
+    from sapo import keyring
+    from sapo.membership import refuse_outsider
+
+    manifest, now = Manifest.of(config), time.time()
+    for name in names if manifest.entry != "open" else ():
+        if not home.key(name).exists():
+            remedy = f"make it with `{program()} keys show`, and have it put into rules.members"
+            raise UserError("rules.members", None, f"{name} has no key that could be a member's", remedy)
+        held = keyring.take(home, manifest.swarm, name, now)
+        refuse_outsider(name, held.identity.key, held.card.invitation, manifest, now)
+
+
 def pinned(config: Config, clusters: Collection[str]) -> Config:
     """`config` with the one cluster its bus was found to be, so that no other is taken for it later."""
     if config.bus.type != "kafka" or config.bus.cluster_id is not None or len(clusters) != 1:
@@ -137,26 +152,29 @@ def pinned(config: Config, clusters: Collection[str]) -> Config:
     return parse(merge(config.model_dump(mode="json"), {"bus": {"cluster_id": cluster}}))
 
 
-def prepare(config: Config, home: Home, view: "View") -> None:
+def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> None:
     """Check all that can be checked, make what is shared, and only then write the home.
 
-    Raises `UserError` for anything wrong with place, tasks, held-out questions or models; the home is then as
-    it was.
+    `names` are the nodes that are to run. Raises `UserError` for anything wrong with place, keys, tasks,
+    held-out questions or models; the home is then as it was.
     """
     check_built(config)
     config = check_place(config, home)
+    refuse_outsiders(config, home, names)
     view.step("loading torch and transformers", 0, 1)
 
     import transformers
 
     from sapo.evaluate import held_out_set
-    from sapo.node_parts import open_workers
+    from sapo.node_parts import open_workers, refuse_unwalled
 
     transformers.logging.disable_progress_bar()  # it would draw over the view
     view.step("loading torch and transformers", 1, 1)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
         view.step("checking the tasks", 0, 1)
         workers.check(config.manifest_tasks())
+        for name in config.nodes:
+            refuse_unwalled(config.for_node(name), workers)
         view.step("checking the tasks", 1, 1)
         view.step("choosing held-out questions", 0, config.eval.questions)
         draft = Home(Path(scratch))
@@ -227,6 +245,9 @@ class Watcher:
             self._said.add(key)
             last = node.note.strip().splitlines()[-1:] or ["no message"]
             self._view.note(f"{node.name} {node.state} after round {node.rounds}: {last[0]}")
+        if (node.metrics or {}).get("identity/own_key_elsewhere") and (node.name, "key", 0) not in self._said:
+            self._said.add((node.name, "key", 0))
+            self._view.note(f"somebody else publishes with the key of {node.name}: see docs/identity.md")
         if (node.metrics or {}).get("pool/refused/own_name") and (node.name, "name", 0) not in self._said:
             self._said.add((node.name, "name", 0))
             self._view.note(f"another site has a node {node.name}, too: give each its own swarm.site")
@@ -258,7 +279,7 @@ def run(config: Config, home: Home) -> int:
 
     console = Console()
     with open_view(config.swarm.name, console) as view:
-        prepare(config, home, view)
+        prepare(config, home, view, config.nodes)
         final = run_swarm(config, home, on_status=Watcher(view))
     if any(node.rounds for node in final.nodes):
         print_summary(write_report(home), home, program(), console)
@@ -288,7 +309,7 @@ def run_one(config: Config, home: Home, name: str) -> int:
 
     console = Console()
     with open_view(config.swarm.name, console) as view:
-        prepare(config, home, view)
+        prepare(config, home, view, [name])
         watcher = Watcher(view)
         final = run_node(config, home, name, on_status=lambda status: watcher.node(pick(status, name)))
     console.print(
