@@ -4,25 +4,20 @@ A node must not run twice: two copies of one journal sign different groups of th
 refuse as equivocation. So a folder that was packed is marked, and its node does not start there any more.
 """
 
-import hashlib
 import json
 import os
-import re
 import shutil
 import socket
 import sqlite3
 import tarfile
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
-
-from pydantic import Field, ValidationError
+from typing import IO
 
 from sapo import checkpoint
 from sapo.config import Config, load, parse
@@ -34,45 +29,24 @@ from sapo.journal import Journal
 from sapo.journal_file import connect, explained
 from sapo.lock import NodeLock
 from sapo.manifest import Manifest
-from sapo.records import Count, Hex64, Name, Record
+from sapo.packs import (
+    INDEX,
+    JOURNAL,
+    KEY,
+    Pack,
+    PackedFile,
+    Progress,
+    copy,
+    damaged,
+    opened,
+    read_index,
+    silent,
+    unpack,
+)
 from sapo.retention import anchors
 
-INDEX = "pack.json"
-MAX_INDEX_BYTES = 2**20
-KEY, JOURNAL = "key.pem", "journal.sqlite"
-MEMBER = re.compile(r"key\.pem|journal\.sqlite|checkpoints/round-\d{6,}(/\w[\w.-]*)+")
-CHUNK = 2**20
 FREE_AFTER = 100 * 2**20
 """Bytes of the disk that unpacking must leave free."""
-
-Progress = Callable[[str, int, int], None]
-"""Told a label, and how many of how many bytes are done."""
-
-
-class PackedFile(Record):
-    """One file of a pack."""
-
-    bytes: Annotated[int, Field(ge=0)]
-    sha256: Hex64
-
-
-class Pack(Record):
-    """What a pack says of itself, in its first file."""
-
-    format: Literal[1] = 1
-    sapo: str
-    """The release that made it."""
-    swarm: Name
-    node: Name
-    key: Hex64
-    incarnation: str
-    rounds: Count
-    """Finished ones."""
-    owed: dict[str, int]
-    """What the node has yet to deliver, by kind; it goes with it."""
-    manifest: dict[str, Any]
-    config: dict[str, Any]
-    files: dict[str, PackedFile]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +56,6 @@ class Imported:
     pack: Pack
     home: Home
     config: Config
-
-
-def silent(label: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
 
 
 # -- packing ------------------------------------------------------------------------------------------------
@@ -169,7 +139,7 @@ def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progres
     files = {}
     for member, path in sources.items():
         with path.open("rb") as file:
-            size, digest = _copy(file, None)
+            size, digest = copy(file, None)
         files[member] = PackedFile(bytes=size, sha256=digest)
         done += size
         progress("reading", done, total)
@@ -236,15 +206,15 @@ def import_node(
     `sets` change the config, such as how the bus is reached from here. Nothing is put in place before all of
     the pack was read and checked. Raises `UserError` where the pack is damaged or cannot be used here.
     """
-    with _opened(file) as archive:
-        pack = _read_index(archive, file)
+    with opened(file) as archive:
+        pack = read_index(archive, file)
         manifest = parse_manifest(json.dumps(pack.manifest), "FILE", str(file))
         check_reasoning_gym(manifest, "FILE", str(file))
         config = load(base=parse(pack.config, prefix=f"{INDEX}: config."), sets=sets)
         target = Home.of(home, config)
         config = _fitting(target, config, manifest, sets, pack)
         with _scratch(target.root, file, pack) as place:
-            _unpack(archive, file, pack, place, progress)
+            unpack(archive, file, pack, place, progress)
             _check_node(place, file, pack)
             _refuse_older(place, target, pack)
             _settle(place, target, config, manifest, pack)
@@ -252,77 +222,21 @@ def import_node(
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[tarfile.TarFile]:
-    """A pack to read; whatever is wrong with its bytes becomes a `UserError`."""
-    try:
-        with tarfile.open(file, mode="r:gz") as archive:
-            yield archive
-    except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise _damaged(file, str(error) or type(error).__name__) from None
-    except OSError as error:
-        if error.errno is None or error.filename == str(file):
-            raise UserError("FILE", str(file), error.strerror or str(error), "name a pack") from None
-        raise
-
-
-def _damaged(file: Path, what: str) -> UserError:
-    return UserError("FILE", str(file), f"is no whole pack of a node: {what}", "export and copy it again")
-
-
-def _read_index(archive: tarfile.TarFile, file: Path) -> Pack:
-    first = archive.next()
-    if first is None or first.name != INDEX or not first.isreg() or first.size > MAX_INDEX_BYTES:
-        raise _damaged(file, f"it does not begin with {INDEX}")
-    source = archive.extractfile(first)
-    assert source is not None
-    try:
-        pack = Pack.model_validate_json(source.read())
-    except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        raise _damaged(file, f"{INDEX}: {'.'.join(map(str, found['loc']))}: {found['msg']}") from None
-    odd = [name for name in pack.files if not MEMBER.fullmatch(name)]
-    missing = {KEY, JOURNAL} - pack.files.keys()
-    if odd or missing:
-        raise _damaged(file, f"{INDEX} names {odd[0]!r}" if odd else f"{INDEX} lacks {min(missing)}")
-    return pack
-
-
-@contextmanager
 def _scratch(root: Path, file: Path, pack: Pack) -> Iterator[Path]:
     """An empty folder on the disk of a home; refused where that has no room for what is to be unpacked."""
-    disk = root if root.exists() else root.parent
-    disk.mkdir(parents=True, exist_ok=True)
-    need, free = sum(entry.bytes for entry in pack.files.values()), shutil.disk_usage(disk).free
+    disk = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+    need, free = pack.unpacked_bytes, shutil.disk_usage(disk).free
     if need + FREE_AFTER > free:
         problem = f"needs {need / 2**20:,.0f} MB, {disk} has {free / 2**20:,.0f} MB free"
         raise UserError("FILE", str(file), problem, "free some space or choose another --home")
-    with tempfile.TemporaryDirectory(prefix=".sapo-import-", dir=disk) as scratch:
-        place = Path(scratch) / pack.node
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix=".sapo-import-", dir=disk)
+    except OSError as error:
+        raise UserError("--home", str(root), error.strerror or str(error), "choose another folder") from None
+    with scratch:
+        place = Path(scratch.name) / pack.node
         place.mkdir()
         yield place
-
-
-def _unpack(archive: tarfile.TarFile, file: Path, pack: Pack, place: Path, progress: Progress) -> None:
-    """Write exactly the files that the index names, each of its size and digest, below `place`."""
-    total, done = sum(entry.bytes for entry in pack.files.values()), 0
-    left = dict(pack.files)
-    while (member := archive.next()) is not None:
-        tarfile.data_filter(member, str(place))
-        entry = left.pop(member.name, None)
-        source = archive.extractfile(member) if member.isreg() else None
-        if entry is None or source is None or member.size != entry.bytes:
-            raise _damaged(file, f"{member.name!r} is not as {INDEX} says")
-        path = place / member.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with source, open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as output:
-            found = _copy(source, output)
-        if found != (entry.bytes, entry.sha256):
-            raise _damaged(file, f"{member.name} does not have its digest")
-        sync_file(path)
-        done += entry.bytes
-        progress("unpacking", done, total)
-    if left:
-        raise _damaged(file, f"{min(left)} is missing")
 
 
 def _fitting(home: Home, config: Config, manifest: Manifest, sets: Sequence[str], pack: Pack) -> Config:
@@ -350,17 +264,29 @@ def _fitting(home: Home, config: Config, manifest: Manifest, sets: Sequence[str]
 def _check_node(place: Path, file: Path, pack: Pack) -> None:
     """Raise `UserError` unless key, journal and checkpoints are whole, and those the index speaks of."""
     if Identity.load_or_create(place / KEY).key != pack.key:
-        raise _damaged(file, "its key is another")
-    with Journal.read_only(place / JOURNAL) as journal:
-        if (journal.incarnation, journal.finished_rounds()) != (pack.incarnation, pack.rounds):
-            raise _damaged(file, "its journal is another")
+        raise damaged(file, "its key is another")
+    try:
+        _refuse_code(place / JOURNAL, file)
+        with Journal.read_only(place / JOURNAL) as journal:
+            if (journal.incarnation, journal.finished_rounds()) != (pack.incarnation, pack.rounds):
+                raise damaged(file, "its journal is another")
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        raise damaged(file, f"its journal cannot be read ({error})") from None
     folders = sorted((place / "checkpoints").iterdir()) if (place / "checkpoints").exists() else []
     try:
         found = [checkpoint.verify(folder) for folder in folders]
-    except checkpoint.BrokenCheckpoint as error:
-        raise _damaged(file, f"checkpoint: {error}") from None
+    except (checkpoint.BrokenCheckpoint, RecursionError) as error:
+        raise damaged(file, f"checkpoint: {error}") from None
     if pack.rounds and not found:
-        raise _damaged(file, "it has no checkpoint")
+        raise damaged(file, "it has no checkpoint")
+
+
+def _refuse_code(journal: Path, file: Path) -> None:
+    """Raise `UserError` for a database that does more than hold rows: a view may never come to an end."""
+    with explained(journal), closing(connect(journal, read_only=True)) as held:
+        odd = "SELECT type FROM sqlite_master WHERE type NOT IN ('table', 'index') LIMIT 1"
+        if found := held.execute(odd).fetchone():
+            raise damaged(file, f"its journal holds a {found[0]}")
 
 
 def _refuse_older(place: Path, home: Home, pack: Pack) -> None:
@@ -398,14 +324,3 @@ def _settle(place: Path, home: Home, config: Config, manifest: Manifest, pack: P
         folder.rename(aside)
         place.rename(folder)
         sync_directory(home.root)
-
-
-def _copy(source: IO[bytes], target: IO[bytes] | None) -> tuple[int, str]:
-    """Copy a stream, or only read it; returns its size and hex SHA-256."""
-    size, digest = 0, hashlib.sha256()
-    while chunk := source.read(CHUNK):
-        size += len(chunk)
-        digest.update(chunk)
-        if target is not None:
-            target.write(chunk)
-    return size, digest.hexdigest()

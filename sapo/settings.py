@@ -50,7 +50,7 @@ class Swarm(Section):
     name: Name = "swarm"
     site: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z-])?$")] = "n"
     """Names the nodes run here: `n` gives n0, n1, ...; sites that share a swarm need different ones."""
-    nodes: PositiveInt = 1
+    nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
     """How many nodes are run here."""
     rounds: PositiveInt = 100
     """Rounds each node makes in all; a resumed node goes on to the same total."""
