@@ -11,7 +11,7 @@ from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
 from sapo.journal import Met, PoolRow
 from sapo.node_parts import NodeParts
-from sapo.pool import Entry, Verdict, limits
+from sapo.pool import Entry, Verdict
 from sapo.records import Group, Received
 from sapo.workers import Claim
 
@@ -40,18 +40,20 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
         parts.refusals.note_malformed(position)
     # by the bus's time stamps: within a poll, too, a copy comes after its original
     received = sorted(poll.received, key=lambda one: one.timestamp)
-    came = [entry for one in received if (entry := _admit(parts, one, now)) is not None]
+    came, no_room = parts.peers.screen(received, rng, lambda one: _admit(parts, one, now))
+    for one in no_room:
+        _refuse(parts, Refused("no_room"), one)
     rows = [entry.to_row() for entry in came if entry.group_id in parts.pool]
     parts.pool.evict(now)
     met = [
         parts.pool.met(entry.group, entry.received.signed.content_sha256, entry.received.timestamp)
         for entry in came
     ]
-    return Arrivals(rows, met, poll.positions, metrics | parts.pool.metrics(now))
+    return Arrivals(rows, met, poll.positions, metrics | parts.pool.metrics(now) | parts.own_key.metrics())
 
 
 def _poll(parts: NodeParts, rng: random.Random) -> Poll:
-    return parts.listener.poll(parts.journal.positions(), limits(parts.config.pool), rng)
+    return parts.listener.poll(parts.journal.positions(), parts.peers.limits(), rng)
 
 
 def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
@@ -69,27 +71,20 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
             seen=parts.pool.seen,
             has_control_tokens=parts.policy.has_control_tokens,
             has_false_ids=lambda group: false_ids(parts.policy, group),
-            own_group=lambda group: _made_here(parts, group),
+            own_group=lambda group: parts.own_key.may_be_own(group, received.timestamp),
             seed=parts.config.swarm.seed,
         )
         parts.streams.check(group, received.timestamp)
     except Refused as refused:
         parts.pool.refuse(refused)
         parts.refusals.note(refused, received)
+        parts.own_key.note(refused, received)
         return None
     _turn_out_copy(parts, group, received)
     entry = Entry(received=received, group=group, received_at=now)
     parts.streams.note(group, received.timestamp)
     parts.pool.add(entry)
     return entry
-
-
-def _made_here(parts: NodeParts, group: Group) -> bool:
-    """Whether a group that this node's key signed may be its own: of this journal, or of one before it."""
-    if group.incarnation == parts.journal.incarnation:
-        newest = parts.journal.stage()
-        return newest is not None and group.round <= newest[0]
-    return group.created_at <= parts.journal.created_at
 
 
 def _turn_out_copy(parts: NodeParts, original: Group, received: Received) -> None:

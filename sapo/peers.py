@@ -19,9 +19,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from sapo.bus.base import Limits
 from sapo.config import PoolConfig
 from sapo.journal_rows import PeerRow
-from sapo.pool import looks, most_per_author, newcomer_places
+from sapo.pool import LOOKS, limits, looks, most_per_author, newcomer_places
 from sapo.records import Received
 
 T = TypeVar("T")
@@ -71,6 +72,7 @@ class Peers:
         self._changed: dict[str, None] = {}
         self._gone: dict[str, None] = {}
         self._went = _nothing()
+        self._reach = 1
 
     def known(self, key: str) -> bool:
         """Whether an author has a share of their own."""
@@ -79,6 +81,10 @@ class Peers:
     def known_keys(self) -> frozenset[str]:
         """All who are known now."""
         return frozenset(self._known) | (self._trusted - self._new.keys())
+
+    def limits(self) -> Limits:
+        """How much of the bus is read: past forgeries, where the last poll had many for each good record."""
+        return limits(self.config, self.known_keys(), max(1, self._reach))
 
     # --- before signatures are checked -----------------------------------------------------------------
 
@@ -98,16 +104,18 @@ class Peers:
         if not room.enough(received):
             order = _in_turns(received, rng)
         came: list[T] = []
-        no_room = []
+        no_room: list[Received] = []
         for one in order:
             if not room.look(one.signed.key):
                 no_room.append(one)
                 continue
-            self._went["looked"] += 1
             entry = admit(one)
             if entry is not None:
                 room.take(one.signed.key)
                 came.append(entry)
+        looked = len(received) - len(no_room)
+        self._reach = min(LOOKS, looked // max(1, len(came)))
+        self._went["looked"] += looked
         return came, no_room
 
     # --- verification time -----------------------------------------------------------------------------

@@ -19,13 +19,12 @@ LOOKS = 16
 """Records looked at in a round per place in the pool: forgers of a known key may have sent most of them."""
 
 
-def limits(config: PoolConfig, known: Set[str] | None = None) -> Limits:
-    """How much of the bus a round reads: what may be looked at, of one author not more than it may hold.
-
-    Of all who are not `known` together not more than their share. None: everybody is known.
-    """
+def limits(config: PoolConfig, known: Set[str] | None = None, reach: int = 1) -> Limits:
+    """How much of the bus a round reads: `reach` times as many groups as the pool has places, of one author
+    not more than it may hold, nor of all who are not `known` together; None: everybody is known."""
+    count = reach * config.max_groups
     most = most_per_author(config)
-    return Limits(config.poll_bytes, sum(looks(config)), config.tail, most, known, looks(config)[1])
+    return Limits(config.poll_bytes, count, config.tail, most, known, newcomer_places(config))
 
 
 def looks(config: PoolConfig) -> tuple[int, int]:

@@ -192,6 +192,17 @@ def test_a_flood_of_forgeries_costs_no_more_looks_than_a_round_has() -> None:
     assert known.metrics()["peers/looked"] == sum(looks(config()))
 
 
+def test_a_node_reads_past_forgeries_once_it_has_met_them() -> None:
+    known = with_known(K0)
+    assert known.limits().max_groups == 16
+    known.screen([*(forged(one) for one in of("k0", 30)), *of("k0", 2)], random.Random(0), really)
+    assert known.limits().max_groups == 16 * 16
+    known.screen(of("k0", 8), random.Random(0), really)
+    assert known.limits().max_groups == 16
+    known.screen([], random.Random(0), really)
+    assert known.limits().max_groups == 16
+
+
 def test_newcomers_who_are_too_many_have_equal_chances_wherever_they_stand_on_the_bus() -> None:
     records = [make_received(f"s{i}", position=j) for i in range(12) for j in range(1 + 5 * (i == 3))]
     counts: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from sapo.bus.base import Reading
 from sapo.bus.memory import MemoryBus
 from sapo.config import PoolConfig
 from sapo.errors import Refused
-from sapo.pool import SEEN_PER_GROUP, Entry, Pool, Verdict, limits, looks, newcomer_places
+from sapo.pool import SEEN_PER_GROUP, Entry, Pool, Verdict, limits, newcomer_places
 from sapo.records import Outcome, Recipe
 
 
@@ -110,29 +110,25 @@ def test_when_there_are_too_many_whoever_has_most_loses_most() -> None:
 
 def test_a_flood_leaves_room_for_others_in_what_a_round_reads() -> None:
     bus = MemoryBus()
-    bounds = config(max_groups=2, max_peer_share=0.5)
-    flood = sum(looks(bounds))
-    bus.publish([make_signed("flooder", position=i) for i in range(flood)])
-    bus.publish([make_signed("quiet", position=i) for i in range(2)])
-    read = bus.poll({}, limits(bounds), random.Random(0)).received
-    assert Counter(received.signed.key for received in read).most_common(1)[0][1] == flood
-    assert len(read) == flood + 2
-    crowd = MemoryBus()
-    crowd.publish([make_signed(f"p{i}") for i in range(flood + 1)])
-    assert len(crowd.poll({}, limits(bounds), random.Random(0)).received) == flood
+    bus.publish([make_signed("flooder", position=i) for i in range(20)])
+    bus.publish([make_signed(f"p{i}", position=i) for i in range(6)])
+    read = bus.poll({}, limits(config(max_groups=8, max_peer_share=0.5)), random.Random(0)).received
+    assert Counter(received.signed.key for received in read).most_common(1)[0][1] == 20
+    assert len(read) == 20 + 4
+    alone = bus.poll({}, limits(config(max_groups=8, max_peer_share=1)), random.Random(0)).received
+    assert len(alone) == 8
 
 
 def test_newcomers_and_junk_leave_room_for_known_authors_in_what_a_round_reads() -> None:
     bus = MemoryBus()
-    bounds = config(max_groups=2)
-    count = sum(looks(bounds))
-    bus.publish([make_signed(f"p{i}", position=i) for i in range(count)])
-    bus.publish([make_signed("known", position=i) for i in range(2)])
-    known = frozenset({make_identity("known").key})
-    assert len(bus.poll({}, limits(bounds, known), random.Random(0)).received) == count + 2
-    reading = Reading(limits(bounds, known))
-    reading.start("0", 0, 0, count + 1)
-    assert all(reading.add("0", offset, 10, None) for offset in range(count + 1))
+    bounds = limits(config(max_groups=8), frozenset({make_identity("known").key}))
+    bus.publish([make_signed(f"p{i}") for i in range(20)])
+    bus.publish([make_signed("known", position=i) for i in range(6)])
+    bus.publish([make_signed("known", position=6)])
+    assert len(bus.poll({}, bounds, random.Random(0)).received) == 20 + 6
+    reading = Reading(bounds)
+    reading.start("0", 0, 0, 100)
+    assert all(reading.add("0", offset, 10, None) for offset in range(100))
 
 
 def test_among_authors_with_equal_groups_every_one_keeps_the_newest() -> None:
