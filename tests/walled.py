@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 NOBODY = 65_534
-LIMIT_S = 60.0
+LIMIT_S = 200.0
 
 BEGIN = """
 import json, os, sys
