@@ -1,13 +1,10 @@
 """Whether somebody else publishes with a node's own key: a copy of its home, a restored backup, a thief."""
 
-import logging
 from collections.abc import Collection
 
 from sapo.errors import Refused
 from sapo.journal import Journal, JournalError
 from sapo.records import Group, Received
-
-log = logging.getLogger(__name__)
 
 
 class OwnKey:
@@ -18,8 +15,8 @@ class OwnKey:
     of a journal that was lost before incarnations were written down.
     """
 
-    def __init__(self, journal: Journal, former: Collection[str], node: str) -> None:
-        self._journal, self._former, self._node = journal, frozenset(former), node
+    def __init__(self, journal: Journal, former: Collection[str]) -> None:
+        self._journal, self._former = journal, frozenset(former)
         self._since = float("inf")
         self._elsewhere = 0
 
@@ -34,19 +31,12 @@ class OwnKey:
         return at is not None and group.round <= at[0] and not self._holds(group.round)
 
     def note(self, refused: Refused, received: Received) -> None:
-        """Take notice of a refused record: an own group that came back, or one of another holder of the key,
-        which is said once."""
-        if refused.code == "own_echo" and self._since == float("inf"):
-            if self._digest(received.signed.group_id) is not None:
-                self._since = received.timestamp
-        elif refused.code == "own_key":
-            if not self._elsewhere:
-                log.warning(
-                    "%s: somebody else publishes with its key, %s (%s). Of copies of one node run only one; "
-                    "if no other is yours, the key was stolen: docs/identity.md says what to do",
-                    *(self._node, received.signed.key, refused.detail),
-                )
+        """Take notice of a refused record: an own group that came back, or one of another holder."""
+        if refused.code == "own_key":
             self._elsewhere += 1
+        unheard = self._since == float("inf")
+        if unheard and refused.code == "own_echo" and self._digest(received.signed.group_id) is not None:
+            self._since = received.timestamp
 
     def metrics(self) -> dict[str, float]:
         """The series `identity/own_key_elsewhere`, once there is anything to tell: groups since the start."""

@@ -224,7 +224,7 @@ def open_parts(
         lock=lock,
         identity=held.identity,
         invitation=held.card.invitation,
-        own_key=OwnKey(journal, held.card.incarnations, name),
+        own_key=OwnKey(journal, held.card.incarnations),
         journal=journal,
         workers=workers,
         policy=policy,

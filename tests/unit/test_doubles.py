@@ -1,0 +1,102 @@
+"""A node's own groups come back from the bus; those of another holder of its key are told from them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from makers import INCARNATION, make_group, make_received, make_signed
+
+from sapo.doubles import OwnKey
+from sapo.errors import Refused
+from sapo.journal import Journal
+from sapo.records import Batch, RoundResult
+
+FORMER, OTHER = "f" * 16, "e" * 16
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    """Of a node that has begun round 1, and has finished round 0 with one group."""
+    with Journal(tmp_path / "journal.sqlite", incarnation=INCARNATION) as journal:
+        journal.commit_groups(0, [make_signed()], [])
+        batch = Batch(
+            swarm="s",
+            node="peer",
+            incarnation=INCARNATION,
+            round=0,
+            policy_version=0,
+            learn="{}",
+            temperature=1.0,
+            groups=(),
+        )
+        journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
+        journal.commit_result(RoundResult(round=0, policy_version=1, metrics={}, finished_at=1.0))
+        journal.commit_groups(1, [make_signed(round=1)], [])
+        yield journal
+
+
+@pytest.fixture
+def own(journal: Journal) -> OwnKey:
+    return OwnKey(journal, [FORMER, INCARNATION])
+
+
+def echo(own: OwnKey, at: float) -> None:
+    own.note(Refused("own_echo"), make_received(at=at))
+
+
+def test_what_the_journal_holds_is_its_own(own: OwnKey) -> None:
+    assert own.may_be_own(make_group(), 5.0)
+    assert own.may_be_own(make_group(round=1), 5.0)
+
+
+def test_a_group_of_this_incarnation_that_is_in_no_journal_is_anothers(own: OwnKey) -> None:
+    assert not own.may_be_own(make_group(position=1), 5.0)
+    assert not own.may_be_own(make_group(round=1, position=7), 5.0)
+
+
+def test_a_round_that_this_node_has_not_reached_is_anothers(own: OwnKey) -> None:
+    assert not own.may_be_own(make_group(round=2), 5.0)
+
+
+def test_an_own_place_with_another_content_is_anothers(own: OwnKey) -> None:
+    assert not own.may_be_own(make_group(texts=("7", "8")), 5.0)
+
+
+def test_what_the_journal_has_forgotten_is_nobodys_fault(own: OwnKey, journal: Journal) -> None:
+    with journal._transaction() as db:
+        db.execute("DELETE FROM groups WHERE round = 0")
+        db.execute("DELETE FROM rounds WHERE round = 0")
+    assert own.may_be_own(make_group(), 5.0)
+    assert not own.may_be_own(make_group(round=1, position=7), 5.0)
+
+
+def test_former_incarnations_are_the_nodes_own_whenever_they_are_sent_again(own: OwnKey) -> None:
+    echo(own, 10.0)
+    assert own.may_be_own(make_group(incarnation=FORMER, round=900), 20.0)
+
+
+def test_another_incarnation_that_publishes_beside_this_one_is_anothers(own: OwnKey) -> None:
+    assert own.may_be_own(make_group(incarnation=OTHER), 5.0)
+    echo(own, 10.0)
+    assert own.may_be_own(make_group(incarnation=OTHER), 9.0)
+    assert not own.may_be_own(make_group(incarnation=OTHER), 11.0)
+
+
+def test_only_the_first_own_group_that_comes_back_says_when_this_incarnation_began(own: OwnKey) -> None:
+    own.note(Refused("own_echo"), make_received(at=1.0, incarnation=OTHER))
+    assert own.may_be_own(make_group(incarnation=OTHER), 5.0)
+    echo(own, 10.0)
+    echo(own, 20.0)
+    assert not own.may_be_own(make_group(incarnation=OTHER), 15.0)
+
+
+def test_groups_of_another_holder_are_counted(own: OwnKey) -> None:
+    assert own.metrics() == {}
+    for _ in range(2):
+        own.note(Refused("own_key"), make_received(round=2))
+    assert own.metrics() == {"identity/own_key_elsewhere": 2.0}
+
+
+def test_a_node_without_a_round_knows_of_none(tmp_path: Path) -> None:
+    with Journal(tmp_path / "empty.sqlite", incarnation=INCARNATION) as journal:
+        assert not OwnKey(journal, []).may_be_own(make_group(), 5.0)
