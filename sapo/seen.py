@@ -5,12 +5,12 @@ When it is full, newcomers together keep a share of it and every known author an
 thousand new names push nobody else's groups out.
 """
 
-import unicodedata
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 from sapo.journal_rows import Met
 from sapo.records import Group, Recipe, canonical, sha256
+from sapo.texts import compatible
 
 NEWCOMERS = 0.25
 """Share of the memory that newcomers together keep when it is full."""
@@ -110,7 +110,7 @@ def _question(recipe: Recipe) -> str:
 
 def _said(text: str) -> str:
     """A text without what does not make it another: case, compatibility forms, all but letters and digits."""
-    plain = unicodedata.normalize("NFKC", text).casefold()
+    plain = compatible(text).casefold()
     return "".join(character for character in plain if character.isalnum())
 
 

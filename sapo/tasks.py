@@ -6,7 +6,6 @@ a question may be trained on is decided by the question.
 """
 
 import hashlib
-import unicodedata
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
@@ -17,6 +16,7 @@ from sapo import seeds
 from sapo.config import Task
 from sapo.errors import UserError
 from sapo.records import MAX_SEED, Group, Question, Recipe, canonical
+from sapo.texts import compatible
 
 if TYPE_CHECKING:
     from sapo.workers import TaskWorkers
@@ -30,7 +30,7 @@ _CHUNK = 256
 
 def normalise(text: str) -> str:
     """A question without what does not make it another question: case, compatibility forms, white space."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+    return " ".join(compatible(text).casefold().split())
 
 
 def bucket(text: str, salt: str) -> float:
