@@ -21,6 +21,10 @@ UNREFUSED = {"trace another process", "leave the walls"}
 """Deeds that some machines refuse to everybody."""
 
 
+TRAPS_OF_PROBES = (335, 336) if os.uname().machine == "x86_64" else ()
+"""Calls (uretprobe, uprobe) that newer kernels show to no filter; made by a program itself, they end it."""
+
+
 @pytest.fixture(scope="module")
 def behind() -> Probe:
     return probe()
@@ -219,6 +223,34 @@ say(met)
 @pytest.mark.parametrize("way", WAYS_OUT)
 def test_a_text_has_no_other_way_out(ways_out: dict[str, int | None], way: str) -> None:
     assert ways_out[way] == errno.EPERM
+
+
+def test_this_kernel_refuses_every_system_call_that_is_not_named() -> None:
+    before = f"import ctypes\ntraps = {list(TRAPS_OF_PROBES)}"
+    code = """
+named = {kernel.number(name, kernel.machine()) for name in seccomp.worker_rules()}
+named -= {kernel.number(name, kernel.machine()) for name in ("clone", "fork", "vfork")}
+second = range(seccomp.X32, seccomp.X32 + 600) if kernel.machine() == "x86_64" else []
+libc, answers = ctypes.CDLL(None, use_errno=True), {}
+for number in [*set(range(1024)) - named - set(traps), *second]:
+    result = libc.syscall(*map(ctypes.c_long, (number, -1, -1, -1, -1, -1, -1)))
+    answers.setdefault(ctypes.get_errno() if result < 0 else "done", []).append(number)
+say(answers)
+"""
+    assert run(in_child(code, before)).keys() == {str(errno.EPERM)}
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="other processors have no such mode")
+def test_a_system_call_in_the_processor_s_old_mode_ends_the_process() -> None:
+    before = "import ctypes, mmap"
+    code = """
+page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page.write(bytes([0xB8, 20, 0, 0, 0, 0xCD, 0x80, 0xC3]))  # getpid, by the gate of 32-bit programs
+ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
+say("done")
+"""
+    ended = run(in_child(code, before) + "\nsay(os.WTERMSIG(status))")
+    assert ended in (signal.SIGSYS, signal.SIGSEGV), "the second where the kernel has no such gate"
 
 
 def test_a_text_makes_no_thread() -> None:
