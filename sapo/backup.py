@@ -87,6 +87,8 @@ def opened(keys: Sequence[BackedUp], file: Path, passphrase: str | None) -> list
     """The keys themselves. Raises `UserError` for a wrong passphrase, or a key that is not its card's."""
     found = []
     for key in keys:
+        if "ENCRYPTED" in key.pem and not passphrase:
+            raise UserError("passphrase", None, f"is needed for {file}", f"put it into {PASSPHRASE}")
         identity = Identity.from_pem(key.pem.encode(), "FILE", str(file), passphrase)
         if identity.key != key.card.key:
             raise UserError("FILE", str(file), f"the key of {key.card.node} is another", "use another backup")
