@@ -71,6 +71,8 @@ def empty_batch(incarnation: str):  # type: ignore[no-untyped-def]
     "args",
     [
         ["--help"],
+        ["keys", "--help"],
+        *(["keys", name, "--help"] for name in ("show", "backup", "restore", "invite", "accept")),
         *(
             [name, "--help"]
             for name in (
