@@ -24,12 +24,11 @@ def handled(abi: int) -> tuple[int, int, int]:
 
 
 def allow_reading(paths: Sequence[str]) -> None:
-    """Withhold every right a ruleset can withhold from this process and what it forks, but reading `paths`.
+    """Withhold every right a ruleset can withhold from this thread and what it forks, but reading `paths`.
 
-    A folder stands for all below it; a path that is not there is left out. Raises `OSError`.
+    A folder stands for all below it; a path that is not there is left out. The process must be unable to
+    gain privileges. Raises `OSError`.
     """
-    if len(os.listdir("/proc/self/task")) > 1:
-        raise OSError("the process has several threads, and Landlock takes in the one that asks")
     abi = version()
     size = 8 if abi < 4 else 16 if abi < 6 else 24
     attributes = ctypes.create_string_buffer(struct.pack("=QQQ", *handled(abi))[:size], size)
@@ -37,7 +36,6 @@ def allow_reading(paths: Sequence[str]) -> None:
     try:
         for path in paths:
             _allow(ruleset, path)
-        kernel.no_new_privileges()
         kernel.call("landlock_restrict_self", ruleset, 0)
     finally:
         os.close(ruleset)

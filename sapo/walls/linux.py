@@ -9,6 +9,8 @@ from sapo.walls import kernel, landlock, namespaces, places, seccomp
 
 def steps(readable: Sequence[str]) -> list[tuple[str, Callable[[], str]]]:
     """Each kernel wall's name and what builds it; a builder says what stands, or raises `OSError`."""
+    with suppress(OSError):
+        kernel.no_new_privileges()
     paths = [*places.libraries(), *(os.path.realpath(path) for path in readable)]
     needed = [path for path in paths if _readable(path)]
 
@@ -27,7 +29,6 @@ def steps(readable: Sequence[str]) -> list[tuple[str, Callable[[], str]]]:
         return f"keeps off all files but {len(needed)} places of the libraries', read only (ABI {abi})"
 
     def calls() -> str:
-        kernel.no_new_privileges()
         rules = seccomp.worker_rules()
         seccomp.Filter(rules, seccomp.REFUSE).install()
         return f"keeps off all system calls but {len(rules)}: no socket, program or new file"

@@ -148,6 +148,13 @@ say(deeds.try_all(starter))
     assert {name for name, refusal in found.items() if refusal is None} == {"start a process"}
 
 
+def test_a_library_that_started_a_thread_costs_the_namespaces_alone() -> None:
+    thread = "import _thread\n_thread.start_new_thread(os.read, (os.pipe()[0], 1))\n"
+    found = run(thread + "probe.main()", user=NOBODY if os.geteuid() == 0 else None)
+    assert standing(found) == ["limits", "landlock", "seccomp"]
+    assert done(found) == set()
+
+
 def test_what_a_worker_is_told_to_read_stays_readable(tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "data").write_text("42")
