@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sapo.config import load
-from sapo.journal_rows import Link, Movement
+from sapo.journal_rows import Link, Movement, RefusalRow
 from sapo.records import Batch, BatchGroup, Recipe, RoundResult, Sample, canonical, chained
 
 SWARM, NODE, INCARNATION = "bench", "n0", "0123456789abcdef"
@@ -68,6 +68,10 @@ class Rounds:
         return {"torch": "2.13.0", "threads": 1, "cpu": "AVX2", "config": INCARNATION * 4}
 
     def movements(self, round: int) -> Sequence[Movement]:
+        """None: replay does not read them."""
+        return ()
+
+    def refusals(self, round: int) -> Sequence[RefusalRow]:
         """None: replay does not read them."""
         return ()
 

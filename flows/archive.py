@@ -79,7 +79,8 @@ class Archive:
             if self.bus is None:
                 self.bus = open_bus(process.config, process.home)
             store = open_store(process.config, process.home)
-            counts = Archiver(self.bus, store, process.config.swarm.name).run()
+            manifest = process.home.load_manifest()
+            counts = Archiver(self.bus, store, process.config.swarm.name, manifest=manifest).run()
         self.outage.ended()
         if counts.passed:
             log.info("archived %s", counts)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sapo.admission import admit, twin
+from sapo.admission import PROVEN, admit, twin
 from sapo.batching import false_ids, longest
 from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
@@ -13,6 +13,7 @@ from sapo.journal import Met, PoolRow
 from sapo.node_parts import NodeParts
 from sapo.pool import Entry, Verdict
 from sapo.records import Group, Received
+from sapo.tasks import drawn_by
 from sapo.workers import Claim
 
 
@@ -76,9 +77,7 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
         )
         parts.streams.check(group, received.timestamp)
     except Refused as refused:
-        parts.pool.refuse(refused)
-        parts.refusals.note(refused, received)
-        parts.own_key.note(refused, received)
+        _refuse(parts, refused, received)
         return None
     _turn_out_copy(parts, group, received)
     entry = Entry(received=received, group=group, received_at=now)
@@ -87,15 +86,39 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
     return entry
 
 
+def _refuse(parts: NodeParts, refused: Refused, received: Received) -> None:
+    """Count a record that is not taken, keep a sample of it, and tell who keeps account of its author."""
+    parts.pool.refuse(refused)
+    parts.refusals.note(refused, received)
+    parts.own_key.note(refused, received)
+    if refused.group is not None and (refused.code in PROVEN or _is_copy(parts, refused)):
+        parts.peers.fault(refused.group.key, refused.code)
+
+
+def _is_copy(parts: NodeParts, refused: Refused) -> bool:
+    """Whether a refused copy is proven to be one: the question was the other author's, or this node's own."""
+    if refused.code != "copy" or refused.group is None:
+        return False
+    found = parts.pool.seen.alike(refused.group)
+    if found is None or found.key == refused.group.key:
+        return False
+    entry = parts.pool.get(found.group_id)
+    return found.stamp is None or (entry is not None and drawn_by(entry.group, parts.config.swarm.seed))
+
+
 def _turn_out_copy(parts: NodeParts, original: Group, received: Received) -> None:
     """Take out of the pool what says the same as this group and came to the bus after it."""
-    copy = twin(original, received.timestamp, parts.pool.seen, parts.config.swarm.seed)
+    seed = parts.config.swarm.seed
+    copy = twin(original, received.timestamp, parts.pool.seen, seed)
     entry = parts.pool.get(copy.group_id) if copy is not None else None
-    if entry is not None:
-        refused = Refused("copy", f"says what {original.group_id} says", entry.group)
-        parts.pool.refuse(refused)
-        parts.refusals.note(refused, entry.received)
-        parts.pool.remove([entry.group_id])
+    if entry is None:
+        return
+    refused = Refused("copy", f"says what {original.group_id} says", entry.group)
+    parts.pool.refuse(refused)
+    parts.refusals.note(refused, entry.received)
+    if entry.group.key != original.key and drawn_by(original, seed):
+        parts.peers.fault(entry.group.key, refused.code)
+    parts.pool.remove([entry.group_id])
 
 
 def verdicts(parts: NodeParts, entries: Sequence[Entry]) -> list[Verdict]:
@@ -131,6 +154,6 @@ def _claim(group: Group) -> Claim:
 def _bad(parts: NodeParts, entry: Entry, reason: str) -> Verdict:
     """The verdict on a group that is unusable as a whole; its author is told of in metrics and history."""
     parts.refusals.note(Refused(reason, "found when it was verified", entry.group), entry.received)
-    if reason == "question_mismatch":
+    if reason in PROVEN:
         parts.peers.fault(entry.group.key, reason)
     return Verdict.bad(reason)

@@ -21,10 +21,6 @@ ROWS = 16
 LOUDEST = 16
 """Peers with a series of their own in a round."""
 ALL_OTHERS = "others"
-ALARMS = {
-    "own_key": "somebody else signs with this node's key",
-    "own_name": "somebody else calls itself like this node",
-}
 MINE = ("own_echo",)
 """No peer's doing, so there is no sample of it."""
 
@@ -34,7 +30,7 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._told: set[str] = set()
+        self._told = False
         self._begin()
 
     def _begin(self) -> None:
@@ -50,9 +46,9 @@ class Refusals:
         It counts for its author where the signature held: the refusal then names the group.
         """
         self._reasons[refused.code] += 1
-        if refused.code in ALARMS and refused.code not in self._told:
-            self._told.add(refused.code)
-            log.warning("%s: %s (docs/identity.md)", ALARMS[refused.code], refused.detail)
+        if refused.code == "own_name" and not self._told:
+            self._told = True
+            log.warning("another key publishes under this node's name: %s", refused.detail)
         signed = received.signed
         if refused.code in MINE:
             return

@@ -17,12 +17,13 @@ AUTHORS = 4096
 """How many are remembered."""
 LIVES = 4
 """Incarnations remembered of one author."""
-WINDOW = 256
-"""Rounds. At most so many groups wait for a partition that is away: no honest one is older than that."""
+LATE = 256
+"""Rounds. At most so many groups wait for a partition that is away: no honest one comes later than that."""
 PLACES = 32
 """Groups of a round that the window tells apart; more of them are known by their ids only."""
 STEP = 64
 """Rounds between the steps by which the time of rounds before the window is remembered."""
+WINDOW = LATE + STEP
 STEPS = 16
 SLACK_S = 5.0
 """By which the clocks of two partitions' brokers may differ."""
@@ -52,7 +53,7 @@ class Life:
 
     def behind(self, round: int, at: float) -> bool:
         """Whether the bus held rounds that no honest publisher sends before this one, well before `at`."""
-        return any(step > round + WINDOW and since + SLACK_S < at for step, since in self.steps)
+        return any(step > round + LATE and since + SLACK_S < at for step, since in self.steps)
 
     def note(self, group: Group, at: float) -> None:
         """Take a group that was admitted."""

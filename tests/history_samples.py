@@ -15,7 +15,7 @@ from sapo.history.tables import Store
 from sapo.history.training import TrainingSink
 from sapo.home import Home
 from sapo.identity import Identity, seal
-from sapo.journal_rows import Event, Link, Movement
+from sapo.journal_rows import Event, Link, Movement, RefusalRow
 from sapo.records import (
     Batch,
     BatchGroup,
@@ -182,6 +182,10 @@ class Books:
         events: tuple[Event, ...] = ("received", "trained")
         external = [group for group in self._batches[round].groups if group.source == "external"]
         return [movement(group, event) for event in events for group in external]
+
+    def refusals(self, round: int) -> list[RefusalRow]:
+        """None, unless a test says otherwise."""
+        return []
 
     def environment(self, round: int) -> Mapping[str, str | int] | None:
         return {"torch": "2.13.0", "threads": 1}

@@ -19,14 +19,17 @@ from sapo.bus.base import Bus, Gap, Limits, Poll, Positions
 from sapo.errors import Refused, UserError
 from sapo.history.tables import QUARANTINE, ROLLOUTS, Store, commit, until_committed
 from sapo.identity import unseal
+from sapo.manifest import Manifest
 from sapo.records import Completion, Group, Received, Record, canonical
+from sapo.refusals import MAX_KEPT_BYTES
+from sapo.rules import keeps_to
 from sapo.seeds import rng
 
 log = logging.getLogger(__name__)
 
 _COMPLETION = set(Completion.model_fields) & set(ROLLOUTS.names)
-MAX_KEPT_BYTES = 65_536
-"""Of a refused payload, so that a flood of refused records cannot fill the disk quickly."""
+SAMPLES = 16
+"""Rows of one author and reason that a poll adds to `quarantine`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Archiver:
     """Moves what a bus holds into `rollouts`, and what it refuses into `quarantine`.
 
     Any number of archivers may run at once, be paused anywhere and be killed: nothing is lost or doubled.
+    With a `manifest` it takes only what some node may take.
     """
 
     def __init__(
@@ -62,10 +66,12 @@ class Archiver:
         store: Store,
         swarm: str,
         *,
+        manifest: Manifest | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.bus, self.store, self.swarm, self.clock = bus, store, swarm, clock
+        self.manifest = manifest
         self.limits = limits or Limits()
         if self.limits.tail is not None:
             raise ValueError("an archiver reads everything: limits.tail must be None")
@@ -152,19 +158,23 @@ class Archiver:
         return new, len(poll.received) - len(new) - len(refused), refused
 
     def _unseal(self, received: Received) -> Group:
+        if self.manifest is not None:
+            return keeps_to(received, self.manifest)
         group = unseal(received.signed)
         if group.swarm != self.swarm:
-            raise Refused("swarm", f"made for swarm {group.swarm!r}")
+            raise Refused("wrong_swarm", group.swarm, group)
         return group
 
     def _quarantine(self, poll: Poll, refused: Sequence[tuple[Received, Refused]], moved: Positions) -> None:
         """Record what is refused or lost, once; before the positions move on, so that none is forgotten."""
         if poll.gaps or poll.malformed or refused:
             now = self.clock()
-            found = [self._refused_row(received, reason, now) for received, reason in refused]
-            found += [self._malformed_row(position, now) for position in poll.malformed]
+            found = [("", self._malformed_row(position, now)) for position in poll.malformed]
+            for received, reason in refused:
+                author = received.signed.key if reason.group is not None else ""
+                found.append((author, self._refused_row(received, reason, now)))
             uri = self.store.table_uri("quarantine")
-            until_committed(uri, lambda: self._attempt_quarantine(found, poll.gaps, moved, now))
+            until_committed(uri, lambda: self._attempt_quarantine(sampled(found), poll.gaps, moved, now))
 
     def _attempt_quarantine(
         self, refused: Sequence[Mapping[str, Any]], gaps: Sequence[Gap], moved: Positions, now: float
@@ -197,14 +207,16 @@ class Archiver:
     def _gap_row(self, gap: Gap, now: float) -> dict[str, Any]:
         return self._place(gap.partition, gap.first, gap.end, now) | {
             "reason": "gap",
+            "count": 1,
             "detail": f"{gap.end - gap.first} records were gone before they could be archived",
         }
 
     def _malformed_row(self, position: str, now: float) -> dict[str, Any]:
         partition, offset = split_position(position)
         return self._place(partition, offset, offset + 1, now) | {
-            "reason": "malformed",
+            "reason": "malformed_record",
             "detail": "no signed group at all",
+            "count": 1,
             "bus_position": position,
         }
 
@@ -214,6 +226,7 @@ class Archiver:
         return self._place(partition, offset, offset + 1, now) | {
             "reason": reason.code,
             "detail": reason.detail,
+            "count": 1,
             "bus_position": received.bus_position,
             "published_at": received.timestamp,
             "group_id": signed.group_id,
@@ -223,6 +236,21 @@ class Archiver:
             "payload": signed.payload[:MAX_KEPT_BYTES],
             "payload_bytes": len(signed.payload),
         }
+
+
+def sampled(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """At most `SAMPLES` rows of one author and reason; the last stands for those after it, and counts them.
+
+    Rows come with their author; where no signature held, anybody's key may be named, and there is none.
+    """
+    kept: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for author, row in rows:
+        same = kept.setdefault((author, row["reason"]), [])
+        if len(same) < SAMPLES:
+            same.append(dict(row))
+        else:
+            same[-1]["count"] += 1
+    return [row for same in kept.values() for row in same]
 
 
 def _held(table: DeltaTable, groups: Sequence[Group]) -> dict[str, str]:

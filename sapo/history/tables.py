@@ -185,9 +185,13 @@ QUARANTINE = _schema(
         "key": _TEXT,
         "signature": _TEXT,
         "payload": pa.binary(),
+        "node": _TEXT,
+        "round": _INT,
+        "count": _INT,
     },
 )
-"""One row per refused record, and one per gap: offsets [offset, end_offset) that were gone (reason `gap`)."""
+"""One row per gap, offsets [offset, end_offset) that were gone (reason `gap`), and per sample of what was
+refused; it stands for `count` records. Rows of the archive name no `node` and no `round` of one."""
 
 SCHEMAS: dict[TableName, pa.Schema] = {
     "rollouts": ROLLOUTS,

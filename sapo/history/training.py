@@ -1,5 +1,5 @@
-"""What every update was made of: the batches of a node's journal as rows of the `training` table, and what
-came of the groups it received, as rows of `receipts`."""
+"""What every update was made of: the batches of a node's journal as rows of the `training` table, what came
+of the groups it received, as rows of `receipts`, and what it refused, as rows of `quarantine`."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,8 +8,9 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from sapo.history.tables import RECEIPTS, TRAINING, Store, commit, until_committed
-from sapo.journal_rows import Link, Movement
+from sapo.history.rollouts import split_position
+from sapo.history.tables import QUARANTINE, RECEIPTS, TRAINING, Store, TableName, commit, until_committed
+from sapo.journal_rows import Link, Movement, RefusalRow
 from sapo.records import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
 
 log = logging.getLogger(__name__)
@@ -30,9 +31,10 @@ class Rounds(Protocol):
     def environment(self, round: int, /) -> Mapping[str, str | int] | None: ...
     def link(self, round: int, /) -> Link: ...
     def movements(self, round: int, /) -> Sequence[Movement]: ...
+    def refusals(self, round: int, /) -> Sequence[RefusalRow]: ...
 
 
-Counter = Literal["training", "training-rows", "receipts", "cut"]
+Counter = Literal["training", "training-rows", "receipts", "refusals", "cut"]
 
 
 def transaction_id(swarm: str, node: str, incarnation: str, counter: Counter = "training") -> str:
@@ -40,16 +42,17 @@ def transaction_id(swarm: str, node: str, incarnation: str, counter: Counter = "
 
     `training` holds the next round to be delivered, whether or not it has rows; `training-rows` the one after
     the last that has rows; both are of the table `training`. `receipts` is that table's: the one after the
-    last round delivered with receipts. `cut`, of either table, is the first round that retention left.
+    last round delivered with receipts; `refusals` is `quarantine`'s, likewise. `cut`, of either of the first
+    two tables, is the first round that retention left.
     """
     return f"{counter}:{swarm}:{node}:{incarnation}"
 
 
 class TrainingSink:
-    """Delivers finished rounds into `training` and `receipts`, each exactly once, several in one commit.
+    """Delivers finished rounds into the history, each exactly once, several in one commit.
 
     A round whose batch is empty has no rows, but counts as delivered. Nodes write to one table at the same
-    time. `receipts` is not touched where there are none.
+    time. `receipts` and `quarantine` are not touched where there is nothing for them.
     """
 
     kind = "training"
@@ -60,6 +63,7 @@ class TrainingSink:
         self.mark = transaction_id(swarm, node, incarnation)
         self.rows_mark = transaction_id(swarm, node, incarnation, "training-rows")
         self.receipts_mark = transaction_id(swarm, node, incarnation, "receipts")
+        self.refusals_mark = transaction_id(swarm, node, incarnation, "refusals")
         self.version: int | None = None
         """Of the table `training` as this sink left it last; None before its first commit."""
 
@@ -74,8 +78,9 @@ class TrainingSink:
             for round in rounds
             for movement in journal.movements(round)
         ]
-        if receipts:
-            until_committed(self.store.table_uri("receipts"), lambda: self._attempt_receipts(receipts))
+        self._add("receipts", RECEIPTS, self.receipts_mark, receipts)
+        refusals = [self._refused(round, one) for round in rounds for one in journal.refusals(round)]
+        self._add("quarantine", QUARANTINE, self.refusals_mark, refusals)
 
     def _attempt(self, rounds: Sequence[int], journal: Rounds) -> bool | None:
         table = self.store.open("training")
@@ -101,14 +106,26 @@ class TrainingSink:
         self.version = table.version()
         return True
 
-    def _attempt_receipts(self, receipts: Sequence[Mapping[str, Any]]) -> bool | None:
-        table = self.store.open("receipts")
-        written = table.transaction_version(self.receipts_mark) or 0
-        due = [row for row in receipts if row["round"] >= written]
-        if not due:
-            return True
-        data = pa.Table.from_pylist(due, schema=RECEIPTS)
-        return True if commit(table, data, {self.receipts_mark: due[-1]["round"] + 1}) else None
+    def _refused(self, round: int, refusal: RefusalRow) -> dict[str, Any]:
+        """The row of a sample; its place on the bus tells partition and offset."""
+        partition, offset = split_position(refusal.bus_position)
+        row = asdict(refusal) | {"round": round, "partition": partition, "offset": offset}
+        return row | {"end_offset": offset + 1, "swarm": self.place["swarm"], "node": self.place["node"]}
+
+    def _add(self, name: TableName, schema: pa.Schema, mark: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of rounds to a table, unless `mark` says that these rounds are there."""
+
+        def attempt() -> bool | None:
+            table = self.store.open(name)
+            written = table.transaction_version(mark) or 0
+            due = [row for row in rows if row["round"] >= written]
+            if not due:
+                return True
+            data = pa.Table.from_pylist(due, schema=schema)
+            return True if commit(table, data, {mark: due[-1]["round"] + 1}) else None
+
+        if rows:
+            until_committed(self.store.table_uri(name), attempt)
 
 
 def rows(

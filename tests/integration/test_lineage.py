@@ -409,7 +409,7 @@ def test_a_group_that_nobody_received_and_one_in_quarantine_say_so(ended: Ended)
     assert (stray["received"], stray["learned"], stray["quarantine"]) == ([], [], [])
     assert stray["author"]["node"] == "peer"
     refused = ended.journey(ended.refused)
-    assert refused["quarantine"][0]["reason"] == "swarm"
+    assert refused["quarantine"][0]["reason"] == "wrong_swarm"
     assert (refused["published"], refused["learned"]) == (None, [])
 
 

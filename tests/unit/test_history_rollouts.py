@@ -160,7 +160,7 @@ def test_what_is_refused_goes_to_quarantine_with_its_reason(bus: MemoryBus, stor
     renamed = good.model_copy(update={"key": Identity.new().key})
     bus.publish([forged, renamed, stranger, good])
     assert archiver(bus, store).run_once().refused == 3
-    assert reasons(store) == ["bad_signature", "bad_signature", "swarm"]
+    assert reasons(store) == ["bad_signature", "bad_signature", "wrong_swarm"]
     assert groups_held(store) == expected(good)
 
 
@@ -181,7 +181,7 @@ def test_a_record_that_is_no_group_at_all_is_noted(bus: MemoryBus, store: Store)
     bus.publish([signed()])
     assert archiver(Garbled(bus, lambda: None), store).run_once().refused == 1
     row = read.query(store, "SELECT * FROM quarantine").to_pylist()[0]
-    assert (row["reason"], row["bus_position"], row["payload"]) == ("malformed", "0:0", None)
+    assert (row["reason"], row["bus_position"], row["payload"]) == ("malformed_record", "0:0", None)
 
 
 def test_a_gap_left_by_retention_is_recorded_once_and_raises_an_alarm(

@@ -1,0 +1,152 @@
+"""The table `quarantine`: samples of what nodes and the archive refused, each row once."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from history_samples import Books, Owed, batch, sink
+from makers import make_group, make_identity, make_signed
+
+from sapo.bus.memory import MemoryBus
+from sapo.config import load
+from sapo.history import read
+from sapo.history.rollouts import SAMPLES, Archiver
+from sapo.history.tables import QUARANTINE, VERSION_KEY, Store, commit
+from sapo.journal_rows import RefusalRow
+from sapo.manifest import Manifest
+from sapo.records import Completion, SignedGroup
+from sapo.refusals import MAX_KEPT_BYTES
+from sapo.tasks import bucket
+
+MANIFEST = Manifest.of(
+    load(
+        sets=[
+            "swarm.name=s",
+            'tasks=[{dataset="chain_sum"}]',
+            "rules.held_out=0.5",
+            "rules.max_payload_bytes=200000",
+            "batch.completions=2",
+            "rules.max_completions=4",
+        ],
+        env={},
+    )
+)
+
+
+class Refusing(Books):
+    """Rounds in each of which a peer's copies and a record that is nothing were refused."""
+
+    def refusals(self, round: int) -> list[RefusalRow]:
+        return [
+            RefusalRow("copy", "said", 3, 5.0, f"0:{round}", 9, 0.1, "g", "c", "k", "s", b"\x00half"),
+            RefusalRow("malformed_record", "nothing", 1, 5.5, "1:7"),
+        ]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "history"))
+
+
+def kept(store: Store, columns: str) -> list[tuple[Any, ...]]:
+    found = read.query(store, f'SELECT {columns} FROM quarantine ORDER BY "round", "offset", reason')
+    return [tuple(row.values()) for row in found.to_pylist()]
+
+
+def question(held_out: bool) -> str:
+    texts = (f"What is {number} + 1?" for number in range(1000))
+    return next(text for text in texts if (bucket(text, MANIFEST.salt) < MANIFEST.held_out) == held_out)
+
+
+def archive(store: Store, groups: Sequence[SignedGroup], manifest: Manifest | None = MANIFEST) -> Archiver:
+    bus = MemoryBus()
+    bus.publish(groups)
+    return Archiver(bus, store, "s", manifest=manifest, clock=lambda: 7.0)
+
+
+def test_what_a_node_refused_is_delivered_once_however_often_it_is_tried(store: Store) -> None:
+    books = Refusing(batch(0), batch(1), batch(2, groups=0))
+    for owed in ([Owed(0)], [Owed(0), Owed(1)], [Owed(1), Owed(2)], [Owed(2)]):
+        sink(store).deliver(owed, books)
+    rows = kept(store, 'swarm, node, "round", reason, count, "partition", "offset", end_offset, payload')
+    assert rows == [
+        row
+        for round in range(3)
+        for row in (
+            ("tiny", "n0", round, "copy", 3, "0", round, round + 1, b"\x00half"),
+            ("tiny", "n0", round, "malformed_record", 1, "1", 7, 8, None),
+        )
+    ]
+
+
+def test_nodes_do_not_keep_each_others_refusals_out(store: Store) -> None:
+    for node in ("n0", "n1"):
+        sink(store, node).deliver([Owed(0)], Refusing(batch(0, node=node)))
+    assert sorted(node for (node,) in kept(store, "node")) == ["n0", "n0", "n1", "n1"]
+
+
+def test_a_table_of_before_gets_the_columns_it_lacks(store: Store) -> None:
+    old = pa.schema([field for field in QUARANTINE if field.name not in ("node", "round", "count")])
+    DeltaTable.create(store.table_uri("quarantine"), old, configuration={VERSION_KEY: "2"},
+                      raise_if_key_not_exists=False)  # fmt: skip
+    row = dict.fromkeys(old.names) | {"swarm": "s", "partition": "0", "offset": 0, "end_offset": 1}
+    row |= {"reason": "gap", "detail": "", "found_at": 1.0, "payload_bytes": 0}
+    commit(DeltaTable(store.table_uri("quarantine")), pa.Table.from_pylist([row], schema=old), {})
+    sink(store).deliver([Owed(0)], Refusing(batch(0)))
+    assert kept(store, 'node, "round", count')[-1] == (None, None, None)
+    assert len(kept(store, "node")) == 3
+
+
+def test_the_archive_takes_nothing_that_no_node_may_take(store: Store) -> None:
+    fine = {"question": question(held_out=False)}
+    good = make_signed("good", **fine)
+    bad = {
+        "held_out": make_signed("a", question=question(held_out=True)),
+        "group_size": make_signed("b", texts=("1",) * 5, **fine),
+        "wrong_swarm": make_signed("c", swarm="other", **fine),
+        "payload_too_large": make_signed("d", question="Q" * 200_000),
+        "recipe": make_signed("e", recipe=make_group().recipe.model_copy(update={"dataset": "gcd"}), **fine),
+        "logprobs": make_signed(
+            "f",
+            completions=(
+                Completion(text="1", finish_reason="stop", token_ids=(1,), logprobs=(0.1,)),
+                Completion(text="2", finish_reason="stop"),
+            ),
+            **fine,
+        ),
+        "too_many_tokens": make_signed(
+            "g", completions=(Completion(text="1", finish_reason="stop", token_ids=(1,) * 50),) * 2, **fine
+        ),
+    }
+    counts = archive(store, [*bad.values(), good]).run()
+    assert (counts.groups, counts.refused) == (1, len(bad))
+    assert sorted(reason for (reason,) in kept(store, "reason")) == sorted(bad)
+
+
+def test_the_archive_takes_what_only_some_node_may_take(store: Store) -> None:
+    """Control tokens, copies and age are for each node to judge."""
+    fine = {"question": question(held_out=False)}
+    groups = [make_signed("a", texts=("<|end|>", "2"), **fine), make_signed("thief", **fine)]
+    assert archive(store, groups).run().groups == 2
+
+
+def test_a_flood_of_refused_records_adds_few_rows_that_count_it(store: Store) -> None:
+    held_out = {"question": question(held_out=True)}
+    flood = [make_signed("loud", position=position, **held_out) for position in range(SAMPLES + 30)]
+    victim = make_identity("victim").key
+    forged = [signed.model_copy(update={"key": victim}) for signed in flood]
+    other = [make_signed("other", texts=("x" * MAX_KEPT_BYTES, "1"), **held_out)]
+    assert archive(store, [*flood, *other, *forged]).run().refused == 2 * len(flood) + 1
+    columns = "reason, key, sum(count) AS n, count(*) AS rows, max(octet_length(payload)) AS bytes"
+    rows = read.query(store, f"SELECT {columns} FROM quarantine GROUP BY ALL").to_pylist()
+    rows.sort(key=lambda row: (row["reason"], row["n"]))
+    assert [(row["reason"], row["n"], row["rows"]) for row in rows] == [
+        ("bad_signature", len(flood), SAMPLES),
+        ("held_out", len(flood), SAMPLES),
+        ("text_too_long", 1, 1),
+    ]
+    assert rows[1]["key"] == make_identity("loud").key
+    assert rows[2]["bytes"] == MAX_KEPT_BYTES

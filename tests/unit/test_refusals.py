@@ -1,0 +1,83 @@
+"""What was refused is counted by reason and peer, and costs bounded room however much is sent."""
+
+import logging
+
+import pytest
+from makers import make_group, make_identity, make_received
+
+from sapo.errors import Refused
+from sapo.refusals import LOUDEST, MAX_KEPT_BYTES, ROWS, Refusals
+
+
+def refusals() -> Refusals:
+    return Refusals(lambda: 7.0)
+
+
+def signed_by(author: str, code: str = "held_out") -> Refused:
+    """A refusal of a group whose signature held."""
+    return Refused(code, "why", make_group(author))
+
+
+def test_refusals_of_one_peer_and_reason_are_one_row_that_counts_them() -> None:
+    found = refusals()
+    for position in range(3):
+        found.note(signed_by("liar"), make_received("liar", position=position))
+    found.note(signed_by("liar", "token_ids"), make_received("liar", position=9))
+    key = make_identity("liar").key
+    assert found.metrics() == {
+        "pool/refused/held_out": 3.0,
+        "pool/refused/token_ids": 1.0,
+        f"peers/refused/{key[:12]}": 4.0,
+    }
+    rows = found.rows()
+    assert [(row.reason, row.count, row.key) for row in rows] == [("held_out", 3, key), ("token_ids", 1, key)]
+    first = make_received("liar", position=0)
+    assert (rows[0].payload, rows[0].published_at, rows[0].found_at) == (first.signed.payload, 1000.0, 7.0)
+    assert (found.metrics(), found.rows()) == ({}, [])
+
+
+def test_who_is_named_without_a_signature_is_not_blamed() -> None:
+    found = refusals()
+    for author in ("victim", "other"):
+        found.note(Refused("bad_signature"), make_received(author))
+    found.note_malformed("0:4")
+    assert found.metrics() == {
+        "pool/refused/bad_signature": 2.0,
+        "pool/refused/malformed_record": 1.0,
+        "peers/refused/unproven": 3.0,
+    }
+    assert [(row.reason, row.count) for row in found.rows()] == [
+        ("bad_signature", 2),
+        ("malformed_record", 1),
+    ]
+
+
+def test_own_groups_that_come_back_are_nobodys_doing() -> None:
+    found = refusals()
+    found.note(Refused("own_echo"), make_received("me"))
+    assert found.metrics() == {"pool/refused/own_echo": 1.0}
+    assert found.rows() == []
+
+
+def test_many_peers_and_large_payloads_take_bounded_room_and_each_refusal_is_counted() -> None:
+    found = refusals()
+    for number in range(100):
+        code = ("held_out", "recipe")[number % 2]
+        one = make_received(f"p{number}", question="Q" * 30_000)
+        found.note(signed_by(f"p{number}", code), one)
+    metrics, rows = found.metrics(), found.rows()
+    assert len(rows) == ROWS + 2
+    assert sum(row.count for row in rows) == 100
+    assert sum(len(row.payload or b"") for row in rows) <= MAX_KEPT_BYTES
+    assert all(row.payload_bytes > 30_000 for row in rows)
+    peers = {name: value for name, value in metrics.items() if name.startswith("peers/")}
+    assert len(peers) == LOUDEST + 1
+    assert peers["peers/refused/others"] == 100 - LOUDEST
+
+
+def test_a_stranger_under_the_nodes_own_name_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    found = refusals()
+    with caplog.at_level(logging.WARNING):
+        for position in range(2):
+            found.note(signed_by("x", "own_name"), make_received("x", position=position))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
