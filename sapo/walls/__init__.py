@@ -34,17 +34,17 @@ class Wall:
     detail: str
 
 
-def around_worker(readable: Sequence[str] = ()) -> tuple[str, ...]:
+def around_worker() -> tuple[str, ...]:
     """Wall in this process, a task worker that has one thread still; it may fork afterwards.
 
-    Python's own files and the libraries' stay readable, and `readable` besides; nothing can be written, no
-    program started, no socket made. Returns the walls that stand, a part of `WALLS`. Called once, after the
-    imports: what is loaded tells what else is the libraries'.
+    Python's own files and the libraries' stay readable; nothing can be written, no program started, no socket
+    made. Returns the walls that stand, a part of `WALLS`. Called once, after the imports: what is loaded tells
+    what else is the libraries'.
     """
-    return tuple(wall.name for wall in build(readable) if wall.stands)
+    return tuple(wall.name for wall in build() if wall.stands)
 
 
-def build(readable: Sequence[str] = ()) -> list[Wall]:
+def build() -> list[Wall]:
     """`around_worker`, with what became of each wall."""
     global _standing, _narrow
     from sapo.walls import limits
@@ -55,7 +55,7 @@ def build(readable: Sequence[str] = ()) -> list[Wall]:
     if sys.platform.startswith("linux"):
         from sapo.walls import linux
 
-        walls += [_attempt(name, step) for name, step in linux.steps(readable)]
+        walls += [_attempt(name, step) for name, step in linux.steps()]
         standing = [wall.name for wall in walls if wall.stands]
         _narrow = linux.narrower(may_open="landlock" in standing) if "seccomp" in standing else None
     else:

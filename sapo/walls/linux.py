@@ -7,11 +7,11 @@ from contextlib import suppress
 from sapo.walls import kernel, landlock, namespaces, places, seccomp
 
 
-def steps(readable: Sequence[str]) -> list[tuple[str, Callable[[], str]]]:
+def steps() -> list[tuple[str, Callable[[], str]]]:
     """Each kernel wall's name and what builds it; a builder says what stands, or raises `OSError`."""
     with suppress(OSError):
         kernel.no_new_privileges()
-    paths = [*places.libraries(), *(os.path.realpath(path) for path in readable)]
+    paths = places.libraries()
     needed = [path for path in paths if _readable(path)]
 
     def namespace() -> str:

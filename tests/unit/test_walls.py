@@ -98,7 +98,7 @@ with open("/proc/self/status") as status:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is closed to everybody else")
 def test_a_wall_that_would_keep_the_worker_from_its_libraries_is_left_out(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
+    closed = tmp_path / "site-packages"
     closed.mkdir()
     (closed / "library.py").write_text("found = 42")
     os.chown(closed, NOBODY, NOBODY)
@@ -106,8 +106,8 @@ def test_a_wall_that_would_keep_the_worker_from_its_libraries_is_left_out(tmp_pa
     found = run(
         f"""
 from sapo import walls
-built = walls.build([{str(closed)!r}])
 sys.path.append({str(closed)!r})
+built = walls.build()
 import library
 say([library.found, [[wall.stands, wall.detail] for wall in built]])
 """
@@ -155,22 +155,27 @@ def test_a_library_that_started_a_thread_costs_the_namespaces_alone() -> None:
     assert done(found) == set()
 
 
-def test_what_a_worker_is_told_to_read_stays_readable(tmp_path: Path) -> None:
-    (tmp_path / "given").mkdir()
-    (tmp_path / "given" / "data").write_text("42")
-    (tmp_path / "secret").write_text("key")
+def test_of_a_checkout_only_the_loaded_packages_stay_readable(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "late.py").write_text("found = 42")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "key.pem").write_text("secret")
     found = run(
         f"""
+sys.path.insert(0, {str(tmp_path)!r})
+import package
 from sapo import walls
-walls.around_worker([{str(tmp_path / "given")!r}])
-with open({str(tmp_path / "given" / "data")!r}) as data: read = data.read()
+walls.around_worker()
+import package.late
 try:
-    open({str(tmp_path / "secret")!r})
+    open({str(tmp_path / "runs" / "key.pem")!r})
 except PermissionError:
-    say(read)
+    say(package.late.found)
 """
     )
-    assert found == "42"
+    assert found == 42
 
 
 @pytest.mark.parametrize(("refused", "reads"), [([], True), (["landlock_create_ruleset"], False)])
