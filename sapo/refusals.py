@@ -21,8 +21,15 @@ ROWS = 16
 LOUDEST = 16
 """Peers with a series of their own in a round."""
 ALL_OTHERS = "others"
+AFTER_SIGNATURE = frozenset({"malformed", "not_canonical", "schema_version", "wrong_id", "wrong_key"})
+"""Codes of `sapo.identity.unseal` that name no group, and are found only where the signature holds."""
 MINE = ("own_echo",)
 """No peer's doing, so there is no sample of it."""
+
+
+def is_signed(refused: Refused) -> bool:
+    """Whether what was refused is signed by the key that its envelope names."""
+    return refused.group is not None or refused.code in AFTER_SIGNATURE
 
 
 class Refusals:
@@ -43,7 +50,7 @@ class Refusals:
     def note(self, refused: Refused, received: Received) -> None:
         """Count a refused record, and keep a sample of it where there is none of this peer and reason yet.
 
-        It counts for its author where the signature held: the refusal then names the group.
+        It counts for the key that signed it, and for nobody where no signature held.
         """
         self._reasons[refused.code] += 1
         if refused.code == "own_name" and not self._told:
@@ -52,7 +59,7 @@ class Refusals:
         signed = received.signed
         if refused.code in MINE:
             return
-        if refused.group is not None:
+        if is_signed(refused):
             self._peers[signed.key] += 1
             author = signed.key
         else:

@@ -21,7 +21,7 @@ from sapo.history.tables import QUARANTINE, ROLLOUTS, Store, commit, until_commi
 from sapo.identity import unseal
 from sapo.manifest import Manifest
 from sapo.records import Completion, Group, Received, Record, canonical
-from sapo.refusals import MAX_KEPT_BYTES
+from sapo.refusals import MAX_KEPT_BYTES, is_signed
 from sapo.rules import keeps_to
 from sapo.seeds import rng
 
@@ -171,7 +171,7 @@ class Archiver:
             now = self.clock()
             found = [("", self._malformed_row(position, now)) for position in poll.malformed]
             for received, reason in refused:
-                author = received.signed.key if reason.group is not None else ""
+                author = received.signed.key if is_signed(reason) else ""
                 found.append((author, self._refused_row(received, reason, now)))
             uri = self.store.table_uri("quarantine")
             until_committed(uri, lambda: self._attempt_quarantine(sampled(found), poll.gaps, moved, now))

@@ -6,7 +6,7 @@ import pytest
 from makers import make_group, make_identity, make_received
 
 from sapo.errors import Refused
-from sapo.refusals import LOUDEST, MAX_KEPT_BYTES, ROWS, Refusals
+from sapo.refusals import AFTER_SIGNATURE, LOUDEST, MAX_KEPT_BYTES, ROWS, Refusals
 
 
 def refusals() -> Refusals:
@@ -50,6 +50,14 @@ def test_who_is_named_without_a_signature_is_not_blamed() -> None:
         ("bad_signature", 2),
         ("malformed_record", 1),
     ]
+
+
+def test_what_is_signed_and_no_group_is_its_signers_doing() -> None:
+    found = refusals()
+    for code in sorted(AFTER_SIGNATURE):
+        found.note(Refused(code), make_received("liar"))
+    assert found.metrics()[f"peers/refused/{make_identity('liar').key[:12]}"] == len(AFTER_SIGNATURE)
+    assert "peers/refused/unproven" not in found.metrics()
 
 
 def test_own_groups_that_come_back_are_nobodys_doing() -> None:
