@@ -87,7 +87,7 @@ def take(home: Home, swarm: str, node: str, now: float) -> Held:
 
 def invited_until(home: Home, node: str) -> int | None:
     """When the invitation ends that a node holds, in unix seconds; None where it holds none."""
-    card = _card_of(home.card(node))
+    card = find_card(home.card(node))
     return card.invitation.until if card is not None and card.invitation is not None else None
 
 
@@ -123,7 +123,7 @@ def keep(held: Held) -> None:
     """
     folder = _private_folder()
     pem, card = folder / f"{held.identity.key}.pem", folder / f"{held.identity.key}.json"
-    before = _card_of(card)
+    before = find_card(card)
     past = [one for one in before.incarnations if one not in held.card.incarnations] if before else []
     whole = (*past, *held.card.incarnations)[-MAX_INCARNATIONS:]
     created = min(before.created, held.card.created) if before else held.card.created
@@ -137,7 +137,7 @@ def keep(held: Held) -> None:
 
 def kept() -> list[Card]:
     """What the data folder knows of its keys, oldest first; one without a readable card is left out."""
-    found = [_card_of(path.with_suffix(".json")) for path in data_folder().glob("*.pem")]
+    found = [find_card(path.with_suffix(".json")) for path in data_folder().glob("*.pem")]
     return sorted((card for card in found if card is not None), key=lambda card: card.created)
 
 
@@ -156,7 +156,7 @@ def load_kept(text: str) -> Held:
         remedy = "give all of it" if names else "name one of the files there, or a backup"
         raise UserError("KEY", text, problem, remedy)
     identity = Identity.load(folder / f"{names[0]}.pem")
-    card = _card_of(folder / f"{names[0]}.json")
+    card = find_card(folder / f"{names[0]}.json")
     if card is None or card.key != identity.key:
         card = Card(key=identity.key, swarm="unknown", node="unknown", created=0.0, folder="")
     return Held(identity, card)
@@ -234,8 +234,8 @@ def _holds(pem: Path, identity: Identity) -> bool:
         return False
 
 
-def _card_of(path: Path) -> Card | None:
-    """The card in a file of the data folder; None where there is none, or none that can be read."""
+def find_card(path: Path) -> Card | None:
+    """The card in a file; None where there is none, or none that can be read."""
     try:
         return Card.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):

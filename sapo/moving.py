@@ -27,9 +27,11 @@ from sapo.home import Home, check_reasoning_gym, parse_manifest, write_atomicall
 from sapo.identity import Identity
 from sapo.journal import Journal
 from sapo.journal_file import connect, explained
+from sapo.keyring import find_card
 from sapo.lock import NodeLock
 from sapo.manifest import Manifest
 from sapo.packs import (
+    CARD,
     INDEX,
     JOURNAL,
     KEY,
@@ -111,6 +113,7 @@ def _sources(home: Home, name: str, journal: Path) -> dict[str, Path]:
     if not (folder / KEY).exists():
         raise UserError("NODE", name, f"has no {KEY}", "restore its folder from a backup")
     sources = {KEY: folder / KEY, JOURNAL: journal}
+    sources |= {CARD: folder / CARD} if (folder / CARD).exists() else {}
     with Journal.read_only(home.journal(name)) as held:
         done, kept = held.finished_rounds(), held.pinned_checkpoints()
         newest = checkpoint.load_latest(home.checkpoints(name), incarnation=held.incarnation, at_most=done)
@@ -265,6 +268,10 @@ def _check_node(place: Path, file: Path, pack: Pack) -> None:
     """Raise `UserError` unless key, journal and checkpoints are whole, and those the index speaks of."""
     if Identity.load_or_create(place / KEY).key != pack.key:
         raise damaged(file, "its key is another")
+    if (place / CARD).exists():
+        card = find_card(place / CARD)
+        if card is None or card.key != pack.key:
+            raise damaged(file, "its key card is damaged, or another's")
     try:
         _refuse_code(place / JOURNAL, file)
         with Journal.read_only(place / JOURNAL) as journal:

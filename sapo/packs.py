@@ -24,10 +24,12 @@ from sapo.records import Count, Hex64, Name, Record
 
 INDEX = "pack.json"
 MAX_INDEX_BYTES = 2**20
-KEY, JOURNAL = "key.pem", "journal.sqlite"
-MAX_READ_WHOLE = {KEY: 4096, "checkpoint.json": 2**24}
+KEY, CARD, JOURNAL = "key.pem", "key.json", "journal.sqlite"
+MAX_READ_WHOLE = {KEY: 4096, CARD: 65_536, "checkpoint.json": 2**24}
 """Bytes of the files that are read whole."""
-MEMBER = re.compile(r"key\.pem|journal\.sqlite|checkpoints/round-\d{6,12}(/\w[\w.-]{0,99}){1,4}", re.ASCII)
+MEMBER = re.compile(
+    r"key\.(?:pem|json)|journal\.sqlite|checkpoints/round-\d{6,12}(/\w[\w.-]{0,99}){1,4}", re.ASCII
+)
 CHUNK = 2**16
 """Bytes read at once: of what a tar file says before a member, more is refused unread."""
 MOST_PACKED = 400

@@ -7,15 +7,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from packed_nodes import make_node
 
 from sapo import backup, keyring
+from sapo.config import load
 from sapo.errors import UserError
 from sapo.home import Home
 from sapo.identity import Identity
 from sapo.keyring import Held, data_folder, note, place, remember, take
 from sapo.lock import NodeLock
+from sapo.manifest import Manifest
 from sapo.membership import invite
-from sapo.moving import mark_moved
+from sapo.moving import export_node, import_node, mark_moved
 
 SWARM, NOW = "demo", 1000.0
 
@@ -158,6 +161,39 @@ def test_an_invitation_stays_with_its_key(home: Home, data: Path) -> None:
     assert keyring.load_kept(held.identity.key).card.invitation == invitation
     home.key("n0").unlink()
     assert take(home, SWARM, "n0", NOW).card.invitation is None
+
+
+def site(tmp_path: Path) -> Home:
+    """A home whose n0 has finished a round, and knows of a former incarnation."""
+    config = load("tiny", None, ["swarm.name=demo"], env={})
+    home = Home(tmp_path / "site")
+    home.prepare(config, Manifest.of(config))
+    make_node(home, "n0", rounds=1)
+    remember(home, take(home, SWARM, "n0", NOW), "a" * 16)
+    return home
+
+
+def test_a_node_that_moves_takes_its_keys_card_along(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = site(tmp_path)
+    export_node(home, "n0", tmp_path / "n0.tar.gz")
+    there = import_node(tmp_path / "n0.tar.gz", tmp_path / "there").home
+    held = take(there, SWARM, "n0", NOW)
+    assert held.card.incarnations == ("a" * 16,)
+    assert held.card.folder == str(there.node("n0"))
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("damage", ["another's", "no JSON"])
+def test_a_pack_with_another_keys_card_is_refused(tmp_path: Path, damage: str) -> None:
+    home = site(tmp_path)
+    card = json.loads(home.card("n0").read_text()) | {"key": "ab" * 32}
+    home.card("n0").write_text(json.dumps(card) if damage == "another's" else "{")
+    export_node(home, "n0", tmp_path / "n0.tar.gz")
+    with pytest.raises(UserError, match="is no whole pack of a node: its key card"):
+        import_node(tmp_path / "n0.tar.gz", tmp_path / "there")
+    assert not (tmp_path / "there").exists()
 
 
 def test_another_key_is_never_overwritten(tmp_path: Path, home: Home) -> None:
