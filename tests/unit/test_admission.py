@@ -4,14 +4,16 @@ import json
 from typing import Any
 
 import pytest
-from makers import make_group, make_identity, make_received
+from makers import INCARNATION, make_group, make_identity, make_received
 
-from sapo.admission import Seen, admit, fingerprint
-from sapo.config import Config, parse
+from sapo.admission import Seen, admit, fingerprint, twin
+from sapo.config import Config, Task, parse
 from sapo.errors import Refused
 from sapo.manifest import Manifest
 from sapo.records import Completion, Group, Received, Recipe, canonical, sha256
-from sapo.tasks import bucket
+from sapo.seeds import rng
+from sapo.tasks import _pick as pick
+from sapo.tasks import bucket, drawn_by
 
 CONFIG: Config = parse(
     {
@@ -44,7 +46,13 @@ def received(author: str = "peer", **changes: Any) -> Received:
     return make_received(author, **({"texts": TEXTS, "question": question(held_out=False)} | changes))
 
 
-def try_to_admit(one: Received, *, seen: Seen | None = None, now: float = 1000.0) -> Group:
+def answers(**values: Any) -> tuple[Completion, ...]:
+    """Three completions; `values` are of the first."""
+    first = Completion(text="1", finish_reason="stop", **values)
+    return (first, *(Completion(text=text, finish_reason="stop") for text in TEXTS[1:]))
+
+
+def try_to_admit(one: Received, *, seen: Seen | None = None, now: float = 1000.0, **more: Any) -> Group:
     return admit(
         one,
         manifest=MANIFEST,
@@ -54,6 +62,7 @@ def try_to_admit(one: Received, *, seen: Seen | None = None, now: float = 1000.0
         max_age_s=60.0,
         seen=Seen() if seen is None else seen,
         has_control_tokens=lambda text: "<|end|>" in text,
+        **more,
     )
 
 
@@ -94,6 +103,8 @@ def test_a_task_with_exactly_the_manifests_parameters_is_admitted() -> None:
         ({"texts": ("1", "2", "3<|end|>")}, "control_tokens"),
         ({"question": question(held_out=True)}, "held_out"),
         ({"question": "Q" * 4000}, "payload_too_large"),
+        ({"completions": answers(token_ids=(1,) * 30)}, "too_many_tokens"),
+        ({"completions": answers(token_ids=(1,), logprobs=(0.01,))}, "logprobs"),
     ],
 )
 def test_what_breaks_the_swarms_rules_is_refused(changes: dict[str, Any], code: str) -> None:
@@ -137,6 +148,68 @@ def test_trap_35_a_copy_under_another_key_is_dropped() -> None:
     assert try_to_admit(received("thief", texts=("1", "4", "5")), seen=seen).node == "thief"
 
 
+@pytest.mark.parametrize(
+    ("first", "said_again"),
+    [
+        (("Four, I think.", "5", "six"), ("four i THINK", "7", "SIX!")),
+        (("1", "2", "3"), ("1", "2", "3", "junk")),
+        (("1", "2", "3", "4"), ("4", "3", "9")),
+        (("\uff11", "2", "3"), ("1", "2", "9")),
+    ],
+)
+def test_trap_35_half_of_the_completions_in_other_clothes_are_a_copy(
+    first: tuple[str, ...], said_again: tuple[str, ...]
+) -> None:
+    seen = seen_with(received("honest", texts=first))
+    assert refusal(received("thief", texts=said_again), seen=seen).code == "copy"
+
+
+def test_trap_45_a_copy_under_the_neighbouring_seed_is_dropped() -> None:
+    seen = seen_with(received("honest", recipe=Recipe.make("chain_sum", {}, seed=41, index=1)))
+    for seed, index, code in ((42, 0, "copy"), (40, 2, "copy")):
+        thief = received("thief", recipe=Recipe.make("chain_sum", {}, seed=seed, index=index))
+        assert refusal(thief, seen=seen).code == code
+    other = received("thief", recipe=Recipe.make("chain_sum", {}, seed=41, index=2))
+    assert try_to_admit(other, seen=seen).node == "thief"
+
+
+def test_fewer_than_half_of_the_completions_are_no_copy() -> None:
+    seen = seen_with(received("honest", texts=("1", "2", "3")))
+    assert try_to_admit(received("other", texts=("1", "8", "9")), seen=seen).node == "other"
+
+
+def drawn(author: str, **changes: Any) -> Received:
+    """A group by an author who answers the question that was theirs to draw."""
+    recipe = pick([Task(dataset="chain_sum")], rng(0, "s", author, INCARNATION, 0, "question", 0, 0))
+    return received(author, recipe=recipe, **changes)
+
+
+def test_who_answers_a_victims_next_question_first_does_not_make_the_victim_a_copier() -> None:
+    victim = drawn("victim", at=1000.0)
+    assert drawn_by(make_group_of(victim), seed=0)
+    assert not drawn_by(make_group_of(victim), seed=1)
+    squatter = received("squatter", recipe=make_group_of(victim).recipe, at=990.0)
+    seen = Seen()
+    seen.add(make_group_of(squatter), squatter.signed.content_sha256, squatter.timestamp)
+    assert try_to_admit(victim, seen=seen).node == "victim"
+    seen.add(make_group_of(victim), victim.signed.content_sha256, victim.timestamp)
+    assert refusal(received("thief", recipe=make_group_of(victim).recipe), seen=seen).code == "copy"
+
+
+def test_the_earlier_on_the_bus_is_the_original_whatever_came_first_here() -> None:
+    late, early = received("thief", at=999.0), received("honest", at=998.0)
+    seen = Seen()
+    seen.add(make_group_of(late), late.signed.content_sha256, late.timestamp)
+    assert try_to_admit(early, seen=seen).node == "honest"
+    found = twin(make_group_of(early), early.timestamp, seen, 0)
+    assert found is not None
+    assert found.group_id == late.signed.group_id
+
+
+def make_group_of(one: Received) -> Group:
+    return Group.model_validate_json(one.signed.payload)
+
+
 def test_trap_35_a_copy_of_an_own_group_is_dropped() -> None:
     assert refusal(received("thief"), seen=seen_with(received("me"))).code == "copy"
 
@@ -169,6 +242,49 @@ def test_trap_9_age_is_the_buss_and_not_the_producers() -> None:
     refused = refusal(late, now=1000.0)
     assert refused.code == "stale"
     assert refused.group is not None  # so that what was refused can be described (TRAPS 8)
+
+
+def test_a_time_stamp_from_the_future_is_refused_as_an_old_one_is() -> None:
+    assert refusal(received(at=1061.0), now=1000.0).code == "future"
+    assert try_to_admit(received(at=1059.0), now=1000.0).node == "peer"
+
+
+def test_ids_that_do_not_say_what_the_text_says_are_refused() -> None:
+    assert refusal(received(), has_false_ids=lambda group: True).code == "token_ids"
+
+
+def test_a_group_that_the_own_key_signed_elsewhere_is_told_from_an_own_one() -> None:
+    assert refusal(received("me"), own_group=lambda group: True).code == "own_echo"
+    refused = refusal(received("me"), own_group=lambda group: False)
+    assert refused.code == "own_key"
+    assert refused.group is not None
+
+
+def test_an_envelope_that_only_names_the_own_key_alarms_nobody() -> None:
+    forged = received().signed.model_copy(update={"key": make_identity("me").key})
+    one = received().model_copy(update={"signed": forged})
+    assert refusal(one, own_group=lambda group: False).code == "bad_signature"
+
+
+def test_two_thousand_new_names_push_nobodys_groups_out_of_the_memory() -> None:
+    victim = make_identity("victim").key
+    seen = Seen(limit=160, known=lambda key: key == victim)
+    kept = [received("victim", position=position) for position in range(50)]
+    for one in kept:
+        seen.add(make_group_of(one), one.signed.content_sha256, one.timestamp)
+    stranger = make_group("x")
+    for number in range(2000):
+        seen.add(stranger.model_copy(update={"key": f"{number:064x}"}), "0" * 64, 1.0)
+    assert len(seen) <= 160
+    assert [refusal(one, seen=seen).code for one in kept] == ["duplicate"] * 50
+
+
+def test_known_authors_share_the_memory_evenly() -> None:
+    seen = Seen(limit=40, known=lambda key: True)
+    quiet = [make_group("quiet", position=position) for position in range(15)]
+    for group in [*quiet, *(make_group("loud", position=position) for position in range(500))]:
+        seen.add(group, "0" * 64, 1.0)
+    assert [seen.digest(group.group_id) for group in quiet] == ["0" * 64] * 15
 
 
 def test_a_refusal_changes_nothing_that_is_remembered() -> None:
