@@ -15,15 +15,11 @@ from sapo.rules import check_rules, check_size
 from sapo.seen import Seen, fingerprint
 from sapo.tasks import drawn_by
 
-__all__ = ["PROVEN", "SIGNED", "Refused", "Seen", "admit", "fingerprint", "twin"]
+__all__ = ["PROVEN", "Refused", "Seen", "admit", "fingerprint", "twin"]
 
 PROVEN = frozenset({"equivocation", "held_out", "key_reuse", "question_mismatch", "token_ids"})
 """Reasons that prove, by the author's own signature, that the author breaks the rules. Others do not: anybody
 can send somebody's bytes again, and a machine can fail. A `copy` is judged by whose question it was."""
-
-SIGNED = frozenset({"malformed", "not_canonical", "schema_version", "wrong_key"})
-"""Reasons found in bytes whose signature held, before there is a group to name: the signer's own doing. The id
-on the envelope is not signed, so `wrong_id` is nobody's."""
 
 
 def admit(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sapo.admission import PROVEN, SIGNED, admit, twin
+from sapo.admission import PROVEN, admit, twin
 from sapo.batching import false_ids, longest
 from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
@@ -89,7 +89,7 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
 def _refuse(parts: NodeParts, refused: Refused, received: Received) -> None:
     """Count a record that is not taken, keep a sample of it, and tell who keeps account of its author."""
     parts.pool.refuse(refused)
-    parts.refusals.note(refused, received, proven=refused.code in SIGNED)
+    parts.refusals.note(refused, received)
     parts.own_key.note(refused, received)
     if refused.group is not None and (refused.code in PROVEN or _is_copy(parts, refused)):
         parts.peers.fault(refused.group.key, refused.code)

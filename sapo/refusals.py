@@ -21,8 +21,9 @@ ROWS = 16
 LOUDEST = 16
 """Peers with a series of their own in a round."""
 ALL_OTHERS = "others"
-AFTER_SIGNATURE = frozenset({"malformed", "not_canonical", "schema_version", "wrong_id", "wrong_key"})
-"""Codes of `sapo.identity.unseal` that name no group, and are found only where the signature holds."""
+AFTER_SIGNATURE = frozenset({"malformed", "not_canonical", "schema_version", "wrong_key"})
+"""Codes of `sapo.identity.unseal` that name no group, and are found only where the signature holds. The id on
+an envelope is not signed: who sends another's group under a wrong one must not have it blamed for that."""
 MINE = ("own_echo",)
 """No peer's doing, so there is no sample of it."""
 
