@@ -22,7 +22,8 @@ STRIDE, FIRST = 1_000_003, 17
 
 STRAY = (
     "", "0", "1", "-1", "7", "42", "3.5", "1/2", "No", "yes", "True", "A", "C4", "x", "the", "[]",
-    "[[]]", "{}", "[1, 2]", "[[0, 1], [1, 0]]", '["a"]', '{"0": 1}', "I do not know.", "1 2 3", "A, B", "R U F",
+    "[[]]", "{}", "[1, 2]", "[[0, 1], [1, 0]]", '["a"]', '{"0": 1}', "I do not know.", "1 2 3", "A, B",
+    "R U F",
     "12:30", "3 days, 10:00", "x**2 + C", "2*(3 + 4)", "(1 + 2)*8*1", "Move disk 1 from Peg 1 to Peg 2",
 )  # fmt: skip
 """What a model says that has lost its thread, or answers another kind of question."""

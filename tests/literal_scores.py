@@ -1,0 +1,72 @@
+"""The literal reading of texts: the library's scores where nothing can be evaluated.
+
+Run as a program, in a process of its own with PYTHONHASHSEED=0: one JSON object of a recipe and a text a line
+comes in, a score or the name of an exception goes out. What a scorer would evaluate is read in another way
+than `sapo.grammar` does: `eval` reads what is a literal as it stands; `parse_expr` takes sums, products and
+powers of plain numbers and letters, and the stored answer itself; all else is malformed.
+"""
+
+import ast
+import json
+import re
+import sys
+import types
+from typing import Any
+
+import sympy
+from sympy.parsing.sympy_parser import parse_expr
+
+from sapo import gym
+
+OWN_PROBLEM = "reasoning_gym.arithmetic.bitwise_arithmetic"
+"""Evaluates its own problem, never a text."""
+
+
+class Reading:
+    """`parse_expr` for texts that are arithmetic as they stand, or that the puzzle itself holds."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+
+    def __call__(self, text: str, local_dict: dict[str, Any] | None = None) -> Any:
+        core = text.split("#")[0].strip()
+        plain = re.fullmatch(r"(?:[\d\s+\-*/().]|\b[A-Za-z]\b|\*\*\d{1,2}\b){1,2000}", core)
+        if core in self.known or (plain and not re.search(r"\*\*\s*(?!\d{1,2}\b)|\d{30}", core)):
+            return parse_expr(core, local_dict=local_dict)
+        raise ValueError("not read literally")
+
+
+def forbid_evaluation(reading: Reading) -> None:
+    """Put the reading where any module of the library would evaluate."""
+    without = types.ModuleType("sympy")
+    without.__dict__.update(vars(sympy), parse_expr=reading)
+    for name, module in list(sys.modules.items()):
+        if not name.startswith("reasoning_gym"):
+            continue
+        if name != OWN_PROBLEM:
+            vars(module)["eval"] = ast.literal_eval
+        for key, value in list(vars(module).items()):
+            if value is parse_expr:
+                setattr(module, key, reading)
+            elif value is sympy:
+                setattr(module, key, without)
+
+
+def main() -> None:
+    """Score what comes in."""
+    from honest_answers import library_score
+
+    gym.guard_scorers = lambda: None
+    items, reading, replies = gym.Gym(), Reading(), sys.stdout
+    forbid_evaluation(reading)
+    sys.stdout = sys.stderr
+    for line in sys.stdin:
+        row = json.loads(line)
+        source, entry = items.entry(row["dataset"], json.dumps(row["config"]), row["seed"], 0)
+        stored = (entry["answer"], entry["metadata"].get("integrand"))
+        reading.known = {text.strip() for text in stored if isinstance(text, str)}
+        replies.write(json.dumps(library_score(source, entry, row["text"])) + "\n")
+
+
+if __name__ == "__main__":
+    main()
