@@ -1,5 +1,6 @@
 """Throwaway processes with walls, on machines that refuse some of them: a filter makes chosen calls fail."""
 
+import functools
 import json
 import os
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 NOBODY = 65_534
@@ -39,6 +42,23 @@ def run(code: str, *, refused: Sequence[str] = (), user: int | None = None) -> A
     ended = subprocess.run(command, capture_output=True, timeout=LIMIT_S, env=environment, check=False)
     assert ended.stdout, ended.stderr.decode()
     return json.loads(ended.stdout)
+
+
+def standing(found: dict[str, Any]) -> list[str]:
+    """Names of the walls that stand, as a probe found them."""
+    return [wall["name"] for wall in found["walls"] if wall["stands"]]
+
+
+@functools.cache
+def here(user: int | None = None) -> tuple[str, ...]:
+    """Names of the walls that this machine has: a container or a hardened kernel may refuse some."""
+    return tuple(standing(run("probe.main()", user=user)))
+
+
+def needs(wall: str) -> None:
+    """Skip the test that asks, where this machine refuses a wall."""
+    if wall not in here():
+        pytest.skip(f"this machine has no such wall: {wall}")
 
 
 def in_child(code: str, before: str = "") -> str:

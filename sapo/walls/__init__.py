@@ -38,8 +38,8 @@ def around_worker() -> tuple[str, ...]:
     """Wall in this process, a task worker that has one thread still; it may fork afterwards.
 
     Python's own files and the libraries' stay readable; nothing can be written, no program started, no socket
-    made. Returns the walls that stand, a part of `WALLS`. Called once, after the imports: what is loaded tells
-    what else is the libraries'.
+    made. Returns the walls that stand, a part of `WALLS`. Called once, after the imports: what is loaded
+    tells what else is the libraries'.
     """
     return tuple(wall.name for wall in build() if wall.stands)
 

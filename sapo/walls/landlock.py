@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from sapo.walls import kernel
 
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
+WITH_SIGNALS = 6
+"""The first ABI that keeps a process from signalling others."""
 _RULE_PATH = 1
 _ASK_VERSION = 1
 
@@ -20,7 +22,7 @@ def version() -> int:
 def handled(abi: int) -> tuple[int, int, int]:
     """Rights a ruleset of this ABI can withhold: on files, on TCP ports, on whom to signal or to talk to."""
     files = 13 + (abi >= 2) + (abi >= 3) + (abi >= 5)
-    return (1 << files) - 1, 0b11 if abi >= 4 else 0, 0b11 if abi >= 6 else 0
+    return (1 << files) - 1, 0b11 if abi >= 4 else 0, 0b11 if abi >= WITH_SIGNALS else 0
 
 
 def allow_reading(paths: Sequence[str]) -> None:
@@ -30,7 +32,7 @@ def allow_reading(paths: Sequence[str]) -> None:
     gain privileges. Raises `OSError`.
     """
     abi = version()
-    size = 8 if abi < 4 else 16 if abi < 6 else 24
+    size = 8 if abi < 4 else 16 if abi < WITH_SIGNALS else 24
     attributes = ctypes.create_string_buffer(struct.pack("=QQQ", *handled(abi))[:size], size)
     ruleset = kernel.call("landlock_create_ruleset", attributes, size, 0)
     try:
