@@ -49,6 +49,8 @@ CONFIG = (
     "guard.min_foreign_logprob=-9",
     "pool.max_groups=4",
     "pool.max_peer_share=0.75",
+    "pool.newcomer_share=1",
+    "pool.newcomer_groups=1",
     f"pool.max_age_s={2.5 * ROUND_S}",
     "eval.probe_questions=4",
     "eval.probe_every=3",
@@ -138,8 +140,9 @@ def arrivals(workers: TaskWorkers) -> list[list[Received]]:
         [],
         [come(2, "m1", 0), come(2, "m0", 2, "wrong")],
         [come(3, "n1", 2, "gibberish"), come(3, "m0", 3, "gibberish")],
-        # all of these are known: sent again, and said again by somebody else
-        [come(4, "n1", 0), come(4, "n1", 1), come(4, "m0", 1), come(4, "m1", 1, says="n1")],
+        # four are known: sent again, and said again by somebody else; one of the others is left over
+        [come(4, "n1", 0), come(4, "n1", 1), come(4, "m0", 1), come(4, "m1", 1, says="n1")]
+        + [come(4, "m0", place) for place in (4, 5, 6)],
         [come(5, "n1", place) for place in (4, 5, 6)] + [come(5, author, 7) for author in ("m0", "m1", "n1")],
     ]
 
