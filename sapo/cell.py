@@ -7,6 +7,7 @@ import ctypes
 import gc
 import math
 import os
+import random
 import re
 import resource
 import select
@@ -22,7 +23,6 @@ from typing import Any
 from reasoning_gym.dataset import ProceduralDataset
 
 from sapo import walls
-from sapo.gym import seed_globals
 from sapo.verify import AnswerFormat, score
 from sapo.walls import kernel
 
@@ -54,9 +54,8 @@ class Bounds:
 
 @dataclass
 class Case:
-    """One group before its judge: its recipe, what the library made of it, texts, what was found so far."""
+    """One group before its judge: what the library made of its recipe, texts, what was found so far."""
 
-    recipe: tuple[str, str, int, int]
     dataset: Any
     entry: dict[str, Any]
     texts: list[str]
@@ -165,12 +164,10 @@ def _inside(queue: Sequence[tuple[Case, str]], writing: int, bounds: Bounds, wor
     """Look at the texts, in the child; does not return."""
     try:
         _shut_off(writing, worker, bounds, len(queue))
+        random.seed(0)  # Python seeds it anew in every child
         for case, text in queue:
             if bounds.processor_s is not None:
                 signal.setitimer(signal.ITIMER_PROF, bounds.processor_s)
-            if not case.plain:
-                # A new process draws other numbers than the last one; a score must not.
-                seed_globals(case.recipe)
             value = score(case.dataset, case.entry, text, bounds.answer)
             line = repr(value) if isinstance(value, float) else value[:150]
             os.write(writing, line.encode("ascii", "replace") + b"\n")

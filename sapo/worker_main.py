@@ -163,7 +163,7 @@ class Server:
             return _reason(error)
         if claimed is not None and entry["question"] != claimed:
             return "question_mismatch"
-        case = self._cell.Case(tuple(recipe), dataset, entry, texts)
+        case = self._cell.Case(dataset, entry, texts)
         if not case.plain and isinstance(entry["answer"], str):
             # What a scorer loads and remembers at first use is there for all cells to come.
             score(dataset, entry, entry["answer"], "text")
