@@ -233,7 +233,7 @@ def open_parts(
         bus=own_bus,
         peers=peers,
         pool=pool,
-        streams=Streams(journal.streams()),
+        streams=Streams(journal.streams(), peers.known),
         refusals=Refusals(clock),
         dropped=set(journal.dropped()),
         probe=probe,

@@ -15,9 +15,13 @@ from sapo.records import Received
 log = logging.getLogger(__name__)
 
 MAX_KEPT_BYTES = 65_536
-"""Of refused payloads: of each one, and of all that a node keeps of a round."""
+"""Of a refused payload that the archive keeps."""
+NODE_BYTES = 4096
+"""Of one that a node keeps: what it alone refuses the archive has whole."""
 ROWS = 16
 """Samples of a round for single peers; one more for each reason stands for all others."""
+RESERVE = 64
+"""Samples kept at once; more of them come at one a second, however fast the rounds are."""
 LOUDEST = 16
 """Peers with a series of their own in a round."""
 ALL_OTHERS = "others"
@@ -39,6 +43,8 @@ class Refusals:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._told = False
+        self._reserve, self._at = float(RESERVE), clock()
+        self._uncounted: Counter[str] = Counter()
         self._begin()
 
     def _begin(self) -> None:
@@ -46,7 +52,6 @@ class Refusals:
         self._peers: Counter[str] = Counter()
         self._unproven = 0
         self._rows: dict[tuple[str, str], RefusalRow] = {}
-        self._bytes = 0
 
     def note(self, refused: Refused, received: Received) -> None:
         """Count a refused record, and keep a sample of it where there is none of this peer and reason yet.
@@ -66,13 +71,7 @@ class Refusals:
         else:
             self._unproven += 1
             author = ""
-        place = self._place(refused.code, author)
-        if self._counted(place):
-            return
-        kept = signed.payload[:MAX_KEPT_BYTES]
-        whole = self._bytes + len(kept) <= MAX_KEPT_BYTES
-        self._bytes += len(kept) if whole else 0
-        self._rows[place] = RefusalRow(
+        row = RefusalRow(
             reason=refused.code,
             detail=refused.detail,
             count=1,
@@ -84,28 +83,36 @@ class Refusals:
             content_sha256=signed.content_sha256,
             key=signed.key,
             signature=signed.signature,
-            payload=kept if whole else None,
+            payload=signed.payload[:NODE_BYTES],
         )
+        self._sample(author, row)
 
     def note_malformed(self, bus_position: str) -> None:
         """Count a record that holds no signed group at all."""
         self._reasons["malformed_record"] += 1
         self._unproven += 1
-        place = self._place("malformed_record", "")
-        if not self._counted(place):
-            row = RefusalRow("malformed_record", "no signed group at all", 1, self._clock(), bus_position)
-            self._rows[place] = row
+        row = RefusalRow("malformed_record", "no signed group at all", 1, self._clock(), bus_position)
+        self._sample("", row)
 
-    def _place(self, code: str, author: str) -> tuple[str, str]:
-        """Whose sample stands for this refusal: the author's own or, where many have one, all others'."""
-        own = (code, author)
-        return own if own in self._rows or len(self._rows) < ROWS else (code, ALL_OTHERS)
+    def _sample(self, author: str, row: RefusalRow) -> None:
+        """Let a row stand for this refusal: one of the author's own or, where many have one, all others'."""
+        own = (author, row.reason)
+        place = own if own in self._rows or len(self._rows) < ROWS else (ALL_OTHERS, row.reason)
+        known = self._rows.get(place)
+        if known is not None:
+            self._rows[place] = replace(known, count=known.count + 1)
+        elif self._may_keep():
+            self._rows[place] = replace(row, count=1 + self._uncounted.pop(row.reason, 0))
+        else:
+            self._uncounted[row.reason] += 1
 
-    def _counted(self, place: tuple[str, str]) -> bool:
-        row = self._rows.get(place)
-        if row is not None:
-            self._rows[place] = replace(row, count=row.count + 1)
-        return row is not None
+    def _may_keep(self) -> bool:
+        now = self._clock()
+        self._reserve = min(float(RESERVE), self._reserve + max(0.0, now - self._at))
+        self._at = now
+        free = self._reserve >= 1.0
+        self._reserve -= free
+        return free
 
     def metrics(self) -> dict[str, float]:
         """The series `pool/refused/<code>` and `peers/refused/…` (loudest peers, all others, unproven)."""

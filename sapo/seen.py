@@ -7,6 +7,7 @@ thousand new names push nobody else's groups out.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
+from itertools import islice
 
 from sapo.journal_rows import Met
 from sapo.records import Group, Recipe, canonical, sha256
@@ -16,6 +17,8 @@ NEWCOMERS = 0.25
 """Share of the memory that newcomers together keep when it is full."""
 ALIKE = 0.5
 """Share of the smaller group's completions that the other also has, from which on they are one text."""
+CROWD = 64
+"""Groups that answer one question: whatever else is said to it is nothing new."""
 _DIGITS = 10
 _QUESTION = 16
 
@@ -56,12 +59,18 @@ class Seen:
         return None if met is None else met.content_sha256
 
     def alike(self, group: Group) -> Met | None:
-        """Another group that answers the same question in the same words, if one is remembered."""
+        """Another group that answers the same question in the same words, if one is remembered.
+
+        Nobody asks one question twice, and so many answers to one are no chance: then any words are the same.
+        """
         mark = fingerprint(group)
-        for group_id in self._questions.get(mark[:_QUESTION], ()):
-            if group_id != group.group_id and _alike(mark, self._met[group_id].fingerprint):
-                return self._met[group_id]
-        return None
+        others = [
+            self._met[one] for one in self._questions.get(mark[:_QUESTION], ()) if one != group.group_id
+        ]
+        for met in others[:CROWD]:
+            if met.key == group.key or _alike(mark, met.fingerprint):
+                return met
+        return others[0] if len(others) >= CROWD else None
 
     def forgotten(self) -> list[str]:
         """Ids forgotten since this was last asked."""
@@ -69,18 +78,20 @@ class Seen:
         return [group_id for group_id in gone if group_id not in self._met]
 
     def _make_room(self) -> None:
-        """Forget the oldest: of newcomers while they hold more than their share, else of who holds most."""
+        """Forget the oldest: of newcomers what exceeds their share, else of whoever holds most."""
         new = {key for key in self._authors if not self.known(key)}
         held = sum(len(self._authors[key]) for key in new)
-        while len(self._met) > self._limit - self._limit // 16:
-            if held > NEWCOMERS * self._limit or len(new) == len(self._authors):
-                gone = next(group_id for group_id, met in self._met.items() if met.key in new)
-                held -= 1
-            else:
-                most = max(self._authors.keys() - new, key=lambda key: (len(self._authors[key]), key))
-                gone = next(iter(self._authors[most]))
-            self._drop(gone)
-            self._forgotten.append(gone)
+        excess = len(self._met) - (self._limit - self._limit // 16)
+        share = 0 if len(new) == len(self._authors) else int(NEWCOMERS * self._limit)
+        strangers = (group_id for group_id, met in self._met.items() if met.key in new)
+        gone = list(islice(strangers, min(excess, max(0, held - share))))
+        for group_id in gone:
+            self._drop(group_id)
+        for _ in range(excess - len(gone)):
+            most = max(self._authors.keys() - new, key=lambda key: (len(self._authors[key]), key))
+            gone.append(next(iter(self._authors[most])))
+            self._drop(gone[-1])
+        self._forgotten += gone
 
     def _drop(self, group_id: str) -> None:
         met = self._met.pop(group_id)

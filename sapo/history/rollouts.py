@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 _COMPLETION = set(Completion.model_fields) & set(ROLLOUTS.names)
 SAMPLES = 16
 """Rows of one author and reason that a poll adds to `quarantine`."""
+KEPT_BYTES = 1 << 20
+"""Of refused payloads, likewise: a flood cannot fill the disk faster than it fills the bus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,13 +243,17 @@ class Archiver:
 def sampled(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """At most `SAMPLES` rows of one author and reason; the last stands for those after it, and counts them.
 
-    Rows come with their author; where no signature held, anybody's key may be named, and there is none.
+    Rows come with their author; where no signature held, anybody's key may be named, and there is none. The
+    payloads of all together are kept up to `KEPT_BYTES`.
     """
     kept: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    size = 0
     for author, row in rows:
         same = kept.setdefault((author, row["reason"]), [])
         if len(same) < SAMPLES:
-            same.append(dict(row))
+            payload = row.get("payload") or b""
+            size += len(payload)
+            same.append({**row, "payload": row.get("payload") if size <= KEPT_BYTES else None})
         else:
             same[-1]["count"] += 1
     return [row for same in kept.values() for row in same]

@@ -12,6 +12,7 @@ from sapo.errors import Refused
 from sapo.manifest import Manifest
 from sapo.records import Completion, Group, Received, Recipe, canonical, sha256
 from sapo.seeds import rng
+from sapo.seen import CROWD
 from sapo.tasks import _pick as pick
 from sapo.tasks import bucket, drawn_by
 
@@ -171,6 +172,25 @@ def test_trap_45_a_copy_under_the_neighbouring_seed_is_dropped() -> None:
         assert refusal(thief, seen=seen).code == code
     other = received("thief", recipe=Recipe.make("chain_sum", {}, seed=41, index=2))
     assert try_to_admit(other, seen=seen).node == "thief"
+
+
+def test_an_author_says_nothing_new_to_a_question_of_before() -> None:
+    first = received(position=0)
+    again = received(position=1, recipe=make_group_of(first).recipe, texts=("7", "8", "9"))
+    assert refusal(again, seen=seen_with(first)).code == "copy"
+
+
+def test_a_question_that_a_crowd_has_answered_is_used_up_but_for_whose_it_is() -> None:
+    victim = drawn("victim", at=1000.0)
+    crowd = [
+        received(f"x{number}", recipe=make_group_of(victim).recipe, texts=(f"{number}", "a", f"b{number}"))
+        for number in range(CROWD)
+    ]
+    seen = seen_with(*crowd[:-1])
+    assert try_to_admit(received("y", recipe=make_group_of(victim).recipe, texts=("7", "8", "?")), seen=seen)
+    seen = seen_with(*crowd)
+    assert refusal(received("y", recipe=make_group_of(victim).recipe, texts=("q", "r", "?")), seen=seen)
+    assert try_to_admit(victim, seen=seen).node == "victim"
 
 
 def test_fewer_than_half_of_the_completions_are_no_copy() -> None:

@@ -6,7 +6,7 @@ import pytest
 from makers import make_group, make_identity, make_received
 
 from sapo.errors import Refused
-from sapo.refusals import AFTER_SIGNATURE, LOUDEST, MAX_KEPT_BYTES, ROWS, Refusals
+from sapo.refusals import AFTER_SIGNATURE, LOUDEST, NODE_BYTES, RESERVE, ROWS, Refusals
 
 
 def refusals() -> Refusals:
@@ -76,11 +76,27 @@ def test_many_peers_and_large_payloads_take_bounded_room_and_each_refusal_is_cou
     metrics, rows = found.metrics(), found.rows()
     assert len(rows) == ROWS + 2
     assert sum(row.count for row in rows) == 100
-    assert sum(len(row.payload or b"") for row in rows) <= MAX_KEPT_BYTES
+    assert {len(row.payload or b"") for row in rows} == {NODE_BYTES}
     assert all(row.payload_bytes > 30_000 for row in rows)
     peers = {name: value for name, value in metrics.items() if name.startswith("peers/")}
     assert len(peers) == LOUDEST + 1
     assert peers["peers/refused/others"] == 100 - LOUDEST
+
+
+def test_however_fast_the_rounds_are_samples_come_at_one_a_second_and_none_goes_uncounted() -> None:
+    now = [0.0]
+    found = Refusals(lambda: now[0])
+    rows = []
+    for round in range(200):
+        now[0] = round / 10
+        for number in range(10):
+            author = f"p{10 * round + number}"
+            found.note(signed_by(author), make_received(author))
+        rows += found.rows()
+    assert RESERVE + 15 <= len(rows) <= RESERVE + 20
+    now[0] = 60.0
+    found.note(signed_by("last"), make_received("last"))
+    assert sum(row.count for row in rows + found.rows()) == 2001
 
 
 def test_a_stranger_under_the_nodes_own_name_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
