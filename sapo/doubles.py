@@ -1,10 +1,13 @@
 """Whether somebody else publishes with a node's own key: a copy of its home, a restored backup, a thief."""
 
+import logging
 from collections.abc import Collection
 
 from sapo.errors import Refused
 from sapo.journal import Journal, JournalError
 from sapo.records import Group, Received
+
+log = logging.getLogger(__name__)
 
 
 class OwnKey:
@@ -31,8 +34,15 @@ class OwnKey:
         return at is not None and group.round <= at[0] and not self._holds(group.round)
 
     def note(self, refused: Refused, received: Received) -> None:
-        """Take notice of a refused record: an own group that came back, or one of another holder."""
+        """Take notice of a refused record: an own group that came back, or one of another holder, which is
+        said once."""
         if refused.code == "own_key":
+            if not self._elsewhere:
+                log.warning(
+                    "somebody else publishes with the key of this node, %s: %s. Of copies of a node run only "
+                    "one; if no other is yours, the key was stolen: docs/identity.md says what to do",
+                    *(received.signed.key, refused.detail),
+                )
             self._elsewhere += 1
         unheard = self._since == float("inf")
         if unheard and refused.code == "own_echo" and self._digest(received.signed.group_id) is not None:
