@@ -23,6 +23,7 @@ SETTINGS = (
     "node.1.batch.external=1",
     "node.1.pool.max_groups=4",
     "node.1.pool.max_peer_share=1.0",
+    "node.1.pool.newcomer_share=1.0",
     "checkpoint.every_rounds=4",
     "checkpoint.weight_digest_every=100",
 )
