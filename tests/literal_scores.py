@@ -7,19 +7,23 @@ powers of plain numbers and letters, and the stored answer itself; all else is m
 """
 
 import ast
+import builtins
 import json
 import re
 import sys
 import types
+from fractions import Fraction
 from typing import Any
 
 import sympy
 from sympy.parsing.sympy_parser import parse_expr
 
-from sapo import gym
+from sapo import grammar, gym
 
-OWN_PROBLEM = "reasoning_gym.arithmetic.bitwise_arithmetic"
+COIN_FLIP = "reasoning_gym.probability.coin_flip"
+OWN_PROBLEM = "bitwise_arithmetic"
 """Evaluates its own problem, never a text."""
+EVAL = builtins.eval
 
 
 class Reading:
@@ -30,23 +34,27 @@ class Reading:
 
     def __call__(self, text: str, local_dict: dict[str, Any] | None = None) -> Any:
         core = text.split("#")[0].strip()
-        plain = re.fullmatch(r"(?:[\d\s+\-*/().]|\b[A-Za-z]\b|\*\*\d{1,2}\b){1,2000}", core)
-        if core in self.known or (plain and not re.search(r"\*\*\s*(?!\d{1,2}\b)|\d{30}", core)):
-            return parse_expr(core, local_dict=local_dict)
+        plain = re.fullmatch(r"(?:[\d\s+\-*/().]|\b(?:[A-Za-z]|nan|oo)\b|\*\*\d{1,2}\b){1,9000}", core)
+        if core in self.known or (plain and not re.search(r"\*\*\s*(?!\d{1,2}\b)", core)):
+            now, builtins.eval = builtins.eval, EVAL
+            try:
+                return parse_expr(core, local_dict=local_dict)
+            finally:
+                builtins.eval = now
         raise ValueError("not read literally")
 
 
-def forbid_evaluation(reading: Reading) -> None:
-    """Put the reading where any module of the library would evaluate."""
+def forbid_parsing(reading: Reading) -> None:
+    """Put the reading where any module of the library would have sympy evaluate."""
     without = types.ModuleType("sympy")
     without.__dict__.update(vars(sympy), parse_expr=reading)
     for name, module in list(sys.modules.items()):
         if not name.startswith("reasoning_gym"):
             continue
-        if name != OWN_PROBLEM:
-            vars(module)["eval"] = ast.literal_eval
         for key, value in list(vars(module).items()):
-            if value is parse_expr:
+            if value is Fraction and name == COIN_FLIP:
+                setattr(module, key, grammar.fraction)  # as it is, but for powers that take hours
+            elif value is parse_expr:
                 setattr(module, key, reading)
             elif value is sympy:
                 setattr(module, key, without)
@@ -58,14 +66,16 @@ def main() -> None:
 
     gym.guard_scorers = lambda: None
     items, reading, replies = gym.Gym(), Reading(), sys.stdout
-    forbid_evaluation(reading)
+    forbid_parsing(reading)
     sys.stdout = sys.stderr
     for line in sys.stdin:
         row = json.loads(line)
         source, entry = items.entry(row["dataset"], json.dumps(row["config"]), row["seed"], 0)
         stored = (entry["answer"], entry["metadata"].get("integrand"))
         reading.known = {text.strip() for text in stored if isinstance(text, str)}
+        builtins.eval = EVAL if row["dataset"] == OWN_PROBLEM else ast.literal_eval
         replies.write(json.dumps(library_score(source, entry, row["text"])) + "\n")
+        builtins.eval = EVAL
 
 
 if __name__ == "__main__":
