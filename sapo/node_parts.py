@@ -201,7 +201,7 @@ def open_parts(
         )
         engine = open_engine(node_config, policy)
         peers = Peers(node_config.pool, trusted(manifest) | {held.identity.key}, journal.peers())
-        pool = Pool.restore(node_config.pool, journal.pool(), journal.met(), peers.known)
+        pool = Pool.restore(node_config.pool, journal.pool(), journal.met(), peers.known, peers.rising)
         history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
         sinks: list[Sink] = [PublishSink(own_bus), history, *tracking]
         probe: Sequence[Question] = ()

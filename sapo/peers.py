@@ -78,6 +78,11 @@ class Peers:
         """Whether an author has a share of their own."""
         return key in self._known or (key in self._trusted and key not in self._new)
 
+    def rising(self, key: str) -> bool:
+        """Whether an author is a newcomer of whom something was found sound: a step that each new name of a
+        crowd has yet to make."""
+        return key in self._new and self._new[key].sound > 0
+
     def known_keys(self) -> frozenset[str]:
         """All who are known now."""
         return frozenset(self._known) | (self._trusted - self._new.keys())
@@ -98,11 +103,12 @@ class Peers:
         who forges a known key takes no room, but tries: there are `sapo.pool.LOOKS` per place, and a share
         of them for newcomers. Where not all have room, records are looked at in turns, one per author and
         turn, in an order drawn from `rng`: neither a place on the bus nor the number of records is of use.
+        Newcomers who are `rising` and those who are not come by turns, so that each have half of the room.
         """
         room = _Room(self.config, self.known)
         order = list(received)
         if not room.enough(received):
-            order = _in_turns(received, rng)
+            order = self._in_halves(_in_turns(received, rng))
         came: list[T] = []
         no_room: list[Received] = []
         for one in order:
@@ -117,6 +123,14 @@ class Peers:
         self._reach = min(LOOKS, looked // max(1, len(came)))
         self._went["looked"] += looked
         return came, no_room
+
+    def _in_halves(self, records: Sequence[Received]) -> list[Received]:
+        """Those of known authors, then of rising newcomers and others by turns while there are both."""
+        known = [one for one in records if self.known(one.signed.key)]
+        rising = [one for one in records if self.rising(one.signed.key)]
+        others = [one for one in records if not (self.known(one.signed.key) or self.rising(one.signed.key))]
+        pairs = [one for pair in zip(rising, others, strict=False) for one in pair]
+        return [*known, *pairs, *rising[len(others) :], *others[len(rising) :]]
 
     # --- verification time -----------------------------------------------------------------------------
 

@@ -120,12 +120,18 @@ class Pool:
 
     `known` tells which authors are; all others, the newcomers, together hold no more than `newcomer_share` of
     the places. So much of them they get also when known authors could fill the pool, or nobody would ever
-    become known; of what is above it, no newcomer takes anything from a known author.
+    become known; of what is above it, no newcomer takes anything from a known author. Half of it is for
+    newcomers who are `rising`, where they want it: new names that come once leave them a way to be known.
     """
 
-    def __init__(self, config: PoolConfig, known: Callable[[str], bool] = lambda key: True) -> None:
+    def __init__(
+        self,
+        config: PoolConfig,
+        known: Callable[[str], bool] = lambda key: True,
+        rising: Callable[[str], bool] = lambda key: False,
+    ) -> None:
         self.config = config
-        self._known = known
+        self._known, self._rising = known, rising
         self.seen = Seen(self.memory, known)
         self._entries: dict[str, Entry] = {}
         self._new: set[str] = set()
@@ -139,9 +145,10 @@ class Pool:
         rows: Iterable[PoolRow],
         met: Iterable[Met] = (),
         known: Callable[[str], bool] = lambda key: True,
+        rising: Callable[[str], bool] = lambda key: False,
     ) -> "Pool":
         """The pool that the journal kept, with its memory of all that was `met`, in order."""
-        pool = cls(config, known)
+        pool = cls(config, known, rising)
         for one in met:
             pool.seen.note(one)
             if one.author is not None:
@@ -211,7 +218,7 @@ class Pool:
         gone = {entry.group_id for entry in loud}
         kept = [entry for entry in kept if entry.group_id not in gone]
         strangers = [entry for entry in kept if not self._known(entry.group.key)]
-        crowd = self._over_number(strangers, newcomer_places(self.config), known=False)
+        crowd = self._over_newcomers(strangers)
         room = self.config.max_groups - (len(strangers) - len(crowd))
         familiar = [entry for entry in kept if self._known(entry.group.key)]
         over = self._over_number(familiar, room, known=True)
@@ -234,6 +241,14 @@ class Pool:
                 excess[entry.group.key] -= 1
                 result.append(entry)
         return result
+
+    def _over_newcomers(self, oldest_first: Sequence[Entry]) -> list[Entry]:
+        """What is left when the newcomers' places are dealt out, half of them to those who are rising."""
+        places = newcomer_places(self.config)
+        rising = [entry for entry in oldest_first if self._rising(entry.group.key)]
+        others = [entry for entry in oldest_first if not self._rising(entry.group.key)]
+        over = self._over_number(rising, max((places + 1) // 2, places - len(others)), known=False)
+        return over + self._over_number(others, places - len(rising) + len(over), known=False)
 
     def _over_number(self, oldest_first: Sequence[Entry], places: int, *, known: bool) -> list[Entry]:
         """What is left when `places` are dealt out in turns, one place per author and turn.

@@ -353,3 +353,23 @@ def test_what_is_spent_in_all_stays_within_what_is_earned(
                 debts[f"s{name}" if name < 15 else ""] = cost
     begun = CREDIT_S + 15 * known.config.max_peer_share * CREDIT_S
     assert spent <= earned + begun + sum(debts.values()) + 1e-6
+
+
+def test_newcomers_found_sound_before_have_half_of_the_room_whoever_else_comes_once() -> None:
+    known = Peers(config(max_groups=64))
+    keys = [make_identity(name).key for name in ("r0", "r1")]
+    for key in keys:
+        known.judged(key, 0.0, True)
+    assert [known.rising(key) for key in (*keys, make_identity("s0").key)] == [True, True, False]
+    records = [make_received(f"s{i}") for i in range(200)]
+    records += [make_received(name, position=i) for name in ("r0", "r1") for i in range(8)]
+    came, _ = known.screen(records, random.Random(1), lambda one: one)
+    mine = [one for one in came if one.signed.key in keys]
+    assert (len(came), len(mine)) == (newcomer_places(known.config), newcomer_places(known.config) // 2)
+
+
+def test_a_proven_lie_ends_the_rise() -> None:
+    known = Peers(config())
+    sound(known, "a", 1)
+    known.fault("a", "question_mismatch")
+    assert not known.rising("a")

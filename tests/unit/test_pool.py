@@ -411,3 +411,16 @@ def test_who_lied_is_a_newcomer_in_the_pool_at_once() -> None:
     assert pool.evict(1000.0) == {}
     known.clear()
     assert pool.evict(1000.0) == {"newcomers": 4}
+
+
+def test_newcomers_found_sound_before_keep_half_of_the_newcomers_places() -> None:
+    rising = make_identity("r0").key
+    pool = Pool(config(max_groups=16), KNOWN.__contains__, lambda key: key == rising)
+    for round in range(5):
+        for i in range(3):
+            pool.add(make_entry("r0", round, i, at=900.0 + round))
+        for i in range(50):
+            pool.add(make_entry(f"s{round}-{i}", round, i, at=900.0 + round))
+        pool.evict(1000.0)
+        assert holders(pool)["r0"] == 2
+        assert len(pool) == 4
