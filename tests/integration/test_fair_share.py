@@ -1,0 +1,84 @@
+"""A real node under a flood of new names: what it draws, whom it knows, and what it knows after a restart."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from makers import make_signed
+from swarms import hand_over, make_home, open_node, small_config
+
+from sapo.bus.memory import MemoryBus
+from sapo.config import Config
+from sapo.home import Home
+from sapo.node import NodeRuntime
+from sapo.pool import newcomer_places
+from sapo.records import Recipe, SignedGroup
+
+SETTINGS = ("swarm.rounds=40", "pool.max_groups=16", "pool.newcomer_groups=2", "batch.local=6")
+NAMES = 60
+
+
+def flood(config: Config, round: int) -> list[SignedGroup]:
+    """A group of every name, really signed, of an allowed recipe that gives another question than it says."""
+    (task,) = config.tasks
+    return [
+        make_signed(
+            f"s{i}",
+            round,
+            swarm="test",
+            recipe=Recipe.make(task.dataset, task.config, seed=NAMES * round + i),
+            question=f"State the final answer to the following arithmetic problem: {i} + {round} =",
+        )
+        for i in range(NAMES)
+    ]
+
+
+@pytest.fixture(scope="module")
+def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeRuntime, Home, MemoryBus]]:
+    """A node after rounds beside an honest one, which it has come to know, and some more under the flood."""
+    config = small_config(SETTINGS)
+    home, bus = make_home(tmp_path_factory.mktemp("flood") / "home", config), MemoryBus(4)
+    with open_node(config, home, "n0", bus=bus, deliver=False) as node:
+        with open_node(config, home, "n1", bus=bus, deliver=False) as honest:
+            flooding = 0
+            while flooding < 4 and not honest.finished:
+                honest.run_round()
+                hand_over(honest, bus)
+                if node.parts.peers.known(honest.parts.identity.key):
+                    bus.publish(flood(config, flooding))
+                    flooding += 1
+                node.run_round()
+        assert flooding == 4
+        yield node, home, bus
+
+
+def test_newcomers_hold_no_more_than_their_places(flooded: tuple[NodeRuntime, Home, MemoryBus]) -> None:
+    node, _, _ = flooded
+    authors = Counter(entry.group.node for entry in node.parts.pool.entries())
+    assert authors["n1"] > 0
+    assert sum(authors.values()) - authors["n1"] <= newcomer_places(node.config.pool)
+
+
+def test_what_had_no_room_is_counted_and_cost_no_signature_check(
+    flooded: tuple[NodeRuntime, Home, MemoryBus],
+) -> None:
+    node, _, _ = flooded
+    for result in node.journal.results(node.round - 5):
+        assert result.metrics["pool/refused/no_room"] >= NAMES - newcomer_places(node.config.pool) - 6
+        assert result.metrics["peers/looked"] < NAMES / 2
+        assert result.metrics["peers/known"] == 1
+
+
+def test_a_node_knows_its_peers_again_after_a_restart(
+    flooded: tuple[NodeRuntime, Home, MemoryBus],
+) -> None:
+    node, home, bus = flooded
+    before = node.parts.peers
+    credit = before.metrics()["peers/credit/newcomers"]
+    node.close()
+    with open_node(small_config(SETTINGS), home, "n0", bus=bus, deliver=False) as again:
+        assert again.parts.peers.known_keys() == before.known_keys()
+        assert again.parts.peers.metrics()["peers/credit/newcomers"] == credit
+        assert [e.group_id for e in again.parts.pool.entries()] == [
+            e.group_id for e in node.parts.pool.entries()
+        ]
