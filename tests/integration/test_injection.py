@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import literal_scores
 import payloads
 import psutil
 import pytest
 from payloads import SECRET, Lures
+from readings import literally
 
 from sapo.records import Recipe
 from sapo.tasks import sample_tasks
@@ -78,27 +78,6 @@ def verified(rows: Sequence[dict[str, Any]], folder: Path, lures: Lures) -> list
     assert list(empty.iterdir()) == []
     assert lures.mark not in done.stdout
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def literally(rows: Sequence[dict[str, Any]], folder: Path) -> list[float | str]:
-    """The literal reading of the rows, from two processes at once."""
-    program = Path(literal_scores.__file__)
-    environment = os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": str(program.parents[1])}
-    running = []
-    half = len(rows) // 2
-    for number, part in enumerate((rows[:half], rows[half:])):
-        file = folder / f"part{number}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
-        with file.open("rb") as lines:
-            command = [sys.executable, "-W", "ignore", str(program)]
-            running.append(
-                subprocess.Popen(
-                    command, stdin=lines, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
-                )
-            )
-    said = [process.communicate()[0] for process in running]
-    assert [process.returncode for process in running] == [0, 0]
-    return [json.loads(line) for lines in said for line in lines.splitlines()]
 
 
 def with_probes(target: Target, texts: Sequence[str], every: int) -> list[str]:
