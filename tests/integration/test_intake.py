@@ -1,0 +1,136 @@
+"""What comes over the bus meets a real node: copies that come first, old groups, false questions."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from makers import INCARNATION, make_group, make_identity
+from swarms import make_home, open_node, small_config
+
+from sapo.bus.base import Limits, Poll, Positions
+from sapo.bus.memory import MemoryBus
+from sapo.home import Home
+from sapo.identity import seal
+from sapo.intake import receive
+from sapo.node import NodeRuntime
+from sapo.records import Completion, Group, Received
+from sapo.seen import Seen
+from sapo.tasks import bucket, train_questions
+
+CONFIG = small_config(["swarm.rounds=9", "pool.newcomer_share=1", "batch.external=1"])
+NOW = 1_000_000.0
+
+
+@dataclass
+class Mailbox(MemoryBus):
+    """A bus that gives what was put into it, stamped and ordered as a test says."""
+
+    inbox: list[Received] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def poll(self, positions: Positions, limits: Limits, rng: Random) -> Poll:
+        came, self.inbox = tuple(self.inbox), []
+        return Poll(came, positions)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return make_home(tmp_path_factory.mktemp("intake") / "home", CONFIG)
+
+
+@pytest.fixture(scope="module")
+def bus() -> Mailbox:
+    return Mailbox()
+
+
+@pytest.fixture
+def node(home: Home, bus: Mailbox) -> Iterator[NodeRuntime]:
+    with open_node(CONFIG, home, bus=bus, deliver=False) as node:
+        node.parts.clock = lambda: NOW
+        yield node
+
+
+def question_of(node: NodeRuntime, author: str) -> Group:
+    """A group by an author, to a question that was theirs to draw."""
+    drawn = train_questions(
+        node.parts.workers,
+        CONFIG.tasks,
+        swarm="test",
+        seed=0,
+        node=author,
+        incarnation=INCARNATION,
+        round=0,
+        count=1,
+        held_out=CONFIG.rules.held_out,
+    )
+    completions = tuple(Completion(text=str(number), finish_reason="stop") for number in range(6))
+    changes = {"swarm": "test", "completions": completions, "created_at": NOW - 60}
+    return make_group(author, recipe=drawn[0].recipe, question=drawn[0].text, **changes)
+
+
+def stamped(group: Group, at: float, author: str) -> Received:
+    return Received(signed=seal(group, make_identity(author)), bus_position="0:0", timestamp=at)
+
+
+def one_round(node: NodeRuntime, bus: Mailbox, came: Sequence[Received]) -> set[str]:
+    """A whole round in which this came; ids in the pool before the draw."""
+    bus.inbox = list(came)
+    node.generate()
+    node.consume_sample()
+    held = {entry.group_id for entry in node.parts.pool.entries()}
+    node.verify()
+    node.grpo_update()
+    return held
+
+
+def refusals(node: NodeRuntime) -> list[tuple[str, str | None]]:
+    """Reasons and keys of the last round's samples."""
+    return [(row.reason, row.key) for row in node.journal.refusals(node.round - 1)]
+
+
+def test_trap_35_a_copy_that_came_first_leaves_the_pool_when_its_original_comes(
+    node: NodeRuntime, bus: Mailbox
+) -> None:
+    group = question_of(node, "honest")
+    thief = group.model_copy(update={"node": "thief", "key": make_identity("thief").key})
+    original, copy = stamped(group, NOW - 20, "honest"), stamped(thief, NOW - 10, "thief")
+    bus.inbox = [copy]
+    receive(node.parts, Random(0))
+    assert copy.signed.group_id in node.parts.pool
+    bus.inbox = [original]
+    receive(node.parts, Random(0))
+    assert original.signed.group_id in node.parts.pool
+    assert copy.signed.group_id not in node.parts.pool
+    assert [(row.reason, row.key) for row in node.parts.refusals.rows()] == [("copy", thief.key)]
+    assert node.parts.peers.metrics()["peers/faults"] == 1.0
+
+
+def test_a_replay_is_refused_also_after_a_restart_and_when_its_id_is_forgotten(
+    node: NodeRuntime, bus: Mailbox, home: Home
+) -> None:
+    group = question_of(node, "victim")
+    assert one_round(node, bus, [stamped(group, NOW - 20, "victim")]) >= {group.group_id}
+    node.close()
+    with open_node(CONFIG, home, bus=bus, deliver=False) as again:
+        again.parts.clock = lambda: NOW
+        again.parts.pool.remove([group.group_id])
+        again.parts.pool.seen = Seen()
+        again.parts.dropped.clear()
+        assert group.group_id not in one_round(again, bus, [stamped(group, NOW - 5, "victim")])
+        assert refusals(again) == [("replayed", group.key)]
+        assert again.parts.peers.metrics().get("peers/faults", 0.0) == 0.0
+
+
+def test_what_a_draw_finds_out_is_refused_sampled_and_a_fault(node: NodeRuntime, bus: Mailbox) -> None:
+    false = (f"What is {number} + 1?" for number in range(99))
+    rules = CONFIG.rules
+    question = next(text for text in false if bucket(text, rules.salt) >= rules.held_out)
+    group = question_of(node, "liar").model_copy(update={"question": question})
+    one_round(node, bus, [stamped(group, NOW - 20, "liar")])
+    assert ("question_mismatch", group.key) in refusals(node)
+    result = node.journal.result(node.round - 1)
+    assert result.metrics["pool/refused/question_mismatch"] == 1.0
+    assert result.metrics[f"peers/refused/{group.key[:12]}"] == 1.0
