@@ -327,13 +327,10 @@ def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:
 def _without_column(record: Record, version: int, *elsewhere: str) -> dict[str, Any]:
     """What a record of a schema version says in fields that have no column, whether they are known or not.
 
-    A known field that says nothing, such as no invitation, is left out.
+    Not even an empty one is left out: the release before rebuilds the signed bytes without knowing of it.
     """
     unknown = record.model_extra or {}
     later = {name for name, since in record.ADDED.items() if since > version}
-    later |= {
-        name for name in record.ADDED if getattr(record, name) == type(record).model_fields[name].default
-    }
     values = record.model_dump(mode="json", exclude=later | set(elsewhere))
     return {name: value for name, value in values.items() if name in unknown or name not in ROLLOUTS.names}
 
