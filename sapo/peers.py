@@ -7,10 +7,12 @@ of the signatures checked in a round, and of the seconds that go into verificati
 Seconds are kept in accounts. A round earns `pool.verify_share` of the node's own work. `pool.newcomer_share`
 of that goes to the newcomers' common account; what it cannot hold, and all the rest, is dealt out evenly
 among known authors, to each at most `pool.max_peer_share`; what one does not need flows to the others. Every
-newcomer has an account besides, so that a slow one silences itself before the others. Nothing is verified
-for an account in debt. So the newcomers' seconds never exceed `newcomer_share` of what was earned, the credit
-they began with (`CREDIT_S`), and what the last of their groups cost; and nobody else's spending lowers the
-account of a known author.
+newcomer has an account besides, filled up only when it is empty, so that a slow one silences itself before
+the others. Nothing is verified for an account in debt. So the newcomers' seconds never exceed
+`newcomer_share` of what was earned, the credit they began with (`CREDIT_S`), and what the last of their
+groups cost; and nobody else's spending lowers the account of a known author.
+
+A name that behaves becomes known, whoever is behind it: where that is too cheap, a swarm goes by invitation.
 """
 
 import random
@@ -144,14 +146,13 @@ class Peers:
         self._common.balance = min(bound, before + common)
         paid = max(0.0, self._common.balance - before)
         self._changed[""] = None
-        self._deal(self._new, common, most=common, bound=config.max_peer_share * bound)
+        debtors = {key: one for key, one in self._new.items() if one.balance <= 0}
+        self._deal(debtors, common, most=common, bound=config.max_peer_share * bound)
         rest = earned - paid
         most = config.max_peer_share * rest
         self._deal(self._known, rest, most=most, bound=max(CREDIT_S, CREDIT_ROUNDS * most))
 
-    def _deal(
-        self, accounts: OrderedDict[str, _Account], seconds: float, *, most: float, bound: float
-    ) -> None:
+    def _deal(self, accounts: Mapping[str, _Account], seconds: float, *, most: float, bound: float) -> None:
         """Deal out seconds evenly, to each at most `most` and up to `bound`; others get what one leaves."""
         needs = [
             (min(most, bound - one.balance), key) for key, one in accounts.items() if one.balance < bound
