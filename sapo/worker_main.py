@@ -21,6 +21,7 @@ from sapo import walls
 from sapo.verify import AnswerFormat, score
 
 EXIT_MEMORY = 3
+WARM_UPS = 4
 GRACE_S = 5.0
 """Time beyond its limit that a cell gets to end, and this process to say so."""
 
@@ -108,6 +109,7 @@ class Server:
         self.limit_s = limit_s
         self._gym, self._cell = gym, cell
         self._items = gym.Gym()
+        self._met: dict[str, list[str]] = {}
         self._bounds = {
             "score": cell.Bounds(limit_s, None, answer),
             "judge": cell.Bounds(limit_s, foreign_limit_s, answer),
@@ -165,9 +167,19 @@ class Server:
             return "question_mismatch"
         case = self._cell.Case(dataset, entry, texts)
         if not case.plain and isinstance(entry["answer"], str):
-            # What a scorer loads and remembers at first use is there for all cells to come.
-            score(dataset, entry, entry["answer"], "text")
+            self._warm_up(recipe[0], case)
         return case
+
+    def _warm_up(self, name: str, case: Any) -> None:
+        """Let a scorer load and remember what it needs, for all cells to come: by the library's own answers,
+        this question's and, as wrong ones, those of the data set's first few."""
+        right = case.entry["answer"]
+        score(case.dataset, case.entry, right, "text")
+        met = self._met.setdefault(name, [])
+        if len(met) < WARM_UPS:
+            for wrong in met:
+                score(case.dataset, case.entry, wrong, "text")
+            met.append(right)
 
     def _single(self, op: str, item: Sequence[Any]) -> tuple[str, Any]:
         if op == "names":
