@@ -22,6 +22,9 @@ from sapo.records import Group, SignedGroup, sha256
 
 __all__ = ["Identity", "Refused", "new_incarnation", "seal", "unseal", "verify"]
 
+MAX_PROBLEMS = 1000
+"""Of one group, above which none is named."""
+
 
 class Identity:
     """A node's Ed25519 key. `key` is the raw public key in 64 hex digits: the node's name among peers."""
@@ -195,6 +198,8 @@ def unseal(signed: SignedGroup) -> Group:
 
 
 def _malformed(error: ValidationError) -> Refused:
+    if error.error_count() > MAX_PROBLEMS:  # to list a hundred thousand would take seconds
+        return Refused("malformed", f"{error.error_count()} things are wrong with it")
     # inputs are left out: they are a peer's, of any size
     problems = error.errors(include_url=False, include_input=False, include_context=False)
     for problem in problems:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
 
 SCHEMA_VERSION = 2
 """Of groups and manifests. The next version may only add optional fields: to a group, to its completions, to
@@ -150,9 +150,9 @@ class Completion(Record):
 
     text: str
     finish_reason: FinishReason
-    token_ids: tuple[Count, ...] | None = None
+    token_ids: Annotated[tuple[Count, ...] | None, FailFast()] = None
     """Completion ids in the producer's vocabulary, with the final stop token when `finish_reason` is stop."""
-    logprobs: tuple[float, ...] | None = None
+    logprobs: Annotated[tuple[float, ...] | None, FailFast()] = None
     """Log-probability of `token_ids[i]` under the producer, at its sampling temperature."""
     claimed_score: float | None = None
 
@@ -208,7 +208,7 @@ class Group(Record):
     position: Count
     recipe: Recipe
     question: str
-    completions: Annotated[tuple[Completion, ...], Field(min_length=2)]
+    completions: Annotated[tuple[Completion, ...], Field(min_length=2), FailFast()]
     policy_version: Count
     sampling: Sampling = Sampling()
     tokenizer: str | None = None
