@@ -4,7 +4,7 @@ Half of all peers are hostile, the whole zoo (benchmarks/animals) dealt out over
 thousand identities. A pair is the same honest nodes with the same seeds and streams, alone and among hostile
 peers; both take turns, half a round each, in one process. Preset `tiny` is run as it is but for the number of
 nodes, for all its rounds, without checkpoints and probes. The design was fixed before any attack was run,
-from repeated attack-free pairs: see NOISE. Then one animal at a time visits a small swarm: what it costs alone.
+from repeated attack-free pairs: see NOISE. Then the animals visit a small swarm one by one: what each costs.
 """
 
 import math
@@ -12,8 +12,8 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import astuple, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -31,7 +31,9 @@ from sapo.workers import TaskWorkers
 
 PACKAGES = ("torch", "transformers", "reasoning-gym", "pydantic", "cryptography")
 NOISE = 0.006
-"""Standard deviation expected of a pair's difference in pass@1, from attack-free repetitions."""
+"""Standard deviation of the difference in pass@1 between two attack-free swarms of one seed, after 120 rounds:
+three pairs of four nodes differed by 0.6, 0.0 and -0.5 points, one of eight by 0.7. More nodes do not help, for
+they learn from each other; the mean of two swarms does. With it the interval is half a point to each side."""
 MOST_LOST = 0.01
 """The lower bound of the difference in pass@1 must lie above minus this."""
 LEAST_PACE = 0.8
@@ -44,6 +46,8 @@ class Sizes:
     """How much is done. `seeds` were chosen beforehand; `samples` completions per held-out question."""
 
     seeds: tuple[int, ...]
+    swarms: int
+    """Independent swarms of each seed, whose mean is the seed's result."""
     honest: int
     rounds: int
     questions: int
@@ -54,8 +58,8 @@ class Sizes:
     starter_steps: int
 
 
-FULL = Sizes((11, 12, 13, 14, 15), 8, 120, 2_000, 4, 12, 8, 600)
-QUICK = Sizes((11, 12), 2, 3, 20, 1, 1, 1, 20)
+FULL = Sizes((11, 12, 13, 14, 15), 2, 4, 120, 2_000, 2, 12, 8, 600)
+QUICK = Sizes((11, 12), 1, 2, 3, 20, 1, 1, 1, 20)
 
 
 @dataclass(frozen=True)
@@ -102,15 +106,18 @@ def configured(sizes: Sizes, seed: int, nodes: int) -> Config:
     return load("tiny", sets=sets, env={})
 
 
-def pair(seed: int, sizes: Sizes, folder: Path) -> Pair:
-    """Run a pair side by side and examine its nodes. Hostile peers are as many as honest ones."""
-    config = configured(sizes, seed, sizes.honest)
+def pair(seed: int, number: int, sizes: Sizes, folder: Path) -> Pair:
+    """Run a pair side by side and examine its nodes. Hostile peers are as many as honest ones.
+
+    `number` tells the seed's swarms apart: other streams of questions, the same examination.
+    """
+    config, stream = configured(sizes, seed, sizes.honest), seed * 100 + number
     with (
-        arm(config, folder / f"quiet{seed}", seed) as quiet,
-        arm(config, folder / f"attacked{seed}", seed) as attacked,
+        arm(config, folder / f"quiet{stream}", stream) as quiet,
+        arm(config, folder / f"attacked{stream}", stream) as attacked,
         TaskWorkers(salt=config.rules.salt) as workers,
     ):
-        attacked.attack = Attack.of(ZOO, sizes.honest, grounds_of(attacked, workers, seed), seed)
+        attacked.attack = Attack.of(ZOO, sizes.honest, grounds_of(attacked, workers, stream), stream)
         side_by_side([quiet, attacked], sizes.rounds)
         honest = {node.parts.identity.key for node in attacked.nodes}
         trained = attacked.trained_on()
@@ -155,15 +162,28 @@ def lower_bound(differences: Sequence[float]) -> float:
     return statistics.fmean(differences) - quantile * error
 
 
+def merged(pairs: Sequence[Pair]) -> Pair:
+    """The mean of a seed's swarms. Raises `ValueError` for pairs of several seeds."""
+    if len({one.seed for one in pairs}) != 1:
+        raise ValueError("not of one seed")
+    rows = [astuple(one)[1:] for one in pairs]
+    return Pair(pairs[0].seed, *(statistics.fmean(column) for column in zip(*rows, strict=True)))
+
+
+def told(one: Pair) -> str:
+    """A pair in a line."""
+    return (
+        f"seed {one.seed}: pass@1 {one.quiet:.4f} alone, {one.attacked:.4f} attacked "
+        f"({100 * one.difference:+.2f} points); {one.pace_quiet:.0f} and {one.pace_attacked:.0f} "
+        f"rounds a minute ({one.pace:.3f}; CPU {one.cpu_ratio:.3f}); foreign groups a batch from honest "
+        f"nodes {one.external_quiet:.2f} and {one.external_attacked:.2f}, {one.hostile_share:.0%} hostile"
+    )
+
+
 def report_pairs(report: Report, pairs: Sequence[Pair]) -> None:
     """The figures and checks of must-show: what is learned, and how fast."""
     for one in pairs:
-        report.say(
-            f"seed {one.seed}: pass@1 {one.quiet:.4f} alone, {one.attacked:.4f} attacked "
-            f"({100 * one.difference:+.2f} points); {one.pace_quiet:.0f} and {one.pace_attacked:.0f} "
-            f"rounds a minute ({one.pace:.3f}; CPU {one.cpu_ratio:.3f}); foreign groups a batch from honest "
-            f"nodes {one.external_quiet:.2f} and {one.external_attacked:.2f}, {one.hostile_share:.0%} hostile"
-        )
+        report.say(told(one))
     differences = [one.difference for one in pairs]
     spread, low = statistics.stdev(differences), lower_bound(differences)
     attacked, quiet = [one.attacked for one in pairs], [one.quiet for one in pairs]
@@ -220,18 +240,23 @@ def visits(report: Report, sizes: Sizes, folder: Path) -> None:
 def measure(report: Report, quick: bool, folder: Path) -> None:
     """All pairs, as many at a time as there are cores, then the animals one by one."""
     sizes = QUICK if quick else FULL
+    os.environ["SAPO_KEYS"] = str(folder / "keys")
     config = configured(sizes, 1, 1)
     with open_workers(config) as workers:
         prepare(config, workers, cache=default_cache())
     report.say(
-        f"{sizes.honest} honest and {sizes.honest} hostile peers, {sizes.rounds} rounds, seeds "
-        f"{sizes.seeds}, {sizes.questions} held-out questions, {sizes.samples} samples each"
+        f"{sizes.honest} honest and {sizes.honest} hostile peers, {sizes.rounds} rounds, {sizes.swarms} swarms "
+        f"of each seed {sizes.seeds}, {sizes.questions} held-out questions, {sizes.samples} samples each"
     )
     cores = max(1, min(len(sizes.seeds), os.cpu_count() or 1))
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(pair, seed, sizes, folder) for seed in sizes.seeds]
+        jobs = [
+            pool.submit(pair, seed, n, sizes, folder) for seed in sizes.seeds for n in range(sizes.swarms)
+        ]
+        for job in as_completed(jobs):
+            report.say(f"one swarm: {told(job.result())}")
         pairs = [job.result() for job in jobs]
-    report_pairs(report, pairs)
+    report_pairs(report, [merged([one for one in pairs if one.seed == seed]) for seed in sizes.seeds])
     visits(report, sizes, folder)
 
 

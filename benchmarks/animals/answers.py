@@ -17,7 +17,8 @@ INJECTIONS = (
     "<answer>exec(\"import socket; socket.create_connection(('127.0.0.1', 9))\")</answer>",
 )
 """`{mark}` is a file that must not be there afterwards."""
-SLOW = "+".join(f"(x+1)**{40 + i % 20}" for i in range(300))
+DEEP = "log(" * 90 + "x+{k}" + ")" * 90
+"""Within every grammar, and seconds of work for a scorer that takes a derivative."""
 
 
 def lie(peer: Peer, sight: Sight) -> list[SignedGroup]:
@@ -111,21 +112,27 @@ def misspell_ids(peer: Peer, sight: Sight) -> list[SignedGroup]:
 
 
 def stall(peer: Peer, sight: Sight) -> list[SignedGroup]:
-    """The longest answers the rules allow, to the data set whose scorer takes longest over them."""
+    """What takes longest over it: deep expressions where a scorer differentiates, and the longest answers
+    that the rules allow."""
     rules = peer.grounds.manifest
-    dataset = next((d for d in peer.grounds.datasets if d.endswith("integration")), peer.grounds.datasets[0])
-    room = min(rules.max_text_chars, rules.max_payload_bytes // (rules.max_completions + 1))
-    text = SLOW[: SLOW.rfind("+", 0, room)]
-    (item,) = peer.grounds.items(1, dataset)
-    return [peer.publish(item, [f"{text}+{k}" for k in range(rules.max_completions)])]
+    slow = [name for name in peer.grounds.datasets if name.endswith("integration")]
+    deep = [
+        peer.publish(item, [DEEP.replace("{k}", str(k)) for k in range(8)])
+        for name in slow
+        for item in peer.grounds.items(1, name)
+    ]
+    (item,) = peer.grounds.items(1)
+    room = min(rules.max_text_chars, rules.max_payload_bytes // (rules.max_completions + 1) - 100)
+    return [*deep, peer.publish(item, [("1+" * room)[: room - 1] for _ in range(rules.max_completions)])]
 
 
 def pad(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Right answers padded with junk, beside wrong ones: what is rewarded is the answer, what comes along is
     the junk."""
-    found = []
-    for item in peer.grounds.items(BURST):
-        junk = ["", " ok", " I am sure", " " + "very " * 6 + "sure"]
-        texts = [item.answer + junk[k % 4] if k % 2 else "no idea" for k in range(8)]
-        found.append(peer.publish(item, texts))
-    return found
+    return [peer.publish(item, padded(item)) for item in peer.grounds.items(BURST)]
+
+
+def padded(item: Item) -> list[str]:
+    """Eight answers: four are right and padded, each otherwise, and four are bare and wrong."""
+    junk = [" ok", " I am sure", " " + "very " * 6 + "sure", " because it is"]
+    return [item.answer + junk[k // 2] if k % 2 else "0" for k in range(8)]

@@ -1,25 +1,26 @@
-"""Hostile peers that are many, or loud; what they publish is sound."""
+"""Hostile peers that are many, or loud; what they publish is sound, and as bad as sound groups can be."""
 
-from animals.peer import Item, Peer, Sight, mixed
+from animals.answers import padded
+from animals.peer import Item, Peer, Sight
 from sapo.identity import Identity
 from sapo.records import SignedGroup
 
-LOUD = 64
+LOUD = 32
 """Groups a round of a spammer; an honest node of preset `tiny` publishes 8."""
-ARRIVING = 100
-"""New identities a round: two thousand in twenty rounds."""
+ARRIVING = 50
+"""New identities a round: two thousand in forty rounds."""
 
 
 def spam(peer: Peer, sight: Sight) -> list[SignedGroup]:
-    """Publishes many times what others do: informative groups, as good as anybody's."""
-    return [peer.publish(item, mixed(item)) for item in peer.grounds.items(LOUD)]
+    """Publishes many times what others do: groups in good form, whose right answers are padded."""
+    return [peer.publish(item, padded(item)) for item in peer.grounds.items(LOUD)]
 
 
-def crowd(peer: Peer, sight: Sight) -> list[SignedGroup]:
+def crowd(peer: Peer, sight: Sight, arriving: int = ARRIVING) -> list[SignedGroup]:
     """Every group under a fresh key, each of them the first that anybody hears of its author."""
-    return [_stranger(peer, item) for item in peer.grounds.items(ARRIVING)]
+    return [_stranger(peer, item) for item in peer.grounds.items(arriving)]
 
 
 def _stranger(peer: Peer, item: Item) -> SignedGroup:
     one = Peer(Identity.new(), f"x{peer.rng.randrange(10**9)}", peer.grounds, peer.rng, peer.clock)
-    return one.publish(item, mixed(item))
+    return one.publish(item, padded(item))

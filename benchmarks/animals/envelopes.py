@@ -6,8 +6,8 @@ from animals.peer import Peer, Sight, mixed
 from sapo.records import Completion, SignedGroup, canonical, sha256
 
 OTHERS = "0" * 64
-BURST = 8
-"""Records a round, as many as an honest node's groups in preset `tiny`."""
+BURST = 4
+"""Records a round, half of what an honest node of preset `tiny` publishes."""
 
 
 def garbage(peer: Peer, sight: Sight) -> list[SignedGroup]:
@@ -66,7 +66,8 @@ def forge(peer: Peer, sight: Sight) -> list[SignedGroup]:
 
 
 def squat(peer: Peer, sight: Sight) -> list[SignedGroup]:
-    """Takes the ids of groups that victims are about to publish, with its own content under them."""
+    """Takes the ids of groups that victims are about to publish, with its own content under them; and sends
+    their groups under wrong ids."""
     (item,) = peer.grounds.items(1)
     payload = peer.group(item, mixed(item)).canonical().encode()
     found = []
@@ -74,6 +75,7 @@ def squat(peer: Peer, sight: Sight) -> list[SignedGroup]:
         found.append(peer.envelope(payload, group_id=coming.group_id))
         found.append(peer.envelope(payload, group_id=coming.group_id, key=coming.key))
         found.append(coming.model_copy(update={"content_sha256": sha256(payload)}))
+        found.append(coming.model_copy(update={"group_id": sha256(coming.payload)}))
     return found
 
 

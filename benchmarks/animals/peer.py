@@ -13,7 +13,7 @@ from sapo.tasks import is_held_out
 from sapo.workers import TaskWorkers
 
 INCARNATION = "bad0bad0bad0bad0"
-CHUNK = 64
+CHUNK = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from sapo.history.tables import Store
 from sapo.home import Home
 from sapo.identity import Identity
 from sapo.node import NodeRuntime
-from sapo.records import Batch, BatchGroup, Outcome, Question, Recipe, RoundResult, SignedGroup
+from sapo.records import Batch, BatchGroup, Group, Outcome, Question, Recipe, RoundResult, SignedGroup
 from sapo.seeds import rng
 from sapo.workers import TaskWorkers
 
@@ -28,10 +28,13 @@ SETTINGS = (
     "checkpoint.every_rounds=10000",
     "pool.newcomer_groups=4",
     "batch.external=9",
+    "pool.max_groups=64",
     "rules.max_payload_bytes=200_000",
     # nobody runs n3: it is there so that the manifest has data sets whose scorers evaluate or are slow
     f'node.3.tasks=[{CHAIN_SUM}, {{dataset="binary_matrix"}}, {{dataset="intermediate_integration"}}]',
 )
+REST_S = 100.0
+"""Seconds of own work that stand for the time between two animals' visits."""
 WARM = 8
 """Rounds after which the honest nodes know each other."""
 
@@ -89,7 +92,16 @@ class Reserve:
         self.workers = workers
         self.home, self.nodes, self.bus, self.grounds = home, list(nodes), bus, grounds
         self.seen: list[SignedGroup] = []
-        self._delivered = 0
+
+    def others(self, passage: "Passage", node: NodeRuntime) -> set[str]:
+        """The honest groups that a node must not miss: those of others, unless they spell a control token."""
+        taken = node.parts.policy.has_control_tokens
+        groups = [Group.model_validate_json(signed.payload) for signed in passage.honest]
+        return {
+            group.group_id
+            for group in groups
+            if group.key != node.parts.identity.key and not any(taken(c.text) for c in group.completions)
+        }
 
     @property
     def honest(self) -> set[str]:
@@ -104,8 +116,10 @@ class Reserve:
         """`count` rounds of every node; the animal knows what they will publish and is first."""
         passage = Passage(peer or self.peer("nobody"))
         first = {node.name: node.round for node in self.nodes}
-        for node in self.nodes:  # what the last one left behind would be judged in this one's place
+        for node in self.nodes:
+            # what the last one left behind would be judged in this one's place, on the time it used up
             node.parts.pool.remove([entry.group_id for entry in node.parts.pool.entries()])
+            node.parts.peers.earn(REST_S)
         for number in range(count):
             coming = [signed for node in self.nodes for signed in self._prepare(node)]
             if animal is not None:
@@ -125,7 +139,7 @@ class Reserve:
             passage.batches += [node.journal.batch(round) for round in span]
             moved = [move for round in span for move in node.journal.movements(round)]
             passage.entered[node.name] = {move.group_id for move in moved if move.event == "received"}
-        passage.owed = self._quarantine()
+        passage.owed = [row for row in self._quarantine() if row["round"] >= first[row["node"]]]
         return passage
 
     def questions(self, recipes: Sequence[Recipe]) -> list[Question | Outcome]:
@@ -143,7 +157,7 @@ class Reserve:
         return [signed[group_id] for group_id in ids]
 
     def _quarantine(self) -> list[dict[str, Any]]:
-        """New rows of the table, after the nodes have delivered what they owe it."""
+        """The nodes' rows of the table, after they have delivered what they owe it."""
         for node in self.nodes:
             owed = node.journal.owed("training", 10_000)
             if owed:
@@ -151,10 +165,7 @@ class Reserve:
                 node.journal.acknowledge("training", owed[-1].seq)
         table = Store(str(self.home.root / "history")).open("quarantine")
         rows: list[dict[str, Any]] = table.to_pyarrow_table().to_pylist()
-        rows = [row for row in rows if row["node"] is not None]
-        fresh = rows[self._delivered :] if len(rows) >= self._delivered else rows
-        self._delivered = len(rows)
-        return fresh
+        return rows
 
 
 @contextmanager
