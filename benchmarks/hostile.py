@@ -4,7 +4,7 @@ Half of all peers are hostile, the whole zoo (benchmarks/animals) dealt out over
 thousand identities. A pair is the same honest nodes with the same seeds and streams, alone and among hostile
 peers; both take turns, half a round each, in one process. Preset `tiny` is run as it is but for the number of
 nodes, for all its rounds, without checkpoints and probes. The design was fixed before any attack was run,
-from repeated attack-free pairs: see NOISE. Then the animals visit a small swarm one by one: what each costs.
+from repeated attack-free pairs (see `Sizes`). Then the animals visit a small swarm one by one: what each costs.
 """
 
 import math
@@ -30,10 +30,6 @@ from sapo.starter import prepare
 from sapo.workers import TaskWorkers
 
 PACKAGES = ("torch", "transformers", "reasoning-gym", "pydantic", "cryptography")
-NOISE = 0.006
-"""Standard deviation of the difference in pass@1 between two attack-free swarms of one seed, after 120 rounds:
-three pairs of four nodes differed by 0.6, 0.0 and -0.5 points, one of eight by 0.7. More nodes do not help, for
-they learn from each other; the mean of two swarms does. With it the interval is half a point to each side."""
 MOST_LOST = 0.01
 """The lower bound of the difference in pass@1 must lie above minus this."""
 LEAST_PACE = 0.8
@@ -47,7 +43,9 @@ class Sizes:
 
     seeds: tuple[int, ...]
     swarms: int
-    """Independent swarms of each seed, whose mean is the seed's result."""
+    """Independent swarms of each seed, whose mean is the seed's result. Attack-free swarms of one seed differ:
+    three pairs of four nodes by 0.6, 0.0 and -0.5 points after 120 rounds, one of eight nodes by 0.7. More
+    nodes do not help, for they learn from each other. With two swarms half an interval is about 0.6 points."""
     honest: int
     rounds: int
     questions: int
@@ -245,8 +243,8 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
     with open_workers(config) as workers:
         prepare(config, workers, cache=default_cache())
     report.say(
-        f"{sizes.honest} honest and {sizes.honest} hostile peers, {sizes.rounds} rounds, {sizes.swarms} swarms "
-        f"of each seed {sizes.seeds}, {sizes.questions} held-out questions, {sizes.samples} samples each"
+        f"{sizes.honest} honest and {sizes.honest} hostile peers, {sizes.rounds} rounds, {sizes.swarms} "
+        f"swarms of each seed {sizes.seeds}, {sizes.questions} held-out questions, {sizes.samples} samples each"
     )
     cores = max(1, min(len(sizes.seeds), os.cpu_count() or 1))
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
