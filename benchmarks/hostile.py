@@ -4,7 +4,7 @@ Half of all peers are hostile, the whole zoo (benchmarks/animals) dealt out over
 thousand identities. A pair is the same honest nodes with the same seeds and streams, alone and among hostile
 peers; both take turns, half a round each, in one process. Preset `tiny` is run as it is but for the number of
 nodes, for all its rounds, without checkpoints and probes. The design was fixed before any attack was run,
-from repeated attack-free pairs (see `Sizes`). Then the animals visit a small swarm one by one: what each costs.
+from repeated attack-free pairs (see `Sizes`). Then the animals visit a small swarm, one by one.
 """
 
 import math
@@ -43,9 +43,9 @@ class Sizes:
 
     seeds: tuple[int, ...]
     swarms: int
-    """Independent swarms of each seed, whose mean is the seed's result. Attack-free swarms of one seed differ:
-    three pairs of four nodes by 0.6, 0.0 and -0.5 points after 120 rounds, one of eight nodes by 0.7. More
-    nodes do not help, for they learn from each other. With two swarms half an interval is about 0.6 points."""
+    """Independent swarms of each seed, whose mean is its result. Attack-free swarms of one seed differ: three
+    pairs of four nodes by 0.6, 0.0 and -0.5 points after 120 rounds, one of eight nodes by 0.7. More nodes do
+    not help, for they learn from each other. With two swarms half an interval is about 0.6 points."""
     honest: int
     rounds: int
     questions: int
@@ -244,7 +244,7 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
         prepare(config, workers, cache=default_cache())
     report.say(
         f"{sizes.honest} honest and {sizes.honest} hostile peers, {sizes.rounds} rounds, {sizes.swarms} "
-        f"swarms of each seed {sizes.seeds}, {sizes.questions} held-out questions, {sizes.samples} samples each"
+        f"swarms of each seed {sizes.seeds}, {sizes.questions} held-out questions, {sizes.samples} samples"
     )
     cores = max(1, min(len(sizes.seeds), os.cpu_count() or 1))
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
