@@ -131,6 +131,7 @@ def journalled(home: Home) -> dict[str, Any]:
             "rounds": {result.round: of_round(journal, result) for result in journal.results()},
             "pool": journal.pool(),
             "met": journal.met(),
+            "streams": journal.streams(),
             "positions": journal.positions(),
             "owed": [(owed.kind, owed.round, Path(owed.ref).name) for owed in journal.owed("version", 99)],
             "counts": journal.owed_counts(),
