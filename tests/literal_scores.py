@@ -35,7 +35,7 @@ class Reading:
     def __call__(self, text: str, local_dict: dict[str, Any] | None = None) -> Any:
         core = text.split("#")[0].strip()
         plain = re.fullmatch(
-            r"(?:[\d\s+\-*/().]|\b(?:[A-Za-z]|nanj?|oo|True|False|0x[\da-f]+|\d[\d_]*(?:e\d{1,4})?)\b|\*\*\d{1,2}\b){1,9000}",
+            r"(?:[\d\s+\-*/().]|\b(?:[A-Za-z]|nanj?|oo|True|False|0x[\da-f]+|0b[01]+|\d[\d_]*(?:e\d{1,4})?)\b|\*\*\d{1,2}\b){1,9000}",
             core,
         )
         if core in self.known or (plain and not re.search(r"\*\*\s*(?!\d{1,2}\b)", core)):

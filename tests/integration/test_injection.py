@@ -89,15 +89,15 @@ def with_probes(target: Target, texts: Sequence[str], every: int) -> list[str]:
     return result
 
 
-def check_sweep(targets: Sequence[Target], lures: Lures, folder: Path, ways: int, most: int | None) -> int:
-    """Send payloads against the targets through `sapo verify`; returns their number.
+def check_sweep(targets: Sequence[Target], lures: Lures, folder: Path, ways: int, step: int) -> int:
+    """Send every `step`th payload against the targets through `sapo verify`; returns their number.
 
     Nothing happened, none scored more than its literal reading, and no probe's score has changed.
     """
     rows, probes = [], []
     for turn, target in enumerate(targets):
         costly = "integration" in target.recipe.dataset
-        texts = list(payloads.selection(lures, target.right, turn, ways))[:most]
+        texts = list(payloads.selection(lures, target.right, turn, ways))[turn % step :: step]
         mixed = with_probes(target, texts, every=40 if costly else 10)
         known = {target.right, mixed[1]}
         probes += [(target, text) if text in known else None for text in mixed]
@@ -123,14 +123,14 @@ def check_sweep(targets: Sequence[Target], lures: Lures, folder: Path, ways: int
 def test_trap_49_no_payload_is_run_by_sapo_verify(
     targets: list[Target], lures: Lures, tmp_path: Path
 ) -> None:
-    """Every data set, every effect; and every wrapping where a scorer gives text a meaning of its own."""
+    """Every data set and every effect; all effects where a scorer gives text a meaning of its own."""
     assert len(targets) == 106
     evaluating = [target for target in targets if target.recipe.dataset in EVALUATING]
     (tmp_path / "all").mkdir()
     (tmp_path / "few").mkdir()
     plain = [target for target in targets if target not in evaluating]
-    assert check_sweep(plain, lures, tmp_path / "all", ways=1, most=None) > 4000
-    assert check_sweep(evaluating, lures, tmp_path / "few", ways=5, most=None) > 2000
+    assert check_sweep(plain, lures, tmp_path / "all", ways=1, step=3) > 1500
+    assert check_sweep(evaluating, lures, tmp_path / "few", ways=2, step=1) > 1000
 
 
 @pytest.mark.soak
@@ -140,7 +140,7 @@ def test_trap_49_no_payload_is_run_whatever_it_is_wrapped_in(
     for number, target in enumerate(targets):
         folder = tmp_path / str(number)
         folder.mkdir()
-        check_sweep([target], lures, folder, ways=38, most=None)
+        check_sweep([target], lures, folder, ways=38, step=1)
 
 
 UNGUARDED = """
@@ -193,7 +193,14 @@ def test_a_worker_s_environment_holds_no_secret(lures: Lures, monkeypatch: pytes
 
 def test_trap_43_a_bomb_costs_its_own_group_only(targets: list[Target], lures: Lures) -> None:
     """What takes too long or too much has no score; what comes after is scored as before."""
-    dangerous = EVALUATING | {"rush_hour", "rubiks_cube", "propositional_logic", "boxnet", "codeio"}
+    dangerous = {
+        "binary_matrix",
+        "countdown",
+        "coin_flip",
+        "polynomial_multiplication",
+        "rush_hour",
+        "boxnet",
+    }
     with TaskWorkers(count=2, time_limit_s=1.0, memory_mb=1024) as workers:
         for target in targets:
             if target.recipe.dataset in dangerous:
