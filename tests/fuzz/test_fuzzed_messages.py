@@ -23,7 +23,7 @@ from trial import (
 
 SEED = int(os.environ.get("SAPO_FUZZ_SEED", "6"))
 DOCS = Path(__file__).parents[2] / "docs"
-GROWTH = 48 * 2**20
+GROWTH = 96 * 2**20
 """Bytes that the process may grow by after its first fifth, whatever the count."""
 
 
