@@ -4,6 +4,7 @@ refusal is named, and whom it was aimed at loses nothing."""
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pytest
 from animals import ZOO
@@ -138,3 +139,36 @@ def test_it_gains_no_more_places_than_newcomers_have_together(reserve: Reserve, 
         pool = node.config.pool
         held = [entry for entry in node.parts.pool.entries() if entry.group.key in strangers]
         assert len(held) <= pool.max_groups * max(pool.newcomer_share, pool.max_peer_share)
+
+
+@pytest.mark.parametrize("passage", ["code injector"], indirect=True)
+def test_trap_49_injected_code_is_scored_as_the_text_it_is_and_does_nothing(passage: Passage) -> None:
+    used = passage.trained({passage.peer.key})
+    scores = {sample.text: sample.score for group in used for sample in group.samples}
+    payloads = [text for text in scores if any(sign in text for sign in "_()[]")]
+    assert payloads
+    # what chain_sum gives a text in which the right number happens to stand is its literal score
+    assert max(scores[text] or 0.0 for text in payloads) < 0.1
+    assert not list(Path.cwd().glob("injected-by-*"))
+
+
+@pytest.mark.parametrize("passage", ["padder"], indirect=True)
+def test_a_padded_right_answer_earns_its_literal_score_which_is_less_than_the_bare_ones(
+    reserve: Reserve, passage: Passage
+) -> None:
+    used = passage.trained({passage.peer.key})
+    assert used
+    for group in used:
+        padded = [sample for sample in group.samples if sample.text != "0"]
+        (bare,) = reserve.scores(group.recipe, [padded[0].text.split()[0]])
+        assert bare == 1.0
+        for sample in padded:
+            assert sample.score == pytest.approx(len(sample.text.split()[0]) / len(sample.text))
+
+
+@pytest.mark.parametrize("passage", ["equivocator", "liar", "token-id liar"], indirect=True)
+def test_a_lie_that_its_own_signature_proves_makes_nobody_known(reserve: Reserve, passage: Passage) -> None:
+    assert passage.metrics["peers/faults"]
+    for node in reserve.nodes:
+        assert not node.parts.peers.known(passage.peer.key)
+        assert all(node.parts.peers.known(key) for key in reserve.honest - {node.parts.identity.key})
