@@ -5,7 +5,7 @@
 Milliseconds of processor time a completion, over all data sets, in groups of eight: a right answer, six that
 differ from it in their figures, a text that is none. Ours is a task worker, its cells and what this process
 does to talk to them, questions having been regenerated before; the baseline is the library's `score_answer`,
-called here. Exits 1 when ours is more than 0.1 above it where the scorer is a plain comparison, or more than
+called here. Exits 1 when ours is more than 0.1 above it where the scorer only compares, or more than
 1 above it on average over all other data sets. Means something on an otherwise idle machine only: where
 others compete for the caches, a fork costs two to three times as much.
 """
@@ -24,10 +24,10 @@ from typing import Any
 
 import psutil
 from common import Report, benchmark
-from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
 from sapo import gym
+from sapo.comparisons import only_compares
 from sapo.config import Task
 from sapo.records import MAX_SEED, Question, Recipe
 from sapo.seeds import rng
@@ -120,7 +120,7 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
     """Both kinds of scorers, behind walls and without."""
     kinds: dict[str, list[Task]] = {kind: [] for kind in BOUNDS_MS}
     for task in sample_tasks(sorted(DATASETS)):
-        plain = DATASETS[task.dataset][0].score_answer is ProceduralDataset.score_answer
+        plain = only_compares(DATASETS[task.dataset][0].score_answer)
         kinds["plain comparison" if plain else "other scorers"].append(task)
     with TaskWorkers(time_limit_s=60) as walled, _unwalled(folder) as bare:
         report.say(f"walls: {', '.join(walled.walls)}; without: {', '.join(bare.walls) or 'none'}")

@@ -20,9 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from reasoning_gym.dataset import ProceduralDataset
-
 from sapo import walls
+from sapo.comparisons import only_compares
 from sapo.verify import AnswerFormat, score
 from sapo.walls import kernel
 
@@ -66,8 +65,8 @@ class Case:
 
     @property
     def plain(self) -> bool:
-        """Whether its scorer is the library's comparison of two texts, which does nothing else with them."""
-        return getattr(self.dataset.score_answer, "__func__", None) is ProceduralDataset.score_answer
+        """Whether its scorer only compares texts and numbers: then it may share a cell with others."""
+        return only_compares(self.dataset.score_answer)
 
 
 def judge(cases: Sequence[Case], bounds: Bounds) -> None:
