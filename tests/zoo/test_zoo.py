@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from animals import ZOO
+from animals.answers import INJECTIONS
 from animals.crowd import crowd
 from reserve import WARM, Passage, Reserve, opened
 
@@ -145,7 +146,8 @@ def test_it_gains_no_more_places_than_newcomers_have_together(reserve: Reserve, 
 def test_trap_49_injected_code_is_scored_as_the_text_it_is_and_does_nothing(passage: Passage) -> None:
     used = passage.trained({passage.peer.key})
     scores = {sample.text: sample.score for group in used for sample in group.samples}
-    payloads = [text for text in scores if any(sign in text for sign in "_()[]")]
+    mark = f"injected-by-{passage.peer.key[:12]}"
+    payloads = scores.keys() & {payload.replace("{mark}", mark) for payload in INJECTIONS}
     assert payloads
     # what chain_sum gives a text in which the right number happens to stand is its literal score
     assert max(scores[text] or 0.0 for text in payloads) < 0.1
