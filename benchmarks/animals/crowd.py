@@ -1,10 +1,10 @@
-"""Hostile peers that are many, or loud; what they publish is sound, and as bad as sound groups can be."""
+"""Hostile peers that are many, or loud. What they publish is in good form and useless: answers all alike."""
 
-from animals.answers import padded
 from animals.peer import Item, Peer, Sight
 from sapo.identity import Identity
 from sapo.records import SignedGroup
 
+USELESS = ("0",) * 8
 LOUD = 32
 """Groups a round of a spammer; an honest node of preset `tiny` publishes 8."""
 ARRIVING = 50
@@ -12,8 +12,8 @@ ARRIVING = 50
 
 
 def spam(peer: Peer, sight: Sight) -> list[SignedGroup]:
-    """Publishes many times what others do: groups in good form, whose right answers are padded."""
-    return [peer.publish(item, padded(item)) for item in peer.grounds.items(LOUD)]
+    """Publishes many times what others do: groups that cost verification and teach nothing."""
+    return [peer.publish(item, USELESS) for item in peer.grounds.items(LOUD)]
 
 
 def crowd(peer: Peer, sight: Sight, arriving: int = ARRIVING) -> list[SignedGroup]:
@@ -23,4 +23,4 @@ def crowd(peer: Peer, sight: Sight, arriving: int = ARRIVING) -> list[SignedGrou
 
 def _stranger(peer: Peer, item: Item) -> SignedGroup:
     one = Peer(Identity.new(), f"x{peer.rng.randrange(10**9)}", peer.grounds, peer.rng, peer.clock)
-    return one.publish(item, padded(item))
+    return one.publish(item, USELESS)

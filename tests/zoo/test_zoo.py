@@ -40,7 +40,7 @@ FATES = {
     "liar": fate(rejected="question_mismatch", sound=True),
     "copier": fate("copy"),
     "near copier": fate("copy"),
-    "spammer": fate(sound=True),
+    "spammer": fate(unproven="no_room"),
     "replayer": fate(unproven="duplicate"),
     "forger": fate("wrong_key", "own_name", unproven="bad_signature", sound=True),
     "squatter": fate(unproven="wrong_id bad_signature bad_digest"),
@@ -53,7 +53,7 @@ FATES = {
     "slow-verification attacker": fate(rejected="slow"),
     "time traveller": fate("malformed", sound=True),
     "padder": fate(sound=True),
-    "two thousand identities": fate("no_room", sound=True),
+    "two thousand identities": fate(unproven="no_room"),
 }
 
 
@@ -124,7 +124,7 @@ def test_it_is_refused_by_name_counted_against_it_and_kept_for_inspection(passag
     for code in expected.refused | expected.unproven | expected.rejected:
         assert passage.refused(code), f"{code} in {passage.metrics}"
     assert expected.refused | expected.unproven | expected.rejected <= passage.quarantined()
-    if expected.refused and name_of(passage) != "two-thousand-identities":
+    if expected.refused:
         assert passage.refused_of(key)
     if expected.unproven:
         assert passage.metrics["peers/refused/unproven"]
