@@ -22,7 +22,7 @@ from typing import Any
 
 from sapo import walls
 from sapo.comparisons import only_compares
-from sapo.verify import AnswerFormat, score
+from sapo.verify import AnswerFormat, is_score, score
 from sapo.walls import kernel
 
 Finding = tuple[str, float | str]
@@ -156,7 +156,7 @@ def _read(line: bytes) -> Finding | None:
         value = float(text)
     except ValueError:
         return None
-    return ("score", value) if math.isfinite(value) else None
+    return ("score", value) if is_score(value) else None
 
 
 def _inside(queue: Sequence[tuple[Case, str]], writing: int, bounds: Bounds, worker: int) -> None:

@@ -121,4 +121,9 @@ def score(dataset: Any, entry: dict[str, Any], text: str, answer_format: AnswerF
         return f"error: {type(error).__name__}"
     if not math.isfinite(value):
         return "error: the score is not finite"
-    return value if -ROUNDING <= value <= 1 + ROUNDING else "error: the score is not from 0 to 1"
+    return value if is_score(value) else "error: the score is not from 0 to 1"
+
+
+def is_score(value: float) -> bool:
+    """Whether a number is one from 0 to 1, but for rounding."""
+    return -ROUNDING <= value <= 1 + ROUNDING

@@ -97,6 +97,8 @@ ACTS: dict[str, Callable[[], float]] = {
     "scribble": scribble,
     "eavesdrop": eavesdrop,
     "say nan": say(b"nan\n"),
+    "say too much": say(b"1e300\n"),
+    "say too little": say(b"-5\n"),
     "say a lot": say(b"1" * 100_000),
     "say a reason": say(b"error: " + b"\x1b[2J" + b"\n"),
     "say it for all": say(b"1.0\n" * 1_000),

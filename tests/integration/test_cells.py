@@ -83,6 +83,8 @@ def test_trap_49_a_scorer_that_was_taken_over_is_as_before_in_the_next_group(wor
         ("leave", unscorable("crash")),
         ("fall", unscorable("crash")),
         ("say nan", unscorable("crash")),
+        ("say too much", unscorable("crash")),
+        ("say too little", unscorable("crash")),
         ("say a lot", unscorable("crash")),
         ("say a reason", unscorable("crash")),
         ("scribble", unscorable("crash")),
