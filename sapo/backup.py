@@ -52,8 +52,16 @@ def passphrase_given() -> str | None:
 
 
 def write(held: Sequence[Held], file: Path, passphrase: str | None) -> None:
-    """Write keys into a new file of mode 600. Raises `UserError` where it exists or cannot be written."""
-    keys = tuple(BackedUp(card=one.card, pem=one.identity.to_pem(passphrase).decode("ascii")) for one in held)
+    """Write keys into a new file of mode 600. Raises `UserError` where it exists or cannot be written, and
+    for a passphrase that cannot encrypt."""
+    try:
+        pems = [one.identity.to_pem(passphrase).decode("ascii") for one in held]
+    except ValueError:
+        remedy = "choose one of at most 1023 bytes in UTF-8"
+        raise UserError("passphrase", "...", "cannot encrypt keys", remedy) from None
+    if not file.name:
+        raise UserError("FILE", str(file), "is a folder", "name a file in it")
+    keys = tuple(BackedUp(card=one.card, pem=pem) for one, pem in zip(held, pems, strict=True))
     try:
         if write_private(file, (Backup(keys=keys).canonical() + "\n").encode()):
             return

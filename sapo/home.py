@@ -251,10 +251,10 @@ class Home:
 
 def _before_all(entry: Path) -> bool:
     """Whether an entry of a home may be there before the swarm begins: hidden, or a node's key alone, which
-    `sapo keys show` makes."""
+    `sapo keys show` makes, with what is left of it where that was killed."""
     if entry.name.startswith("."):
         return True
-    inside = {file.name for file in entry.iterdir()} if entry.is_dir() else set()
+    inside = {file.name for file in entry.iterdir() if file.name[0] != "."} if entry.is_dir() else set()
     return KEY in inside and inside <= {KEY, CARD, LOCK}
 
 

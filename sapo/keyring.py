@@ -52,12 +52,18 @@ class Held:
 
 
 def data_folder() -> Path:
-    """Where keys are kept for good: `$SAPO_KEYS`, else a folder `sapo/keys` where the system keeps data."""
+    """Where keys are kept for good: `$SAPO_KEYS`, else a folder `sapo/keys` where the system keeps data.
+
+    Raises `UserError` where that is in the home folder of a user who has none.
+    """
     named = os.environ.get("SAPO_KEYS")
-    if named:
-        return Path(named).expanduser().absolute()
-    usual = Path.home() / ("Library/Application Support" if sys.platform == "darwin" else ".local/share")
-    return Path(os.environ.get("XDG_DATA_HOME") or usual).expanduser().absolute() / "sapo" / "keys"
+    usual = "~/Library/Application Support" if sys.platform == "darwin" else "~/.local/share"
+    place = named or os.path.join(os.environ.get("XDG_DATA_HOME") or usual, "sapo", "keys")
+    try:
+        return Path(place).expanduser().absolute()
+    except RuntimeError:
+        remedy = "name a folder for keys in SAPO_KEYS"
+        raise UserError("SAPO_KEYS", named, f"{place} is in no home folder that is known", remedy) from None
 
 
 def take(home: Home, swarm: str, node: str, now: float) -> Held:

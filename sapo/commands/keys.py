@@ -1,5 +1,6 @@
 """Commands about keys: `sapo keys show`, `backup`, `restore`, `invite`, `accept`."""
 
+import os
 import re
 import sys
 import time
@@ -124,7 +125,7 @@ def restore(
     file = Path(source)
     if node is not None:
         _pick(settings, found, node)
-    if file.exists():
+    if os.path.exists(file):  # unlike Path.exists, it takes what is too long for a name
         wanted = backups.read(file).of(node, file)
         for key in wanted:
             _pick(settings, found, key.card.node)

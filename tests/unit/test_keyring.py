@@ -101,6 +101,17 @@ def test_a_data_folder_that_cannot_be_written_stops_nobody(
     assert "SAPO_KEYS" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["SAPO_KEYS", "XDG_DATA_HOME"])
+def test_a_data_folder_in_nobodys_home_is_the_users_error(
+    home: Home, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv("SAPO_KEYS")
+    monkeypatch.setenv(name, "~nobody-has-this-name/keys")
+    with pytest.raises(UserError, match=r"^SAPO_KEYS = .*name a folder"):
+        take(home, SWARM, "n0", NOW)
+    assert not home.key("n0").exists()
+
+
 def test_a_data_folder_that_others_may_look_into_is_refused(home: Home, data: Path) -> None:
     data.mkdir(parents=True)
     data.chmod(0o755)
@@ -282,6 +293,22 @@ def test_a_backup_is_never_overwritten(tmp_path: Path, home: Home) -> None:
     with pytest.raises(UserError, match="FILE"):
         backup.write([held], tmp_path / "absent" / "keys", None)
     assert (tmp_path / "keys").read_bytes() == before
+
+
+@pytest.mark.parametrize("file", ["", ".", "/"])
+def test_a_folder_is_no_file_for_a_backup(home: Home, file: str) -> None:
+    with pytest.raises(UserError, match=r"^FILE = .* is a folder"):
+        backup.write([take(home, SWARM, "n0", NOW)], Path(file), None)
+
+
+@pytest.mark.parametrize("passphrase", ["long" * 256, "\udcff"])
+def test_a_passphrase_that_cannot_encrypt_is_told_and_not_repeated(
+    tmp_path: Path, home: Home, passphrase: str
+) -> None:
+    with pytest.raises(UserError, match=r"^passphrase = '\.\.\.'") as error:
+        backup.write([take(home, SWARM, "n0", NOW)], tmp_path / "keys", passphrase)
+    assert "longlong" not in str(error.value)
+    assert not (tmp_path / "keys").exists()
 
 
 @pytest.mark.parametrize("passphrase", ["tr0ub4dor", "", None])

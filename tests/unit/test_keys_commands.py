@@ -86,6 +86,16 @@ def test_a_folder_with_something_else_in_it_is_still_no_home(sapo) -> None:  # t
         begun("open")
 
 
+def test_what_a_killed_command_left_beside_a_key_keeps_no_swarm_from_beginning(sapo) -> None:  # type: ignore[no-untyped-def]
+    sapo("keys", "show", *DEMO, "--nodes", "1")
+    Path("here/n0/.key.pem.7.ab.tmp").write_text("")
+    begun("open")
+
+
+def test_a_word_too_long_for_a_file_is_no_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no such key" in refused(capsys, "keys", "restore", "a" * 5000, *DEMO, "--nodes", "1")
+
+
 def test_keys_can_be_shown_of_a_config_that_waits_for_them(sapo) -> None:  # type: ignore[no-untyped-def]
     Path("site.toml").write_text('[swarm]\nname = "demo"\nnodes = 1\n[rules]\nentry = "allow-list"\n')
     shown = sapo("keys", "show", "--config", "site.toml")
