@@ -59,8 +59,9 @@ def _poll(parts: NodeParts, rng: random.Random) -> Poll:
 
 def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
     """Put a group into the pool and return its entry; None where it is refused."""
+    group_id = received.signed.group_id
     try:
-        if received.signed.group_id in parts.dropped:
+        if group_id in parts.dropped or group_id in parts.pool:  # the memory may have forgotten it
             raise Refused("duplicate")
         group = admit(
             received,
@@ -107,11 +108,11 @@ def _is_copy(parts: NodeParts, refused: Refused) -> bool:
 
 
 def _turn_out_copy(parts: NodeParts, original: Group, received: Received) -> None:
-    """Take out of the pool what says the same as this group and came to the bus after it."""
+    """Take out of the pool what says the same as this group and came to the bus after it, and is a copy."""
     seed = parts.config.swarm.seed
     copy = twin(original, received.timestamp, parts.pool.seen, seed)
     entry = parts.pool.get(copy.group_id) if copy is not None else None
-    if entry is None:
+    if entry is None or drawn_by(entry.group, seed):
         return
     refused = Refused("copy", f"says what {original.group_id} says", entry.group)
     parts.pool.refuse(refused)

@@ -16,6 +16,7 @@ from sapo.intake import receive
 from sapo.node import NodeRuntime
 from sapo.records import Completion, Group, Received
 from sapo.seen import Seen
+from sapo.streams import PLACES
 from sapo.tasks import bucket, train_questions
 
 CONFIG = small_config(["swarm.rounds=9", "pool.newcomer_share=1", "batch.external=1"])
@@ -106,6 +107,32 @@ def test_trap_35_a_copy_that_came_first_leaves_the_pool_when_its_original_comes(
     assert copy.signed.group_id not in node.parts.pool
     assert [(row.reason, row.key) for row in node.parts.refusals.rows()] == [("copy", thief.key)]
     assert node.parts.peers.metrics()["peers/faults"] == 1.0
+
+
+def test_who_answers_first_on_a_partition_that_lags_does_not_throw_out_whose_question_it_is(
+    node: NodeRuntime, bus: Mailbox
+) -> None:
+    group = question_of(node, "asker")
+    thief = group.model_copy(update={"node": "thief", "key": make_identity("thief").key})
+    own, before = stamped(group, NOW - 10, "asker"), stamped(thief, NOW - 20, "thief")
+    for came in (own, before):
+        bus.inbox = [came]
+        receive(node.parts, Random(0))
+    assert own.signed.group_id in node.parts.pool
+
+
+def test_a_group_in_the_pool_does_not_come_in_again_when_its_id_is_forgotten(
+    node: NodeRuntime, bus: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.parts.peers, "may_verify", lambda key, beside: False)
+    beyond_the_window = question_of(node, "quiet").model_copy(update={"position": PLACES})
+    one = stamped(beyond_the_window, NOW - 20, "quiet")
+    for _ in range(2):
+        assert one.signed.group_id in one_round(node, bus, [one])
+        node.parts.pool.seen = Seen()
+    assert one.signed.group_id in node.journal.pool_ids()
+    node.parts.pool.remove([one.signed.group_id])
+    one_round(node, bus, [])
 
 
 def test_a_replay_is_refused_also_after_a_restart_and_when_its_id_is_forgotten(
