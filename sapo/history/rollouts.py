@@ -176,15 +176,20 @@ class Archiver:
                 author = received.signed.key if is_signed(reason) else ""
                 found.append((author, self._refused_row(received, reason, now)))
             uri = self.store.table_uri("quarantine")
-            until_committed(uri, lambda: self._attempt_quarantine(sampled(found), poll.gaps, moved, now))
+            until_committed(uri, lambda: self._attempt_quarantine(found, poll.gaps, moved, now))
 
     def _attempt_quarantine(
-        self, refused: Sequence[Mapping[str, Any]], gaps: Sequence[Gap], moved: Positions, now: float
+        self,
+        refused: Sequence[tuple[str, Mapping[str, Any]]],
+        gaps: Sequence[Gap],
+        moved: Positions,
+        now: float,
     ) -> bool | None:
         table = self.store.open("quarantine")
         saved = {p: table.transaction_version(self._mark(p)) or 0 for p in moved}
         marks = {self._mark(p): offset for p, offset in moved.items() if offset > saved[p]}
-        due = [row for row in refused if row["offset"] >= saved[row["partition"]]]
+        # before they are sampled: a row that is there already must not count for those that are not
+        due = sampled([(who, row) for who, row in refused if row["offset"] >= saved[row["partition"]]])
         for gap in gaps:
             # gaps have marks of their own: retention may lengthen one between a crash and the next poll
             mark = f"gaps:{self.swarm}:{gap.partition}"

@@ -1,5 +1,6 @@
 """The table `quarantine`: samples of what nodes and the archive refused, each row once."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -150,3 +151,14 @@ def test_a_flood_of_refused_records_adds_few_rows_that_count_it(store: Store) ->
     ]
     assert rows[1]["key"] == make_identity("loud").key
     assert rows[2]["bytes"] == MAX_KEPT_BYTES
+
+
+def test_what_came_after_a_crash_is_counted_though_its_author_has_all_their_rows(store: Store) -> None:
+    bus = MemoryBus()
+    flood = [make_signed("loud", position=place, question=question(held_out=True)) for place in range(90)]
+    for crash, some in ((True, flood[:40]), (False, flood[40:])):
+        bus.publish(some)
+        Archiver(bus, store, "s", manifest=MANIFEST).run()
+        if crash:  # after the commit to one table, before that to the other
+            shutil.rmtree(store.table_uri("rollouts"))
+    assert sum(count for (count,) in kept(store, "count")) == len(flood)
