@@ -24,6 +24,8 @@ RESERVE = 64
 """Samples kept at once; more of them come at one a second, however fast the rounds are."""
 LOUDEST = 16
 """Peers with a series of their own in a round."""
+SERIES = 256
+"""Peers with a series of their own since the node was opened: new keys make no new series for ever."""
 ALL_OTHERS = "others"
 AFTER_SIGNATURE = frozenset({"malformed", "not_canonical", "schema_version", "wrong_key"})
 """Codes of `sapo.identity.unseal` that name no group, and are found only where the signature holds. The id on
@@ -45,6 +47,7 @@ class Refusals:
         self._told = False
         self._reserve, self._at = float(RESERVE), clock()
         self._uncounted: Counter[str] = Counter()
+        self._named: set[str] = set()
         self._begin()
 
     def _begin(self) -> None:
@@ -118,8 +121,11 @@ class Refusals:
         """The series `pool/refused/<code>` and `peers/refused/…` (loudest peers, all others, unproven)."""
         found = {f"pool/refused/{code}": float(count) for code, count in self._reasons.items()}
         loudest = sorted(self._peers, key=lambda key: (-self._peers[key], key))
-        found |= {f"peers/refused/{key[:12]}": float(self._peers[key]) for key in loudest[:LOUDEST]}
-        others = sum(self._peers[key] for key in loudest[LOUDEST:])
+        for key in loudest[:LOUDEST]:
+            if key in self._named or len(self._named) < SERIES:
+                self._named.add(key)
+                found[f"peers/refused/{key[:12]}"] = float(self._peers[key])
+        others = sum(count for key, count in self._peers.items() if f"peers/refused/{key[:12]}" not in found)
         if others:
             found[f"peers/refused/{ALL_OTHERS}"] = float(others)
         if self._unproven:

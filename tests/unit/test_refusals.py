@@ -6,7 +6,7 @@ import pytest
 from makers import make_group, make_identity, make_received
 
 from sapo.errors import Refused
-from sapo.refusals import AFTER_SIGNATURE, LOUDEST, NODE_BYTES, RESERVE, ROWS, Refusals
+from sapo.refusals import AFTER_SIGNATURE, LOUDEST, NODE_BYTES, RESERVE, ROWS, SERIES, Refusals
 
 
 def refusals() -> Refusals:
@@ -81,6 +81,21 @@ def test_many_peers_and_large_payloads_take_bounded_room_and_each_refusal_is_cou
     peers = {name: value for name, value in metrics.items() if name.startswith("peers/")}
     assert len(peers) == LOUDEST + 1
     assert peers["peers/refused/others"] == 100 - LOUDEST
+
+
+def test_new_keys_in_every_round_make_no_new_series_for_ever() -> None:
+    found, one = refusals(), make_received()
+    names: set[str] = set()
+    for number in range(SERIES + LOUDEST):
+        key = f"{number:064x}"[::-1]
+        found.note(
+            signed_by("x"), one.model_copy(update={"signed": one.signed.model_copy(update={"key": key})})
+        )
+        names |= found.metrics().keys()
+        found.rows()
+    assert names == {"pool/refused/held_out", "peers/refused/others"} | {
+        f"peers/refused/{f'{number:064x}'[:-13:-1]}" for number in range(SERIES)
+    }
 
 
 def test_however_fast_the_rounds_are_samples_come_at_one_a_second_and_none_goes_uncounted() -> None:
