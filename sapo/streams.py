@@ -103,7 +103,8 @@ class Streams:
             raise Refused("replayed", f"round {group.round} comes after round {own.newest}", group)
         began = group.created_at if own is None else min(own.began, group.created_at)
         for name, other in lives.items():
-            if name == group.incarnation or other.began <= began:
+            over = own is not None and other.heard <= own.appeared  # whatever its clock said
+            if name == group.incarnation or other.began <= began or over:
                 continue
             if group.created_at > other.began + SUCCESSION_S:
                 raise Refused("key_reuse", f"incarnation {name} of this key began meanwhile", group)

@@ -133,3 +133,11 @@ def test_a_flood_of_authors_pushes_out_newcomers_and_is_bounded() -> None:
     changed = streams.changed()
     assert changed[f"{0:064x}"] is None
     assert len([key for key, content in changed.items() if content is not None]) == len(streams)
+
+
+def test_a_life_that_was_over_when_the_next_began_does_not_make_that_one_reused_for_its_fast_clock() -> None:
+    ahead = group(50, created_at=at(50) + 3600)
+    successor = group(0, incarnation=LATER, created_at=at(70))
+    streams = heard([(ahead, at(50)), (successor, at(70))])
+    for round in (100, 3000, 9000):
+        heard([(group(round, incarnation=LATER), at(round))], streams)
