@@ -357,8 +357,11 @@ def seconds(value: float) -> str:
 
 
 def moment(at: float) -> str:
-    """A point in time, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+    """A point in time, in UTC; in seconds where it lies outside any calendar, as a peer may say."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+    except (OverflowError, OSError, ValueError):
+        return f"{at:g} s"
 
 
 ALARM = """

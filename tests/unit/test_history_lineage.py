@@ -261,3 +261,8 @@ def test_lanes_keep_the_order_of_events() -> None:
     xs = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', svg)]
     assert xs == sorted(xs)
     assert "n&lt;1&gt;" in svg
+
+
+@pytest.mark.parametrize("said", [1e300, -1e300, 1e17])
+def test_a_time_outside_any_calendar_as_a_peer_may_sign_is_told_in_seconds(said: float) -> None:
+    assert lineage_page.moment(said) == f"{said:g} s"
