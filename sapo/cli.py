@@ -100,6 +100,9 @@ _REMEDIES = {
     errno.EDQUOT: "free some space or choose another --home",
     errno.EROFS: "choose a --home that can be written",
     errno.EACCES: "choose a --home that can be written, or correct its permissions",
+    errno.ENOTDIR: "choose another --home",
+    errno.EEXIST: "choose another --home",
+    errno.ENAMETOOLONG: "choose another --home",
 }
 
 

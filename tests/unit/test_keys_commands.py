@@ -96,6 +96,18 @@ def test_a_word_too_long_for_a_file_is_no_key(capsys: pytest.CaptureFixture[str]
     assert "no such key" in refused(capsys, "keys", "restore", "a" * 5000, *DEMO, "--nodes", "1")
 
 
+@pytest.mark.parametrize("home", ["file", "file/inside", "folder", "long" * 100])
+def test_a_home_that_can_be_no_folder_is_the_users_error(
+    capsys: pytest.CaptureFixture[str], home: str
+) -> None:
+    Path("file").write_text("kept")
+    Path("folder").mkdir()
+    Path("folder/n0").write_text("kept")
+    told = refused(capsys, "keys", "show", "--set", "swarm.name=demo", "--nodes", "1", "--home", home)
+    assert "choose another --home" in told
+    assert Path("file").read_text() == Path("folder/n0").read_text() == "kept"
+
+
 def test_keys_can_be_shown_of_a_config_that_waits_for_them(sapo) -> None:  # type: ignore[no-untyped-def]
     Path("site.toml").write_text('[swarm]\nname = "demo"\nnodes = 1\n[rules]\nentry = "allow-list"\n')
     shown = sapo("keys", "show", "--config", "site.toml")
