@@ -39,7 +39,10 @@ def probe() -> Probe:
     )
     command = [sys.executable, "-P", "-m", __name__]
     environment = os.environ | {"PYTHONPATH": path}
-    ended = subprocess.run(command, capture_output=True, timeout=LIMIT_S, env=environment, check=False)
+    try:
+        ended = subprocess.run(command, capture_output=True, timeout=LIMIT_S, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        raise SapoError(f"the walls could not be tried within {LIMIT_S:g} s") from None
     try:
         found = json.loads(ended.stdout)
     except ValueError as error:

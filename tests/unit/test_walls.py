@@ -11,8 +11,9 @@ import pytest
 from walled import NOBODY, here, in_child, needs, run, standing
 
 from sapo import walls
-from sapo.errors import UserError
+from sapo.errors import SapoError, UserError
 from sapo.walls import landlock
+from sapo.walls import probe as probing
 from sapo.walls.deeds import DEEDS
 from sapo.walls.probe import Probe, probe
 
@@ -49,6 +50,12 @@ def test_what_a_text_would_try_is_refused(behind: Probe, deed: str) -> None:
 def test_the_walls_of_this_machine_suffice(behind: Probe) -> None:
     assert walls.sufficient(behind.standing), behind.walls
     assert behind.standing == here()
+
+
+def test_a_machine_too_slow_to_try_the_walls_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probing, "LIMIT_S", 0.001)
+    with pytest.raises(SapoError, match="could not be tried"):
+        probe()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user runs the other tests as one")
