@@ -11,6 +11,7 @@ from sapo.errors import UserError
 from sapo.home import Home
 from sapo.identity import Identity, refuse_readable, write_private
 from sapo.keyring import Card, Held, place, refuse_placing
+from sapo.lock import NodeLock
 from sapo.records import Record
 
 PASSPHRASE = "SAPO_KEYS_PASSPHRASE"
@@ -112,4 +113,7 @@ def restore(home: Home, swarm: str, held: Sequence[Held], node: str | None) -> l
     places = [(one, node or one.card.node) for one in held]
     for one, name in places:
         refuse_placing(home, one, name)
+        if home.node(name).exists():
+            with NodeLock(home.node(name)):
+                pass
     return [place(home, one, swarm, name) for one, name in places]

@@ -115,11 +115,16 @@ def note(home: Home, held: Held) -> Held:
 
 def remember(home: Home, held: Held, incarnation: str) -> Held:
     """Write down an incarnation of the node's journal, so that it is known for its own ever after."""
-    known = tuple(one for one in held.card.incarnations if one != incarnation)
-    if (*known, incarnation) == held.card.incarnations:
+    card = find_card(home.card(held.card.node))
+    if card is None or card.key != held.identity.key:
+        card = held.card
+    # an invitation may have been accepted since the key was taken
+    held = Held(held.identity, card)
+    known = tuple(one for one in card.incarnations if one != incarnation)
+    if (*known, incarnation) == card.incarnations:
         return held
     newest = (*known, incarnation)[-MAX_INCARNATIONS:]
-    return note(home, Held(held.identity, held.card.model_copy(update={"incarnations": newest})))
+    return note(home, Held(held.identity, card.model_copy(update={"incarnations": newest})))
 
 
 def keep(held: Held) -> None:

@@ -164,6 +164,14 @@ def test_incarnations_are_remembered_in_order_once_each_and_not_for_ever(
         assert [int(one, 16) for one in card.incarnations] == [3, 4, 2]
 
 
+def test_an_invitation_that_is_accepted_while_its_node_starts_is_not_lost(home: Home) -> None:
+    held = take(home, SWARM, "n0", NOW)
+    invitation = invite(Identity.new(), SWARM, held.identity.key, 2000)
+    note(home, Held(held.identity, held.card.model_copy(update={"invitation": invitation})))
+    assert remember(home, held, "a" * 16).card.invitation == invitation
+    assert take(home, SWARM, "n0", NOW).card.invitation == invitation
+
+
 def test_an_invitation_stays_with_its_key(home: Home, data: Path) -> None:
     held = take(home, SWARM, "n0", NOW)
     invitation = invite(Identity.new(), SWARM, held.identity.key, 5)
@@ -355,6 +363,16 @@ def test_of_several_keys_none_is_restored_where_one_cannot_be(tmp_path: Path, ho
     with pytest.raises(UserError, match="another key already"):
         backup.restore(other, SWARM, held, None)
     assert not other.key("n0").exists()
+
+
+def test_of_several_keys_none_is_restored_where_a_node_runs(tmp_path: Path, home: Home) -> None:
+    home.node("n1").mkdir()
+    backup.write([take(home, SWARM, name, NOW) for name in ("n0", "n1")], tmp_path / "keys", None)
+    opened = backup.opened(backup.read(tmp_path / "keys").keys, tmp_path / "keys", None)
+    home.key("n0").unlink()
+    with NodeLock(home.node("n1")), pytest.raises(UserError, match="in use"):
+        backup.restore(home, SWARM, opened, None)
+    assert not home.key("n0").exists()
 
 
 def test_one_key_of_a_backup_may_go_to_another_node(tmp_path: Path, home: Home) -> None:
