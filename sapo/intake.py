@@ -10,6 +10,7 @@ from sapo.batching import false_ids, longest
 from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
 from sapo.journal import Met, PoolRow
+from sapo.learn.advantage import informative
 from sapo.node_parts import NodeParts
 from sapo.pool import Entry, Verdict
 from sapo.records import Group, Received
@@ -61,7 +62,7 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
     """Put a group into the pool and return its entry; None where it is refused."""
     group_id = received.signed.group_id
     try:
-        if group_id in parts.dropped or group_id in parts.pool:  # the memory may have forgotten it
+        if group_id in parts.dropped:
             raise Refused("duplicate")
         group = admit(
             received,
@@ -77,6 +78,8 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
             seed=parts.config.swarm.seed,
         )
         parts.streams.check(group, received.timestamp)
+        if group_id in parts.pool:  # the memory of ids is bounded, and may have forgotten it
+            raise Refused("duplicate", "it is in the pool", group)
     except Refused as refused:
         _refuse(parts, refused, received)
         return None
@@ -142,8 +145,8 @@ def verdicts(parts: NodeParts, entries: Sequence[Entry]) -> list[Verdict]:
             else _bad(parts, entries[i], judgement.reason)
         )
     for i, entry in enumerate(entries):
-        sound = any(score is not None for score in found[i].scores)
-        parts.peers.judged(entry.group.key, seconds[i], sound)
+        useful = informative(found[i].scores, parts.config.learn.zero_tolerance)
+        parts.peers.judged(entry.group.key, seconds[i], useful)
     return [found[i] for i in range(len(entries))]
 
 
