@@ -103,7 +103,7 @@ class NodeRuntime:
             owed = [
                 now.signed[i].group_id for i in chosen if self._within_rules(now.groups[i], now.signed[i])
             ]
-            now.metrics["share/too_large"] = float(len(chosen) - len(owed))
+            now.metrics["share/withheld"] = float(len(chosen) - len(owed))
             self.journal.commit_groups(self.round, now.signed, owed)
             for group, signed in zip(now.groups, now.signed, strict=True):
                 parts.pool.seen.add(group, signed.content_sha256)
@@ -168,10 +168,11 @@ class NodeRuntime:
         return groups, sampling.select_subset(len(groups), share, self._rng("select"), scores)
 
     def _within_rules(self, group: Group, signed: SignedGroup) -> bool:
-        """Whether peers may take the group: they refuse what is larger than the manifest allows."""
-        rules = self.parts.manifest
-        longest = max(len(completion.text) for completion in group.completions)
-        return longest <= rules.max_text_chars and len(signed.payload) <= rules.max_payload_bytes
+        """Whether peers may take the group: they refuse what is larger than the manifest allows, and, having
+        the same tokenizer, what spells its control tokens."""
+        rules, texts = self.parts.manifest, [completion.text for completion in group.completions]
+        fits = max(map(len, texts)) <= rules.max_text_chars and len(signed.payload) <= rules.max_payload_bytes
+        return fits and not any(map(self.parts.policy.has_control_tokens, texts))
 
     # -- 2. Communicate ----------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """Fair share: who is known here, whose records are looked at, and whose groups are verified.
 
-An author is a *newcomer* until `pool.newcomer_groups` of their groups were verified here and found sound. New
-identities cost nothing, so all newcomers together share one quota of everything: of the places in the pool,
-of the signatures checked in a round, and of the seconds that go into verification.
+An author is a *newcomer* until `pool.newcomer_groups` of their groups were verified here and found sound, and
+informative: their answers differ in score. New identities cost nothing, so all newcomers together share one
+quota of everything: of the places in the pool, of the signatures checked in a round, and of the seconds that
+go into verification.
 
 Seconds are kept in accounts. A round earns `pool.verify_share` of the node's own work. `pool.newcomer_share`
 of that goes to the newcomers' common account; what it cannot hold, and all the rest, is dealt out evenly
@@ -35,7 +36,7 @@ CREDIT_S = 1.0
 """What an account may hold in any case: a group of a slow data set needs that at once."""
 CREDIT_ROUNDS = 3.0
 """How many rounds' worth an account may hold where that is more."""
-FLOOR_S = 0.1
+FLOOR_S = 0.02
 """What a round earns at least, in seconds: own work may be faster than any clock can tell."""
 IN_HAND_S = 0.1
 """What a known author's group is taken to cost while it is being verified: far more than most."""
@@ -175,7 +176,7 @@ class Peers:
         return covered and all(self.known(other) for other in beside)
 
     def judged(self, key: str, seconds: float, sound: bool) -> None:
-        """Charge what verifying a group cost. `sound`: its recipe gave its question, and it has a score."""
+        """Charge what verifying a group cost. `sound`: its recipe gave its question; it is informative."""
         account = self._touched(key)
         account.balance -= seconds
         self._went["seconds"] += seconds

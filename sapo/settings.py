@@ -175,9 +175,9 @@ class PoolConfig(Section):
     poll_bytes: PositiveInt = 8_000_000
     newcomer_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """What all authors who are not known yet get together, of the places and of the time for verification."""
-    newcomer_groups: PositiveInt = 16
-    """An author is known once so many of their groups were verified here and found sound."""
-    verify_share: PositiveFloat = 0.5
+    newcomer_groups: PositiveInt = 8
+    """An author is known once so many of their groups were verified here and found informative."""
+    verify_share: PositiveFloat = 0.4
     """Seconds that may go into verifying foreign groups, per second of the node's own work."""
 
 

@@ -55,8 +55,14 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeRunt
 def test_newcomers_hold_no_more_than_their_places(flooded: tuple[NodeRuntime, Home, MemoryBus]) -> None:
     node, _, _ = flooded
     authors = Counter(entry.group.node for entry in node.parts.pool.entries())
-    assert authors["n1"] > 0
     assert sum(authors.values()) - authors["n1"] <= newcomer_places(node.config.pool)
+
+
+def test_a_known_peer_goes_on_teaching(flooded: tuple[NodeRuntime, Home, MemoryBus]) -> None:
+    node, _, _ = flooded
+    batches = [node.journal.batch(round) for round in range(node.round - 4, node.round)]
+    producers = {group.producer for batch in batches for group in batch.groups if group.source == "external"}
+    assert producers == {"n1"}
 
 
 def test_what_had_no_room_is_counted_and_cost_no_signature_check(

@@ -22,7 +22,7 @@ OWN_S = 10.0
 
 
 def config(**changes: float) -> PoolConfig:
-    values = {"max_groups": 16, "max_peer_share": 0.5, "newcomer_groups": 3}
+    values = {"max_groups": 16, "max_peer_share": 0.5, "newcomer_groups": 3, "verify_share": 0.5}
     return PoolConfig.model_validate(values | changes)
 
 
