@@ -5,9 +5,9 @@ thousand identities. A pair is the same honest nodes with the same seeds and str
 peers; both take turns, half a round each, in one process. Preset `tiny` is run as it is but for the number of
 nodes, for all its rounds, without checkpoints and probes. Then the animals visit a small swarm, one by one.
 
-Rounds, questions and swarms a seed were fixed from repeated attack-free pairs (see `Sizes`). Defences and zoo were
-settled on other seeds (11, 101, 102), which have no part in the result: there a spammer and a crowd of padders
-cost 2 points, which is poisoning by many names. Here they crowd out, and padding is the padder's.
+Rounds, questions and swarms a seed were fixed from repeated attack-free pairs (see `Sizes`). Defences and
+zoo were settled on other seeds (11, 101, 102), which have no part in the result: there a spammer and a crowd
+of padders cost 2 points, which is poisoning by many names. Here they crowd out; padding is the padder's.
 """
 
 import math
