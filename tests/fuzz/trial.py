@@ -175,9 +175,9 @@ class Outcome:
         """Counts, memory and the slowest reading in a few lines."""
         kinds = {kind.removeprefix("again ") for kind in self.sent}
         rows = [f"{kind}: {self.accepted[kind]} of {self.sent[kind]} taken" for kind in sorted(kinds)]
-        memory = (
-            f"{self.rss[0] / 2**20:.0f} MB at first, {self.grown() / 2**20:.1f} more since the first fifth"
-        )
+        tenths = [self.rss[len(self.rss) * tenth // 10] for tenth in range(10)] + self.rss[-1:]
+        megabytes = " ".join(f"{size / 2**20:.0f}" for size in tenths)
+        memory = f"{megabytes} MB, by tenths; {self.grown() / 2**20:.1f} more since the first fifth"
         head = f"{self.sent.total()} messages, {self.accepted.total()} taken, {self.used} learned from"
         return "\n".join([head, memory, f"slowest {self.slowest_s:.2f} s", str(self.refused), *rows])
 
