@@ -168,11 +168,10 @@ class NodeRuntime:
         return groups, sampling.select_subset(len(groups), share, self._rng("select"), scores)
 
     def _within_rules(self, group: Group, signed: SignedGroup) -> bool:
-        """Whether peers may take the group: they refuse what is larger than the manifest allows, and, having
-        the same tokenizer, what spells its control tokens."""
-        rules, texts = self.parts.manifest, [completion.text for completion in group.completions]
-        fits = max(map(len, texts)) <= rules.max_text_chars and len(signed.payload) <= rules.max_payload_bytes
-        return fits and not any(map(self.parts.policy.has_control_tokens, texts))
+        """Whether peers may take the group: they refuse what is larger than the manifest allows."""
+        rules = self.parts.manifest
+        longest = max(len(completion.text) for completion in group.completions)
+        return longest <= rules.max_text_chars and len(signed.payload) <= rules.max_payload_bytes
 
     # -- 2. Communicate ----------------------------------------------------------------------------------
 

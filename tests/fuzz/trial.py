@@ -54,6 +54,7 @@ SETTINGS = (
     "pool.tail=20000",
     "pool.poll_bytes=64_000_000",
     "pool.max_groups=512",
+    "pool.newcomer_share=1",
     "rules.max_payload_bytes=200_000",
     "rules.max_completions=8",
     "rules.max_text_chars=4000",

@@ -94,8 +94,7 @@ class Reserve:
         self.seen: list[SignedGroup] = []
 
     def others(self, passage: "Passage", node: NodeRuntime) -> set[str]:
-        """The honest groups that a node must not miss: those of others, but such as spell a control token,
-        which their authors hold back."""
+        """The honest groups that a node must not miss: those of others, unless they spell a control token."""
         taken = node.parts.policy.has_control_tokens
         groups = [Group.model_validate_json(signed.payload) for signed in passage.honest]
         return {
