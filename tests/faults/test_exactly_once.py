@@ -57,4 +57,5 @@ def kill_and_count(folder: Path, *, kills: int, seed: int) -> None:
     }
     assert {row[4] for row in trained} <= set(sent)
     assert {row[4] for row in trained if row[5] == "local"} == set(sent)
-    assert rows(home, "quarantine", "reason") == []
+    # a barely supervised model may spell a control token, which its peers refuse
+    assert {reason for (reason,) in rows(home, "quarantine", "reason")} <= {"control_tokens"}
