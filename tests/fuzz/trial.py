@@ -365,8 +365,11 @@ class KafkaCarrier:
     ) -> dict[int, bytes]:
         position, found = reading.at(layout.name(0)), b""
         for base, count, raw in self.log:
-            if base + count > position and (not found or len(found) + len(raw) <= limit):
-                found += raw
+            if base + count <= position:
+                continue
+            if found and len(found) + len(raw) > limit:
+                break  # as a broker does: what comes after it must not be given before it
+            found += raw
         return {0: found}
 
     def forget(self) -> None:
