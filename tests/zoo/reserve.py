@@ -18,6 +18,7 @@ from sapo.home import Home
 from sapo.identity import Identity
 from sapo.node import NodeRuntime
 from sapo.records import Batch, BatchGroup, Group, Outcome, Question, Recipe, RoundResult, SignedGroup
+from sapo.refusals import Refusals
 from sapo.seeds import rng
 from sapo.workers import TaskWorkers
 
@@ -117,9 +118,11 @@ class Reserve:
         passage = Passage(peer or self.peer("nobody"))
         first = {node.name: node.round for node in self.nodes}
         for node in self.nodes:
-            # what the last one left behind would be judged in this one's place, on the time it used up
+            # what the last one left behind would be judged in this one's place, on the time it used up,
+            # and so many samples of its refusals were kept that none of this one's would be
             node.parts.pool.remove([entry.group_id for entry in node.parts.pool.entries()])
             node.parts.peers.earn(REST_S)
+            node.parts.refusals = Refusals(node.parts.clock)
         for number in range(count):
             coming = [signed for node in self.nodes for signed in self._prepare(node)]
             if animal is not None:
