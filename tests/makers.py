@@ -1,14 +1,15 @@
 """Groups and keys for tests: made from small arguments, equal in every run."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sapo.identity import Identity, seal
+from sapo.journal import Journal
 from sapo.pool import Entry, Verdict
-from sapo.records import Completion, Group, Outcome, Received, Recipe, SignedGroup
+from sapo.records import Batch, Completion, Group, Outcome, Received, Recipe, RoundResult, SignedGroup
 
 INCARNATION = "0123456789abcdef"
 
@@ -71,5 +72,34 @@ def make_verdict(scores: Sequence[float | None]) -> Verdict:
     return Verdict(
         outcomes=tuple(
             Outcome.unscorable("no number") if score is None else Outcome.scored(score) for score in scores
+        )
+    )
+
+
+def finish_round(
+    journal: Journal,
+    node: str,
+    round: int,
+    metrics: Mapping[str, float] | None = None,
+    *,
+    swarm: str = "s",
+    finished_at: float = 1.0,
+) -> None:
+    """A round without groups in a node's journal, from its beginning to its result."""
+    batch = Batch(
+        swarm=swarm,
+        node=node,
+        incarnation=journal.incarnation,
+        round=round,
+        policy_version=round,
+        learn="{}",
+        temperature=1.0,
+        groups=(),
+    )
+    journal.commit_groups(round, [], [])
+    journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
+    journal.commit_result(
+        RoundResult(
+            round=round, policy_version=round + 1, metrics=dict(metrics or {}), finished_at=finished_at
         )
     )

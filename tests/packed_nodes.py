@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from makers import finish_round
+
 from sapo import checkpoint
 from sapo.home import Home
 from sapo.identity import Identity
 from sapo.journal import Journal
-from sapo.records import Batch, RoundResult, canonical
+from sapo.records import canonical
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
 
@@ -21,27 +23,9 @@ def make_node(home: Home, name: str, rounds: int) -> None:
     Identity.load_or_create(home.node(name) / "key.pem")
     with Journal(home.journal(name)) as journal:
         for round in range(rounds):
-            finish_round(journal, name, round)
+            finish_round(journal, name, round, finished_at=float(round))
             if round == 0:
                 take_checkpoint(home, name, journal)
-
-
-def finish_round(journal: Journal, name: str, round: int) -> None:
-    batch = Batch(
-        swarm="s",
-        node=name,
-        incarnation=journal.incarnation,
-        round=round,
-        policy_version=round,
-        learn="{}",
-        temperature=1.0,
-        groups=(),
-    )
-    journal.commit_groups(round, [], [])
-    journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
-    journal.commit_result(
-        RoundResult(round=round, policy_version=round + 1, metrics={}, finished_at=float(round))
-    )
 
 
 def take_checkpoint(home: Home, name: str, journal: Journal, round: int = 1) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from makers import finish_round
 from rich.console import Console
 
 from sapo import toml
@@ -19,7 +20,6 @@ from sapo.config import Config, load
 from sapo.home import Home
 from sapo.journal import Journal
 from sapo.manifest import Manifest
-from sapo.records import Batch, RoundResult
 from sapo.report import page
 from sapo.stories import Story
 from sapo.summary import Run, first_and_last, gain_sentence, read_run, summarise, write_summary
@@ -143,24 +143,6 @@ def test_the_summary_file_is_the_summary(home: Home) -> None:
     assert json.loads(home.summary.read_text()) == figures
 
 
-def finish_round(journal: Journal, round: int, metrics: dict[str, float]) -> None:
-    journal.commit_groups(round, [], [])
-    batch = Batch(
-        swarm="demo",
-        node="n0",
-        incarnation=journal.incarnation,
-        round=round,
-        policy_version=round,
-        learn="{}",
-        temperature=1.0,
-        groups=(),
-    )
-    journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
-    journal.commit_result(
-        RoundResult(round=round, policy_version=round + 1, metrics=metrics, finished_at=1.0)
-    )
-
-
 def prepared(home: Home) -> Config:
     config = load(None, None, ["swarm.name=demo"], env={})
     home.prepare(config, Manifest.of(config))
@@ -171,8 +153,8 @@ def prepared(home: Home) -> Config:
 def test_a_run_is_read_from_its_journals(home: Home) -> None:
     prepared(home)
     with Journal(home.journal("n0")) as journal:
-        finish_round(journal, 0, {"reward/local": 0.25})
-        finish_round(journal, 1, {"reward/local": 0.5, "eval/greedy": 0.75})
+        finish_round(journal, "n0", 0, {"reward/local": 0.25}, swarm="demo")
+        finish_round(journal, "n0", 1, {"reward/local": 0.5, "eval/greedy": 0.75}, swarm="demo")
     run = read_run(home)
     assert run.curve("n0", "reward/local") == [(0.0, 0.25), (1.0, 0.5)]
     assert run.curve("n0", "eval/greedy") == [(1.0, 0.75)]
@@ -182,7 +164,7 @@ def test_a_run_is_read_from_its_journals(home: Home) -> None:
 def test_rounds_that_the_journal_has_dropped_come_from_mlflow(home: Home) -> None:
     prepared(home)
     with Journal(home.journal("n0")) as journal:
-        finish_round(journal, 0, {"reward/local": 0.5})
+        finish_round(journal, "n0", 0, {"reward/local": 0.5}, swarm="demo")
     with sqlite3.connect(home.mlflow_db) as database:
         database.executescript("""
             CREATE TABLE experiments (experiment_id INTEGER, name TEXT);

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import finish_round
 
 from sapo import cli, sites
 from sapo.commands import launch
@@ -23,7 +24,6 @@ from sapo.journal import Journal
 from sapo.lock import NodeLock
 from sapo.manifest import Manifest
 from sapo.moving import mark_moved
-from sapo.records import Batch, RoundResult
 
 BUS = ("bus.type=kafka", "bus.servers=broker:9092")
 CHECK_TASKS = sites.check_tasks
@@ -57,23 +57,11 @@ def sapo(*args: str) -> int:
     return cli.invoke(list(args))
 
 
-def finish_round(home: Home, name: str, **metrics: float) -> None:
+def first_round(home: Home, name: str, **metrics: float) -> None:
     """A first round in a node's journal."""
     home.node(name).mkdir(exist_ok=True)
     with Journal(home.journal(name)) as journal:
-        batch = Batch(
-            swarm="demo",
-            node=name,
-            incarnation=journal.incarnation,
-            round=0,
-            policy_version=0,
-            learn="{}",
-            temperature=1.0,
-            groups=(),
-        )
-        journal.commit_groups(0, [], [])
-        journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
-        journal.commit_result(RoundResult(round=0, policy_version=1, metrics=metrics, finished_at=1.0))
+        finish_round(journal, name, 0, metrics, swarm="demo")
 
 
 @pytest.mark.parametrize("preset", presets())
@@ -267,7 +255,7 @@ def test_a_home_without_a_site_is_of_the_default_one(elsewhere: Path) -> None:
 def test_a_joined_home_is_begun_and_then_gone_on_with(manifest: Path, elsewhere: Path) -> None:
     joined = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
     launch.refuse_second_start(joined.home)
-    finish_round(joined.home, "b0")
+    first_round(joined.home, "b0")
     with pytest.raises(UserError, match="holds a run already"):
         launch.refuse_second_start(joined.home)
 
@@ -297,7 +285,7 @@ def test_the_file_decides_until_the_first_round(
         return found["lr"], found["grad_clip"]
 
     assert learn() == (3e-05, 1.0)
-    finish_round(joined.home, "b0")
+    first_round(joined.home, "b0")
     assert learn() == (3e-05, 7.0)
 
 
@@ -322,7 +310,7 @@ def test_no_node_leaves_while_its_swarm_runs(
     manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None).home
-    finish_round(home, "b0")
+    first_round(home, "b0")
     with NodeLock(home.root):
         assert sapo("export", "b0") == 2
     assert "sapo stop" in capsys.readouterr().err
@@ -333,7 +321,7 @@ def test_status_says_that_a_name_is_taken_and_that_a_node_has_left(
     manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     joined = sites.join_swarm(manifest, "b", "tiny", [*BUS, "swarm.nodes=2"], elsewhere, None)
-    finish_round(joined.home, "b0", **{"pool/refused/own_name": 12.0})
+    first_round(joined.home, "b0", **{"pool/refused/own_name": 12.0})
     mark_moved(joined.home, "b1", "was exported to b1.tar.gz")
     assert sapo("status", "--json") == 0
     notes = json.loads(capsys.readouterr().out)["notes"]

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from makers import finish_round
 from packed_nodes import (
     Members,
     files_of,
-    finish_round,
     indexed,
     make_node,
     rewritten,
@@ -85,7 +85,7 @@ def test_a_history_in_reach_of_both_places_takes_the_beginning_of_its_replay_alo
     home.config.write_text(json.dumps(values))
     with Journal(home.journal("a1")) as journal:
         for round in range(2, 13):
-            finish_round(journal, "a1", round)
+            finish_round(journal, "a1", round, finished_at=float(round))
             if round in (4, 6, 8, 10, 12):
                 take_checkpoint(home, "a1", journal, round)
     export_node(home, "a1", tmp_path / "a1.tar.gz")
@@ -132,7 +132,7 @@ def test_what_lies_in_the_write_ahead_log_goes_too(home: Home, tmp_path: Path) -
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM rounds").fetchone()  # holds back the log's checkpoint
         with Journal(home.journal("a1")) as journal:
-            finish_round(journal, "a1", 2)
+            finish_round(journal, "a1", 2, finished_at=float(2))
             pack = export_node(home, "a1", tmp_path / "a1.tar.gz")
     finally:
         reader.close()
@@ -223,13 +223,13 @@ def test_a_node_may_come_back_but_not_as_it_was_before(home: Home, tmp_path: Pat
     export_node(home, "a1", first)
     new = import_node(first, tmp_path / "new").home
     with Journal(new.journal("a1")) as journal:
-        finish_round(journal, "a1", 2)
+        finish_round(journal, "a1", 2, finished_at=float(2))
     export_node(new, "a1", second)
     back = import_node(second, home.root)
     assert back.pack.rounds == 3
     home.refuse_moved("a1")
     with Journal(home.journal("a1")) as journal:
-        finish_round(journal, "a1", 3)
+        finish_round(journal, "a1", 3, finished_at=float(3))
     export_node(home, "a1", tmp_path / "third.tar.gz")
     with pytest.raises(UserError, match="had 4 rounds here, the pack has 2"):
         import_node(first, home.root)

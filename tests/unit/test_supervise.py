@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from makers import finish_round
 from swarms import make_home, small_config
 
 from sapo import supervise
@@ -22,7 +23,6 @@ from sapo.home import Home
 from sapo.journal import Journal
 from sapo.lock import NodeLock
 from sapo.processes import alive
-from sapo.records import Batch, RoundResult
 from sapo.services import ServiceFailed
 from sapo.supervise import request_stop, run_node, run_swarm, snapshot, who_runs
 
@@ -73,22 +73,7 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 def commit_rounds(home: Home, name: str, metrics: list[dict[str, float]]) -> None:
     with Journal(home.journal(name)) as journal:
         for round, found in enumerate(metrics):
-            journal.commit_groups(round, [], [])
-            batch = Batch(
-                swarm="test",
-                node=name,
-                incarnation=journal.incarnation,
-                round=round,
-                policy_version=round,
-                learn="{}",
-                temperature=1.0,
-                groups=(),
-            )
-            journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
-            result = RoundResult(
-                round=round, policy_version=round + 1, metrics=found, finished_at=50.0 + round
-            )
-            journal.commit_result(result)
+            finish_round(journal, name, round, found, swarm="test", finished_at=50.0 + round)
 
 
 def test_a_swarm_that_has_finished_leaves_no_mark_of_running(home: Home, healthy: str) -> None:
