@@ -62,6 +62,8 @@ class Config(Section):
     lora: Lora | None = None
     threads: PositiveInt = 1
     """CPU threads of the learner; results repeat bit for bit only with the same number."""
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
+    """Where the model lives and learns; `auto` takes an NVIDIA GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     batch: BatchConfig = BatchConfig()
     share: ShareConfig = ShareConfig()

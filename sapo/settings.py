@@ -156,6 +156,10 @@ class GenerateConfig(Section):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=0)] = 0
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    ahead: Literal[0, 1] = 0
+    """1 answers a round's questions while the node still learns from the round before: off by one update."""
+    vllm_cache_gb: PositiveFloat = 1.0
+    """Memory of vLLM's key-value cache."""
 
     @property
     def sampling(self) -> Sampling:
@@ -216,6 +220,14 @@ class LearnConfig(Section):
     """What becomes of completions that hit the length limit."""
     micro_batch: PositiveInt | None = None
     """Sequences per forward pass; None takes the whole batch. The gradient is the same."""
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    """`adamw8bit` keeps the optimiser's moments in 8 bits: a quarter of their memory."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+    autocast: bool = False
+    """Compute in bfloat16 on an accelerator while the weights stay in float32."""
+    compile: bool = False
+    """Compile the model with torch.compile: pays on an accelerator, after a slow first round."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -238,6 +250,8 @@ class GuardConfig(Section):
     max_unscorable: Share = 0.5
     min_foreign_logprob: Annotated[float, Field(le=0)] = -100.0
     """Mean own log-probability of foreign tokens."""
+    max_engine_gap: PositiveFloat = 0.2
+    """Mean distance, in nats, between the log-probabilities of own tokens in the engine and in the learner."""
 
 
 class CheckpointConfig(Section):
