@@ -25,3 +25,9 @@ class Engine(Protocol):
         `finish_reason`, `token_ids` (with the final stop token iff it stopped) and `logprobs` under the
         sampling distribution at `sampling.temperature`. `greedy` takes the most probable token instead.
         """
+
+    def update_weights(self) -> None:
+        """Take over the policy's weights as they are now; costs nothing where they are the same."""
+
+    def close(self) -> None:
+        """Free what the engine holds; it generates no more."""

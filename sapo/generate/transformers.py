@@ -27,6 +27,12 @@ class TransformersEngine:
         self.max_rows = max_rows
         self._stops = torch.tensor(policy.stop_ids)
 
+    def update_weights(self) -> None:
+        """Nothing to do: it samples with the live weights."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
     @torch.inference_mode()
     def generate(
         self,
