@@ -11,19 +11,18 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from sapo import sampling
+from sapo import asking, sampling
+from sapo.ahead import Ahead, Answered
 from sapo.batching import batch_group, reward_metrics, score_groups, source_metrics
 from sapo.errors import Paused
-from sapo.evaluate import evaluate
 from sapo.identity import seal
 from sapo.intake import Arrivals, receive, verdicts
 from sapo.journal_rows import Heard
 from sapo.node_parts import NodeParts, open_parts
 from sapo.pool import Entry
-from sapo.records import Batch, Group, Outcome, Question, RoundResult, SignedGroup, canonical
+from sapo.records import Batch, Group, Outcome, RoundResult, SignedGroup, canonical
 from sapo.recovery import checkpoint_due, recover, roll_back, take_checkpoint
-from sapo.seeds import rng, stream
-from sapo.tasks import train_questions
+from sapo.seeds import rng
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +48,7 @@ class NodeRuntime:
         self.name = parts.name
         self.journal = parts.journal
         self.round = recover(parts)
+        self._ahead = Ahead(parts)
         self._now = _Round()
         self._load_round()
 
@@ -72,7 +72,11 @@ class NodeRuntime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        unseen = self._end()
+        if unseen is not None and error is None:
+            raise unseen
+        if unseen is not None:
+            log.error("%s: sampling ahead failed too", self.name, exc_info=unseen)
 
     @property
     def finished(self) -> bool:
@@ -95,13 +99,17 @@ class NodeRuntime:
         parts.check()
         started = parts.clock()
         if not now.signed:
-            self._probe()
-            started = parts.clock()
-            now.groups = self._new_groups(self._questions())
-            now.groups, chosen = self._select(now.groups)
+            ahead = self._ahead.take()  # before the probe, which uses the same engine
+            waited = parts.clock() - started
+            now.metrics |= asking.probe(parts, self.round)
+            started = parts.clock() - waited
+            now.groups = self._new_groups(ahead)
+            now.groups, chosen = asking.select(parts, self.round, now.groups)
             now.signed = [seal(group, parts.identity) for group in now.groups]
             owed = [
-                now.signed[i].group_id for i in chosen if self._within_rules(now.groups[i], now.signed[i])
+                now.signed[i].group_id
+                for i in chosen
+                if asking.within_rules(parts, now.groups[i], now.signed[i])
             ]
             now.metrics["share/withheld"] = float(len(chosen) - len(owed))
             self.journal.commit_groups(self.round, now.signed, owed)
@@ -110,68 +118,18 @@ class NodeRuntime:
         tokens = sum(len(c.token_ids or ()) for group in now.groups for c in group.completions)
         now.metrics["tokens/generated"] = float(tokens)
         now.metrics["time/generate"] = parts.clock() - started
+        if self.config.generate.ahead:
+            now.metrics["staleness/own_rounds"] = float(self.round - now.groups[0].policy_version)
         return tuple(signed.group_id for signed in now.signed)
 
-    def _questions(self) -> list[Question]:
-        config, parts = self.config, self.parts
-        return train_questions(
-            parts.workers,
-            config.tasks,
-            swarm=config.swarm.name,
-            seed=config.swarm.seed,
-            node=self.name,
-            incarnation=self.journal.incarnation,
-            round=self.round,
-            count=config.batch.b,
-            held_out=config.rules.held_out,
-        )
-
-    def _new_groups(self, questions: Sequence[Question]) -> list[Group]:
-        config, parts = self.config, self.parts
-        answers = parts.engine.generate(
-            [parts.policy.encode_prompt(question.text) for question in questions],
-            completions=config.batch.completions,
-            max_new_tokens=config.generate.max_new_tokens,
-            sampling=config.generate.sampling,
-            seed=self._stream("generate"),
-        )
-        created = parts.clock()
-        keep = {} if config.share.token_ids else {"token_ids": None, "logprobs": None}
-        return [
-            Group(
-                swarm=config.swarm.name,
-                node=self.name,
-                key=parts.identity.key,
-                incarnation=self.journal.incarnation,
-                round=self.round,
-                position=position,
-                recipe=question.recipe,
-                question=question.text,
-                completions=tuple(completion.model_copy(update=keep) for completion in completions),
-                policy_version=self.round,
-                sampling=config.generate.sampling,
-                tokenizer=parts.policy.fingerprint if config.share.token_ids else None,
-                created_at=created,
-                invitation=parts.invitation,
-            )
-            for position, (question, completions) in enumerate(zip(questions, answers, strict=True))
-        ]
-
-    def _select(self, groups: list[Group]) -> tuple[list[Group], list[int]]:
-        """SelectSubset: the groups (with claimed scores where they were scored) and the places published."""
-        share = self.config.share
-        scores = None
-        if share.select == "top":
-            outcomes = score_groups(self.parts.workers, groups)
-            scores = [[outcome.score for outcome in row] for row in outcomes]
-            groups = [_claim(group, row) for group, row in zip(groups, scores, strict=True)]
-        return groups, sampling.select_subset(len(groups), share, self._rng("select"), scores)
-
-    def _within_rules(self, group: Group, signed: SignedGroup) -> bool:
-        """Whether peers may take the group: they refuse what is larger than the manifest allows."""
-        rules = self.parts.manifest
-        longest = max(len(completion.text) for completion in group.completions)
-        return longest <= rules.max_text_chars and len(signed.payload) <= rules.max_payload_bytes
+    def _new_groups(self, ahead: Answered | None) -> list[Group]:
+        """The round's groups, of what was sampled ahead or else from the weights as they are."""
+        parts = self.parts
+        if ahead is not None:
+            self._now.metrics["time/generate_ahead"] = ahead.seconds
+            return asking.as_groups(parts, ahead.request, ahead.completions)
+        asked = asking.request(parts, self.round, self.round)
+        return asking.as_groups(parts, asked, asking.answer(parts, asked))
 
     # -- 2. Communicate ----------------------------------------------------------------------------------
 
@@ -310,13 +268,17 @@ class NodeRuntime:
 
         Raises `Paused` after the round is journalled when a guard with action `pause` was set off.
         """
-        now, parts, started = self._now, self.parts, self.parts.clock()
+        now, parts = self._now, self.parts
         assert now.batch is not None
+        last = self.round + 1 >= self.config.swarm.rounds
+        if self.config.generate.ahead and not last:
+            self._begin_next()
+        started = parts.clock()
         step = parts.learner.step(now.batch)
         target = None
         if step.alarm and self.config.guard.action == "rollback":
             target = roll_back(parts)
-        last = self.round + 1 >= self.config.swarm.rounds
+            self._ahead.drop()  # nobody learns from weights that were given up
         finished = parts.clock()
         checkpoint = checkpoint_due(parts, self.round + 1, finished, last=last)
         digest, tensors = self._digests(checkpoint)
@@ -351,6 +313,13 @@ class NodeRuntime:
                 raise Paused(f"{self.name} paused after round {result.round}: {step.alarm}")
         return result
 
+    def _begin_next(self) -> None:
+        """Begin to sample the next round from the weights before this one's update."""
+        now, started = self._now, self.parts.clock()
+        self._ahead.begin(self.round + 1, policy_version=self.round)
+        spent = self.parts.clock() - started
+        now.metrics["time/generate"] = now.metrics.get("time/generate", 0.0) + spent
+
     def _digests(self, checkpoint: bool) -> tuple[str, tuple[int, ...]]:
         """Digest of the weights, and checksums of their tensors, where the round records them; else empty."""
         if not checkpoint and (self.round + 1) % self.config.checkpoint.weight_digest_every:
@@ -358,23 +327,6 @@ class NodeRuntime:
         return self.parts.weights_sha256(), self.parts.tensor_checksums()
 
     # -- around the round --------------------------------------------------------------------------------
-
-    def _probe(self) -> None:
-        """Ask itself some held-out questions when they are due, before the round's own work."""
-        parts, config = self.parts, self.config
-        if not parts.probe or self.round % config.eval.probe_every:
-            return
-        started = parts.clock()
-        evaluation = evaluate(
-            parts.policy,
-            parts.engine,
-            parts.workers,
-            parts.probe,
-            max_new_tokens=config.generate.max_new_tokens,
-            seed=config.swarm.seed,
-        )
-        self._now.metrics |= evaluation.metrics()
-        self._now.metrics["time/probe"] = parts.clock() - started
 
     def _load_round(self) -> None:
         """Take up a round that a crash cut short: its groups, and its batch if that was committed."""
@@ -388,9 +340,6 @@ class NodeRuntime:
         if stage[1] == "batch":
             self._now.batch = self.journal.batch(self.round)
 
-    def _stream(self, stage: str) -> int:
-        return stream(self.config.swarm.seed, self.journal.incarnation, self.round, stage)
-
     def _rng(self, stage: str) -> random.Random:
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage)
 
@@ -403,14 +352,16 @@ class NodeRuntime:
         return self.parts.deliverer is None or self.parts.deliverer.drain(timeout)
 
     def close(self) -> None:
-        """Stop the deliverer and the workers, release the lock. What is owed stays in the journal."""
-        self.parts.close()
+        """Stop the deliverer and the workers, release the lock. What is owed stays in the journal.
 
+        Raises what sampling ahead failed with, where nobody was told of it before.
+        """
+        unseen = self._end()
+        if unseen is not None:
+            raise unseen
 
-def _claim(group: Group, scores: Sequence[float | None]) -> Group:
-    """The group with its author's scores written on the completions."""
-    completions = tuple(
-        completion.model_copy(update={"claimed_score": score})
-        for completion, score in zip(group.completions, scores, strict=True)
-    )
-    return group.model_copy(update={"completions": completions})
+    def _end(self) -> BaseException | None:
+        try:
+            return self._ahead.end()
+        finally:
+            self.parts.close()

@@ -200,6 +200,7 @@ def open_parts(
             guard=node_config.guard,
         )
         engine = open_engine(node_config, policy)
+        stack.callback(engine.close)
         peers = Peers(node_config.pool, trusted(manifest) | {held.identity.key}, journal.peers())
         pool = Pool.restore(node_config.pool, journal.pool(), journal.met(), peers.known, peers.rising)
         history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
