@@ -98,15 +98,15 @@ def silo_if_alone(config: Config) -> tuple[Config, str | None]:
 
 
 def check_built(config: Config) -> None:
-    """Raise `UserError` for a bus or an engine that has a name in the settings but is not in this release."""
+    """Raise `UserError` for a bus that works only inside one process, or an engine that is not installed."""
+    from sapo.generate import check_engine
+
     if config.bus.type == "memory":
         raise UserError(
             "bus.type", "memory", "works inside one process only", 'set it to "sqlite" or "kafka"'
         )
     for name in config.nodes:
-        engine = config.for_node(name).generate.engine
-        if engine != "transformers":
-            raise UserError("generate.engine", engine, "is not in this release", 'set it to "transformers"')
+        check_engine(config.for_node(name))
 
 
 def check_place(config: Config, home: Home) -> Config:

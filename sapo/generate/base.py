@@ -1,9 +1,13 @@
 """The interface of a generation engine: prompts in, groups of completions out."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from sapo.errors import UserError
 from sapo.records import Completion, Sampling
+
+if TYPE_CHECKING:
+    from sapo.models import LoadedPolicy
 
 
 class Engine(Protocol):
@@ -31,3 +35,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; it generates no more."""
+
+
+def refuse_long(policy: "LoadedPolicy", prompts: Sequence[Sequence[int]]) -> None:
+    """Raise `UserError` for a prompt that leaves no room in the model's context (TRAPS 26)."""
+    for prompt in prompts:
+        if not prompt or not policy.fits(prompt):
+            raise UserError(
+                "prompt",
+                f"{len(prompt)} tokens",
+                f"the model's context is {policy.max_length} tokens",
+                "leave such questions out: prompts are not truncated",
+            )
