@@ -84,7 +84,7 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
         _refuse(parts, refused, received)
         return None
     _turn_out_copy(parts, group, received)
-    entry = Entry(received=received, group=group, received_at=now)
+    entry = Entry(received=received, group=group, received_at=now, verdict=Verdict.at_sight(group))
     parts.streams.note(group, received.timestamp)
     parts.pool.add(entry)
     return entry

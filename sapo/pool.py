@@ -56,6 +56,12 @@ class Verdict(Record):
         """A group that cannot be used, whatever its completions say."""
         return cls(reason=reason)
 
+    @classmethod
+    def at_sight(cls, group: Group) -> Self | None:
+        """What needs no verifier: answers that are one text have one score, and teach nothing. Else None."""
+        alike = len({completion.text for completion in group.completions}) == 1
+        return cls.bad("uninformative") if alike else None
+
     @property
     def question_ok(self) -> bool:
         """Whether the recipe gave the question that the group claims."""
@@ -78,7 +84,8 @@ class Verdict(Record):
 
 @dataclass(slots=True)
 class Entry:
-    """A group in the pool. `received_at` is this node's clock; `verdict` is cached by the sampler."""
+    """A group in the pool. `received_at` is this node's clock; `verdict` is given at sight, or cached by the
+    sampler."""
 
     received: Received
     group: Group
@@ -168,8 +175,12 @@ class Pool:
 
     def met(self, group: Group, content_sha256: str, stamp: float | None = None) -> Met:
         """What is to be remembered of a group, once the pool is within its bounds; own ones have no stamp."""
-        author = group.key if group.group_id in self._entries else None
-        return Met(group.group_id, content_sha256, fingerprint(group), author, group.key, stamp)
+        group_id = group.group_id
+        author = group.key if group_id in self._entries else None
+        seen = self.seen.get(group_id)
+        known = seen is not None and seen.content_sha256 == content_sha256
+        mark = seen.fingerprint if seen is not None and known else fingerprint(group)
+        return Met(group_id, content_sha256, mark, author, group.key, stamp)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -258,6 +269,8 @@ class Pool:
         publishing more than others earns no more places, also where there are more authors than places.
         The authors are all `known` or all newcomers.
         """
+        if len(oldest_first) <= places:
+            return []
         served = self._places.with_share(lambda author: self._known(author) == known)
         late = {
             entry.group_id

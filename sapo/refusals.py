@@ -55,6 +55,7 @@ class Refusals:
         self._peers: Counter[str] = Counter()
         self._unproven = 0
         self._rows: dict[tuple[str, str], RefusalRow] = {}
+        self._more: Counter[tuple[str, str]] = Counter()
 
     def note(self, refused: Refused, received: Received) -> None:
         """Count a refused record, and keep a sample of it where there is none of this peer and reason yet.
@@ -74,7 +75,11 @@ class Refusals:
         else:
             self._unproven += 1
             author = ""
-        row = RefusalRow(
+        self._sample(author, refused.code, lambda: self._row(refused, received))
+
+    def _row(self, refused: Refused, received: Received) -> RefusalRow:
+        signed = received.signed
+        return RefusalRow(
             reason=refused.code,
             detail=refused.detail,
             count=1,
@@ -88,26 +93,29 @@ class Refusals:
             signature=signed.signature,
             payload=signed.payload[:NODE_BYTES],
         )
-        self._sample(author, row)
 
     def note_malformed(self, bus_position: str) -> None:
         """Count a record that holds no signed group at all."""
         self._reasons["malformed_record"] += 1
         self._unproven += 1
-        row = RefusalRow("malformed_record", "no signed group at all", 1, self._clock(), bus_position)
-        self._sample("", row)
+        self._sample("", "malformed_record", lambda: self._malformed(bus_position))
 
-    def _sample(self, author: str, row: RefusalRow) -> None:
-        """Let a row stand for this refusal: one of the author's own or, where many have one, all others'."""
-        own = (author, row.reason)
-        place = own if own in self._rows or len(self._rows) < ROWS else (ALL_OTHERS, row.reason)
-        known = self._rows.get(place)
-        if known is not None:
-            self._rows[place] = replace(known, count=known.count + 1)
+    def _malformed(self, bus_position: str) -> RefusalRow:
+        return RefusalRow("malformed_record", "no signed group at all", 1, self._clock(), bus_position)
+
+    def _sample(self, author: str, reason: str, row: Callable[[], RefusalRow]) -> None:
+        """Let a row stand for this refusal: one of the author's own or, where many have one, all others'.
+
+        Few rows are kept of many refusals, so `row` is only made for one that is.
+        """
+        own = (author, reason)
+        place = own if own in self._rows or len(self._rows) < ROWS else (ALL_OTHERS, reason)
+        if place in self._rows:
+            self._more[place] += 1
         elif self._may_keep():
-            self._rows[place] = replace(row, count=1 + self._uncounted.pop(row.reason, 0))
+            self._rows[place] = replace(row(), count=1 + self._uncounted.pop(reason, 0))
         else:
-            self._uncounted[row.reason] += 1
+            self._uncounted[reason] += 1
 
     def _may_keep(self) -> bool:
         now = self._clock()
@@ -134,6 +142,6 @@ class Refusals:
 
     def rows(self) -> list[RefusalRow]:
         """The samples of the round, which ends with this."""
-        found = list(self._rows.values())
+        found = [replace(row, count=row.count + self._more[place]) for place, row in self._rows.items()]
         self._begin()
         return found

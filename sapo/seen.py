@@ -21,6 +21,7 @@ CROWD = 64
 """Groups that answer one question: whatever else is said to it is nothing new."""
 _DIGITS = 10
 _QUESTION = 16
+_NOTHING_SAID = {code: None for code in range(128) if not chr(code).isalnum()}
 
 
 class Seen:
@@ -33,6 +34,7 @@ class Seen:
         self._authors: dict[str, OrderedDict[str, None]] = {}
         self._questions: dict[str, list[str]] = {}
         self._forgotten: list[str] = []
+        self._last: tuple[Group | None, str] = (None, "")
 
     def __len__(self) -> int:
         return len(self._met)
@@ -40,7 +42,17 @@ class Seen:
     def add(self, group: Group, content_sha256: str, stamp: float | None = None) -> None:
         """Remember a group that the bus stamped at `stamp`; own groups, which nobody can have said before,
         belong in here too, or a peer's copy of them is not noticed."""
-        self.note(Met(group.group_id, content_sha256, fingerprint(group), None, group.key, stamp))
+        self.note(Met(group.group_id, content_sha256, self.mark(group), None, group.key, stamp))
+
+    def mark(self, group: Group) -> str:
+        """The group's fingerprint; on its way in, one group is asked about several times in a row."""
+        if self._last[0] is not group:
+            self._last = (group, fingerprint(group))
+        return self._last[1]
+
+    def get(self, group_id: str) -> Met | None:
+        """What is remembered of the group with this id."""
+        return self._met.get(group_id)
 
     def note(self, met: Met) -> None:
         """Remember a group as the journal keeps it; one that is known is left as it is."""
@@ -63,7 +75,7 @@ class Seen:
 
         Nobody asks one question twice, and so many answers to one are no chance: then any words are the same.
         """
-        mark = fingerprint(group)
+        mark = self.mark(group)
         others = [
             self._met[one] for one in self._questions.get(mark[:_QUESTION], ()) if one != group.group_id
         ]
@@ -121,6 +133,8 @@ def _question(recipe: Recipe) -> str:
 
 def _said(text: str) -> str:
     """A text without what does not make it another: case, compatibility forms, all but letters and digits."""
+    if text.isascii():
+        return text.lower().translate(_NOTHING_SAID)
     plain = compatible(text).casefold()
     return "".join(character for character in plain if character.isalnum())
 

@@ -13,7 +13,8 @@ from sapo.bus.memory import MemoryBus
 from sapo.config import PoolConfig
 from sapo.errors import Refused
 from sapo.pool import SEEN_PER_GROUP, Entry, Pool, Verdict, limits, newcomer_places
-from sapo.records import Outcome, Recipe
+from sapo.records import Group, Outcome, Recipe
+from sapo.seen import fingerprint
 
 
 def filled(config: PoolConfig, *entries: Entry) -> Pool:
@@ -424,3 +425,26 @@ def test_newcomers_found_sound_before_keep_half_of_the_newcomers_places() -> Non
         pool.evict(1000.0)
         assert holders(pool)["r0"] == 2
         assert len(pool) == 4
+
+
+def test_answers_that_are_one_text_are_known_to_teach_nothing_before_they_are_scored() -> None:
+    alike, mixed = make_group(texts=("7", "7")), make_group(texts=("7", "7 "))
+    assert Verdict.at_sight(alike) == Verdict.bad("uninformative")
+    assert Verdict.at_sight(mixed) is None
+
+
+def test_what_a_group_says_is_worked_out_once_on_its_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(group: Group) -> str:
+        asked.append(group.group_id)
+        return fingerprint(group)
+
+    for module in ("seen", "pool"):
+        monkeypatch.setattr(f"sapo.{module}.fingerprint", counted)
+    pool = Pool(config())
+    for entry in (make_entry("a"), make_entry("b")):
+        pool.seen.alike(entry.group)
+        pool.add(entry)
+        pool.met(entry.group, entry.received.signed.content_sha256)
+    assert len(asked) == len(set(asked)) == 2
