@@ -56,9 +56,10 @@ class Selection:
 class Chunk:
     """A micro-batch: B rows of T tokens, holding S sequences with at most W trained tokens each.
 
-    Of the logits only the last `keep` columns are needed. The n-th distinct trained token, `targets` [N],
-    is predicted at entry `places` [N] of the flattened [B, keep]. `index` [S, W] says which of the N a
-    sequence's trained token is, where `mask` [S, W]. `behaviour` [S, W] holds values where `known` [S].
+    Of the logits only the last `keep` columns are needed, and of the flattened [B, keep] only the entries
+    `places` [P]. The n-th distinct trained token, `targets` [N], is predicted at the `rows` [N]-th of these.
+    `index` [S, W] says which of the N a sequence's trained token is, where `mask` [S, W]. `behaviour` [S, W]
+    holds values where `known` [S].
     """
 
     input_ids: Tensor
@@ -66,6 +67,7 @@ class Chunk:
     position_ids: Tensor
     keep: int
     places: Tensor
+    rows: Tensor
     targets: Tensor
     index: Tensor
     mask: Tensor
@@ -198,10 +200,10 @@ def _chunk(rows: Sequence[Row], shared: bool, device: torch.device, dtype: torch
     lines, places = _arrange(rows, shared)
     width = max(sum(block.length for block in line) for line in lines)
     ids, positions, attention = _inputs(lines, width, shared, dtype)
-    row_of, column_of, targets, index, mask = _targets(rows, places)
-    first = min(column_of)
+    where, numbers, targets, index = _targets(rows, places)
+    first = min(column for _, column in where)
     keep = width - first
-    flat = [row * keep + column - first for row, column in zip(row_of, column_of, strict=True)]
+    flat = [row * keep + column - first for row, column in where]
     behaviour = [row.behaviour or (0.0,) * sum(row.loss_mask) for row in rows]
     return Chunk(
         input_ids=ids.to(device),
@@ -209,9 +211,10 @@ def _chunk(rows: Sequence[Row], shared: bool, device: torch.device, dtype: torch
         position_ids=positions.to(device),
         keep=keep,
         places=torch.tensor(flat, device=device),
+        rows=torch.tensor(numbers, device=device),
         targets=torch.tensor(targets, device=device),
         index=torch.tensor(_padded(index, 0), device=device),
-        mask=torch.tensor(_padded(mask, False), device=device),
+        mask=torch.tensor(_padded([[True] * len(entry) for entry in index], False), device=device),
         advantages=torch.tensor([row.advantage for row in rows], dtype=torch.float32, device=device),
         external=torch.tensor([row.external for row in rows], device=device),
         behaviour=torch.tensor(_padded(behaviour, 0.0), dtype=torch.float32, device=device),
@@ -320,9 +323,10 @@ def _attention(blocks: Tensor, branches: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _targets(
     rows: Sequence[Row], places: Sequence[_Place]
-) -> tuple[list[int], list[int], list[int], list[list[int]], list[list[bool]]]:
-    """Of every distinct trained token the row, the column that predicts it and the id; then the index."""
-    number_of: dict[tuple[int, int, int], int] = {}
+) -> tuple[list[tuple[int, int]], list[int], list[int], list[list[int]]]:
+    """Row and column of every predicting place; place and id of every distinct trained token; the index."""
+    place_of: dict[tuple[int, int], int] = {}
+    number_of: dict[tuple[int, int], int] = {}
     index: list[list[int]] = []
     for row, place in zip(rows, places, strict=True):
         start = row.start
@@ -330,9 +334,8 @@ def _targets(
         for offset in row.trained:
             before = offset - 1
             column = place.trunk + before if before < start else place.branch + before - start
-            key = (place.row, column, row.token_ids[offset])
-            numbers.append(number_of.setdefault(key, len(number_of)))
+            spot = place_of.setdefault((place.row, column), len(place_of))
+            numbers.append(number_of.setdefault((spot, row.token_ids[offset]), len(number_of)))
         index.append(numbers)
-    keys = list(number_of)
-    mask = [[True] * len(numbers) for numbers in index]
-    return [k[0] for k in keys], [k[1] for k in keys], [k[2] for k in keys], index, mask
+    tokens = list(number_of)
+    return list(place_of), [spot for spot, _ in tokens], [token for _, token in tokens], index

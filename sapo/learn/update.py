@@ -3,7 +3,6 @@
 A deterministic function of weights, optimiser state and batch: nothing random, nothing read or written.
 """
 
-import inspect
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,12 +16,11 @@ from sapo.config import GuardConfig, LearnConfig
 from sapo.errors import UserError
 from sapo.learn.collate import Chunk, Selection, collate, select
 from sapo.learn.foreign import treat
+from sapo.learn.forward import Forward, shares_prompts
 from sapo.learn.guard import guard
 from sapo.learn.loss import LOSSES, LossInputs, normaliser
+from sapo.learn.optimizer import apply_settings, open_optimizer
 from sapo.records import Batch
-
-SHARING = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
-"""Model types known to take a four-dimensional mask and explicit positions as they are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,8 @@ class Learner:
     with `position_ids` and `logits_to_keep` where its signature has them. It is put in evaluation mode:
     with dropout the ratio of a policy to itself is not 1. Only parameters that require gradients are
     trained. Those not in float32 have float32 masters, or steps below their precision would be lost.
-    `temperature` is the one the node samples at. Raises `UserError` when there is nothing to train.
+    `temperature` is the one the node samples at, `device` where the model is put; it stays where it is
+    without one. Raises `UserError` when there is nothing to train, or where a setting does not fit the model.
     """
 
     def __init__(
@@ -74,44 +73,56 @@ class Learner:
         *,
         temperature: float,
         guard: GuardConfig | None = None,
-        device: str | torch.device = "cpu",
+        device: str | torch.device | None = None,
     ) -> None:
-        self.model = model.to(device).eval()
-        self.device = torch.device(device)
+        self.model = (model if device is None else model.to(device)).eval()
         self.guard = guard or GuardConfig()
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         if not self._parameters:
             raise UserError("model", type(model).__name__, "has no trainable parameter", "unfreeze some")
+        self.device = self._parameters[0].device
         self._masters = [p if p.dtype == torch.float32 else p.detach().float() for p in self._parameters]
-        self._accepts = _arguments(model)
+        self._forward = Forward(self.model)
         self._shared = shares_prompts(model)
-        self._optimizer = torch.optim.AdamW(self._masters, fused=True)
+        self._kind: str = learn.optimizer
+        self._optimizer = open_optimizer(self._kind, self._masters)
         self.set_learn(learn, temperature=temperature)
 
     def set_learn(self, learn: LearnConfig, *, temperature: float | None = None) -> None:
-        """Go on under other settings; the optimiser's moments stay."""
+        """Go on under other settings; the optimiser's moments stay.
+
+        Another optimiser begins with the next step, without moments. Raises `UserError` for what the model
+        cannot do.
+        """
+        self._forward.check(learn)
         self.learn = learn
         if temperature is not None:
             self.temperature = temperature
-        for group in self._optimizer.param_groups:
-            group["lr"], group["weight_decay"] = learn.lr, learn.weight_decay
-            group["betas"] = (learn.beta1, learn.beta2)
+        apply_settings(self._optimizer, learn)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimiser's state, and the float32 masters where the model is not in float32."""
+        """The optimiser's name and state, and the float32 masters where the model is not in float32."""
         masters = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
-        return {"optimizer": self._optimizer.state_dict(), "masters": masters}
+        return {"kind": self._kind, "optimizer": self._optimizer.state_dict(), "masters": masters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave; load the model's weights first. The present settings stay.
 
-        Raises `ValueError` where it belongs to another model.
+        Raises `ValueError` where it belongs to another model, `UserError` where its optimiser is missing.
         """
+        self._use(state.get("kind", "adamw"))
         self._optimizer.load_state_dict(state["optimizer"])
         held = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
         for master, saved in zip(held, state["masters"], strict=True):
             master.copy_(saved)
-        self.set_learn(self.learn)
+        apply_settings(self._optimizer, self.learn)
+
+    def _use(self, kind: str) -> None:
+        """A fresh optimiser where the present one is of another kind."""
+        if kind != self._kind:
+            self._optimizer = open_optimizer(kind, self._masters)
+            self._kind = kind
+            apply_settings(self._optimizer, self.learn)
 
     def step(self, batch: Batch) -> StepResult:
         """Update the model on a batch: `learn.epochs` optimiser steps, or none and the reason.
@@ -137,6 +148,7 @@ class Learner:
             return StepResult("no informative group", metrics)
         if not chosen.rows:
             return StepResult("no trained token", metrics)
+        self._use(self.learn.optimizer)
         chunks = collate(
             chosen.rows,
             micro_batch=self.learn.micro_batch,
@@ -214,22 +226,7 @@ class Learner:
 
         Float32 whatever the model computes in. Entropy has no gradient.
         """
-        arguments: dict[str, Any] = {"input_ids": chunk.input_ids, "attention_mask": chunk.attention_mask}
-        if "position_ids" in self._accepts:
-            arguments["position_ids"] = chunk.position_ids
-        if "logits_to_keep" in self._accepts:
-            arguments["logits_to_keep"] = chunk.keep
-        if "use_cache" in self._accepts:
-            arguments["use_cache"] = False
-        logits = self.model(**arguments).logits[:, -chunk.keep :]
-        wanted = logits.reshape(-1, logits.shape[-1]).index_select(0, chunk.places)
-        everything = torch.log_softmax(wanted.float() / self.temperature, dim=-1)
-        flat = everything.gather(1, chunk.targets[:, None])[:, 0]
-        with torch.no_grad():
-            entropy = torch.special.entr(everything.exp()).sum(-1)
-        shape = chunk.index.shape
-        index = chunk.index.reshape(-1)
-        return flat.index_select(0, index).reshape(shape), entropy.index_select(0, index).reshape(shape)
+        return self._forward(chunk, self.learn, self.temperature)
 
     def _normaliser(self, done: _Pass, chosen: Selection) -> float:
         return normaliser(
@@ -250,14 +247,18 @@ class Learner:
         gradients = []
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if parameter.grad is not None and master is not parameter:
-                master.grad = parameter.grad.float()
+                master.grad, parameter.grad = parameter.grad.float(), None
             if master.grad is not None:
                 gradients.append(master.grad)
-        torch._foreach_div_(gradients, count)
-        return float(torch.nn.utils.clip_grad_norm_(self._masters, self.learn.grad_clip))
+        norm = float(torch.nn.utils.get_total_norm(gradients)) / count
+        # Both in one pass over gradients that may be gigabytes; the small term is torch's own.
+        torch._foreach_mul_(gradients, min(1.0, self.learn.grad_clip / (norm + 1e-6)) / count)
+        return norm
 
     def _apply(self) -> None:
         self._optimizer.step()
+        # A fused step does not count as a write to its tensors; engines tell by the count what is new.
+        torch.autograd.graph.increment_version(self._masters)
         with torch.no_grad():
             for parameter, master in zip(self._parameters, self._masters, strict=True):
                 if master is not parameter:
@@ -274,27 +275,6 @@ class Learner:
     def _forget_gradients(self) -> None:
         for tensor in (*self._parameters, *self._masters):
             tensor.grad = None
-
-
-def shares_prompts(model: torch.nn.Module) -> bool:
-    """Whether a prompt may be computed once for all its completions.
-
-    It needs an architecture with plain causal attention that takes the mask as given: sliding windows and
-    recurrent layers would see the neighbouring completion.
-    """
-    config = getattr(model, "config", None)
-    layers = getattr(config, "layer_types", None) or ["full_attention"]
-    return (
-        getattr(config, "model_type", None) in SHARING
-        and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
-        and set(layers) == {"full_attention"}
-    )
-
-
-def _arguments(model: torch.nn.Module) -> frozenset[str]:
-    """Names of the arguments that the model's forward takes, seen through a LoRA wrapper."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-    return frozenset(inspect.signature(base.forward).parameters)
 
 
 def _measures(
@@ -355,12 +335,17 @@ def _summary(done: _Pass, count: float) -> dict[str, float]:
 
 @contextmanager
 def _deterministic(device: torch.device) -> Iterator[None]:
-    """Only deterministic kernels while an update runs on CPU; the process's own setting comes back after."""
+    """Only deterministic kernels while an update runs on CPU; the process's own settings come back after."""
     before = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
     if device.type == "cpu":
         torch.use_deterministic_algorithms(True)
+        # Nothing here reads memory that was not written; filling it would be one more pass over all tensors.
+        memory.fill_uninitialized_memory = False
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=warn_only)
+        memory.fill_uninitialized_memory = filled

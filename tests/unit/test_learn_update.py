@@ -22,10 +22,11 @@ from learn_support import (
 
 from sapo.config import GuardConfig, LearnConfig
 from sapo.errors import UserError
-from sapo.learn.collate import Row, collate, select
+from sapo.learn.collate import Chunk, Row, collate, select
+from sapo.learn.forward import shares_prompts
 from sapo.learn.guard import guard
 from sapo.learn.loss import LOSSES
-from sapo.learn.update import Learner, shares_prompts
+from sapo.learn.update import Learner
 from sapo.records import Batch, BatchGroup
 
 KINDS = ["gpt2", "llama", "qwen2", "qwen3"]
@@ -179,18 +180,22 @@ def test_logprobs_are_float32_whatever_the_model_computes_in() -> None:
 # -- selection -------------------------------------------------------------------------------------------
 
 
-def test_trap_11_groups_without_advantage_never_reach_the_forward_pass() -> None:
-    model = tiny_model()
+def test_trap_11_groups_without_advantage_never_reach_the_forward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[torch.Tensor] = []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: seen.append(kwargs["input_ids"]), with_kwargs=True
-    )
+    forward = Learner.logprobs
+
+    def watched(made: Learner, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(chunk.input_ids)
+        return forward(made, chunk)
+
+    monkeypatch.setattr(Learner, "logprobs", watched)
     quiet = group((20, 21, 22), [(23, 1), (23, 2)], [1.0, 1.0], position=5)
     for token_mean in ("informative", "all"):
-        made = learner(LearnConfig(token_mean=token_mean), model)
-        result = made.step(batch(*example().groups, quiet))
+        result = learner(LearnConfig(token_mean=token_mean)).step(batch(*example().groups, quiet))
         assert result.metrics["learn/groups_zero_advantage"] == 2
-    assert seen
+    assert len(seen) == 2
     assert not any(torch.isin(ids, torch.tensor([20, 21, 22, 23])).any() for ids in seen)
 
 
@@ -488,9 +493,12 @@ def test_settings_change_in_mid_run() -> None:
 def test_the_process_s_own_setting_of_determinism_comes_back() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
     seen = []
-    model = tiny_model()
-    model.register_forward_pre_hook(lambda *args: seen.append(torch.are_deterministic_algorithms_enabled()))
-    learner(model=model).step(example())
+    made = learner()
+    backbone = made.model.get_submodule("model")
+    backbone.register_forward_pre_hook(
+        lambda *args: seen.append(torch.are_deterministic_algorithms_enabled())
+    )
+    made.step(example())
     assert seen == [True]
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -511,7 +519,7 @@ def _huge_advantage(made: Learner) -> Batch:
 
 
 def _huge_gradient(made: Learner) -> Batch:
-    next(iter(made.model.parameters())).register_hook(lambda gradient: gradient * math.inf)
+    made.model.model.norm.weight.register_hook(lambda gradient: gradient * math.inf)
     return example()
 
 

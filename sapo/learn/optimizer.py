@@ -1,0 +1,39 @@
+"""Optimisers by the name the config gives them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sapo.config import LearnConfig
+from sapo.errors import UserError
+
+
+def open_optimizer(kind: str, tensors: Sequence[Tensor]) -> torch.optim.Optimizer:
+    """AdamW over `tensors`: torch's fused one, or bitsandbytes' with moments in 8 bits (arXiv:2110.02861).
+
+    Moments of tensors with fewer than 4,096 elements stay in float32 in either. Raises `UserError` where the
+    library for 8 bits is not installed.
+    """
+    if kind == "adamw":
+        return torch.optim.AdamW(tensors, fused=True)
+    try:
+        from bitsandbytes.optim import AdamW8bit
+    except ImportError:
+        raise UserError(
+            "learn.optimizer", kind, "bitsandbytes is not installed", "pip install 'sapo-swarm[adamw8bit]'"
+        ) from None
+    made: torch.optim.Optimizer = AdamW8bit(tensors)
+    return made
+
+
+def apply_settings(optimizer: torch.optim.Optimizer, learn: LearnConfig) -> None:
+    """Have the optimiser go on with these settings; its moments stay."""
+    settings: dict[str, Any] = {
+        "lr": learn.lr,
+        "weight_decay": learn.weight_decay,
+        "betas": (learn.beta1, learn.beta2),
+    }
+    for group in optimizer.param_groups:
+        group.update(settings)
