@@ -20,9 +20,11 @@ from sapo.workers import Claim
 
 @dataclass
 class Arrivals:
-    """Groups that entered the pool in this round, where reading goes on, and the series `pool/*`."""
+    """Groups that came in this round, where reading goes on, and the series `pool/*`."""
 
     rows: list[PoolRow] = field(default_factory=list)
+    useless: dict[str, str] = field(default_factory=dict)
+    """Reasons, by group id, of those that left at once, judged at sight: they take nobody's place."""
     met: list[Met] = field(default_factory=list)
     positions: Positions = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -46,12 +48,17 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
     for one in no_room:
         _refuse(parts, Refused("no_room"), one)
     rows = [entry.to_row() for entry in came if entry.group_id in parts.pool]
+    useless = {entry.group_id: entry.verdict.reason or "" for entry in came if entry.verdict is not None}
+    parts.pool.remove(useless)
+    metrics["pool/useless"] = float(len(useless))
     parts.pool.evict(now)
     met = [
         parts.pool.met(entry.group, entry.received.signed.content_sha256, entry.received.timestamp)
         for entry in came
     ]
-    return Arrivals(rows, met, poll.positions, metrics | parts.pool.metrics(now) | parts.own_key.metrics())
+    return Arrivals(
+        rows, useless, met, poll.positions, metrics | parts.pool.metrics(now) | parts.own_key.metrics()
+    )
 
 
 def _poll(parts: NodeParts, rng: random.Random) -> Poll:

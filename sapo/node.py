@@ -176,7 +176,7 @@ class NodeRuntime:
             parts.pool.remove(draw.leaving)
             now.metrics |= parts.refusals.metrics() | parts.peers.metrics()
             undecided = [entry for entry in entries if entry.group_id not in judged]
-            self._commit_batch(now.batch, undecided, draw.rejected)
+            self._commit_batch(now.batch, undecided, now.arrivals.useless | draw.rejected)
             now.metrics |= draw.metrics()
         now.metrics |= reward_metrics(now.batch.groups)
         now.metrics["time/verify"] = parts.clock() - started

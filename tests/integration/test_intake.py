@@ -163,13 +163,14 @@ def test_what_a_draw_finds_out_is_refused_sampled_and_a_fault(node: NodeRuntime,
     assert result.metrics[f"peers/refused/{group.key[:12]}"] == 1.0
 
 
-def test_a_group_of_one_text_leaves_as_uninformative_and_no_worker_is_asked(
+def test_a_group_of_one_text_leaves_at_once_as_uninformative_and_no_worker_is_asked(
     node: NodeRuntime, bus: Mailbox
 ) -> None:
     same = (Completion(text="7", finish_reason="stop"),) * 2
     group = question_of(node, "parrot").model_copy(update={"completions": same})
-    one_round(node, bus, [stamped(group, NOW - 20, "parrot")])
+    held = one_round(node, bus, [stamped(group, NOW - 20, "parrot")])
+    assert not held, "it takes nobody's place"
     metrics = node.journal.result(node.round - 1).metrics
-    assert (metrics["sampler/verified"], metrics["sampler/uninformative"]) == (0.0, 1.0)
+    assert (metrics["pool/useless"], metrics["sampler/verified"]) == (1.0, 0.0)
     events = [move.event for move in node.journal.movements(node.round - 1)]
     assert events == ["received", "uninformative"]
