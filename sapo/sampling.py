@@ -105,9 +105,11 @@ def sample_external(
     """J of the pool: `want` entries, exactly uniform over the informative ones (DESIGN 7).
 
     Walks a random permutation and stops at `want` entries whose raw scores spread wider than `tolerance`;
-    only the permutation decides the order. Entries without a verdict are verified as the walk needs them,
-    at least `chunk` at a time, which changes neither what is chosen nor its order; the verdict is kept in
-    the entry. Raises `ValueError` when `verify` does not answer for every completion it was asked about.
+    only the permutation decides the order. Entries without a verdict are verified as the walk needs them, at
+    least `chunk` at a time; a call costs as much as many groups, so where much is useless it is about as many
+    as the rest of the walk will take, and at most as many as it has seen. That changes neither what is chosen
+    nor its order; the verdict is kept in the entry. Raises `ValueError` when `verify` does not answer for
+    every completion it was asked about.
 
     Entries that are not `ready` when the walk comes to them are passed over, and stay. Whether one is may
     depend on what was verified before, such as the time its author has left. The draw is exactly uniform
@@ -123,7 +125,9 @@ def sample_external(
         if len(chosen) == want:
             break
         if entry.verdict is None:
-            ahead = _needed(order[place:], want - len(chosen), chunk, tolerance, ready)
+            missing = want - len(chosen)
+            likely = missing * (place + 1) // (len(chosen) + 1)
+            ahead = _needed(order[place:], missing, max(chunk, min(likely, place)), tolerance, ready)
             if not ahead:
                 waiting += 1
                 continue

@@ -223,9 +223,9 @@ def test_laziness_chunks_and_caches_change_nothing_but_the_cost(
 
     assert chosen(found) == expected
     assert found.shortfall == want - len(expected)
-    # verified in the permutation's order, each once, and at most a chunk beyond what the walk needs
+    # verified in the permutation's order, each once, and beyond what is needed at most a chunk or a walk
     assert verifier.asked == unknown[: len(verifier.asked)]
-    assert len(needed) <= len(verifier.asked) < len(needed) + chunk
+    assert len(needed) <= len(verifier.asked) < len(needed) + max(chunk, walk, 1)
     assert found.verified == len(verifier.asked)
     # what is of no use is said, and nothing else
     walked = {entry.group_id for entry in order[:walk]} | set(verifier.asked)
@@ -239,6 +239,13 @@ def test_verification_stops_when_enough_were_found() -> None:
     found = draw(entries, verifier, 4)
     assert verifier.calls == [chosen(found)]
     assert found.verified == 4
+
+
+def test_where_much_is_useless_more_is_verified_in_a_call() -> None:
+    entries, verifier = a_pool([(1.0, 1.0)] * 16)
+    found = draw(entries, verifier, 1)
+    assert [len(call) for call in verifier.calls] == [1, 1, 2, 4, 8]
+    assert (found.verified, found.shortfall) == (16, 1)
 
 
 def test_cached_verdicts_are_not_asked_for_again() -> None:
