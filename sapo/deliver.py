@@ -40,7 +40,10 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How many obligations go to a sink at once, and how long the oldest may wait for more, in seconds."""
+    """How many obligations go to a sink at once, and how long the oldest may wait for more, in seconds.
+
+    A lane that waits for more is not woken by every kick: it looks when the time is up, or every second.
+    """
 
     items: int = 64
     flush_s: float = 0.0
@@ -49,7 +52,7 @@ class Plan:
 PLANS: Mapping[str, Plan] = {
     "publish": Plan(items=256),
     "training": Plan(items=64, flush_s=10.0),
-    "track": Plan(items=64, flush_s=2.0),
+    "track": Plan(items=64, flush_s=10.0),
     "version": Plan(items=1),
 }
 
@@ -205,13 +208,17 @@ class Deliverer:
             if thread.is_alive():
                 _log.warning("%s is still busy after %.0f s and is left alone", thread.name, _CLOSE_S)
 
-    def _pause(self, kicks: int, flush: int, seconds: float) -> None:
+    def _pause(self, lane: Lane, kicks: int, flush: int, seconds: float) -> None:
         """Tell a waiting `drain` how far the lane is, then wait for news since `kicks` and `flush`."""
+        patient = lane.plan.flush_s >= seconds
+
+        def news() -> bool:
+            return self._closing or self._flushes != flush or (self._kicks != kicks and not patient)
+
         with self._changed:
-            self._changed.notify_all()
-            self._changed.wait_for(
-                lambda: self._closing or (self._kicks, self._flushes) != (kicks, flush), seconds
-            )
+            if flush:
+                self._changed.notify_all()
+            self._changed.wait_for(news, seconds)
 
     def _settled(self, wanted: int) -> bool:
         return self._closing or all(lane.flushed >= wanted or lane.state.error for lane in self._lanes)
@@ -223,7 +230,8 @@ class Deliverer:
                 while not self._closing:
                     kicks, flush = self._kicks, self._flushes
                     wait = lane.step(journal, flush)
-                    self._pause(kicks, flush, self._interval if wait is None else min(wait, self._interval))
+                    pause = self._interval if wait is None else min(wait, self._interval)
+                    self._pause(lane, kicks, flush, pause)
         except Exception as error:
             _log.exception("%s: delivery failed", lane.sink.kind)
             lane.state.error = error

@@ -35,6 +35,9 @@ def _mlflow(descriptor: int, store: str, artifacts: str) -> None:
     from mlflow.server import constants
     from mlflow.server.handlers import initialize_backend_stores
 
+    from sapo import metric_store
+
+    metric_store.install()
     os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = store
     os.environ[constants.REGISTRY_STORE_URI_ENV_VAR] = store
     os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = artifacts

@@ -37,6 +37,8 @@ SWARM_RESTARTS = 2
 LINGER_S = 5.0
 """How long the flow `swarm` may take to tell Prefect that it has ended, once its work is done."""
 SETTLED = ("finished", "stopped", "failed")
+DONE_POLL_S = 0.5
+"""How often it is asked whether the work is done: the process itself ends sooner, unless Prefect hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ def run_swarm(
     *,
     stop: threading.Event | None = None,
     on_status: OnStatus | None = None,
-    interval_s: float = 0.5,
+    interval_s: float = 1.0,
     env: Mapping[str, str] | None = None,
     command: Sequence[str] = ("-m", "flows.swarm"),
 ) -> SwarmStatus:
@@ -173,7 +175,7 @@ class _Watch:
 
         Raises `ServiceFailed` when a server does not come up.
         """
-        shown_at = float("-inf")
+        shown_at = looked_at = float("-inf")
         told_at = done_at = float("inf")
         while (code := child.poll()) is None and not self.insisted.is_set():
             now = time.monotonic()
@@ -183,7 +185,9 @@ class _Watch:
                 told_at = now
                 child.ask()
             # a flow that ends while its server is away takes minutes to notice; its work is done
-            done_at = min(done_at, now) if self.done() else float("inf")
+            if now - looked_at >= DONE_POLL_S:
+                looked_at = now
+                done_at = min(done_at, now) if self.done() else float("inf")
             if now - told_at > self.grace_s or now - done_at > LINGER_S:
                 return None
             if self.on_status is not None and now - shown_at >= self.interval_s:
@@ -237,7 +241,7 @@ def run_node(
     *,
     stop: threading.Event | None = None,
     on_status: OnStatus | None = None,
-    interval_s: float = 0.5,
+    interval_s: float = 1.0,
     env: Mapping[str, str] | None = None,
 ) -> NodeStatus:
     """Run one node of a prepared home in a process of its own until it has finished or is asked to stop.
@@ -281,7 +285,7 @@ def run_node(
 
 
 def snapshot(config: Config, home: Home) -> SwarmStatus:
-    """How the swarm stands now, read without disturbing it; cheap enough for twice a second."""
+    """How the swarm stands now, read without disturbing it; cheap enough for every second."""
     state = CrewState.read(home)
     pid = holder(home.root)
     members: Mapping[str, Member] = {} if state is None else state.members

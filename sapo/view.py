@@ -101,7 +101,7 @@ class LiveView:
 
     def __init__(self, title: str, console: Console, clock: Callable[[], float]) -> None:
         self._title, self._progress = title, _Progress(clock)
-        self._live = Live(console=console, refresh_per_second=4, transient=False)
+        self._live = Live(console=console, auto_refresh=False, transient=False)
         self._rows: Sequence[NodeRow] = ()
         self._step: tuple[str, int, int] | None = None
         self._left: float | None = None
@@ -127,7 +127,8 @@ class LiveView:
         self._live.console.print(Text(text, style="yellow"))
 
     def _draw(self) -> None:
-        self._live.update(screen(self._title, self._rows, self._step, self._progress.elapsed, self._left))
+        shown = screen(self._title, self._rows, self._step, self._progress.elapsed, self._left)
+        self._live.update(shown, refresh=True)
 
 
 class PlainView:

@@ -4,6 +4,7 @@ import logging
 import random
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -327,3 +328,16 @@ def test_history_is_gathered_into_few_commits():
     assert PLANS["training"].items >= 64
     assert PLANS["training"].flush_s >= 1
     assert PLANS["version"].items == 1
+
+
+def test_rounds_of_some_seconds_go_to_mlflow_in_one_request_and_in_order(
+    journal: Journal, tmp_path: Path
+) -> None:
+    sink = FailingSink()
+    plans = {"track": Plan(items=64, flush_s=3600.0)}
+    with closing(Deliverer(tmp_path / "journal.sqlite", [sink], interval_s=3600.0, plans=plans)) as deliverer:
+        for round in range(5):
+            commit_rounds(journal, round)
+            deliverer.kick()
+        assert deliverer.drain(30.0)
+    assert sink.offered == [[0, 1, 2, 3, 4]]
