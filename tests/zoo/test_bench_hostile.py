@@ -9,7 +9,7 @@ import hostile as benchmark
 import pytest
 from animals import ZOO, Sight
 from common import Report
-from hostile import Pair, lower_bound, merged, report_pairs
+from hostile import Pair, lower_bound, report_pairs
 from hostile_swarm import Attack
 from reserve import opened
 from scipy.stats import ttest_1samp
@@ -33,14 +33,6 @@ def test_the_lower_bound_is_that_of_scipys_interval() -> None:
     assert lower_bound(values) == pytest.approx(low)
     with pytest.raises(ValueError, match="two differences"):
         lower_bound([0.1])
-
-
-def test_a_seeds_result_is_the_mean_of_its_swarms() -> None:
-    both = merged([pair(3, 0.02), pair(3, -0.01)])
-    assert (both.seed, both.quiet) == (3, 0.4)
-    assert both.difference == pytest.approx(0.005)
-    with pytest.raises(ValueError, match="one seed"):
-        merged([pair(3, 0.0), pair(4, 0.0)])
 
 
 def test_a_loss_and_a_slow_down_are_said() -> None:
