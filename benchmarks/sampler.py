@@ -26,6 +26,7 @@ from sapo.config import Config, load
 from sapo.identity import Identity, seal
 from sapo.learn.advantage import informative
 from sapo.node_parts import open_workers
+from sapo.peers import Peers
 from sapo.pool import Entry, Pool, Verdict
 from sapo.records import Completion, Group, Outcome, Question, Received, Recipe
 from sapo.sampling import Draw, sample_external
@@ -79,7 +80,7 @@ class Sizes:
     draws: int
 
 
-FULL = Sizes((0.02, 0.1, 0.3, 0.6, 1.0), SETTINGS, 320, 60, 4, 5, 6_000)
+FULL = Sizes((0.02, 0.1, 0.3, 0.6, 1.0), SETTINGS, 300, 60, 3, 4, 4_000)
 QUICK = Sizes((0.3, 1.0), (Setting("tiny, 3 nodes", "tiny", 2, 8),), 8, 8, 1, 2, 400)
 
 
@@ -103,18 +104,28 @@ def corpus(config: Config, workers: TaskWorkers, count: int) -> tuple[list[Item]
     chance = rng("sampler", "corpus")
     while min(len(useful), len(useless)) < count:
         recipes = [Recipe.make(t.dataset, t.config, chance.randrange(2**30)) for t in config.tasks * 8]
-        pairs = zip(workers.questions(recipes), workers.answers(recipes), strict=True)
-        for question, answer in pairs:
-            if not isinstance(question, Question) or answer is None:
-                continue
-            wrong = [_said(config, f"{k} is no answer") for k in range(COMPLETIONS)]
-            right = [_said(config, answer) if k % 2 else wrong[k] for k in range(COMPLETIONS)]
-            pair = [Item(question.recipe, question.text, tuple(t), t is right) for t in (right, wrong)]
-            found = [informative(verdict.scores, TOLERANCE) for verdict in verdicts(workers, pair)]
-            if found == [True, False]:
-                useful.append(pair[0])
-                useless.append(pair[1])
+        asked = zip(workers.questions(recipes), workers.answers(recipes), strict=True)
+        items = [
+            item
+            for question, answer in asked
+            if isinstance(question, Question) and answer is not None
+            for item in _pair(config, question, answer)
+        ]
+        found = [informative(one.scores, TOLERANCE) for one in verdicts(workers, items)]
+        for place in range(0, len(items), 2):
+            if found[place] and not found[place + 1]:
+                useful.append(items[place])
+                useless.append(items[place + 1])
     return useful[:count], useless[:count]
+
+
+def _pair(config: Config, question: Question, answer: str) -> list[Item]:
+    wrong = [_said(config, f"{k} is no answer") for k in range(COMPLETIONS)]
+    mixed = [_said(config, answer) if k % 2 else wrong[k] for k in range(COMPLETIONS)]
+    return [
+        Item(question.recipe, question.text, tuple(texts), useful)
+        for texts, useful in ((mixed, True), (wrong, False))
+    ]
 
 
 def _said(config: Config, answer: str) -> str:
@@ -134,7 +145,7 @@ def told(items: Sequence[Item]) -> list[Verdict]:
     return [GOOD if item.useful else DULL for item in items]
 
 
-class Peers:
+class Publishers:
     """Who publishes: signed groups made of a corpus, a given share of them informative."""
 
     def __init__(self, setting: Setting, share: float, items: tuple[list[Item], list[Item]]) -> None:
@@ -184,7 +195,7 @@ class Arm:
         self, config: Config, workers: TaskWorkers, items: Mapping[str, Item], *, eager: bool
     ) -> None:
         self._config, self._workers, self._items, self._eager = config, workers, items, eager
-        self._pool = Pool(config.pool)
+        self._pool, self._peers = Pool(config.pool), Peers(config.pool)
         self.ask: Callable[[Sequence[Item]], list[Verdict]] = told
         self.verified = 0
         self._seconds = self._here = 0.0
@@ -206,7 +217,8 @@ class Arm:
             for entry, verdict in zip(new, self._verify(new), strict=True):
                 entry.verdict = verdict
         want, order = self._config.batch.external, rng("sampler", "draw", number)
-        draw = sample_external(entries, want, order, self._verify, tolerance=TOLERANCE)
+        share = self._peers.share
+        draw = sample_external(entries, want, order, self._verify, tolerance=TOLERANCE, share=share)
         self._seconds += time.perf_counter() - began
         self._here += time.process_time() - cpu
         return draw
@@ -217,7 +229,10 @@ class Arm:
 
     def _verify(self, entries: Sequence[Entry]) -> list[Verdict]:
         self.verified += len(entries)
-        return self.ask([self._items[entry.group_id] for entry in entries])
+        found = self.ask([self._items[entry.group_id] for entry in entries])
+        for entry, verdict in zip(entries, found, strict=True):
+            self._peers.judged(entry.group.key, 0.0, informative(verdict.scores, TOLERANCE))
+        return found
 
     def spent(self) -> tuple[float, float, float]:
         """Groups verified, seconds, and processor seconds of node and workers, so far."""
@@ -230,7 +245,7 @@ WHAT = {"groups verified a round": 1.0, "ms a round": 1e3, "CPU ms a round": 1e3
 """Figures, with the factor from what `Arm.spent` tells."""
 
 
-def compare(report: Report, name: str, sizes: Sizes, lazy: Arm, eager: Arm, peers: Peers) -> None:
+def compare(report: Report, name: str, sizes: Sizes, lazy: Arm, eager: Arm, peers: Publishers) -> None:
     """Steady rounds of both arms in turns, by blocks; then the figures."""
     arms = (lazy, eager)
     found: tuple[list[list[float]], ...] = ([], [])
@@ -276,7 +291,7 @@ def uniform(counts: Sequence[int], draws: int) -> float:
     return float(chi2.sf(statistic * (cells - 1) / (cells - taken), cells - 1))
 
 
-def distribution(report: Report, setting: Setting, sizes: Sizes, peers: Peers) -> None:
+def distribution(report: Report, setting: Setting, sizes: Sizes, peers: Publishers) -> None:
     """Many draws from one pool, verdicts from a table: whom each arm takes how often."""
     entries = peers.publish(0)
     useful = [entry.group_id for entry in entries if peers.items[entry.group_id].useful]
@@ -321,9 +336,9 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
             items = made[setting.preset]
             if setting is sizes.settings[0]:
                 whole = Setting("a pool", setting.preset, config.pool.max_groups, 1)
-                distribution(report, whole, sizes, Peers(whole, 0.3, items))
+                distribution(report, whole, sizes, Publishers(whole, 0.3, items))
             for share in sizes.shares:
-                peers = Peers(setting, share, items)
+                peers = Publishers(setting, share, items)
                 lazy = Arm(config, one, peers.items, eager=False)
                 eager = Arm(config, other, peers.items, eager=True)
                 compare(report, f"{setting.name}, {share:.0%} informative", sizes, lazy, eager, peers)

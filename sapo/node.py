@@ -168,6 +168,7 @@ class NodeRuntime:
                 self._rng("external"),
                 verify=lambda some: verdicts(parts, some),
                 tolerance=self.config.learn.zero_tolerance,
+                share=parts.peers.share,
                 ready=lambda entry, beside: parts.peers.may_verify(
                     entry.group.key, [other.group.key for other in beside]
                 ),

@@ -99,17 +99,17 @@ def sample_external(
     verify: Callable[[Sequence[Entry]], Sequence[Verdict]],
     *,
     tolerance: float,
-    chunk: int = 1,
+    share: float = 1.0,
     ready: Ready = lambda entry, beside: True,
 ) -> Draw:
     """J of the pool: `want` entries, exactly uniform over the informative ones (DESIGN 7).
 
     Walks a random permutation and stops at `want` entries whose raw scores spread wider than `tolerance`;
-    only the permutation decides the order. Entries without a verdict are verified as the walk needs them, at
-    least `chunk` at a time; a call costs as much as many groups, so where much is useless it is about as many
-    as the rest of the walk will take, and at most as many as it has seen. That changes neither what is chosen
-    nor its order; the verdict is kept in the entry. Raises `ValueError` when `verify` does not answer for
-    every completion it was asked about.
+    only the permutation decides the order. Entries without a verdict are verified as the walk needs them: at
+    a time those it is sure to reach, and as many as it will if `share` of them (above 0) are informative, for
+    a call costs as much as many groups. That changes neither what is chosen nor its order; the verdict is
+    kept in the entry. Raises `ValueError` when `verify` does not answer for every completion it was asked
+    about.
 
     Entries that are not `ready` when the walk comes to them are passed over, and stay. Whether one is may
     depend on what was verified before, such as the time its author has left. The draw is exactly uniform
@@ -126,8 +126,8 @@ def sample_external(
             break
         if entry.verdict is None:
             missing = want - len(chosen)
-            likely = missing * (place + 1) // (len(chosen) + 1)
-            ahead = _needed(order[place:], missing, max(chunk, min(likely, place)), tolerance, ready)
+            likely = math.ceil(missing * (place + want) / (len(chosen) + want * share))
+            ahead = _needed(order[place:], missing, likely, tolerance, ready)
             if not ahead:
                 waiting += 1
                 continue
@@ -149,8 +149,8 @@ def sample_external(
     return Draw(tuple(chosen), rejected, len(fresh), dict(unscorable), want - len(chosen), waiting)
 
 
-def _needed(ahead: Sequence[Entry], want: int, chunk: int, tolerance: float, ready: Ready) -> list[Entry]:
-    """The unverified entries that the walk is sure to reach, and more of them up to `chunk`.
+def _needed(ahead: Sequence[Entry], want: int, count: int, tolerance: float, ready: Ready) -> list[Entry]:
+    """The unverified entries that the walk is sure to reach, and more of them up to `count`.
 
     Empty if the first is not `ready`. One that is only not ready beside the others ends the list: it has to
     be asked about again once they are verified.
@@ -158,7 +158,7 @@ def _needed(ahead: Sequence[Entry], want: int, chunk: int, tolerance: float, rea
     result: list[Entry] = []
     certain = 0
     for entry in ahead:
-        if certain >= want and len(result) >= chunk:
+        if certain >= want and len(result) >= count:
             break
         if entry.verdict is None:
             if ready(entry, result):

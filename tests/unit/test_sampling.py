@@ -61,12 +61,12 @@ def draw(
     verifier: Verifier,
     want: int,
     seed: int = 0,
-    chunk: int = 1,
+    share: float = 1.0,
     tolerance: float = 1e-6,
     ready: Ready = lambda entry, beside: True,
 ) -> Draw:
     chance = rng("test", seed)
-    return sample_external(entries, want, chance, verifier, tolerance=tolerance, chunk=chunk, ready=ready)
+    return sample_external(entries, want, chance, verifier, tolerance=tolerance, share=share, ready=ready)
 
 
 def chosen(found: Draw) -> list[str]:
@@ -161,15 +161,15 @@ GOOD_PLACES = [0, 2, 4, 7, 9]
 
 
 @pytest.mark.parametrize(
-    ("cached", "chunk"), [([], 1), ([0, 2, 7], 1), ([1, 5, 6, 9], 4), ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], 1)]
+    ("cached", "share"), [([], 1), ([0, 2, 7], 1), ([1, 5, 6, 9], 0.3), ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], 1)]
 )
-def test_the_draw_is_uniform_over_the_informative_groups(cached: list[int], chunk: int) -> None:
+def test_the_draw_is_uniform_over_the_informative_groups(cached: list[int], share: float) -> None:
     """10,000 draws of two; every ordered pair of the five informative groups is equally likely."""
     counts: Counter[tuple[int, ...]] = Counter()
     places = {entry.group_id: place for place, entry in enumerate(ENTRIES)}
     for seed in range(10_000):
         entries, verifier = a_pool(MIXED, cached)
-        counts[tuple(places[one] for one in chosen(draw(entries, verifier, 2, seed, chunk)))] += 1
+        counts[tuple(places[one] for one in chosen(draw(entries, verifier, 2, seed, share)))] += 1
     pairs = [(a, b) for a in GOOD_PLACES for b in GOOD_PLACES if a != b]
     assert set(counts) == set(pairs)
     assert chisquare([counts[pair] for pair in pairs]).pvalue > 0.001
@@ -181,7 +181,7 @@ def test_a_later_draw_is_uniform_too_though_earlier_ones_left_verdicts_behind() 
     for seed in range(10_000):
         entries, verifier = a_pool(MIXED)
         for round in range(3):
-            found = draw(entries, verifier, 1, seed * 3 + round, chunk=4)
+            found = draw(entries, verifier, 1, seed * 3 + round, share=0.25)
             entries = [entry for entry in entries if entry.group_id not in found.leaving]
         counts[chosen(found)[0]] += 1
     assert chisquare([counts[ENTRIES[place].group_id] for place in GOOD_PLACES]).pvalue > 0.001
@@ -208,9 +208,9 @@ def reference(entries: Sequence[Entry], verifier: Verifier, want: int, seed: int
 
 
 @settings(max_examples=300, deadline=None)
-@given(TRUTHS, st.integers(0, 6), st.integers(0, 999), st.integers(1, 20), st.sets(st.integers(0, 15)))
-def test_laziness_chunks_and_caches_change_nothing_but_the_cost(
-    truths: list[Truth], want: int, seed: int, chunk: int, cached: set[int]
+@given(TRUTHS, st.integers(0, 6), st.integers(0, 999), st.floats(0.05, 1), st.sets(st.integers(0, 15)))
+def test_laziness_guesses_and_caches_change_nothing_but_the_cost(
+    truths: list[Truth], want: int, seed: int, share: float, cached: set[int]
 ) -> None:
     known = sorted(place for place in cached if place < len(truths))
     entries, verifier = a_pool(truths, known)
@@ -219,13 +219,13 @@ def test_laziness_chunks_and_caches_change_nothing_but_the_cost(
     rng("test", seed).shuffle(order)
     unknown = [entry.group_id for entry in order if entry.verdict is None]
     needed = [entry.group_id for entry in order[:walk] if entry.verdict is None]
-    found = draw(entries, verifier, want, seed, chunk)
+    found = draw(entries, verifier, want, seed, share)
 
     assert chosen(found) == expected
     assert found.shortfall == want - len(expected)
-    # verified in the permutation's order, each once, and beyond what is needed at most a chunk or a walk
+    # verified in the permutation's order, each once, and not far beyond what the walk needs
     assert verifier.asked == unknown[: len(verifier.asked)]
-    assert len(needed) <= len(verifier.asked) < len(needed) + max(chunk, walk, 1)
+    assert len(needed) <= len(verifier.asked) < max(1, len(needed) + math.ceil((walk + want) / share))
     assert found.verified == len(verifier.asked)
     # what is of no use is said, and nothing else
     walked = {entry.group_id for entry in order[:walk]} | set(verifier.asked)
@@ -244,8 +244,14 @@ def test_verification_stops_when_enough_were_found() -> None:
 def test_where_much_is_useless_more_is_verified_in_a_call() -> None:
     entries, verifier = a_pool([(1.0, 1.0)] * 16)
     found = draw(entries, verifier, 1)
-    assert [len(call) for call in verifier.calls] == [1, 1, 2, 4, 8]
+    assert [len(call) for call in verifier.calls] == [1, 2, 4, 8, 1]
     assert (found.verified, found.shortfall) == (16, 1)
+
+
+def test_what_was_useless_lately_is_taken_into_account_from_the_first_call() -> None:
+    entries, verifier = a_pool([GOOD, DULL] * 8)
+    draw(entries, verifier, 4, share=0.5)
+    assert len(verifier.calls[0]) == 8
 
 
 def test_cached_verdicts_are_not_asked_for_again() -> None:
@@ -359,16 +365,16 @@ class Credit:
         return ahead < self._together and spent + ahead < self._credits[node]
 
 
-@pytest.mark.parametrize(("together", "chunk"), [(16, 1), (1, 1), (2, 4)])
+@pytest.mark.parametrize(("together", "share"), [(16, 1), (1, 1), (2, 0.3)])
 def test_the_draw_is_uniform_over_the_authors_with_time_left_whatever_the_others_do(
-    together: int, chunk: int
+    together: int, share: float
 ) -> None:
     """p0 runs out after two groups; p1 has nothing from the start; p2's five groups are drawn alike."""
     counts: Counter[str] = Counter()
     for seed in range(10_000):
         entries, verifier = a_pool([GOOD] * 16)
         ready = Credit(verifier, {"p0": 2, "p1": 0, "p2": 16}, together)
-        found = draw(entries, verifier, 3, seed, chunk, ready=ready)
+        found = draw(entries, verifier, 3, seed, share, ready=ready)
         counts.update(entry.group_id for entry in found.chosen)
     nodes = {entry.group_id: entry.group.node for entry in ENTRIES}
     shares = {
@@ -401,12 +407,12 @@ def test_a_verdict_that_is_known_needs_no_time() -> None:
     TRUTHS,
     st.integers(0, 6),
     st.integers(0, 999),
-    st.integers(1, 20),
+    st.floats(0.05, 1),
     st.integers(1, 4),
     st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6)),
 )
 def test_nobody_is_verified_beyond_their_time_however_many_at_once(
-    truths: list[Truth], want: int, seed: int, chunk: int, together: int, credits: tuple[int, int, int]
+    truths: list[Truth], want: int, seed: int, share: float, together: int, credits: tuple[int, int, int]
 ) -> None:
     """As if each group were asked about, verified and paid for on its own."""
     limits = dict(zip(("p0", "p1", "p2"), credits, strict=True))
@@ -417,7 +423,7 @@ def test_nobody_is_verified_beyond_their_time_however_many_at_once(
     assert chosen(found[0]) == chosen(found[1])
     assert found[0].waiting == found[1].waiting
     entries, verifier = a_pool(truths)
-    draw(entries, verifier, want, seed, chunk, ready=Credit(verifier, limits, together))
+    draw(entries, verifier, want, seed, share, ready=Credit(verifier, limits, together))
     spent = Counter(map(by_id, verifier.asked))
     assert all(spent[node] <= limits[node] for node in limits)
 
