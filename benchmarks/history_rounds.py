@@ -45,6 +45,10 @@ class Rounds:
         """What the update was made of."""
         return self._batches[round]
 
+    def batch_digest(self, round: int) -> str:
+        """Of what the update was made of."""
+        return self._batches[round].digest()
+
     def link(self, round: int) -> Link:
         """How it hangs on the rounds before."""
         return self._links[round]

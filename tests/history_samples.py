@@ -161,6 +161,9 @@ class Books:
     def batch(self, round: int) -> Batch:
         return self._batches[round]
 
+    def batch_digest(self, round: int) -> str:
+        return self._batches[round].digest()
+
     def result(self, round: int) -> RoundResult:
         return result(round)
 

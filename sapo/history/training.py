@@ -2,6 +2,7 @@
 of the groups it received, as rows of `receipts`, and what it refused, as rows of `quarantine`."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, Protocol
@@ -14,6 +15,9 @@ from sapo.journal_rows import Link, Movement, RefusalRow
 from sapo.records import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
 
 log = logging.getLogger(__name__)
+
+_SORTED = sorted(TRAINING.names)
+"""Columns in the order of a row's canonical JSON."""
 
 
 class OwedRound(Protocol):
@@ -29,6 +33,7 @@ class Rounds(Protocol):
     def batch(self, round: int, /) -> Batch: ...
     def result(self, round: int, /) -> RoundResult: ...
     def environment(self, round: int, /) -> Mapping[str, str | int] | None: ...
+    def batch_digest(self, round: int, /) -> str: ...
     def link(self, round: int, /) -> Link: ...
     def movements(self, round: int, /) -> Sequence[Movement]: ...
     def refusals(self, round: int, /) -> Sequence[RefusalRow]: ...
@@ -94,7 +99,11 @@ class TrainingSink:
             row
             for round in due
             for row in rows(
-                journal.batch(round), journal.result(round), journal.environment(round), journal.link(round)
+                journal.batch(round),
+                journal.result(round),
+                journal.environment(round),
+                journal.link(round),
+                digest=journal.batch_digest(round),
             )
         ]
         marks = {self.mark: due[-1] + 1}
@@ -133,11 +142,13 @@ def rows(
     result: RoundResult,
     environment: Mapping[str, str | int] | None = None,
     link: Link | None = None,
+    *,
+    digest: str | None = None,
 ) -> list[dict[str, Any]]:
     """One row per completion of a batch, in batch order, with the digests that replay checks first.
 
     `environment` says what the update depended on besides: versions, threads, CPU, config digest. `link` is
-    how the round hangs on those before it.
+    how the round hangs on those before it. `digest` is the batch's, where it is known.
     Raises `ValueError` for a batch whose rows could not be put back in order: places or completions out of
     order, or a group without completions.
     """
@@ -163,13 +174,17 @@ def rows(
         "chain": link.chain if link else None,
         "seconds": result.metrics.get("time/round"),
     }
-    digest = batch.digest()
+    digest = digest or batch.digest()
+    of_round = _texts(shared)
     found: list[dict[str, Any]] = []
     for group in batch.groups:
+        columns = _group_columns(group)
+        of_group = of_round | _texts(columns)
         for sample in group.samples:
-            row = shared | _group_columns(group) | _sample_columns(sample)
-            row["tensor_crc32"] = list(result.tensors) if result.tensors and not found else None
-            found.append(row | {"row_digest": row_digest(row), "batch_digest": digest})
+            own = _sample_columns(sample)
+            own["tensor_crc32"] = list(result.tensors) if result.tensors and not found else None
+            row_digest = _digest(of_group | _sample_texts(own))
+            found.append({**shared, **columns, **own, "row_digest": row_digest, "batch_digest": digest})
     return found
 
 
@@ -216,6 +231,33 @@ def _sample_columns(sample: Sample) -> dict[str, Any]:
         "behaviour_logprobs": None if logprobs is None else list(logprobs),
         "retokenised": sample.retokenised,
     }
+
+
+def _texts(columns: Mapping[str, Any]) -> dict[str, str]:
+    """Each column that is not null as it stands in a row's canonical JSON."""
+    return {
+        name: f"{canonical(name)}:{canonical(value)}" for name, value in columns.items() if value is not None
+    }
+
+
+def _sample_texts(columns: Mapping[str, Any]) -> dict[str, str]:
+    """The same, faster: numbers and lists of them are most of what a completion adds to its group."""
+    return {name: f'"{name}":{_text(value)}' for name, value in columns.items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    """A value as canonical JSON."""
+    kind = type(value)
+    if kind is int or (kind is float and math.isfinite(value)):
+        return repr(value)
+    if kind is list and set(map(type, value)) <= {int}:
+        return f"[{','.join(map(repr, value))}]"
+    return canonical(value)
+
+
+def _digest(texts: Mapping[str, str]) -> str:
+    """`row_digest` of the row that has these columns."""
+    return sha256(f"{{{','.join([texts[name] for name in _SORTED if name in texts])}}}")
 
 
 def row_digest(row: Mapping[str, Any]) -> str:

@@ -29,8 +29,9 @@ from sapo.history import read
 from sapo.history.maintain import maintain_table
 from sapo.history.rounds import whole
 from sapo.history.tables import TRAINING, Store, commit
-from sapo.history.training import TrainingSink, rows, transaction_id
+from sapo.history.training import TrainingSink, row_digest, rows, transaction_id
 from sapo.journal import Journal
+from sapo.journal_rows import Link
 
 # fmt: off
 NAMED = {
@@ -280,3 +281,12 @@ def test_a_real_journal_is_delivered_and_read_back(store: Store, tmp_path: Path)
     found = read.training(store, limit=1).to_pylist()[0]
     assert found["environment"] == '{"threads":1,"torch":"2.13.0"}'
     assert (found["policy_version_before"], found["policy_version_after"]) == (0, 1)
+
+
+def test_the_digest_of_every_row_is_that_of_its_canonical_json() -> None:
+    """The writer puts a row's text together from its columns; the reader makes it of the row as a whole."""
+    one = batch(3)
+    for digest in (None, one.digest()):
+        found = rows(one, result(3), {"torch": "2.13.0"}, Link(2, "c" * 64), digest=digest)
+        assert [row["row_digest"] for row in found] == [row_digest(row) for row in found]
+        assert {row["batch_digest"] for row in found} == {one.digest()}
