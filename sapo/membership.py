@@ -11,6 +11,8 @@ from sapo.records import Group, Hex64, Invitation, Name, Record, canonical
 __all__ = ["Refused", "Token", "check", "closed_to", "invite", "refuse_outsider", "trusted"]
 
 PREFIX = "sapo-invitation-"
+LISTS = 8
+"""Lists of members kept as sets: a process has few swarms."""
 
 
 class Token(Record):
@@ -37,7 +39,7 @@ class Token(Record):
 
     def refuse_unfit(self, manifest: Manifest, key: str, now: float) -> None:
         """Raise `UserError` where it does not let `key` into the swarm at a time in unix seconds."""
-        flaw = None if key in manifest.members else _flaw(key, self.invitation, manifest, now)
+        flaw = None if _is_member(key, manifest) else _flaw(key, self.invitation, manifest, now)
         if self.swarm != manifest.swarm:
             problem = f"is for swarm {self.swarm!r}, this is {manifest.swarm!r}"
         elif self.key != key:
@@ -56,7 +58,7 @@ def trusted(manifest: Manifest) -> frozenset[str]:
 
 def closed_to(key: str, manifest: Manifest) -> bool:
     """Whether whatever names this key as its author can be refused unseen, before a signature is checked."""
-    return manifest.entry == "allow-list" and key not in manifest.members
+    return manifest.entry == "allow-list" and not _is_member(key, manifest)
 
 
 def check(group: Group, manifest: Manifest, now: float) -> None:
@@ -94,15 +96,29 @@ def day(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))
 
 
+_sets: dict[int, tuple[tuple[str, ...], frozenset[str]]] = {}
+
+
+def _is_member(key: str, manifest: Manifest) -> bool:
+    """Whether a key is on the list, in a time that does not grow with it (DESIGN 7)."""
+    held = _sets.get(id(manifest.members))
+    if held is None:
+        if len(_sets) >= LISTS:
+            _sets.clear()
+        # the list is held too, so that no other one gets its id meanwhile
+        held = _sets[id(manifest.members)] = (manifest.members, frozenset(manifest.members))
+    return key in held[1]
+
+
 def _flaw(key: str, invitation: Invitation | None, manifest: Manifest, now: float) -> tuple[str, str] | None:
     """Code and text of what is wrong with a key's wish to publish, if anything is."""
-    if manifest.entry == "open" or key in manifest.members:
+    if manifest.entry == "open" or _is_member(key, manifest):
         return None
     if manifest.entry == "allow-list":
         return "not_member", f"{key[:12]} is not on the allow-list"
     if invitation is None:
         return "not_member", f"{key[:12]} is no member and has no invitation"
-    if invitation.inviter not in manifest.members:
+    if not _is_member(invitation.inviter, manifest):
         return "bad_invitation", f"{invitation.inviter[:12]}, who invited, is no member"
     if not verify(
         invitation.inviter, invitation.signature, _statement(manifest.swarm, key, invitation.until)
