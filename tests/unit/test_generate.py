@@ -6,7 +6,7 @@ import torch
 from scipy.stats import chisquare
 
 from sapo.errors import UserError
-from sapo.generate.transformers import TransformersEngine, _pick
+from sapo.generate.transformers import BLOCK, TransformersEngine, _branch, _pick
 from sapo.models import LoadedPolicy
 from sapo.records import Completion, Sampling
 
@@ -127,10 +127,33 @@ def test_generation_ends_where_the_context_ends() -> None:
 def test_sampling_follows_the_distribution() -> None:
     logits = torch.tensor([[2.0, 0.0, -1.0, 1.0]])
     draws = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    token, _ = _pick(logits.expand(20_000, 4), Sampling(temperature=1.5), draws)
+    token, _ = _pick(logits, torch.zeros(20_000, dtype=torch.long), Sampling(temperature=1.5), draws)
     expected = torch.softmax(logits[0].double() / 1.5, dim=0) * 20_000
     counts = torch.bincount(token, minlength=4)
     assert chisquare(counts.numpy(), expected.numpy()).pvalue > 0.01
+
+
+def test_a_draw_finds_its_token_among_many_blocks_of_the_vocabulary() -> None:
+    logits = torch.randn(3, 2 * BLOCK + 77, generator=torch.Generator().manual_seed(1)) * 3
+    row = torch.arange(3).repeat_interleave(300)
+    uniform = torch.rand(900, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    token, logprob = _pick(logits, row, Sampling(), uniform)
+    table = torch.log_softmax(logits.double(), dim=-1)
+    upto = table.exp().cumsum(dim=-1)[row]
+    here = upto.gather(1, token[:, None]).squeeze(1)
+    before = here - table[row, token].exp()
+    assert (here > uniform - 1e-6).all()
+    assert (before < uniform + 1e-6).all()
+    assert torch.allclose(logprob.double(), table[row, token], atol=1e-5)
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-53])
+def test_no_draw_gives_a_token_that_a_cut_took_out(uniform: float) -> None:
+    logits = torch.zeros(1, 2 * BLOCK + 77)
+    logits[0, [BLOCK - 1, BLOCK, 2 * BLOCK + 5]] = 2.0
+    draw = torch.tensor([uniform], dtype=torch.float64)
+    token, _ = _pick(logits, torch.tensor([0]), Sampling(top_k=3), draw)
+    assert int(token) in {BLOCK - 1, BLOCK, 2 * BLOCK + 5}
 
 
 @pytest.mark.parametrize(
@@ -145,9 +168,9 @@ def test_sampling_follows_the_distribution() -> None:
     ],
 )
 def test_cuts_keep_exactly_the_tokens_they_should(sampling: Sampling, kept: set[int]) -> None:
-    logits = torch.tensor([0.5, 0.3, 0.19, 0.01]).log().expand(4000, 4)
+    logits = torch.tensor([[0.5, 0.3, 0.19, 0.01]]).log()
     draws = torch.linspace(0, 0.999999, 4000, dtype=torch.float64)
-    token, _ = _pick(logits, sampling, draws)
+    token, _ = _pick(logits, torch.zeros(4000, dtype=torch.long), sampling, draws)
     assert set(token.tolist()) == kept
 
 
@@ -156,3 +179,50 @@ def test_the_models_mode_is_left_as_it_was() -> None:
     policy.model.train()
     run(policy, tokens=1)
     assert policy.model.training
+
+
+def test_completions_that_have_written_the_same_are_computed_once() -> None:
+    policy = samples.policy()
+    rows: list[int] = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda _, __, given: rows.append(len(given["input_ids"])), with_kwargs=True
+    )
+    groups = run(policy, PROMPTS[:2], greedy=True, completions=8)
+    hook.remove()
+    assert len(rows) > 1
+    assert max(rows) == 2
+    assert all(completion == group[0] for group in groups for completion in group)
+
+
+def test_rows_branch_where_completions_part_and_stay_where_they_do_not() -> None:
+    row, token = torch.tensor([0, 0, 1, 1]), torch.tensor([7, 7, 9, 3])
+    parent, ids, place = _branch(row, token, rows=2)
+    assert parent is not None
+    assert (parent.tolist(), ids.tolist(), place.tolist()) == ([0, 1, 1], [7, 3, 9], [0, 0, 2, 1])
+    parent, ids, place = _branch(torch.tensor([0, 1, 2, 3, 5]), torch.tensor([4, 4, 8, 6, 5]), rows=6)
+    assert parent is None
+    assert (ids.tolist(), place.tolist()) == ([4, 4, 8, 6, 0, 5], [0, 1, 2, 3, 5])
+
+
+def test_an_engine_with_its_own_copy_changes_when_it_is_told_to() -> None:
+    policy = samples.policy()
+    engine = TransformersEngine(policy, own_copy=True)
+
+    def answers(engine: TransformersEngine) -> list[list[Completion]]:
+        return engine.generate(
+            [policy.encode_prompt(PROMPTS[0])],
+            completions=4,
+            max_new_tokens=6,
+            sampling=Sampling(),
+            seed=1,
+        )
+
+    before = answers(engine)
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=0.1, fused=True)
+    for parameter in policy.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert answers(engine) == before
+    engine.update_weights()
+    assert answers(engine) == answers(TransformersEngine(policy)) != before
+    assert all(parameter.requires_grad for parameter in policy.model.parameters())
