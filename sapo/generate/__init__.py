@@ -18,7 +18,7 @@ def open_engine(config: Config, policy: "LoadedPolicy") -> Engine:
     if config.generate.engine == "transformers":
         from sapo.generate.transformers import TransformersEngine
 
-        return TransformersEngine(policy)
+        return TransformersEngine(policy, own_copy=bool(config.generate.ahead))
     from sapo.generate.vllm import VllmEngine
 
     return VllmEngine(policy, cache_gb=config.generate.vllm_cache_gb)

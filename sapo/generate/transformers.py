@@ -37,7 +37,8 @@ class TransformersEngine:
         self.max_rows = max_rows
         self._model: Any = policy.model
         if own_copy:
-            self._model = copy.deepcopy(policy.model).requires_grad_(False).eval()
+            # As trainable as the original: torch multiplies in another order by what wants no gradient.
+            self._model = copy.deepcopy(policy.model).eval()
 
     def update_weights(self) -> None:
         """Copy the trained parameters; nothing to do where the weights are shared."""

@@ -58,9 +58,9 @@ CONFIG = (
 GIBBERISH = "zqxj kvwz"
 
 
-def course_config() -> Config:
-    """The config of the course."""
-    return small_config(CONFIG)
+def course_config(ahead: bool = False) -> Config:
+    """The config of the course, perhaps with each round sampled beside the update before."""
+    return small_config([*CONFIG, f"generate.ahead={int(ahead)}"])
 
 
 @dataclass
@@ -167,6 +167,7 @@ class Course:
     polls: Sequence[Sequence[Received]]
     versions: bool = False
     """Whether model versions are registered too, which takes longer than all the rest."""
+    ahead: bool = False
     clock: Clock = field(default_factory=Clock)
 
     def run(self) -> None:
@@ -184,7 +185,7 @@ class Course:
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[NodeRuntime, list[Lane]]]:
-        config = course_config()
+        config = course_config(self.ahead)
         bus = Schedule(SqliteBus(self.home.bus, clock=self.clock), self.polls)
         with NodeRuntime.open(
             config, "n0", self.home, clock=self.clock, bus=bus, incarnation=INCARNATION, deliver=False

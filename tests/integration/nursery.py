@@ -5,7 +5,8 @@ With `"shots"` a copy of the home is laid into that folder each time that what i
 a kill at that instant leaves. With `"visited"` the child kills itself with SIGKILL at the first step that
 this file does not name, and notes it there. Steps are the functions that the stages of a round call; with
 `"deep"` all of the package; with `"versions"`, when model versions are registered too, those called for that,
-MLflow's own included. The answer says whether it was `killed`, and where.
+MLflow's own included. With `"ahead"` rounds are sampled beside the update before, but for those in `"fresh"`.
+The answer says whether it was `killed`, and where.
 """
 
 import hashlib
@@ -29,11 +30,13 @@ from crash_course import Course, SharedWorkers, arrivals, share_workers
 
 import sapo
 from sapo import models
+from sapo.ahead import Ahead
 from sapo.home import Home
 from sapo.learn.update import Learner
 
 PACKAGE = str(Path(sapo.__file__).parent)
-ROUND = ("node.py", "intake.py", "recovery.py", "repeat.py", "checkpoint.py", "deliver.py", "training.py")
+ROUND = ("node.py", "asking.py", "ahead.py", "intake.py", "recovery.py", "repeat.py", "checkpoint.py")
+ROUND += ("deliver.py", "training.py")
 """Files whose calls are steps: a round, what comes in, coming back, snapshots, deliveries."""
 VERSION = ("track.py", "versions.py")
 """Files whose calls are steps of registering a version."""
@@ -213,6 +216,17 @@ def _copy(source: str, target: str) -> None:
     (os.link if _is_whole(Path(source)) else shutil.copy2)(source, target)
 
 
+def forget(rounds: Sequence[int]) -> None:
+    """Have nothing sampled ahead for these rounds, as if a crash had come before each of them."""
+    begin = Ahead.begin
+
+    def begin_or_not(ahead: Ahead, round: int, policy_version: int) -> None:
+        if round not in rounds:
+            begin(ahead, round, policy_version)
+
+    Ahead.begin = begin_or_not  # type: ignore[method-assign]
+
+
 def go(command: dict[str, Any], polls: Any) -> None:
     """In the child: the whole course, watched as the command says."""
     home, versions = Home(Path(command["home"])), command.get("versions", False)
@@ -221,7 +235,9 @@ def go(command: dict[str, Any], polls: Any) -> None:
     if "visited" in command:
         callers = VERSION if versions else ROUND
         Killer(Path(command["visited"]), {"deep": command.get("deep", False), "callers": callers}).install()
-    Course(home, polls, versions).run()
+    if "fresh" in command:
+        forget(command["fresh"])
+    Course(home, polls, versions, command.get("ahead", False)).run()
     sys.settrace(None)
 
 

@@ -238,6 +238,22 @@ def test_killed_at_every_step_of_registering_versions_it_has_each_once(nursery, 
     print(f"killed at {len(steps)} steps: {steps}")
 
 
+def test_killed_at_every_step_while_it_samples_ahead_it_loses_no_more_than_samples(
+    nursery, untouched, tmp_path
+):
+    home = another(untouched, tmp_path / "home")
+    steps = kill_everywhere(nursery, home, tmp_path / "visited", ahead=True)
+    assert {"ahead.Ahead.begin", "ahead.Ahead.take", "asking.answer", "asking.request"} <= set(steps)
+    payloads = [json.loads(payload) for payload, *_ in query(home.bus, "SELECT payload FROM log")]
+    versions = {group["round"]: group["policy_version"] for group in payloads}
+    assert all(version in (round, round - 1) for round, version in versions.items())
+    lost = [round for round, version in versions.items() if round == version]
+    assert {0, 1} <= set(lost) < set(range(ROUNDS))
+    unkilled = another(untouched, tmp_path / "unkilled")
+    assert nursery.run(unkilled, ahead=True, fresh=lost) is None
+    same(home, ended(unkilled), "every step, sampling ahead")
+
+
 @pytest.mark.soak
 def test_killed_at_every_function_it_ends_with_the_same(nursery, untouched, undisturbed, tmp_path):
     steps = kill_everywhere(nursery, another(untouched, tmp_path / "home"), tmp_path / "visited", deep=True)
@@ -245,10 +261,10 @@ def test_killed_at_every_function_it_ends_with_the_same(nursery, untouched, undi
     print(f"killed at {len(steps)} functions, at their call or return")
 
 
-def kill_everywhere(nursery: Nursery, home: Home, visited: Path, deep: bool = False) -> list[str]:
+def kill_everywhere(nursery: Nursery, home: Home, visited: Path, **how: bool) -> list[str]:
     """Kill the node at the first step it has not died at, again and again; returns all steps."""
     steps: list[str] = []
-    while (step := nursery.run(home, visited=str(visited), deep=deep)) is not None:
+    while (step := nursery.run(home, visited=str(visited), **how)) is not None:
         assert step not in steps
         steps.append(step)
     return steps

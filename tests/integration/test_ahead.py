@@ -1,0 +1,470 @@
+"""Generation beside the update of the round before: off by one, said truly, gone without a trace."""
+
+import copy
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from deltalake import DeltaTable
+from recorded_runs import shared_workers
+from swarms import make_home, open_node, small_config
+
+from sapo import ahead, cli
+from sapo.bus import open_bus
+from sapo.cache import default_cache
+from sapo.config import Config
+from sapo.errors import Paused
+from sapo.evaluate import evaluate
+from sapo.generate.transformers import TransformersEngine
+from sapo.history import open_store
+from sapo.history.rollouts import Archiver
+from sapo.home import Home
+from sapo.journal import Journal
+from sapo.models import LoadedPolicy, load_policy
+from sapo.node import NodeRuntime
+from sapo.proof import check
+from sapo.records import Completion, Group
+from sapo.replay import opened
+from sapo.seeds import stream
+
+pytestmark = pytest.mark.timeout(600)
+
+AHEAD = ("generate.ahead=1", "batch.external=0", "swarm.nodes=1", "guard.max_engine_gap=1000")
+Weights = dict[str, torch.Tensor]
+
+
+class Broken(Exception):
+    """What an engine raises here."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers() -> Iterator[None]:
+    with shared_workers():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    yield
+    assert not sampling()
+
+
+def sampling() -> list[str]:
+    """Threads that sample ahead now."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "ahead"]
+
+
+def groups_of(node: NodeRuntime, round: int) -> list[Group]:
+    return [Group.model_validate_json(signed.payload) for signed in node.journal.groups(round)]
+
+
+def versions(node: NodeRuntime, round: int) -> set[int]:
+    return {group.policy_version for group in groups_of(node, round)}
+
+
+def weights_of(node: NodeRuntime) -> Weights:
+    return copy.deepcopy(node.parts.policy.model.state_dict())
+
+
+def policy_with(config: Config, weights: Mapping[str, torch.Tensor]) -> LoadedPolicy:
+    policy = load_policy(config.model, config=config, cache=default_cache())
+    policy.model.load_state_dict(weights)
+    return policy
+
+
+def to_the_update(node: NodeRuntime) -> None:
+    """A round up to where its batch is committed."""
+    node.generate()
+    node.publish()
+    node.consume_sample()
+    node.verify()
+
+
+def written_by(config: Config, weights: Weights, groups: list[Group]) -> list[list[Completion]]:
+    """What an engine over these weights writes in the round of these groups, with nothing beside it."""
+    policy, first = policy_with(config, weights), groups[0]
+    return TransformersEngine(policy).generate(
+        [policy.encode_prompt(group.question) for group in groups],
+        completions=config.batch.completions,
+        max_new_tokens=config.generate.max_new_tokens,
+        sampling=config.generate.sampling,
+        seed=stream(config.swarm.seed, first.incarnation, first.round, "generate"),
+    )
+
+
+def test_what_is_sampled_ahead_is_what_the_weights_before_the_update_write(tmp_path: Path) -> None:
+    config = small_config([*AHEAD, "swarm.rounds=5", "learn.lr=1e-2"])
+    before: list[Weights] = []
+    with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
+        while not node.finished:
+            to_the_update(node)
+            before.append(weights_of(node))
+            node.grpo_update()
+        rounds = [groups_of(node, round) for round in range(5)]
+        metrics = [result.metrics for result in node.journal.results()]
+    assert [{group.policy_version for group in groups} for groups in rounds] == [{0}, {0}, {1}, {2}, {3}]
+    assert [values["staleness/own_rounds"] for values in metrics] == [0, 1, 1, 1, 1]
+    assert ["time/generate_ahead" in values for values in metrics] == [False, True, True, True, True]
+    moved = 0
+    for groups in rounds:
+        wrote, now = before[groups[0].policy_version], before[groups[0].round]
+        written = written_by(config, wrote, groups)
+        assert [list(group.completions) for group in groups] == written
+        moved += written_by(config, now, groups) != written
+    assert moved, "the updates changed nothing that could be told"
+
+
+def test_questions_and_draws_are_those_of_the_round_whether_ahead_or_not(tmp_path: Path) -> None:
+    asked = []
+    for name, setting in (("ahead", "1"), ("plain", "0")):
+        config = small_config([*AHEAD, f"generate.ahead={setting}", "swarm.rounds=3", "learn.lr=1e-30"])
+        with open_node(config, make_home(tmp_path / name, config), deliver=False) as node:
+            while not node.finished:
+                node.run_round()
+            rounds = [groups_of(node, round) for round in range(3)]
+            last = node.journal.result(2).metrics
+        asked.append([[(g.question, g.completions) for g in groups] for groups in rounds])
+        assert ("staleness/own_rounds" in last, "time/generate_ahead" in last) == (name == "ahead",) * 2
+    assert asked[0] == asked[1]  # with a learning rate that moves nothing all versions write alike
+
+
+def test_updates_have_the_same_bits_with_nothing_beside_them(tmp_path: Path) -> None:
+    config = small_config([*AHEAD, "swarm.rounds=8", "checkpoint.every_rounds=100", "learn.lr=1e-3"])
+    home = make_home(tmp_path / "home", config)
+    with open_node(config, home, deliver=False) as node:
+        for _ in range(7):
+            node.run_round()
+        digests = {result.weights_sha256 for result in node.journal.results()}
+        weights = node.parts.weights_sha256()
+    assert len(digests) > 2
+    with open_node(config, home, deliver=False) as node:  # repeats all rounds and compares each digest
+        assert (node.round, node.parts.weights_sha256()) == (7, weights)
+
+
+@pytest.mark.parametrize("cut", [(), ("generate.top_k=5", "generate.top_p=0.9", "generate.min_p=0.01")])
+def test_an_update_disturbs_no_sampling_beside_it(tmp_path: Path, cut: tuple[str, ...]) -> None:
+    config = small_config([*AHEAD, *cut, "learn.lr=1e-3"])
+    with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
+        to_the_update(node)
+        batch, engine = node.journal.batch(0), node.parts.engine
+        prompts = [node.parts.policy.encode_prompt(group.question) for group in groups_of(node, 0)]
+        found: list[Any] = []
+
+        def sample() -> None:
+            for seed in range(20):
+                found.append(
+                    engine.generate(
+                        prompts,
+                        completions=6,
+                        max_new_tokens=6,
+                        sampling=config.generate.sampling,
+                        seed=seed % 4,
+                    )
+                )
+
+        sample()
+        alone, found = found, []
+        thread = threading.Thread(target=sample)
+        thread.start()
+        steps = 0
+        while thread.is_alive():  # each switches to deterministic kernels and back
+            steps += node.parts.learner.step(batch).skipped is None
+        thread.join()
+    assert found == alone
+    assert steps
+
+
+def test_trap_39_after_a_restart_the_round_is_sampled_afresh_and_says_from_which_weights(
+    tmp_path: Path,
+) -> None:
+    config = small_config([*AHEAD, "swarm.rounds=4", "learn.lr=1e-2"])
+    home = make_home(tmp_path / "home", config)
+    with open_node(config, home, deliver=False) as node:
+        node.run_round()
+        node.run_round()
+    with open_node(config, home, deliver=False) as node:
+        weights = weights_of(node)
+        first, second = node.run_round(), node.run_round()
+        assert (versions(node, 2), versions(node, 3)) == ({2}, {2})
+        groups = groups_of(node, 2)
+        assert [list(group.completions) for group in groups] == written_by(config, weights, groups)
+    assert (first.metrics["staleness/own_rounds"], second.metrics["staleness/own_rounds"]) == (0, 1)
+    assert "time/generate_ahead" not in first.metrics
+
+
+def test_stopped_before_its_update_a_round_is_taken_up_with_the_next_one_ahead(tmp_path: Path) -> None:
+    config = small_config([*AHEAD, "swarm.rounds=3", "learn.lr=1e-2"])
+    home = make_home(tmp_path / "home", config)
+    with open_node(config, home, deliver=False) as node:
+        node.run_round()
+        to_the_update(node)
+    with open_node(config, home, deliver=False) as node:
+        while not node.finished:
+            node.run_round()
+        stopped = [[g.completions for g in groups_of(node, round)] for round in range(3)]
+        assert versions(node, 2) == {1}
+    other = make_home(tmp_path / "other", config)
+    with open_node(config, other, deliver=False) as node:
+        while not node.finished:
+            node.run_round()
+        assert [[g.completions for g in groups_of(node, round)] for round in range(3)] == stopped
+
+
+def test_nothing_is_sampled_beside_the_last_update(tmp_path: Path) -> None:
+    config = small_config([*AHEAD, "swarm.rounds=1"])
+    with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
+        asked = watched(node)
+        node.run_round()
+        assert (node.finished, len(asked), sampling()) == (True, 1, [])
+
+
+def watched(node: NodeRuntime) -> list[int]:
+    """The number of prompts of each call of a node's engine, which must not come two at a time."""
+    engine, asked, free = node.parts.engine, [], threading.Lock()
+    generate = engine.generate
+
+    def alone(prompts: Any, **how: Any) -> Any:
+        assert free.acquire(blocking=False), "two threads use the engine"
+        try:
+            asked.append(len(prompts))
+            return generate(prompts, **how)
+        finally:
+            free.release()
+
+    engine.generate = alone  # type: ignore[method-assign]
+    return asked
+
+
+def test_a_probe_asks_the_present_weights_and_never_beside_the_sampling(tmp_path: Path) -> None:
+    probing = ["eval.probe_questions=20", "eval.probe_every=1"]
+    config = small_config([*AHEAD, *probing, "swarm.rounds=4", "learn.lr=1e-2"])
+    shown, expected = [], []
+    with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
+        watched(node)
+        while not node.finished:
+            policy = policy_with(config, weights_of(node))
+            found = evaluate(
+                policy,
+                TransformersEngine(policy),
+                node.parts.workers,
+                node.parts.probe,
+                max_new_tokens=config.generate.max_new_tokens,
+                seed=config.swarm.seed,
+            )
+            expected.append(found.metrics())
+            metrics = node.run_round().metrics
+            shown.append({name: metrics[name] for name in expected[-1]})
+        assert [versions(node, round) for round in range(4)] == [{0}, {0}, {1}, {2}]
+    assert shown == expected
+    assert len({json.dumps(one) for one in expected}) > 1
+
+
+def breaking(node: NodeRuntime) -> threading.Event:
+    """Have the node's engine fail once the event is set."""
+    engine, broken = node.parts.engine, threading.Event()
+    generate = engine.generate
+
+    def sometimes(prompts: Any, **how: Any) -> Any:
+        if broken.is_set():
+            raise Broken("no more")
+        return generate(prompts, **how)
+
+    engine.generate = sometimes  # type: ignore[method-assign]
+    return broken
+
+
+def test_what_sampling_raises_is_raised_where_its_round_begins(tmp_path: Path) -> None:
+    config = small_config([*AHEAD, "swarm.rounds=3"])
+    with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
+        broken = breaking(node)
+        to_the_update(node)
+        broken.set()
+        node.grpo_update()
+        with pytest.raises(Broken, match="no more"):
+            node.generate()
+        assert node.journal.finished_rounds() == 1
+        broken.clear()
+        node.generate()  # who tries again samples afresh
+        assert versions(node, 1) == {1}
+
+
+def test_what_sampling_raises_is_raised_at_the_end_where_its_round_never_begins(tmp_path: Path) -> None:
+    config = small_config([*AHEAD, "swarm.rounds=3"])
+    home = make_home(tmp_path / "home", config)
+    node = open_node(config, home, deliver=False)
+    broken = breaking(node)
+    to_the_update(node)
+    broken.set()
+    node.grpo_update()
+    with pytest.raises(Broken, match="no more"):
+        node.close()
+    with open_node(config, home, deliver=False) as node:  # the lock is free, and nothing was lost
+        assert node.round == 1
+
+
+def until_paused(config: Config, home: Home) -> None:
+    """Rounds beside each of whose updates the sampling fails."""
+    with open_node(config, home, deliver=False) as node:
+        broken = breaking(node)
+        while not node.finished:
+            to_the_update(node)
+            broken.set()
+            node.grpo_update()
+            broken.clear()
+            with pytest.raises(Broken):
+                node.generate()
+
+
+def test_an_error_of_the_round_is_not_hidden_by_one_of_the_sampling(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = ["guard.min_entropy=50", "guard.action=pause", "swarm.rounds=40"]
+    config = small_config([*AHEAD, *guard])
+    with pytest.raises(Paused, match="entropy"):
+        until_paused(config, make_home(tmp_path / "home", config))
+    assert "sampling ahead failed too" in caplog.text
+
+
+def test_what_weights_wrote_that_were_given_up_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = [*AHEAD, "checkpoint.every_rounds=100", "swarm.rounds=60", "learn.lr=1e-2"]
+    home = make_home(tmp_path / "home", small_config(settings))
+    with open_node(small_config(settings), home, deliver=False) as node:
+        start = node.parts.weights_sha256()
+        while node.parts.weights_sha256() == start:
+            node.run_round()
+    alarmed = small_config([*settings, "guard.min_entropy=50", "guard.action=rollback"])
+    with open_node(alarmed, home, deliver=False) as node:
+        broken = breaking(node)
+        result = node.run_round()
+        while result.rolled_back_to is None:
+            result = node.run_round()
+        assert node.parts.weights_sha256() == start
+        weights = weights_of(node)
+        to_the_update(node)
+        groups = groups_of(node, result.round + 1)
+        assert {group.policy_version for group in groups} == {result.round + 1}
+        assert [list(group.completions) for group in groups] == written_by(alarmed, weights, groups)
+        # and what went wrong in dropped sampling, as it may with broken weights, ends nobody
+        broken.set()
+        while node.grpo_update().rolled_back_to is None:
+            broken.clear()
+            to_the_update(node)
+            broken.set()
+        broken.clear()
+        node.generate()
+    assert "sampling that was dropped failed: no more" in caplog.text
+
+
+def test_a_node_that_ends_waits_for_its_thread_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small_config([*AHEAD, "swarm.rounds=3"])
+    home = make_home(tmp_path / "home", config)
+    node = open_node(config, home, deliver=False)
+    release, generate = threading.Event(), node.parts.engine.generate
+
+    def held(prompts: Any, **how: Any) -> Any:
+        release.wait()
+        return generate(prompts, **how)
+
+    to_the_update(node)
+    node.parts.engine.generate = held  # type: ignore[method-assign]
+    node.grpo_update()
+    threads = [thread for thread in threading.enumerate() if thread.name == "ahead"]
+    monkeypatch.setattr(ahead, "LEAVE_S", 0.01)
+    node.close()
+    assert "left to itself after 0.01 s" in caplog.text
+    with open_node(config, home, deliver=False) as again:
+        assert again.round == 1
+    release.set()
+    for thread in threads:
+        thread.join(60)
+    assert (len(threads), sampling()) == (1, [])
+
+
+def test_the_thread_computes_with_the_threads_of_the_config(tmp_path: Path) -> None:
+    config = small_config([*AHEAD, "swarm.rounds=2", "threads=2"])
+    seen: list[int] = []
+    with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
+        generate = node.parts.engine.generate
+
+        def counted(prompts: Any, **how: Any) -> Any:
+            seen.append(torch.get_num_threads())
+            return generate(prompts, **how)
+
+        node.parts.engine.generate = counted  # type: ignore[method-assign]
+        node.run_round()
+        node.run_round()
+    torch.set_num_threads(1)
+    assert seen == [2, 2]
+
+
+@pytest.fixture(scope="module")
+def traded(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """Two nodes that sampled ahead and learned from each other over a real bus, one of them restarted."""
+    config = small_config(["generate.ahead=1", "swarm.rounds=12", "checkpoint.every_rounds=5"])
+    home = make_home(tmp_path_factory.mktemp("traded") / "home", config)
+    with open_node(config, home, "n1") as other:
+        for rounds in (7, 5):
+            with open_node(config, home, "n0") as node:
+                for _ in range(rounds):
+                    for one in (other, node):
+                        one.run_round()
+                        assert one.drain(60)
+    bus = open_bus(config, home)
+    Archiver(bus, open_store(config, home), "test").run()
+    bus.close()
+    return home
+
+
+def rows_of(home: Home, table: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = DeltaTable(home.history / table).to_pyarrow_table().to_pylist()
+    return rows
+
+
+def wrote(rows: list[dict[str, Any]], node: str, column: str) -> list[int]:
+    """The version of the policy that wrote a node's own completions, by round."""
+    found = {row["round"]: row[column] for row in rows if row["node"] == node}
+    return [found[round] for round in range(12)]
+
+
+def test_rows_name_the_version_that_wrote_and_the_one_that_learned(traded: Home) -> None:
+    published, trained = rows_of(traded, "rollouts"), rows_of(traded, "training")
+    own = [row for row in trained if row["source"] == "local"]
+    # n0 was started again after its seventh round
+    for node, expected in (("n0", [0, 0, 1, 2, 3, 4, 5, 7, 7, 8, 9, 10]), ("n1", [0, *range(11)])):
+        assert wrote(published, node, "policy_version") == expected
+        assert wrote(own, node, "producer_version") == expected
+        assert wrote(own, node, "policy_version_before") == list(range(12))
+
+
+def test_peers_take_what_was_sampled_ahead(traded: Home) -> None:
+    external = [row for row in rows_of(traded, "training") if row["source"] == "external"]
+    assert {(row["node"], row["producer"]) for row in external} == {("n0", "n1"), ("n1", "n0")}
+    for node in ("n0", "n1"):
+        with Journal.read_only(traded.journal(node)) as journal:
+            names = {name for result in journal.results() for name in result.metrics}
+        assert {name for name in names if name.startswith("pool/refused/")} <= {"pool/refused/own_echo"}
+
+
+def test_lineage_of_a_group_that_was_sampled_ahead_names_its_version(
+    traded: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = next(row for row in rows_of(traded, "training") if row["source"] == "external" and row["round"] > 2)
+    assert cli.invoke(["lineage", row["group_id"], "--home", str(traded.root), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["problems"] == []
+    assert told["author"]["policy_version"] == row["producer_version"] == told["author"]["round"] - 1
+
+
+@pytest.mark.parametrize("node", ["n0", "n1"])
+def test_replay_of_rounds_sampled_ahead_is_bit_exact(traded: Home, node: str) -> None:
+    with opened(traded, node) as replay:
+        found = check(replay)
+    assert (found.rounds, found.weights) == (12, 12)
