@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +78,17 @@ def ask(
         if progress is not None:
             progress(label, done, total)
 
-    return evaluate(
-        policy,
-        open_engine(config, policy),
-        workers,
-        questions,
-        max_new_tokens=config.generate.max_new_tokens,
-        samples=config.eval.samples,
-        seed=config.swarm.seed,
-        progress=tell,
-    )
+    with closing(open_engine(config, policy)) as engine:
+        return evaluate(
+            policy,
+            engine,
+            workers,
+            questions,
+            max_new_tokens=config.generate.max_new_tokens,
+            samples=config.eval.samples,
+            seed=config.swarm.seed,
+            progress=tell,
+        )
 
 
 def _body(

@@ -161,6 +161,14 @@ class GenerateConfig(Section):
     vllm_cache_gb: PositiveFloat = 1.0
     """Memory of vLLM's key-value cache."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.engine == "vllm" and self.top_p < 1 and self.min_p > 0:
+            raise ValueError(
+                "vLLM applies min_p before top_p, the transformers engine after it: choose one of them"
+            )
+        return self
+
     @property
     def sampling(self) -> Sampling:
         """The part that is stored with every group."""
