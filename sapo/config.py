@@ -101,6 +101,10 @@ class Config(Section):
                 'vLLM takes the first GPU it sees: with generate.engine = "vllm" choose another by '
                 "CUDA_VISIBLE_DEVICES, not by device"
             )
+        if self.learn.autocast and self.dtype == "bfloat16":
+            raise ValueError('learn.autocast has a meaning only with dtype = "float32"')
+        if self.learn.compile and self.device == "cpu":
+            raise ValueError("learn.compile needs a GPU: compiled for a CPU, a round's bits would not repeat")
         return self
 
     @property

@@ -27,29 +27,32 @@ def fix(environment: MutableMapping[str, str]) -> None:
         environment.pop(name, None)
 
 
-def arithmetic() -> dict[str, str]:
+def arithmetic(device: str = "cpu") -> dict[str, str]:
     """What the bits of an update in this process depend on, besides its inputs and the number of threads.
 
-    `cpu` is the instruction set torch uses, `mkl` the mode that MKL is in, or `absent`.
+    `cpu` is the instruction set torch uses, `mkl` the mode that MKL is in, or `absent`; `device` where the
+    model lives, with the name of a GPU.
     """
     import torch
 
     return {
         "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": device if device == "cpu" else f"{device} {torch.cuda.get_device_name()}",
         "mkl": _mkl_mode(),
         "processor": _processor(),
         "torch": str(torch.__version__),
     }
 
 
-def differences(recorded: Mapping[str, str | int] | None) -> str:
+def differences(recorded: Mapping[str, str | int] | None, device: str = "cpu") -> str:
     """What is other here than where a round was recorded: `torch was 2.13.0, is 2.14.0`; empty if nothing.
 
-    Only what both know is compared: a record of an older release says less.
+    `device` is the kind of device the model lives on here. Only what both know is compared: a record of an
+    older release says less.
     """
     import torch
 
-    here: dict[str, str | int] = {**arithmetic(), "threads": torch.get_num_threads()}
+    here: dict[str, str | int] = {**arithmetic(device), "threads": torch.get_num_threads()}
     known = recorded or {}
     return ", ".join(
         f"{name} was {known[name]}, is {value}"

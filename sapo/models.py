@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
 from sapo.config import Config
+from sapo.devices import resolve_device
 from sapo.errors import SapoError, UserError
 from sapo.records import FinishReason, canonical, sha256
 from sapo.seeds import stream
@@ -49,6 +50,11 @@ class LoadedPolicy:
     system: str | None = None
     """Instruction that goes before every question."""
     lora: bool = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives."""
+        return next(self.model.parameters()).device
 
     def encode_prompt(self, question: str) -> tuple[int, ...]:
         """Ids of a question under this policy's template, up to where its answer begins."""
@@ -89,15 +95,15 @@ class LoadedPolicy:
 def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None = None) -> LoadedPolicy:
     """The policy `spec` names: `starter[:variant]` (prepared before), a directory, or a Hugging Face name.
 
-    Sets torch's CPU threads, to the config's where `threads` does not say. Raises `UserError` where there is
-    no model, no tokenizer, or no end token.
+    The model is put on the config's device. Sets torch's CPU threads, to the config's where `threads` does
+    not say. Raises `UserError` where there is no such device, no model, no tokenizer, or no end token.
     """
     torch.set_num_threads(threads or config.threads)
     source = _locate(spec, config, cache)
     tokenizer = _load_tokenizer(spec, source)
     try:
         with _no_bars():
-            model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, config.dtype))
+            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, config.dtype))
     except (OSError, ValueError) as error:
         raise UserError(
             "model", spec, f"cannot be loaded: {_first_line(error)}", "name a causal language model"
@@ -105,7 +111,9 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
     if config.lora is not None:
         model = _with_adapter(model, config)
     system = TAGS_PROMPT if config.rules.answer == "tags" else None
-    return wrap(spec, model, tokenizer, system=system, lora=config.lora is not None)
+    return wrap(
+        spec, model.to(resolve_device(config)), tokenizer, system=system, lora=config.lora is not None
+    )
 
 
 def wrap(
@@ -116,10 +124,7 @@ def wrap(
     end_id = marker if marker is not None else tokenizer.eos_token_id
     if end_id is None:
         raise UserError(
-            "model",
-            spec,
-            "its tokenizer has no end token",
-            "set eos_token or a chat template that ends turns",
+            "model", spec, "its tokenizer has no end token", "set eos_token or a template that ends turns"
         )
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         raise UserError(

@@ -209,7 +209,7 @@ def open_parts(
         if node_config.eval.probe_questions:
             probe = held_out_set(config, home, workers)[: node_config.eval.probe_questions]
         plans = {"training": Plan(items=64, flush_s=node_config.history.flush_seconds)}
-        journal.set_environment(environment(node_config))
+        journal.set_environment(environment(node_config, policy.device.type))
         listener = Listener(own_bus)
         stack.callback(listener.close)
         deliverer = Deliverer(home.journal(name), sinks, clock=clock, plans=plans) if deliver else None
@@ -246,6 +246,6 @@ def open_parts(
     )
 
 
-def environment(config: Config) -> dict[str, str | int]:
+def environment(config: Config, device: str) -> dict[str, str | int]:
     """What a round's bits depend on besides its inputs (DESIGN 8)."""
-    return {"config": config.digest(), "threads": config.threads, **arithmetic()}
+    return {"config": config.digest(), "threads": config.threads, **arithmetic(device)}

@@ -197,7 +197,7 @@ class _Check:
             place = f"round {since}" if since >= 0 else f"{self.replay.start.path.name}"
             problems.append(f"weights before it were last compared after {place}")
         known = found.environment
-        other = differences(known)
+        other = differences(known, self.replay.policy.device.type)
         if other:
             problems.append(f"the machine is another, which is the usual reason: {other}")
         elif known is None:

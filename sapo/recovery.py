@@ -55,7 +55,7 @@ def _repeat_since(parts: NodeParts, found: checkpoint.Checkpoint) -> None:
                 f"{parts.name}: round {result.round} was skipped as {result.skipped!r}, now {step.skipped!r}"
             )
         if result.weights_sha256 and parts.weights_sha256() != result.weights_sha256:
-            other = differences(environment)
+            other = differences(environment, parts.policy.device.type)
             raise Mismatch(
                 f"{parts.name}: round {result.round} repeated from the journal ends with other weights; "
                 + (f"this machine is another: {other}" if other else "no difference of machines is known")

@@ -229,11 +229,11 @@ class LearnConfig(Section):
     micro_batch: PositiveInt | None = None
     """Sequences per forward pass; None takes the whole batch. The gradient is the same."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """`adamw8bit` keeps the optimiser's moments in 8 bits: a quarter of their memory."""
+    """`adamw8bit` keeps its moments in 8 bits: a quarter of the memory. Changed in a run, they start anew."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
     autocast: bool = False
-    """Compute in bfloat16 on an accelerator while the weights stay in float32."""
+    """Compute in bfloat16 while the weights stay in float32; pays where the hardware has bfloat16."""
     compile: bool = False
     """Compile the model with torch.compile: pays on an accelerator, after a slow first round."""
 
@@ -244,6 +244,11 @@ class LearnConfig(Section):
         if self.foreign == "behaviour" and not self.trusted_peers:
             raise ValueError(
                 'foreign = "behaviour" needs trusted_peers: a peer must not choose its own denominator'
+            )
+        if self.compile and self.activation_checkpointing:
+            raise ValueError(
+                "compile and activation_checkpointing exclude each other: a compiled model chooses by itself "
+                "what it computes again"
             )
         return self
 
@@ -259,7 +264,8 @@ class GuardConfig(Section):
     min_foreign_logprob: Annotated[float, Field(le=0)] = -100.0
     """Mean own log-probability of foreign tokens."""
     max_engine_gap: PositiveFloat = 0.2
-    """Mean distance, in nats, between the log-probabilities of own tokens in the engine and in the learner."""
+    """Mean distance, in nats, between the log-probabilities of own tokens in the engine and in the learner.
+    `generate.ahead` adds one update to it."""
 
 
 class CheckpointConfig(Section):

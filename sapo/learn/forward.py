@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sapo.config import LearnConfig
 from sapo.errors import UserError
@@ -44,7 +43,7 @@ class Forward:
         self.model = model
         self.parts = take_apart(model)
         self._compiled: Callable[..., Any] | None = None
-        self._layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        self._layers = [module for module in model.modules() if _is_layer(module)]
         self._model_takes = _arguments(_base(model))
         self._backbone_takes = _arguments(self.parts.backbone) if self.parts else frozenset()
 
@@ -184,6 +183,11 @@ def _plain(embedding: torch.nn.Module) -> bool:
     )
 
 
+def _is_layer(module: torch.nn.Module) -> bool:
+    """Whether transformers marks a module as one whose activations may be computed again."""
+    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
+
+
 @torch.no_grad()
 def _agree(model: torch.nn.Module, parts: Parts) -> bool:
     """Whether the parts, one after the other, give the model's own logits, bit for bit."""
@@ -196,7 +200,7 @@ def _agree(model: torch.nn.Module, parts: Parts) -> bool:
 
 
 @contextmanager
-def _computed_again(layers: list[GradientCheckpointingLayer]) -> Iterator[None]:
+def _computed_again(layers: list[torch.nn.Module]) -> Iterator[None]:
     """Layers called in here keep nothing for their backward pass but their inputs.
 
     The library's own switch acts in training mode only, where dropout would act too.

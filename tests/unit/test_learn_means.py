@@ -1,0 +1,222 @@
+"""What saves the update memory or time: the gradient and the bits it leaves as they are; what is refused."""
+
+import copy
+import io
+import sys
+from functools import partial
+
+import pytest
+import torch
+from learn_support import batch, example, group, parameters, same, tiny_model
+from pydantic import ValidationError
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from sapo.config import Config, LearnConfig
+from sapo.determinism import arithmetic, differences
+from sapo.devices import resolve_device
+from sapo.errors import UserError
+from sapo.learn.update import Learner
+from sapo.records import Batch
+
+
+def learner(model: torch.nn.Module | None = None, **settings: object) -> Learner:
+    learn = LearnConfig.model_validate({"lr": 1e-3, "grad_clip": 1e9} | settings)
+    return Learner(model or tiny_model(), learn, temperature=1.0)
+
+
+def gradients(made: Learner, of: Batch | None = None) -> list[torch.Tensor]:
+    """The gradient of the first step, as Adam's first moment holds it."""
+    assert made.step(of or example()).skipped is None
+    state = made.state_dict()["optimizer"]["state"]
+    return [entry["exp_avg"] / (1 - made.learn.beta1) for entry in state.values()]
+
+
+# -- activation checkpointing ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("micro_batch", [None, 2])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+def test_activations_computed_again_give_the_same_bits(kind: str, micro_batch: int | None) -> None:
+    ends = []
+    for again in (False, True):
+        made = learner(tiny_model(kind), activation_checkpointing=again, micro_batch=micro_batch, epochs=2)
+        ends.append((made.step(example()).metrics, parameters(made.model)))
+    assert ends[0][0] == ends[1][0]
+    assert same(ends[0][1], ends[1][1])
+
+
+def test_activations_are_computed_again_although_the_model_is_not_in_training_mode() -> None:
+    calls = []
+    for again in (False, True):
+        made = learner(activation_checkpointing=again)
+        count = [0]
+        layer = next(m for m in made.model.modules() if isinstance(m, GradientCheckpointingLayer))
+        layer.get_submodule("mlp").register_forward_pre_hook(
+            lambda *args, count=count: count.__setitem__(0, count[0] + 1)
+        )
+        made.step(example())
+        calls.append(count[0])
+        assert not made.model.training
+        assert "forward" not in layer.__dict__
+    assert calls == [1, 2]
+
+
+def test_a_model_without_such_layers_is_refused() -> None:
+    class Bare(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            return self.weight[input_ids]
+
+    for name in ("activation_checkpointing", "compile"):
+        with pytest.raises(UserError, match=f"learn.{name} = True: Bare"):
+            learner(Bare(), **{name: True})
+
+
+# -- bfloat16 autocast -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "computed-again"])
+def test_autocast_gives_nearly_the_same_gradient_and_the_same_bits_twice(again: bool) -> None:
+    exact = torch.cat([value.flatten() for value in gradients(learner())])
+    found = []
+    for _ in range(2):
+        made = learner(autocast=True, activation_checkpointing=again)
+        found.append(torch.cat([value.flatten() for value in gradients(made)]))
+        assert {p.dtype for p in made.model.parameters()} == {torch.float32}
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], exact)
+    assert torch.nn.functional.cosine_similarity(found[0], exact, dim=0) > 0.99
+
+
+# -- torch.compile ---------------------------------------------------------------------------------------
+
+
+def test_a_compiled_model_gives_the_same_gradient_and_is_compiled_a_bounded_number_of_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The graphs are what they are for a GPU; making machine code of them would take a minute here.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    made = learner(compile=True)
+    for one, other in zip(gradients(learner()), gradients(made), strict=True):
+        assert torch.allclose(one, other, atol=1e-4 * float(one.abs().max()) + 1e-6)
+    torch._dynamo.utils.counters.clear()
+    before = torch._dynamo.convert_frame.FRAME_COUNTER
+    for length in range(2, 9):
+        answers = [[5 + k] * (length + k) for k in range(4)]
+        made.step(batch(group((3,) * length, answers, [1.0, 0.0, 1.0, 0.0])))
+    assert torch._dynamo.convert_frame.FRAME_COUNTER - before <= 2
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+# -- moments in 8 bits -----------------------------------------------------------------------------------
+
+
+def wide_model() -> torch.nn.Module:
+    """A model with tensors of over 4,096 elements, the fewest whose moments are kept in 8 bits."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
+
+
+def test_eight_bits_are_a_quarter_of_the_moments_memory_and_nearly_the_same_step() -> None:
+    sizes, ends = [], []
+    for kind in ("adamw", "adamw8bit"):
+        made = learner(wide_model(), optimizer=kind)
+        for _ in range(3):
+            made.step(example())
+        file = io.BytesIO()
+        torch.save(made.state_dict(), file)
+        sizes.append(file.tell())
+        ends.append(torch.cat([p.detach().flatten() for p in made.model.parameters()]))
+    assert sizes[1] < 0.45 * sizes[0]
+    start = torch.cat([p.detach().flatten() for p in wide_model().parameters()])
+    steps = [end - start for end in ends]
+    assert torch.nn.functional.cosine_similarity(steps[0], steps[1], dim=0) > 0.9
+
+
+def test_a_learner_with_moments_in_eight_bits_goes_on_from_a_file_with_the_same_bits() -> None:
+    straight = learner(wide_model(), optimizer="adamw8bit")
+    for _ in range(2):
+        straight.step(example())
+    file = io.BytesIO()
+    torch.save(straight.state_dict(), file)
+    weights = copy.deepcopy(straight.model.state_dict())
+    straight.step(example())
+    resumed = learner(wide_model(), optimizer="adamw8bit")
+    resumed.model.load_state_dict(weights)
+    file.seek(0)
+    resumed.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    resumed.step(example())
+    assert same(parameters(straight.model), parameters(resumed.model))
+
+
+def test_moments_of_one_kind_are_not_taken_for_the_other_s() -> None:
+    """A resumed node repeats rounds under the optimiser they had, and then goes on with its own."""
+    old = learner(wide_model())
+    old.step(example())
+    repeated = learner(wide_model(), optimizer="adamw8bit")
+    repeated.model.load_state_dict(copy.deepcopy(old.model.state_dict()))
+    repeated.load_state_dict(copy.deepcopy(old.state_dict()))
+    repeated.set_learn(old.learn)
+    old.step(example())
+    repeated.step(example())
+    assert same(parameters(old.model), parameters(repeated.model))
+    repeated.set_learn(old.learn.model_copy(update={"optimizer": "adamw8bit"}))
+    repeated.step(example())
+    assert repeated.state_dict()["kind"] == "adamw8bit"
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
+    with pytest.raises(UserError, match=r"sapo-swarm\[adamw8bit\]"):
+        learner(optimizer="adamw8bit")
+
+
+# -- where it runs ---------------------------------------------------------------------------------------
+
+
+def test_auto_takes_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device(Config()).type == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert resolve_device(Config()).type == "cuda"
+    assert resolve_device(Config(device="cpu")).type == "cpu"
+    with pytest.raises(UserError, match="device = 'cuda:1'"):
+        resolve_device(Config(device="cuda:1"))
+
+
+def test_a_gpu_that_is_not_there_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match='set device to "auto"'):
+        resolve_device(Config(device="cuda"))
+
+
+def test_another_kind_of_device_is_a_named_difference() -> None:
+    recorded: dict[str, str | int] = {**arithmetic(), "device": "cuda NVIDIA H100"}
+    assert differences(recorded) == "device was cuda NVIDIA H100, is cpu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"learn": {"compile": True, "activation_checkpointing": True}}, "exclude each other"),
+        ({"learn": {"compile": True}, "device": "cpu"}, "needs a GPU"),
+        ({"learn": {"autocast": True}, "dtype": "bfloat16"}, "only with dtype"),
+    ],
+)
+def test_combinations_without_sense_are_refused_when_the_config_is_read(settings: dict, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        Config.model_validate(settings)
+
+
+def test_compile_is_refused_where_auto_comes_to_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=r"learn\.compile"):
+        resolve_device(Config(learn=LearnConfig(compile=True)))
