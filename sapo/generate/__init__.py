@@ -26,7 +26,10 @@ def open_engine(config: Config, policy: "LoadedPolicy") -> Engine:
 
 def check_engine(config: Config) -> None:
     """Raise `UserError` where the engine is not installed; imports nothing."""
-    if config.generate.engine == "vllm" and find_spec("vllm") is None:
+    if config.generate.engine != "vllm":
+        return
+    found = find_spec("vllm")
+    if found is None or found.origin is None:  # a folder of that name is no package
         raise UserError(
             "generate.engine",
             "vllm",

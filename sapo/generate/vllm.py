@@ -23,6 +23,11 @@ from sapo.seeds import stream
 CPU_BLOCK = 32
 """Tokens in a block of the cache on a CPU, where the kernels want multiples of 32; a prompt shares whole
 blocks only."""
+STEP_TOKENS = 4096
+"""Tokens of prompts read in one step on a CPU, or one whole prompt."""
+AGREEMENT = 0.5
+"""Nats by which a model's own log-probability and vLLM's may differ at most, in bfloat16 too."""
+_open_engines: "weakref.WeakSet[VllmEngine]" = weakref.WeakSet()
 
 
 class VllmEngine:
@@ -39,12 +44,37 @@ class VllmEngine:
         self._pushed: tuple[tuple[int, int], ...] | None = None
         with self._guest.arrive():
             self._llm = _open(policy, cache_gb, max_rows)
-            # At the end of the process too: vLLM's own way out would find functions that it replaced.
+            # At the end of the process too: vLLM's own way out would miss the functions that it put in.
             self._leave = weakref.finalize(self, _close, self._guest, self._llm)
+            _open_engines.add(self)
             self._scales = self._llm.apply_model(_scales)[0]
         self.context = min(policy.max_length, int(self._llm.model_config.max_model_len))
         """Tokens of the longest sequence that the cache holds."""
-        self.update_weights()
+        try:
+            self.update_weights()
+            self._check()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check(self) -> None:
+        """Raise `UserError` where vLLM cannot run the model, which some say at the first token only, or
+        computes something else: what is left of a config may not mean the same there."""
+        prompt = self.policy.encode_prompt("1 + 1 = ?")[: self.context - 1]
+        try:
+            found = self.generate(
+                [prompt], completions=1, max_new_tokens=1, sampling=Sampling(), seed=0, greedy=True
+            )[0][0]
+        except RuntimeError as error:
+            raise _unfit(_reason(error)) from None
+        assert found.token_ids is not None
+        assert found.logprobs is not None
+        model: Any = self.policy.model
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([prompt], device=model.device)).logits[0, -1]
+        own = float(torch.log_softmax(logits.float(), dim=-1)[found.token_ids[0]])
+        if not abs(own - found.logprobs[0]) < AGREEMENT:
+            raise _unfit(f"a log-probability is {own:.3f} in the learner and {found.logprobs[0]:.3f} in vLLM")
 
     def update_weights(self) -> None:
         """Take over the policy's weights as they are now; costs nothing where no tensor was written to."""
@@ -59,6 +89,7 @@ class VllmEngine:
 
     def close(self) -> None:
         """Give back the memory of weights and cache."""
+        _open_engines.discard(self)
         self._leave()
         self._llm = None
 
@@ -171,23 +202,39 @@ def _open(policy: LoadedPolicy, cache_gb: float, max_rows: int) -> Any:
                 block_size=CPU_BLOCK if cpu else None,
                 max_num_seqs=max_rows,
                 enable_prefix_caching=True,
+                # A prompt read in two steps rewinds its generator, which generators of a CPU cannot do.
+                enable_chunked_prefill=not cpu,
+                max_num_batched_tokens=max(STEP_TOKENS, policy.max_length) if cpu else None,
                 # Compiling takes half a minute, and compiled code would hold on to the first weights.
                 enforce_eager=cpu,
                 logprobs_mode="raw_logprobs",
                 disable_log_stats=True,
             )
         except (ValueError, NotImplementedError) as error:
-            raise UserError(
-                "generate.engine",
-                "vllm",
-                f"cannot run this model: {_reason(error)}",
-                'set it to "transformers", or give generate.vllm_cache_gb what the message asks for',
-            ) from None
+            raise _unfit(_reason(error)) from None
+
+
+def _unfit(problem: str) -> UserError:
+    return UserError(
+        "generate.engine",
+        "vllm",
+        f"cannot run this model: {problem}",
+        'set it to "transformers", or give generate.vllm_cache_gb what the message asks for',
+    )
 
 
 def _close(guest: Guest, llm: Any) -> None:
+    """Shut one engine down; the process group is taken down with the last, as all engines share it."""
+    from vllm.v1.engine import core
+
+    whole = core.cleanup_dist_env_and_memory
     with guest.inside():
-        llm.llm_engine.engine_core.shutdown()
+        if _open_engines:
+            core.cleanup_dist_env_and_memory = lambda *_, **__: None
+        try:
+            llm.llm_engine.engine_core.shutdown()
+        finally:
+            core.cleanup_dist_env_and_memory = whole
 
 
 def _reason(error: Exception) -> str:

