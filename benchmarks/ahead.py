@@ -6,6 +6,7 @@ every other one is then called right, so that all groups teach and both ways do 
 one thread; a core for the other thread has to be there, or nothing can be gained.
 """
 
+import os
 import statistics
 import sys
 import time
@@ -143,6 +144,7 @@ def compare(report: Report, scale: str, sizes: Sizes, rounds: int, folder: Path,
 
 def work(report: Report, quick: bool, folder: Path) -> None:
     """Measure both scales."""
+    os.environ["SAPO_KEYS"] = str(folder / "keys")
     sizes = QUICK if quick else FULL
     compare(report, "starter", sizes, sizes.starter, folder)
     model = larger_model(sizes, folder / "model")
