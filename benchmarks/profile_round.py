@@ -1,0 +1,186 @@
+"""Profile of an update: where its time goes, and how far it is from the arithmetic that it is made of.
+
+    python benchmarks/profile_round.py [--json FILE] [--quick]
+
+Random weights and tokens in two shapes: the starter policy's, 8 groups of 8 completions on one thread, and
+Qwen2.5-0.5B's, 2 groups of 4 completions of 64 tokens on all cores, all with an advantage. Baseline of the
+seconds is the floor: floating-point operations of the matrix products and of attention, as torch counts them,
+at the rate that the same machine reaches in a plain matrix product of the model's own shape, best of many.
+Shares are of torch's own time by kind of operation, measured in another update; what is left of the wall
+clock is Python. `--quick` takes the starter's shape only. The larger one takes 10 GB of memory.
+"""
+
+import random
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import torch
+from common import Report, benchmark
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import sapo.models  # noqa: F401  (fixes what determinism needs before torch computes)
+from sapo.config import LearnConfig
+from sapo.learn.advantage import centred
+from sapo.learn.update import Learner
+from sapo.records import Batch, BatchGroup, Recipe, Sample, sha256
+
+KINDS = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),
+    "attention": ("aten::_scaled_dot_product",),
+    "optimiser and clipping": ("aten::_fused_adamw_", "aten::linalg_vector_norm", "aten::_foreach"),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model, a batch, and the number of updates to time."""
+
+    name: str
+    vocabulary: int
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    groups: int
+    completions: int
+    prompt: int
+    length: int
+    threads: int
+    updates: int
+
+    def model(self) -> Qwen2ForCausalLM:
+        """Random weights of this shape, in float32."""
+        torch.manual_seed(0)
+        sizes = Qwen2Config(
+            vocab_size=self.vocabulary,
+            hidden_size=self.hidden,
+            intermediate_size=self.inner,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        )
+        return Qwen2ForCausalLM(sizes)
+
+    def batch(self) -> Batch:
+        """Groups of random tokens, every other completion right."""
+        draw = random.Random(0)
+        groups = tuple(self._group(position, draw) for position in range(self.groups))
+        return Batch(
+            swarm="s",
+            node="n0",
+            incarnation="0" * 16,
+            round=0,
+            policy_version=0,
+            learn="{}",
+            temperature=1.0,
+            groups=groups,
+        )
+
+    def _group(self, position: int, draw: random.Random) -> BatchGroup:
+        def tokens(length: int) -> tuple[int, ...]:
+            return tuple(draw.randrange(self.vocabulary) for _ in range(length))
+
+        prompt = tokens(self.prompt)
+        mask: list[Literal[0, 1]] = [0] * self.prompt
+        mask += [1] * self.length
+        scores = [float(k % 2) for k in range(self.completions)]
+        samples = tuple(
+            Sample(
+                k=k,
+                token_ids=prompt + tokens(self.length),
+                loss_mask=tuple(mask),
+                text="",
+                finish_reason="stop",
+                outcome="score",
+                score=scores[k],
+                advantage=advantage,
+            )
+            for k, advantage in enumerate(centred(scores))
+        )
+        return BatchGroup(
+            position=position,
+            group_id=sha256(str(position)),
+            content_sha256=sha256("content"),
+            source="local",
+            producer="n0",
+            producer_key=sha256("n0"),
+            producer_version=0,
+            recipe=Recipe.make("chain_sum", {}, position),
+            question="",
+            age_s=0.0,
+            samples=samples,
+        )
+
+
+STARTER = Shape("starter", 1024, 128, 320, 4, 4, 8, 8, 20, 8, threads=1, updates=20)
+HALF_B = Shape("half-b", 151_936, 896, 4864, 24, 14, 2, 4, 72, 64, torch.get_num_threads(), updates=2)
+
+
+def measure(report: Report, quick: bool, folder: Path) -> None:
+    """Profile both shapes, or the small one."""
+    for shape in [STARTER] if quick else [STARTER, HALF_B]:
+        torch.set_num_threads(shape.threads)
+        _profile(report, shape)
+
+
+def _profile(report: Report, shape: Shape) -> None:
+    learner = Learner(shape.model(), LearnConfig(), temperature=1.0)
+    batch = shape.batch()
+    with FlopCounterMode(display=False) as counter:
+        _update(learner, batch)  # it also makes the optimiser's moments, so it is not timed
+    seconds = [_update(learner, batch) for _ in range(shape.updates)]
+    rate = _matmul_rate(shape)
+    floor = counter.get_total_flops() / rate
+    report.measured(f"{shape.name}: seconds an update", seconds, [floor])
+    report.say(f"{shape.name}: {counter.get_total_flops() / 1e9:,.1f} GFLOP at {rate / 1e9:.0f} GFLOP/s")
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        wall = _update(learner, batch)
+    spent = dict.fromkeys([*KINDS, "everything else in torch"], 0.0)
+    for event in seen.key_averages():
+        spent[_kind(event.key)] += event.self_cpu_time_total / 1e6
+    inside = sum(spent.values())
+    for kind, value in spent.items():
+        report.add(f"{shape.name}: {kind}, seconds", value, wall, 0.0)
+    report.add(f"{shape.name}: outside of torch, seconds", max(0.0, wall - inside), wall, 0.0)
+    finite = all(bool(p.isfinite().all()) for p in learner.model.parameters())
+    report.check(f"{shape.name}: the weights are finite", finite, f"median of {median(seconds):.3f} s")
+
+
+def _update(learner: Learner, batch: Batch) -> float:
+    began = time.perf_counter()
+    result = learner.step(batch)
+    assert result.skipped is None, result.skipped
+    return time.perf_counter() - began
+
+
+def _kind(operation: str) -> str:
+    for kind, prefixes in KINDS.items():
+        if operation.startswith(prefixes):
+            return kind
+    return "everything else in torch"
+
+
+def _matmul_rate(shape: Shape, times: int = 30) -> float:
+    """Operations a second in the model's commonest product, best of `times`."""
+    rows = min(512, shape.groups * (shape.prompt + shape.completions * shape.length))
+    left, right = torch.randn(rows, shape.hidden), torch.randn(shape.hidden, shape.inner)
+    product = torch.empty(rows, shape.inner)
+    took = [_seconds(left, right, product) for _ in range(times)]
+    return 2.0 * rows * shape.hidden * shape.inner / min(took)
+
+
+def _seconds(left: torch.Tensor, right: torch.Tensor, product: torch.Tensor) -> float:
+    began = time.perf_counter()
+    torch.mm(left, right, out=product)
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.exit(benchmark(__doc__, "profile_round", ["torch", "transformers"], measure))
