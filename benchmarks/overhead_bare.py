@@ -1,0 +1,204 @@
+"""The bare loop of benchmarks/overhead.py: generate, score, learn; one process for one node.
+
+The same engine, task workers, walls and learner as a node's, on as many groups of the same kind. Nothing is
+signed, published, journalled, tracked or kept; foreign groups are made before the first round.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from sapo import sampling
+from sapo.batching import batch_group, score_groups
+from sapo.cache import default_cache
+from sapo.config import Config, parse
+from sapo.evaluate import evaluate, held_out_set
+from sapo.generate import open_engine
+from sapo.home import Home
+from sapo.identity import Identity, seal
+from sapo.learn.update import Learner
+from sapo.node_parts import load_initial, open_workers
+from sapo.pool import Entry, Verdict
+from sapo.records import Batch, Group, Outcome, Question, Received, SignedGroup, Source, canonical
+from sapo.seeds import rng, stream
+from sapo.tasks import train_questions
+from sapo.workers import Claim
+
+FOREIGN = 40
+"""Batches of foreign groups that are made beforehand; they are taken in turn."""
+INCARNATION = "0" * 16
+
+
+@dataclass
+class Loop:
+    """One process's model, workers and learner; it writes a line per round to `<name>.jsonl`."""
+
+    config: Config
+    name: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.workers = open_workers(config)
+        self.policy = load_initial(config, self.workers, default_cache())
+        self.engine = open_engine(config, self.policy)
+        self.learner = Learner(
+            self.policy.model, config.learn, temperature=config.generate.temperature, guard=config.guard
+        )
+        draft = Home(self.folder / self.name)
+        draft.root.mkdir()
+        self.probe = held_out_set(config, draft, self.workers)[: config.eval.probe_questions]
+        self.identity = Identity.new()
+        self.unsigned = SignedGroup(
+            group_id="0" * 64, content_sha256="0" * 64, key="0" * 64, signature="0" * 128, payload=b""
+        )
+        self.foreign: list[Entry] = []
+        self.owed = 0.0
+
+    def prepare(self) -> None:
+        """Make foreign groups: what this policy answers to another node's questions."""
+        for round in range(FOREIGN if self.config.batch.external else 0):
+            groups = self.groups(self.questions("other", round), round)
+            for group in groups:
+                received = Received(signed=seal(group, self.identity), bus_position="b:0", timestamp=0.0)
+                self.foreign.append(Entry(received, group, 0.0))
+
+    def questions(self, node: str, round: int) -> list[Question]:
+        """Fresh questions to train on."""
+        swarm = self.config.swarm
+        return train_questions(
+            self.workers,
+            self.config.tasks,
+            swarm=swarm.name,
+            seed=swarm.seed,
+            node=node,
+            incarnation=INCARNATION,
+            round=round,
+            count=self.config.batch.b,
+            held_out=self.config.rules.held_out,
+        )
+
+    def groups(self, questions: Sequence[Question], round: int) -> list[Group]:
+        """All questions answered."""
+        generate = self.config.generate
+        answers = self.engine.generate(
+            [self.policy.encode_prompt(question.text) for question in questions],
+            completions=self.config.batch.completions,
+            max_new_tokens=generate.max_new_tokens,
+            sampling=generate.sampling,
+            seed=stream(self.config.swarm.seed, self.name, round),
+        )
+        return [
+            Group(
+                swarm=self.config.swarm.name,
+                node=self.name,
+                key=self.identity.key,
+                incarnation=INCARNATION,
+                round=round,
+                position=position,
+                recipe=question.recipe,
+                question=question.text,
+                completions=tuple(completions),
+                policy_version=round,
+                tokenizer=self.policy.fingerprint,
+                created_at=0.0,
+            )
+            for position, (question, completions) in enumerate(zip(questions, answers, strict=True))
+        ]
+
+    def round(self, round: int, external: float) -> dict[str, float]:
+        """One round, with `external` foreign groups on average; returns what it held."""
+        self.engine.update_weights()
+        if self.probe and round % self.config.eval.probe_every == 0:
+            tokens = self.config.generate.max_new_tokens
+            evaluate(self.policy, self.engine, self.workers, self.probe, max_new_tokens=tokens)
+        own = self.groups(self.questions(self.name, round), round)
+        outcomes = score_groups(self.workers, own)
+        self.owed += external
+        draw = self.draw(round, int(self.owed))
+        self.owed = min(self.owed - len(draw.chosen), external)
+        batch = self.batch(round, own, outcomes, draw.chosen)
+        self.learner.step(batch)
+        informative = sum(group.informative for group in batch.groups)
+        return {"informative": informative, "external": len(draw.chosen), "verified": draw.verified}
+
+    def draw(self, round: int, want: int) -> sampling.Draw:
+        """Foreign groups, scored as a draw needs them; none of them was scored before."""
+        random = rng("draw", round)
+        entries = random.sample(self.foreign, min(len(self.foreign), self.config.pool.max_groups))
+        for entry in entries:
+            entry.verdict = None
+        return sampling.sample_external(
+            entries,
+            want,
+            random,
+            self.verdicts,
+            tolerance=self.config.learn.zero_tolerance,
+        )
+
+    def verdicts(self, entries: Sequence[Entry]) -> list[Verdict]:
+        """Regenerate and score, in the same workers as a node does."""
+        groups = [entry.group for entry in entries]
+        claims = [
+            Claim(group.recipe, group.question, tuple(one.text for one in group.completions))
+            for group in groups
+        ]
+        return [Verdict(outcomes=judged.outcomes) for judged in self.workers.judge(claims)]
+
+    def batch(
+        self,
+        round: int,
+        own: Sequence[Group],
+        outcomes: Sequence[tuple[Outcome, ...]],
+        drawn: Sequence[Entry],
+    ) -> Batch:
+        """What the learner takes."""
+        config, found = self.config, []
+        scored = [(group, self.unsigned, some) for group, some in zip(own, outcomes, strict=True)]
+        for entry in drawn:
+            assert entry.verdict is not None
+            scored.append((entry.group, entry.received.signed, entry.verdict.outcomes))
+        for position, (group, signed, some) in enumerate(scored):
+            source: Source = "local" if position < len(own) else "external"
+            found.append(
+                batch_group(
+                    self.policy,
+                    config.learn,
+                    group,
+                    signed,
+                    some,
+                    source=source,
+                    position=position,
+                    age_s=0.0,
+                )
+            )
+        return Batch(
+            swarm=config.swarm.name,
+            node=self.name,
+            incarnation=INCARNATION,
+            round=round,
+            policy_version=round,
+            learn=canonical(config.learn.model_dump(mode="json")),
+            guard=canonical(config.guard.model_dump(mode="json")),
+            temperature=config.generate.temperature,
+            groups=tuple(found),
+        )
+
+
+def main(settings: Path, name: str, external: float) -> None:
+    """Rounds without end, with `external` foreign groups on average; a line for each in `<name>.jsonl`."""
+    swarm = parse(json.loads(settings.read_text(encoding="utf-8")))
+    loop = Loop(swarm.for_node(name), name, settings.parent)
+    loop.prepare()
+    with (settings.parent / f"{name}.jsonl").open("w", encoding="utf-8", buffering=1) as lines:
+        for round in count():
+            held = loop.round(round, external)
+            lines.write(json.dumps({**held, "finished_at": time.time()}) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

@@ -1,0 +1,40 @@
+"""The benchmark of the overhead at a small size: both programs make rounds, and all their processes count."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from common import Report
+from overhead import Case, show
+from overhead_programs import Cost, Work
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overhead.py"
+WORK = Work(8.0, 4.0, 5.0)
+
+
+def test_more_than_the_ratio_allowed_is_said() -> None:
+    case = Case("case", (), 1, 1, 2, 1.25)
+    for seconds, failed in ((0.12, []), (0.13, ["case: at most 1.25 times the bare loop"])):
+        report = Report("overhead", [])
+        show(report, case, [Cost(seconds, 0.2, {"nodes": 0.2}, WORK)], [Cost(0.1, 0.1, {"nodes": 0.1}, WORK)])
+        assert report.failed == failed
+        assert report.figures["case: CPU ms a round"].ratio == pytest.approx(2.0)
+
+
+def test_the_quick_benchmark_runs_both_programs_on_equal_rounds(tmp_path: Path) -> None:
+    file = tmp_path / "overhead.json"
+    command = [sys.executable, str(SCRIPT), "--quick", "--json", str(file)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert file.exists(), done.stderr
+    figures = json.loads(file.read_text())["figures"]
+    name = "starter, two nodes"
+    for part in ("task workers", "nodes"):
+        both = figures[f"{name}: CPU ms of {part}"]
+        assert both["ours"] > 0
+        assert both["baseline"] > 0
+    for part in ("MLflow server", "Prefect server", "archive", "command"):
+        # four rounds may cost a server less than a tick of the kernel's clock
+        assert figures[f"{name}: CPU ms of {part}"]["baseline"] == 0
+    assert figures[f"{name}: groups informative"]["baseline"] > 0
