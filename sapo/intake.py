@@ -132,34 +132,42 @@ def _turn_out_copy(parts: NodeParts, original: Group, received: Received) -> Non
     parts.pool.remove([entry.group_id])
 
 
-def verdicts(parts: NodeParts, entries: Sequence[Entry]) -> list[Verdict]:
-    """Regenerate and score foreign groups: no question, answer or score of a peer is believed (DESIGN 2)."""
+def verdicts(parts: NodeParts, entries: Sequence[Entry]) -> list[Verdict | None]:
+    """Regenerate and score foreign groups: no question, answer or score of a peer is believed (DESIGN 2).
+
+    None for a newcomer's group that was not begun, since those before it used up the newcomers' time.
+    """
     found: dict[int, Verdict] = {}
-    good, seconds = [], []
+    good, seconds = [], [0.0] * len(entries)
+    strangers = [not parts.peers.known(entry.group.key) for entry in entries]
+    purse, spent = parts.peers.purse, 0.0
     for i, entry in enumerate(entries):
+        if strangers[i] and 0.0 < spent >= purse:
+            continue
         began = time.thread_time()
         if longest(parts.policy, entry.group) > parts.policy.max_length:
             found[i] = _bad(parts, entry, "too_long")
         else:
             good.append(i)
-        seconds.append(time.thread_time() - began)
-    claims = [_claim(entries[i].group) for i in good]
+        seconds[i] = time.thread_time() - began
+        spent += seconds[i] if strangers[i] else 0.0
+    claims = [_claim(entries[i].group, max(0.0, purse - spent) if strangers[i] else None) for i in good]
     for i, judgement in zip(good, parts.workers.judge(claims), strict=True):
         seconds[i] += judgement.seconds
-        found[i] = (
-            Verdict(outcomes=judgement.outcomes)
-            if judgement.reason is None
-            else _bad(parts, entries[i], judgement.reason)
-        )
+        if judgement.reason is None:
+            found[i] = Verdict(outcomes=judgement.outcomes)
+        elif judgement.reason != "later":
+            found[i] = _bad(parts, entries[i], judgement.reason)
     for i, entry in enumerate(entries):
-        useful = informative(found[i].scores, parts.config.learn.zero_tolerance)
-        parts.peers.judged(entry.group.key, seconds[i], useful)
-    return [found[i] for i in range(len(entries))]
+        useful = i in found and informative(found[i].scores, parts.config.learn.zero_tolerance)
+        if i in found or seconds[i]:
+            parts.peers.judged(entry.group.key, seconds[i], useful)
+    return [found.get(i) for i in range(len(entries))]
 
 
-def _claim(group: Group) -> Claim:
+def _claim(group: Group, purse: float | None) -> Claim:
     texts = tuple(completion.text for completion in group.completions)
-    return Claim(group.recipe, group.question, texts)
+    return Claim(group.recipe, group.question, texts, purse)
 
 
 def _bad(parts: NodeParts, entry: Entry, reason: str) -> Verdict:

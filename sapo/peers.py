@@ -11,7 +11,8 @@ among known authors, to each at most `pool.max_peer_share`; what one does not ne
 newcomer has an account besides, filled up only when it is empty, so that a slow one silences itself before
 the others. Nothing is verified for an account in debt. So the newcomers' seconds never exceed
 `newcomer_share` of what was earned, the credit they began with (`CREDIT_S`), and what the last of their
-groups cost; and nobody else's spending lowers the account of a known author.
+groups cost (several in one call share a purse, and the worker begins none once it is spent); and nobody
+else's spending lowers the account of a known author.
 
 A name that behaves becomes known, whoever is behind it: where that is too cheap, a swarm goes by invitation.
 """
@@ -177,13 +178,19 @@ class Peers:
             seconds -= share
             self._changed[key] = None
 
+    @property
+    def purse(self) -> float:
+        """Seconds that newcomers together have left."""
+        return max(0.0, self._common.balance)
+
     def may_verify(self, key: str, beside: Sequence[str] = ()) -> bool:
         """Whether the author's account covers one more group, while groups of the authors `beside` are being
-        verified: newcomers' groups are verified one by one, since the next may cost all that is left."""
+        verified: of one newcomer one at a time, since the next may cost all that is left. Several newcomers'
+        in one call share the `purse`."""
         if self.known(key):
             return self._balance(self._known, key) > IN_HAND_S * beside.count(key)
         covered = self._common.balance > 0 and self._balance(self._new, key) > 0
-        return covered and all(self.known(other) for other in beside)
+        return covered and key not in beside
 
     def judged(self, key: str, seconds: float, sound: bool) -> None:
         """Charge what verifying a group cost. `sound`: its recipe gave its question; it is informative."""

@@ -88,6 +88,8 @@ class Draw:
         return metrics
 
 
+Verify = Callable[[Sequence[Entry]], Sequence[Verdict | None]]
+"""What is found of entries; None where there was no time for one beside the others."""
 Ready = Callable[[Entry, Sequence[Entry]], bool]
 """Whether an entry may be verified now, together with others that are about to be."""
 
@@ -96,7 +98,7 @@ def sample_external(
     entries: Sequence[Entry],
     want: int,
     rng: random.Random,
-    verify: Callable[[Sequence[Entry]], Sequence[Verdict]],
+    verify: Verify,
     *,
     tolerance: float,
     share: float = 1.0,
@@ -131,8 +133,10 @@ def sample_external(
             if not ahead:
                 waiting += 1
                 continue
-            _verify(ahead, verify)
-            fresh += ahead
+            fresh += _verify(ahead, verify)
+            if entry.verdict is None:
+                waiting += 1
+                continue
         reason = _rejection(entry, tolerance)
         if reason is None:
             chosen.append(entry)
@@ -171,11 +175,15 @@ def _needed(ahead: Sequence[Entry], want: int, count: int, tolerance: float, rea
     return result
 
 
-def _verify(entries: Sequence[Entry], verify: Callable[[Sequence[Entry]], Sequence[Verdict]]) -> None:
+def _verify(entries: Sequence[Entry], verify: Verify) -> list[Entry]:
+    """Have entries verified; returns those that were."""
     for entry, verdict in zip(entries, verify(entries), strict=True):
+        if verdict is None:
+            continue
         if verdict.question_ok and len(verdict.outcomes) != len(entry.group.completions):
             raise ValueError("a verdict needs one outcome per completion")
         entry.verdict = verdict
+    return [entry for entry in entries if entry.verdict is not None]
 
 
 def _rejection(entry: Entry, tolerance: float) -> str | None:

@@ -236,12 +236,20 @@ def test_newcomers_in_debt_together_all_wait_and_known_authors_do_not() -> None:
     assert known.may_verify("a")
 
 
-def test_newcomers_are_verified_one_by_one_since_the_next_may_cost_all_there_is() -> None:
+def test_of_a_newcomer_one_group_is_verified_at_a_time_since_the_next_may_cost_all_there_is() -> None:
     known = with_known("a")
-    assert known.may_verify("s0", ["a", "a"])
-    assert not known.may_verify("s0", ["a", "s1"])
+    assert known.may_verify("s0", ["a", "a", "s1"])
+    assert not known.may_verify("s0", ["a", "s0"])
     assert known.may_verify("a", ["s1", "a"])
     assert not known.may_verify("a", ["a"] * 9)
+
+
+def test_the_purse_is_what_newcomers_have_left_together_and_never_less_than_nothing() -> None:
+    known = Peers(config())
+    known.judged("s0", 0.25, False)
+    assert known.purse == CREDIT_S - 0.25
+    known.judged("s1", 5.0, False)
+    assert known.purse == 0.0
 
 
 def balances(known: Peers) -> dict[str, float]:

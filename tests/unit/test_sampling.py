@@ -430,3 +430,26 @@ def test_nobody_is_verified_beyond_their_time_however_many_at_once(
 
 def by_id(group_id: str) -> str:
     return next(entry.group.node for entry in ENTRIES if entry.group_id == group_id)
+
+
+def test_what_there_was_no_time_for_beside_others_waits_and_is_asked_for_again() -> None:
+    entries, verifier = a_pool([GOOD] * 4)
+
+    def first_two(some: Sequence[Entry]) -> list[Verdict | None]:
+        return [verdict if place < 2 else None for place, verdict in enumerate(verifier(some))]
+
+    ready = [True]
+    found = sample_external(
+        entries, 4, rng("test", 0), first_two, tolerance=1e-6, ready=lambda entry, beside: ready[0]
+    )
+    assert (len(found.chosen), found.verified, found.waiting) == (4, 4, 0)
+    entries, verifier = a_pool([GOOD] * 4)
+
+    def once(some: Sequence[Entry]) -> list[Verdict | None]:
+        ready[0] = False
+        return first_two(some)
+
+    found = sample_external(
+        entries, 4, rng("test", 0), once, tolerance=1e-6, ready=lambda entry, beside: ready[0]
+    )
+    assert (len(found.chosen), found.verified, found.waiting) == (2, 2, 2)

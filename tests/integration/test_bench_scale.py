@@ -1,0 +1,27 @@
+"""The benchmark of one node among many publishers, small: it runs, and its groups are what they say."""
+
+from pathlib import Path
+
+import scale
+from common import Report
+
+from sapo.admission import fingerprint
+from sapo.identity import unseal
+from sapo.seen import Seen
+
+
+def test_groups_are_really_signed_and_none_passes_for_a_copy() -> None:
+    crowd = scale.Crowd(scale.configured(scale.QUICK), 6, 2)
+    groups = [unseal(signed) for signed in crowd.groups(6, 1, 0)]
+    assert len({group.key for group in groups}) == 6
+    seen = Seen()
+    for group in groups:
+        assert seen.alike(group) is None, fingerprint(group)
+        seen.add(group, group.digest())
+
+
+def test_the_quick_benchmark_tells_every_cost(tmp_path: Path) -> None:
+    report = Report("scale", scale.PACKAGES)
+    scale.measure(report, quick=True, folder=tmp_path)
+    assert len(report.figures) == (len(scale.UNITS) + 1) * (len(scale.QUICK.swarms) - 1)
+    assert all(figure.ours > 0 for figure in report.figures.values())
