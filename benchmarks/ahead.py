@@ -52,7 +52,7 @@ class Sizes:
     sets: tuple[str, ...] = ()
 
 
-FULL = Sizes(3, 40, 12, 5, Variant(vocabulary=1024, hidden=512, layers=8, heads=8, inner=1408))
+FULL = Sizes(3, 40, 8, 5, Variant(vocabulary=1024, hidden=384, layers=6, heads=6, inner=1024))
 QUICK = Sizes(
     1,
     2,
