@@ -85,12 +85,12 @@ class Report:
         return 1 if self.failed else 0
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """The options of every benchmark: `json` (a path or None) and `quick`."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    parser.add_argument("--quick", action="store_true", help="small sizes: whether it works, not how fast")
-    return parser.parse_args()
+def parser(description: str) -> argparse.ArgumentParser:
+    """Reads the options of every benchmark: `json` (a path or None) and `quick`."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    options.add_argument("--quick", action="store_true", help="small sizes: whether it works, not how fast")
+    return options
 
 
 def benchmark(
@@ -101,7 +101,7 @@ def benchmark(
     Returns the exit status. `doc` is the benchmark's docstring, whose first line the help shows.
     """
     assert doc is not None
-    options = arguments(doc.splitlines()[0])
+    options = parser(doc.splitlines()[0]).parse_args()
     report = Report(name, packages)
     with tempfile.TemporaryDirectory(prefix="sapo-bench-") as folder:
         work(report, options.quick, Path(folder))

@@ -1,0 +1,1 @@
+"""The programs that benchmarks/round.py runs side by side: ours, TRL's GRPOTrainer and genrl's GRPO game."""

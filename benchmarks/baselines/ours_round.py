@@ -1,0 +1,47 @@
+"""Our side of benchmarks/round.py: a node as `sapo swarm` opens it, in silo, with its deliverer beside it.
+
+Where a stand-in scores, the verifier works all the same and its outcomes are replaced.
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from baselines.child import Requests, Scores, Work, stand_in
+from sapo import node
+from sapo.batching import score_groups
+from sapo.config import parse
+from sapo.home import Home
+from sapo.manifest import Manifest
+from sapo.records import Group, Outcome
+from sapo.workers import TaskWorkers
+
+
+def main() -> None:
+    """Make rounds until no more are asked for."""
+    requests, work = Requests(), Work.read()
+    config, home = parse(work.config), Home(Path(work.folder) / "home")
+    home.prepare(config, Manifest.of(config))
+    scores: Scores = "verifier"
+
+    def scored(workers: TaskWorkers, groups: Sequence[Group]) -> list[tuple[Outcome, ...]]:
+        found = score_groups(workers, groups)
+        if scores == "verifier":
+            return found
+        return [
+            tuple(Outcome.scored(stand_in(scores, number, k)) for k in range(len(group.completions)))
+            for number, group in enumerate(groups)
+        ]
+
+    node.score_groups = scored
+    with node.NodeRuntime.open(config, "n0", home, incarnation=work.incarnation) as runtime:
+        while (asked := requests.next()) is not None:
+            scores = asked
+            began = time.perf_counter()
+            result = runtime.run_round()
+            seconds = time.perf_counter() - began
+            requests.answer(seconds, result.metrics["reward/local"], not result.skipped)
+
+
+if __name__ == "__main__":
+    main()

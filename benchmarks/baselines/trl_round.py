@@ -1,0 +1,108 @@
+"""TRL's GRPOTrainer, one optimiser step a round: generate, score, update.
+
+Settings as ours where both have them; where TRL has a choice, the one that makes it fastest here: no
+gradient checkpointing, no reference model (beta 0), fused AdamW, nothing logged or saved, no bfloat16. Its
+questions are drawn before it starts, ours within the round.
+"""
+
+import time
+from typing import Any
+
+import reasoning_gym
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from baselines.child import Requests, Scores, Work, stand_in
+
+
+class OnRequest(TrainerCallback):
+    """Waits before every step until a round is asked for, and says how long it took."""
+
+    def __init__(self, work: Work, requests: Requests) -> None:
+        self.work, self.requests = work, requests
+        self.scores: Scores = "verifier"
+        self.reward, self.began = 0.0, 0.0
+        self._entries: dict[str, tuple[Any, dict[str, Any]]] = {}
+        for question in (question for round in work.rounds for question in round):
+            data = reasoning_gym.create_dataset(
+                question["dataset"], seed=question["seed"], size=question["index"] + 1, **question["config"]
+            )
+            self._entries[question["text"]] = (data, data[question["index"]])
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Called before a round's generation."""
+        asked = self.requests.next()
+        if asked is None:
+            raise SystemExit
+        self.scores, self.began = asked, time.perf_counter()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Called after the optimiser's step."""
+        self.requests.answer(time.perf_counter() - self.began, self.reward, True)
+
+    def scored(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
+        """The reward function: rows come group by group."""
+        found = []
+        for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            group, k = divmod(row, self.work.completions)
+            if self.scores == "verifier":
+                data, entry = self._entries[prompt[-1]["content"]]
+                found.append(float(data.score_answer(completion[0]["content"], entry)))
+            else:
+                found.append(stand_in(self.scores, group, k))
+        self.reward = sum(found) / len(found)
+        return list(found)
+
+
+def arguments(work: Work) -> GRPOConfig:
+    """One generation batch and one optimiser step a round."""
+    sequences = work.groups * work.completions
+    micro_batch = min(work.micro_batch, sequences)
+    return GRPOConfig(
+        output_dir=work.folder,
+        max_steps=10**9,
+        num_generations=work.completions,
+        max_completion_length=work.new_tokens,
+        per_device_train_batch_size=micro_batch,
+        gradient_accumulation_steps=sequences // micro_batch,
+        learning_rate=work.lr,
+        lr_scheduler_type="constant",
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        optim="adamw_torch_fused",
+        loss_type="dapo",
+        epsilon=0.2,
+        epsilon_high=0.28,
+        beta=0.0,
+        temperature=1.0,
+        gradient_checkpointing=False,
+        shuffle_dataset=False,
+        use_cpu=True,
+        bf16=False,
+        disable_tqdm=True,
+        report_to="none",
+        logging_strategy="no",
+        save_strategy="no",
+    )
+
+
+def main() -> None:
+    """Make rounds until no more are asked for."""
+    requests, work = Requests(), Work.read()
+    torch.set_num_threads(work.threads)
+    on_request = OnRequest(work, requests)
+    rows = [{"prompt": work.conversation(question["text"])} for round in work.rounds for question in round]
+    GRPOTrainer(
+        model=AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.float32),
+        processing_class=AutoTokenizer.from_pretrained(work.model),
+        reward_funcs=on_request.scored,
+        args=arguments(work),
+        train_dataset=Dataset.from_list(rows),
+        callbacks=[on_request],
+    ).train()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""The round benchmark at small sizes: the programs make rounds in turns, and its file is valid."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import round as benchmark
+from baselines.child import stand_in
+from baselines.programs import Round
+from common import Report
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "round.py"
+
+
+def made(seconds: float, peak: float) -> Round:
+    return Round(seconds, seconds, peak, 0.5, True)
+
+
+def quick(tmp_path: Path, *more: str) -> dict[str, dict[str, float]]:
+    file = tmp_path / "round.json"
+    command = [sys.executable, str(SCRIPT), "--quick", "--json", str(file), *more]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures: dict[str, dict[str, float]] = json.loads(file.read_text())["figures"]
+    return figures
+
+
+def test_a_stand_in_leaves_half_of_the_groups_without_advantage() -> None:
+    assert [[stand_in("half", group, k) for k in range(4)] for group in range(2)] == [[0, 1, 0, 1], [0] * 4]
+    assert [stand_in("all", 1, k) for k in range(4)] == [0, 1, 0, 1]
+
+
+def test_what_is_out_of_bounds_is_said() -> None:
+    report, case = Report("round", []), benchmark.Case("x", "half", seconds=0.5, memory=0.6)
+    benchmark.add(report, "p", case, "trl", [made(1.0, 5.0)], [made(1.5, 10.0)], quick=False)
+    assert report.failed == ["p, x: s at most 0.5 times TRL's"]
+
+
+def test_bounds_are_those_of_a_whole_run_only() -> None:
+    report, case = Report("round", []), benchmark.Case("x", "half", seconds=0.5, memory=0.6)
+    benchmark.add(report, "p", case, "trl", [made(9.0, 9.0)], [made(1.0, 1.0)], quick=True)
+    assert not report.failed
+
+
+@pytest.mark.parametrize(("part", "cases"), [("starter-trl", 1), ("half-b", 2)])
+def test_the_quick_benchmark_runs_ours_and_trl_in_turns(part: str, cases: int, tmp_path: Path) -> None:
+    figures = quick(tmp_path, "--only", part)
+    assert len(figures) == 3 * cases
+    for name, figure in figures.items():
+        assert figure["ours"] > 0, name
+        assert figure["baseline"] > 0, name
+
+
+@pytest.mark.soak
+def test_genrl_makes_rounds_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    figures = quick(tmp_path, "--only", "starter-genrl")
+    assert all(figure["baseline"] > 0 for figure in figures.values())
+    assert len(figures) == 3
