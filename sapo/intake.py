@@ -2,8 +2,10 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
+from types import MappingProxyType
 
 from sapo.admission import PROVEN, admit, twin
 from sapo.batching import false_ids, longest
@@ -13,7 +15,7 @@ from sapo.journal import Met, PoolRow
 from sapo.learn.advantage import informative
 from sapo.node_parts import NodeParts
 from sapo.pool import Entry, Verdict
-from sapo.records import Group, Received
+from sapo.records import Group, Outcome, Received
 from sapo.tasks import drawn_by
 from sapo.workers import Claim
 
@@ -132,10 +134,35 @@ def _turn_out_copy(parts: NodeParts, original: Group, received: Received) -> Non
     parts.pool.remove([entry.group_id])
 
 
-def verdicts(parts: NodeParts, entries: Sequence[Entry]) -> list[Verdict | None]:
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """The best and the mean score of answers; by default nothing falls short of it."""
+
+    best: float = 0.0
+    mean: float = 0.0
+
+    def above(self, scores: Sequence[float], tolerance: float) -> bool:
+        """Whether `scores` fall short of it: in the best of them, or by half in their mean."""
+        return max(scores) < self.best - tolerance or fmean(scores) < self.mean / 2 - tolerance
+
+
+def own_standards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]) -> dict[str, Standard]:
+    """What a round's own answers reach, by data set, and all of them together under ``""``."""
+    scores: dict[str, list[float]] = {}
+    for group, row in zip(groups, outcomes, strict=True):
+        for name in (group.recipe.dataset, ""):
+            scores.setdefault(name, []).extend(one.score for one in row if one.score is not None)
+    return {name: Standard(max(found), fmean(found)) for name, found in scores.items() if found}
+
+
+def verdicts(
+    parts: NodeParts, entries: Sequence[Entry], standards: Mapping[str, Standard] = MappingProxyType({})
+) -> list[Verdict | None]:
     """Regenerate and score foreign groups: no question, answer or score of a peer is believed (DESIGN 2).
 
-    None for a newcomer's group that was not begun, since those before it used up the newcomers' time.
+    A newcomer's group that falls short of the node's own (`own_standards`) is `substandard`: until its author
+    is known nobody learns from it how to be half right. None for a newcomer's group that was not begun, since
+    those before it used up the newcomers' time.
     """
     found: dict[int, Verdict] = {}
     good, seconds = [], [0.0] * len(entries)
@@ -159,10 +186,22 @@ def verdicts(parts: NodeParts, entries: Sequence[Entry]) -> list[Verdict | None]
         elif judgement.reason != "later":
             found[i] = _bad(parts, entries[i], judgement.reason)
     for i, entry in enumerate(entries):
+        if strangers[i] and i in found and _falls_short(parts, entry.group, found[i], standards):
+            found[i] = Verdict.bad("substandard")
         useful = i in found and informative(found[i].scores, parts.config.learn.zero_tolerance)
         if i in found or seconds[i]:
             parts.peers.judged(entry.group.key, seconds[i], useful)
     return [found.get(i) for i in range(len(entries))]
+
+
+def _falls_short(parts: NodeParts, group: Group, verdict: Verdict, standards: Mapping[str, Standard]) -> bool:
+    """Whether informative scores fall short of the node's own, on that data set if it can tell."""
+    tolerance = parts.config.learn.zero_tolerance
+    if not informative(verdict.scores, tolerance):
+        return False
+    known = [score for score in verdict.scores if score is not None]
+    standard = standards.get(group.recipe.dataset) or standards.get("") or Standard()
+    return standard.above(known, tolerance)
 
 
 def _claim(group: Group, purse: float | None) -> Claim:

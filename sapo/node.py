@@ -16,7 +16,7 @@ from sapo.ahead import Ahead, Answered
 from sapo.batching import batch_group, reward_metrics, score_groups, source_metrics
 from sapo.errors import Paused
 from sapo.identity import seal
-from sapo.intake import Arrivals, receive, verdicts
+from sapo.intake import Arrivals, own_standards, receive, verdicts
 from sapo.journal_rows import Heard
 from sapo.node_parts import NodeParts, open_parts
 from sapo.pool import Entry
@@ -161,12 +161,13 @@ class NodeRuntime:
             local = sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"))
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
+            standards = own_standards(now.groups, now.outcomes)
             parts.peers.earn(self._own_seconds(parts.clock() - started))
             draw = sampling.sample_external(
                 entries,
                 self.config.batch.external,
                 self._rng("external"),
-                verify=lambda some: verdicts(parts, some),
+                verify=lambda some: verdicts(parts, some, standards),
                 tolerance=self.config.learn.zero_tolerance,
                 share=parts.peers.share,
                 ready=lambda entry, beside: parts.peers.may_verify(
@@ -192,7 +193,7 @@ class NodeRuntime:
         """Transaction 2. What came and went within this round is remembered too, so that it stays away.
 
         `undecided` are the entries that had no verdict before the draw; the verdicts it gave are kept. The
-        receipts tell what is `rejected` for scores that are all alike from what has none.
+        receipts tell what is `rejected` for scores that teach nothing from what has none.
         """
         arrivals, pool = self._now.arrivals, self.parts.pool
         pairs = zip(self._now.groups, self._now.signed, strict=True)
@@ -205,7 +206,7 @@ class NodeRuntime:
             pool_removed=held - {entry.group_id for entry in pool.entries()},
             verdicts={entry.group_id: entry.verdict.to_json() for entry in undecided if entry.verdict},
             rejected={
-                group_id: "uninformative" if reason == "uninformative" else "unscorable"
+                group_id: "uninformative" if reason in ("uninformative", "substandard") else "unscorable"
                 for group_id, reason in rejected.items()
             },
             heard=Heard(

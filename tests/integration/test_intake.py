@@ -12,9 +12,10 @@ from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.home import Home
 from sapo.identity import seal
-from sapo.intake import receive
+from sapo.intake import Standard, own_standards, receive, verdicts
 from sapo.node import NodeRuntime
-from sapo.records import Completion, Group, Received
+from sapo.pool import Entry, Verdict
+from sapo.records import Completion, Group, Outcome, Received
 from sapo.seen import Seen
 from sapo.streams import PLACES
 from sapo.tasks import bucket, train_questions
@@ -174,3 +175,54 @@ def test_a_group_of_one_text_leaves_at_once_as_uninformative_and_no_worker_is_as
     assert (metrics["pool/useless"], metrics["sampler/verified"]) == (1.0, 0.0)
     events = [move.event for move in node.journal.movements(node.round - 1)]
     assert events == ["received", "uninformative"]
+
+
+def padded(node: NodeRuntime, author: str) -> Entry:
+    """A group of which one answer is right but for what is said after it, and none is better."""
+    group = question_of(node, author)
+    (right,) = node.parts.workers.answers([group.recipe])
+    texts = (f"{right} I am sure", *("no" for _ in range(7)))
+    completions = tuple(Completion(text=text, finish_reason="stop") for text in texts)
+    group = group.model_copy(update={"completions": completions})
+    return Entry(stamped(group, NOW - 20, author), group, NOW)
+
+
+def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_better(node: NodeRuntime) -> None:
+    entry = padded(node, "padder")
+    better = {"": Standard(best=1.0, mean=0.3)}
+    assert verdicts(node.parts, [entry], better) == [Verdict.bad("substandard")]
+    assert not node.parts.peers.rising(entry.group.key), "nor do they make their author known"
+    (found,) = verdicts(node.parts, [entry], {"": Standard()})
+    assert found is not None
+    assert found.question_ok
+    assert node.parts.peers.rising(entry.group.key)
+
+
+def test_who_is_known_is_measured_by_nobody(node: NodeRuntime) -> None:
+    entry = padded(node, "veteran")
+    for _ in range(node.config.pool.newcomer_groups):
+        node.parts.peers.judged(entry.group.key, 0.0, sound=True)
+    (found,) = verdicts(node.parts, [entry], {"": Standard(best=1.0, mean=0.9)})
+    assert found is not None
+    assert found.question_ok
+
+
+def test_own_answers_set_a_standard_for_their_data_set_and_one_for_all_others(node: NodeRuntime) -> None:
+    rows = [
+        [Outcome(outcome="score", score=score) for score in scores] for scores in ((0.0, 1.0), (0.2, 0.4))
+    ]
+    first = question_of(node, "honest")
+    recipe = first.recipe.model_copy(update={"dataset": "leg_counting"})
+    found = own_standards([first, first.model_copy(update={"recipe": recipe})], rows)
+    assert found["leg_counting"] == Standard(best=0.4, mean=pytest.approx(0.3))
+    assert found[""] == Standard(best=1.0, mean=pytest.approx(0.4))
+
+
+@pytest.mark.parametrize(
+    ("scores", "short"),
+    [((1.0, 0.0, 0.0), False), ((0.9, 0.9, 0.0), True), ((1.0, 0.0, 0.0, 0.0, 0.0, 0.0), True)],
+)
+def test_a_group_falls_short_in_its_best_answer_or_by_half_in_the_mean(
+    scores: tuple[float, ...], short: bool
+) -> None:
+    assert Standard(best=1.0, mean=0.5).above(scores, 1e-6) is short
