@@ -20,6 +20,12 @@ MODES = {1: "OFF", 2: "AUTO", 3: "COMPATIBLE"}
 """What MKL calls its modes; the others name instruction sets."""
 
 
+UPDATE = "2"
+"""The arithmetic of an update, raised with every release that makes other bits of the same batch.
+
+1 took the logits of a micro-batch at once; 2 takes the head in blocks of the vocabulary."""
+
+
 def fix(environment: MutableMapping[str, str]) -> None:
     """Put the settings into an environment; in a process's own, before torch first computes anything."""
     environment.update(FIXED)
@@ -41,6 +47,7 @@ def arithmetic(device: str = "cpu") -> dict[str, str]:
         "mkl": _mkl_mode(),
         "processor": _processor(),
         "torch": str(torch.__version__),
+        "update": UPDATE,
     }
 
 
@@ -53,7 +60,7 @@ def differences(recorded: Mapping[str, str | int] | None, device: str = "cpu") -
     import torch
 
     here: dict[str, str | int] = {**arithmetic(device), "threads": torch.get_num_threads()}
-    known = recorded or {}
+    known = {"update": "1", **recorded} if recorded else {}  # the first did not record it
     return ", ".join(
         f"{name} was {known[name]}, is {value}"
         for name, value in here.items()

@@ -184,16 +184,35 @@ def collate(
 ) -> list[Chunk]:
     """Micro-batches of at most `micro_batch` sequences.
 
-    `shared` computes common prompts and equal sequences once (see `sapo.learn.update.shares_prompts`);
-    `dtype` is the model's, in which its attention mask is then given. Otherwise every sequence has its
-    own row, sorted by length so that micro-batches pad little.
+    `shared` computes common prompts and equal sequences once (see `sapo.learn.forward.shares_prompts`), and
+    keeps a prompt's completions in as few micro-batches as can be; `dtype` is the model's, in which its
+    attention mask is then given. Otherwise every sequence has its own row, sorted by length so that
+    micro-batches pad little.
     """
-    ordered = list(rows) if shared else sorted(rows, key=lambda row: len(row.token_ids))
-    size = micro_batch or max(len(ordered), 1)
-    return [
-        _chunk(ordered[i : i + size], shared, torch.device(device), dtype)
-        for i in range(0, len(ordered), size)
-    ]
+    size = micro_batch or max(len(rows), 1)
+    if shared:
+        portions = _portions(rows, size)
+    else:
+        ordered = sorted(rows, key=lambda row: len(row.token_ids))
+        portions = [ordered[i : i + size] for i in range(0, len(ordered), size)]
+    return [_chunk(portion, shared, torch.device(device), dtype) for portion in portions]
+
+
+def _portions(rows: Sequence[Row], size: int) -> list[list[Row]]:
+    """Rows by prompt, put whole into the first portion of `size` that has room; only larger ones are cut."""
+    by_prompt: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        by_prompt.setdefault(row.token_ids[: row.start], []).append(row)
+    portions: list[list[Row]] = []
+    for alike in by_prompt.values():
+        for i in range(0, len(alike), size):
+            piece = alike[i : i + size]
+            home = next((portion for portion in portions if len(portion) + len(piece) <= size), None)
+            if home is None:
+                portions.append(piece)
+            else:
+                home.extend(piece)
+    return portions
 
 
 def _chunk(rows: Sequence[Row], shared: bool, device: torch.device, dtype: torch.dtype) -> Chunk:

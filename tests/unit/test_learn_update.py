@@ -139,6 +139,17 @@ def test_a_shared_prompt_is_computed_once_and_equal_completions_once() -> None:
     assert chunk.index[0].tolist() == chunk.index[1].tolist()
 
 
+def test_a_prompt_s_completions_stay_in_one_micro_batch_where_they_fit() -> None:
+    prompts_of = [[3, 4], [5, 6], [7, 8], [9, 10]]
+    sizes = [3, 2, 1, 5]
+    pairs = [(p, [11 + k, 1]) for p, n in zip(prompts_of, sizes, strict=True) for k in range(n)]
+    chunks = collate(rows_of(pairs), shared=True, micro_batch=4)
+    # 3 + 1, 2 + the one that 5 has over, 4: eleven sequences, and only the fourth prompt is computed twice.
+    assert [len(chunk.mask) for chunk in chunks] == [4, 3, 4]
+    firsts = [token for chunk in chunks for token in chunk.input_ids.flatten().tolist()]
+    assert [firsts.count(prompt[0]) for prompt in prompts_of] == [1, 1, 1, 2]
+
+
 def test_a_long_group_is_spread_over_several_rows() -> None:
     made = learner(model=tiny_model("llama"))
     prompt = [3] * 500
@@ -394,7 +405,7 @@ def test_metrics_are_means_over_the_right_tokens() -> None:
 
 
 def test_trap_02_the_gap_between_engine_and_trainer_is_measured_and_does_not_change_the_step() -> None:
-    made = learner()
+    made = learner(guard=GuardConfig(max_engine_gap=1.0))
     answers = [(6, 1), (7, 1)]
     engine = [[value - 0.25 for value in plain_logprobs(made.model, (3, 4), a)] for a in answers]
     told = group((3, 4), answers, [1.0, 0.0], behaviour=engine)
