@@ -84,8 +84,8 @@ def test_trap_22_padded_equals_unpadded(
 ) -> None:
     made = learner(model=tiny_model(kind))
     pairs = [(prompt, completion) for prompt, answers in data for completion in answers]
-    if not shared:
-        pairs.sort(key=lambda pair: len(pair[0]) + len(pair[1]))
+    asked = [prompt for prompt, _ in pairs]
+    pairs.sort(key=lambda pair: asked.index(pair[0]) if shared else len(pair[0]) + len(pair[1]))
     for ours, (prompt, completion) in zip(trained_logprobs(made, rows_of(pairs), shared), pairs, strict=True):
         assert ours == pytest.approx(plain_logprobs(made.model, prompt, completion), abs=2e-4)
 
