@@ -1,4 +1,4 @@
-"""The guard's limit on the distance between engine and learner."""
+"""The guard as a function, and its limit on the distance between engine and learner."""
 
 import pytest
 from learn_support import batch, group, plain_logprobs, tiny_model
@@ -16,6 +16,25 @@ def test_a_gap_past_the_limit_is_told_with_its_value_and_one_below_is_not() -> N
         "learn/engine_gap = 0.3 is above guard.max_engine_gap = 0.2"
     )
     assert guard({"learn/engine_gap": 0.2}, config) is None
+    assert guard({}, config) is None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "config", "key"),
+    [
+        ({"learn/entropy": 0.1}, GuardConfig(min_entropy=0.2), "min_entropy"),
+        ({"learn/truncated": 0.3}, GuardConfig(max_truncated=0.2), "max_truncated"),
+        ({"learn/unscorable": 0.6}, GuardConfig(), "max_unscorable"),
+        ({"learn/logprob_foreign": -9.0}, GuardConfig(min_foreign_logprob=-8.0), "min_foreign_logprob"),
+    ],
+)
+def test_guard_names_the_threshold_passed_and_is_silent_at_it(
+    metrics: dict[str, float], config: GuardConfig, key: str
+) -> None:
+    message = guard(metrics, config)
+    assert message is not None
+    assert f"guard.{key}" in message
+    assert guard({name: getattr(config, key) for name in metrics}, config) is None
     assert guard({}, config) is None
 
 

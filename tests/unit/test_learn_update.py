@@ -24,7 +24,6 @@ from sapo.config import GuardConfig, LearnConfig
 from sapo.errors import UserError
 from sapo.learn.collate import Chunk, Row, collate, select
 from sapo.learn.forward import shares_prompts
-from sapo.learn.guard import guard
 from sapo.learn.loss import LOSSES
 from sapo.learn.update import Learner
 from sapo.records import Batch, BatchGroup
@@ -622,25 +621,6 @@ def test_guards_look_at_own_completions_only_where_they_speak_of_own_behaviour()
     )
     result = learner(guard=GuardConfig(max_truncated=0.4)).step(batch(example().groups[1], foreign))
     assert result.alarm is None
-
-
-@pytest.mark.parametrize(
-    ("metrics", "config", "key"),
-    [
-        ({"learn/entropy": 0.1}, GuardConfig(min_entropy=0.2), "min_entropy"),
-        ({"learn/truncated": 0.3}, GuardConfig(max_truncated=0.2), "max_truncated"),
-        ({"learn/unscorable": 0.6}, GuardConfig(), "max_unscorable"),
-        ({"learn/logprob_foreign": -9.0}, GuardConfig(min_foreign_logprob=-8.0), "min_foreign_logprob"),
-    ],
-)
-def test_guard_names_the_threshold_passed_and_is_silent_at_it(
-    metrics: dict[str, float], config: GuardConfig, key: str
-) -> None:
-    message = guard(metrics, config)
-    assert message is not None
-    assert f"guard.{key}" in message
-    assert guard({name: getattr(config, key) for name in metrics}, config) is None
-    assert guard({}, config) is None
 
 
 # -- what is trained -------------------------------------------------------------------------------------
