@@ -188,9 +188,11 @@ def verdicts(
     for i, entry in enumerate(entries):
         if strangers[i] and i in found and _falls_short(parts, entry.group, found[i], standards):
             found[i] = Verdict.bad("substandard")
-        useful = i in found and informative(found[i].scores, parts.config.learn.zero_tolerance)
-        if i in found or seconds[i]:
+        if i in found:
+            useful = informative(found[i].scores, parts.config.learn.zero_tolerance)
             parts.peers.judged(entry.group.key, seconds[i], useful)
+        elif seconds[i]:
+            parts.peers.put_off(entry.group.key, seconds[i])
     return [found.get(i) for i in range(len(entries))]
 
 

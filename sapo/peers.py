@@ -195,17 +195,15 @@ class Peers:
     def judged(self, key: str, seconds: float, sound: bool) -> None:
         """Charge what verifying a group cost. `sound`: its recipe gave its question; it is informative."""
         self._share += (sound - self._share) / LATELY
-        account = self._touched(key)
-        account.balance -= seconds
-        self._went["seconds"] += seconds
-        if not self.known(key):
-            self._common.balance -= seconds
-            self._changed[""] = None
-            self._went["seconds/newcomers"] += seconds
+        account = self._charged(key, seconds)
         account.sound += sound
         if sound and key in self._new and account.sound >= self.config.newcomer_groups:
             self._known[key] = self._new.pop(key)
             self._forget(self._known)
+
+    def put_off(self, key: str, seconds: float) -> None:
+        """Charge what was spent on a group that is verified another time: nothing is known of it yet."""
+        self._charged(key, seconds)
 
     def fault(self, key: str, code: str) -> None:
         """A proven lie of the key's owner, such as `equivocation`: they are a newcomer again."""
@@ -250,6 +248,17 @@ class Peers:
 
     def _balance(self, accounts: Mapping[str, _Account], key: str) -> float:
         return accounts[key].balance if key in accounts else self._start
+
+    def _charged(self, key: str, seconds: float) -> _Account:
+        """The author's account, `seconds` lower; so is that of all newcomers where the author is one."""
+        account = self._touched(key)
+        account.balance -= seconds
+        self._went["seconds"] += seconds
+        if not self.known(key):
+            self._common.balance -= seconds
+            self._changed[""] = None
+            self._went["seconds/newcomers"] += seconds
+        return account
 
     def _touched(self, key: str) -> _Account:
         """The author's account, made where there is none, as that of the author last seen."""

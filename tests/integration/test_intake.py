@@ -19,6 +19,7 @@ from sapo.records import Completion, Group, Outcome, Received
 from sapo.seen import Seen
 from sapo.streams import PLACES
 from sapo.tasks import bucket, train_questions
+from sapo.workers import Judgement
 
 CONFIG = small_config(["swarm.rounds=9", "pool.newcomer_share=1", "batch.external=1"])
 NOW = 1_000_000.0
@@ -196,6 +197,15 @@ def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_bette
     assert found is not None
     assert found.question_ok
     assert node.parts.peers.rising(entry.group.key)
+
+
+def test_a_group_that_has_to_wait_is_no_useless_one(
+    node: NodeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node.parts.workers, "judge", lambda claims: [Judgement("later", (), 0.0)])
+    before = node.parts.peers.share
+    assert verdicts(node.parts, [padded(node, "waiting")]) == [None]
+    assert node.parts.peers.share == before
 
 
 def test_who_is_known_is_measured_by_nobody(node: NodeRuntime) -> None:
