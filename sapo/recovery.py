@@ -5,7 +5,9 @@ import logging
 from sapo import checkpoint, models
 from sapo.determinism import differences
 from sapo.journal import JournalError
+from sapo.learn.update import StepResult
 from sapo.node_parts import NodeParts
+from sapo.records import RoundResult
 from sapo.repeat import Mismatch, Repeater, load, settings_kept
 from sapo.retention import anchors
 
@@ -16,7 +18,9 @@ def recover(parts: NodeParts) -> int:
     """Bring weights and optimiser to where the journal ends; returns the round to go on with.
 
     Takes the checkpoint of round 0 when the node is new, so that recovery never depends on where the
-    initial weights came from. Raises `Mismatch` when a repeated round gives another digest.
+    initial weights came from. Where a round was recorded on another machine or by another release, and may
+    end with other weights here, it goes on from these with a warning, and a checkpoint has them at once:
+    there are no others. Raises `Mismatch` when a round gives another digest and no difference is known.
     """
     done = parts.journal.finished_rounds()
     found = _newest(parts, done)
@@ -26,19 +30,28 @@ def recover(parts: NodeParts) -> int:
         take_checkpoint(parts, 0, last=False)
         return 0
     with settings_kept(parts.learner):
-        _repeat_since(parts, found)
+        other = _repeat_since(parts, found)
     if done > found.round:
         log.info("%s: repeated rounds %d to %d from the journal", parts.name, found.round, done - 1)
     kept = parts.journal.checkpoints()
     parts.last_checkpoint_at = _ended_at(parts, kept[-1].round if kept else 0)
     last = done >= parts.config.swarm.rounds
-    if checkpoint_due(parts, done, _ended_at(parts, done), last=last):
+    if other:
+        log.warning(
+            "%s: rounds %d to %d, repeated here, may end with other weights than they did: %s. The node goes "
+            "on from these; replay begins with --from %d here, what lies before needs what it was made on",
+            *(parts.name, found.round, done - 1, other, done),
+        )
+    if other or checkpoint_due(parts, done, _ended_at(parts, done), last=last):
         take_checkpoint(parts, done, last=last)
     return done
 
 
-def _repeat_since(parts: NodeParts, found: checkpoint.Checkpoint) -> None:
-    """Make the journal's rounds since a checkpoint again, and compare each with its result."""
+def _repeat_since(parts: NodeParts, found: checkpoint.Checkpoint) -> str:
+    """Make the journal's rounds since a checkpoint again, and compare each with its result.
+
+    Returns what is other here than it was for rounds not found to be the same; empty if all are.
+    """
     results = parts.journal.results(found.round - 1)
     repeater = Repeater(
         parts.policy,
@@ -47,19 +60,31 @@ def _repeat_since(parts: NodeParts, found: checkpoint.Checkpoint) -> None:
         find=lambda round: _at(parts, round),
     )
     repeater.load(found)
+    unlike, kind = "", parts.policy.device.type
+    unsteady = "" if kind == "cpu" else f"updates on {kind} do not repeat bit for bit"
     for result in results:
         environment = parts.journal.environment(result.round)
         step = repeater.repeat(parts.journal.batch(result.round), result, environment)
-        if (step.skipped is None) != (result.skipped is None):
+        # a round that says nothing of its machine is of an older release
+        other = differences(environment or {"update": "1"}, kind) or unsteady
+        problem = _problem(parts, step, result)
+        if problem and not other:
             raise Mismatch(
-                f"{parts.name}: round {result.round} was skipped as {result.skipped!r}, now {step.skipped!r}"
+                f"{parts.name}: round {result.round}, repeated from the journal, {problem}; no difference of "
+                "machines is known. Check memory and disk, or bring home the node's folder from a backup"
             )
-        if result.weights_sha256 and parts.weights_sha256() != result.weights_sha256:
-            other = differences(environment, parts.policy.device.type)
-            raise Mismatch(
-                f"{parts.name}: round {result.round} repeated from the journal ends with other weights; "
-                + (f"this machine is another: {other}" if other else "no difference of machines is known")
-            )
+        same = result.weights_sha256 and not problem  # then whatever came before was the same too
+        unlike = "" if same else other or unlike
+    return unlike
+
+
+def _problem(parts: NodeParts, step: StepResult, result: RoundResult) -> str | None:
+    """In what a repeated round differs from its record, as far as that tells."""
+    if (step.skipped is None) != (result.skipped is None):
+        return f"was skipped as {result.skipped!r}, now {step.skipped!r}"
+    if result.weights_sha256 and parts.weights_sha256() != result.weights_sha256:
+        return "ends with other weights"
+    return None
 
 
 def checkpoint_due(parts: NodeParts, round: int, at: float, *, last: bool) -> bool:

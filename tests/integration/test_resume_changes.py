@@ -1,5 +1,6 @@
 """Settings that change in mid-run: a round keeps those it was made under, and a model stays what it is."""
 
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ from sapo.errors import UserError
 from sapo.home import Home
 from sapo.learn.update import Learner, StepResult
 from sapo.manifest import Manifest
+from sapo.models import weights_sha256
 from sapo.records import Batch
+from sapo.repeat import Mismatch
 
 SETS = ("swarm.nodes=1", "swarm.rounds=5", "batch.external=0", "checkpoint.every_rounds=100")
 DONE = 3
@@ -112,3 +115,54 @@ def test_a_round_is_repeated_with_the_threads_it_was_made_with(
         assert torch.get_num_threads() == 1
     assert used == [(0, 2), (1, 2), (2, 2), (3, 1)]
     assert [found and found["threads"] for found in recorded] == [2, 2, 2, 1]
+
+
+def other_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every update end a little elsewhere, as another release's may."""
+    step = Learner.step
+
+    def elsewhere(learner: Learner, batch: Batch) -> StepResult:
+        result = step(learner, batch)
+        with torch.no_grad():
+            learner._parameters[0].mul_(1.0 + 2.0**-20)
+        return result
+
+    monkeypatch.setattr(Learner, "step", elsewhere)
+
+
+def test_rounds_that_another_release_made_are_gone_on_from_and_kept(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other_arithmetic(monkeypatch)
+    monkeypatch.setattr("sapo.determinism.UPDATE", "next")
+    with caplog.at_level(logging.WARNING), open_node(changed(), home, deliver=False) as node:
+        assert node.round == DONE
+        assert [kept.round for kept in node.journal.checkpoints()] == [0, DONE]
+        kept = node.journal.checkpoints()[-1]
+        assert kept.weights_sha256 == weights_sha256(node.parts.policy.model)
+        assert kept.weights_sha256 != node.journal.result(DONE - 1).weights_sha256
+        node.run_round()
+        made = node.parts.weights_sha256()
+    assert "rounds 0 to 2, repeated here, may end with other weights than they did: update was" in caplog.text
+    assert f"--from {DONE}" in caplog.text
+    caplog.clear()
+    with open_node(changed(), home, deliver=False) as node:  # now on its own release's rounds
+        assert node.parts.weights_sha256() == made
+    assert "repeated here" not in caplog.text
+
+
+def test_rounds_of_another_release_that_end_the_same_need_no_word(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sapo.determinism.UPDATE", "next")
+    with caplog.at_level(logging.WARNING), open_node(changed(), home, deliver=False) as node:
+        assert [kept.round for kept in node.journal.checkpoints()] == [0]
+    assert "repeated here" not in caplog.text
+
+
+def test_rounds_that_end_elsewhere_without_a_reason_are_refused(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_arithmetic(monkeypatch)
+    with pytest.raises(Mismatch, match=r"round 0, .* ends with other weights; no difference .* a backup"):
+        open_node(changed(), home, deliver=False)
