@@ -20,8 +20,10 @@ from sapo.evaluate import evaluate, held_out_set
 from sapo.generate import open_engine
 from sapo.home import Home
 from sapo.identity import Identity, seal
+from sapo.learn.advantage import informative
 from sapo.learn.update import Learner
 from sapo.node_parts import load_initial, open_workers
+from sapo.peers import Peers
 from sapo.pool import Entry, Verdict
 from sapo.records import Batch, Group, Outcome, Question, Received, SignedGroup, Source, canonical
 from sapo.seeds import rng, stream
@@ -56,14 +58,18 @@ class Loop:
         self.unsigned = SignedGroup(
             group_id="0" * 64, content_sha256="0" * 64, key="0" * 64, signature="0" * 128, payload=b""
         )
+        self.peers = Peers(config.pool)
         self.foreign: list[Entry] = []
         self.owed = 0.0
 
     def prepare(self) -> None:
-        """Make foreign groups: what this policy answers to another node's questions."""
+        """Make foreign groups: what this policy answers to another node's questions, but for what a node does
+        not score, since it shows at sight that it is useless."""
         for round in range(FOREIGN if self.config.batch.external else 0):
             groups = self.groups(self.questions("other", round), round)
             for group in groups:
+                if Verdict.at_sight(group) is not None:
+                    continue
                 received = Received(signed=seal(group, self.identity), bus_position="b:0", timestamp=0.0)
                 self.foreign.append(Entry(received, group, 0.0))
 
@@ -123,11 +129,11 @@ class Loop:
         self.owed = min(self.owed - len(draw.chosen), external)
         batch = self.batch(round, own, outcomes, draw.chosen)
         self.learner.step(batch)
-        informative = sum(group.informative for group in batch.groups)
-        return {"informative": informative, "external": len(draw.chosen), "verified": draw.verified}
+        useful = sum(group.informative for group in batch.groups)
+        return {"informative": useful, "external": len(draw.chosen), "verified": draw.verified}
 
     def draw(self, round: int, want: int) -> sampling.Draw:
-        """Foreign groups, scored as a draw needs them; none of them was scored before."""
+        """Foreign groups, scored as a draw needs them and by as many a call as a node's; none was before."""
         random = rng("draw", round)
         entries = random.sample(self.foreign, min(len(self.foreign), self.config.pool.max_groups))
         for entry in entries:
@@ -138,6 +144,7 @@ class Loop:
             random,
             self.verdicts,
             tolerance=self.config.learn.zero_tolerance,
+            share=self.peers.share,
         )
 
     def verdicts(self, entries: Sequence[Entry]) -> list[Verdict]:
@@ -147,7 +154,11 @@ class Loop:
             Claim(group.recipe, group.question, tuple(one.text for one in group.completions))
             for group in groups
         ]
-        return [Verdict(outcomes=judged.outcomes) for judged in self.workers.judge(claims)]
+        found = [Verdict(outcomes=judged.outcomes) for judged in self.workers.judge(claims)]
+        for group, verdict in zip(groups, found, strict=True):
+            useful = informative(verdict.scores, self.config.learn.zero_tolerance)
+            self.peers.judged(group.key, 0.0, useful)
+        return found
 
     def batch(
         self,

@@ -47,6 +47,7 @@ class Shape:
     inner: int
     layers: int
     heads: int
+    kv_heads: int
     groups: int
     completions: int
     prompt: int
@@ -63,7 +64,7 @@ class Shape:
             intermediate_size=self.inner,
             num_hidden_layers=self.layers,
             num_attention_heads=self.heads,
-            num_key_value_heads=2,
+            num_key_value_heads=self.kv_heads,
             tie_word_embeddings=True,
         )
         return Qwen2ForCausalLM(sizes)
@@ -119,8 +120,8 @@ class Shape:
         )
 
 
-STARTER = Shape("starter", 1024, 128, 320, 4, 4, 8, 8, 20, 8, threads=1, updates=20)
-HALF_B = Shape("half-b", 151_936, 896, 4864, 24, 14, 2, 4, 72, 64, torch.get_num_threads(), updates=2)
+STARTER = Shape("starter", 1024, 128, 320, 4, 4, 4, 8, 8, 20, 8, threads=1, updates=20)
+HALF_B = Shape("half-b", 151_936, 896, 4864, 24, 14, 2, 2, 4, 72, 64, torch.get_num_threads(), updates=2)
 
 
 def measure(report: Report, quick: bool, folder: Path) -> None:

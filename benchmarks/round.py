@@ -234,6 +234,9 @@ def add(
             report.check(
                 f"{part}, {case.name}: {unit} at most {bound:.3g} times {other}'s", ratio <= bound, detail
             )
+    if case.scores != "verifier":
+        steps = sum(one.trained for one in ours)
+        report.check(f"{part}, {case.name}: a step in every round", steps == len(ours), f"{steps} of ours")
     for side, rounds in (("ours", ours), (other, theirs)):
         times = [one.seconds for one in rounds]
         steps = sum(one.trained for one in rounds)

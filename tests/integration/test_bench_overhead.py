@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from common import Report
 from overhead import Case, show
+from overhead_bare import Loop
 from overhead_programs import Cost, Work
+
+from sapo.config import load
+from sapo.pool import Verdict
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overhead.py"
 WORK = Work(8.0, 4.0, 5.0)
@@ -21,6 +25,22 @@ def test_more_than_the_ratio_allowed_is_said() -> None:
         show(report, case, [Cost(seconds, 0.2, {"nodes": 0.2}, WORK)], [Cost(0.1, 0.1, {"nodes": 0.1}, WORK)])
         assert report.failed == failed
         assert report.figures["case: CPU ms a round"].ratio == pytest.approx(2.0)
+
+
+def test_the_bare_loop_scores_what_a_node_would_and_by_as_many_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overhead_bare.FOREIGN", 4)
+    config = load("tiny", sets=["starter.steps=20", "batch.completions=4"], env={})
+    loop = Loop(config, "n0", tmp_path)
+    with loop.workers:
+        loop.prepare()
+        assert loop.foreign
+        assert all(Verdict.at_sight(entry.group) is None for entry in loop.foreign)
+        draw = loop.draw(0, 2)
+        useful = draw.verified - len(draw.rejected)
+    assert draw.verified > 0
+    assert (loop.peers.share == 1.0) == (useful == draw.verified)
 
 
 def test_the_quick_benchmark_runs_both_programs_on_equal_rounds(tmp_path: Path) -> None:

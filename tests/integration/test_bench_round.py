@@ -38,6 +38,13 @@ def test_what_is_out_of_bounds_is_said() -> None:
     assert report.failed == ["p, x: s at most 0.5 times TRL's"]
 
 
+def test_rounds_without_a_step_are_no_faster_rounds() -> None:
+    report, case = Report("round", []), benchmark.Case("x", "all")
+    idle = Round(0.1, 0.1, 1.0, 0.5, False)
+    benchmark.add(report, "p", case, "trl", [idle], [made(1.0, 10.0)], quick=True)
+    assert report.failed == ["p, x: a step in every round"]
+
+
 def test_bounds_are_those_of_a_whole_run_only() -> None:
     report, case = Report("round", []), benchmark.Case("x", "half", seconds=0.5, memory=0.6)
     benchmark.add(report, "p", case, "trl", [made(9.0, 9.0)], [made(1.0, 1.0)], quick=True)
