@@ -31,6 +31,8 @@ SETTINGS = {
 """Environment in which vLLM is imported and opened, whatever the user's says."""
 PATCHED: tuple[ModuleType, ...] = (torch, torch.cuda, torch.accelerator)
 """Modules some of whose functions vLLM replaces by its own."""
+_gate = threading.RLock()
+"""Held inside: of two threads that came and went as they like, one would leave vLLM's functions behind."""
 
 
 class Guest:
@@ -63,14 +65,22 @@ class Guest:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Run vLLM's code with the functions it replaced."""
-        ours = {(module, name): getattr(module, name) for module, name in self._theirs}
-        _put(self._theirs)
-        try:
-            with _restored():
+        """Run vLLM's code with the functions it replaced; waits for another thread that does."""
+        with _gate, _restored():
+            ours = {(module, name): getattr(module, name) for module, name in self._theirs}
+            _put(self._theirs)
+            try:
                 yield
-        finally:
-            _put(ours)
+            finally:
+                _put(ours)
+
+
+def busy() -> bool:
+    """Whether another thread is inside."""
+    free = _gate.acquire(blocking=False)
+    if free:
+        _gate.release()
+    return not free
 
 
 def _put(values: dict[tuple[ModuleType, str], Any]) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from sapo.errors import SapoError, UserError
 from sapo.generate.base import refuse_long
-from sapo.generate.guest import Guest
+from sapo.generate.guest import Guest, busy
 from sapo.models import LoadedPolicy
 from sapo.records import Completion, Sampling
 from sapo.seeds import stream
@@ -88,9 +88,10 @@ class VllmEngine:
         self._pushed = found
 
     def close(self) -> None:
-        """Give back the memory of weights and cache."""
+        """Give back the memory of weights and cache; while another thread samples, they stay to the end."""
         _open_engines.discard(self)
-        self._leave()
+        if not busy():
+            self._leave()
         self._llm = None
 
     def generate(
@@ -224,7 +225,9 @@ def _unfit(problem: str) -> UserError:
 
 
 def _close(guest: Guest, llm: Any) -> None:
-    """Shut one engine down; the process group is taken down with the last, as all engines share it."""
+    """Shut one engine down, unless one is at work; the process group goes with the last: all share it."""
+    if busy():
+        return  # nothing can interrupt it, and what it works on must not go
     from vllm.v1.engine import core
 
     whole = core.cleanup_dist_env_and_memory
