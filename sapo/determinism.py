@@ -59,11 +59,15 @@ def differences(recorded: Mapping[str, str | int] | None, device: str = "cpu") -
     """
     import torch
 
-    here: dict[str, str | int] = {**arithmetic(device), "threads": torch.get_num_threads()}
-    known = {"update": "1", **recorded} if recorded else {}  # the first did not record it
+    return changed(recorded, {**arithmetic(device), "threads": torch.get_num_threads()}) if recorded else ""
+
+
+def changed(before: Mapping[str, str | int] | None, after: Mapping[str, str | int]) -> str:
+    """What is other in one record of `arithmetic` than in another; what either does not know is left out."""
+    known: dict[str, str | int] = {"update": "1", **(before or {})}  # the first did not record it
     return ", ".join(
         f"{name} was {known[name]}, is {value}"
-        for name, value in here.items()
+        for name, value in after.items()
         if name in known and known[name] != value
     )
 

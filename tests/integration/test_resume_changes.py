@@ -15,8 +15,10 @@ from sapo.home import Home
 from sapo.learn.update import Learner, StepResult
 from sapo.manifest import Manifest
 from sapo.models import weights_sha256
+from sapo.proof import check
 from sapo.records import Batch
 from sapo.repeat import Mismatch
+from sapo.replay import opened
 
 SETS = ("swarm.nodes=1", "swarm.rounds=5", "batch.external=0", "checkpoint.every_rounds=100")
 DONE = 3
@@ -146,9 +148,15 @@ def test_rounds_that_another_release_made_are_gone_on_from_and_kept(
     assert "rounds 0 to 2, repeated here, may end with other weights than they did: update was" in caplog.text
     assert f"--from {DONE}" in caplog.text
     caplog.clear()
-    with open_node(changed(), home, deliver=False) as node:  # now on its own release's rounds
+    with open_node(changed(), home) as node:  # now on its own release's rounds
         assert node.parts.weights_sha256() == made
+        assert node.drain(60)
     assert "repeated here" not in caplog.text
+    with opened(home, "n0", first=DONE) as replay:
+        found = check(replay)
+    assert (found.begun_at, found.rounds, found.weights_sha256) == (DONE, 1, made)
+    assert "round 2: its weights are not those of round-000003" in found.notes[0]
+    assert found.notes[0].endswith(", is next")
 
 
 def test_rounds_of_another_release_that_end_the_same_need_no_word(
