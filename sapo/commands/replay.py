@@ -98,9 +98,13 @@ def prove(
 
     try:
         with opened(home, node, first=first, last=last) as replay:
-            for note in replay.notes:
+            known = list(replay.notes)
+            for note in known:
                 warn(note)
-            return check(replay, step)
+            found = check(replay, step)
+            for note in found.notes[len(known) :]:
+                warn(note)
+            return found
     except (Damaged, Differs) as error:
         if as_json:
             tensor = error.tensor if isinstance(error, Differs) else None

@@ -38,6 +38,7 @@ class VllmEngine:
     """
 
     def __init__(self, policy: LoadedPolicy, *, cache_gb: float, max_rows: int = 512) -> None:
+        _refuse_half_tied(policy)
         self.policy = policy
         self.cache_gb = cache_gb
         self._guest = Guest()
@@ -213,6 +214,15 @@ def _open(policy: LoadedPolicy, cache_gb: float, max_rows: int) -> Any:
             )
         except (ValueError, NotImplementedError) as error:
             raise _unfit(_reason(error)) from None
+
+
+def _refuse_half_tied(policy: LoadedPolicy) -> None:
+    """Raise `UserError` for an adapter on one of embedding and head where vLLM has one weight for both."""
+    model: Any = policy.model
+    base = model.get_base_model() if policy.lora else model
+    ends = (base.get_input_embeddings(), base.get_output_embeddings())
+    if getattr(base.config, "tie_word_embeddings", False) and any(hasattr(end, "base_layer") for end in ends):
+        raise _unfit("embedding and head are one weight, and the adapter changes one of them")
 
 
 def _unfit(problem: str) -> UserError:

@@ -9,16 +9,15 @@ import pytest
 import torch
 from swarms import make_home, open_node, small_config
 
+from sapo.commands.replay import prove
 from sapo.config import Config
 from sapo.errors import UserError
 from sapo.home import Home
 from sapo.learn.update import Learner, StepResult
 from sapo.manifest import Manifest
 from sapo.models import weights_sha256
-from sapo.proof import check
 from sapo.records import Batch
 from sapo.repeat import Mismatch
-from sapo.replay import opened
 
 SETS = ("swarm.nodes=1", "swarm.rounds=5", "batch.external=0", "checkpoint.every_rounds=100")
 DONE = 3
@@ -133,7 +132,10 @@ def other_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rounds_that_another_release_made_are_gone_on_from_and_kept(
-    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     other_arithmetic(monkeypatch)
     monkeypatch.setattr("sapo.determinism.UPDATE", "next")
@@ -152,8 +154,9 @@ def test_rounds_that_another_release_made_are_gone_on_from_and_kept(
         assert node.parts.weights_sha256() == made
         assert node.drain(60)
     assert "repeated here" not in caplog.text
-    with opened(home, "n0", first=DONE) as replay:
-        found = check(replay)
+    capsys.readouterr()
+    found = prove(home, "n0", DONE, None, lambda *_: None, as_json=False)
+    assert "round 2: its weights are not those of" in capsys.readouterr().err
     assert (found.begun_at, found.rounds, found.weights_sha256) == (DONE, 1, made)
     assert "round 2: its weights are not those of round-000003" in found.notes[0]
     assert found.notes[0].endswith(", is next")

@@ -429,6 +429,17 @@ def test_a_lora_adapter_is_merged_and_the_live_weights_are_left_alone(
     }
 
 
+@pytest.mark.parametrize("end", ["lm_head", "embed_tokens"])
+def test_an_adapter_on_one_end_of_a_tied_model_is_refused(
+    end: str, characters: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    models.save(random_policy("llama", characters), tmp_path)
+    lora = Lora(rank=4, target_modules=["q_proj", end])
+    policy = models.load_policy(str(tmp_path), config=Config(lora=lora), cache=tmp_path)
+    with pytest.raises(UserError, match="the adapter changes one of them"):
+        VllmEngine(policy, cache_gb=0.1)
+
+
 def test_bfloat16_policies_are_sampled_in_bfloat16(opens: Opens, characters: PreTrainedTokenizerFast) -> None:
     policy = random_policy("qwen2", characters)
     policy.model.to(torch.bfloat16)
