@@ -7,6 +7,7 @@ Both take turns. Start-up is left out. The processor time of all processes in th
 of the servers too. What a round held is shown beside, for only equal work can be compared.
 """
 
+import signal
 import statistics
 import sys
 from collections.abc import Sequence
@@ -90,4 +91,5 @@ def work(report: Report, quick: bool, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the programs would go on without it
     sys.exit(benchmark(__doc__, "overhead", PACKAGES, work))

@@ -111,6 +111,8 @@ class Spent:
     """Bytes in use in the journal's file."""
     memory: float
     """Bytes of the node's process that no other has (USS)."""
+    drawn: float
+    """Foreign groups that it learned from."""
 
 
 UNITS = {
@@ -168,7 +170,7 @@ class Meter:
 
     def __init__(self, node: NodeRuntime) -> None:
         self._node = node
-        self._consume = self._verify = self._commit = self._read = 0.0
+        self._consume = self._verify = self._commit = self._read = self._drawn = 0.0
         self._commit_batch, self._poll = node.journal.commit_batch, node.parts.listener.poll
         setattr(node.journal, "commit_batch", self._committed)  # noqa: B010  mypy minds an assignment
         setattr(node.parts.listener, "poll", self._polled)  # noqa: B010
@@ -186,7 +188,7 @@ class Meter:
         began = time.process_time() + self._workers()
         node.verify()
         self._verify += time.process_time() + self._workers() - began - (self._commit - before)
-        node.grpo_update()
+        self._drawn += node.grpo_update().metrics["sampler/external"]
 
     def spent(self) -> Spent:
         """Everything up to now."""
@@ -196,7 +198,8 @@ class Meter:
         )
         journal = size * (pages - free)
         memory = psutil.Process().memory_full_info().uss
-        return Spent(self._consume, self._verify, self._commit, self._read, float(journal), float(memory))
+        sums = (self._consume, self._verify, self._commit, self._read)
+        return Spent(*sums, float(journal), float(memory), self._drawn)
 
     def _workers(self) -> float:
         found = [psutil.Process(pid).cpu_times() for pid in self._node.parts.workers.pids]
@@ -325,6 +328,10 @@ def told(report: Report, sizes: Sizes, found: dict[Swarm, list[Spent]]) -> None:
             f"{name}: processor time",
             whole[0] <= MOST * whole[1],
             f"{whole[0] / whole[1]:.2f} times the baseline's",
+        )
+        drawn = [sum(_grown(found[one], "drawn", 1.0, sizes)) for one in (swarm, first)]
+        report.check(
+            f"{name}: others' groups are learned from", min(drawn) > 0, f"{drawn[0]:g}, {drawn[1]:g}"
         )
         pool = load("tiny", env={}).pool
         for what in ("read from the bus, KB a round", "journal's growth, KB a round", "memory, MB"):

@@ -25,3 +25,12 @@ def test_the_quick_benchmark_tells_every_cost(tmp_path: Path) -> None:
     scale.measure(report, quick=True, folder=tmp_path)
     assert len(report.figures) == (len(scale.UNITS) + 1) * (len(scale.QUICK.swarms) - 1)
     assert all(figure.ours > 0 for figure in report.figures.values())
+    assert not [what for what in report.failed if what.endswith("learned from")]
+
+
+def test_a_node_that_learns_from_nobody_has_measured_nothing() -> None:
+    busy, idle = ([scale.Spent(*[float(at)] * 6, drawn=at * drawn) for at in (1, 2, 3)] for drawn in (1, 0))
+    first, more = scale.QUICK.swarms
+    report = Report("scale", [])
+    scale.told(report, scale.QUICK, {first: busy, more: idle})
+    assert [what for what in report.failed if what.endswith("learned from")]
