@@ -186,11 +186,12 @@ def verdicts(
         elif judgement.reason != "later":
             found[i] = _bad(parts, entries[i], judgement.reason)
     for i, entry in enumerate(entries):
-        if strangers[i] and i in found and _falls_short(parts, entry.group, found[i], standards):
-            found[i] = Verdict.bad("substandard")
         if i in found:
-            useful = informative(found[i].scores, parts.config.learn.zero_tolerance)
+            short = strangers[i] and _falls_short(parts, entry.group, found[i], standards)
+            useful = not short and informative(found[i].scores, parts.config.learn.zero_tolerance)
             parts.peers.judged(entry.group.key, seconds[i], useful)
+            if short:
+                found[i] = found[i].model_copy(update={"reason": "substandard"})
         elif seconds[i]:
             parts.peers.put_off(entry.group.key, seconds[i])
     return [found.get(i) for i in range(len(entries))]

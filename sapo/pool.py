@@ -47,9 +47,9 @@ class Verdict(Record):
     """What the receiver's own verifier says of a foreign group."""
 
     outcomes: tuple[Outcome, ...] = ()
-    """One per completion, in their order; empty for a group that is unusable as a whole."""
+    """One per completion, in their order; empty for a group that could not be scored as a whole."""
     reason: str | None = None
-    """Why the group is unusable as a whole, such as `question_mismatch`."""
+    """Why the group is not used, such as `question_mismatch`; a `substandard` one has outcomes all the same."""
 
     @classmethod
     def bad(cls, reason: str) -> Self:
@@ -63,8 +63,8 @@ class Verdict(Record):
         return cls.bad("uninformative") if alike else None
 
     @property
-    def question_ok(self) -> bool:
-        """Whether the recipe gave the question that the group claims."""
+    def usable(self) -> bool:
+        """Whether nothing speaks against the group as a whole."""
         return self.reason is None
 
     @property

@@ -180,7 +180,7 @@ def _verify(entries: Sequence[Entry], verify: Verify) -> list[Entry]:
     for entry, verdict in zip(entries, verify(entries), strict=True):
         if verdict is None:
             continue
-        if verdict.question_ok and len(verdict.outcomes) != len(entry.group.completions):
+        if verdict.usable and len(verdict.outcomes) != len(entry.group.completions):
             raise ValueError("a verdict needs one outcome per completion")
         entry.verdict = verdict
     return [entry for entry in entries if entry.verdict is not None]

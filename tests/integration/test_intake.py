@@ -14,7 +14,7 @@ from sapo.home import Home
 from sapo.identity import seal
 from sapo.intake import Standard, own_standards, receive, verdicts
 from sapo.node import NodeRuntime
-from sapo.pool import Entry, Verdict
+from sapo.pool import Entry
 from sapo.records import Completion, Group, Outcome, Received
 from sapo.seen import Seen
 from sapo.streams import PLACES
@@ -191,11 +191,13 @@ def padded(node: NodeRuntime, author: str) -> Entry:
 def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_better(node: NodeRuntime) -> None:
     entry = padded(node, "padder")
     better = {"": Standard(best=1.0, mean=0.3)}
-    assert verdicts(node.parts, [entry], better) == [Verdict.bad("substandard")]
+    (short,) = verdicts(node.parts, [entry], better)
+    assert short is not None
+    assert (short.reason, len(short.outcomes)) == ("substandard", 8)
     assert not node.parts.peers.rising(entry.group.key), "nor do they make their author known"
     (found,) = verdicts(node.parts, [entry], {"": Standard()})
     assert found is not None
-    assert found.question_ok
+    assert found.usable
     assert node.parts.peers.rising(entry.group.key)
 
 
@@ -214,7 +216,7 @@ def test_who_is_known_is_measured_by_nobody(node: NodeRuntime) -> None:
         node.parts.peers.judged(entry.group.key, 0.0, sound=True)
     (found,) = verdicts(node.parts, [entry], {"": Standard(best=1.0, mean=0.9)})
     assert found is not None
-    assert found.question_ok
+    assert found.usable
 
 
 def test_own_answers_set_a_standard_for_their_data_set_and_one_for_all_others(node: NodeRuntime) -> None:

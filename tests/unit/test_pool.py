@@ -295,8 +295,8 @@ def test_a_verdict_survives_as_json(verdict: Verdict) -> None:
 
 def test_a_verdict_says_whether_the_question_was_the_peers() -> None:
     assert make_verdict([1.0, None]).scores == (1.0, None)
-    assert make_verdict([1.0, None]).question_ok
-    assert not Verdict.bad("question_mismatch").question_ok
+    assert make_verdict([1.0, None]).usable
+    assert not Verdict.bad("question_mismatch").usable
     assert Verdict.bad("question_mismatch").scores == ()
 
 
