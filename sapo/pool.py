@@ -49,7 +49,7 @@ class Verdict(Record):
     outcomes: tuple[Outcome, ...] = ()
     """One per completion, in their order; empty for a group that could not be scored as a whole."""
     reason: str | None = None
-    """Why the group is not used, such as `question_mismatch`; a `substandard` one has outcomes all the same."""
+    """Why the group is not used, such as `question_mismatch`; a `substandard` one still has outcomes."""
 
     @classmethod
     def bad(cls, reason: str) -> Self:
