@@ -22,6 +22,8 @@ STARTED_FROM = frozenset({"model", "starter", "lora", "dtype", "threads"})
 IN_THE_BATCHES = frozenset(
     {"swarm", "tasks", "rules", "batch", "share", "generate", "pool", "bus", "workers"}
 )
+NO_LIMIT = 1e9
+"""For a threshold in nats that nothing passes."""
 ANOTHER_SWARM = "change learn.* or guard.*, or begin another swarm with this setting"
 
 
@@ -77,7 +79,8 @@ class Changes:
         """The node's config with the changes over recorded sections. Raises `UserError` where they clash."""
         if (learn, guard) not in self._made:
             values = self._config.model_dump(mode="json")
-            recorded = {"learn": json.loads(learn), "guard": json.loads(guard)}
+            # the engine that is compared with the learner sampled the recorded policy, not this one
+            recorded = {"learn": json.loads(learn), "guard": json.loads(guard) | {"max_engine_gap": NO_LIMIT}}
             self._made[learn, guard] = parse(merge(values | recorded, self._over))
         return self._made[learn, guard]
 

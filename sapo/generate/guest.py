@@ -51,7 +51,7 @@ class Guest:
         handlers = _handlers()
         hooks = sys.excepthook, threading.excepthook
         try:
-            with warnings.catch_warnings(), _restored():
+            with warnings.catch_warnings(), _restored(), _shy_hidden():
                 warnings.simplefilter("ignore")
                 yield
         finally:
@@ -73,6 +73,28 @@ class Guest:
                 yield
             finally:
                 _put(ours)
+
+
+@contextmanager
+def _shy_hidden() -> Iterator[None]:
+    """Without modules that hold what raises when it is looked at, such as flask's proxies outside a request:
+    vLLM looks at everything that is imported."""
+    shy = {name: module for name, module in list(sys.modules.items()) if module and _is_shy(module)}
+    for name in shy:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(shy)
+
+
+def _is_shy(module: ModuleType) -> bool:
+    try:
+        for value in list(vars(module).values()):
+            hasattr(value, "__dict__")
+    except Exception:  # whatever a stranger's object raises when it is touched
+        return True
+    return False
 
 
 def busy() -> bool:

@@ -72,7 +72,8 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     home = Home(tmp_path_factory.mktemp("what-if") / "home")
     uri = f"sqlite:///{home.mlflow_db}"
     tracker = Tracker(uri, "test", "n0", INCARNATION, artifacts=home.artifacts)
-    config = small_config([*BASE, f"swarm.rounds={LAST + 1}"])
+    # more than n0 needs to its end: not all of it teaches
+    config = small_config([*BASE, f"swarm.rounds={3 * LAST}"])
     home.prepare(config, Manifest.of(config))
     with open_node(config, home, "n1") as peer:
         while not peer.finished:

@@ -1,7 +1,10 @@
 """What vLLM changes in its process holds while its code runs: here a stand-in of it, with threads."""
 
+import sys
 import threading
 from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -64,3 +67,19 @@ def test_two_threads_inside_leave_nothing_of_it_behind(guest: Guest) -> None:
     assert second.is_set()
     assert not busy()
     assert torch.set_num_threads is OURS
+
+
+def test_modules_that_cannot_be_looked_at_are_out_of_sight_while_vllm_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Shy:
+        @property
+        def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+            raise RuntimeError("outside of a request")
+
+    module = ModuleType("shy")
+    module.__dict__["proxy"] = Shy()
+    monkeypatch.setitem(sys.modules, "shy", module)
+    with Guest().arrive():
+        assert "shy" not in sys.modules
+    assert sys.modules["shy"] is module

@@ -69,4 +69,4 @@ def test_the_quick_benchmark_writes_all_its_figures(tmp_path: Path) -> None:
 
 def test_the_sizes_are_those_that_the_page_names() -> None:
     sizes = benchmark.FULL
-    assert (len(sizes.seeds), sizes.honest, sizes.questions) == (5, 4, 2_000)
+    assert (len(sizes.seeds), sizes.honest, sizes.questions) == (16, 4, 2_000)
