@@ -125,14 +125,14 @@ class Loop:
         own = self.groups(self.questions(self.name, round), round)
         outcomes = score_groups(self.workers, own)
         self.owed += external
-        draw = self.draw(round, int(self.owed))
+        draw = self.draw(round, int(self.owed), [[one.score for one in row] for row in outcomes])
         self.owed = min(self.owed - len(draw.chosen), external)
         batch = self.batch(round, own, outcomes, draw.chosen)
         self.learner.step(batch)
         useful = sum(group.informative for group in batch.groups)
         return {"informative": useful, "external": len(draw.chosen), "verified": draw.verified}
 
-    def draw(self, round: int, want: int) -> sampling.Draw:
+    def draw(self, round: int, want: int, own: Sequence[sampling.Scores]) -> sampling.Draw:
         """Foreign groups, scored as a draw needs them and by as many a call as a node's; none was before."""
         random = rng("draw", round)
         entries = random.sample(self.foreign, min(len(self.foreign), self.config.pool.max_groups))
@@ -144,7 +144,7 @@ class Loop:
             random,
             self.verdicts,
             tolerance=self.config.learn.zero_tolerance,
-            share=self.peers.share,
+            share=sampling.informative_share(own, self.config.learn.zero_tolerance),
         )
 
     def verdicts(self, entries: Sequence[Entry]) -> list[Verdict]:

@@ -29,7 +29,7 @@ from sapo.node_parts import open_workers
 from sapo.peers import Peers
 from sapo.pool import Entry, Pool, Verdict
 from sapo.records import Completion, Group, Outcome, Question, Received, Recipe
-from sapo.sampling import Draw, sample_external
+from sapo.sampling import LEAST_SHARE, Draw, sample_external
 from sapo.seeds import rng
 from sapo.workers import Claim, TaskWorkers
 
@@ -198,6 +198,7 @@ class Arm:
         self._pool, self._peers = Pool(config.pool), Peers(config.pool)
         self.ask: Callable[[Sequence[Item]], list[Verdict]] = told
         self.verified = 0
+        self._lately = 1.0
         self._seconds = self._here = 0.0
 
     def begin(self) -> None:
@@ -217,8 +218,9 @@ class Arm:
             for entry, verdict in zip(new, self._verify(new), strict=True):
                 entry.verdict = verdict
         want, order = self._config.batch.external, rng("sampler", "draw", number)
-        share = self._peers.share
-        draw = sample_external(entries, want, order, self._verify, tolerance=TOLERANCE, share=share)
+        draw = sample_external(entries, want, order, self._verify, tolerance=TOLERANCE, share=self._lately)
+        seen = len(draw.chosen) + len(draw.rejected)
+        self._lately = max(LEAST_SHARE, len(draw.chosen) / seen) if seen else 1.0
         self._seconds += time.perf_counter() - began
         self._here += time.process_time() - cpu
         return draw

@@ -169,7 +169,10 @@ class NodeRuntime:
                 self._rng("external"),
                 verify=lambda some: verdicts(parts, some, standards),
                 tolerance=self.config.learn.zero_tolerance,
-                share=parts.peers.share,
+                share=sampling.informative_share(
+                    [[outcome.score for outcome in row] for row in now.outcomes],
+                    self.config.learn.zero_tolerance,
+                ),
                 ready=lambda entry, beside: parts.peers.may_verify(
                     entry.group.key, [other.group.key for other in beside]
                 ),

@@ -39,10 +39,6 @@ CREDIT_ROUNDS = 3.0
 """How many rounds' worth an account may hold where that is more."""
 FLOOR_S = 0.02
 """What a round earns at least, in seconds: own work may be faster than any clock can tell."""
-LATELY = 64
-"""Groups verified last, by which it is guessed how many of the next are informative."""
-LEAST_SHARE = 1 / 8
-"""Of informative ones that is guessed: a draw asks for no more than so many times what it wants."""
 IN_HAND_S = 0.1
 """What a known author's group is taken to cost while it is being verified: far more than most."""
 
@@ -81,12 +77,6 @@ class Peers:
         self._gone: dict[str, None] = {}
         self._went = _nothing()
         self._reach = 1
-        self._share = 1.0
-
-    @property
-    def share(self) -> float:
-        """Which part of what is verified next may be informative, by what was lately."""
-        return max(LEAST_SHARE, self._share)
 
     def known(self, key: str) -> bool:
         """Whether an author has a share of their own."""
@@ -194,7 +184,6 @@ class Peers:
 
     def judged(self, key: str, seconds: float, sound: bool) -> None:
         """Charge what verifying a group cost. `sound`: its recipe gave its question; it is informative."""
-        self._share += (sound - self._share) / LATELY
         account = self._charged(key, seconds)
         account.sound += sound
         if sound and key in self._new and account.sound >= self.config.newcomer_groups:

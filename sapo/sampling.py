@@ -88,10 +88,21 @@ class Draw:
         return metrics
 
 
+LEAST_SHARE = 1 / 8
+"""Of informative groups that is guessed: a draw asks for no more than so many times what it wants."""
 Verify = Callable[[Sequence[Entry]], Sequence[Verdict | None]]
 """What is found of entries; None where there was no time for one beside the others."""
 Ready = Callable[[Entry, Sequence[Entry]], bool]
 """Whether an entry may be verified now, together with others that are about to be."""
+
+
+def informative_share(scores: Sequence[Scores], tolerance: float) -> float:
+    """Which part of groups with such scores is informative, as a guess for others; at least `LEAST_SHARE`.
+
+    A node asks its own answers, which a round that is begun again has again: the draw is then the same.
+    """
+    useful = sum(informative(row, tolerance) for row in scores)
+    return max(LEAST_SHARE, useful / len(scores)) if scores else 1.0
 
 
 def sample_external(

@@ -383,20 +383,8 @@ def test_a_proven_lie_ends_the_rise() -> None:
     assert not known.rising("a")
 
 
-def test_the_share_of_informative_groups_is_that_of_those_verified_lately_and_never_nothing() -> None:
-    known = with_known("a")
-    assert known.share == 1.0
-    for number in range(400):
-        known.judged("a", 0.0, number % 2 == 0)
-    assert known.share == pytest.approx(0.5, abs=0.02)
-    for _ in range(400):
-        known.judged("a", 0.0, False)
-    assert known.share == peers.LEAST_SHARE
-
-
-def test_a_group_put_off_is_paid_for_and_says_nothing_of_the_share_of_informative_ones() -> None:
+def test_a_group_put_off_is_paid_for_and_makes_nobody_rise() -> None:
     known = with_known("a")
     known.put_off("new", 0.25)
-    assert known.share == 1.0
     assert known.purse == CREDIT_S - 0.25
     assert not known.rising("new")

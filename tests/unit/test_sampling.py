@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from makers import make_entry, make_verdict
 from scipy.stats import chisquare
 
+from sapo import sampling
 from sapo.config import ShareConfig
 from sapo.pool import Entry, Verdict
 from sapo.sampling import Draw, Ready, information, sample_external, sample_self, select_subset
@@ -453,3 +454,10 @@ def test_what_there_was_no_time_for_beside_others_waits_and_is_asked_for_again()
         entries, 4, rng("test", 0), once, tolerance=1e-6, ready=lambda entry, beside: ready[0]
     )
     assert (len(found.chosen), found.verified, found.waiting) == (2, 2, 2)
+
+
+def test_the_share_of_informative_groups_is_guessed_by_own_ones_and_is_never_nothing() -> None:
+    rows = [[0.0, 1.0], [1.0, 1.0], [None, 0.5], [0.2, 0.4]]
+    assert sampling.informative_share(rows, 1e-6) == 0.5
+    assert sampling.informative_share([[0.0, 0.0]], 1e-6) == sampling.LEAST_SHARE
+    assert sampling.informative_share([], 1e-6) == 1.0
