@@ -33,7 +33,14 @@ from sapo.tracked import tracking_uri
 from sapo.whatif import WhatIf, retrain
 
 INCARNATION = f"{0:016x}"
-BASE = ("learn.lr=1e-3", "batch.local=4", "batch.external=1", "batch.completions=8")
+BASE = (
+    "learn.lr=1e-3",
+    "batch.local=4",
+    "batch.external=1",
+    "batch.completions=8",
+    "pool.newcomer_share=1",
+    "pool.newcomer_groups=1",  # n1 is heard to the end
+)
 PHASES = (
     (),
     ("learn.advantage=mean_std",),
