@@ -20,10 +20,8 @@ from sapo.evaluate import evaluate, held_out_set
 from sapo.generate import open_engine
 from sapo.home import Home
 from sapo.identity import Identity, seal
-from sapo.learn.advantage import informative
 from sapo.learn.update import Learner
 from sapo.node_parts import load_initial, open_workers
-from sapo.peers import Peers
 from sapo.pool import Entry, Verdict
 from sapo.records import Batch, Group, Outcome, Question, Received, SignedGroup, Source, canonical
 from sapo.seeds import rng, stream
@@ -58,7 +56,6 @@ class Loop:
         self.unsigned = SignedGroup(
             group_id="0" * 64, content_sha256="0" * 64, key="0" * 64, signature="0" * 128, payload=b""
         )
-        self.peers = Peers(config.pool)
         self.foreign: list[Entry] = []
         self.owed = 0.0
 
@@ -154,11 +151,7 @@ class Loop:
             Claim(group.recipe, group.question, tuple(one.text for one in group.completions))
             for group in groups
         ]
-        found = [Verdict(outcomes=judged.outcomes) for judged in self.workers.judge(claims)]
-        for group, verdict in zip(groups, found, strict=True):
-            useful = informative(verdict.scores, self.config.learn.zero_tolerance)
-            self.peers.judged(group.key, 0.0, useful)
-        return found
+        return [Verdict(outcomes=judged.outcomes) for judged in self.workers.judge(claims)]
 
     def batch(
         self,

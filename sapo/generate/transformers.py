@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from sapo.errors import UserError
+from sapo.generate.base import refuse_long
 from sapo.models import LoadedPolicy
 from sapo.records import Completion, Sampling
 from sapo.seeds import torch_generator
@@ -71,14 +71,7 @@ class TransformersEngine:
 
         Raises `UserError` for a prompt that leaves no room in the model's context (TRAPS 26).
         """
-        for prompt in prompts:
-            if not prompt or not self.policy.fits(prompt):
-                raise UserError(
-                    "prompt",
-                    f"{len(prompt)} tokens",
-                    f"the model's context is {self.policy.max_length} tokens",
-                    "leave such questions out: prompts are not truncated",
-                )
+        refuse_long(self.policy, prompts)
         rows: list[list[Completion]] = [[] for _ in prompts]
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         step = max(1, self.max_rows // completions)

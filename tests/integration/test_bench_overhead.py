@@ -37,10 +37,15 @@ def test_the_bare_loop_scores_what_a_node_would_and_by_as_many_a_call(
         loop.prepare()
         assert loop.foreign
         assert all(Verdict.at_sight(entry.group) is None for entry in loop.foreign)
-        draw = loop.draw(0, 2)
-        useful = draw.verified - len(draw.rejected)
-    assert draw.verified > 0
-    assert (loop.peers.share == 1.0) == (useful == draw.verified)
+        asked: list[int] = []
+        judge = loop.workers.judge
+        monkeypatch.setattr(loop.workers, "judge", lambda claims: asked.append(len(claims)) or judge(claims))
+        draw = loop.draw(0, 1, [[0.0, 1.0]])
+        assert draw.verified > 0
+        assert asked[0] == 1, "own answers are all informative: one is asked for what one is wanted"
+        asked.clear()
+        loop.draw(0, 1, [[0.0, 0.0]])
+        assert asked == [min(8, len(loop.foreign))], "none is: as many as an eighth of them would give"
 
 
 def test_the_quick_benchmark_runs_both_programs_on_equal_rounds(tmp_path: Path) -> None:
