@@ -125,6 +125,8 @@ class Node:
             ready=lambda entry, beside: self._peers.may_verify(
                 entry.group.key, [other.group.key for other in beside]
             ),
+            known=self._peers.known,
+            trials=self._peers.trials(WANT),
         )
         self._pool.remove(draw.leaving)
         drawn = sum(entry.group.key in self._honest for entry in draw.chosen)

@@ -176,6 +176,8 @@ class NodeRuntime:
                 ready=lambda entry, beside: parts.peers.may_verify(
                     entry.group.key, [other.group.key for other in beside]
                 ),
+                known=parts.peers.known,
+                trials=parts.peers.trials(self.config.batch.external),
             )
             now.batch = self._batch(local, draw.chosen)
             parts.pool.remove(draw.leaving)

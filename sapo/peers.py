@@ -17,6 +17,7 @@ else's spending lowers the account of a known author.
 A name that behaves becomes known, whoever is behind it: where that is too cheap, a swarm goes by invitation.
 """
 
+import math
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -181,6 +182,10 @@ class Peers:
             return self._balance(self._known, key) > IN_HAND_S * beside.count(key)
         covered = self._common.balance > 0 and self._balance(self._new, key) > 0
         return covered and key not in beside
+
+    def trials(self, want: int) -> int:
+        """How many newcomers' groups are verified beside a draw of `want`, which known authors may fill."""
+        return math.ceil(self.config.newcomer_share * want)
 
     def judged(self, key: str, seconds: float, sound: bool) -> None:
         """Charge what verifying a group cost. `sound`: its recipe gave its question; it is informative."""

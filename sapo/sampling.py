@@ -114,6 +114,8 @@ def sample_external(
     tolerance: float,
     share: float = 1.0,
     ready: Ready = lambda entry, beside: True,
+    known: Callable[[str], bool] = lambda key: True,
+    trials: int = 0,
 ) -> Draw:
     """J of the pool: `want` entries, exactly uniform over the informative ones (DESIGN 7).
 
@@ -124,12 +126,18 @@ def sample_external(
     kept in the entry. Raises `ValueError` when `verify` does not answer for every completion it was asked
     about.
 
+    Those whose author is not `known`, the newcomers, come after all others, so that new names take no place
+    from known authors. For them to become known `trials` of them are verified in any case, if there are so
+    many; what is found informative waits in the pool for its turn.
+
     Entries that are not `ready` when the walk comes to them are passed over, and stay. Whether one is may
     depend on what was verified before, such as the time its author has left. The draw is exactly uniform
-    over the informative entries of all authors who have time left to its end, whatever the others do.
+    over the informative entries of all known authors who have time left to its end, whatever the others do.
     """
     order = list(entries)
     rng.shuffle(order)
+    order.sort(key=lambda entry: not known(entry.group.key))  # stable: either part is in random order
+    newcomers = [entry for entry in order if entry.verdict is None and not known(entry.group.key)]
     chosen: list[Entry] = []
     rejected: dict[str, str] = {}
     fresh: list[Entry] = []
@@ -144,6 +152,8 @@ def sample_external(
             if not ahead:
                 waiting += 1
                 continue
+            if not fresh:  # trials share the first call
+                ahead += _on_trial(newcomers, trials, ahead, ready)
             fresh += _verify(ahead, verify)
             if entry.verdict is None:
                 waiting += 1
@@ -153,15 +163,35 @@ def sample_external(
             chosen.append(entry)
         else:
             rejected[entry.group_id] = reason
-    unscorable: Counter[tuple[str, str]] = Counter()
-    for entry in fresh:
-        reason = _rejection(entry, tolerance)
-        if reason is not None:
-            rejected[entry.group_id] = reason
+    if not fresh and (ahead := _on_trial(newcomers, trials, (), ready)):
+        fresh = _verify(ahead, verify)
+    rejected |= {entry.group_id: reason for entry in fresh if (reason := _rejection(entry, tolerance))}
+    return Draw(
+        tuple(chosen), rejected, len(fresh), _unscorable(fresh), shortfall=want - len(chosen), waiting=waiting
+    )
+
+
+def _unscorable(entries: Sequence[Entry]) -> dict[tuple[str, str], int]:
+    """Unscorable completions by producer key and data set."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for entry in entries:
         missing = sum(score is None for score in entry.verdict.scores) if entry.verdict else 0
         if missing:
-            unscorable[entry.group.key, entry.group.recipe.dataset] += missing
-    return Draw(tuple(chosen), rejected, len(fresh), dict(unscorable), want - len(chosen), waiting)
+            counts[entry.group.key, entry.group.recipe.dataset] += missing
+    return dict(counts)
+
+
+def _on_trial(newcomers: Sequence[Entry], count: int, beside: Sequence[Entry], ready: Ready) -> list[Entry]:
+    """The first newcomers who are `ready`, until they and those already `beside` them are `count`."""
+    ids = {entry.group_id for entry in beside}
+    missing = count - sum(entry.group_id in ids for entry in newcomers)
+    result: list[Entry] = []
+    for entry in newcomers:
+        if len(result) >= missing:
+            break
+        if entry.group_id not in ids and ready(entry, [*beside, *result]):
+            result.append(entry)
+    return result
 
 
 def _needed(ahead: Sequence[Entry], want: int, count: int, tolerance: float, ready: Ready) -> list[Entry]:

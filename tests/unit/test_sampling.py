@@ -3,7 +3,7 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -386,6 +386,88 @@ def test_the_draw_is_uniform_over_the_authors_with_time_left_whatever_the_others
     assert chisquare(shares["p0"]).pvalue > 0.001
     assert sum(shares["p1"]) == 0
     assert len(shares["p2"]) == 5
+
+
+def known_first(
+    entries: list[Entry],
+    verifier: Verifier,
+    want: int,
+    seed: int = 0,
+    trials: int = 0,
+    newcomers: Collection[str] = ("p2",),
+    ready: Ready = lambda entry, beside: True,
+) -> Draw:
+    """A draw where the authors of these nodes' groups are newcomers; p2 has five groups of sixteen."""
+    strangers = {entry.group.key for entry in ENTRIES if entry.group.node in newcomers}
+    return sample_external(
+        entries,
+        want,
+        rng("test", seed),
+        verifier,
+        tolerance=1e-6,
+        ready=ready,
+        known=lambda key: key not in strangers,
+        trials=trials,
+    )
+
+
+def test_newcomers_take_no_place_from_known_authors_among_whom_the_draw_is_uniform() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(4_000):
+        entries, verifier = a_pool([GOOD] * 16)
+        found = known_first(entries, verifier, 3, seed, trials=2)
+        counts.update(entry.group_id for entry in found.chosen)
+    known = [entry.group_id for entry in ENTRIES[:16] if entry.group.node != "p2"]
+    assert counts.keys() == set(known)
+    assert chisquare([counts[group_id] for group_id in known]).pvalue > 0.001
+
+
+def test_newcomers_fill_what_known_authors_leave() -> None:
+    entries, verifier = a_pool([GOOD] * 16)
+    found = known_first(entries, verifier, 13)
+    nodes = [entry.group.node for entry in found.chosen]
+    assert "p2" not in nodes[:11]
+    assert nodes[11:] == ["p2", "p2"]
+
+
+def test_newcomers_on_trial_share_the_first_call_and_wait_in_the_pool() -> None:
+    entries, verifier = a_pool([GOOD] * 16)
+    found = known_first(entries, verifier, 3, trials=2)
+    (call,) = verifier.calls
+    tried = [entry for entry in entries if entry.group.node == "p2" and entry.verdict is not None]
+    assert {entry.group_id for entry in tried} <= set(call)
+    assert len(tried) == 2
+    assert not found.leaving & {entry.group_id for entry in tried}
+    assert found.verified == 5
+
+
+def test_a_useless_group_on_trial_leaves() -> None:
+    truths = [GOOD if entry.group.node != "p2" else DULL for entry in ENTRIES[:16]]
+    entries, verifier = a_pool(truths)
+    found = known_first(entries, verifier, 3, trials=2)
+    assert sorted(found.rejected.values()) == ["uninformative", "uninformative"]
+
+
+def test_newcomers_are_on_trial_also_when_no_other_verdict_is_needed() -> None:
+    cached = [place for place in range(16) if ENTRIES[place].group.node != "p2"]
+    entries, verifier = a_pool([GOOD] * 16, cached)
+    found = known_first(entries, verifier, 2, trials=3)
+    assert found.verified == 3
+    assert [len(call) for call in verifier.calls] == [3]
+
+
+def test_newcomers_whom_the_draw_reaches_are_on_trial_by_that() -> None:
+    entries, verifier = a_pool([GOOD] * 16)
+    found = known_first(entries, verifier, 3, trials=2, newcomers=("p0", "p1", "p2"))
+    assert found.verified == 3
+
+
+def test_a_newcomer_without_verification_time_leaves_the_trial_to_the_next() -> None:
+    entries, verifier = a_pool([GOOD] * 16)
+    credit = Credit(verifier, {"p0": 0, "p1": 16, "p2": 16})
+    known_first(entries, verifier, 2, trials=3, newcomers=("p0", "p1"), ready=credit)
+    tried = [entry.group.node for entry in entries if entry.verdict is not None]
+    assert Counter(tried) == {"p2": 2, "p1": 3}
 
 
 def test_groups_without_verification_time_wait_where_they_are() -> None:
