@@ -186,7 +186,8 @@ class PoolConfig(Section):
     """Per bus partition, read no further back than this many groups."""
     poll_bytes: PositiveInt = 8_000_000
     newcomer_share: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """What all authors who are not known yet get together, of the places and of the time for verification."""
+    """What all authors who are not known yet get together: of the places, of the time for verification, and
+    beside a draw so many of its number of groups that are verified in any case."""
     newcomer_groups: PositiveInt = 8
     """An author is known once so many of their groups were verified here and found informative."""
     verify_share: PositiveFloat = 0.4
