@@ -13,12 +13,11 @@ import torch
 from jinja2 import TemplateError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as hf_logging
 
 from sapo.config import Config
 from sapo.devices import resolve_device
 from sapo.errors import SapoError, UserError
+from sapo.hugging import transformers
 from sapo.records import FinishReason, canonical, sha256
 from sapo.seeds import stream
 
@@ -103,7 +102,8 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
     tokenizer = _load_tokenizer(spec, source)
     try:
         with _no_bars():
-            model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, config.dtype))
+            cls = transformers.AutoModelForCausalLM
+            model: Any = cls.from_pretrained(source, dtype=getattr(torch, config.dtype))
     except (OSError, ValueError) as error:
         raise UserError(
             "model", spec, f"cannot be loaded: {_first_line(error)}", "name a causal language model"
@@ -262,7 +262,7 @@ def _load_tokenizer(spec: str, source: str | Path) -> Any:
             "model", spec, "the directory has no tokenizer", "save it there with tokenizer.save_pretrained"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
             "model", spec, f"its tokenizer cannot be loaded: {_first_line(error)}", "name a complete model"
@@ -406,13 +406,13 @@ def _self_check(spec: str, policy: LoadedPolicy) -> None:
 @contextmanager
 def _no_bars() -> Iterator[None]:
     """Without the library's progress bars, which would fill logs and break the live view."""
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            hf_logging.enable_progress_bar()
+            transformers.utils.logging.enable_progress_bar()
 
 
 def _first_line(error: BaseException) -> str:

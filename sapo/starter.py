@@ -24,11 +24,11 @@ import torch
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sapo.cache import locked
 from sapo.config import Config
 from sapo.errors import UserError
+from sapo.hugging import transformers
 from sapo.models import TAGS_PROMPT, LoadedPolicy, save, wrap
 from sapo.records import canonical, sha256
 from sapo.seeds import rng, stream
@@ -170,7 +170,7 @@ def target_text(answer: str, form: str) -> str:
     return f"<answer>{answer}</answer>" if form == "tags" else answer
 
 
-def make_tokenizer(variant: Variant, texts: Sequence[str]) -> PreTrainedTokenizerFast:
+def make_tokenizer(variant: Variant, texts: Sequence[str]) -> transformers.PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on `texts`; no token is partly a number."""
     specials = [PAD, USER, ASSISTANT, END]
     backend = Tokenizer(BPE())
@@ -191,7 +191,7 @@ def make_tokenizer(variant: Variant, texts: Sequence[str]) -> PreTrainedTokenize
             show_progress=False,
         ),
     )
-    return PreTrainedTokenizerFast(
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         pad_token=PAD,
         eos_token=END,
@@ -200,9 +200,11 @@ def make_tokenizer(variant: Variant, texts: Sequence[str]) -> PreTrainedTokenize
     )
 
 
-def make_model(variant: Variant, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
+def make_model(
+    variant: Variant, tokenizer: transformers.PreTrainedTokenizerFast, seed: int
+) -> transformers.LlamaForCausalLM:
     """A fresh model of a variant's shape, the same for the same seed."""
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=variant.hidden,
         intermediate_size=variant.inner,
@@ -218,8 +220,8 @@ def make_model(variant: Variant, tokenizer: PreTrainedTokenizerFast, seed: int) 
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, OWNER, "weights"))
-        model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(
+        model = transformers.LlamaForCausalLM(config)
+    model.generation_config = transformers.GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
     return model

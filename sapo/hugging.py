@@ -1,0 +1,43 @@
+"""Hugging Face's transformers as a node needs it: without what it imports only because it is installed.
+
+    from sapo.hugging import transformers
+
+Importing a model class imports, where they are there, scikit-learn (for assisted generation), scipy (for the
+losses of object detection), boto3 (for SageMaker) and Triton (for GPUs): 160 MB a process and seconds of
+processor time for what no node does. They come with MLflow and torch, so they are nearly always there.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+UNUSED = ("boto3", "scipy", "sklearn")
+"""Packages that transformers and accelerate do without, at the price of features that sapo does not use."""
+
+
+@contextmanager
+def absent(*names: str) -> Iterator[None]:
+    """Import something as if these packages were not installed; those that are loaded already stay.
+
+    A name that stands for None in `sys.modules` is not found, by Python's own rule. Afterwards all can be
+    imported, but what asked for one meanwhile may remember that it is not there, as transformers does.
+    """
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None is allowed, not annotated
+    try:
+        yield
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
+
+
+# A GPU's compiler is wanted where there is one; to count them leaves CUDA to processes forked later.
+with absent(*UNUSED, *(() if torch.cuda.device_count() else ("triton",))):
+    import transformers
+    import transformers.modeling_utils
+    import transformers.models.auto.modeling_auto
+    import transformers.models.auto.tokenization_auto
+
+__all__ = ["transformers"]

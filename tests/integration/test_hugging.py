@@ -1,0 +1,89 @@
+"""What a node's process loads: nothing that is only there, and makes each of many processes larger."""
+
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from sapo.hugging import UNUSED, absent
+
+ROOT = Path(__file__).parents[2]
+COURSE = """
+import sys
+from pathlib import Path
+from swarms import make_home, open_node, small_config
+
+config = small_config(["swarm.nodes=1", "batch.external=0", "swarm.rounds=2"])
+with open_node(config, make_home(Path(sys.argv[1]) / "home", config)) as node:
+    while not node.finished:
+        node.run_round()
+    assert node.parts.deliverer.drain(60)
+print("loaded", *sorted({name.split(".")[0] for name in sys.modules}))
+"""
+"""Two rounds of a node in silo, and all that they owe delivered."""
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Top-level modules that a node's process holds after its rounds."""
+    folder = tmp_path_factory.mktemp("silo")
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+        "SAPO_KEYS": str(folder / "keys"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", COURSE, str(folder)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split()[1:])
+
+
+def test_a_nodes_process_holds_what_its_rounds_need(loaded: set[str]) -> None:
+    assert {"torch", "transformers", "deltalake", "pyarrow"} <= loaded
+
+
+@pytest.mark.parametrize(
+    "name", [*UNUSED, "prefect", "mlflow", "duckdb", "reasoning_gym", "matplotlib", "vllm"]
+)
+def test_a_nodes_process_is_not_made_larger_by(name: str, loaded: set[str]) -> None:
+    assert name not in loaded
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="Triton compiles for the GPU here")
+def test_a_node_without_a_gpu_does_not_load_the_compiler_for_gpus(loaded: set[str]) -> None:
+    assert "triton" not in loaded
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A package that is installed and not loaded."""
+    (tmp_path / "rarely_needed.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "rarely_needed"
+    sys.modules.pop("rarely_needed", None)
+
+
+def test_an_absent_package_is_not_found_until_the_end(package: str) -> None:
+    with absent(package):
+        assert importlib.util.find_spec(package) is None
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(package)
+    assert importlib.import_module(package).__file__
+
+
+def test_what_is_loaded_already_stays() -> None:
+    with absent("pytest"):
+        assert importlib.import_module("pytest") is pytest
+    assert sys.modules["pytest"] is pytest
+
+
+def test_packages_come_back_when_an_import_fails(package: str) -> None:
+    with pytest.raises(ModuleNotFoundError), absent(package):
+        importlib.import_module(package)
+    assert importlib.import_module(package).__file__
