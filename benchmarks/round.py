@@ -1,9 +1,10 @@
 """One node's full round (generate, score, publish, sample, update, journal) against TRL and genrl.
 
-Each program runs in a process of its own and makes a round when it is asked to; rounds alternate, those of
-the warm-up are not counted. Same weights, tokenizer, questions, completions, length limit, micro-batch and
-threads for all, one optimiser step a round. TRL and genrl run with what makes them fastest here, see their
-programs in benchmarks/baselines. Memory is the peak of the program and its children in a counted round.
+Each program runs in a process of its own and makes a round when it is asked to; rounds alternate where both
+programs fit in memory, those of the warm-up are not counted. Same weights, tokenizer, questions, completions,
+length limit, micro-batch and threads for all, one optimiser step a round. TRL and genrl run with what makes
+them fastest here, see their programs in benchmarks/baselines. Memory is the peak of the program and its
+children in a counted round.
 
 `starter-trl`, `starter-genrl`: preset tiny as it is, with its trained starter policy, its verifier, one
 thread (a swarm has several nodes on a machine), checkpoints when they are due, 8 groups of 8 completions of
@@ -11,18 +12,20 @@ at most 16 tokens; all groups are own (J = 0), so that all programs do the same 
 weights of the same shape and a stand-in for the verifier: all 16 tokens are generated and no group has zero
 advantage, so nothing but the loop itself can be saved.
 
-`half-b`: random weights of Qwen2.5-0.5B's shape, float32, both cores. Preset paper's I = 4 groups and
-micro-batch of 8. 4 completions, not its 8, and 64 tokens, not its 256: TRL's round is to stay near two
-minutes on two cores. Fewer completions favour TRL (a prompt is shared by fewer), fewer tokens favour us
-(the prompt's share grows). Three of its nine data sets, whose prompts are of 70 to 150 tokens; the others'
-are of 130 to 660, which would favour us. Random weights are never right, so a stand-in scores: every other
-completion right, in every other group (half of them at zero advantage) or in every group (none).
+`half-b`: random weights of Qwen2.5-0.5B's shape, float32, both cores. Preset paper's I = 4 groups and micro-
+batch of 8. 4 completions, not its 8, and 64 tokens, not its 256: TRL's round is to stay near two minutes on
+two cores. Fewer completions favour TRL (a prompt is shared by fewer), fewer tokens favour us (the prompt's
+share grows). Three of its nine data sets, whose prompts are of 70 to 150 tokens; the others' are of 130 to
+660, which would favour us. Random weights are never right, so a stand-in scores: every other completion
+right, in every other group (half of them at zero advantage) or in every group (none). The programs run one
+after the other, since both do not fit in 24 GB: each starts, makes a round of each case as warm-up and two
+that count, and ends. What else the machine does in that half hour may thus meet one of them only.
 """
 
 import statistics
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -65,6 +68,9 @@ class Part:
     cases: tuple[Case, ...]
     warm: int
     rounds: int
+    blocks: int = 0
+    """Turns in which each program runs alone: it starts, warms up, makes `rounds` and ends; 0 where all run
+    at once and take turns by the round."""
 
 
 STARTER = Case("preset tiny", "verifier", seconds=1 / 5, memory=1.0)
@@ -82,7 +88,8 @@ PARTS = {
             Case("none at zero", "all", seconds=1.0),
         ),
         warm=1,
-        rounds=3,
+        rounds=2,
+        blocks=1,
     ),
 }
 LONG = ["starter-genrl", "untrained-trl"]
@@ -194,21 +201,42 @@ def measure(report: Report, name: str, part: Part, quick: bool, folder: Path) ->
     python = make_genrl() if part.baseline == "genrl" else Path(sys.executable)
     asked = questions(config, (warm + counted) * len(part.cases))
     took: dict[tuple[str, Case], list[Round]] = {}
-    with ExitStack() as stack:
-        programs: list[Program] = []
-        for side, interpreter in (("ours", Path(sys.executable)), (part.baseline, python)):
-            own = folder / f"{name}-{side}"
-            own.mkdir()
-            work = work_of(config, model, asked, own)
-            programs.append(stack.enter_context(started(side, work, interpreter, own)))
-        for number in range(warm + counted):
-            for case in part.cases:
-                for program in programs:
-                    made = program.round(case.scores)
-                    if number >= warm:
-                        took.setdefault((program.name, case), []).append(made)
+
+    def program(side: str, block: int = 0) -> AbstractContextManager[Program]:
+        own = folder / f"{name}-{side}-{block}"
+        own.mkdir()
+        interpreter = python if side == part.baseline else Path(sys.executable)
+        return started(side, work_of(config, model, asked, own), interpreter, own)
+
+    sides = ("ours", part.baseline)
+    if part.blocks:
+        report.say(f"{name}: one program after the other, {part.blocks} times; both do not fit in memory")
+        for block in range(part.blocks):
+            for side in sides:
+                with program(side, block) as alone:
+                    take([alone], part.cases, warm, counted, took)
+    else:
+        with ExitStack() as stack:
+            programs = [stack.enter_context(program(side)) for side in sides]
+            take(programs, part.cases, warm, counted, took)
     for case in part.cases:
         add(report, name, case, part.baseline, took["ours", case], took[part.baseline, case], quick)
+
+
+def take(
+    programs: Sequence[Program],
+    cases: Sequence[Case],
+    warm: int,
+    counted: int,
+    took: dict[tuple[str, Case], list[Round]],
+) -> None:
+    """Let programs make rounds of each case in turns; those after the warm-up are added to `took`."""
+    for number in range(warm + counted):
+        for case in cases:
+            for program in programs:
+                made = program.round(case.scores)
+                if number >= warm:
+                    took.setdefault((program.name, case), []).append(made)
 
 
 def add(

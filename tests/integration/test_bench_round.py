@@ -51,6 +51,45 @@ def test_bounds_are_those_of_a_whole_run_only() -> None:
     assert not report.failed
 
 
+class Recorder:
+    """A program that notes what it is asked for; `seen` is shared with others."""
+
+    def __init__(self, name: str, seen: list[str]) -> None:
+        self.name, self._seen = name, seen
+
+    def __enter__(self) -> "Recorder":
+        self._seen.append(f"{self.name} starts")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._seen.append(f"{self.name} ends")
+
+    def round(self, scores: str) -> Round:
+        self._seen.append(f"{self.name} {scores}")
+        return made(1.0, 1.0)
+
+
+@pytest.mark.parametrize("blocks", [0, 2])
+def test_programs_that_do_not_fit_in_memory_together_never_run_together(
+    blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(benchmark, "started", lambda name, *_: Recorder(name, seen))
+    monkeypatch.setattr(benchmark, "prepared", lambda *_: (None, tmp_path))
+    monkeypatch.setattr(benchmark, "questions", lambda *_: [])
+    monkeypatch.setattr(benchmark, "work_of", lambda *_: None)
+    cases = (benchmark.Case("a", "half"), benchmark.Case("b", "all"))
+    part = benchmark.Part("trl", "half-b", cases, warm=0, rounds=1, blocks=blocks)
+    benchmark.measure(Report("round", []), "p", part, False, tmp_path)
+    if blocks:
+        alone = [
+            [f"{name} starts", f"{name} half", f"{name} all", f"{name} ends"] for name in ("ours", "trl")
+        ]
+        assert seen == [*alone[0], *alone[1]] * 2
+    else:
+        assert seen[2:6] == ["ours half", "trl half", "ours all", "trl all"]
+
+
 @pytest.mark.parametrize(("part", "cases"), [("starter-trl", 1), ("half-b", 2)])
 def test_the_quick_benchmark_runs_ours_and_trl_in_turns(part: str, cases: int, tmp_path: Path) -> None:
     figures = quick(tmp_path, "--only", part)
