@@ -12,14 +12,14 @@ at most 16 tokens; all groups are own (J = 0), so that all programs do the same 
 weights of the same shape and a stand-in for the verifier: all 16 tokens are generated and no group has zero
 advantage, so nothing but the loop itself can be saved.
 
-`half-b`: random weights of Qwen2.5-0.5B's shape, float32, both cores. Preset paper's I = 4 groups and micro-
-batch of 8. 4 completions, not its 8, and 64 tokens, not its 256: TRL's round is to stay near two minutes on
-two cores. Fewer completions favour TRL (a prompt is shared by fewer), fewer tokens favour us (the prompt's
-share grows). Three of its nine data sets, whose prompts are of 70 to 150 tokens; the others' are of 130 to
-660, which would favour us. Random weights are never right, so a stand-in scores: every other completion
-right, in every other group (half of them at zero advantage) or in every group (none). The programs run one
-after the other, since both do not fit in 24 GB: each starts, makes a round of each case as warm-up and two
-that count, and ends. What else the machine does in that half hour may thus meet one of them only.
+`half-b`: random weights of Qwen2.5-0.5B's shape, float32, both cores. Preset paper's I = 4 groups and
+micro-batch of 8. 4 completions, not its 8, and 64 tokens, not its 256: TRL's round is to stay near two
+minutes on two cores. Fewer completions favour TRL (a prompt is shared by fewer), fewer tokens favour us (the
+prompt's share grows). Three of its nine data sets, whose prompts are of 70 to 150 tokens; the others' are of
+130 to 660, which would favour us. Random weights are never right, so a stand-in scores: every other
+completion right, in every other group (half of them at zero advantage) or in every group (none). The programs
+run one after the other, since both do not fit in 24 GB: each starts, makes a round of each case as warm-up
+and two that count, and ends. What else the machine does in that half hour may thus meet one of them only.
 """
 
 import statistics
