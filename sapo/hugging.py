@@ -33,8 +33,11 @@ def absent(*names: str) -> Iterator[None]:
             sys.modules.pop(name, None)
 
 
-# A GPU's compiler is wanted where there is one; to count them leaves CUDA to processes forked later.
-with absent(*UNUSED, *(() if torch.cuda.device_count() else ("triton",))):
+# What was imported before has decided for itself what is there, and would fail half-way if that changed.
+_absent: tuple[str, ...] = () if "transformers" in sys.modules else UNUSED
+if _absent and not torch.cuda.device_count():  # to count them leaves CUDA to processes forked later
+    _absent += ("triton",)  # the compiler for GPUs
+with absent(*_absent):
     import transformers
     import transformers.modeling_utils
     import transformers.models.auto.modeling_auto

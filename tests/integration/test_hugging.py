@@ -60,6 +60,11 @@ def test_a_node_without_a_gpu_does_not_load_the_compiler_for_gpus(loaded: set[st
     assert "triton" not in loaded
 
 
+def test_transformers_imported_before_is_taken_as_it_is() -> None:
+    code = "import transformers; transformers.utils.is_scipy_available(); import sapo.models"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A package that is installed and not loaded."""
