@@ -125,9 +125,17 @@ class Loop:
         draw = self.draw(round, int(self.owed), [[one.score for one in row] for row in outcomes])
         self.owed = min(self.owed - len(draw.chosen), external)
         batch = self.batch(round, own, outcomes, draw.chosen)
-        self.learner.step(batch)
-        useful = sum(group.informative for group in batch.groups)
-        return {"informative": useful, "external": len(draw.chosen), "verified": draw.verified}
+        learned = self.learner.step(batch).metrics
+        completions = [one for group in own for one in group.completions]
+        return {
+            "informative": sum(group.informative for group in batch.groups),
+            "external": len(draw.chosen),
+            "verified": draw.verified,
+            "completions": len(completions),
+            "generated": sum(len(one.token_ids or ()) for one in completions),
+            "trained": learned.get("learn/tokens", 0.0),
+            "steps": learned["learn/steps"],
+        }
 
     def draw(self, round: int, want: int, own: Sequence[sampling.Scores]) -> sampling.Draw:
         """Foreign groups, scored as a draw needs them and by as many a call as a node's; none was before."""

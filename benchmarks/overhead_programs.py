@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from sapo.home import Home
 from sapo.journal import Journal
 
 START_LIMIT_S = 240.0
+ROUND_LIMIT_S = 90.0
 POLL_S = 0.5
 BENCHMARKS = Path(__file__).resolve().parent
 ROLES = {
@@ -43,11 +44,16 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Work:
-    """What a round held on average: informative groups, foreign ones trained on and foreign ones verified."""
+    """What a round held on average: groups that were informative, foreign ones trained on and foreign ones
+    verified; own completions and their tokens; tokens trained on; optimiser steps."""
 
     informative: float
     external: float
     verified: float
+    completions: float
+    generated: float
+    trained: float
+    steps: float
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,8 @@ class Cost:
     cpu: float
     roles: dict[str, float]
     work: Work
+    checkpoint: float = 0.0
+    """Seconds of one, where it was measured; its part is in `seconds`."""
 
 
 @dataclass
@@ -87,7 +95,7 @@ class Program:
 
     def _wait(self, rounds: int) -> None:
         """Until the slowest node has done so many."""
-        deadline = time.monotonic() + START_LIMIT_S
+        deadline = time.monotonic() + START_LIMIT_S + ROUND_LIMIT_S * rounds
         while min(done for done, _ in self._seen().values()) < rounds:
             over = [one for one in self.processes if one.poll() is not None]
             if over or time.monotonic() > deadline:
@@ -161,7 +169,9 @@ def _running(
         yield process
     finally:
         # nothing of it is wanted any more; what it started ends with it, within seconds
-        family = psutil.Process(process.pid).children(recursive=True)
+        family = []
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended, which `_wait` tells
+            family = psutil.Process(process.pid).children(recursive=True)
         process.kill()
         process.wait()
         for one in family:
@@ -204,13 +214,23 @@ def _work(home: Home, names: Sequence[str]) -> Work:
     for name in names:
         with Journal.read_only(home.journal(name)) as journal:
             for result in journal.results():
-                groups = journal.batch(result.round).groups
-                rows.append((sum(group.informative for group in groups), result.metrics))
-    return Work(
-        sum(row[0] for row in rows) / len(rows),
-        sum(row[1].get("sampler/external", 0.0) for row in rows) / len(rows),
-        sum(row[1].get("sampler/verified", 0.0) for row in rows) / len(rows),
-    )
+                groups, metrics = journal.batch(result.round).groups, result.metrics
+                rows.append(
+                    Work(
+                        informative=sum(group.informative for group in groups),
+                        external=metrics.get("sampler/external", 0.0),
+                        verified=metrics.get("sampler/verified", 0.0),
+                        completions=sum(len(group.samples) for group in groups if group.source == "local"),
+                        generated=metrics["tokens/generated"],
+                        trained=metrics.get("learn/tokens", 0.0),
+                        steps=metrics.get("learn/steps", 0.0),
+                    )
+                )
+    return _mean(rows)
+
+
+def _mean(rows: Sequence[Work]) -> Work:
+    return Work(*(sum(column) / len(rows) for column in zip(*map(astuple, rows), strict=True)))
 
 
 def _written(path: Path) -> tuple[int, float]:
@@ -221,6 +241,4 @@ def _written(path: Path) -> tuple[int, float]:
 def _told(folder: Path, names: Sequence[str]) -> Work:
     lines = [line for name in names for line in (folder / f"{name}.jsonl").read_text().splitlines()]
     rows = [json.loads(line) for line in lines]
-    return Work(
-        *(sum(row[part] for row in rows) / len(rows) for part in ("informative", "external", "verified"))
-    )
+    return _mean([Work(**{part.name: row[part.name] for part in fields(Work)}) for row in rows])
