@@ -15,7 +15,7 @@ from overhead_programs import Cost, Program, Work
 
 from sapo.config import load
 from sapo.pool import Verdict
-from sapo.workers import Claim, Judged
+from sapo.workers import Claim, Judgement
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overhead.py"
 WORK = Work(8.0, 4.0, 5.0, 64.0, 400.0, 300.0, 1.0)
@@ -63,7 +63,7 @@ def test_the_bare_loop_scores_what_a_node_would_and_by_as_many_a_call(
         asked: list[int] = []
         judge = loop.workers.judge
 
-        def counted(claims: Sequence[Claim]) -> Sequence[Judged]:
+        def counted(claims: Sequence[Claim]) -> list[Judgement]:
             asked.append(len(claims))
             return judge(claims)
 
