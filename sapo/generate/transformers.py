@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers import DynamicCache
 
 from sapo.generate.base import refuse_long
@@ -23,6 +24,9 @@ KEEP_SHARE = 0.8
 BLOCK = 512
 """Tokens whose probabilities are summed before a draw looks at single ones."""
 BELOW_ONE = 1.0 - 2.0**-53
+WHOLE_MASKS = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
+"""Model types that take a four-dimensional attention mask as it is: to make one of a mask of the tokens, anew
+for every token, takes them a quarter of a small model's time."""
 
 
 class TransformersEngine:
@@ -36,6 +40,7 @@ class TransformersEngine:
         self.policy = policy
         self.max_rows = max_rows
         self._model: Any = policy.model
+        self._whole_masks = _takes_whole_masks(policy.model)
         if own_copy:
             # As trainable as the original: torch multiplies in another order by what wants no gradient.
             self._model = copy.deepcopy(policy.model).eval()
@@ -126,7 +131,7 @@ class TransformersEngine:
                 lengths = lengths[parent]
                 mask = None if mask is None else mask[parent]
             if mask is not None:
-                mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+                mask = functional.pad(mask, (0, 1), value=0.0 if mask.is_floating_point() else 1)
             logits = self._model(
                 input_ids=ids[:, None],
                 attention_mask=mask,
@@ -140,7 +145,10 @@ class TransformersEngine:
     def _prefill(
         self, prompts: Sequence[Sequence[int]]
     ) -> tuple[DynamicCache, Tensor, Tensor | None, Tensor]:
-        """Cache, next-token logits, attention mask (None where nothing is padded) and prompt lengths."""
+        """Cache, next-token logits, what the next token's attention mask begins with, and prompt lengths.
+
+        It is None where nothing is padded, [rows, 1, 1, tokens] in `WHOLE_MASKS` models, else [rows, tokens].
+        """
         device = self._model.device
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         width = max(len(prompt) for prompt in prompts)
@@ -148,7 +156,10 @@ class TransformersEngine:
         places = torch.arange(width, device=device) - (width - lengths[:, None])
         # Masks come from lengths, never from ids: the pad id may be a real token (TRAPS 21).
         padded = min(len(prompt) for prompt in prompts) < width
-        mask = (places >= 0).long() if padded else None
+        mask = after = (places >= 0).long() if padded else None
+        if padded and self._whole_masks:
+            mask = _whole_mask(places >= 0, self._model.dtype)
+            after = mask[:, :, -1:]
         cache = DynamicCache(config=self._model.config)
         logits = self._model(
             input_ids=ids,
@@ -158,7 +169,7 @@ class TransformersEngine:
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-        return cache, logits, mask, lengths
+        return cache, logits, after, lengths
 
     def _completions(self, tokens: list[list[int]], logprobs: list[list[float]]) -> list[Completion]:
         """Records of rows of ids, each ended by -1; equal answers are decoded once."""
@@ -177,6 +188,27 @@ class TransformersEngine:
                 )
             )
         return found
+
+
+def _takes_whole_masks(model: Any) -> bool:
+    """Whether a model attends just where a four-dimensional mask says: sliding windows are not in ours."""
+    config = getattr(model, "config", None)
+    layers = getattr(config, "layer_types", None) or ["full_attention"]
+    return (
+        getattr(config, "model_type", None) in WHOLE_MASKS
+        and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
+        and set(layers) == {"full_attention"}
+    )
+
+
+def _whole_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to attention [rows, 1, tokens, tokens]: much to what comes after or is not `seen`."""
+    width = seen.shape[1]
+    before = torch.ones(width, width, dtype=torch.bool, device=seen.device).tril()
+    hidden = ~(before & seen[:, None, None, :])
+    return torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(
+        hidden, torch.finfo(dtype).min
+    )
 
 
 def _branch(row: Tensor, token: Tensor, rows: int) -> tuple[Tensor | None, Tensor, Tensor]:
