@@ -9,7 +9,7 @@ from sapo.evaluate import evaluate
 from sapo.node_parts import NodeParts
 from sapo.records import Completion, Group, Question, SignedGroup
 from sapo.seeds import rng, stream
-from sapo.tasks import train_questions
+from sapo.tasks import Drawing
 
 Completions = list[list[Completion]]
 
@@ -25,27 +25,33 @@ class Request:
     seed: int
 
 
-def request(parts: NodeParts, round: int, policy_version: int) -> Request:
-    """Draw the questions of a round, and have the engine take over the weights as they are now."""
-    config, incarnation = parts.config, parts.journal.incarnation
-    questions = train_questions(
+def drawing(parts: NodeParts, round: int) -> Drawing:
+    """The drawing of a round's questions: of the same ones whenever it is made."""
+    config = parts.config
+    return Drawing(
         parts.workers,
         config.tasks,
         swarm=config.swarm.name,
         seed=config.swarm.seed,
         node=parts.name,
-        incarnation=incarnation,
+        incarnation=parts.journal.incarnation,
         round=round,
         count=config.batch.b,
         held_out=config.rules.held_out,
     )
+
+
+def request(parts: NodeParts, round: int, policy_version: int, begun: Drawing | None = None) -> Request:
+    """Draw the questions of a round, as far as `begun` has not, and have the engine take over the weights as
+    they are now."""
+    questions = (begun or drawing(parts, round)).result()
     parts.engine.update_weights()
     return Request(
         round=round,
         policy_version=policy_version,
         questions=tuple(questions),
         prompts=tuple(parts.policy.encode_prompt(question.text) for question in questions),
-        seed=stream(config.swarm.seed, incarnation, round, "generate"),
+        seed=stream(parts.config.swarm.seed, parts.journal.incarnation, round, "generate"),
     )
 
 

@@ -13,6 +13,7 @@ from sapo.records import (
     Completion,
     Group,
     Outcome,
+    Recipe,
     Sample,
     SignedGroup,
     Source,
@@ -25,9 +26,17 @@ ONE: Final[Literal[1]] = 1
 
 def score_groups(workers: TaskWorkers, groups: Sequence[Group]) -> list[tuple[Outcome, ...]]:
     """Outcomes of every completion of every group, in one call to the workers."""
-    items = [(group.recipe, completion.text) for group in groups for completion in group.completions]
-    outcomes = iter(workers.score(items))
+    outcomes = iter(workers.score(_answers(groups)))
     return [tuple(next(outcomes) for _ in group.completions) for group in groups]
+
+
+def begin_scoring(workers: TaskWorkers, groups: Sequence[Group]) -> None:
+    """Have the workers begin to score groups; `score_groups` then has less to wait for."""
+    workers.begin_score(_answers(groups))
+
+
+def _answers(groups: Sequence[Group]) -> list[tuple[Recipe, str]]:
+    return [(group.recipe, completion.text) for group in groups for completion in group.completions]
 
 
 def own_ids(policy: LoadedPolicy, group: Group, completion: Completion) -> tuple[tuple[int, ...], bool]:

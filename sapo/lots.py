@@ -44,11 +44,21 @@ class Batch:
         self.replies: list[Reply | None] = [None] * len(items)
         self.seconds: dict[int, float] = {}
         self.restarts = 0
-        self._op, self._items = op, items
+        self.op, self.items = op, items
         self._open = len(items)
         self._lots = divide(sizes, len(workers))
         self._workers = workers[: len(self._lots)]
         self._deaths: dict[int, int] = {}
+
+    @property
+    def done(self) -> bool:
+        """Whether every item has its reply."""
+        return not self._open
+
+    def begin(self) -> None:
+        """Send what the workers take now, and wait for nothing: `run` does the rest, however much later."""
+        for worker in self._workers:
+            self._feed(worker)
 
     def run(self) -> None:
         """Send, read and watch the clocks until every item has its reply."""
@@ -70,7 +80,7 @@ class Batch:
     def _feed(self, worker: WorkerProcess) -> None:
         if self._lots and not worker.pending:
             lot = self._lots.popleft()
-            worker.assign(lot, self._op, [self._items[number] for number in lot])
+            worker.assign(lot, self.op, [self.items[number] for number in lot])
 
     def _next_deadline(self) -> float:
         return min(worker.deadline for worker in self._workers if worker.pending)
@@ -122,9 +132,9 @@ class Batch:
 
     def _replace(self, worker: WorkerProcess) -> None:
         """Start a worker anew, with what it has left. What shared a purse with its last item waits."""
-        if self._op == "judge" and worker.ready:
+        if self.op == "judge" and worker.ready:
             for number in [n for n in worker.pending if n not in self._deaths]:
-                if self._items[number][-1] is not None:
+                if self.items[number][-1] is not None:
                     self._settle(worker, number, ("refused", ["later", 0.0]))
         if worker.pending:
             self._lots.appendleft(worker.pending)

@@ -13,7 +13,7 @@ from typing import Self
 
 from sapo import asking, sampling
 from sapo.ahead import Ahead, Answered
-from sapo.batching import batch_group, reward_metrics, score_groups, source_metrics
+from sapo.batching import batch_group, begin_scoring, reward_metrics, score_groups, source_metrics
 from sapo.errors import Paused
 from sapo.identity import seal
 from sapo.intake import Arrivals, own_standards, receive, verdicts
@@ -23,6 +23,7 @@ from sapo.pool import Entry
 from sapo.records import Batch, Group, Outcome, RoundResult, SignedGroup, canonical
 from sapo.recovery import checkpoint_due, recover, roll_back, take_checkpoint
 from sapo.seeds import rng
+from sapo.tasks import Drawing
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class NodeRuntime:
         self.journal = parts.journal
         self.round = recover(parts)
         self._ahead = Ahead(parts)
+        self._next: Drawing | None = None
+        """Of the next round's questions, begun beside an update."""
         self._now = _Round()
         self._load_round()
 
@@ -104,6 +107,7 @@ class NodeRuntime:
             now.metrics |= asking.probe(parts, self.round)
             started = parts.clock() - waited
             now.groups = self._new_groups(ahead)
+            begin_scoring(parts.workers, now.groups)
             now.groups, chosen = asking.select(parts, self.round, now.groups)
             now.signed = [seal(group, parts.identity) for group in now.groups]
             owed = [
@@ -128,7 +132,10 @@ class NodeRuntime:
         if ahead is not None:
             self._now.metrics["time/generate_ahead"] = ahead.seconds
             return asking.as_groups(parts, ahead.request, ahead.completions)
-        asked = asking.request(parts, self.round, self.round)
+        begun, self._next = self._next, None
+        if begun is not None and begun.round != self.round:
+            begun = None
+        asked = asking.request(parts, self.round, self.round, begun)
         return asking.as_groups(parts, asked, asking.answer(parts, asked))
 
     # -- 2. Communicate ----------------------------------------------------------------------------------
@@ -278,10 +285,12 @@ class NodeRuntime:
         now, parts = self._now, self.parts
         assert now.batch is not None
         last = self.round + 1 >= self.config.swarm.rounds
-        if self.config.generate.ahead and not last:
+        if not last:
             self._begin_next()
         started = parts.clock()
         step = parts.learner.step(now.batch)
+        if self._next is not None:
+            self._next.look()
         target = None
         if step.alarm and self.config.guard.action == "rollback":
             target = roll_back(parts)
@@ -321,7 +330,12 @@ class NodeRuntime:
         return result
 
     def _begin_next(self) -> None:
-        """Begin to sample the next round from the weights before this one's update."""
+        """Begin to draw the next round's questions, or to answer them too, from the weights before this one's
+        update, where that is configured."""
+        if not self.config.generate.ahead:
+            self._next = asking.drawing(self.parts, self.round + 1)
+            self._next.begin()
+            return
         now, started = self._now, self.parts.clock()
         self._ahead.begin(self.round + 1, policy_version=self.round)
         spent = self.parts.clock() - started

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from sapo import seeds
 from sapo.config import Task
-from sapo.errors import UserError
+from sapo.errors import SapoError, UserError
 from sapo.records import MAX_SEED, Group, Question, Recipe, canonical
 from sapo.texts import compatible
 
@@ -51,6 +51,81 @@ def _pick(tasks: Sequence[Task], rng: Random) -> Recipe:
     return Recipe.make(task.dataset, task.config, rng.randrange(MAX_SEED))
 
 
+class Drawing:
+    """A round's questions for one node: never held out, fixed by the arguments, fresh in every round.
+
+    Each place draws recipe after recipe from its own counted stream until one can be regenerated and is not
+    held out. The workers may be at it while the caller does something else: `begin` has them make the first
+    questions, `look` takes these and has more made for the places still open, `result` does what is left.
+    """
+
+    def __init__(
+        self,
+        workers: "TaskWorkers",
+        tasks: Sequence[Task],
+        *,
+        swarm: str,
+        seed: int,
+        node: str,
+        incarnation: str,
+        round: int,
+        count: int,
+        held_out: float,
+    ) -> None:
+        self.round = round
+        self._workers, self._tasks, self._held_out = workers, tasks, held_out
+        self._path = (seed, swarm, node, incarnation, round, "question")
+        self._found: dict[int, Question] = {}
+        self._open = list(range(count))
+        self._attempt = 0
+        self._recipes = self._draw()
+
+    def begin(self) -> None:
+        """Ask for the first questions; nothing is raised that concerns them."""
+        self._workers.begin_questions(self._recipes)
+
+    def look(self) -> None:
+        """Take what was asked for and ask for what is missing; an error waits for `result`."""
+        try:
+            self._take()
+        except SapoError:
+            return
+        if self._open:
+            self.begin()
+
+    def result(self) -> list[Question]:
+        """The questions in the order of their places.
+
+        Raises `UserError` when a place finds none, as with a data set of very few questions.
+        """
+        while self._open:
+            if self._attempt == MAX_ATTEMPTS:
+                raise self._nothing()
+            self._take()
+        return [self._found[place] for place in sorted(self._found)]
+
+    def _draw(self) -> list[Recipe]:
+        return [_pick(self._tasks, seeds.rng(*self._path, place, self._attempt)) for place in self._open]
+
+    def _take(self) -> None:
+        made = self._workers.questions(self._recipes)
+        for place, question in zip(self._open, made, strict=True):
+            if isinstance(question, Question) and not is_held_out(question, self._held_out):
+                self._found[place] = question
+        self._open = [place for place in self._open if place not in self._found]
+        self._attempt += 1
+        self._recipes = self._draw()
+
+    def _nothing(self) -> UserError:
+        return UserError(
+            "tasks",
+            ", ".join(sorted({task.dataset for task in self._tasks})),
+            f"{MAX_ATTEMPTS} recipes in a row gave no question to train on "
+            f"({self._held_out:.0%} of all questions are held out)",
+            "widen the data sets' parameters, or lower rules.held_out",
+        )
+
+
 def train_questions(
     workers: "TaskWorkers",
     tasks: Sequence[Task],
@@ -63,30 +138,9 @@ def train_questions(
     count: int,
     held_out: float,
 ) -> list[Question]:
-    """A round's questions for one node: never held out, fixed by the arguments, fresh in every round.
-
-    Each place draws recipe after recipe from its own counted stream until one can be regenerated and is not
-    held out. Raises `UserError` when a place finds none, as with a data set of very few questions.
-    """
-    found: dict[int, Question] = {}
-    open_places = list(range(count))
-    for attempt in range(MAX_ATTEMPTS):
-        path = (seed, swarm, node, incarnation, round, "question")
-        recipes = [_pick(tasks, seeds.rng(*path, place, attempt)) for place in open_places]
-        made = workers.questions(recipes)
-        for place, question in zip(open_places, made, strict=True):
-            if isinstance(question, Question) and not is_held_out(question, held_out):
-                found[place] = question
-        open_places = [place for place in open_places if place not in found]
-        if not open_places:
-            return [found[place] for place in range(count)]
-    raise UserError(
-        "tasks",
-        ", ".join(sorted({task.dataset for task in tasks})),
-        f"{MAX_ATTEMPTS} recipes in a row gave no question to train on "
-        f"({held_out:.0%} of all questions are held out)",
-        "widen the data sets' parameters, or lower rules.held_out",
-    )
+    """A `Drawing`'s questions, waited for."""
+    place = {"swarm": swarm, "seed": seed, "node": node, "incarnation": incarnation, "round": round}
+    return Drawing(workers, tasks, **place, count=count, held_out=held_out).result()  # type: ignore[arg-type]
 
 
 def drawn_by(group: Group, seed: int) -> bool:

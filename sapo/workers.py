@@ -73,6 +73,7 @@ class TaskWorkers:
         self.restarts = 0
         self._limit = time_limit_s
         self._lock = threading.RLock()
+        self._ahead: Batch | None = None
         self._workers = [
             WorkerProcess(time_limit_s, foreign_limit_s, memory_mb, answer) for _ in range(count)
         ]
@@ -86,6 +87,7 @@ class TaskWorkers:
     def close(self) -> None:
         """End the processes. A later call starts them again."""
         with self._lock:
+            self._ahead = None
             for worker in self._workers:
                 worker.kill()
 
@@ -103,6 +105,18 @@ class TaskWorkers:
             for recipe, (kind, value) in zip(recipes, self._each("question", recipes), strict=True)
         ]
 
+    def begin_questions(self, recipes: Sequence[Recipe]) -> None:
+        """Have the workers begin what `questions` with these recipes will be asked: it then waits the less.
+
+        Only what was begun last is remembered. What goes wrong is raised by the call that it was begun for.
+        """
+        self._begin("question", [_place(recipe) for recipe in recipes], [1] * len(recipes))
+
+    def begin_score(self, items: Sequence[tuple[Recipe, str]]) -> None:
+        """Have the workers begin what `score` with these items will be asked, as `begin_questions` does."""
+        groups = _in_groups(items)
+        self._begin("score", _scored_items(groups), [len(texts) for _, texts in groups])
+
     def score(self, items: Sequence[tuple[Recipe, str]]) -> list[Outcome]:
         """The outcome of each text under its recipe's verifier, in order.
 
@@ -110,18 +124,8 @@ class TaskWorkers:
         `unscorable` ("timeout", "crash", "memory"), as is one whose scorer raises ("error: <exception>");
         nothing else is touched by it.
         """
-        groups: list[tuple[Recipe, list[str]]] = []
-        for recipe, same in groupby(items, key=lambda item: item[0]):
-            found = [text for _, text in same]
-            groups += [
-                (recipe, found[start : start + _MOST_IN_A_GROUP])
-                for start in range(0, len(found), _MOST_IN_A_GROUP)
-            ]
-        batch = self._run(
-            "score",
-            [[*_place(recipe), None, texts, None] for recipe, texts in groups],
-            [len(texts) for _, texts in groups],
-        )
+        groups = _in_groups(items)
+        batch = self._run("score", _scored_items(groups), [len(texts) for _, texts in groups])
         outcomes: list[Outcome] = []
         for (kind, value), (_, texts) in zip(_replies(batch), groups, strict=True):
             if kind == "scores":
@@ -214,23 +218,71 @@ class TaskWorkers:
         return _replies(self._run(op, [_place(recipe) for recipe in recipes]))
 
     def _run(self, op: str, items: Sequence[Any], sizes: Sequence[int] | None = None) -> Batch:
-        """Have all items answered. Kills what was left in hand when it is interrupted."""
+        """Have all items answered, or take up what was begun of them."""
         with self._lock:
+            ahead = self._ahead
+            if ahead is not None and (ahead.op, ahead.items) == (op, items):
+                self._ahead = None
+                self._see_through(ahead)
+                return ahead
+            self._settle()
             batch = Batch(op, items, sizes or [1] * len(items), self._workers)
-            try:
-                batch.run()
-            except BaseException:
-                for worker in self._workers:
-                    if worker.pending:
-                        worker.kill()
-                raise
-            finally:
-                self.restarts += batch.restarts
+            self._see_through(batch)
             return batch
+
+    def _begin(self, op: str, items: Sequence[Any], sizes: Sequence[int]) -> None:
+        with self._lock:
+            self._settle()
+            self._ahead = batch = Batch(op, items, sizes, self._workers)
+            try:
+                batch.begin()
+            except OSError:  # no process could be started; whoever waits for the answer tries again
+                self._give_up()
+
+    def _settle(self) -> None:
+        """See through what was begun before the workers get other work; its answers are kept."""
+        if self._ahead is not None and not self._ahead.done:
+            try:
+                self._see_through(self._ahead)
+            except Exception:
+                self._ahead = None  # whoever waits for it asks again, and is told
+
+    def _see_through(self, batch: Batch) -> None:
+        """Run a batch to its end. Kills what was left in hand when it is interrupted."""
+        try:
+            batch.run()
+        except BaseException:
+            self._give_up()
+            raise
+        finally:
+            self.restarts += batch.restarts
+            batch.restarts = 0
+
+    def _give_up(self) -> None:
+        self._ahead = None
+        for worker in self._workers:
+            if worker.pending:
+                worker.kill()
 
 
 def _place(recipe: Recipe) -> list[Any]:
     return [recipe.dataset, recipe.config, recipe.seed, recipe.index]
+
+
+def _in_groups(items: Sequence[tuple[Recipe, str]]) -> list[tuple[Recipe, list[str]]]:
+    """Texts of one recipe in a row, `_MOST_IN_A_GROUP` at most."""
+    groups: list[tuple[Recipe, list[str]]] = []
+    for recipe, same in groupby(items, key=lambda item: item[0]):
+        found = [text for _, text in same]
+        groups += [
+            (recipe, found[start : start + _MOST_IN_A_GROUP])
+            for start in range(0, len(found), _MOST_IN_A_GROUP)
+        ]
+    return groups
+
+
+def _scored_items(groups: Sequence[tuple[Recipe, list[str]]]) -> list[list[Any]]:
+    return [[*_place(recipe), None, texts, None] for recipe, texts in groups]
 
 
 def _replies(batch: Batch) -> list[Reply]:

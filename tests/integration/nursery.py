@@ -261,12 +261,23 @@ def answer(command: dict[str, Any], polls: Any) -> dict[str, Any]:
     return {"killed": killed, "where": where, "failed": not killed and status != 0}
 
 
+def read_away(workers: SharedWorkers) -> None:
+    """Have the worker end what it was asked by somebody who is no more."""
+    worker = workers._workers[0]
+    worker.assign([0], "names", [[]])
+    assert worker.process is not None
+    assert worker.process.stdout is not None
+    said = b""
+    while not said.endswith(b"\n") or json.loads(said.splitlines()[-1])[0] != "names":
+        said += os.read(worker.process.stdout.fileno(), 1 << 20)
+    worker.settled(0)
+
+
 if __name__ == "__main__":
     workers = share_workers()
     polls = arrivals(workers)
     for line in sys.stdin:
         found = answer(json.loads(line), polls)
-        if found["where"] == INSIDE:  # their answers are for somebody who is no more
-            SharedWorkers.__mro__[1].close(workers)  # type: ignore[attr-defined]
-            workers.datasets()
+        if found["killed"]:
+            read_away(workers)
         print(json.dumps(found), flush=True)

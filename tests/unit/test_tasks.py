@@ -11,9 +11,9 @@ from scipy import stats
 
 from sapo import seeds
 from sapo.config import Task
-from sapo.errors import UserError
+from sapo.errors import SapoError, UserError
 from sapo.records import MAX_SEED, Question, Recipe
-from sapo.tasks import bucket, held_out_questions, is_held_out, normalise, train_questions
+from sapo.tasks import Drawing, bucket, held_out_questions, is_held_out, normalise, train_questions
 from sapo.workers import TaskWorkers
 
 SMALL = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
@@ -41,6 +41,32 @@ def test_questions_are_a_function_of_their_place(workers: TaskWorkers) -> None:
         assert not {question.recipe for question in first} & {
             question.recipe for question in train(workers, tasks, 8, **other)
         }
+
+
+def test_questions_begun_before_are_the_same(workers: TaskWorkers) -> None:
+    expected = train(workers, [SMALL], 8, held_out=0.5)
+    drawing = Drawing(workers, [SMALL], **PLACE, count=8, held_out=0.5)
+    drawing.begin()
+    for _ in range(2):
+        drawing.look()
+        workers.answers([expected[0].recipe])  # the workers do something else meanwhile
+    assert drawing.result() == expected
+
+
+def test_what_a_drawing_fails_with_waits_for_its_result(
+    workers: TaskWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(recipes: object) -> None:
+        raise SapoError("no worker")
+
+    drawing = Drawing(workers, [SMALL], **PLACE, count=2, held_out=0.0)
+    drawing.begin()
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "questions", broken)
+        drawing.look()
+        with pytest.raises(SapoError, match="no worker"):
+            drawing.result()
+    assert drawing.result() == train(workers, [SMALL], 2, held_out=0.0)
 
 
 def test_trap_45_seeds_lie_far_apart(workers: TaskWorkers) -> None:

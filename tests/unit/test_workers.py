@@ -1,9 +1,12 @@
 """Task workers: real processes that score and generate, and are killed without harm to anything else."""
 
 import os
-from collections.abc import Iterator
+import signal
+import sys
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from sapo.config import Task
 from sapo.errors import UserError
 from sapo.records import Outcome, Question, Recipe
+from sapo.worker_process import WorkerProcess
 from sapo.workers import TaskWorkers
 
 SUM = Recipe.make("chain_sum", {"min_terms": 2, "max_terms": 2}, 7)
@@ -223,3 +227,70 @@ def test_entries_do_not_depend_on_what_was_asked_before(
         seen = psutil.Process(workers.pids[0]).environ()
         assert "secret" not in seen.values(), "a worker sees nothing of the environment it does not need"
         assert seen["PYTHONHASHSEED"] == "0"
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What processes are sent, by the name of the request."""
+    requests: list[str] = []
+    assign = WorkerProcess.assign
+
+    def noted(self: WorkerProcess, lot: Sequence[int], op: str, items: Sequence[Any]) -> None:
+        requests.append(op)
+        assign(self, lot, op, items)
+
+    monkeypatch.setattr(WorkerProcess, "assign", noted)
+    return requests
+
+
+def test_what_was_begun_is_answered_once_asked_for(workers: TaskWorkers, sent: list[str]) -> None:
+    recipes = [SUM, Recipe.make("chain_sum", {}, 8)]
+    plain = workers.questions(recipes)
+    workers.begin_questions(recipes)
+    assert workers.questions(recipes) == plain
+    assert len(sent) == 2, "the second was not sent again"
+    assert workers.questions(recipes) == plain
+    assert len(sent) == 3, "an answer is given once"
+
+
+def test_what_was_begun_waits_while_something_else_is_asked(workers: TaskWorkers, sent: list[str]) -> None:
+    question, answer = workers.questions([SUM])[0], workers.answers([SUM])[0]
+    assert answer is not None
+    workers.begin_score([(SUM, answer), (SUM, "no")])
+    assert workers.questions([SUM]) == [question]
+    right, wrong = workers.score([(SUM, answer), (SUM, "no")])
+    assert (right.score, wrong.score) == (1.0, 0.0)
+    assert sent == ["question", "answer", "score", "question"]
+
+
+def test_what_was_begun_and_is_not_what_is_asked_for_is_no_answer(workers: TaskWorkers) -> None:
+    other = Recipe.make("chain_sum", {}, 8)
+    expected = workers.questions([other])
+    workers.begin_questions([SUM])
+    assert workers.questions([other]) == expected
+
+
+def test_a_worker_that_dies_at_what_was_begun_is_replaced() -> None:
+    with TaskWorkers(time_limit_s=20.0) as alone:
+        expected = alone.questions([SUM] * 3)
+        alone.begin_questions([SUM] * 3)
+        os.kill(alone.pids[0], signal.SIGKILL)
+        assert alone.questions([SUM] * 3) == expected
+
+
+def test_closed_workers_have_forgotten_what_was_begun() -> None:
+    with TaskWorkers(time_limit_s=20.0) as alone:
+        expected = alone.questions([SUM])
+        alone.begin_questions([SUM])
+        alone.close()
+        assert alone.questions([SUM]) == expected
+
+
+def test_workers_that_cannot_start_fail_the_call_and_not_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with TaskWorkers() as alone, monkeypatch.context() as patched:
+        patched.setattr(sys, "executable", "/nowhere/python")
+        alone.begin_questions([SUM])
+        with pytest.raises(OSError, match="nowhere"):
+            alone.questions([SUM])
