@@ -5,11 +5,9 @@ thousand identities. A pair is the same honest nodes with the same seeds and str
 peers; both take turns, half a round each, in one process. Preset `tiny` is run as it is but for the number of
 nodes, for all its rounds, without checkpoints and probes. Then the animals visit a small swarm, one by one.
 
-Defences and zoo were settled on other seeds (11, 101, 102), which have no part in the result: there a spammer
-and a crowd of padders cost 2 points, which is poisoning by many names. Here they crowd out; padding is the
-padder's. Seeds 21 to 25, two swarms each, were a first run, which did not show what is checked: -0.75 points,
--1.69 at the lower end. Honest newcomers had then waited for up to 60 rounds until they were known, since
-useless groups took their places, and two swarms differ by more than was thought; see `Sizes`.
+Defences and zoo were settled on other seeds (11 to 14, 21 to 25, 101, 102), which have no part in the result;
+of its own, 31 and 32 were seen before known authors came first. A spammer and a crowd of padders are poisoning
+by many names, and cost more (docs/threat-model.md). Here they crowd out; padding is the padder's.
 """
 
 import math
@@ -47,9 +45,9 @@ class Sizes:
     """How much is done. `seeds` were chosen beforehand; `samples` completions per held-out question."""
 
     seeds: tuple[int, ...]
-    """Two swarms differ whatever attacks them: the ten pairs of the first run by 0.8 points (standard
-    deviation). More nodes do not help, for they learn from each other. With sixteen pairs half an interval is
-    about 0.45 points; with five it would be one point."""
+    """Two swarms differ by 0.7 to 0.8 points whatever attacks them (standard deviation). More nodes do not
+    help, for they learn from each other. With sixteen pairs half an interval is about 0.4 points; with five
+    it would be one point."""
     honest: int
     rounds: int
     questions: int
