@@ -6,8 +6,8 @@ peers; both take turns, half a round each, in one process. Preset `tiny` is run 
 nodes, for all its rounds, without checkpoints and probes. Then the animals visit a small swarm, one by one.
 
 Defences and zoo were settled on other seeds (11 to 14, 21 to 25, 101, 102), which have no part in the result;
-of its own, 31 and 32 were seen before known authors came first. A spammer and a crowd of padders are poisoning
-by many names, and cost more (docs/threat-model.md). Here they crowd out; padding is the padder's.
+of its own, 31 and 32 were seen before known authors came first. A spammer and a crowd of padders are
+poisoning by many names, and cost more (docs/threat-model.md). Here they crowd out; padding is the padder's.
 """
 
 import math
