@@ -1,6 +1,7 @@
 """From groups to a batch: scores, token ids under the receiver's vocabulary, advantages."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, Literal
 
@@ -88,6 +89,20 @@ def longest(policy: LoadedPolicy, group: Group) -> int:
     return prompt + max(len(own_ids(policy, group, completion)[0]) for completion in group.completions)
 
 
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A group's ids under the receiver's vocabulary: of its prompt, and `own_ids` of each completion."""
+
+    prompt: tuple[int, ...]
+    completions: list[tuple[tuple[int, ...], bool]]
+
+    @classmethod
+    def of(cls, policy: LoadedPolicy, group: Group, prompt: tuple[int, ...] | None = None) -> "Tokens":
+        """`prompt` are the question's ids, where they are known."""
+        ids = policy.encode_prompt(group.question) if prompt is None else prompt
+        return cls(ids, [own_ids(policy, group, completion) for completion in group.completions])
+
+
 def batch_group(
     policy: LoadedPolicy,
     learn: LearnConfig,
@@ -99,21 +114,22 @@ def batch_group(
     position: int,
     age_s: float,
     bus_position: str | None = None,
+    tokens: Tokens | None = None,
 ) -> BatchGroup:
     """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion.
 
     Own groups carry the engine's log-probabilities too, from which the learner measures how far engine and
     learner are apart (TRAPS 2).
     """
-    prompt = policy.encode_prompt(group.question)
+    tokens = tokens or Tokens.of(policy, group)
+    prompt = tokens.prompt
     scores = [outcome.score for outcome in outcomes]
     advantages = group_advantages(scores, [c.finish_reason for c in group.completions], learn)
     believed = learn.foreign == "behaviour" and bool({group.node, group.key} & set(learn.trusted_peers))
     samples = []
-    for k, (completion, outcome, advantage) in enumerate(
-        zip(group.completions, outcomes, advantages, strict=True)
+    for k, (completion, outcome, advantage, (ids, retokenised)) in enumerate(
+        zip(group.completions, outcomes, advantages, tokens.completions, strict=True)
     ):
-        ids, retokenised = own_ids(policy, group, completion)
         usable = (believed or source == "local") and not retokenised and group.sampling.whole_support
         samples.append(
             Sample(

@@ -13,7 +13,8 @@ from typing import Self
 
 from sapo import asking, sampling
 from sapo.ahead import Ahead, Answered
-from sapo.batching import batch_group, begin_scoring, reward_metrics, score_groups, source_metrics
+from sapo.batching import Tokens, batch_group, begin_scoring, reward_metrics, score_groups, source_metrics
+from sapo.digests import Digests
 from sapo.errors import Paused
 from sapo.identity import seal
 from sapo.intake import Arrivals, own_standards, receive, verdicts
@@ -33,6 +34,8 @@ class _Round:
     """What the stages of the round in hand tell each other; all of it can be made again from the journal."""
 
     groups: list[Group] = field(default_factory=list)
+    prompts: Sequence[tuple[int, ...]] = ()
+    """Ids of the groups' questions, where they were asked in this process."""
     signed: list[SignedGroup] = field(default_factory=list)
     outcomes: list[tuple[Outcome, ...]] | None = None
     arrivals: Arrivals = field(default_factory=Arrivals)
@@ -50,6 +53,8 @@ class NodeRuntime:
         self.journal = parts.journal
         self.round = recover(parts)
         self._ahead = Ahead(parts)
+        self._update_s: float | None = None
+        """Seconds of the last update, where it was made in this process."""
         self._next: Drawing | None = None
         """Of the next round's questions, begun beside an update."""
         self._now = _Round()
@@ -131,11 +136,13 @@ class NodeRuntime:
         parts = self.parts
         if ahead is not None:
             self._now.metrics["time/generate_ahead"] = ahead.seconds
+            self._now.prompts = ahead.request.prompts
             return asking.as_groups(parts, ahead.request, ahead.completions)
         begun, self._next = self._next, None
         if begun is not None and begun.round != self.round:
             begun = None
         asked = asking.request(parts, self.round, self.round, begun)
+        self._now.prompts = asked.prompts
         return asking.as_groups(parts, asked, asking.answer(parts, asked))
 
     # -- 2. Communicate ----------------------------------------------------------------------------------
@@ -166,6 +173,7 @@ class NodeRuntime:
             entries = parts.pool.entries()
             judged = {entry.group_id for entry in entries if entry.verdict is not None}
             local = sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"))
+            tokens = self._tokens(local)  # while the workers score
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
             standards = own_standards(now.groups, now.outcomes)
@@ -186,7 +194,7 @@ class NodeRuntime:
                 known=parts.peers.known,
                 trials=parts.peers.trials(self.config.batch.external),
             )
-            now.batch = self._batch(local, draw.chosen)
+            now.batch = self._batch(local, tokens, draw.chosen)
             parts.pool.remove(draw.leaving)
             now.metrics |= parts.refusals.metrics() | parts.peers.metrics()
             undecided = [entry for entry in entries if entry.group_id not in judged]
@@ -198,8 +206,10 @@ class NodeRuntime:
 
     def _own_seconds(self, scoring: float) -> float:
         """Seconds of the node's own work since the draw before: the last update, generation, `scoring`."""
-        update = self.journal.result(self.round - 1).metrics["time/update"] if self.round else 0.0
-        return update + self._now.metrics["time/generate"] + scoring
+        if self._update_s is None:
+            done = self.round > 0
+            self._update_s = self.journal.result(self.round - 1).metrics["time/update"] if done else 0.0
+        return self._update_s + self._now.metrics["time/generate"] + scoring
 
     def _commit_batch(self, batch: Batch, undecided: Sequence[Entry], rejected: Mapping[str, str]) -> None:
         """Transaction 2. What came and went within this round is remembered too, so that it stays away.
@@ -231,7 +241,12 @@ class NodeRuntime:
             ),
         )
 
-    def _batch(self, local: Sequence[int], drawn: Sequence[Entry]) -> Batch:
+    def _tokens(self, local: Sequence[int]) -> list[Tokens]:
+        """Ids of own groups, in the order of their places in the batch."""
+        now, known = self._now, self._now.prompts
+        return [Tokens.of(self.parts.policy, now.groups[i], known[i] if known else None) for i in local]
+
+    def _batch(self, local: Sequence[int], tokens: Sequence[Tokens], drawn: Sequence[Entry]) -> Batch:
         parts, now = self.parts, self._now
         assert now.outcomes is not None
         moment = parts.clock()
@@ -245,6 +260,7 @@ class NodeRuntime:
                 source="local",
                 position=position,
                 age_s=0.0,
+                tokens=tokens[position],
             )
             for position, i in enumerate(local)
         ]
@@ -289,23 +305,24 @@ class NodeRuntime:
             self._begin_next()
         started = parts.clock()
         step = parts.learner.step(now.batch)
-        if self._next is not None:
-            self._next.look()
         target = None
         if step.alarm and self.config.guard.action == "rollback":
             target = roll_back(parts)
             self._ahead.drop()  # nobody learns from weights that were given up
         finished = parts.clock()
         checkpoint = checkpoint_due(parts, self.round + 1, finished, last=last)
-        digest, tensors = self._digests(checkpoint)
+        digests = self._digests(checkpoint)
+        if self._next is not None:
+            self._next.look()
         now.metrics |= step.metrics | source_metrics(now.batch)
-        now.metrics["time/update"] = finished - started
+        self._update_s = now.metrics["time/update"] = finished - started
         now.metrics["time/round"] = sum(
             now.metrics.get(f"time/{stage}", 0.0) for stage in ("generate", "consume", "verify", "update")
         )
         if now.metrics["time/round"] > 0 and "tokens/generated" in now.metrics:
             now.metrics["tokens/per_second"] = now.metrics["tokens/generated"] / now.metrics["time/round"]
         now.metrics |= parts.metrics()
+        digest, tensors = digests.result() if digests is not None else ("", ())
         result = RoundResult(
             round=self.round,
             policy_version=self.round + 1,
@@ -341,11 +358,11 @@ class NodeRuntime:
         spent = self.parts.clock() - started
         now.metrics["time/generate"] = now.metrics.get("time/generate", 0.0) + spent
 
-    def _digests(self, checkpoint: bool) -> tuple[str, tuple[int, ...]]:
-        """Digest of the weights, and checksums of their tensors, where the round records them; else empty."""
+    def _digests(self, checkpoint: bool) -> Digests | None:
+        """Digest of the weights, and checksums of their tensors, where the round records them."""
         if not checkpoint and (self.round + 1) % self.config.checkpoint.weight_digest_every:
-            return "", ()
-        return self.parts.weights_sha256(), self.parts.tensor_checksums()
+            return None
+        return Digests(self.parts.policy.model)
 
     # -- around the round --------------------------------------------------------------------------------
 

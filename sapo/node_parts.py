@@ -96,10 +96,6 @@ class NodeParts:
         """Digest of the policy's weights as they are now."""
         return models.weights_sha256(self.policy.model)
 
-    def tensor_checksums(self) -> tuple[int, ...]:
-        """Checksums of the tensors under that digest."""
-        return models.tensor_checksums(self.policy.model)
-
     def check(self) -> None:
         """Raise what the deliverer's thread met that is not a mere outage, and `Paused` at the bound of what
         may be owed: history is never dropped (DESIGN 9)."""

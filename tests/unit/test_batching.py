@@ -6,7 +6,7 @@ import pytest
 from makers import make_group, make_signed
 from policy_samples import policy
 
-from sapo.batching import batch_group, own_ids, reward_metrics, source_metrics
+from sapo.batching import Tokens, batch_group, own_ids, reward_metrics, source_metrics
 from sapo.config import LearnConfig
 from sapo.models import LoadedPolicy
 from sapo.records import Batch, BatchGroup, Completion, Outcome
@@ -57,6 +57,18 @@ def test_ids_of_another_vocabulary_are_never_used(reader: LoadedPolicy) -> None:
     sent = completion(reader, "12")
     group = make_group(completions=(sent, sent), tokenizer="f" * 64)
     assert own_ids(reader, group, sent) == (reader.encode_completion("12", "stop"), True)
+
+
+def test_ids_made_before_the_scores_give_the_same_group(reader: LoadedPolicy) -> None:
+    pair = completion(reader, "12"), completion(reader, "3", token_ids=None, logprobs=None)
+    values: dict[str, Any] = {"completions": pair, "tokenizer": reader.fingerprint}
+    group, signed = make_group(**values), make_signed(**values)
+    scores = [Outcome.scored(1.0), Outcome.scored(0.0)]
+    rest: dict[str, Any] = {"source": "local", "position": 0, "age_s": 0.0}
+    plain = batch_group(reader, LearnConfig(), group, signed, scores, **rest)
+    for prompt in (None, reader.encode_prompt(group.question)):
+        tokens = Tokens.of(reader, group, prompt)
+        assert batch_group(reader, LearnConfig(), group, signed, scores, tokens=tokens, **rest) == plain
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,21 @@
+"""Digests made beside the caller: the same ones, and a failure is told."""
+
+import policy_samples as samples
+import pytest
+
+from sapo import digests, models
+from sapo.digests import Digests
+
+
+def test_digests_are_those_of_the_weights() -> None:
+    model = samples.model()
+    assert Digests(model).result() == (models.weights_sha256(model), models.tensor_checksums(model))
+
+
+def test_what_hashing_fails_with_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: object) -> str:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(digests, "weights_sha256", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        Digests(samples.model()).result()
