@@ -43,4 +43,16 @@ with absent(*_absent):
     import transformers.models.auto.modeling_auto
     import transformers.models.auto.tokenization_auto
 
-__all__ = ["transformers"]
+__all__ = ["no_bars", "transformers"]
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Without the library's progress bars, which would fill logs and break the live view."""
+    shown = transformers.utils.logging.is_progress_bar_enabled()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers.utils.logging.enable_progress_bar()

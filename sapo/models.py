@@ -3,8 +3,7 @@
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,11 @@ from jinja2 import TemplateError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
+from sapo import allocator
 from sapo.config import Config
 from sapo.devices import resolve_device
 from sapo.errors import SapoError, UserError
-from sapo.hugging import transformers
+from sapo.hugging import no_bars, transformers
 from sapo.records import FinishReason, canonical, sha256
 from sapo.seeds import stream
 
@@ -94,14 +94,16 @@ class LoadedPolicy:
 def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None = None) -> LoadedPolicy:
     """The policy `spec` names: `starter[:variant]` (prepared before), a directory, or a Hugging Face name.
 
-    The model is put on the config's device. Sets torch's CPU threads, to the config's where `threads` does
-    not say. Raises `UserError` where there is no such device, no model, no tokenizer, or no end token.
+    The model is put on the config's device. Sets the process's allocator, and torch's CPU threads, to the
+    config's where `threads` does not say. Raises `UserError` where there is no such device, no model, no
+    tokenizer, or no end token.
     """
+    allocator.settle()
     torch.set_num_threads(threads or config.threads)
     source = _locate(spec, config, cache)
     tokenizer = _load_tokenizer(spec, source)
     try:
-        with _no_bars():
+        with no_bars():
             cls = transformers.AutoModelForCausalLM
             model: Any = cls.from_pretrained(source, dtype=getattr(torch, config.dtype))
     except (OSError, ValueError) as error:
@@ -188,7 +190,7 @@ def _bytes_of(parameter: torch.nn.Parameter) -> memoryview:
 def save(policy: LoadedPolicy, directory: Path) -> None:
     """Write model and tokenizer as a Hugging Face directory; under LoRA the adapter only."""
     directory.mkdir(parents=True, exist_ok=True)
-    with _no_bars():
+    with no_bars():
         policy.model.save_pretrained(directory)  # type: ignore[operator]
     policy.tokenizer.save_pretrained(directory)
 
@@ -219,7 +221,7 @@ def export(directory: Path, destination: Path, *, config: Config, cache: Path) -
     model: Any = policy.model
     if policy.lora:
         model = model.merge_and_unload()
-    with _no_bars():
+    with no_bars():
         model.save_pretrained(destination)
     policy.tokenizer.save_pretrained(destination)
 
@@ -401,18 +403,6 @@ def _self_check(spec: str, policy: LoadedPolicy) -> None:
     bos = policy.tokenizer.bos_token_id
     if bos is not None and bos != policy.end_id and bos in answer:
         raise UserError("model", spec, "puts its start token into answers", "use another tokenizer")
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Without the library's progress bars, which would fill logs and break the live view."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def _first_line(error: BaseException) -> str:

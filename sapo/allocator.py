@@ -1,0 +1,29 @@
+"""What glibc's allocator does with tensors that were freed: a process of gigabytes depends on it.
+
+By default it moves the size from which blocks are the kernel's own up to 32 MiB as it meets larger ones: a
+layer's activations and gradients then share one heap, whose gaps nobody gets back, and a model of 0.5B
+parameters peaks a gigabyte higher. Small blocks at the heap's end, however, it gives back at once, only to
+fault them in again in the next step.
+"""
+
+import contextlib
+import ctypes
+import os
+import sys
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+OWN_BYTES = 4 << 20
+"""Blocks from this size on are mapped, and given back when they are freed."""
+KEPT_BYTES = 64 << 20
+"""Free memory at the heap's end that is kept for the next step."""
+
+
+def settle() -> bool:
+    """Fix both sizes in this process, where its C library is glibc and the environment does not name them
+    (`MALLOC_MMAP_THRESHOLD_`, `MALLOC_TRIM_THRESHOLD_`); returns whether that was done."""
+    if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
+        return False
+    with contextlib.suppress(AttributeError):  # another C library has no such function
+        tune = ctypes.CDLL(None).mallopt
+        return bool(tune(_M_MMAP_THRESHOLD, OWN_BYTES)) and bool(tune(_M_TRIM_THRESHOLD, KEPT_BYTES))
+    return False
