@@ -4,6 +4,10 @@ import argparse
 import contextlib
 import socket
 
+# before all else that imports transformers: who does so first decides what comes along
+import sapo.hugging  # noqa: F401
+
+# isort: split
 # every node needs these when it registers its first version: 230 modules more held its rounds up for seconds
 import mlflow.pyfunc.model
 import mlflow.transformers  # noqa: F401

@@ -163,9 +163,8 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
     refuse_outsiders(config, home, names)
     view.step("loading torch and transformers", 0, 1)
 
-    import transformers
-
     from sapo.evaluate import held_out_set
+    from sapo.hugging import transformers
     from sapo.node_parts import open_workers, refuse_unwalled
 
     transformers.logging.disable_progress_bar()  # it would draw over the view
