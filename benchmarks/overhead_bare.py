@@ -1,7 +1,8 @@
 """The bare loop of benchmarks/overhead.py: generate, score, learn; one process for one node.
 
-The same engine, task workers, walls and learner as a node's, on as many groups of the same kind. Nothing is
-signed, published, journalled, tracked or kept; foreign groups are made before the first round.
+The same engine, task workers, walls and learner as a node's, on as many groups of the same kind; the workers are
+asked as early as a node asks them. Nothing is signed, published, journalled, tracked or kept; foreign groups
+are made before the first round.
 """
 
 import json
@@ -13,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from sapo import sampling
-from sapo.batching import batch_group, score_groups
+from sapo.batching import Tokens, batch_group, begin_scoring, score_groups
 from sapo.cache import default_cache
 from sapo.config import Config, parse
 from sapo.evaluate import evaluate, held_out_set
@@ -25,7 +26,7 @@ from sapo.node_parts import load_initial, open_workers
 from sapo.pool import Entry, Verdict
 from sapo.records import Batch, Group, Outcome, Question, Received, SignedGroup, Source, canonical
 from sapo.seeds import rng, stream
-from sapo.tasks import train_questions
+from sapo.tasks import Drawing
 from sapo.workers import Claim
 
 FOREIGN = 40
@@ -58,22 +59,23 @@ class Loop:
         )
         self.foreign: list[Entry] = []
         self.owed = 0.0
+        self.next: Drawing | None = None
 
     def prepare(self) -> None:
         """Make foreign groups: what this policy answers to another node's questions, but for what a node does
         not score, since it shows at sight that it is useless."""
         for round in range(FOREIGN if self.config.batch.external else 0):
-            groups = self.groups(self.questions("other", round), round)
+            groups = self.groups(self.drawing("other", round).result(), round)
             for group in groups:
                 if Verdict.at_sight(group) is not None:
                     continue
                 received = Received(signed=seal(group, self.identity), bus_position="b:0", timestamp=0.0)
                 self.foreign.append(Entry(received, group, 0.0))
 
-    def questions(self, node: str, round: int) -> list[Question]:
-        """Fresh questions to train on."""
+    def drawing(self, node: str, round: int) -> Drawing:
+        """Of fresh questions to train on."""
         swarm = self.config.swarm
-        return train_questions(
+        return Drawing(
             self.workers,
             self.config.tasks,
             swarm=swarm.name,
@@ -117,15 +119,20 @@ class Loop:
         """One round, with `external` foreign groups on average; returns what it held."""
         self.engine.update_weights()
         if self.probe and round % self.config.eval.probe_every == 0:
-            tokens = self.config.generate.max_new_tokens
-            evaluate(self.policy, self.engine, self.workers, self.probe, max_new_tokens=tokens)
-        own = self.groups(self.questions(self.name, round), round)
+            most = self.config.generate.max_new_tokens
+            evaluate(self.policy, self.engine, self.workers, self.probe, max_new_tokens=most)
+        own = self.groups((self.next or self.drawing(self.name, round)).result(), round)
+        begin_scoring(self.workers, own)
+        tokens = [Tokens.of(self.policy, group) for group in own]
         outcomes = score_groups(self.workers, own)
         self.owed += external
         draw = self.draw(round, int(self.owed), [[one.score for one in row] for row in outcomes])
         self.owed = min(self.owed - len(draw.chosen), external)
-        batch = self.batch(round, own, outcomes, draw.chosen)
+        batch = self.batch(round, own, outcomes, tokens, draw.chosen)
+        self.next = self.drawing(self.name, round + 1)
+        self.next.begin()
         learned = self.learner.step(batch).metrics
+        self.next.look()
         completions = [one for group in own for one in group.completions]
         return {
             "informative": sum(group.informative for group in batch.groups),
@@ -166,9 +173,10 @@ class Loop:
         round: int,
         own: Sequence[Group],
         outcomes: Sequence[tuple[Outcome, ...]],
+        tokens: Sequence[Tokens],
         drawn: Sequence[Entry],
     ) -> Batch:
-        """What the learner takes."""
+        """What the learner takes; `tokens` are the own groups'."""
         config, found = self.config, []
         scored = [(group, self.unsigned, some) for group, some in zip(own, outcomes, strict=True)]
         for entry in drawn:
@@ -186,6 +194,7 @@ class Loop:
                     source=source,
                     position=position,
                     age_s=0.0,
+                    tokens=tokens[position] if position < len(own) else None,
                 )
             )
         return Batch(
