@@ -1,8 +1,8 @@
 """The bare loop of benchmarks/overhead.py: generate, score, learn; one process for one node.
 
-The same engine, task workers, walls and learner as a node's, on as many groups of the same kind; the workers are
-asked as early as a node asks them. Nothing is signed, published, journalled, tracked or kept; foreign groups
-are made before the first round.
+The same engine, task workers, walls and learner as a node's, on as many groups of the same kind; the workers
+are asked as early as a node asks them. Nothing is signed, published, journalled, tracked or kept; foreign
+groups are made before the first round.
 """
 
 import json
