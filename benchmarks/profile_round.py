@@ -1,33 +1,43 @@
-"""Profile of an update: where its time goes, and how far it is from the arithmetic that it is made of.
+"""Profile of a round and of its update: where the time goes, and how far it is from the arithmetic.
 
     python benchmarks/profile_round.py [--json FILE] [--quick]
 
-Random weights and tokens in two shapes: the starter policy's, 8 groups of 8 completions on one thread, and
-Qwen2.5-0.5B's, 2 groups of 4 completions of 64 tokens on all cores, all with an advantage. Baseline of the
-seconds is the floor: floating-point operations of the matrix products and of attention, as torch counts them,
-at the rate that the same machine reaches in a plain matrix product of the model's own shape, best of many.
-Shares are of torch's own time by kind of operation, measured in another update; what is left of the wall
-clock is Python. `--quick` takes the starter's shape only. The larger one takes 10 GB of memory.
+The round is a silo node's of preset tiny on one thread, with deliverer, workers behind their walls and
+checkpoints when they are due. Its parts are wall seconds, each without the parts inside it.
+
+The updates are of random weights and tokens in two shapes: the starter policy's, 8 groups of 8 completions on
+one thread, and Qwen2.5-0.5B's, 2 groups of 4 completions of 64 tokens on all cores, all with an advantage.
+Shares are of torch's own time by kind of operation, measured in another update; what is left of the wall is
+Python's.
+
+Baseline of all seconds is the floor: floating-point operations of matrix products and attention, as torch
+counts them, at the rate that the same machine reaches in a plain matrix product of the model's shape, best
+of many. `--quick` makes few rounds, and takes the starter's shape only; the larger one takes 10 GB.
 """
 
+import os
 import random
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median, pstdev
 from typing import Literal
 
 import torch
 from common import Report, benchmark
+from stopwatch import by_part
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import sapo.models  # noqa: F401  (fixes what determinism needs before torch computes)
-from sapo.config import LearnConfig
+from sapo.config import LearnConfig, load
+from sapo.home import Home
 from sapo.learn.advantage import centred
 from sapo.learn.update import Learner
+from sapo.manifest import Manifest
+from sapo.node import NodeRuntime
 from sapo.records import Batch, BatchGroup, Recipe, Sample, sha256
 
 KINDS = {
@@ -125,10 +135,33 @@ HALF_B = Shape("half-b", 151_936, 896, 4864, 24, 14, 2, 2, 4, 72, 64, torch.get_
 
 
 def measure(report: Report, quick: bool, folder: Path) -> None:
-    """Profile both shapes, or the small one."""
+    """Profile a node's round, then updates of both shapes, or of the small one."""
+    _rounds(report, folder, warm=3 if quick else 20, count=5 if quick else 100)
     for shape in [STARTER] if quick else [STARTER, HALF_B]:
         torch.set_num_threads(shape.threads)
         _profile(report, shape)
+
+
+def _rounds(report: Report, folder: Path, *, warm: int, count: int) -> None:
+    """Parts of a silo node's round: the mean of each, so that they add up to the round."""
+    os.environ["SAPO_KEYS"] = str(folder / "keys")
+    sets = ["swarm.nodes=1", "swarm.rounds=100_000", "batch.external=0", "eval.probe_questions=0"]
+    config, home = load("tiny", sets=sets, env={}), Home(folder / "home")
+    home.prepare(config, Manifest.of(config))
+    torch.set_num_threads(config.threads)
+    with NodeRuntime.open(config, "n0", home) as runtime:
+        by_part(runtime, warm)
+        spent = by_part(runtime, count)
+        with FlopCounterMode(display=False) as counter:
+            runtime.run_round()
+    walls = [sum(one.values()) for one in spent]
+    rate = _matmul_rate(STARTER)
+    floor = counter.get_total_flops() / rate
+    report.measured("node: seconds a round", walls, [floor])
+    report.say(f"node: {counter.get_total_flops() / 1e9:,.2f} GFLOP a round at {rate / 1e9:.0f} GFLOP/s")
+    parts = {part: [one.get(part, 0.0) for one in spent] for one in spent for part in one}
+    for part, found in sorted(parts.items(), key=lambda item: -fmean(item[1])):
+        report.add(f"node: {part}, seconds", fmean(found), fmean(walls), pstdev(found))
 
 
 def _profile(report: Report, shape: Shape) -> None:
