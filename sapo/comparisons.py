@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from reasoning_gym import utils
+from sapo.reasoning import reasoning_gym
 
+utils = reasoning_gym.utils
 _BUILTINS = frozenset(
     {"abs", "all", "any", "bool", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min"}
     | {"range", "set", "sorted", "str", "sum", "zip"}

@@ -12,11 +12,12 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
-import reasoning_gym  # noqa: F401  registers every data set
-from reasoning_gym.composite import DatasetSpec
-from reasoning_gym.factory import DATASETS
 
+from sapo.reasoning import reasoning_gym
 from sapo.verify import guard_scorers
+
+DATASETS = reasoning_gym.factory.DATASETS
+DatasetSpec = reasoning_gym.composite.DatasetSpec
 
 RESEEDED = frozenset(
     {
