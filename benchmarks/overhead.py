@@ -23,9 +23,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from baselines import shapes
-from common import Report, benchmark
+from common import Report, parser
 from overhead_programs import Cost, Program, bare, full
 
 from sapo.commands.launch import silo_if_alone
@@ -159,12 +160,22 @@ def held(costs: Sequence[Cost], part: str) -> list[float]:
     return [getattr(cost.work, part) for cost in costs]
 
 
-def work(report: Report, quick: bool, folder: Path) -> None:
-    """All cases, one after the other."""
-    for case in QUICK if quick else CASES:
-        show(report, case, *measure(case, folder))
+def main() -> int:
+    """Run the cases, one after the other; returns the exit status."""
+    assert __doc__ is not None
+    options = parser(__doc__.splitlines()[0])
+    options.add_argument("--only", choices=[case.name for case in CASES], help="one case alone, in full")
+    chosen = options.parse_args()
+    cases = QUICK if chosen.quick else CASES
+    if chosen.only:
+        cases = tuple(case for case in CASES if case.name == chosen.only)
+    report = Report("overhead", PACKAGES)
+    with TemporaryDirectory(prefix="sapo-bench-") as folder:
+        for case in cases:
+            show(report, case, *measure(case, Path(folder)))
+    return report.finish(chosen.json)
 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the programs would go on without it
-    sys.exit(benchmark(__doc__, "overhead", PACKAGES, work))
+    sys.exit(main())
