@@ -166,7 +166,7 @@ def main() -> int:
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--only", choices=[case.name for case in CASES], help="one case alone, in full")
     chosen = options.parse_args()
-    cases = QUICK if chosen.quick else CASES
+    cases: tuple[Case, ...] = QUICK if chosen.quick else CASES
     if chosen.only:
         cases = tuple(case for case in CASES if case.name == chosen.only)
     report = Report("overhead", PACKAGES)
