@@ -1,11 +1,15 @@
 """The data files of a table: what their statistics say they hold, and which of them belong together."""
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
 
 from sapo.history.tables import TableName
 
@@ -69,6 +73,42 @@ def data_files(table: DeltaTable, layout: Layout) -> list[DataFile]:
         names = tuple(str(name) for name in group)
         found.append(DataFile(names, first, last, add["num_records"], add["size_bytes"]))
     return found
+
+
+def admitting(table: DeltaTable, column: str, values: Iterable[int]) -> dict[str, int]:
+    """Sizes, by path, of the files of a snapshot that may hold one of these values in a column.
+
+    A file without statistics may hold any.
+    """
+    adds = pa.table(table.get_add_actions(flatten=True))
+    kinds = ("path", "size_bytes", f"min.{column}", f"max.{column}")
+    known = [adds[name].to_pylist() if name in adds.column_names else [None] * len(adds) for name in kinds]
+    ordered = sorted(values)
+    found = {}
+    for path, size, least, most in zip(*known, strict=True):
+        if least is not None and most is not None:
+            at = bisect_left(ordered, least)
+            if at == len(ordered) or ordered[at] > most:
+                continue
+        found[unquote(path)] = size
+    return found
+
+
+def columns_of(
+    table: DeltaTable, options: Mapping[str, str] | None, files: Mapping[str, int], columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """Some columns of all rows in some files of a table, which are named by path with their sizes.
+
+    One file is in memory at a time. Deltalake's dataset first makes an expression of all statistics of every
+    file, for a thousand files a second's work and 200 MB; and pyarrow's closes files in threads of its own,
+    which may meet the end of the process and abort it.
+    """
+    store = DeltaStorageHandler(table.table_uri, dict(options or {}), dict(files))
+    for path in sorted(files):
+        with store.open_input_file(path) as stored:
+            whole = pa.BufferReader(stored.read_buffer())
+        file = pq.ParquetFile(whole, pre_buffer=False)
+        yield from file.iter_batches(columns=list(columns), use_threads=False)
 
 
 def _only(add: dict[str, object], column: str) -> object | None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from sapo.bus.base import Bus, Gap, Limits, Poll, Positions
 from sapo.errors import Refused, UserError
+from sapo.history.files import admitting, columns_of
 from sapo.history.tables import QUARANTINE, ROLLOUTS, Store, commit, until_committed
 from sapo.identity import unseal
 from sapo.manifest import Manifest
@@ -28,6 +29,7 @@ from sapo.seeds import rng
 log = logging.getLogger(__name__)
 
 _COMPLETION = set(Completion.model_fields) & set(ROLLOUTS.names)
+_HELD = ("group_id", "content_sha256")
 SAMPLES = 16
 """Rows of one author and reason that a poll adds to `quarantine`."""
 KEPT_BYTES = 1 << 20
@@ -146,8 +148,10 @@ class Archiver:
             try:
                 sound.append((received, self._unseal(received)))
             except Refused as reason:
-                refused.append((received, reason))
-        held = _held(table, [group for _, group in sound])
+                # the one that was raised names frames, and pydantic's errors: kept in one of these frames it
+                # would make a circle that Python cannot collect, and the poll would stay in memory for good
+                refused.append((received, Refused(reason.code, reason.detail, reason.group)))
+        held = _held(self.store, table, [group for _, group in sound])
         new: list[tuple[Received, Group]] = []
         for received, group in sound:
             content = received.signed.content_sha256
@@ -264,24 +268,21 @@ def sampled(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any
     return [row for same in kept.values() for row in same]
 
 
-def _held(table: DeltaTable, groups: Sequence[Group]) -> dict[str, str]:
+def _held(store: Store, table: DeltaTable, groups: Sequence[Group]) -> dict[str, str]:
     """Which of these groups the table holds, with their content digests.
 
-    The rounds are part of the ids, so files of other rounds are passed over by their statistics: the cost
-    does not grow with the history.
+    The rounds are part of the ids: files whose statistics admit none of these very rounds are not opened, not
+    even those between a low round and a high one.
     """
     if not groups:
         return {}
-    rounds = [group.round for group in groups]
-    wanted = (
-        (ds.field("round") >= min(rounds))
-        & (ds.field("round") <= max(rounds))
-        & ds.field("group_id").isin(sorted({group.group_id for group in groups}))
-    )
-    stretch = f"round >= {min(rounds)} AND round <= {max(rounds)}"
-    files = table.to_pyarrow_dataset(file_pruning_predicate=stretch)
-    found = files.to_table(columns=["group_id", "content_sha256"], filter=wanted)
-    return dict(zip(found["group_id"].to_pylist(), found["content_sha256"].to_pylist(), strict=True))
+    files = admitting(table, "round", {group.round for group in groups})
+    wanted = pa.array(sorted({group.group_id for group in groups}))
+    held: dict[str, str] = {}
+    for rows in columns_of(table, store.storage_options(), files, _HELD):
+        found = rows.filter(pc.is_in(rows["group_id"], value_set=wanted))
+        held.update(zip(*(found[name].to_pylist() for name in _HELD), strict=True))
+    return held
 
 
 def split_position(bus_position: str) -> tuple[str, int]:

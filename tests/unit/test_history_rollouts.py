@@ -1,16 +1,27 @@
 """The archive: bus to `rollouts`, each completion exactly once, whatever is resent, raced or killed."""
 
+import gc
+import json
 import multiprocessing
 import random
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import duckdb
 import polars as pl
+import pyarrow as pa
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import (
+    ColumnProperties,
+    CommitProperties,
+    DeltaTable,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
 from history_samples import IDENTITY, archive_from_a_process, deliver, group, signed
 
 from sapo.bus.base import Limits, Poll, Positions
@@ -21,7 +32,7 @@ from sapo.history import read
 from sapo.history.rollouts import Archiver, Counts, group_of
 from sapo.history.tables import Store
 from sapo.identity import Identity, seal
-from sapo.records import SignedGroup
+from sapo.records import SignedGroup, canonical, sha256
 
 # fmt: off
 NAMED = {
@@ -366,6 +377,58 @@ def test_duckdb_and_polars_read_the_table_as_it_is(bus: MemoryBus, store: Store)
         assert connection.sql(f"SELECT count(*) FROM read_parquet('{uri}/*.parquet')").fetchall() == [(8,)]
     assert pl.scan_delta(uri).filter(pl.col("round") == 1).collect().height == 4
     assert pl.read_delta(uri)["text"].n_unique() == 4
+
+
+def test_what_a_poll_refused_is_not_kept_in_memory(bus: MemoryBus, store: Store) -> None:
+    body = json.loads(signed().payload)
+    body["completions"][0]["token_ids"] = None  # a validator of our own raises
+    payload = canonical(body).encode()
+    digest = sha256(payload)
+    signature = IDENTITY.sign(payload)
+    record = SignedGroup(
+        group_id=digest, content_sha256=digest, key=IDENTITY.key, signature=signature, payload=payload
+    )
+    bus.publish([record, signed(1)])
+    polled = [weakref.ref(one) for one in bus.poll({}, Limits(), random.Random(0)).received]
+    assert archiver(bus, store).run_once().refused == 1
+    bus.trim(0)
+    gc.collect()
+    assert [one() for one in polled] == [None, None]
+
+
+def remove_files_of_rounds(store: Store, least: int, most: int) -> int:
+    """Delete the data files that hold only such rounds from under the table; returns how many there were."""
+    table = DeltaTable(store.table_uri("rollouts"))
+    adds = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    gone = [one["path"] for one in adds if least <= one["min.round"] and one["max.round"] <= most]
+    for path in gone:
+        (Path(store.table_uri("rollouts")) / path).unlink()
+    return len(gone)
+
+
+def test_a_poll_of_a_very_low_and_a_very_high_round_opens_no_file_between(
+    bus: MemoryBus, store: Store
+) -> None:
+    for round in (0, 3, 5, 7, 2**30):
+        bus.publish([signed(round, position) for position in range(10)])
+        archiver(bus, store).run_once()
+    assert remove_files_of_rounds(store, 1, 2**30 - 1) == 3
+    bus.publish([signed(0), signed(2**30), signed(4), signed(2**31 - 50), signed(0, 10)])
+    counts = archiver(bus, store).run_once()
+    assert (counts.duplicates, counts.groups) == (2, 3)
+
+
+def test_a_file_without_statistics_is_looked_into(bus: MemoryBus, store: Store) -> None:
+    bus.publish([signed(0)])
+    archiver(bus, store).run_once()
+    table = DeltaTable(store.table_uri("rollouts"))
+    rows = table.to_pyarrow_table()
+    table.delete()
+    silent = WriterProperties(default_column_properties=ColumnProperties(statistics_enabled="NONE"))
+    write_deltalake(table, rows, mode="append", writer_properties=silent)
+    bus.publish([signed(0), signed(1)])
+    counts = archiver(bus, store).run_once()
+    assert (counts.duplicates, counts.groups) == (1, 1)
 
 
 @pytest.fixture
