@@ -176,13 +176,9 @@ def unseal(signed: SignedGroup) -> Group:
         raise Refused("bad_digest", "content_sha256 is not the payload's")
     if not verify(signed.key, signed.signature, signed.payload):
         raise Refused("bad_signature", "the signature is not the key's over this payload")
-    try:
-        group = Group.model_validate_json(signed.payload, strict=True)
-    except ValidationError as error:
-        raise _malformed(error) from None
-    except RecursionError:
-        # a recipe's parameters are JSON inside JSON; nested deep enough they exhaust the parser
-        raise Refused("malformed", "nested too deep") from None
+    group = _parsed(signed.payload)
+    if isinstance(group, Refused):
+        raise group
     try:
         same = group.canonical().encode() == signed.payload
     except (ValueError, RecursionError):
@@ -195,6 +191,18 @@ def unseal(signed: SignedGroup) -> Group:
     if group.group_id != signed.group_id:
         raise Refused("wrong_id", "group_id is not that of the payload's author, place and recipe")
     return group
+
+
+def _parsed(payload: bytes) -> Group | Refused:
+    """The group, or why there is none. Not raised from here: who kept a refusal whose context is pydantic's
+    error would keep all its frames for good, for the collector cannot see what that error holds."""
+    try:
+        return Group.model_validate_json(payload, strict=True)
+    except ValidationError as error:
+        return _malformed(error)
+    except RecursionError:
+        # a recipe's parameters are JSON inside JSON; nested deep enough they exhaust the parser
+        return Refused("malformed", "nested too deep")
 
 
 def _malformed(error: ValidationError) -> Refused:

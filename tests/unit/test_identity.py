@@ -242,3 +242,10 @@ def test_an_id_of_another_place_is_the_wrong_id() -> None:
     group = make_group("peer")
     other = make_group("peer", position=1).group_id
     assert code(sealed_by("peer", group.canonical().encode(), other)) == "wrong_id"
+
+
+def test_a_refusal_does_not_hold_what_pydantic_said() -> None:
+    """Its error is out of the collector's sight, and would hold the payload and every frame for good."""
+    with pytest.raises(Refused, match="malformed") as caught:
+        unseal(changed(round=-1))
+    assert caught.value.__context__ is None
