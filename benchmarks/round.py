@@ -41,7 +41,7 @@ from sapo.models import TAGS_PROMPT
 from sapo.node_parts import open_workers
 from sapo.records import Question
 from sapo.starter import prepare
-from sapo.tasks import train_questions
+from sapo.tasks import Drawing
 
 NAMES = {"trl": "TRL", "genrl": "genrl"}
 INCARNATION = "0123456789abcdef"
@@ -145,7 +145,7 @@ def questions(config: Config, rounds: int) -> list[list[Question]]:
     """What our node asks in its first rounds."""
     with open_workers(config) as workers:
         return [
-            train_questions(
+            Drawing(
                 workers,
                 config.tasks,
                 swarm=config.swarm.name,
@@ -155,7 +155,7 @@ def questions(config: Config, rounds: int) -> list[list[Question]]:
                 round=round,
                 count=config.batch.b,
                 held_out=config.rules.held_out,
-            )
+            ).result()
             for round in range(rounds)
         ]
 

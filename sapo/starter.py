@@ -32,7 +32,7 @@ from sapo.hugging import transformers
 from sapo.models import TAGS_PROMPT, LoadedPolicy, save, wrap
 from sapo.records import canonical, sha256
 from sapo.seeds import rng, stream
-from sapo.tasks import train_questions
+from sapo.tasks import Drawing
 from sapo.workers import TaskWorkers
 
 RECIPE = 2
@@ -136,7 +136,7 @@ def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
     """Endless supervised pairs of the config's tasks, never from a held-out bucket (DESIGN 4)."""
     round = 0
     while True:
-        questions = train_questions(
+        questions = Drawing(
             workers,
             config.tasks,
             swarm=OWNER,
@@ -146,7 +146,7 @@ def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
             round=round,
             count=512,
             held_out=config.rules.held_out,
-        )
+        ).result()
         answers = workers.answers([question.recipe for question in questions])
         pairs = [(q, a) for q, a in zip(questions, answers, strict=True) if a is not None]
         if not pairs:

@@ -126,23 +126,6 @@ class Drawing:
         )
 
 
-def train_questions(
-    workers: "TaskWorkers",
-    tasks: Sequence[Task],
-    *,
-    swarm: str,
-    seed: int,
-    node: str,
-    incarnation: str,
-    round: int,
-    count: int,
-    held_out: float,
-) -> list[Question]:
-    """A `Drawing`'s questions, waited for."""
-    place = {"swarm": swarm, "seed": seed, "node": node, "incarnation": incarnation, "round": round}
-    return Drawing(workers, tasks, **place, count=count, held_out=held_out).result()  # type: ignore[arg-type]
-
-
 def drawn_by(group: Group, seed: int) -> bool:
     """Whether a group's question is one that its author was to draw for its place, `seed` being the swarm's.
 

@@ -14,7 +14,7 @@ import pytest
 
 from sapo import seeds
 from sapo.records import MAX_SEED, Question, Recipe
-from sapo.tasks import normalise, sample_tasks, silo_only, train_questions
+from sapo.tasks import Drawing, normalise, sample_tasks, silo_only
 from sapo.workers import TaskWorkers
 
 ITEMS = ((0, 0), (1, 3))
@@ -108,7 +108,7 @@ def test_trap_45_two_nodes_share_no_more_questions_than_chance(workers: TaskWork
         asked = [
             [
                 normalise(question.text)
-                for question in train_questions(
+                for question in Drawing(
                     workers,
                     [task],
                     swarm="s",
@@ -118,7 +118,7 @@ def test_trap_45_two_nodes_share_no_more_questions_than_chance(workers: TaskWork
                     round=0,
                     count=count,
                     held_out=0.01,
-                )
+                ).result()
             ]
             for node in ("n0", "n1")
         ]

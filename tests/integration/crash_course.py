@@ -29,7 +29,7 @@ from sapo.journal import Journal
 from sapo.listen import Listener
 from sapo.node import NodeRuntime
 from sapo.records import Completion, Group, Question, Received, SignedGroup
-from sapo.tasks import train_questions
+from sapo.tasks import Drawing
 from sapo.track import Tracker, TrackSink, VersionSink
 from sapo.workers import TaskWorkers
 
@@ -100,7 +100,7 @@ def arrivals(workers: TaskWorkers) -> list[list[Received]]:
     late repetitions of what was used rounds ago, and at last more than the pool takes."""
     config = course_config()
     questions = {
-        author: train_questions(
+        author: Drawing(
             workers,
             config.tasks,
             swarm="test",
@@ -110,7 +110,7 @@ def arrivals(workers: TaskWorkers) -> list[list[Received]]:
             round=0,
             count=8,
             held_out=config.rules.held_out,
-        )
+        ).result()
         for author in ("n1", "m0", "m1")
     }
 

@@ -18,7 +18,7 @@ from sapo.pool import Entry
 from sapo.records import Completion, Group, Outcome, Received
 from sapo.seen import Seen
 from sapo.streams import PLACES
-from sapo.tasks import bucket, train_questions
+from sapo.tasks import Drawing, bucket
 from sapo.workers import Judgement
 
 CONFIG = small_config(["swarm.rounds=9", "pool.newcomer_share=1", "batch.external=1"])
@@ -58,7 +58,7 @@ def node(home: Home, bus: Mailbox) -> Iterator[NodeRuntime]:
 
 def question_of(node: NodeRuntime, author: str) -> Group:
     """A group by an author, to a question that was theirs to draw."""
-    drawn = train_questions(
+    drawn = Drawing(
         node.parts.workers,
         CONFIG.tasks,
         swarm="test",
@@ -68,7 +68,7 @@ def question_of(node: NodeRuntime, author: str) -> Group:
         round=0,
         count=1,
         held_out=CONFIG.rules.held_out,
-    )
+    ).result()
     completions = tuple(Completion(text=str(number), finish_reason="stop") for number in range(6))
     changes = {"swarm": "test", "completions": completions, "created_at": NOW - 60}
     return make_group(author, recipe=drawn[0].recipe, question=drawn[0].text, **changes)

@@ -13,7 +13,7 @@ from sapo import seeds
 from sapo.config import Task
 from sapo.errors import SapoError, UserError
 from sapo.records import MAX_SEED, Question, Recipe
-from sapo.tasks import Drawing, bucket, held_out_questions, is_held_out, normalise, train_questions
+from sapo.tasks import Drawing, bucket, held_out_questions, is_held_out, normalise
 from sapo.workers import TaskWorkers
 
 SMALL = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
@@ -29,7 +29,7 @@ def workers() -> Iterator[TaskWorkers]:
 def train(
     workers: TaskWorkers, tasks: list[Task], count: int, held_out: float = 0.1, **other: Any
 ) -> list[Question]:
-    return train_questions(workers, tasks, **PLACE | other, count=count, held_out=held_out)
+    return Drawing(workers, tasks, **PLACE | other, count=count, held_out=held_out).result()
 
 
 def test_questions_are_a_function_of_their_place(workers: TaskWorkers) -> None:

@@ -36,7 +36,7 @@ from sapo.models import LoadedPolicy
 from sapo.node_parts import load_initial
 from sapo.records import Completion, Group, Sampling
 from sapo.seeds import stream
-from sapo.tasks import train_questions
+from sapo.tasks import Drawing
 from sapo.workers import TaskWorkers
 
 pytestmark = pytest.mark.vllm
@@ -59,7 +59,7 @@ def questions(starter: LoadedPolicy) -> list[tuple[int, ...]]:
     """Prompts of two hundred questions."""
     config = small_config()
     with TaskWorkers(count=1) as workers:
-        found = train_questions(
+        found = Drawing(
             workers,
             config.tasks,
             swarm="vllm",
@@ -69,7 +69,7 @@ def questions(starter: LoadedPolicy) -> list[tuple[int, ...]]:
             round=0,
             count=200,
             held_out=config.rules.held_out,
-        )
+        ).result()
     return [starter.encode_prompt(question.text) for question in found]
 
 
