@@ -32,6 +32,8 @@ HEALTH_S = 2.0
 """How long a server that was there may take to say that it still is."""
 AWAY_HEALTH_S = 0.25
 """The same for one that was away, or could not end a run just now: it is asked in the background."""
+PROMPT_S = 4.0
+"""How long Prefect's prompt beginning of a flow is waited for by one who can go on meanwhile."""
 START_S, SLOW_START_S = 2.0, 10.0
 """How long Prefect may take from the call of a flow to its first line, and how much longer if it is well."""
 END_S = 2.0
@@ -57,7 +59,7 @@ class Attempt(Generic[T]):
 
     def __init__(self, flow: Callable[[], T]) -> None:
         self._changed = threading.Condition()
-        self._begun = self._given_up = False
+        self._begun = self._given_up = self._held = self._ready = False
         self.value: T | None = None
         self.work_error: BaseException | None = None
         self.error: BaseException | None = None
@@ -72,6 +74,8 @@ class Attempt(Generic[T]):
     def begin(self) -> None:
         """Claim the work for the flow. Raises `Superseded` when it was begun without it."""
         with self._changed:
+            self._ready = True
+            self._changed.wait_for(lambda: not self._held)
             if self._given_up:
                 raise Superseded("the work was begun without Prefect")
             self._begun = True
@@ -82,6 +86,25 @@ class Attempt(Generic[T]):
         with self._changed:
             self._given_up = not self._begun and not self.ended
             return self._given_up
+
+    def go_on(self, step: Callable[[], bool]) -> bool:
+        """A step of the work unless the flow can begin; whether there may be more of them.
+
+        The flow waits for the step's end. Where the step fails the flow comes too late.
+        """
+        with self._changed:
+            if self._ready or self.ended:
+                return False
+            self._held = True
+        failed = True
+        try:
+            more = step()
+            failed = False
+        finally:
+            with self._changed:
+                self._held, self._given_up = False, failed
+                self._changed.notify_all()
+        return more
 
     def done(self, value: T | None, error: BaseException | None) -> None:
         """The work has ended, with a value or an error."""
@@ -200,15 +223,21 @@ class Orchestrator:
         except StillAsking:
             return False
 
-    def run(self, flow: Callable[[], T], plain: Callable[[], T]) -> T:
-        """`flow()`, or `plain()` when Prefect is away before or during it; raises what the work raises."""
+    def run(
+        self, flow: Callable[[], T], plain: Callable[[], T], meanwhile: Callable[[], bool] | None = None
+    ) -> T:
+        """`flow()`, or `plain()` when Prefect is away before or during it; raises what the work raises.
+
+        `meanwhile` is a step of the same work, taken again and again while a slow Prefect has not begun the
+        flow, until it says that there is no further one.
+        """
         if self._server is None:
             return plain()
         if not self.there():
             return self._without(plain, f"Prefect is away ({self._server.url}); going on without it")
         self._count()
         attempt = Attempt(flow)
-        if not self._begins(attempt) and attempt.give_up():
+        if not self._begins(attempt, meanwhile) and attempt.give_up():
             return self._without(plain, f"Prefect begins no run ({self._server.url}); going on without it")
         attempt.wait_worked()
         ended = attempt.wait_ended(END_S)
@@ -217,9 +246,16 @@ class Orchestrator:
             return self._left_alone(attempt, plain)
         return self._result(attempt, plain)
 
-    def _begins(self, attempt: Attempt[Any]) -> bool:
+    def _begins(self, attempt: Attempt[Any], meanwhile: Callable[[], bool] | None) -> bool:
         """Whether a flow's work begins in time: a server that is busy may take longer than one that hangs."""
-        return attempt.wait_begun(START_S) or (self.there() and attempt.wait_begun(SLOW_START_S))
+        if meanwhile is None:
+            return attempt.wait_begun(START_S) or (self.there() and attempt.wait_begun(SLOW_START_S))
+        until = time.monotonic() + START_S + SLOW_START_S
+        if attempt.wait_begun(PROMPT_S):
+            return True
+        while time.monotonic() < until and attempt.go_on(meanwhile):
+            pass
+        return attempt.wait_begun(max(0.0, until - time.monotonic()))
 
     def wait(self, seconds: float) -> None:
         """Give flows that were left alone some time for their last words."""

@@ -63,6 +63,21 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+def too_late() -> tuple[threading.Event, threading.Event, Callable[[], str]]:
+    """A flow that begins when the first event is set, and sets the second when the work is no longer its."""
+    prefect, late = threading.Event(), threading.Event()
+
+    def flow() -> str:
+        prefect.wait(20)
+        try:
+            return at_work(lambda: pytest.fail("the work was made twice"))
+        except Superseded:
+            late.set()
+            raise
+
+    return prefect, late, flow
+
+
 def test_a_flow_that_does_not_end_is_left_alone_and_counts_until_it_does(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,18 +123,75 @@ def test_a_flow_that_is_begun_too_late_does_not_do_the_work_again(
 ) -> None:
     monkeypatch.setattr(orchestrator, "START_S", 0.02)
     monkeypatch.setattr(orchestrator, "SLOW_START_S", 0.05)
-    prefect, late = threading.Event(), threading.Event()
+    prefect, late, flow = too_late()
+    one = Orchestrator(Worker(), server)
+    assert one.run(flow, lambda: "plain") == "plain"
+    assert one.unrecorded == 1
+    prefect.set()
+    assert late.wait(20)
+
+
+def test_the_work_goes_on_while_prefect_is_slow_and_is_the_flows_once_it_begins(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orchestrator, "PROMPT_S", 0.02)
+    done: list[tuple[int, str]] = []
+    prefect = threading.Event()
+
+    def step() -> bool:
+        number = len(done)
+        if number == 3:
+            prefect.set()  # the flow is ready in the middle of a step, and must wait for its end
+        time.sleep(0.02)
+        assert len(done) == number
+        done.append((number, "meanwhile"))
+        return True
+
+    def work() -> str:
+        done.append((len(done), "flow"))
+        return "made"
 
     def flow() -> str:
         prefect.wait(20)
-        try:
-            return at_work(lambda: pytest.fail("the work was made twice"))
-        except Superseded:
-            late.set()
-            raise
+        return at_work(work)
 
     one = Orchestrator(Worker(), server)
-    assert one.run(flow, lambda: "plain") == "plain"
+    assert one.run(flow, lambda: pytest.fail("plainly"), step) == "made"
+    assert [who for _, who in done[:4]] == ["meanwhile"] * 4
+    assert [who for _, who in done].count("flow") == 1
+    assert done[-1][1] == "flow"
+    assert one.metrics() == {}
+
+
+def test_a_prompt_flow_leaves_nothing_to_do_meanwhile(server: str) -> None:
+    one = Orchestrator(Worker(), server)
+    made = one.run(lambda: at_work(lambda: "made"), lambda: "plain", lambda: pytest.fail("meanwhile"))
+    assert made == "made"
+
+
+def test_what_fails_meanwhile_is_raised_and_the_flow_comes_too_late(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orchestrator, "PROMPT_S", 0.02)
+    prefect, late, flow = too_late()
+
+    def step() -> bool:
+        raise RuntimeError("the loss is not finite")
+
+    with pytest.raises(RuntimeError, match="the loss is not finite"):
+        Orchestrator(Worker(), server).run(flow, lambda: "plain", step)
+    prefect.set()
+    assert late.wait(20)
+
+
+def test_a_flow_that_does_not_begin_while_the_work_goes_on_is_given_up(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PROMPT_S", "START_S", "SLOW_START_S"):
+        monkeypatch.setattr(orchestrator, name, 0.02)
+    prefect, late, flow = too_late()
+    one = Orchestrator(Worker(), server)
+    assert one.run(flow, lambda: "plain", lambda: True) == "plain"
     assert one.unrecorded == 1
     prefect.set()
     assert late.wait(20)
