@@ -5,9 +5,15 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 Point = tuple[float, float]
+Span = tuple[float, float, float]
+"""x, and the lower and the upper y there."""
+Row = tuple[str, float | None, float | None, float | None]
+"""A label, a value, the ends of its interval."""
 PALETTE = ("#3b7dd8", "#d9822b", "#2f9e63", "#b0508f", "#8a6d3b", "#6a5acd", "#c0392b", "#16868f")
 MARK_COLOURS = ("#8a8a8a", "#c0392b")
 WIDTH, HEIGHT = 640, 300
+LABELS, ROW = 200, 26
+"""Width of the labels of an `interval_chart`, and height of its rows."""
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 34, 40
 
 
@@ -50,23 +56,85 @@ def line_chart(
     y_label: str,
     window: int = 1,
     marks: bool = False,
+    bands: Mapping[str, Sequence[Span]] | None = None,
+    whiskers: bool = False,
+    y_range: tuple[float, float] | None = None,
+    width: float = 1.5,
 ) -> str:
     """One chart as an `<svg>` element. Series keep their colour by place, empty ones too.
 
     With `window` above 1 the rolling mean is drawn bold over the faint raw line; `marks` draws a dot at
-    every point instead. A chart without any point says so.
+    every point instead. A series' `bands` are shaded, or with `whiskers` drawn as a bar at each place.
+    `y_range` is shown at least, so that charts can share a scale. A chart without any point says so.
     """
     points = [point for line in series.values() for point in line]
     parts = opening(title, WIDTH, HEIGHT)
     if not points:
         return "".join([*parts, _empty("nothing measured yet")])
+    spans = {name: band for name, band in (bands or {}).items() if name in series}
+    heights = [y for _, y in points] + [y for band in spans.values() for _, *ends in band for y in ends]
+    heights += y_range or ()
     xs = ticks(min(x for x, _ in points), max(x for x, _ in points), 8)
-    ys = ticks(min(y for _, y in points), max(y for _, y in points))
+    ys = ticks(min(heights), max(heights))
     frame = _Frame(xs[0], xs[-1], ys[0], ys[-1])
     parts += _axes(frame, xs, ys, x_label, y_label)
+    for index, name in enumerate(series):
+        draw = _whiskers if whiskers else _shade
+        parts += draw(frame, name, spans.get(name, ()), colour(index))
     for index, (name, line) in enumerate(series.items()):
-        parts += _line(frame, name, line, colour(index), window, marks)
+        parts += _line(frame, name, line, colour(index), window, marks, width)
     return "".join([*parts, "</svg>"])
+
+
+def interval_chart(title: str, rows: Sequence[Row], *, x_label: str, zero: bool = False) -> str:
+    """A dot with its interval per row, below each other; `zero` draws a line at 0. An `<svg>` element.
+
+    A row without ends has only a dot; one whose upper end is unknown, an arrow to the right.
+    """
+    known = [x for row in rows for x in row[1:] if x is not None]
+    height = TOP + BOTTOM + ROW * max(len(rows), 1)
+    parts = opening(title, WIDTH, height)
+    if not known:
+        return "".join([*parts, _empty("nothing measured yet", height)])
+    xs = ticks(min(*known, 0) if zero else min(known), max(*known, 0) if zero else max(known), 6)
+    frame = _Frame(xs[0], xs[-1], 0, len(rows), left=LABELS, height=height)
+    for x in xs:
+        px, _ = frame.at(x, 0)
+        parts.append(
+            f'<line x1="{px:.1f}" x2="{px:.1f}" y1="{TOP}" y2="{height - BOTTOM}" stroke="currentColor" '
+            f'opacity="{0.6 if zero and x == 0 else 0.15}"/><text x="{px:.1f}" y="{height - BOTTOM + 16}" '
+            f'text-anchor="middle" fill="currentColor">{x:g}</text>'
+        )
+    parts.append(
+        f'<text x="{(LABELS + WIDTH - RIGHT) / 2}" y="{height - 6}" text-anchor="middle" '
+        f'fill="currentColor">{escape(x_label)}</text>'
+    )
+    for index, row in enumerate(rows):
+        parts += _row(frame, row, len(rows) - index - 0.5, colour(index))
+    return "".join([*parts, "</svg>"])
+
+
+def _row(frame: "_Frame", row: Row, height: float, stroke: str) -> list[str]:
+    name, middle, low, high = row
+    _, y = frame.at(0, height)
+    parts = [
+        f'<text x="{LABELS - 10}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">'
+        f"{escape(name if len(name) <= 30 else name[:29] + '…')}<title>{escape(name)}</title></text>"
+    ]
+    start = middle if low is None else low
+    if start is not None and (low is not None or high is not None or middle is None):
+        x0, x1 = frame.at(start, 0)[0], WIDTH - RIGHT if high is None else frame.at(high, 0)[0]
+        head = f"M{x1 - 6:.1f} {y - 4:.1f}l6 4l-6 4" if high is None else f"M{x1:.1f} {y - 4:.1f}v8"
+        parts.append(
+            f'<path d="M{x0:.1f} {y - 4:.1f}v8M{x0:.1f} {y:.1f}H{x1:.1f}{head}" fill="none" '
+            f'stroke="{stroke}" stroke-width="2"/>'
+        )
+    if middle is not None:
+        parts.append(
+            f'<circle cx="{frame.at(middle, 0)[0]:.1f}" cy="{y:.1f}" r="4.5" fill="{stroke}">'
+            f"<title>{escape(name)}: {middle:g}</title></circle>"
+        )
+    return parts
 
 
 def stacked_bars(
@@ -120,22 +188,24 @@ def opening(title: str, width: float, height: float) -> list[str]:
     ]
 
 
-def _empty(text: str) -> str:
+def _empty(text: str, height: float = HEIGHT) -> str:
     return (
-        f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle" fill="currentColor">{text}</text></svg>'
+        f'<text x="{WIDTH / 2}" y="{height / 2}" text-anchor="middle" fill="currentColor">{text}</text></svg>'
     )
 
 
 class _Frame:
     """Maps data to pixels."""
 
-    def __init__(self, x0: float, x1: float, y0: float, y1: float) -> None:
-        self.x0, self.y0 = x0, y0
-        self.sx = (WIDTH - LEFT - RIGHT) / (x1 - x0)
-        self.sy = (HEIGHT - TOP - BOTTOM) / (y1 - y0)
+    def __init__(
+        self, x0: float, x1: float, y0: float, y1: float, *, left: float = LEFT, height: float = HEIGHT
+    ) -> None:
+        self.x0, self.y0, self.left, self.bottom = x0, y0, left, height - BOTTOM
+        self.sx = (WIDTH - left - RIGHT) / (x1 - x0)
+        self.sy = (height - TOP - BOTTOM) / (y1 - y0)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
-        return LEFT + (x - self.x0) * self.sx, HEIGHT - BOTTOM - (y - self.y0) * self.sy
+        return self.left + (x - self.x0) * self.sx, self.bottom - (y - self.y0) * self.sy
 
 
 def _axes(frame: _Frame, xs: Sequence[float], ys: Sequence[float], x_label: str, y_label: str) -> list[str]:
@@ -163,8 +233,35 @@ def _axes(frame: _Frame, xs: Sequence[float], ys: Sequence[float], x_label: str,
     return parts
 
 
+def _shade(frame: _Frame, name: str, band: Sequence[Span], fill: str) -> list[str]:
+    """The area between the ends, below all lines."""
+    if not band:
+        return []
+    edge = [frame.at(x, high) for x, _, high in band] + [frame.at(x, low) for x, low, _ in reversed(band)]
+    drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
+    return [f'<polygon points="{drawn}" fill="{fill}" opacity=".15"><title>{escape(name)}</title></polygon>']
+
+
+def _whiskers(frame: _Frame, name: str, band: Sequence[Span], stroke: str) -> list[str]:
+    """A bar from end to end at each place."""
+    parts = []
+    for x, low, high in band:
+        (px, below), (_, above) = frame.at(x, low), frame.at(x, high)
+        parts.append(
+            f'<path d="M{px - 4:.1f} {below:.1f}h8m-4 0V{above:.1f}m-4 0h8" fill="none" stroke="{stroke}" '
+            f'stroke-width="1.5"><title>{escape(name)}: {low:g} to {high:g}</title></path>'
+        )
+    return parts
+
+
 def _line(
-    frame: _Frame, name: str, line: Sequence[Point], stroke: str, window: int, marks: bool
+    frame: _Frame,
+    name: str,
+    line: Sequence[Point],
+    stroke: str,
+    window: int,
+    marks: bool,
+    width: float,
 ) -> list[str]:
     if not line:
         return []
@@ -181,7 +278,7 @@ def _line(
         parts.append(path(line, 1, 0.25))
         parts.append(path(rolling_mean(line, window), 2, 1))
     else:
-        parts.append(path(line, 1.5, 1))
+        parts.append(path(line, width, 1))
     if marks or len(line) == 1:
         for x, y in line:
             px, py = frame.at(x, y)

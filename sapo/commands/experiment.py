@@ -1,0 +1,160 @@
+"""`sapo experiment`: arms x seeds, compared with intervals."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sapo.commands.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from sapo.experiment.grid import Grid
+    from sapo.experiment.progress import ProgressView
+    from sapo.experiment.record import Job, RunRecord
+    from sapo.experiment.tracked import Ledger
+
+INTERRUPTED = 130
+
+
+def experiment(
+    grid: Annotated[str, typer.Argument(metavar="GRID", help="A TOML file, or the name of a shipped grid.")],
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Seeds per arm; the grid says how many by default.")
+    ] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            "--home",
+            metavar="DIR",
+            help="Where its runs and results lie. \\[env: SAPO_HOME; default: ./runs/<grid>]",
+        ),
+    ] = None,
+    arms: Annotated[str | None, typer.Option(metavar="A,B", help="Run only these arms.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Runs at a time; one per core by default.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run every arm of a grid with every seed, and compare them.
+
+    Runs that are complete are kept: a call that was stopped, or killed, goes on where it was, and one with
+    more seeds adds them. It ends with DIR/results.json, DIR/report.html and DIR/picture.svg.
+    """
+    from sapo.experiment.grid import read
+    from sapo.home import Home
+
+    plan = read(grid)
+    folder = Home.at(home, plan.name).root
+    chosen = plan.listed(arms) if arms else []
+    check_tasks(plan)
+    code, document = run(plan, folder, seeds=seeds, arms=chosen, jobs=jobs)
+    if document is not None:
+        if as_json:
+            print_json(document)
+        else:
+            show(document, folder)
+    if code:
+        raise typer.Exit(code)
+
+
+def check_tasks(plan: "Grid") -> None:
+    """Raise `UserError` for a data set that no arm could ask, before the first of them is run."""
+    from sapo import sites
+    from sapo.experiment.grid import Job
+
+    configs = [plan.config(Job(arm=name, seed=plan.first_seed)) for name in plan.arms]
+    for config in {repr(config.manifest_tasks()): config for config in configs}.values():
+        sites.check_tasks(config)
+
+
+def run(
+    plan: "Grid", folder: Path, *, seeds: int | None, arms: list[str], jobs: int | None
+) -> tuple[int, dict[str, Any] | None]:
+    """Make what is missing, write results and report; the exit code, and what results.json says."""
+    import threading
+
+    from rich.console import Console
+
+    from sapo.experiment.conduct import conduct, taken
+    from sapo.experiment.progress import ProgressView
+    from sapo.experiment.results import read_runs
+    from sapo.experiment.tracked import Ledger
+    from sapo.processes import stopping_on_signals
+
+    stop = threading.Event()
+    with (
+        taken(plan, folder),
+        ProgressView(plan.name, Console(stderr=True)) as view,
+        Ledger(plan, folder, view.note) as ledger,
+        stopping_on_signals(stop),
+    ):
+        kept = [record for of_arm in read_runs(plan, folder, seeds).values() for record in of_arm.values()]
+        if kept:
+            view.note(f"runs that are there already: {len(kept)}")
+        for record in kept:
+            ledger.add(record)
+        watcher = Watched(view, ledger)
+        cores = jobs or usable_cores()
+        failed = conduct(plan, folder, watcher, seeds=seeds, arms=arms, cores=cores, stop=stop)
+        document = write(plan, folder, seeds)
+        if stop.is_set():
+            view.note("stopped; the same command goes on")
+    return INTERRUPTED if stop.is_set() else int(bool(failed)), document
+
+
+class Watched:
+    """Whoever watches hears of a run that ended, and MLflow gets it if it is reported."""
+
+    def __init__(self, view: "ProgressView", ledger: "Ledger") -> None:
+        self._view, self._ledger = view, ledger
+        self.stands = view.stands
+
+    def ended(self, job: "Job", record: "RunRecord | None", error: str | None, done: int, total: int) -> None:
+        """A run is over: its record, or why there is none."""
+        self._view.ended(job, record, error, done, total)
+        if record is not None and not record.tuning:
+            self._ledger.add(record)
+
+
+def write(plan: "Grid", folder: Path, seeds: int | None) -> dict[str, Any] | None:
+    """results.json, report.html and picture.svg of the runs that are there; None where there is none yet."""
+    from sapo.experiment.report import write_report
+    from sapo.experiment.results import read_choices, read_runs, summarise, write_results
+
+    runs = read_runs(plan, folder, seeds)
+    if not any(runs.values()):
+        return None
+    document = summarise(plan, runs, read_choices(plan, folder), seeds)
+    write_results(folder, document)
+    write_report(folder, document, runs)
+    return document
+
+
+def show(document: dict[str, Any], folder: Path) -> None:
+    """The results on one screen."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sapo.experiment.results import PICTURE, REPORT, RESULTS
+    from sapo.experiment.words import SCREEN_HEAD, screen_row, sentence
+    from sapo.view import shortest
+
+    console = Console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in SCREEN_HEAD:
+        table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
+    for name, arm in document["arms"].items():
+        table.add_row(*screen_row(name, arm))
+    console.print(table)
+    console.print("± is half of the 95 % interval over seeds", style="dim")
+    for row in document["comparisons"]:
+        console.print(f"\n{row['what']}\n  {sentence(row)}", highlight=False, markup=False)
+    console.print()
+    for what, name in (("page", REPORT), ("picture", PICTURE), ("figures", RESULTS)):
+        console.print(f"  {what:<10}{shortest(folder / name)}", highlight=False, soft_wrap=True)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

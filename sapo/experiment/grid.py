@@ -1,0 +1,310 @@
+"""A grid: arms, seeds, exams and the comparisons registered before anything is run; read from one TOML file.
+
+Importable without torch. Every arm's config is made and checked when the grid is read.
+"""
+
+import difflib
+import hashlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sapo.config import Config, load, merge, parse
+from sapo.determinism import UPDATE
+from sapo.errors import UserError
+from sapo.experiment.record import Job, slug
+from sapo.identity import Identity
+from sapo.records import canonical, sha256
+from sapo.settings import PositiveFloat, PositiveInt
+
+RUN = 1
+"""Raised when the driver makes another run of the same grid: its records are then made anew."""
+TUNING_SEED = 1_000_000
+"""Tuning seeds begin here, far from those that are reported."""
+NEVER = 2**30
+"""Rounds after which something comes that no experiment wants."""
+BESIDE_THE_RUN = ("bus", "checkpoint", "deploy", "eval", "flow", "history", "track")
+"""Sections of a config that change nothing of a run."""
+Control = Literal["echo", "shuffled", "same_questions"]
+Figure = Literal["pass_at_1", "reward/local", "reward/training_set", "tokens_to_target"]
+Text = Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+
+class Arm(_Part):
+    """One way to run a swarm."""
+
+    name: Annotated[str, Field(min_length=1, max_length=60)]
+    about: str = ""
+    """What it shows, in a line."""
+    set: dict[str, Any] = {}
+    """Settings of this arm, over the grid's."""
+    rounds: PositiveInt | None = None
+    """The grid's where not set."""
+    control: Control | None = None
+    """`echo`: external groups are the node's own of this round, those that are not among its local ones.
+    `shuffled`: groups reach others after a number of rounds drawn from 0 to `window`. `same_questions`: all
+    nodes ask the same questions."""
+    window: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.window is not None) != (self.control == "shuffled"):
+            raise ValueError('control = "shuffled" goes with a window, and nothing else does')
+        return self
+
+
+class ExamPlan(_Part):
+    """Held-out exams of every node: before learning, every so many rounds, and at the end."""
+
+    every: PositiveInt = 50
+    questions: PositiveInt = 400
+    samples: PositiveInt = 1
+
+
+class Tune(_Part):
+    """Learning rates tried for every arm; the best by held-out pass@1 at the end is the arm's."""
+
+    lr: Annotated[list[PositiveFloat], Field(min_length=1)]
+    seeds: PositiveInt = 2
+    rounds: PositiveInt | None = None
+    """Of a tuning run; the arm's own where not set, and never more."""
+
+
+class Compare(_Part):
+    """A comparison registered beforehand: `arm` minus `against`, paired by seed."""
+
+    arm: str
+    against: Annotated[str, Field(alias="with")]
+    figure: Figure = "pass_at_1"
+    what: Text
+    """The question it answers."""
+
+
+class Grid(_Part):
+    """An experiment: every arm with every seed."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
+    about: Text
+    preset: str | None = None
+    rounds: PositiveInt
+    seeds: PositiveInt = 5
+    """How many, unless said otherwise: `first_seed` and those after it."""
+    first_seed: Annotated[int, Field(ge=0, lt=TUNING_SEED)] = 1
+    set: dict[str, Any] = {}
+    """Settings of all arms, over the preset's."""
+    arm: Annotated[list[Arm], Field(min_length=1)]
+    exam: ExamPlan = ExamPlan()
+    tune: Tune | None = None
+    compare: list[Compare] = []
+    target: str | None = None
+    """The arm whose pass@1 at the end the others are to reach: tokens generated until then are counted."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [arm.name for arm in self.arm]
+        slugs = [slug(name).lower() for name in names]
+        if "" in slugs or len(set(slugs)) < len(slugs):
+            raise ValueError(f"arms need names that differ in letters or digits: {', '.join(names)}")
+        for one in self.compare:
+            for name in (one.arm, one.against):
+                if name not in names:
+                    raise ValueError(f"compare names {name!r}: arms are {', '.join(names)}")
+        if self.target is not None and self.target not in names:
+            raise ValueError(f"target = {self.target!r}: arms are {', '.join(names)}")
+        if self.target is None and any(one.figure == "tokens_to_target" for one in self.compare):
+            raise ValueError('figure = "tokens_to_target" needs a target')
+        return self
+
+    @cached_property
+    def arms(self) -> dict[str, Arm]:
+        """By name, in the file's order."""
+        return {arm.name: arm for arm in self.arm}
+
+    def named(self, name: str) -> Arm:
+        """An arm. Raises `UserError` where there is none of that name."""
+        if name not in self.arms:
+            near = difflib.get_close_matches(name, self.arms, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UserError("--arms", name, "there is no such arm", f"{hint}arms are: {', '.join(self.arms)}")
+        return self.arms[name]
+
+    def listed(self, text: str) -> list[str]:
+        """The arms that a list joined by commas names; names may hold commas, too. Raises `UserError`."""
+        parts, found = text.split(","), []
+        while parts:
+            joined = {size: ",".join(parts[:size]).strip() for size in range(len(parts), 0, -1)}
+            size = next((size for size, name in joined.items() if name in self.arms), 1)
+            found.append(self.named(joined[size]).name)
+            del parts[:size]
+        return found
+
+    def seed_list(self, count: int | None = None) -> list[int]:
+        """The seeds that are reported."""
+        return [self.first_seed + k for k in range(count or self.seeds)]
+
+    def jobs(self, count: int | None = None, arms: Sequence[str] = ()) -> list[Job]:
+        """The runs that are reported, seeds before arms; without the learning rates that tuning chooses."""
+        chosen = [self.named(name).name for name in arms] or list(self.arms)
+        return [Job(arm=name, seed=seed) for seed in self.seed_list(count) for name in chosen]
+
+    def tuning_jobs(self, arms: Sequence[str] = ()) -> list[Job]:
+        """The runs that choose learning rates; none where the grid tunes nothing."""
+        if self.tune is None:
+            return []
+        chosen = [self.named(name).name for name in arms] or list(self.arms)
+        seeds = [TUNING_SEED + self.first_seed + k for k in range(self.tune.seeds)]
+        return [
+            Job(arm=name, seed=seed, lr=lr, tuning=True)
+            for seed in seeds
+            for name in chosen
+            for lr in self.tune.lr
+        ]
+
+    def rounds_of(self, job: Job) -> int:
+        """How many rounds a run has."""
+        rounds = self.named(job.arm).rounds or self.rounds
+        if job.tuning and self.tune is not None and self.tune.rounds is not None:
+            return min(rounds, self.tune.rounds)
+        return rounds
+
+    def exam_rounds(self, job: Job) -> list[int]:
+        """Rounds made before each exam; a tuning run has only the last."""
+        rounds = self.rounds_of(job)
+        return [rounds] if job.tuning else sorted({*range(0, rounds, self.exam.every), rounds})
+
+    def config(self, job: Job) -> Config:
+        """The swarm's config for a run. Raises `UserError` for settings that do not fit."""
+        arm = self.named(job.arm)
+        values = merge(merge(_preset(self.preset), self.set), arm.set)
+        if job.lr is not None:
+            values = merge(values, {"learn": {"lr": job.lr}})
+        values = merge(values, _fixed(self.name, job.seed, self.rounds_of(job)))
+        config = parse(values, prefix=f"arm {arm.name}: ")
+        keys = [identity(job.seed, number).key for number in range(config.swarm.nodes)]
+        config = parse(
+            merge(config.model_dump(mode="json"), {"rules": {"entry": "allow-list", "members": keys}})
+        )
+        for number in config.node:
+            if not number.isdigit() or int(number) >= config.swarm.nodes:
+                last = config.swarm.nodes - 1
+                problem = f"arm {arm.name} has nodes 0 to {last}"
+                raise UserError("node", number, problem, "name one of them or raise swarm.nodes")
+        for name in config.nodes:
+            config.for_node(name)
+        return config
+
+
+def identity(seed: int, number: int) -> Identity:
+    """The key of a run's node: always the same, or orders drawn by key would differ. It guards nothing."""
+    secret = hashlib.sha256(f"sapo experiment {seed} {number}".encode()).digest()
+    return Identity(Ed25519PrivateKey.from_private_bytes(secret))
+
+
+def run_digest(grid: Grid, job: Job) -> str:
+    """Of everything that determines a run's record."""
+    arm = grid.named(job.arm)
+    return sha256(
+        canonical(
+            {
+                "run": RUN,
+                "update": UPDATE,
+                "config": grid.config(job).model_dump(mode="json", exclude=set(BESIDE_THE_RUN)),
+                "arm": [arm.name, arm.control, arm.window],
+                "exam": [grid.exam.model_dump(), grid.exam_rounds(job), job.tuning],
+                "versions": {name: version(name) for name in ("torch", "transformers", "reasoning-gym")},
+            }
+        )
+    )
+
+
+def shipped() -> list[str]:
+    """Names of the grids that ship with the package."""
+    files = resources.files("sapo.experiment.grids").iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in files if entry.name.endswith(".toml"))
+
+
+def read(source: str) -> Grid:
+    """A grid from a file, or a shipped one by its name. Raises `UserError` for anything wrong with it."""
+    if source in shipped():
+        text = (resources.files("sapo.experiment.grids") / f"{source}.toml").read_text(encoding="utf-8")
+    else:
+        text = _read_file(source)
+    try:
+        return parse_grid(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError("GRID", source, f"is not TOML: {error}", "correct the file") from None
+
+
+def parse_grid(values: Mapping[str, Any]) -> Grid:
+    """A grid from plain values, every arm's config checked. Raises `UserError`."""
+    try:
+        grid = Grid.model_validate(dict(values))
+    except ValidationError as error:
+        raise _explain(error) from None
+    for name in grid.arms:
+        grid.config(Job(arm=name, seed=grid.first_seed))
+    return grid
+
+
+def _fixed(name: str, seed: int, rounds: int) -> dict[str, Any]:
+    """What is so in every experiment: one process, no service, snapshots at both ends only."""
+    return {
+        "swarm": {"name": name, "seed": seed, "rounds": rounds, "site": "n"},
+        "bus": {"type": "memory"},
+        "checkpoint": {"every_rounds": NEVER, "every_seconds": 1e15, "weight_digest_every": NEVER},
+        "track": {"register_every": NEVER},
+        "generate": {"ahead": 0},
+        "eval": {"probe_questions": 0},
+    }
+
+
+def _preset(name: str | None) -> dict[str, Any]:
+    """Its values; the environment has no say in an experiment."""
+    return load(name, env={}).model_dump(mode="json") if name is not None else {}
+
+
+def _read_file(source: str) -> str:
+    path = Path(source)
+    if not path.exists() and not path.suffix:
+        near = difflib.get_close_matches(source, shipped(), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        known = ", ".join(shipped())
+        raise UserError("GRID", source, "is no file and no shipped grid", f"{hint}shipped are: {known}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or str(error)
+        raise UserError("GRID", source, problem, "give a readable TOML file") from None
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {"arm": Arm, "exam": ExamPlan, "tune": Tune, "compare": Compare}
+
+
+def _explain(error: ValidationError) -> UserError:
+    """The first thing wrong, with the known key that is nearest to an unknown one."""
+    found = error.errors(include_url=False)
+    first = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
+    parts = [str(part) for part in first["loc"]]
+    field = ".".join(parts) or "GRID"
+    if first["type"] == "extra_forbidden":
+        section: type[BaseModel] = _SECTIONS.get(parts[0], Grid) if len(parts) > 1 else Grid
+        known = sorted(info.alias or name for name, info in section.model_fields.items())
+        near = difflib.get_close_matches(parts[-1], known, n=1, cutoff=0.5)
+        remedy = f"did you mean {near[0]!r}?" if near else f"known keys are: {', '.join(known)}"
+        return UserError(field, first["input"], "unknown key", remedy)
+    if first["type"] == "missing":
+        return UserError(field, None, "is not set, and there is no default", f"set {field}")
+    message = first["msg"].removeprefix("Value error, ")
+    value = "..." if isinstance(first["input"], dict) else first["input"]
+    return UserError(field, value, message, "correct the value")

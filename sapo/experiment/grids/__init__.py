@@ -1,0 +1,1 @@
+"""Grids that ship with the package, one TOML file each."""

@@ -1,0 +1,357 @@
+"""results.json: every arm's figures with intervals over seeds, and the comparisons registered beforehand.
+
+Raw records go in, plain JSON values come out; what was not measured, or cannot be told, is null.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from sapo.errors import UserError
+from sapo.experiment.figures import (
+    LOCAL,
+    MEANINGS,
+    PASS_END,
+    TOTAL,
+    TRAINING_SET,
+    band,
+    exam_means,
+    figures_of,
+    node_passes,
+    pass_by_tokens,
+    task_passes,
+    total,
+)
+from sapo.experiment.grid import Compare, Grid
+from sapo.experiment.plan import Choice, chosen, found, report_jobs
+from sapo.experiment.record import RunRecord
+from sapo.experiment.statistics import (
+    Difference,
+    Estimate,
+    adjusted,
+    geometric_mean,
+    over_seeds,
+    paired,
+    ratio,
+    rising,
+    same_survival,
+    smallest_difference,
+    survival_median,
+    time_to,
+)
+from sapo.home import write_atomically
+
+RESULTS, REPORT, PICTURE = "results.json", "report.html", "picture.svg"
+LEVEL = 0.05
+"""An adjusted p below this is called a difference."""
+PLANS = (3, 5, 8, 10, 20)
+"""Numbers of seeds for which the smallest difference that can be shown is told."""
+POINTS = 200
+"""At most so many points of a reward curve go into results.json."""
+METHODS = {
+    "interval": "Student's t over seeds, 95 %",
+    "test": "paired t-test over seeds, two-sided; tokens_to_target: log-rank test",
+    "adjustment": "Benjamini-Hochberg over the registered comparisons of this grid (false discovery rate)",
+    "ratio": "geometric mean of the ratios of paired seeds, Student's t on their logarithms",
+    "power": "smallest true difference that a paired t-test finds with 80 % probability at 5 %, two-sided, "
+    "if differences of seeds spread as those seen",
+    "tokens_to_target": "tokens generated per node when the nodes' mean held-out pass@1 reaches the target "
+    "(what the target's arm ends with, mean over seeds): of the never falling curve nearest to a run's exams "
+    "(isotonic regression), for noise touches a level early; on the line between two exams. times_fewer "
+    "is what that arm spends in all over it; a run that never does is censored at its end, not dropped. "
+    "Medians by Kaplan and Meier with a log-log band; below seven runs it has no upper end",
+}
+Runs = Mapping[str, Mapping[int, RunRecord]]
+"""Records by arm and seed."""
+
+
+def read_runs(grid: Grid, folder: Path, seeds: int | None = None) -> dict[str, dict[int, RunRecord]]:
+    """The records in an experiment's folder that are of this very grid; an arm without any is empty."""
+    runs: dict[str, dict[int, RunRecord]] = {}
+    for arm in grid.arms:
+        try:
+            jobs = report_jobs(grid, folder, seeds, [arm])
+        except LookupError:  # its learning rate is not chosen yet
+            jobs = []
+        records = ((job.seed, found(grid, folder, job)) for job in jobs)
+        runs[arm] = {seed: record for seed, record in records if record is not None}
+    return runs
+
+
+def read_choices(grid: Grid, folder: Path) -> dict[str, Choice]:
+    """The tuned learning rates of the arms whose tuning is complete."""
+    choices: dict[str, Choice] = {}
+    for arm in grid.arms:
+        try:
+            choices |= chosen(grid, folder, [arm])
+        except LookupError:
+            continue
+    return choices
+
+
+def summarise(
+    grid: Grid, runs: Runs, choices: Mapping[str, Choice], seeds: int | None = None
+) -> dict[str, Any]:
+    """The whole document. Raises `UserError` where there is no record at all."""
+    records = [record for of_arm in runs.values() for record in of_arm.values()]
+    if not records:
+        raise UserError("--home", grid.name, "no run of the experiment is complete", "let one end")
+    wanted = grid.seed_list(seeds)
+    missing = [{"arm": arm, "seed": seed} for arm in grid.arms for seed in wanted if seed not in runs[arm]]
+    figures = {arm: {seed: figures_of(record) for seed, record in of.items()} for arm, of in runs.items()}
+    targets = target_section(grid, runs)
+    return {
+        "name": grid.name,
+        "about": grid.about,
+        "rounds": grid.rounds,
+        "seeds": wanted,
+        "missing": missing,
+        "machines": distinct(record.machine for record in records),
+        "versions": distinct(record.versions for record in records),
+        "exam": {"every": grid.exam.every, "questions": grid.exam.questions, "samples": grid.exam.samples},
+        "figures": dict(MEANINGS),
+        "methods": dict(METHODS),
+        "arms": {
+            arm: arm_section(grid, arm, runs[arm], figures, choices.get(arm))
+            for arm in grid.arms
+            if runs[arm]
+        },
+        "comparisons": comparison_section(grid, figures, targets),
+        "target": targets,
+    }
+
+
+def distinct(values: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each once, in order of appearance."""
+    seen = {json.dumps(value, sort_keys=True): dict(value) for value in values}
+    return list(seen.values())
+
+
+def estimate(values: Mapping[int, float]) -> dict[str, Any] | None:
+    """Mean with interval, and every seed's value; None of nothing."""
+    if not values:
+        return None
+    ordered = dict(sorted(values.items()))
+    return {**asdict(over_seeds(list(ordered.values()))), "per_seed": {str(k): v for k, v in ordered.items()}}
+
+
+def gather(runs: Mapping[int, RunRecord], read: Callable[[RunRecord], Mapping[str, float]]) -> dict[str, Any]:
+    """What `read` says of each run, as estimates over the seeds by name."""
+    by_name: dict[str, dict[int, float]] = {}
+    for seed, record in runs.items():
+        for name, value in read(record).items():
+            by_name.setdefault(name, {})[seed] = value
+    return {name: estimate(values) for name, values in by_name.items()}
+
+
+Figures = Mapping[str, Mapping[int, Mapping[str, float]]]
+"""Figures by arm and seed."""
+
+
+def column(figures: Figures, arm: str, name: str) -> dict[int, float]:
+    """One figure of an arm by seed."""
+    return {seed: values[name] for seed, values in figures[arm].items() if name in values}
+
+
+def arm_section(
+    grid: Grid, arm: str, runs: Mapping[int, RunRecord], figures: Figures, choice: Choice | None
+) -> dict[str, Any]:
+    """One arm's part of the document."""
+    plan, records = grid.arms[arm], [runs[seed] for seed in sorted(runs)]
+    first = next(iter(grid.arms))
+    return {
+        "about": plan.about,
+        "control": plan.control,
+        "set": dict(plan.set),
+        "nodes": len(records[0].nodes),
+        "swarm": swarm_size(records[0]),
+        "rounds": records[0].rounds,
+        "seeds": sorted(runs),
+        "tuning": None if choice is None else choice.model_dump(mode="json"),
+        "figures": {
+            name: found for name in MEANINGS if (found := estimate(column(figures, arm, name))) is not None
+        },
+        "tasks": {
+            "start": gather(runs, lambda record: task_passes(record, last=False)),
+            "end": gather(runs, lambda record: task_passes(record, last=True)),
+        },
+        "by_node": gather(runs, node_passes),
+        "against_first": {
+            name: against(column(figures, arm, name), column(figures, first, name))
+            for name in (TOTAL, TRAINING_SET, LOCAL, PASS_END)
+            if arm != first
+        },
+        "curves": {**{name: reward_curve(records, name) for name in (TRAINING_SET, LOCAL)}, **exams(records)},
+    }
+
+
+def against(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, Any]:
+    """Difference and ratio of paired seeds, for description: no test."""
+    found = paired(ours, theirs)
+    return {
+        "difference": None if found is None else interval(found),
+        "ratio": _maybe(ratio(ours, theirs)),
+    }
+
+
+def interval(found: Difference | Estimate) -> dict[str, Any]:
+    """Mean, ends and number of seeds."""
+    return {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
+
+
+def _maybe(found: Estimate | None) -> dict[str, Any] | None:
+    return None if found is None else interval(found)
+
+
+def reward_curve(records: Sequence[RunRecord], name: str) -> dict[str, Any] | None:
+    """Figure 2 of an arm, thinned; the band is the least and the greatest agent."""
+    found = band(records, name)
+    if found is None or not found.mean:
+        return None
+    step = -(-len(found.mean) // POINTS)
+    at = range(0, len(found.mean), step)
+    return {
+        "round": [found.first + i for i in at],
+        "mean": [found.mean[i] for i in at],
+        "low_agent": [found.low[i] for i in at],
+        "high_agent": [found.high[i] for i in at],
+    }
+
+
+def exams(records: Sequence[RunRecord]) -> dict[str, Any]:
+    """Held-out pass@1 against rounds and tokens per node, with its interval over seeds."""
+    curves, tokens = (
+        [exam_means(record) for record in records],
+        [pass_by_tokens(record) for record in records],
+    )
+    estimates = [over_seeds([value for _, value in points]) for points in zip(*curves, strict=True)]
+    return {
+        "pass_at_1": {
+            "round": [round for round, _ in curves[0]],
+            "tokens_per_node": [fmean(x for x, _ in points) for points in zip(*tokens, strict=True)],
+            "mean": [one.mean for one in estimates],
+            "low": [one.low for one in estimates],
+            "high": [one.high for one in estimates],
+        }
+    }
+
+
+def target_section(grid: Grid, runs: Runs) -> dict[str, Any] | None:
+    """Tokens per node that each arm needed to reach what the target's arm ends with; None without one."""
+    if grid.target is None or not runs[grid.target]:
+        return None
+    level = fmean(exam_means(record)[-1][1] for record in runs[grid.target].values())
+    budget = fmean(pass_by_tokens(record)[-1][0] for record in runs[grid.target].values())
+    arms: dict[str, Any] = {}
+    for arm, of_arm in runs.items():
+        if not of_arm:
+            continue
+        times = {
+            seed: time_to(rising(pass_by_tokens(record)), level) for seed, record in sorted(of_arm.items())
+        }
+        values, reached = [t for t, _ in times.values()], [done for _, done in times.values()]
+        mean = geometric_mean(values) if all(reached) else None
+        arms[arm] = {
+            "swarm": swarm_size(next(iter(of_arm.values()))),
+            **asdict(survival_median(values, reached)),
+            "longest_seen": max(values),
+            "geometric_mean": None if mean is None else interval(mean),
+            "times_fewer": None if mean is None else turned(budget, mean),
+            "per_seed": {str(seed): {"tokens": t, "reached": done} for seed, (t, done) in times.items()},
+        }
+    return {"arm": grid.target, "pass_at_1": level, "tokens_per_node": budget, "arms": arms}
+
+
+def swarm_size(record: RunRecord) -> int:
+    """How many nodes learn from each other: 1 where nobody learns from anybody, however many run."""
+    return len(record.nodes) if total(record, "sampler/external") else 1
+
+
+def turned(budget: float, found: Estimate) -> dict[str, float | None]:
+    """How often a time fits into a budget, with the interval that the time's turns into."""
+    low, high = (None if end is None else budget / end for end in (found.high, found.low))
+    return {"mean": budget / found.mean, "low": low, "high": high}
+
+
+def comparison_section(
+    grid: Grid, figures: Figures, targets: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Every registered comparison of arms that have been run, with adjusted p values."""
+    rows = []
+    for one in grid.compare:
+        if one.figure == "tokens_to_target":
+            rows.append({**registered(one), **tokens_compared(one, targets)})
+        else:
+            name = PASS_END if one.figure == "pass_at_1" else one.figure
+            rows.append({**registered(one), **compared(figures, one, name)})
+    for row, p in zip(rows, adjusted([row["p"] for row in rows]), strict=True):
+        row["p_adjusted"] = p
+        row["verdict"] = verdict(row)
+    return rows
+
+
+def registered(one: Compare) -> dict[str, Any]:
+    """A comparison as the grid has it."""
+    return {"arm": one.arm, "with": one.against, "figure": one.figure, "what": one.what}
+
+
+NOTHING: Mapping[str, Any] = dict.fromkeys(
+    ("mean", "low", "high", "spread", "n", "p", "ratio", "smallest_difference", "smallest_by_seeds")
+)
+
+
+def compared(figures: Figures, one: Compare, name: str) -> dict[str, Any]:
+    """Difference, interval, p and power of a figure that every run has."""
+    ours, theirs = column(figures, one.arm, name), column(figures, one.against, name)
+    found = paired(ours, theirs)
+    if found is None:
+        return dict(NOTHING)
+    spread = found.spread
+    return {
+        **interval(found),
+        "spread": spread,
+        "p": found.p,
+        "ratio": _maybe(ratio(ours, theirs)),
+        "smallest_difference": found.smallest,
+        "smallest_by_seeds": {str(n): smallest_difference(spread, n) for n in PLANS} if spread else None,
+    }
+
+
+def tokens_compared(one: Compare, targets: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Two arms' tokens to the target: their ratio where every run reached it, and a test that censors."""
+    sides = [(targets or {"arms": {}})["arms"].get(name) for name in (one.arm, one.against)]
+    if None in sides:
+        return dict(NOTHING)
+    ours, theirs = ({int(k): v for k, v in side["per_seed"].items()} for side in sides)
+    tokens = [{seed: v["tokens"] for seed, v in of.items()} for of in (ours, theirs)]
+    reached = [[v["reached"] for v in of.values()] for of in (ours, theirs)]
+    return {
+        **NOTHING,
+        "n": len(ours.keys() & theirs.keys()),
+        "p": same_survival((list(tokens[0].values()), reached[0]), (list(tokens[1].values()), reached[1])),
+        "ratio": _maybe(ratio(*tokens)) if all(reached[0] + reached[1]) else None,
+        "medians": [side["value"] for side in sides],
+    }
+
+
+def verdict(row: Mapping[str, Any]) -> str:
+    """`higher`, `lower`, `not told apart`, or `not tested` where a p value could not be had."""
+    if row["p_adjusted"] is None:
+        return "not tested"
+    if row["p_adjusted"] >= LEVEL:
+        return "not told apart"
+    size = row["mean"]
+    if size is None:  # tokens to the target
+        medians = [float("inf") if value is None else value for value in row["medians"]]
+        size = 0.0 if medians[0] == medians[1] else medians[0] - medians[1]
+    return "higher" if size > 0 else "lower" if size < 0 else "not told apart"
+
+
+def write_results(folder: Path, document: Mapping[str, Any]) -> Path:
+    """Write results.json whole or not at all."""
+    path = folder / RESULTS
+    write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    return path

@@ -1,0 +1,226 @@
+"""Runs of experiments: they repeat bit for bit, their controls do what they say, a killed one begins anew."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sapo.experiment.driver import run_arm
+from sapo.experiment.exam import questions_for
+from sapo.experiment.grid import Grid, parse_grid, read
+from sapo.experiment.record import Job, RunRecord, load_record, read_progress, record_path
+from sapo.experiment.swarm import SharedWorkers, opened
+from sapo.records import Batch, Outcome, Recipe
+from sapo.workers import Claim, Judgement, TaskWorkers
+
+SHARING = Job(arm="sharing", seed=1)
+
+
+def smoke(**arm: Any) -> Grid:
+    """The shipped grid with a sharing arm that is otherwise."""
+    values = read("smoke").model_dump(mode="json", by_alias=True)
+    values["arm"][1] |= arm
+    return parse_grid(values)
+
+
+def run(grid: Grid, folder: Path, job: Job = SHARING) -> RunRecord:
+    run_arm(grid, job, folder)
+    record = load_record(folder, job)
+    assert record is not None
+    return record
+
+
+def bits(record: RunRecord) -> Any:
+    """What has to be the same whenever a run is made."""
+    return record.series, record.exams, record.weights
+
+
+def batches(grid: Grid, folder: Path, rounds: int) -> list[list[Batch]]:
+    """Batches of a swarm's nodes, round by round."""
+    config = grid.config(SHARING)
+    found: list[list[Batch]] = []
+    with SharedWorkers() as workers, opened(config, grid.arm[1], folder, workers, None) as swarm:
+        for number in range(rounds):
+            swarm.round()
+            found.append([node.journal.batch(number) for node in swarm.nodes])
+    return found
+
+
+def external(found: list[list[Batch]]) -> list[tuple[Batch, Any]]:
+    return [
+        (batch, group)
+        for row in found
+        for batch in row
+        for group in batch.groups
+        if group.source == "external"
+    ]
+
+
+def test_a_run_made_again_is_the_same_bit_for_bit_whatever_was_run_before(tmp_path: Path) -> None:
+    grid = smoke()
+    first = run(grid, tmp_path / "one")
+    run(grid, tmp_path / "two", Job(arm="silo", seed=2))
+    again = run(grid, tmp_path / "two")
+    assert bits(again) == bits(first)
+    assert sum(value or 0.0 for values in first.series["sampler/external"] for value in values) > 0
+
+
+def test_other_seeds_are_other_runs(tmp_path: Path) -> None:
+    grid = smoke()
+    assert bits(run(grid, tmp_path)) != bits(run(grid, tmp_path, Job(arm="sharing", seed=2)))
+
+
+def test_a_record_holds_every_round_and_exam_of_every_node(tmp_path: Path) -> None:
+    record = run(smoke(), tmp_path)
+    for name in ("reward/local", "reward/training_set", "tokens/generated", "learn/tokens"):
+        assert [len(values) for values in record.series[name]] == [4, 4]
+        assert all(value is not None for values in record.series[name] for value in values)
+    assert [(exam.round, exam.node) for exam in record.exams] == [
+        (done, node) for done in (0, 2, 4) for node in ("n0", "n1")
+    ]
+    assert read_progress(tmp_path, SHARING) is None
+    assert [path.name for path in record_path(tmp_path, SHARING).parent.iterdir()] == ["seed1.json"]
+
+
+def test_a_complete_run_is_left_alone_and_one_cut_short_begins_anew(tmp_path: Path) -> None:
+    grid = smoke()
+    record = run(grid, tmp_path)
+    path = record_path(tmp_path, SHARING)
+    written = path.stat().st_mtime_ns
+    run_arm(grid, SHARING, tmp_path)
+    assert path.stat().st_mtime_ns == written
+    path.unlink()
+    left = path.with_suffix(".home") / "n0"
+    left.mkdir(parents=True)
+    (left / "journal.sqlite").write_text("half of a journal")
+    assert bits(run(grid, tmp_path)) == bits(record)
+
+
+def test_arms_of_one_seed_answer_the_same_exam_from_the_same_start(tmp_path: Path) -> None:
+    grid = smoke()
+    silo, sharing = run(grid, tmp_path, Job(arm="silo", seed=1)), run(grid, tmp_path)
+    assert [exam for exam in silo.exams if exam.round == 0] == [
+        exam for exam in sharing.exams if exam.round == 0
+    ]
+
+
+def test_tuning_is_examined_on_questions_that_are_never_reported() -> None:
+    grid = smoke()
+    config = grid.config(SHARING)
+    with SharedWorkers() as workers:
+        reported = questions_for(config, grid.exam, workers, tuning=False)
+        tuning = questions_for(config, grid.exam, workers, tuning=True)
+    half = config.rules.held_out / 2
+    assert all(half <= question.bucket < 2 * half for question in reported)
+    assert all(question.bucket < half for question in tuning)
+
+
+def test_a_rate_of_zero_measures_selection_alone(tmp_path: Path) -> None:
+    record = run(smoke(set={"batch": {"local": 2, "external": 2}, "learn": {"lr": 0.0}}), tmp_path)
+    assert len(set(record.weights)) == 1
+    assert {exam.pass_at_1 for exam in record.exams} == {record.exams[0].pass_at_1}
+    assert sum(value or 0.0 for values in record.series["sampler/external"] for value in values) > 0
+
+
+def test_an_echo_is_of_the_node_s_own_groups_that_it_did_not_take_already(tmp_path: Path) -> None:
+    echo = smoke(control="echo", set={"batch": {"local": 2, "external": 2, "questions": 8}})
+    found = external(batches(echo, tmp_path, 3))
+    assert found
+    for batch, group in found:
+        assert group.producer == batch.node
+        local = {one.group_id for one in batch.groups if one.source == "local"}
+        assert group.group_id not in local
+    used = [group.group_id for _, group in found]
+    assert len(set(used)) == len(used)
+
+
+def test_shuffled_groups_come_after_rounds_that_differ(tmp_path: Path) -> None:
+    shuffled = smoke(control="shuffled", window=3)
+    found = external(batches(shuffled, tmp_path, 8))
+    ages = {batch.round - group.producer_version for batch, group in found}
+    assert len(ages) > 1
+    assert max(ages) > 0
+
+
+def test_nodes_that_ask_the_same_questions_learn_from_each_other(tmp_path: Path) -> None:
+    same = smoke(control="same_questions")
+    found = batches(same, tmp_path, 3)
+    for row in found:
+        asked = [{g.question for g in batch.groups if g.source == "local"} for batch in row]
+        assert asked[0] == asked[1]
+    assert external(found)
+
+
+def test_without_a_control_every_node_asks_its_own(tmp_path: Path) -> None:
+    for row in batches(smoke(), tmp_path, 2):
+        asked = [{g.question for g in batch.groups if g.source == "local"} for batch in row]
+        assert not asked[0] & asked[1]
+
+
+def test_a_peers_group_is_judged_once_and_all_nodes_get_the_same_batches_from_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trio = smoke(set={"swarm": {"nodes": 3}, "batch": {"local": 2, "external": 4}})
+    asked: list[Claim] = []
+    alone = TaskWorkers.judge
+
+    def judge(workers: TaskWorkers, claims: Sequence[Claim]) -> list[Judgement]:
+        asked.extend(claims)
+        return alone(workers, claims)
+
+    monkeypatch.setattr(TaskWorkers, "judge", judge)
+    once = batches(trio, tmp_path / "once", 4)
+    assert asked
+    assert all(claim.purse is None for claim in asked)
+    assert len(set(asked)) == len(asked)
+
+    asked.clear()
+    monkeypatch.setattr(SharedWorkers, "judge", judge)
+    assert batches(trio, tmp_path / "each", 4) == once
+    assert len(set(asked)) < len(asked)
+
+
+def test_an_answer_is_scored_once_and_the_exams_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Recipe, str]] = []
+    alone = TaskWorkers.score
+
+    def score(workers: TaskWorkers, items: Sequence[tuple[Recipe, str]]) -> list[Outcome]:
+        asked.extend(items)
+        return alone(workers, items)
+
+    monkeypatch.setattr(TaskWorkers, "score", score)
+    once = run(smoke(), tmp_path / "once")
+    assert len(set(asked)) == len(asked)
+
+    asked.clear()
+    monkeypatch.setattr(SharedWorkers, "score", score)
+    assert bits(run(smoke(), tmp_path / "each")) == bits(once)
+    assert len(set(asked)) < len(asked)
+
+
+def test_specialists_begin_from_one_starter_and_are_examined_on_all_tasks(tmp_path: Path) -> None:
+    gcd = {"dataset": "gcd", "config": {"min_value": 1, "max_value": 99}}
+    record = run(smoke(set={"batch": {"local": 2, "external": 2}, "node": {"1": {"tasks": [gcd]}}}), tmp_path)
+    first = [exam.tasks for exam in record.exams if exam.round == 0]
+    assert first[0] == first[1]
+    assert set(first[0]) == {"chain_sum", "gcd"}
+    assert "reward/local/gcd" in record.series
+    assert all(value is None for value in record.series["reward/local/gcd"][0])
+
+
+@pytest.mark.parametrize("name", ["n0", "n1"])
+def test_no_honest_group_is_refused(tmp_path: Path, name: str) -> None:
+    grid = smoke()
+    config = grid.config(SHARING)
+    with SharedWorkers() as workers, opened(config, grid.arm[1], tmp_path, workers, None) as swarm:
+        for _ in range(3):
+            swarm.round()
+        node = swarm.nodes[config.nodes.index(name)]
+        reasons = {
+            key for result in node.journal.results() for key in result.metrics if "pool/refused" in key
+        }
+    # a starter of twenty steps spells its own marks now and then
+    assert reasons <= {"pool/refused/own_echo", "pool/refused/control_tokens"}

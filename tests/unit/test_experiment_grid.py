@@ -1,0 +1,210 @@
+"""Grids: what may stand in one, what is refused and in which words, and which runs come of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sapo.config import Config
+from sapo.errors import UserError
+from sapo.experiment.grid import (
+    BESIDE_THE_RUN,
+    TUNING_SEED,
+    Grid,
+    parse_grid,
+    read,
+    run_digest,
+    shipped,
+)
+from sapo.experiment.plan import chosen, report_jobs, tuning_jobs
+from sapo.experiment.record import Exam, Job, RunRecord, load_record, record_path, save_record, slug
+
+
+def grid(**changes: Any) -> Grid:
+    values: dict[str, Any] = {
+        "name": "test",
+        "about": "for a test",
+        "rounds": 10,
+        "set": {"swarm": {"nodes": 2}, "batch": {"completions": 4}},
+        "arm": [
+            {"name": "8/0", "set": {"batch": {"local": 8, "external": 0}}},
+            {"name": "4/4", "set": {"batch": {"local": 4, "external": 4}}},
+        ],
+        "exam": {"every": 4, "questions": 10},
+    }
+    return parse_grid(values | changes)
+
+
+def refused(**changes: Any) -> UserError:
+    with pytest.raises(UserError) as caught:
+        grid(**changes)
+    return caught.value
+
+
+def record_of(one: Grid, job: Job, score: float) -> RunRecord:
+    exam = Exam(round=10, node="n0", pass_at_1=score, tasks={}, questions=10, samples=1)
+    return RunRecord(
+        grid=one.name,
+        arm=job.arm,
+        seed=job.seed,
+        lr=job.lr or 0.0,
+        tuning=job.tuning,
+        digest=run_digest(one, job),
+        nodes=["n0"],
+        rounds=10,
+        started_at=0.0,
+        seconds=1.0,
+        exam_seconds=1.0,
+        cpu_seconds=1.0,
+        config={},
+        machine={},
+        versions={},
+        series={"reward/local": [[0.5, None]]},
+        exams=[exam],
+    )
+
+
+def test_an_arm_s_settings_lie_over_the_grid_s() -> None:
+    config = grid().config(Job(arm="4/4", seed=3))
+    assert (config.batch.local, config.batch.external, config.batch.completions) == (4, 4, 4)
+    assert (config.swarm.nodes, config.swarm.rounds, config.swarm.seed) == (2, 10, 3)
+
+
+def test_all_nodes_of_a_run_are_members_of_its_swarm() -> None:
+    config = grid().config(Job(arm="4/4", seed=3))
+    assert config.rules.entry == "allow-list"
+    assert len(set(config.rules.members)) == 2
+
+
+def test_arms_of_one_seed_have_the_same_keys_and_seeds_have_others() -> None:
+    one = grid()
+    members = [one.config(Job(arm=arm, seed=seed)).rules.members for arm in one.arms for seed in (1, 2)]
+    assert members[0] == members[2]
+    assert members[0] != members[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "told"),
+    [
+        ({"ruonds": 3}, "ruonds", "did you mean 'rounds'?"),
+        ({"exam": {"evry": 3}}, "exam.evry", "did you mean 'every'?"),
+        ({"compare": [{"arm": "4/4", "wiht": "8/0", "what": "?"}]}, "compare.0.wiht", "did you mean 'with'?"),
+        ({"compare": [{"arm": "4/4", "with": "9/0", "what": "?"}]}, "GRID", "compare names '9/0'"),
+        ({"target": "9/0"}, "GRID", "target = '9/0'"),
+        ({"arm": [{"name": "4/4"}, {"name": "4 4"}]}, "GRID", "differ in letters or digits"),
+        ({"arm": [{"name": "a", "control": "shuffled"}]}, "arm.0", "goes with a window"),
+        ({"arm": [{"name": "a", "control": "mirror"}]}, "arm.0.control", "'echo', 'shuffled'"),
+        ({"set": {"learn": {"lrr": 1}}}, "arm 8/0: learn.lrr", "did you mean 'lr'?"),
+        ({"set": {"swarm": {"nodes": 1}, "node": {"1": {}}}}, "node", "has nodes 0 to 0"),
+        ({"preset": "tinny"}, "--preset", "did you mean 'tiny'?"),
+    ],
+)
+def test_what_is_wrong_with_a_grid_is_said_with_its_place_and_a_remedy(
+    changes: dict[str, Any], field: str, told: str
+) -> None:
+    error = refused(**changes)
+    assert error.field == field
+    assert told in str(error)
+
+
+def test_a_grid_that_is_nowhere_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UserError, match="did you mean 'smoke'"):
+        read("smok")
+
+
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text("name = ")
+    with pytest.raises(UserError, match="is not TOML"):
+        read(str(path))
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_every_shipped_grid_can_be_read_and_is_named_as_its_file(name: str) -> None:
+    one = read(name)
+    assert one.name == name
+    assert len({run_digest(one, job) for job in one.jobs()}) == len(one.jobs())
+
+
+def test_jobs_are_all_arms_with_all_seeds() -> None:
+    jobs = grid(seeds=3, first_seed=5).jobs()
+    assert [(job.seed, job.arm) for job in jobs[:3]] == [(5, "8/0"), (5, "4/4"), (6, "8/0")]
+    assert len(jobs) == 6
+
+
+def test_an_arm_that_is_not_there_is_refused() -> None:
+    with pytest.raises(UserError, match="did you mean '4/4'"):
+        grid().jobs(arms=["4/5"])
+
+
+def test_exams_come_before_learning_every_so_many_rounds_and_at_the_end() -> None:
+    assert grid().exam_rounds(Job(arm="4/4", seed=1)) == [0, 4, 8, 10]
+
+
+def test_tuning_is_on_other_seeds_than_are_reported() -> None:
+    one = grid(tune={"lr": [1e-5, 1e-4], "seeds": 2})
+    seeds = {job.seed for job in tuning_jobs(one)}
+    assert min(seeds) > TUNING_SEED > max(one.seed_list(1000))
+    assert len(tuning_jobs(one)) == 8
+
+
+def test_the_best_rate_of_tuning_is_the_arm_s(tmp_path: Path) -> None:
+    one = grid(tune={"lr": [1e-5, 1e-4, 1e-3], "seeds": 1})
+    scores = {"8/0": (0.2, 0.4, 0.3), "4/4": (0.1, 0.1, 0.5)}
+    for job in tuning_jobs(one):
+        rates = [1e-5, 1e-4, 1e-3]
+        save_record(tmp_path, job, record_of(one, job, scores[job.arm][rates.index(job.lr or 0.0)]))
+    found = chosen(one, tmp_path)
+    assert {arm: choice.lr for arm, choice in found.items()} == {"8/0": 1e-4, "4/4": 1e-3}
+    assert (found["8/0"].at_edge, found["4/4"].at_edge) == (False, True)
+    assert {job.lr for job in report_jobs(one, tmp_path) if job.arm == "4/4"} == {1e-3}
+
+
+def test_nothing_is_chosen_while_a_tuning_run_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="not there yet"):
+        chosen(grid(tune={"lr": [1e-4]}), tmp_path)
+
+
+def test_a_run_s_digest_changes_with_what_determines_it_and_with_nothing_else() -> None:
+    job = Job(arm="4/4", seed=1)
+    digest = run_digest(grid(), job)
+    assert run_digest(grid(about="in other words", seeds=7), job) == digest
+    values = {"swarm": {"nodes": 2}, "batch": {"completions": 4}, "flow": {"every": 7}}
+    assert run_digest(grid(set=values), job) == digest
+    assert run_digest(grid(preset="tiny"), job) != digest
+    assert run_digest(grid(rounds=11), job) != digest
+    assert run_digest(grid(exam={"every": 5, "questions": 10}), job) != digest
+    assert run_digest(grid(), job.model_copy(update={"seed": 2})) != digest
+    assert run_digest(grid(), job.model_copy(update={"lr": 1e-3})) != digest
+
+
+def test_a_record_comes_back_as_it_was_written_unless_it_is_of_another_run(tmp_path: Path) -> None:
+    one, job = grid(), Job(arm="4/4", seed=1)
+    record = record_of(one, job, 0.25)
+    assert save_record(tmp_path, job, record) == record_path(tmp_path, job)
+    assert load_record(tmp_path, job) == record
+    assert load_record(tmp_path, job, "another digest") is None
+    assert load_record(tmp_path, Job(arm="8/0", seed=1)) is None
+
+
+def test_names_of_arms_become_names_of_folders() -> None:
+    assert [slug(name) for name in ("4/4", "N=8, all", "../x")] == ["4-4", "N-8-all", "x"]
+
+
+def test_every_section_is_known_to_change_a_run_or_not_to() -> None:
+    """A new section that is in neither would make all records there are begin anew."""
+    changing = {"batch", "device", "dtype", "generate", "guard", "learn", "lora", "model", "node", "pool"}
+    changing |= {"rules", "share", "starter", "swarm", "tasks", "threads", "workers"}
+    assert set(Config.model_fields) == changing | set(BESIDE_THE_RUN)
+
+
+def test_a_list_of_arms_may_name_some_with_commas() -> None:
+    plan = read("controls")
+    assert plan.listed("8/0 refilled, equal pool") == ["8/0 refilled, equal pool"]
+    assert plan.listed("4/4, 8/0 refilled,8/0 refilled, equal pool") == [
+        "4/4",
+        "8/0 refilled",
+        "8/0 refilled, equal pool",
+    ]
+    with pytest.raises(UserError, match="'4/5'"):
+        plan.listed("4/4,4/5")

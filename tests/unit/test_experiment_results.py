@@ -1,0 +1,200 @@
+"""From records to results.json: figures, pairing, censoring, what is missing."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from experiment_support import grid, record, save
+
+from sapo.errors import UserError
+from sapo.experiment import figures, results
+from sapo.experiment.grid import Grid
+from sapo.experiment.record import RunRecord
+
+Runs = dict[str, dict[int, RunRecord]]
+
+
+def ending(arm: str, seed: int, last: float, tokens: float = 100.0) -> RunRecord:
+    """A run whose two nodes go from 0.1 to `last` on held-out questions, over 0.2 after two rounds or not."""
+    middle = (0.1 + last) / 2
+    return record(arm, seed, passes={0: [0.1, 0.1], 2: [middle] * 2, 4: [last] * 2}, tokens=tokens)
+
+
+def three(last: float = 0.3, other: tuple[float, ...] = (0.31, 0.33, 0.35)) -> Runs:
+    return {
+        "8/0": {seed: ending("8/0", seed, last) for seed in (1, 2, 3)},
+        "4/4": {seed: ending("4/4", seed, value, 50.0) for seed, value in zip((1, 2, 3), other, strict=True)},
+    }
+
+
+def test_the_papers_metric_sums_over_nodes_and_rounds() -> None:
+    one = record(local=[(0, 0, 0.5, 0.5), (0, 0, 0, 1)], training=[(0.5, 0.5, 0.5, 1), (0, None, 0, 1)])
+    found = figures.figures_of(one)
+    assert (found["total/training_set"], found["total/local"]) == (3.5, 2.0)
+    assert found["reward/training_set"] == pytest.approx(3.5 / 7)
+    assert found["reward/local"] == pytest.approx(0.25)
+
+
+def test_pass_at_1_is_the_nodes_mean_before_and_after() -> None:
+    one = record(passes={0: [0.1, 0.3], 2: [0.9, 0.9], 4: [0.2, 0.6]})
+    found = figures.figures_of(one)
+    assert found["pass_at_1/start"] == pytest.approx(0.2)
+    assert found["pass_at_1/end"] == pytest.approx(0.4)
+    assert found["pass_at_1/gain"] == pytest.approx(0.2)
+
+
+def test_tokens_are_those_of_all_nodes_and_per_node() -> None:
+    found = figures.figures_of(record(tokens=10))
+    assert found["tokens/generated"] == 80
+    assert found["tokens/generated_per_node"] == 40
+    assert found["tokens/trained"] == 160
+
+
+def test_what_a_run_has_not_is_left_out() -> None:
+    found = figures.figures_of(record())
+    assert "staleness/rounds" not in found
+    assert "oscillation/local" not in found  # four rounds
+
+
+def test_every_figure_of_a_run_has_a_meaning() -> None:
+    long = [tuple(0.1 * (i % 3) for i in range(40))] * 2
+    one = record(local=long, passes={0: [0.1, 0.1], 40: [0.2, 0.2]})
+    assert figures.figures_of(one).keys() <= figures.MEANINGS.keys()
+    assert "oscillation/local" in figures.figures_of(one)
+
+
+def test_the_band_of_figure_2_is_the_least_and_the_greatest_agent() -> None:
+    two = [record(seed=1, local=[(0, 0.2), (0.4, 0.4)]), record(seed=2, local=[(0.2, 0.4), (0.4, None)])]
+    found = figures.band(two, "reward/local")
+    assert found is not None
+    assert found.low == [pytest.approx(0.1), pytest.approx(0.3)]
+    assert found.high == [pytest.approx(0.4), pytest.approx(0.4)]
+    assert found.mean == [pytest.approx(0.25), pytest.approx(0.35)]
+
+
+def test_an_arm_has_means_with_intervals_over_seeds() -> None:
+    found = results.summarise(grid(), three(), {})["arms"]["4/4"]["figures"]["pass_at_1/end"]
+    assert found["mean"] == pytest.approx(0.33)
+    half = 0.02 / math.sqrt(3) * 4.302653
+    assert (found["low"], found["high"]) == (pytest.approx(0.33 - half), pytest.approx(0.33 + half))
+    assert found["per_seed"] == {"1": 0.31, "2": 0.33, "3": 0.35}
+
+
+def test_tasks_have_intervals_of_their_own() -> None:
+    found = results.summarise(grid(), three(), {})["arms"]["4/4"]["tasks"]
+    assert found["end"]["gcd"]["mean"] == pytest.approx(0.165)
+    assert found["start"]["chain_sum"]["mean"] == pytest.approx(0.1)
+
+
+def test_a_registered_comparison_is_paired_by_seed() -> None:
+    row = results.summarise(grid(), three(), {})["comparisons"][0]
+    assert row["mean"] == pytest.approx(0.03)
+    assert row["n"] == 3
+    t = 0.03 / (0.02 / math.sqrt(3))
+    assert row["p"] == pytest.approx(1 - t / math.sqrt(2 + t * t))
+    assert row["smallest_difference"] == pytest.approx(0.02 * 3.26404, rel=1e-4)
+    assert row["smallest_by_seeds"]["5"] == pytest.approx(0.02 * 1.681997, rel=1e-4)
+
+
+def test_p_values_are_adjusted_over_all_registered_comparisons() -> None:
+    rows = results.summarise(grid(), three(), {})["comparisons"]
+    known = sorted(row["p"] for row in rows if row["p"] is not None)
+    least = next(row for row in rows if row["p"] == known[0])
+    assert least["p_adjusted"] == pytest.approx(min(known[0] * len(known), *known[1:]))
+
+
+def test_equal_runs_are_not_tested() -> None:
+    row = results.summarise(grid(), three(other=(0.3, 0.3, 0.3)), {})["comparisons"][1]
+    assert (row["mean"], row["p"], row["verdict"]) == (0, None, "not tested")
+
+
+def test_tokens_to_the_target_are_read_off_between_exams() -> None:
+    # the silo ends with 0.3 after 400 tokens; at half the tokens a round, 0.5 is at 0.3 two rounds in
+    found = results.summarise(grid(), three(other=(0.5, 0.5, 0.7)), {})["target"]
+    assert found["pass_at_1"] == pytest.approx(0.3)
+    assert found["arms"]["8/0"]["value"] == pytest.approx(400)
+    per_seed = found["arms"]["4/4"]["per_seed"]
+    assert per_seed["1"] == {"tokens": pytest.approx(100), "reached": True}
+    assert per_seed["3"]["tokens"] == pytest.approx(100 * 0.2 / 0.3)
+
+
+def test_nodes_that_do_not_share_are_swarms_of_one() -> None:
+    silo = record("8/0")
+    sharer = silo.model_copy(update={"series": {**silo.series, "sampler/external": [[1.0] * 4] * 2}})
+    assert (results.swarm_size(silo), results.swarm_size(sharer)) == (1, 2)
+
+
+def test_the_target_arms_budget_says_how_many_times_fewer_tokens() -> None:
+    found = results.summarise(grid(), three(other=(0.5, 0.5, 0.5)), {})["target"]
+    assert found["tokens_per_node"] == 400
+    assert found["arms"]["4/4"]["times_fewer"]["mean"] == pytest.approx(4)
+
+
+def test_a_run_that_never_reaches_the_target_is_censored_at_its_end() -> None:
+    found = results.summarise(grid(), three(other=(0.5, 0.2, 0.2)), {})["target"]["arms"]["4/4"]
+    assert found["per_seed"]["2"] == {"tokens": 200.0, "reached": False}
+    assert (found["value"], found["reached"], found["n"]) == (None, 1, 3)
+    assert found["geometric_mean"] is None
+
+
+def test_where_all_reach_the_target_the_comparison_has_a_ratio() -> None:
+    row = results.summarise(grid(), three(other=(0.5, 0.5, 0.5)), {})["comparisons"][2]
+    assert row["ratio"]["mean"] == pytest.approx(100 / 400)
+    assert row["p"] < 0.05
+    assert row["verdict"] == "lower"
+
+
+def test_a_censored_comparison_is_tested_all_the_same() -> None:
+    row = results.summarise(grid(), three(other=(0.5, 0.5, 0.2)), {})["comparisons"][2]
+    assert row["ratio"] is None
+    assert row["p"] is not None
+
+
+def test_arms_are_set_beside_the_first() -> None:
+    arms = results.summarise(grid(), three(), {})["arms"]
+    assert arms["8/0"]["against_first"] == {}
+    beside = arms["4/4"]["against_first"]["pass_at_1/end"]
+    assert beside["difference"]["mean"] == pytest.approx(0.03)
+    assert beside["ratio"]["mean"] == pytest.approx((0.31 * 0.33 * 0.35) ** (1 / 3) / 0.3)
+
+
+def test_an_unfinished_experiment_says_what_is_missing() -> None:
+    runs: Runs = {"8/0": {1: record()}, "4/4": {}}
+    found = results.summarise(grid(), runs, {})
+    assert {"arm": "4/4", "seed": 1} in found["missing"]
+    assert len(found["missing"]) == 5
+    assert list(found["arms"]) == ["8/0"]
+    assert found["comparisons"][0]["verdict"] == "not tested"
+
+
+def test_one_seed_has_no_interval() -> None:
+    runs: Runs = {"8/0": {1: record()}, "4/4": {1: record("4/4")}}
+    found = results.summarise(grid(), runs, {}, 1)
+    assert found["missing"] == []
+    assert found["arms"]["8/0"]["figures"]["reward/local"]["low"] is None
+    json.dumps(found, allow_nan=False)
+
+
+def test_without_any_run_there_is_no_result() -> None:
+    with pytest.raises(UserError, match="no run"):
+        results.summarise(grid(), {"8/0": {}, "4/4": {}}, {})
+
+
+def test_records_of_another_grid_are_not_counted(tmp_path: Path) -> None:
+    one = grid()
+    for seed in (1, 2):
+        save(tmp_path, one, ending("8/0", seed, 0.3))
+    assert {arm: list(runs) for arm, runs in results.read_runs(one, tmp_path).items()} == {
+        "8/0": [1, 2],
+        "4/4": [],
+    }
+    longer: Grid = grid(rounds=8)
+    assert not any(results.read_runs(longer, tmp_path).values())
+
+
+def test_the_document_is_written_as_json(tmp_path: Path) -> None:
+    document = results.summarise(grid(), three(), {})
+    path = results.write_results(tmp_path, document)
+    assert path.name == "results.json"
+    assert json.loads(path.read_text())["arms"].keys() == document["arms"].keys()

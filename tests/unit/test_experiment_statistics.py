@@ -1,0 +1,203 @@
+"""Statistics over seeds against figures worked by hand: Student's t has closed forms at 1 and 2 degrees."""
+
+import math
+
+import pytest
+
+from sapo.experiment.statistics import (
+    adjusted,
+    geometric_mean,
+    moving_average,
+    oscillation,
+    over_seeds,
+    paired,
+    power,
+    ratio,
+    rising,
+    same_survival,
+    smallest_difference,
+    survival_median,
+    time_to,
+    window_of,
+)
+
+T_2 = 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
+"""Quantile 0.975 of Student's t with two degrees of freedom, 4.3027."""
+T_1 = math.tan(math.pi * 0.475)
+"""The same with one degree, 12.706: Cauchy's."""
+
+
+def test_three_seeds_have_students_interval_with_two_degrees() -> None:
+    found = over_seeds([1.0, 2.0, 3.0])
+    assert (found.mean, found.spread, found.n) == (2.0, 1.0, 3)
+    assert found.low == pytest.approx(2 - T_2 / math.sqrt(3))
+    assert found.high == pytest.approx(2 + T_2 / math.sqrt(3))
+
+
+def test_two_seeds_have_students_interval_with_one_degree() -> None:
+    found = over_seeds([0.2, 0.4])
+    assert found.low == pytest.approx(0.3 - 0.1 * T_1)
+
+
+def test_one_seed_has_no_interval() -> None:
+    found = over_seeds([0.25])
+    assert (found.mean, found.low, found.high, found.spread, found.n) == (0.25, None, None, None, 1)
+
+
+def test_equal_seeds_have_an_interval_of_no_width() -> None:
+    found = over_seeds([0.1 + 0.2, 0.3, 0.3])
+    assert found.low == found.high == pytest.approx(0.3)
+
+
+def test_no_seed_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        over_seeds([])
+
+
+def test_a_pair_is_compared_by_seed_and_not_by_place() -> None:
+    found = paired({1: 11.0, 2: 22.0, 3: 33.0}, {3: 30.0, 1: 10.0, 2: 20.0, 9: 500.0})
+    assert found is not None
+    assert (found.mean, found.n) == (2.0, 3)
+    assert found.high == pytest.approx(2 + T_2 / math.sqrt(3))
+    t = 2 * math.sqrt(3)
+    assert found.p == pytest.approx(1 - t / math.sqrt(2 + t * t))  # two-sided, two degrees: 0.0742
+
+
+def test_pairing_takes_out_what_seeds_have_in_common() -> None:
+    far = paired({1: 100.0, 2: 0.0, 3: -100.0}, {1: 99.0, 2: -1.1, 3: -101.0})
+    assert far is not None
+    assert far.p is not None
+    assert far.p < 0.01
+
+
+def test_equal_differences_have_no_p() -> None:
+    found = paired({1: 1.1, 2: 2.1}, {1: 1.0, 2: 2.0})
+    assert found is not None
+    assert (found.p, found.smallest) == (None, None)
+    assert found.low == pytest.approx(0.1)
+
+
+def test_without_a_common_seed_nothing_is_compared() -> None:
+    assert paired({1: 1.0}, {2: 1.0}) is None
+
+
+def test_p_values_are_adjusted_as_benjamini_and_hochberg_do() -> None:
+    # 0.01 x 3 / 1, 0.03 x 3 / 2 = 0.045 which 0.04 x 3 / 3 undercuts
+    assert adjusted([0.01, None, 0.04, 0.03]) == [
+        pytest.approx(0.03),
+        None,
+        pytest.approx(0.04),
+        pytest.approx(0.04),
+    ]
+    assert adjusted([None]) == [None]
+
+
+def test_power_of_no_difference_is_the_level() -> None:
+    assert power(0.0, 1.0, 5) == pytest.approx(0.05)
+
+
+def test_half_a_standard_deviation_takes_34_pairs() -> None:
+    assert power(0.5, 1.0, 33) < 0.8 < power(0.5, 1.0, 34)  # the textbook's number
+
+
+def test_the_smallest_difference_of_many_seeds_is_that_of_the_normal_distribution() -> None:
+    assert smallest_difference(2.0, 40_000) == pytest.approx(2 * (1.959964 + 0.841621) / 200, rel=1e-3)
+
+
+def test_the_smallest_difference_is_shown_with_that_power() -> None:
+    found = smallest_difference(0.3, 5)
+    assert found is not None
+    assert power(found, 0.3, 5) == pytest.approx(0.8)
+
+
+def test_one_seed_shows_no_difference_however_large() -> None:
+    assert smallest_difference(1.0, 1) is None
+
+
+def test_censored_runs_are_kept() -> None:
+    # at risk 5, 3, 1: S = 4/5 at 2, 4/5 x 2/3 = 0.533 at 4, 0 at 6; without the two censored it would be 4
+    found = survival_median([2, 3, 4, 5, 6], [True, False, True, False, True])
+    assert (found.value, found.reached, found.n) == (6, 3, 5)
+
+
+def test_the_band_of_the_median_is_greenwoods() -> None:
+    # S = 6/7: exp(ln S x exp(1.96 x 1.00098)) = 0.33 <= 1/2 already at 1; S = 1/7: 0.465, S = 2/7: 0.58
+    found = survival_median([1, 2, 3, 4, 5, 6, 7], [True] * 7)
+    assert (found.low, found.value, found.high) == (1, 4, 6)
+
+
+def test_five_runs_have_a_median_without_upper_end() -> None:
+    found = survival_median([5, 1, 4, 2, 3], [True] * 5)
+    assert (found.value, found.high) == (3, None)
+
+
+def test_a_median_that_half_the_runs_never_reach_is_unknown() -> None:
+    found = survival_median([1, 9, 9, 9], [True, False, False, False])
+    assert (found.value, found.reached, found.n) == (None, 1, 4)
+    assert survival_median([9, 9], [False, False]).value is None
+
+
+def test_a_median_is_reached_when_exactly_half_have_ended() -> None:
+    # 3/4 x 2/3 is not exactly 1/2 in binary
+    assert survival_median([1, 2, 9, 9], [True, True, False, False]).value == 2
+
+
+def test_the_log_rank_test_counts_who_was_still_at_risk() -> None:
+    # at 1: 2 of 4 ours, expected 1/2, variance 1/4; at 2: 1 of 3 ours, 1/3 and 2/9; later nobody of ours
+    z = (2 - 5 / 6) / math.sqrt(1 / 4 + 2 / 9)
+    both = same_survival(([1, 2], [True, True]), ([3, 4], [True, True]))
+    assert both == pytest.approx(math.erfc(z / math.sqrt(2)))
+    assert same_survival(([1, 2], [True, True]), ([3, 4], [False, False])) == pytest.approx(both)
+
+
+def test_where_nobody_reaches_the_target_nothing_is_tested() -> None:
+    assert same_survival(([1, 2], [False, False]), ([1, 2], [False, False])) is None
+
+
+def test_runs_that_all_end_at_one_time_are_not_tested() -> None:
+    assert same_survival(([4.0], [True]), ([4.0], [True])) is None
+
+
+def test_a_ratio_is_the_geometric_mean_of_pairs() -> None:
+    found = ratio({1: 2.0, 2: 8.0, 3: 9.0}, {1: 1.0, 2: 1.0})
+    assert found is not None
+    assert found.mean == pytest.approx(4)
+    # logarithms ln 2 and ln 8 have the mean ln 4, the standard error ln 2
+    assert found.high == pytest.approx(4 * 2**T_1)
+
+
+def test_a_ratio_of_nothing_is_none() -> None:
+    assert ratio({1: 2.0}, {1: 0.0}) is None
+    assert ratio({1: 2.0}, {2: 1.0}) is None
+    assert geometric_mean([0.0, 1.0]) is None
+
+
+def test_a_target_is_met_on_the_line_between_two_exams() -> None:
+    assert time_to([(0, 0.1), (100, 0.2), (200, 0.4)], 0.25) == (125, True)
+    assert time_to([(0, 0.3), (100, 0.2)], 0.25) == (0, True)
+
+
+def test_a_target_that_is_never_met_has_the_last_exam_as_its_bound() -> None:
+    assert time_to([(0, 0.1), (100, 0.2)], 0.25) == (100, False)
+
+
+def test_a_noisy_curve_is_made_to_rise_by_averaging_what_falls() -> None:
+    assert rising([(0, 0.1), (1, 0.5), (2, 0.2), (3, 0.6)]) == [(0, 0.1), (1, 0.35), (2, 0.35), (3, 0.6)]
+
+
+def test_the_moving_average_is_as_wide_as_the_papers_or_a_twentieth() -> None:
+    assert [window_of(rounds) for rounds in (4, 200, 2000, 9000)] == [1, 10, 100, 100]
+    assert moving_average([1, 2, 6, 1], 3) == [pytest.approx(3), pytest.approx(3)]
+    assert moving_average([1, 2], 3) == []
+
+
+def test_a_smooth_rise_is_no_oscillation_and_a_wave_is() -> None:
+    rise = [0.01 * i - 1e-5 * i * i for i in range(400)]
+    wave = [value + 0.1 * math.sin(i / 8) for i, value in enumerate(rise)]
+    assert oscillation(rise) == pytest.approx(0, abs=1e-12)
+    # a sine's root mean square, damped by the 20 rounds' mean: 0.1 / sqrt(2) x sin(1.25) / 1.25
+    assert oscillation(wave) == pytest.approx(0.0537, rel=0.05)
+
+
+def test_a_handful_of_rounds_does_not_oscillate() -> None:
+    assert oscillation([0.1] * 7) is None
