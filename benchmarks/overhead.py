@@ -2,18 +2,20 @@
 
 Full stack: `sapo swarm` on a terminal, as a user runs it, with servers, archive, journals, checkpoints,
 history and tracking. Bare loop: as many processes that generate, score in the same task workers behind the
-same walls, and learn, probes included; foreign groups are made beforehand and scored as a draw needs them.
-Both take turns, one at a time. Start-up is left out. The processor time of all processes in the measured
-rounds counts, that of the servers too. Only equal work can be compared: completions, tokens sampled, tokens
-trained on and optimiser steps of a round are checked to be the same on both sides.
+same walls, and learn, probes included; foreign groups are scored as a draw needs them. Both take turns, one
+at a time. Start-up is left out; at starter scale it lasts until every sink has delivered, and a model version
+was registered, for the first time. The processor time of all processes in the measured rounds counts, that of
+the servers too. Only equal work can be compared: completions, tokens sampled, tokens trained on and optimiser
+steps of a round are checked to be the same on both sides.
 
 `starter`: preset tiny as it is, with one node and with four. `half-b`: random weights of Qwen2.5-0.5B's
 shape, float32, one node in silo on all cores, preset paper but for 2 groups of 16 completions of 8 tokens: a
 round then takes some 20 s on two cores. A real one takes minutes, so the overhead looks larger here than it
 is. One word is to be spelled backward, whose verifier gives a share for every letter that is right, by chance
 too: of 16 random answers some always differ, so that every group has an advantage with no stand-in for the
-verifier. A checkpoint is due every 600 s (`checkpoint.every_seconds`), so in no measured round: one is taken
-after them, and its seconds are added to the full stack's rounds in proportion.
+verifier. A checkpoint is due every 600 s (`checkpoint.every_seconds`), or so much later that checkpoints take
+a hundredth of the time (`checkpoint.max_share`), so in no measured round: one is taken after them, and its
+seconds are added to the full stack's rounds in proportion.
 """
 
 import shutil
@@ -76,8 +78,8 @@ HALF_B_SETS = (
     "eval.probe_questions=0",
 )
 CASES = (
-    Case("starter, one node", ("swarm.nodes=1",), 30, 100, 3, 1.25),
-    Case("starter, four nodes", ("swarm.nodes=4",), 30, 100, 3, 1.4),
+    Case("starter, one node", ("swarm.nodes=1",), 150, 200, 3, 1.25),
+    Case("starter, four nodes", ("swarm.nodes=4",), 150, 200, 3, 1.4),
     Case("half-b, one node", HALF_B_SETS, 1, 4, 2, 1.03, "paper", shapes.HALF_B, checkpoint=True),
 )
 QUICK = (
@@ -127,7 +129,8 @@ def measure(case: Case, folder: Path) -> tuple[list[Cost], list[Cost]]:
 def with_checkpoint(cost: Cost, program: Program, config: Config) -> Cost:
     """The cost of rounds with their part of a checkpoint, which the next round begins with."""
     took = max(0.0, program.cost(0, 1).seconds - cost.seconds)
-    share = took / config.for_node(config.nodes[0]).checkpoint.every_seconds
+    settings = config.for_node(config.nodes[0]).checkpoint
+    share = took / max(settings.every_seconds, took / settings.max_share)
     return replace(cost, seconds=cost.seconds * (1.0 + share), checkpoint=took)
 
 

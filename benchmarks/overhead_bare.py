@@ -1,13 +1,15 @@
 """The bare loop of benchmarks/overhead.py: generate, score, learn; one process for one node.
 
 The same engine, task workers, walls and learner as a node's, on as many groups of the same kind; the workers
-are asked as early as a node asks them. Nothing is signed, published, journalled, tracked or kept; foreign
-groups are made before the first round.
+are asked as early as a node asks them. Nothing is signed, published, journalled, tracked or kept. Its own
+groups of the last rounds stand for foreign ones: they are as long and as often right as other nodes' would
+be, and scored again when they are drawn.
 """
 
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -20,7 +22,7 @@ from sapo.config import Config, parse
 from sapo.evaluate import evaluate, held_out_set
 from sapo.generate import open_engine
 from sapo.home import Home
-from sapo.identity import Identity, seal
+from sapo.identity import Identity
 from sapo.learn.update import Learner
 from sapo.node_parts import load_initial, open_workers
 from sapo.pool import Entry, Verdict
@@ -29,8 +31,6 @@ from sapo.seeds import rng, stream
 from sapo.tasks import Drawing
 from sapo.workers import Claim
 
-FOREIGN = 40
-"""Batches of foreign groups that are made beforehand; they are taken in turn."""
 INCARNATION = "0" * 16
 
 
@@ -57,20 +57,9 @@ class Loop:
         self.unsigned = SignedGroup(
             group_id="0" * 64, content_sha256="0" * 64, key="0" * 64, signature="0" * 128, payload=b""
         )
-        self.foreign: list[Entry] = []
+        self.foreign: deque[Entry] = deque(maxlen=config.pool.max_groups)
         self.owed = 0.0
         self.next: Drawing | None = None
-
-    def prepare(self) -> None:
-        """Make foreign groups: what this policy answers to another node's questions, but for what a node does
-        not score, since it shows at sight that it is useless."""
-        for round in range(FOREIGN if self.config.batch.external else 0):
-            groups = self.groups(self.drawing("other", round).result(), round)
-            for group in groups:
-                if Verdict.at_sight(group) is not None:
-                    continue
-                received = Received(signed=seal(group, self.identity), bus_position="b:0", timestamp=0.0)
-                self.foreign.append(Entry(received, group, 0.0))
 
     def drawing(self, node: str, round: int) -> Drawing:
         """Of fresh questions to train on."""
@@ -128,6 +117,7 @@ class Loop:
         self.owed += external
         draw = self.draw(round, int(self.owed), [[one.score for one in row] for row in outcomes])
         self.owed = min(self.owed - len(draw.chosen), external)
+        self.foreign.extend(self.entry(group) for group in own if Verdict.at_sight(group) is None)
         batch = self.batch(round, own, outcomes, tokens, draw.chosen)
         self.next = self.drawing(self.name, round + 1)
         self.next.begin()
@@ -144,10 +134,15 @@ class Loop:
             "steps": learned["learn/steps"],
         }
 
+    def entry(self, group: Group) -> Entry:
+        """A group as one that came over a bus."""
+        signed = self.unsigned.model_copy(update={"group_id": group.group_id})
+        return Entry(Received(signed=signed, bus_position="b:0", timestamp=0.0), group, 0.0)
+
     def draw(self, round: int, want: int, own: Sequence[sampling.Scores]) -> sampling.Draw:
         """Foreign groups, scored as a draw needs them and by as many a call as a node's; none was before."""
         random = rng("draw", round)
-        entries = random.sample(self.foreign, min(len(self.foreign), self.config.pool.max_groups))
+        entries = list(self.foreign)
         for entry in entries:
             entry.verdict = None
         return sampling.sample_external(
@@ -181,7 +176,7 @@ class Loop:
         scored = [(group, self.unsigned, some) for group, some in zip(own, outcomes, strict=True)]
         for entry in drawn:
             assert entry.verdict is not None
-            scored.append((entry.group, entry.received.signed, entry.verdict.outcomes))
+            scored.append((entry.group, self.unsigned, entry.verdict.outcomes))
         for position, (group, signed, some) in enumerate(scored):
             source: Source = "local" if position < len(own) else "external"
             found.append(
@@ -214,7 +209,6 @@ def main(settings: Path, name: str, external: float) -> None:
     """Rounds without end, with `external` foreign groups on average; a line for each in `<name>.jsonl`."""
     swarm = parse(json.loads(settings.read_text(encoding="utf-8")))
     loop = Loop(swarm.for_node(name), name, settings.parent)
-    loop.prepare()
     with (settings.parent / f"{name}.jsonl").open("w", encoding="utf-8", buffering=1) as lines:
         for round in count():
             held = loop.round(round, external)

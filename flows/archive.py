@@ -6,16 +6,20 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from typing import Annotated
 
 from prefect import flow, task
 from prefect.runtime import flow_run
+from pydantic import Field
 
+from flows import deployed
 from flows.common import NETWORK, Process, here, parser, run_process
+from flows.deployed import HomePath
 from flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.crew import OWING
-from sapo.errors import Unavailable
+from sapo.errors import SapoError, Unavailable
 from sapo.history import open_store
 from sapo.history.rollouts import Archiver
 from sapo.outage import Outage
@@ -63,6 +67,8 @@ class Archive:
     """The archive of this process: the bus stays open from pass to pass."""
 
     process: Process
+    maintains: bool = True
+    """Whether it has the tables maintained, too."""
     outage: Outage = field(default_factory=lambda: Outage("bus or history", log))
     bus: Bus | None = None
 
@@ -89,19 +95,22 @@ class Archive:
     def passes(self, seconds: float, one: Callable[[], dict[str, int]]) -> int:
         """Make one pass after another for so many seconds, or until told to stop; returns the rows written.
 
-        What is unavailable is left for the next pass: it stays on the bus.
+        It makes one at least. What is unavailable is left for the next pass: it stays on the bus.
         """
         process = self.process
         rows, until = 0, time.monotonic() + seconds
         # inside a flow run Prefect answers SIGTERM by raising, in the middle of whatever is being done
         with stopping_on_signals(process.stop):
-            while time.monotonic() < until and not process.stop.is_set():
+            while not process.stop.is_set():
                 try:
                     rows += one()["rows"]
                 except Unavailable as error:
                     self.outage.began(error)
                     process.failure = None
-                self.keeper.tend()
+                if self.maintains:
+                    self.keeper.tend()
+                if time.monotonic() >= until:
+                    break
                 pause = min(process.config.history.flush_seconds, max(0.0, until - time.monotonic()))
                 process.stop.wait(pause)
         return rows
@@ -130,27 +139,47 @@ class Archive:
 ARCHIVE: ContextVar[Archive] = ContextVar("archive")
 
 
-def _here(home: str) -> Archive:
-    known = ARCHIVE.get(None)
-    return known if known is not None else Archive(here(home))
-
-
 @task(name="archive_pass", task_run_name="pass at {clock}", **NETWORK)
 def archive_pass(home: str, clock: str) -> dict[str, int]:
     """One pass as a task, named after the time of day."""
-    return _here(home).one_pass()
+    return ARCHIVE.get().one_pass()
 
 
 def _run_name() -> str:
-    process = here(flow_run.parameters["home"])
-    return f"{process.config.swarm.name} · archive from {time.strftime('%H:%M:%S')}"
+    """`demo · archive from 09:41:00`; without the swarm where the home is wrong, as the run will say."""
+    clock = time.strftime("%H:%M:%S")
+    try:
+        return f"{here(flow_run.parameters['home']).config.swarm.name} · archive from {clock}"
+    except SapoError:
+        return f"archive from {clock}"
 
 
 @flow(name="archive", flow_run_name=_run_name, persist_result=False, validate_parameters=False)
-def archive_flow(home: str, seconds: float = RUN_SECONDS) -> int:
-    """Archive for so many seconds; returns the completions written."""
-    archive = _here(home)
+def archive_flow(home: HomePath, seconds: Annotated[float, Field(ge=0)] = RUN_SECONDS) -> int:
+    """Archive for so many seconds; returns the completions written.
+
+    Args:
+        home: The site's home, a folder where the worker runs.
+        seconds: How long to go on; 0 archives what is there now.
+    """
+    archive = ARCHIVE.get(None)
+    if archive is None:
+        return _by_worker(home, seconds)
     return at_work(lambda: archive.passes(seconds, lambda: _pass(home, archive)))
+
+
+def _by_worker(home: str, seconds: float) -> int:
+    """A run that a deployment started. Raises `Unavailable` where bus or history are away at its end."""
+    archive = Archive(deployed.by_worker(home), maintains=False)
+    token = ARCHIVE.set(archive)
+    try:
+        rows = archive.passes(seconds, lambda: _pass(home, archive))
+    finally:
+        ARCHIVE.reset(token)
+        archive.close()
+    if archive.outage.away:
+        raise Unavailable(archive.outage.reason)
+    return rows
 
 
 def _pass(home: str, archive: Archive) -> dict[str, int]:

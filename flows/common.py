@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Self
 from prefect.cache_policies import NO_CACHE
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
+from prefect.settings import temporary_settings
 from prefect.states import State
 
 from flows.orchestrator import Orchestrator
@@ -93,6 +94,11 @@ NETWORK: dict[str, Any] = {
 """Of every task that touches the network. Each watches its own time: Prefect could not end it in a thread."""
 
 
+HEARTLESS: dict[str, Any] = {"flows.heartbeat_frequency": None}
+"""No heartbeats unless a user asks for them: a swarm watches its own processes, and a run that has a heart
+ends up to a second late."""
+
+
 def parser(flow: str) -> argparse.ArgumentParser:
     """Arguments that every flow's process takes."""
     result = argparse.ArgumentParser(prog=f"python -m flows.{flow}")
@@ -109,7 +115,7 @@ def run_process(work: Callable[[Process, Orchestrator], int], home: str) -> NoRe
         logging.getLogger(chatty).setLevel(logging.WARNING)
     stop = threading.Event()
     orchestrator = None
-    with stopping_on_signals(stop):
+    with stopping_on_signals(stop), temporary_settings(set_defaults=HEARTLESS):
         try:
             process = Process.at(home, stop)
             PROCESS.set(process)

@@ -1,23 +1,26 @@
-"""Flow `evaluate`: the starter and every node on the same held-out questions, and who is champion."""
+"""Flow `evaluate`: the swarm's judge. One held-out question for every node that has a new round, or all of
+them for every node and the policies they started from, and then who is champion."""
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from prefect import flow, task
+from prefect.runtime import flow_run
 
 from flows.common import NETWORK, SMALL, Process, here, parser, run_process
 from flows.orchestrator import Orchestrator, at_work
 from sapo.crew import OWING
 from sapo.errors import SapoError, Unavailable
-from sapo.judge import evaluate_swarm
+from sapo.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
 from sapo.outage import Outage
 from sapo.tracked import tracker_of
 
 log = logging.getLogger(__name__)
 
+Kind = Literal["sweep", "question"]
 MLFLOW_S = 60.0
 """How long the evaluation waits for an MLflow that is away, in all."""
 RETRY_S = 1.0
@@ -32,7 +35,22 @@ def ask_all(process: Process) -> dict[str, dict[str, Any]]:
     with process.own():
         body = evaluate_swarm(process.config, process.home, progress=tell)
     nodes: dict[str, dict[str, Any]] = body["nodes"]
+    log.info("pass@1: %s", {node: figures["pass_at_1"] for node, figures in nodes.items()})
     return nodes
+
+
+def ask_one(process: Process) -> dict[str, Any]:
+    """Ask every node that has a new round one question and keep the verdicts; returns what came of it."""
+    with process.own():
+        found = judge_swarm(process.config, process.home)
+    for node, why in found.passed_over.items():
+        log.info("%s is not judged: %s", node, why)
+    for node, one in found.standings.items():
+        verdict = one.verdict
+        log.info(
+            "%s, round %d: %g; %g of %d", node, verdict.round, verdict.reward, one.cumulative, one.judged
+        )
+    return found.as_dict()
 
 
 def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> bool:
@@ -49,7 +67,7 @@ def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> b
         metrics[f"eval/pass_at_1/{name}"] = per_task["pass_at_1"]
         metrics[f"eval/greedy/{name}"] = per_task["greedy"]
     tracker.log_metrics(metrics, round=round, at=time.time())
-    tracker.end()
+    leave_run(process.config, process.home, tracker)
     try:
         return tracker.set_champion(round, figures["pass_at_1"])
     except Unavailable:
@@ -59,9 +77,17 @@ def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> b
         return False
 
 
+def hand_over(process: Process, node: str) -> int:
+    """Tell MLflow of a node's verdicts; returns how many. Raises `Unavailable` when MLflow is away."""
+    uri = process.tracking_uri()
+    if uri is None:
+        return 0
+    return tell_verdicts(process.config, process.home, node, uri=uri)
+
+
 @task(name="held_out", task_run_name="held-out questions", **SMALL)
 def held_out(home: str) -> dict[str, dict[str, Any]]:
-    """The evaluation as a task."""
+    """The sweep as a task."""
     return ask_all(here(home))
 
 
@@ -71,32 +97,82 @@ def champion(home: str, node: str, round: int, figures: dict[str, Any]) -> bool:
     return crown(here(home), node, round, figures)
 
 
-@flow(name="evaluate", flow_run_name="held-out evaluation", persist_result=False, validate_parameters=False)
-def evaluate_flow(home: str) -> list[str]:
-    """Evaluate a swarm; returns the nodes whose figures MLflow did not take."""
-    return at_work(lambda: _all(here(home), lambda: held_out(home), lambda *what: champion(home, *what)))
+@task(name="question", task_run_name="held-out question", **SMALL)
+def question(home: str) -> dict[str, Any]:
+    """The judging as a task."""
+    return ask_one(here(home))
+
+
+@task(name="verdicts", task_run_name="{node} · verdicts", **NETWORK)
+def verdicts(home: str, node: str) -> int:
+    """MLflow's part of a judging as a task."""
+    return hand_over(here(home), node)
+
+
+def _run_name() -> str:
+    kind: Kind = flow_run.parameters["kind"]
+    return "held-out evaluation" if kind == "sweep" else "held-out question"
+
+
+@flow(name="evaluate", flow_run_name=_run_name, persist_result=False)
+def evaluate_flow(home: str, kind: Kind = "sweep") -> list[str]:
+    """Judge a swarm; returns the nodes whose figures MLflow did not take.
+
+    `question` asks every node that has a new round one held-out question, the same for all; `sweep` asks
+    every node, and the policies they started from, all of them, and gives the best version the alias
+    `champion`.
+    """
+    if kind == "sweep":
+        return at_work(
+            lambda: _sweep(here(home), lambda: held_out(home), lambda *what: champion(home, *what))
+        )
+    return at_work(lambda: _question(here(home), lambda: question(home), lambda node: verdicts(home, node)))
 
 
 def plain(process: Process) -> list[str]:
-    """The same without Prefect."""
-    return _all(process, lambda: ask_all(process), lambda *what: crown(process, *what))
+    """A sweep without Prefect."""
+    return _sweep(process, lambda: ask_all(process), lambda *what: crown(process, *what))
 
 
-def _all(
+def _sweep(
     process: Process,
     ask: Callable[[], dict[str, dict[str, Any]]],
     give: Callable[[str, int, dict[str, Any]], bool],
 ) -> list[str]:
-    """Ask all nodes, tell MLflow; the nodes it could not be told of within `MLFLOW_S`."""
+    """Ask all nodes all questions and tell MLflow."""
     nodes = ask()
-    log.info("pass@1: %s", {node: figures["pass_at_1"] for node, figures in nodes.items()})
+    told = {node: (node, figures["round"], figures) for node, figures in nodes.items()}
+    return _told(
+        process,
+        {node: partial(give, *what) for node, what in told.items()},
+        {node: partial(crown, process, *what) for node, what in told.items()},
+    )
+
+
+def _question(process: Process, ask: Callable[[], dict[str, Any]], give: Callable[[str], int]) -> list[str]:
+    """Ask the nodes that have a new round one question; tell MLflow of all it was not told of."""
+    ask()
+    nodes = process.home.node_names()
+    return _told(
+        process,
+        {node: partial(give, node) for node in nodes},
+        {node: partial(hand_over, process, node) for node in nodes},
+    )
+
+
+def _told(
+    process: Process, give: Mapping[str, Callable[[], object]], again: Mapping[str, Callable[[], object]]
+) -> list[str]:
+    """Tell MLflow of each node; the nodes it could not be told of within `MLFLOW_S`.
+
+    While it is away plainly, by `again`, or Prefect would log every failure.
+    """
     missing, deadline = [], time.monotonic() + MLFLOW_S
-    for node, figures in nodes.items():
+    for node in give:
         outage = Outage("MLflow", log)
         while True:
             try:
-                # while MLflow is away plainly, or Prefect would log every failure
-                (partial(crown, process) if outage.away else give)(node, figures["round"], figures)
+                (again if outage.away else give)[node]()
                 outage.ended()
                 break
             except Unavailable as error:

@@ -1,16 +1,20 @@
-"""Flow `maintain`: the history's tables, compacted, cut and vacuumed, a task for each (DESIGN 11)."""
+"""Flow `maintain`: the history's tables, compacted, cut and vacuumed (DESIGN 11), old flow runs and metrics
+deleted; a task for each."""
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from prefect import flow, task
 
 from flows.common import NETWORK, Process, here, parser, run_process
+from flows.forget import forget
 from flows.orchestrator import Orchestrator, at_work
+from sapo import services, upkeep
 from sapo.crew import OWING
+from sapo.deploy import site_tag
 from sapo.errors import Unavailable
 from sapo.history import open_store
 from sapo.history.cuts import Cut, cuts
@@ -44,6 +48,25 @@ def keep(process: Process, table: str, decided: dict[str, Any]) -> dict[str, Any
     return done[0] if done else {}
 
 
+def bound(process: Process, service: str) -> dict[str, Any]:
+    """Keep `prefect` or `mlflow` as long as it is to be; returns what was deleted, in counts.
+
+    Raises `Unavailable` when it is away.
+    """
+    config, home = process.config, process.home
+    with process.own():
+        if service == "prefect":
+            running = services.read(home)
+            alone = running is not None and running.prefect.pid is not None
+            done = {"flow_runs": forget(config.flow.keep_days, None if alone else site_tag(config))}
+        elif config.track.uri is None:
+            done = asdict(upkeep.thin(home.mlflow_db, config.track.keep_rounds))
+        else:
+            done = {}
+    log.info("%s: %s", service, done)
+    return done
+
+
 @task(name="cuts", task_run_name="what is kept", **NETWORK)
 def what_is_kept(home: str) -> dict[str, Any]:
     """The cuts as a task."""
@@ -56,17 +79,39 @@ def maintain_one(home: str, table: str, decided: dict[str, Any]) -> dict[str, An
     return keep(here(home), table, decided)
 
 
+@task(name="bound", task_run_name="{service}", **NETWORK)
+def bound_one(home: str, service: str) -> dict[str, Any]:
+    """One service as a task."""
+    return bound(here(home), service)
+
+
 @flow(name="maintain", flow_run_name="maintain the history", persist_result=False, validate_parameters=False)
 def maintain_flow(home: str) -> dict[str, Any]:
-    """Maintain all tables; returns what was done, by table."""
-    return at_work(
-        lambda: _all(here(home), lambda: what_is_kept(home), lambda *what: maintain_one(home, *what))
-    )
+    """Maintain all tables and services; returns what was done, by table or service."""
+
+    def all_of_it() -> dict[str, Any]:
+        process = here(home)
+        done = _services(("prefect", "mlflow"), lambda service: bound_one(home, service))
+        return done | _all(process, lambda: what_is_kept(home), lambda *what: maintain_one(home, *what))
+
+    return at_work(all_of_it)
 
 
 def plain(process: Process) -> dict[str, Any]:
-    """The same without Prefect."""
-    return _all(process, lambda: decide(process), lambda *what: keep(process, *what))
+    """The same without Prefect, and but for it."""
+    done = _services(("mlflow",), lambda service: bound(process, service))
+    return done | _all(process, lambda: decide(process), lambda *what: keep(process, *what))
+
+
+def _services(names: Sequence[str], keep: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """One that is away keeps nobody from the others; the next time does it."""
+    done: dict[str, Any] = {}
+    for name in names:
+        try:
+            done[name] = keep(name)
+        except Unavailable as error:
+            log.warning("%s is not cut, the next time does it: %s", name, error)
+    return done
 
 
 def _all(

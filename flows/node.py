@@ -5,20 +5,25 @@ runtime reaches the tasks through a context variable, because an argument would 
 """
 
 import logging
+import math
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from prefect import flow, task
-from prefect.artifacts import create_markdown_artifact
+from prefect import State, flow, task
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 from prefect.runtime import flow_run
+from prefect.states import Completed
+from pydantic import Field
 
+from flows import deployed
 from flows.common import NETWORK, SMALL, Process, here, parser, run_process
+from flows.deployed import HomePath, NodeName
 from flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.crew import OWING, PAUSED
-from sapo.errors import Paused
-from sapo.journal import Journal
+from sapo.errors import Paused, SapoError
 from sapo.node import NodeRuntime
 from sapo.processes import stopping_on_signals
 from sapo.records import RoundResult
@@ -54,15 +59,31 @@ class Session:
     process: Process
     runtime: NodeRuntime
     results: list[RoundResult] = field(default_factory=list)
+    first: int = 0
+    end: int = 0
+    """The flow run at hand: its first round, and the one after its last."""
+    until: float = math.inf
+    """When it begins no further round."""
+
+    def take_up(self, rounds: int) -> "Session":
+        """Begin so many rounds, which are to be one flow run."""
+        self.first, self.end, self.results = self.runtime.round, self.runtime.round + rounds, []
+        return self
 
     def over(self) -> bool:
         """Whether no further round is to be begun."""
-        return self.runtime.finished or self.process.stopping()
+        return self.runtime.finished or self.process.stopping() or time.monotonic() > self.until
 
     def plain_round(self) -> None:
         """One round without tasks."""
         with self.process.own():
             self.results.append(self.runtime.run_round())
+
+    def go_on(self) -> bool:
+        """A round without tasks while Prefect is slow to begin a flow run; whether there are more."""
+        if not self.over():
+            self.plain_round()
+        return not self.over()
 
 
 SESSION: ContextVar[Session] = ContextVar("session")
@@ -137,63 +158,101 @@ def _has_ended(future: PrefectFuture[int]) -> bool:
 
 
 def _run_name() -> str:
-    """`n2 · rounds 0-49`."""
+    """`n2 · rounds 0-49`; the node alone where home or node are wrong, which the run itself will say."""
     parameters = flow_run.parameters
-    home, node, rounds = here(parameters["home"]).home, parameters["node"], parameters["rounds"]
-    first = 0
-    if home.journal(node).exists():
-        with Journal.read_only(home.journal(node)) as journal:
-            stage = journal.stage()
-        first = 0 if stage is None else stage[0] + (stage[1] == "result")
-    last = min(first + rounds, home.load_config().for_node(node).swarm.rounds) - 1
-    return f"{node} · rounds {first}-{last}"
+    node, rounds = parameters["node"], parameters["rounds"]
+    session = SESSION.get(None)
+    try:
+        process = here(parameters["home"])
+        # rounds may have been made since Prefect was asked for the run
+        first = session.take_up(rounds).first if session else deployed.rounds_made(process, node)
+        last = min(first + rounds, process.config.for_node(node).swarm.rounds) - 1
+    except SapoError:
+        return str(node)
+    return f"{node} · rounds {first}-{last}" if last >= first else f"{node} · finished"
 
 
 @flow(name="node", flow_run_name=_run_name, persist_result=False, validate_parameters=False)
-def node_flow(home: str, node: str, rounds: int) -> int:
-    """The next `rounds` rounds of a node; returns how many were made.
+def node_flow(
+    home: HomePath,
+    node: NodeName,
+    rounds: Annotated[int, Field(ge=1)] = 50,
+    seconds: Annotated[float, Field(gt=0)] = 3600.0,
+) -> int | State[int]:
+    """The next rounds of a node; returns how many were made.
 
     It works on the node that this process has open, or opens it, so that a deployment can run it as it is.
+
+    Args:
+        home: The site's home, a folder where the worker runs.
+        node: The node's name, such as n0.
+        rounds: How many rounds to make, at most.
+        seconds: A deployment's run begins no further round after so many.
     """
     session = SESSION.get(None)
     if session is not None:
-        return _flow_rounds(session, node, rounds)
-    process = here(home)
+        return _flow_rounds(session, node)
+    process = deployed.by_worker(home)
+    if process.home.stop_flag.exists():
+        return Completed(message="asked to stop by `sapo stop`; `sapo deploy` lets it go on")
+    if deployed.nothing_left(process, node):
+        deployed.tell_progress(process, node, 0)
+        return Completed(message=f"{node} has made all its rounds; a greater swarm.rounds lets it go on")
     with open_tracked(process.config, node, process.home, uri=process.tracking_uri()) as runtime:
-        token = SESSION.set(Session(process, runtime))
+        session = Session(process, runtime, until=time.monotonic() + seconds).take_up(rounds)
+        token = SESSION.set(session)
         try:
-            made = _flow_rounds(SESSION.get(), node, rounds)
-            deliver_the_rest(SESSION.get())
-            return made
+            return _deployed_rounds(session, node)
         finally:
             SESSION.reset(token)
 
 
-def _flow_rounds(session: Session, node: str, rounds: int) -> int:
-    """The rounds of a flow run, and then its last words to Prefect."""
-    published: list[PrefectFuture[int]] = []
-    results = session.results = []
-    made = at_work(lambda: _rounds(session, node, rounds, published))
-    table = progress_table(results[:made])
-    for future in published:
-        future.wait(PUBLISH_WAIT_S)
-    create_markdown_artifact(table, key=f"node-{node}".lower(), description=f"Progress of {node}")
+def _deployed_rounds(session: Session, node: str) -> int:
+    """The rounds of a flow run that a worker started, and what they owe, before the node is closed."""
+    try:
+        made = _flow_rounds(session, node)
+    except Paused:
+        deployed.pause_schedule()
+        raise
+    if not deliver_the_rest(session):
+        log.warning("%s still owes %s; its next run delivers it", node, session.runtime.journal.owed_counts())
+    deployed.tell_progress(session.process, node, made)
+    for text, link in deployed.links(session.process, node):
+        what = text.split()[0].lower()
+        create_link_artifact(link, text, key=f"{_key(node)}-{what}", description=f"{text} of {node}")
     return made
 
 
-def _rounds(session: Session, node: str, rounds: int, published: list[PrefectFuture[int]]) -> int:
-    """So many rounds, or fewer where the work is over; `published` takes what may still be under way."""
-    runtime, first = session.runtime, session.runtime.round
+def _key(node: str) -> str:
+    """Of a node's artifacts."""
+    return f"node-{node}".lower()
+
+
+def _flow_rounds(session: Session, node: str) -> int:
+    """The rounds of a flow run, and then its last words to Prefect."""
+    published: list[PrefectFuture[int]] = []
+    results = session.results
+    made = at_work(lambda: _rounds(session, node, published))
+    for future in published:
+        future.wait(PUBLISH_WAIT_S)
+    table = progress_table(results)
+    create_markdown_artifact(table, key=_key(node), description=f"Progress of {node}")
+    return made
+
+
+def _rounds(session: Session, node: str, published: list[PrefectFuture[int]]) -> int:
+    """The flow run's rounds, or fewer where the work is over; `published` takes what may be under way."""
+    runtime = session.runtime
     every = runtime.config.flow.every
     # inside a flow run Prefect answers SIGTERM by raising, in the middle of whatever is being done
     with stopping_on_signals(session.process.stop):
-        while runtime.round < first + rounds and not session.over():
+        while runtime.round < session.end and not session.over():
             if runtime.round % every == 0:
                 published[:] = [future for future in published if not _has_ended(future)]
                 published.append(orchestrated_round(node, runtime.round))
             else:
                 session.plain_round()
-    return runtime.round - first
+    return runtime.round - session.first
 
 
 def progress_table(results: list[RoundResult]) -> str:
@@ -210,13 +269,12 @@ def progress_table(results: list[RoundResult]) -> str:
     return "\n".join(lines)
 
 
-def plain_rounds(session: Session, rounds: int) -> int:
+def plain_rounds(session: Session) -> int:
     """Rounds without Prefect, for as long as it is away at a time."""
-    session.results = []
-    first, until = session.runtime.round, time.monotonic() + PLAIN_SECONDS
-    while session.runtime.round < first + rounds and time.monotonic() < until and not session.over():
+    until = time.monotonic() + PLAIN_SECONDS
+    while session.runtime.round < session.end and time.monotonic() < until and not session.over():
         session.plain_round()
-    return session.runtime.round - first
+    return session.runtime.round - session.first
 
 
 def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
@@ -227,10 +285,12 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
         runtime.parts.beside = orchestrator.metrics
         rounds, paused = runtime.config.flow.rounds_per_run, False
         while not session.over() and not paused:
+            session.take_up(rounds)
             try:
                 orchestrator.run(
                     lambda: node_flow(str(process.home.root), name, rounds),
-                    lambda: plain_rounds(session, rounds),
+                    lambda: plain_rounds(session),
+                    session.go_on,
                 )
             except Paused as error:
                 log.warning("%s", error)

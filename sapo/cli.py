@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from sapo.commands import check, keys, lineage, look, maintain, replay, run, site
+from sapo.commands import check, deploy, experiment, keys, lineage, look, maintain, replay, run, site
 from sapo.errors import SapoError, Unavailable, UserError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -32,9 +32,10 @@ app = typer.Typer(
 )
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Run a swarm": (run.swarm, run.node, run.stop, run.evaluate, maintain.maintain),
+    "Run a swarm": (run.swarm, run.node, run.stop, deploy.deploy, run.evaluate, maintain.maintain),
     "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
     "Look at a run": (look.status, look.rollouts, lineage.lineage, look.report),
+    "Compare ways to run one": (experiment.experiment,),
     "Check": (replay.replay, check.verify, check.doctor),
 }
 KEYS = (keys.show, keys.backup, keys.restore, keys.invite, keys.accept)

@@ -20,6 +20,7 @@ from sapo.records import canonical, sha256
 from sapo.settings import (
     BatchConfig,
     CheckpointConfig,
+    DeployConfig,
     EvalConfig,
     FlowConfig,
     GenerateConfig,
@@ -77,6 +78,7 @@ class Config(Section):
     history: HistoryConfig = HistoryConfig()
     track: TrackConfig = TrackConfig()
     flow: FlowConfig = FlowConfig()
+    deploy: DeployConfig = DeployConfig()
     eval: EvalConfig = EvalConfig()
     node: dict[str, dict[str, Any]] = Field(default={})
     """Overrides for single nodes, by number: `node.1.model`, `node.2.batch.external`, ..."""
@@ -118,7 +120,7 @@ class Config(Section):
         overrides = self.node.get(number, {})
         if not overrides:
             return self
-        banned = {"node", "swarm", "rules", "history", "track"} & overrides.keys()
+        banned = {"node", "swarm", "rules", "history", "track", "deploy"} & overrides.keys()
         if banned:
             key = sorted(banned)[0]
             raise UserError(
@@ -327,5 +329,6 @@ _SECTIONS: dict[str, type[Section]] = {
     "history": HistoryConfig,
     "track": TrackConfig,
     "flow": FlowConfig,
+    "deploy": DeployConfig,
     "eval": EvalConfig,
 }

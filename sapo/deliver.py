@@ -226,7 +226,8 @@ class Deliverer:
     def _run(self, lane: Lane) -> None:
         """A lane's thread. Whatever ends it is kept for `check`: it must not die unnoticed."""
         try:
-            with Journal(self._path) as journal:
+            # an acknowledgement that is lost means one more delivery, which does no harm
+            with Journal(self._path, durable=False) as journal:
                 while not self._closing:
                     kicks, flush = self._kicks, self._flushes
                     wait = lane.step(journal, flush)

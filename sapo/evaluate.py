@@ -14,7 +14,7 @@ from sapo.config import Config
 from sapo.generate.base import Engine
 from sapo.home import Home, write_atomically
 from sapo.models import LoadedPolicy
-from sapo.records import Question, Sampling, canonical, sha256
+from sapo.records import Completion, Question, Sampling, canonical, sha256
 from sapo.seeds import stream
 from sapo.tasks import held_out_questions
 from sapo.workers import TaskWorkers
@@ -140,16 +140,48 @@ def evaluate(
                 seed=stream(seed, "evaluate", start, int(is_greedy)),
                 greedy=is_greedy,
             )
-            items = [
-                (question.recipe, completion.text)
-                for question, group in zip(chunk, groups, strict=True)
-                for completion in group
-            ]
-            hits = [float((outcome.score or 0.0) >= FULL_SCORE) for outcome in workers.score(items)]
-            passes += [statistics.fmean(hits[i : i + repeat]) for i in range(0, len(hits), repeat)]
+            passes += _shares(workers, chunk, groups)
         if progress is not None:
             progress(len(sampled), len(questions))
     return Evaluation(tuple(q.recipe.dataset for q in questions), tuple(sampled), tuple(greedy))
+
+
+def sampled_passes(
+    policy: LoadedPolicy,
+    engine: Engine,
+    workers: TaskWorkers,
+    questions: Sequence[Question],
+    *,
+    max_new_tokens: int,
+    samples: int,
+    seed: int,
+) -> list[float]:
+    """Per question the share of `samples` completions at temperature 1 that pass, drawn as by `evaluate`."""
+    passes: list[float] = []
+    for start in range(0, len(questions), CHUNK):
+        chunk = questions[start : start + CHUNK]
+        groups = engine.generate(
+            [policy.encode_prompt(question.text) for question in chunk],
+            completions=samples,
+            max_new_tokens=max_new_tokens,
+            sampling=Sampling(),
+            seed=stream(seed, "evaluate", start, 0),
+        )
+        passes += _shares(workers, chunk, groups)
+    return passes
+
+
+def _shares(
+    workers: TaskWorkers, questions: Sequence[Question], groups: Sequence[Sequence[Completion]]
+) -> list[float]:
+    """Per question the share of its completions that pass."""
+    items = [
+        (question.recipe, completion.text)
+        for question, group in zip(questions, groups, strict=True)
+        for completion in group
+    ]
+    hits = iter([float((outcome.score or 0.0) >= FULL_SCORE) for outcome in workers.score(items)])
+    return [statistics.fmean(next(hits) for _ in group) for group in groups]
 
 
 def gain(baselines: Mapping[str, Sequence[float]], nodes: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -97,6 +97,11 @@ class Home:
         return self.root / "evaluation.json"
 
     @property
+    def verdicts(self) -> Path:
+        """What the judge found, round by round."""
+        return self.root / "judge.sqlite"
+
+    @property
     def report(self) -> Path:
         """The run as one page."""
         return self.root / "report.html"

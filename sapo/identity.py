@@ -3,6 +3,7 @@
 import os
 import secrets
 import stat
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -145,10 +146,16 @@ def new_incarnation() -> str:
 def verify(key: str, signature: str, data: bytes) -> bool:
     """Whether `signature` (128 hex digits) is `key`'s (64 hex digits) over exactly `data`."""
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
+        _public(key).verify(bytes.fromhex(signature), data)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=1024)
+def _public(key: str) -> Ed25519PublicKey:
+    """Raises `ValueError` for what is no key."""
+    return Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
 
 
 def seal(group: Group, identity: Identity) -> SignedGroup:

@@ -63,6 +63,17 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
     )
 
 
+def take_in(parts: NodeParts, received: Sequence[Received], arrivals: Arrivals) -> None:
+    """Put groups into the pool that no bus brought, past admission: an experiment's controls do that."""
+    now = parts.clock()
+    for one in received:
+        entry = Entry(received=one, group=Group.model_validate_json(one.signed.payload), received_at=now)
+        if Verdict.at_sight(entry.group) is None:
+            arrivals.rows.append(entry.to_row())
+            parts.pool.add(entry)
+    parts.pool.evict(now)
+
+
 def _poll(parts: NodeParts, rng: random.Random) -> Poll:
     return parts.listener.poll(parts.journal.positions(), parts.peers.limits(), rng)
 

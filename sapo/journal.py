@@ -39,6 +39,7 @@ from sapo.journal_rows import (
     insert_each,
     link_round,
     move_pool,
+    owe,
     remember,
     signed_group,
     store_environment,
@@ -54,18 +55,24 @@ Stage = Literal["groups", "batch", "result"]
 class Journal:
     """Open, or create, the journal at `path`.
 
-    The incarnation is minted with the file; giving `incarnation` sets it then, and checks it later.
+    The incarnation is minted with the file; giving `incarnation` sets it then, and checks it later. What is
+    not written `durable` may be undone by a power cut, never by a crash: enough for acknowledgements.
     Raises `UserError` where the file is no journal, has another version, or cannot be written.
     """
 
     def __init__(
-        self, path: Path | str, *, clock: Callable[[], float] = time.time, incarnation: str | None = None
+        self,
+        path: Path | str,
+        *,
+        clock: Callable[[], float] = time.time,
+        incarnation: str | None = None,
+        durable: bool = True,
     ) -> None:
         path = Path(path)
         with explained(path):
             if not path.exists():
                 create(path, incarnation or secrets.token_hex(8), clock())
-            self._open(path, clock, connect(path))
+            self._open(path, clock, connect(path, durable=durable))
         if incarnation not in (None, self.incarnation):
             self.close()
             raise JournalError(f"{path} is of incarnation {self.incarnation}, not {incarnation}")
@@ -118,7 +125,7 @@ class Journal:
             insert_each(db, "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             for group in groups:
                 if group.group_id in publish:
-                    self._owe(db, "publish", round, group.group_id, len(group.payload), now)
+                    owe(db, "publish", round, group.group_id, len(group.payload), now)
 
     def commit_batch(
         self,
@@ -176,8 +183,8 @@ class Journal:
                 (blob, digest, now, result.round),
             )
             if training:
-                self._owe(db, "training", result.round, "", size, now)
-            self._owe(db, "track", result.round, "", len(blob), now)
+                owe(db, "training", result.round, "", size, now)
+            owe(db, "track", result.round, "", len(blob), now)
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -339,7 +346,7 @@ class Journal:
                 (checkpoint.round, path, checkpoint.to_json(), owed or owe_version),
             )
             if owe_version and not owed:
-                self._owe(db, "version", checkpoint.round, path, 0, self._clock())
+                owe(db, "version", checkpoint.round, path, 0, self._clock())
 
     def checkpoints(self) -> list[Checkpoint]:
         """Recorded checkpoints whose directory still is there, oldest first."""
@@ -397,12 +404,6 @@ class Journal:
     def _expect(self, round: int, before: Stage, what: Stage) -> None:
         if self.stage() != (round, before):
             raise JournalError(f"the {what} of round {round} cannot follow {where(self.stage())}")
-
-    def _owe(self, db: sqlite3.Connection, kind: str, round: int, ref: str, size: int, now: float) -> None:
-        db.execute(
-            "INSERT INTO outbox (kind, round, ref, bytes, owed_at) VALUES (?, ?, ?, ?, ?)",
-            (kind, round, ref, size, now),
-        )
 
     def _unpack(self, what: Literal["batch", "result"], round: int) -> bytes:
         row = self._one(f"SELECT {what}, {what}_sha256 FROM rounds WHERE round = ?", round)

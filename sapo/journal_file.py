@@ -125,10 +125,11 @@ def create(path: Path, incarnation: str, created_at: float) -> None:
     sync_directory(path.parent)
 
 
-def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
+def connect(path: Path, *, read_only: bool = False, durable: bool = True) -> sqlite3.Connection:
     """Open an existing journal in autocommit mode and check that it is one, of this version.
 
-    One of an earlier version is migrated, in one transaction, unless it is opened to be read only.
+    One of an earlier version is migrated, in one transaction, unless it is opened to be read only. Without
+    `durable` a power cut may undo what this connection wrote last, all of it or its end.
     """
     mode = "ro" if read_only else "rw"
     connection = sqlite3.connect(
@@ -140,7 +141,7 @@ def connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
     )
     try:
         version = _check_version(connection, path)
-        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         if version < JOURNAL_VERSION and not read_only:
             _migrate(connection, path)
     except BaseException:

@@ -281,6 +281,14 @@ def link_round(db: sqlite3.Connection, batch: Batch, digest: str) -> None:
     db.execute(sql, (previous, *link, batch.round))
 
 
+def owe(db: sqlite3.Connection, kind: str, round: int, ref: str, size: int, now: float) -> None:
+    """Note an obligation of `size` bytes that arose at `now`."""
+    db.execute(
+        "INSERT INTO outbox (kind, round, ref, bytes, owed_at) VALUES (?, ?, ?, ?, ?)",
+        (kind, round, ref, size, now),
+    )
+
+
 def forget_rounds(db: sqlite3.Connection, before: int) -> int:
     """Delete rounds earlier than `before` that owe nothing, but never the newest; returns how many.
 

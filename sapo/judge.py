@@ -1,25 +1,178 @@
-"""The swarm's judge: every node and the policy it started from, on the same held-out questions."""
+"""The swarm's judge: every node, at its newest checkpoint, on the same held-out questions.
+
+A sweep asks all of them, of the policies the nodes started from too. A judging asks each node one, as the
+judge of the paper's demo does after every round (section 6, Figure 3). There is no global round: a judging
+finds each node in whatever round its newest whole checkpoint is of, and asks only those that have one that
+was not judged yet.
+"""
 
 import json
-from collections.abc import Callable, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sapo import checkpoint, models
 from sapo.cache import default_cache
+from sapo.checkpoint import Checkpoint
 from sapo.config import Config
 from sapo.errors import UserError
 from sapo.evaluate import Evaluation, evaluate, gain, held_out_set
 from sapo.generate import open_engine
 from sapo.home import Home, write_atomically
+from sapo.journal import Journal
 from sapo.models import LoadedPolicy
 from sapo.node_parts import load_initial, open_workers
-from sapo.records import Question
+from sapo.records import Question, Sampling
+from sapo.seeds import rng, stream
+from sapo.supervise import holder
+from sapo.track import Tracker
+from sapo.tracked import tracker_of
+from sapo.verdicts import Standing, Verdict, Verdicts
 from sapo.workers import TaskWorkers
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 """Called with what is evaluated, the questions done and their number."""
+ATTEMPTS = 5
+"""A running node may delete a checkpoint while it is being read; then there is a newer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """What became of one question: how each node stands that answered it, and why the others did not."""
+
+    standings: Mapping[str, Standing]
+    passed_over: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON. `question` is null where nobody was asked."""
+        first = next(iter(self.standings.values()), None)
+        asked = None if first is None else first.verdict
+        return {
+            "judging": None if asked is None else asked.judging,
+            "dataset": None if asked is None else asked.dataset,
+            "question": None if asked is None else asked.question,
+            "nodes": {
+                name: {
+                    "round": one.verdict.round,
+                    "answer": one.verdict.answer,
+                    "score": one.verdict.score,
+                    "judged": one.judged,
+                    "cumulative": one.cumulative,
+                }
+                for name, one in self.standings.items()
+            },
+            "passed_over": dict(self.passed_over),
+        }
+
+
+def judge_swarm(
+    config: Config,
+    home: Home,
+    nodes: Sequence[str] | None = None,
+    *,
+    cache: Path | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Judging:
+    """Ask every node that has a new round the same held-out question, once; keeps the verdicts.
+
+    The question is drawn by the seed and the number of the judging. Raises `UserError` for a home without
+    nodes, or when there are too few held-out questions.
+    """
+    with closing(Verdicts(home.verdicts)) as verdicts:
+        passed_over: dict[str, str] = {}
+        new = []
+        for name in _names(config, home, nodes):
+            found = checkpoint.load_latest(home.checkpoints(name))
+            if found is None:
+                passed_over[name] = "has no whole checkpoint yet"
+            elif found.round <= verdicts.last_round(name, found.incarnation):
+                passed_over[name] = (
+                    f"has no checkpoint after the one of round {found.round}, which was judged"
+                )
+            else:
+                new.append(name)
+        standings: dict[str, Standing] = {}
+        if new:
+            number = verdicts.next_judging()
+            with open_workers(config) as workers:
+                questions = held_out_set(config, home, workers)
+                question = questions[rng(config.swarm.seed, "judge", number).randrange(len(questions))]
+                for name in new:
+                    answered = _judge(config, home, name, workers, question, number, cache, clock)
+                    if verdicts.add(answered):
+                        standings[name] = verdicts.standings(name, answered.incarnation)[-1]
+                    else:
+                        passed_over[name] = f"was judged at round {answered.round} by another judge meanwhile"
+    return Judging(standings, passed_over)
+
+
+def _judge(
+    config: Config,
+    home: Home,
+    name: str,
+    workers: TaskWorkers,
+    question: Question,
+    number: int,
+    cache: Path | None,
+    clock: Callable[[], float],
+) -> Verdict:
+    """One node's one answer, sampled once at temperature 1, and its score."""
+    own = config.for_node(name)
+    policy = load_initial(own, workers, cache or default_cache())
+    found = _load_newest(home, name, policy)
+    with closing(open_engine(own, policy)) as engine:
+        ((completion,),) = engine.generate(
+            [policy.encode_prompt(question.text)],
+            completions=1,
+            max_new_tokens=own.generate.max_new_tokens,
+            sampling=Sampling(),
+            seed=stream(config.swarm.seed, "judge", number),
+        )
+    (outcome,) = workers.score([(question.recipe, completion.text)])
+    return Verdict(
+        judging=number,
+        node=name,
+        incarnation=found.incarnation,
+        round=found.round,
+        dataset=question.recipe.dataset,
+        question=question.text,
+        answer=completion.text,
+        score=outcome.score,
+        at=clock(),
+    )
+
+
+def tell_verdicts(config: Config, home: Home, node: str, *, uri: str) -> int:
+    """Log a node's verdicts that the MLflow at `uri` was not told of, at their rounds; returns how many.
+
+    Telling one again changes nothing. Raises `Unavailable` when MLflow is away.
+    """
+    tracker = tracker_of(config, node, home, uri=uri)
+    with closing(Verdicts(home.verdicts)) as verdicts:
+        due = verdicts.untold(node, tracker.incarnation)
+        for one in due:
+            series = {"judge/reward": one.verdict.reward, "judge/cumulative": one.cumulative}
+            tracker.log_metrics(series, round=one.verdict.round, at=one.verdict.at)
+        if due:
+            leave_run(config, home, tracker)
+        verdicts.acknowledge(due)
+    return len(due)
+
+
+def leave_run(config: Config, home: Home, tracker: Tracker) -> None:
+    """Mark a node's run as over again: logging to it marked it as running. That of a running node is left."""
+    if holder(home.node(tracker.node)) is not None:
+        return
+    with Journal.read_only(home.journal(tracker.node)) as journal:
+        stage = journal.stage()
+    done = 0 if stage is None else stage[0] + (stage[1] == "result")
+    tracker.end("FINISHED" if done >= config.for_node(tracker.node).swarm.rounds else "KILLED")
 
 
 def evaluate_swarm(
@@ -32,11 +185,15 @@ def evaluate_swarm(
 ) -> dict[str, Any]:
     """Evaluate nodes at their newest checkpoints and their starting policies; writes `evaluation.json`.
 
-    Raises `UserError` for a node without a checkpoint, or when there are too few held-out questions.
+    Nodes that have no whole checkpoint yet are left out, unless they are named. Raises `UserError` for a
+    named one, when no node has any, or when there are too few held-out questions.
     """
-    names = list(nodes or home.node_names())
-    if not names:
-        raise UserError("--home", str(home.root), "no node has run here", "start one with `sapo swarm`")
+    names = _names(config, home, nodes)
+    if not nodes:
+        whole = [name for name in names if checkpoint.load_latest(home.checkpoints(name)) is not None]
+        for name in sorted({*names} - {*whole}):
+            log.warning("%s is not evaluated: it has no whole checkpoint yet", name)
+        names = whole or names
     with open_workers(config) as workers:
         questions = held_out_set(config, home, workers)
         baselines: dict[str, Evaluation] = {}
@@ -49,19 +206,36 @@ def evaluate_swarm(
                 baselines[node_config.model] = ask(
                     node_config, policy, workers, questions, node_config.model, progress
                 )
-            rounds[name] = _load_newest(home, name, policy)
+            rounds[name] = _load_newest(home, name, policy).round
             evaluations[name] = ask(node_config, policy, workers, questions, name, progress)
     body = _body(config, baselines, evaluations, rounds)
     write_atomically(home.evaluation, json.dumps(body, indent=1) + "\n")
     return body
 
 
-def _load_newest(home: Home, name: str, policy: LoadedPolicy) -> int:
-    found = checkpoint.load_latest(home.checkpoints(name))
-    if found is None:
-        raise UserError("--node", name, "has no whole checkpoint", "let it run until it has taken one")
-    models.load_weights(policy, found.path)
-    return found.round
+def _names(config: Config, home: Home, nodes: Sequence[str] | None) -> list[str]:
+    for name in nodes or ():
+        if name not in config.nodes:
+            raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+    names = list(nodes or home.node_names())
+    if not names:
+        raise UserError("--home", str(home.root), "no node has run here", "start one with `sapo swarm`")
+    return names
+
+
+def _load_newest(home: Home, name: str, policy: LoadedPolicy) -> Checkpoint:
+    """Load the newest whole checkpoint's weights. Raises `UserError` where there is none."""
+    for attempt in range(ATTEMPTS):
+        found = checkpoint.load_latest(home.checkpoints(name))
+        if found is None:
+            break
+        try:
+            models.load_weights(policy, found.path)
+            return found
+        except Exception:
+            if found.path.exists() or attempt == ATTEMPTS - 1:
+                raise
+    raise UserError("--node", name, "has no whole checkpoint", "let it run until it has taken one")
 
 
 def ask(

@@ -17,12 +17,12 @@ from sapo.batching import Tokens, batch_group, begin_scoring, reward_metrics, sc
 from sapo.digests import Digests
 from sapo.errors import Paused
 from sapo.identity import seal
-from sapo.intake import Arrivals, own_standards, receive, verdicts
+from sapo.intake import Arrivals, own_standards, receive, take_in, verdicts
 from sapo.journal_rows import Heard
 from sapo.node_parts import NodeParts, open_parts
 from sapo.pool import Entry
-from sapo.records import Batch, Group, Outcome, RoundResult, SignedGroup, canonical
-from sapo.recovery import checkpoint_due, recover, roll_back, take_checkpoint
+from sapo.records import Batch, Group, Outcome, Received, RoundResult, SignedGroup, canonical
+from sapo.recovery import CHECKPOINT_TIME, checkpoint_due, recover, roll_back, take_checkpoint
 from sapo.seeds import rng
 from sapo.tasks import Drawing
 
@@ -163,6 +163,19 @@ class NodeRuntime:
             now.metrics |= now.arrivals.metrics
         now.metrics["time/consume"] = self.parts.clock() - started
         return len(self.parts.pool)
+
+    @property
+    def batch(self) -> Batch | None:
+        """The batch of the round in hand, once `verify` has drawn it."""
+        return self._now.batch
+
+    def take_in(self, received: Sequence[Received]) -> None:
+        """Hold groups that came past the bus and admission, as an experiment's controls have it."""
+        take_in(self.parts, received, self._now.arrivals)
+
+    def ask(self, drawing: Drawing) -> None:
+        """Have the round to come ask these questions, not its own."""
+        self._next = drawing
 
     # -- 4. SampleSelf, SampleExternal, verification -----------------------------------------------------
 
@@ -337,7 +350,8 @@ class NodeRuntime:
         self.round += 1
         self._now = _Round()
         if checkpoint:
-            take_checkpoint(parts, self.round, last=last)
+            take_checkpoint(parts, self.round, last=last, weights_sha256=digest)
+            self._now.metrics[CHECKPOINT_TIME] = parts.last_checkpoint_s
         if parts.deliverer is not None:
             parts.deliverer.kick()
         if step.alarm:

@@ -85,6 +85,8 @@ class NodeParts:
     beside: Callable[[], Mapping[str, float]] = dict
     """More series for every round, of what goes on around the node."""
     last_checkpoint_at: float = 0.0
+    last_checkpoint_s: float = 0.0
+    """How long it took, as its round recorded."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
@@ -126,9 +128,9 @@ class NodeParts:
         self._stack.close()
 
 
-def open_workers(config: Config) -> TaskWorkers:
+def open_workers(config: Config, kind: type[TaskWorkers] = TaskWorkers) -> TaskWorkers:
     """The task workers of a config."""
-    return TaskWorkers(
+    return kind(
         config.workers.count,
         config.workers.time_limit_s,
         config.workers.memory_mb,
@@ -162,10 +164,14 @@ def open_parts(
     incarnation: str | None = None,
     deliver: bool = True,
     cache: Path | None = None,
+    workers: TaskWorkers | None = None,
+    timed: bool = True,
 ) -> NodeParts:
     """Open a node's parts. `config` is the whole swarm's; `tracking` are further sinks, such as MLflow's.
 
-    `bus` and `incarnation` are given by tests and experiments; `deliver=False` leaves the outbox undelivered.
+    `bus` and `incarnation` are given by tests and experiments; `deliver=False` leaves the outbox undelivered,
+    `workers` are somebody else's to close, and with `timed=False` peers have all the time for verification
+    there is (`Peers`), so that nothing depends on the speed of the machine.
     Raises `UserError` when the directory is in use, the home is another swarm's, or the model is unusable.
     """
     manifest = home.load_manifest()
@@ -185,8 +191,9 @@ def open_parts(
         held = keyring.remember(home, held, journal.incarnation)
         own_bus = bus if bus is not None else open_bus(config, home)
         stack.callback(own_bus.close)
-        workers = open_workers(node_config)
-        stack.callback(workers.close)
+        if workers is None:
+            workers = open_workers(node_config)
+            stack.callback(workers.close)
         refuse_unwalled(node_config, workers)
         policy = load_initial(node_config, workers, cache or default_cache())
         learner = Learner(
@@ -197,7 +204,8 @@ def open_parts(
         )
         engine = open_engine(node_config, policy)
         stack.callback(engine.close)
-        peers = Peers(node_config.pool, trusted(manifest) | {held.identity.key}, journal.peers())
+        trust = trusted(manifest) | {held.identity.key}
+        peers = Peers(node_config.pool, trust, journal.peers(), timed=timed)
         pool = Pool.restore(node_config.pool, journal.pool(), journal.met(), peers.known, peers.rising)
         history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
         sinks: list[Sink] = [PublishSink(own_bus), history, *tracking]

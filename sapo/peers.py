@@ -56,13 +56,19 @@ class Peers:
     """What this node knows of the authors of groups, as the journal's `rows` and this run tell.
 
     `trusted` keys are known from the start: the members of a swarm, and the node's own. Equal calls in equal
-    order have equal results.
+    order have equal results. Where not `timed`, known authors may always be verified, whatever it costs.
     """
 
     def __init__(
-        self, config: PoolConfig, trusted: Collection[str] = (), rows: Iterable[PeerRow] = ()
+        self,
+        config: PoolConfig,
+        trusted: Collection[str] = (),
+        rows: Iterable[PeerRow] = (),
+        *,
+        timed: bool = True,
     ) -> None:
         self.config = config
+        self._timed = timed
         self._trusted = frozenset(trusted)
         self._common = _Account(CREDIT_S)
         self._known: OrderedDict[str, _Account] = OrderedDict()
@@ -179,7 +185,7 @@ class Peers:
         verified: of one newcomer one at a time, since the next may cost all that is left. Several newcomers'
         in one call share the `purse`."""
         if self.known(key):
-            return self._balance(self._known, key) > IN_HAND_S * beside.count(key)
+            return not self._timed or self._balance(self._known, key) > IN_HAND_S * beside.count(key)
         covered = self._common.balance > 0 and self._balance(self._new, key) > 0
         return covered and key not in beside
 

@@ -41,9 +41,12 @@ FinishReason = Literal["stop", "length"]
 Source = Literal["local", "external"]
 
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def canonical(value: Any) -> str:
     """JSON with sorted keys, no spaces, UTF-8 as is and no NaN: equal values give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _ENCODER.encode(value)
 
 
 def sha256(data: bytes | str) -> str:

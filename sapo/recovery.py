@@ -13,6 +13,9 @@ from sapo.retention import anchors
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT_TIME = "time/checkpoint"
+"""Series: of the round that follows a checkpoint, seconds it took."""
+
 
 def recover(parts: NodeParts) -> int:
     """Bring weights and optimiser to where the journal ends; returns the round to go on with.
@@ -34,7 +37,9 @@ def recover(parts: NodeParts) -> int:
     if done > found.round:
         log.info("%s: repeated rounds %d to %d from the journal", parts.name, found.round, done - 1)
     kept = parts.journal.checkpoints()
-    parts.last_checkpoint_at = _ended_at(parts, kept[-1].round if kept else 0)
+    newest = kept[-1].round if kept else 0
+    parts.last_checkpoint_at = _ended_at(parts, newest)
+    parts.last_checkpoint_s = _took(parts, newest) if newest < done else 0.0
     last = done >= parts.config.swarm.rounds
     if other:
         log.warning(
@@ -96,7 +101,8 @@ def checkpoint_due(parts: NodeParts, round: int, at: float, *, last: bool) -> bo
     return (
         _version_due(parts, round, last)
         or round % config.every_rounds == 0
-        or at - parts.last_checkpoint_at >= config.every_seconds
+        or at - parts.last_checkpoint_at
+        >= max(config.every_seconds, parts.last_checkpoint_s / config.max_share)
     )
 
 
@@ -104,12 +110,13 @@ def _version_due(parts: NodeParts, round: int, last: bool) -> bool:
     return round > 0 and (last or round % parts.config.track.register_every == 0)
 
 
-def take_checkpoint(parts: NodeParts, round: int, *, last: bool) -> None:
+def take_checkpoint(parts: NodeParts, round: int, *, last: bool, weights_sha256: str = "") -> None:
     """Snapshot weights and optimiser after `round` rounds unless that was done, and owe the model version.
 
-    Besides the newest ones, those stay that the node's replay may begin at (`retention.anchors`).
+    `weights_sha256` is the weights' digest, if it is known. Besides the newest checkpoints, those stay that
+    the node's replay may begin at (`retention.anchors`).
     """
-    config = parts.config
+    config, began = parts.config, parts.clock()
     known = {kept.round: kept.path for kept in parts.journal.checkpoints()}
     if round in known:
         return
@@ -121,7 +128,7 @@ def take_checkpoint(parts: NodeParts, round: int, *, last: bool) -> None:
         optimizer=parts.learner.state_dict(),
         incarnation=parts.journal.incarnation,
         config_digest=config.digest(),
-        weights_sha256=parts.weights_sha256(),
+        weights_sha256=weights_sha256 or parts.weights_sha256(),
         threads=config.threads,
         keep=config.checkpoint.keep,
         pinned=parts.journal.pinned_checkpoints() | {known[kept] for kept in anchored},
@@ -129,6 +136,15 @@ def take_checkpoint(parts: NodeParts, round: int, *, last: bool) -> None:
     parts.journal.record_checkpoint(saved, owe_version=_version_due(parts, round, last))
     parts.journal.prune()
     parts.last_checkpoint_at = _ended_at(parts, round)
+    parts.last_checkpoint_s = parts.clock() - began
+
+
+def _took(parts: NodeParts, round: int) -> float:
+    """How long the checkpoint before a finished round took, which that round has recorded."""
+    try:
+        return parts.journal.result(round).metrics.get(CHECKPOINT_TIME, 0.0)
+    except JournalError:
+        return 0.0  # pruned
 
 
 def _ended_at(parts: NodeParts, round: int) -> float:

@@ -8,6 +8,7 @@ from sapo.charts import colour, line_chart
 from sapo.home import Home, write_atomically
 from sapo.stories import Story, read_stories
 from sapo.summary import Run, gain_sentence, read_run, write_summary
+from sapo.verdicts import curves
 
 CURVES = (
     (
@@ -56,6 +57,7 @@ def page(run: Run, figures: dict[str, Any], stories: Sequence[Story]) -> str:
         "<h2>Curves</h2>",
         legend(list(run.curves)),
         *(chart(run, *curve) for curve in CURVES),
+        judge_chart(run),
         "<h2>Held-out questions by task</h2>",
         per_task(figures),
         "<h2>Rollouts</h2>",
@@ -129,6 +131,24 @@ def chart(run: Run, series: str, title: str, note: str) -> str:
         y_label="share passed" if held_out else "mean score",
         window=1 if held_out else max(1, longest // 20),
         marks=held_out,
+    )
+    return f"<figure>{svg}<figcaption>{escape(note)}</figcaption></figure>"
+
+
+def judge_chart(run: Run) -> str:
+    """The cumulative judge reward of all nodes, as in the paper's Figure 3; nothing before the first."""
+    found = curves(run.home.verdicts)
+    if not found:
+        return ""
+    svg = line_chart(
+        "Judge (judge/cumulative)",
+        {node: found.get(node, []) for node in run.curves},
+        x_label="judged rounds",
+        y_label="cumulative reward",
+    )
+    note = (
+        "One held-out question, the same for all nodes, whenever the judge comes round and a node has a new "
+        "checkpoint: the sum of the scores of its one answer each. Over the rounds a node was judged in."
     )
     return f"<figure>{svg}<figcaption>{escape(note)}</figcaption></figure>"
 

@@ -198,7 +198,8 @@ class LearnConfig(Section):
     """The update: everything replay needs besides weights, optimiser state and batch."""
 
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"
-    lr: PositiveFloat = 1e-6
+    lr: Annotated[float, Field(ge=0)] = 1e-6
+    """0 learns nothing: what is measured is then the effect of selection alone."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -221,6 +222,8 @@ class LearnConfig(Section):
     foreign: Literal["as_if_own", "bounded", "positive", "behaviour"] = "as_if_own"
     foreign_floor: Annotated[float, Field(lt=0)] = -7.0
     """`bounded`: foreign tokens below this own log-probability are masked."""
+    foreign_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """What the loss of foreign tokens is multiplied by, in every mode."""
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
     """`behaviour`: the ratio to the producer is truncated to [1/cap, cap]."""
     trusted_peers: list[str] = []
@@ -274,6 +277,9 @@ class CheckpointConfig(Section):
 
     every_rounds: PositiveInt = 50
     every_seconds: PositiveFloat = 600.0
+    max_share: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Of a node's time: where the last checkpoint took more than this share of `every_seconds`, the next
+    waits until it did not. Those of `every_rounds` and of model versions wait for nothing."""
     keep: Annotated[int, Field(ge=2)] = 2
     weight_digest_every: PositiveInt = 50
     """Rounds between weight digests in the history; 1 names the first differing round exactly."""
@@ -350,6 +356,11 @@ class TrackConfig(Section):
     """Where that one listens, on this machine only; a free port when not set."""
     register_every: PositiveInt = 100
     """Rounds between registered model versions; one more is registered at the end."""
+    samples_every: Annotated[int, Field(ge=0)] = 25
+    """Rounds between those of which sample rollouts are logged, as a bounded table; 0 logs none."""
+    keep_rounds: Annotated[int, Field(ge=0)] = 2000
+    """So many newest rounds of every series keep a value each; ten times as far back every tenth does, and so
+    on. On a server named by `uri`, which deletes nothing, the first rounds are whole instead. 0 keeps all."""
 
 
 class FlowConfig(Section):
@@ -358,8 +369,40 @@ class FlowConfig(Section):
     every: PositiveInt = 1
     """Orchestrate every n-th round as tasks; the rounds between run inside the same flow run."""
     rounds_per_run: PositiveInt = 50
+    keep_days: Annotated[float, Field(ge=0)] = 7.0
+    """Flow runs that ended longer ago are deleted, with their task runs, logs and artifacts; 0 keeps all."""
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None
     """Where the Prefect server that `sapo swarm` starts listens; a free port when not set."""
+
+
+class DeployConfig(Section):
+    """What `sapo deploy` registers with Prefect."""
+
+    pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "sapo"
+    """The work pool whose workers run the flows; made where there is none."""
+    pool_type: Literal["process", "docker", "kubernetes"] = "process"
+    """Of a pool that is made."""
+    image: str | None = None
+    """What pools of containers run; they need one that has this release inside."""
+    node_seconds: PositiveFloat = 300.0
+    """Between the starts of a node's flow runs; while one runs, no other begins."""
+    run_seconds: PositiveFloat = 3600.0
+    """A node's flow run that lasted so long ends after the round at hand, however many it has made."""
+    archive_seconds: PositiveFloat = 300.0
+    evaluate_seconds: Annotated[float, Field(ge=0)] = 21_600.0
+    """Between held-out evaluations of the whole site; 0 leaves that to hand."""
+    judge_seconds: Annotated[float, Field(ge=0)] = 300.0
+    """Between the judge's questions, one to each node that has a new checkpoint; 0 leaves that to hand."""
+    lost_seconds: Annotated[float, Field(ge=60)] = 120.0
+    """A flow run that was not heard of for so long is marked as crashed; it tells of itself each 30 s."""
+    stalled_minutes: PositiveFloat = 60.0
+    """A node that made no round for so long raises an event."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.pool_type != "process" and self.image is None:
+            raise ValueError(f'pool_type = "{self.pool_type}" needs an image')
+        return self
 
 
 class EvalConfig(Section):

@@ -111,9 +111,9 @@ def first_and_last(values: Sequence[float]) -> dict[str, float | None]:
 def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
     """How many rounds a node has finished: they count from 0 without a gap.
 
-    Evaluations do not count: the last one is filed under the round that would come next.
+    What is asked of a checkpoint does not count: it is filed under the round that would come next.
     """
-    own = [points for name, points in curves.items() if points and not name.startswith("eval/")]
+    own = [points for name, points in curves.items() if points and not name.startswith(("eval/", "judge/"))]
     return max((int(points[-1][0]) + 1 for points in own), default=0)
 
 
@@ -148,8 +148,8 @@ def summarise(run: Run) -> dict[str, Any]:
             },
         }
         figures["eval/greedy"] = {"start": start.get("greedy"), "end": end.get("greedy")}
-        for name in ("tokens/generated", "tokens/trained"):
-            figures[name] = sum(value for _, value in run.curve(node, name))
+        for name, series in (("tokens/generated", "tokens/generated"), ("tokens/trained", "learn/tokens")):
+            figures[name] = sum(value for _, value in run.curve(node, series))
         external = [value for _, value in run.curve(node, "share/external")]
         figures["share/external"] = statistics.fmean(external) if external else None
         nodes[node] = figures

@@ -145,8 +145,11 @@ def held_out_questions(
     seed: int,
     count: int,
     held_out: float,
+    among: tuple[float, float] | None = None,
 ) -> list[Question]:
     """`count` distinct held-out questions, the same for every node of the swarm, drawn by the tasks' weights.
+
+    With `among` only those whose buckets lie within, the second bound excluded.
 
     Raises `UserError` when the data sets cannot give so many; it says how many distinct ones were found. Of m
     equally likely questions, 8 m draws in a row that give nothing new miss one with less than e**-8.
@@ -165,7 +168,7 @@ def held_out_questions(
             key = question.bucket
             stale = stale + 1 if key in seen else 0
             seen.add(key)
-            if is_held_out(question, held_out):
+            if is_held_out(question, held_out) and (among is None or among[0] <= key < among[1]):
                 stale_held_out = stale_held_out + 1 if key in found else 0
                 if len(found) < count:
                     found.setdefault(key, question)

@@ -6,22 +6,19 @@ MLflow is imported when it is first needed; that takes seconds.
 """
 
 import importlib.metadata
-import logging
+import json
 import platform
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from sapo import versions
-from sapo.checkpoint import BrokenCheckpoint
+from sapo import samples, swarm_run, versions
 from sapo.config import Config
 from sapo.errors import SapoError, Unavailable, UserError
-from sapo.journal_rows import JournalError, Link
 from sapo.records import RoundResult, canonical
-
-log = logging.getLogger(__name__)
 
 CHAMPION = "champion"
 NODE, INCARNATION, ROUND = "sapo.node", "sapo.incarnation", "sapo.round"
@@ -34,23 +31,12 @@ for vacuum removes old table versions. It is left out where it was not known at 
 PACKAGES = ("sapo-swarm", "reasoning-gym", "torch", "transformers", "tokenizers", "numpy", "peft", "mlflow")
 METRICS_AT_ONCE, OTHERS_AT_ONCE, LONGEST_PARAM = 1000, 100, 6000
 """What MLflow takes in one request, and how many characters in one parameter."""
-
-
-class Owed(Protocol):
-    """A delivery the journal owes: the finished round, or the rounds a checkpoint has seen and its path."""
-
-    @property
-    def round(self) -> int: ...
-    @property
-    def ref(self) -> str: ...
-
-
-class Results(Protocol):
-    """The part of a journal that the sinks read."""
-
-    def result(self, round: int, /) -> RoundResult: ...
-    def link(self, round: int, /) -> Link: ...
-    def batch_digest(self, round: int, /) -> str: ...
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""The tag by which an experiment's page opens on runs and curves, and not on traces of chats."""
+ROLLOUTS = "rollouts.json"
+"""The artifact with a run's sample rollouts."""
+TABLES = {"mlflow.loggedArtifacts": json.dumps([{"path": ROLLOUTS, "type": "table"}])}
+"""The tag by which MLflow knows that it is a table."""
 
 
 class Tracker:
@@ -58,8 +44,9 @@ class Tracker:
 
     Nothing is sent before the first call that needs it. Every method raises `Unavailable` when MLflow cannot
     be reached or refuses, so that what is owed waits. `artifacts` is where a new experiment keeps its files;
-    the server's default when not given. A run beside the node's own has tags of its own to be found by,
-    `identity`, and a name of its own. Safe to share between threads.
+    the server's default when not given. With `family` the run lies below that of the swarm (`swarm_run`). A
+    run beside the node's own has tags of its own to be found by, `identity`, and a name of its own. Safe to
+    share between threads.
     """
 
     def __init__(
@@ -74,6 +61,7 @@ class Tracker:
         artifacts: Path | None = None,
         identity: Mapping[str, str] | None = None,
         run_name: str | None = None,
+        family: bool = False,
     ) -> None:
         self.uri, self.swarm, self.node, self.incarnation = uri, swarm, node, incarnation
         self.identity = dict(identity or {NODE: node, INCARNATION: incarnation})
@@ -83,6 +71,8 @@ class Tracker:
         self._lock = threading.RLock()
         self._known_client: Any = None
         self._known_run: str | None = None
+        self._family = family
+        self._rollouts: samples.Table | None = None
 
     def start(self) -> str:
         """Find or create the experiment and this incarnation's run, mark it running; returns its id."""
@@ -111,6 +101,17 @@ class Tracker:
         """Log metrics that were measured after a round, such as an evaluation; `at` is in seconds."""
         self._log([(name, value, at, round) for name, value in metrics.items()])
 
+    def log_samples(self, rows: Sequence[Sequence[Any]]) -> None:
+        """Add rows of `samples.rows_of` to the run's table of sample rollouts; those of a round only once."""
+        run = self.start()
+        with self._lock, self._reaching():
+            if self._rollouts is None:
+                self._rollouts = self._stored_rollouts(run)
+                self.tag(TABLES)
+            table = samples.merged(self._rollouts, rows)
+            self._client().log_text(run, json.dumps(table), ROLLOUTS)
+            self._rollouts = table
+
     def tag(self, tags: Mapping[str, str]) -> None:
         """Note on the run what is known only after it has begun."""
         run = self.start()
@@ -124,6 +125,8 @@ class Tracker:
         with self._lock, self._reaching():
             self._client().set_terminated(run, status)
             self._known_run = None
+            if self._family:
+                swarm_run.leave(self._client(), self._experiment(), run, status)
 
     def register(self, checkpoint: Path, round: int, *, tags: Mapping[str, str] | None = None) -> int:
         """The version of `<swarm>.<node>` made of the whole model directory `checkpoint`; made once.
@@ -139,14 +142,14 @@ class Tracker:
             lineage = {**own, "sapo.swarm": self.swarm, "sapo.rounds": f"0-{round - 1}", **(tags or {})}
             name = f"{self.node}-round-{round}"
             logged = self._logged_model(run, checkpoint, own, lineage, name=name)
-            self._create_registered_model()
+            self._create_registered_model(run)
             version = client.create_model_version(
                 self.model_name,
                 # not `models:/...`: MLflow would look that up in the process-wide default store
                 source=logged.artifact_location,
                 run_id=run,
                 tags=lineage,
-                description=f"{self.node} of {self.swarm} after {round} rounds",
+                description=self._of_version(run, round, lineage),
                 model_id=logged.model_id,
             )
             return int(version.version)
@@ -222,7 +225,22 @@ class Tracker:
             own = {**self.identity, "sapo.swarm": self.swarm}
             run = client.create_run(experiment, tags=own, run_name=self.run_name)
         self._describe(run)
+        if self._family:
+            swarm_run.join(client, experiment, self.swarm, str(run.info.run_id))
         return str(run.info.run_id)
+
+    def _stored_rollouts(self, run: str) -> samples.Table | None:
+        """The table an earlier process has left; None where there is none, or where it is not readable."""
+        client = self._client()
+        if not any(file.path == ROLLOUTS for file in client.list_artifacts(run)):
+            return None
+        with tempfile.TemporaryDirectory(prefix="sapo-rollouts-") as folder:
+            text = Path(client.download_artifacts(run, ROLLOUTS, folder)).read_text(encoding="utf-8")
+        try:
+            table: samples.Table = json.loads(text)
+        except json.JSONDecodeError:
+            return None  # a killed process has left half of it
+        return table
 
     def _describe(self, run: Any) -> None:
         """Log params and tags; a param of a resumed run can't be changed, so its new value becomes a tag."""
@@ -245,7 +263,10 @@ class Tracker:
         if found is None:
             location = self.artifacts.absolute().as_uri() if self.artifacts is not None else None
             try:
-                return str(client.create_experiment(self.swarm, artifact_location=location))
+                made = str(client.create_experiment(self.swarm, location, KIND))
+                if self._family:
+                    swarm_run.create(client, made, self.swarm)
+                return made
             except versions.load_mlflow().MlflowException as error:
                 found = client.get_experiment_by_name(self.swarm)
                 if found is None:
@@ -265,13 +286,31 @@ class Tracker:
         found = self._client().search_model_versions(" AND ".join(terms), max_results=1)
         return found[0] if found else None
 
-    def _create_registered_model(self) -> None:
+    def _create_registered_model(self, run: str) -> None:
         client, failed = self._client(), versions.load_mlflow().MlflowException
+        note = (
+            f"Node **{self.node}** of the swarm **{self.swarm}**, a version every so many rounds. "
+            f"[Its history]({swarm_run.link(self._experiment(), run)}): curves, settings, sample rollouts. "
+            f"Who taught a version: `sapo lineage models:/{self.model_name}/1`, or `@champion`."
+        )
+        tags = {"sapo.swarm": self.swarm, NODE: self.node}
         try:
-            client.create_registered_model(self.model_name, tags={"sapo.swarm": self.swarm, NODE: self.node})
+            client.create_registered_model(self.model_name, tags=tags, description=note)
         except failed as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
+
+    def _of_version(self, run: str, round: int, tags: Mapping[str, str]) -> str:
+        """What the page of a version says, with links to what made it."""
+        lines = [
+            f"{self.node} of {self.swarm} after {round} rounds, made by "
+            f"[this run]({swarm_run.link(self._experiment(), run)})."
+        ]
+        if HISTORY in tags:
+            version = f", version {tags[HISTORY_VERSION]}" if HISTORY_VERSION in tags else ""
+            lines.append(f"What it learned from: table `training` at `{tags[HISTORY]}`{version}.")
+        lines.append(f"Who taught it: `sapo lineage models:/{self.model_name}/N`, N being its number.")
+        return "\n\n".join(lines)
 
     def _logged_model(
         self, run: str, checkpoint: Path, own: Mapping[str, str], tags: Mapping[str, str], *, name: str
@@ -286,64 +325,6 @@ class Tracker:
         logged = client.create_logged_model(experiment, name=name, source_run_id=run, tags=dict(tags))
         versions.store(client, logged, checkpoint, self.model_name, tags)
         return client.finalize_logged_model(logged.model_id, "READY")
-
-
-class TrackSink:
-    """Delivers the metrics of finished rounds to MLflow."""
-
-    kind = "track"
-
-    def __init__(self, tracker: Tracker) -> None:
-        self.tracker = tracker
-
-    def deliver(self, items: Sequence[Owed], journal: Results) -> None:
-        """Log these rounds. Raises `Unavailable` when MLflow is away."""
-        self.tracker.log_rounds([journal.result(item.round) for item in items])
-
-
-class VersionSink:
-    """Registers checkpoints as model versions.
-
-    `whole(checkpoint, destination)` makes a self-contained model directory where the checkpoint holds only an
-    adapter. `history` is the address of the tables; `history_version` says the version of `training` where
-    that is known without asking the store: registering does not depend on it.
-    """
-
-    kind = "version"
-
-    def __init__(
-        self, tracker: Tracker, whole: Callable[[Path, Path], None], history: str | None = None
-    ) -> None:
-        self.tracker, self.whole, self.history = tracker, whole, history
-        self.history_version: Callable[[], int | None] = lambda: None
-
-    def deliver(self, items: Sequence[Owed], journal: Results) -> None:
-        """Register each checkpoint once. Raises `Unavailable` when MLflow is away."""
-        for item in items:
-            checkpoint = Path(item.ref)
-            try:
-                tags = versions.lineage(checkpoint)
-            except BrokenCheckpoint as problem:
-                log.error("ALARM: no model version can be made of %s: %s", checkpoint, problem)
-                continue
-            tags |= self._links(item.round - 1, journal)
-            with versions.model_directory(checkpoint, self.whole) as directory:
-                self.tracker.register(directory, item.round, tags=tags)
-
-    def _links(self, last: int, journal: Results) -> dict[str, str]:
-        """Tags that name what made a version whose last round is `last`; without those that are not known."""
-        try:
-            links: dict[str, str | None] = {
-                CHAIN: journal.link(last).chain,
-                BATCHES: journal.batch_digest(last),
-            }
-        except JournalError as gone:
-            # a release that did not keep this round for the version may have pruned it
-            log.warning("a version of %s is registered without its links: %s", self.tracker.node, gone)
-            links = {}
-        version = self.history_version()
-        links |= {HISTORY: self.history, HISTORY_VERSION: None if version is None else str(version)}
-        return {tag: value for tag, value in links.items() if value is not None}
 
 
 def params_of(config: Config) -> dict[str, str]:
@@ -369,6 +350,7 @@ def tags_of(config: Config) -> dict[str, str]:
     tags = {
         "sapo.datasets": ", ".join(sorted({task.dataset for task in config.tasks})),
         "sapo.model": config.model,
+        "sapo.batch": f"{config.batch.local}/{config.batch.external} × {config.batch.completions}",
         "sapo.config_digest": config.digest(),
         "version.python": platform.python_version(),
     }
@@ -378,30 +360,3 @@ def tags_of(config: Config) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue  # peft is optional
     return tags
-
-
-def open_tracking(
-    config: Config,
-    node: str,
-    incarnation: str,
-    *,
-    uri: str,
-    artifacts: Path | None,
-    whole: Callable[[Path, Path], None],
-    history: str | None = None,
-) -> tuple[Tracker, tuple[TrackSink, VersionSink]]:
-    """A node's tracker and its sinks for the deliverer.
-
-    `config` is the node's own, `whole` and `history` as `VersionSink` wants them. Reaches for nothing yet: a
-    node may start while MLflow is away.
-    """
-    tracker = Tracker(
-        uri,
-        config.swarm.name,
-        node,
-        incarnation,
-        params=params_of(config),
-        tags=tags_of(config),
-        artifacts=artifacts,
-    )
-    return tracker, (TrackSink(tracker), VersionSink(tracker, whole, history))

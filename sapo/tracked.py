@@ -18,7 +18,8 @@ from sapo.errors import Unavailable, UserError
 from sapo.home import Home
 from sapo.journal import Journal
 from sapo.lock import NodeLock
-from sapo.track import Tracker, TrackSink, VersionSink, open_tracking
+from sapo.track import Tracker
+from sapo.track_sinks import TrackSink, VersionSink, open_tracking
 
 if TYPE_CHECKING:
     from sapo.node import NodeRuntime
@@ -88,8 +89,9 @@ def _tracking(
 
     artifacts = home.artifacts if config.track.uri is None else None
     history = public(config.history.uri or str(home.history))
+    own = config.node.get(name.removeprefix(config.swarm.site))
     return open_tracking(
-        node_config, name, incarnation, uri=uri, artifacts=artifacts, whole=whole, history=history
+        node_config, name, incarnation, uri=uri, artifacts=artifacts, whole=whole, history=history, own=own
     )
 
 

@@ -1,7 +1,7 @@
 """Commands that run something: `swarm`, `node`, `stop`, `evaluate`."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from sapo.commands.options import (
     print_json,
     warn,
 )
+
+if TYPE_CHECKING:
+    from sapo.home import Home
 
 STOP_LIMIT_S = 60.0
 """How long `sapo stop` waits for what it asked to stop."""
@@ -124,13 +127,20 @@ def stop(home: HomeOption = None) -> None:
 def evaluate(
     home: HomeOption = None,
     node: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this node.")] = None,
+    question: Annotated[
+        bool, typer.Option("--question", help="One question for every node that has a new round.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Ask nodes and the policies they started from the same held-out questions; writes evaluation.json.
 
-    It takes each node's newest checkpoint; a swarm that runs is not disturbed.
+    It takes each node's newest checkpoint; a swarm that runs is not disturbed. With --question it asks the
+    nodes one question, once for each round it finds them in, and adds to their cumulative judge reward.
     """
     found = find_home(home)  # said before models and tasks are imported, which takes seconds
+    if question:
+        _judge(found, node, as_json)
+        return
 
     from rich.console import Console
 
@@ -152,3 +162,37 @@ def evaluate(
     console = Console()
     console.print(summary_table(figures))
     console.print(gain_sentence(figures))
+
+
+def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
+    """One question for every node, shown; MLflow is told where it can be reached."""
+    from rich.console import Console
+
+    from sapo.commands.look import printable
+    from sapo.errors import Unavailable
+    from sapo.judge import judge_swarm, tell_verdicts
+    from sapo.tracked import tracking_uri
+
+    config = home.load_config()
+    with Console(stderr=True).status("asking one held-out question"):
+        found = judge_swarm(config, home, nodes)
+    try:
+        uri = tracking_uri(home, config)
+        for name in found.standings:
+            tell_verdicts(config, home, name, uri=uri)
+    except Unavailable as error:
+        warn(f"MLflow is told of it with the next question: {error}")
+    if as_json:
+        print_json(found.as_dict())
+        return
+    for number, one in enumerate(found.standings.values()):
+        verdict = one.verdict
+        if not number:
+            print(f"question {verdict.judging} ({verdict.dataset}): {printable(verdict.question)}")
+        score = "unscorable" if verdict.score is None else f"{verdict.score:g}"
+        print(
+            f"{verdict.node}, round {verdict.round}: {printable(verdict.answer)!r} scores {score}; "
+            f"{one.cumulative:g} in {one.judged} judged rounds"
+        )
+    for name, why in found.passed_over.items():
+        print(f"{name} {why}")

@@ -18,6 +18,22 @@ log = logging.getLogger(__name__)
 
 _SORTED = sorted(TRAINING.names)
 """Columns in the order of a row's canonical JSON."""
+_OWN = frozenset(
+    {
+        "k",
+        "token_ids",
+        "loss_mask",
+        "text",
+        "finish_reason",
+        "outcome",
+        "score",
+        "advantage",
+        "behaviour_logprobs",
+        "retokenised",
+        "tensor_crc32",
+    }
+)
+"""Those of them that are a completion's own."""
 
 
 class OwedRound(Protocol):
@@ -179,12 +195,12 @@ def rows(
     found: list[dict[str, Any]] = []
     for group in batch.groups:
         columns = _group_columns(group)
-        of_group = of_round | _texts(columns)
+        of_group = {**shared, **columns, "batch_digest": digest}
+        frame = _frame(of_round | _texts(columns))
         for sample in group.samples:
             own = _sample_columns(sample)
             own["tensor_crc32"] = list(result.tensors) if result.tensors and not found else None
-            row_digest = _digest(of_group | _sample_texts(own))
-            found.append({**shared, **columns, **own, "row_digest": row_digest, "batch_digest": digest})
+            found.append({**of_group, **own, "row_digest": _digest(frame, _texts(own))})
     return found
 
 
@@ -235,29 +251,39 @@ def _sample_columns(sample: Sample) -> dict[str, Any]:
 
 def _texts(columns: Mapping[str, Any]) -> dict[str, str]:
     """Each column that is not null as it stands in a row's canonical JSON."""
-    return {
-        name: f"{canonical(name)}:{canonical(value)}" for name, value in columns.items() if value is not None
-    }
-
-
-def _sample_texts(columns: Mapping[str, Any]) -> dict[str, str]:
-    """The same, faster: numbers and lists of them are most of what a completion adds to its group."""
     return {name: f'"{name}":{_text(value)}' for name, value in columns.items() if value is not None}
 
 
 def _text(value: Any) -> str:
-    """A value as canonical JSON."""
+    """A value as canonical JSON, faster for what most of a completion's columns are."""
     kind = type(value)
     if kind is int or (kind is float and math.isfinite(value)):
         return repr(value)
-    if kind is list and set(map(type, value)) <= {int}:
-        return f"[{','.join(map(repr, value))}]"
+    if kind is list:
+        kinds = set(map(type, value))
+        if kinds <= {int} or (kinds == {float} and all(map(math.isfinite, value))):
+            return str(value).replace(" ", "")
     return canonical(value)
 
 
-def _digest(texts: Mapping[str, str]) -> str:
-    """`row_digest` of the row that has these columns."""
-    return sha256(f"{{{','.join([texts[name] for name in _SORTED if name in texts])}}}")
+def _frame(texts: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Canonical JSON of a group's rows, cut where a completion's own columns belong: what stands before each,
+    and its name, which is empty at the end."""
+    frame: list[tuple[str, str]] = []
+    before: list[str] = []
+    for name in (*_SORTED, ""):
+        if name in _OWN:
+            frame.append((",".join(before), name))
+            before = []
+        elif name in texts:
+            before.append(texts[name])
+    return [*frame, (",".join(before), "")]
+
+
+def _digest(frame: Sequence[tuple[str, str]], own: Mapping[str, str]) -> str:
+    """`row_digest` of the row that has a group's columns and these of its own."""
+    texts = [text for before, name in frame for text in (before, own.get(name)) if text]
+    return sha256(f"{{{','.join(texts)}}}")
 
 
 def row_digest(row: Mapping[str, Any]) -> str:

@@ -2,10 +2,11 @@
 
 `as_if_own` treats them as the own policy's, so the ratio of the first step is 1 (the paper). `bounded`
 leaves out tokens the own policy finds nearly impossible. `positive` takes only completions above their
-group's mean. `behaviour` weighs tokens of trusted producers by the ratio to the policy that wrote them.
+group's mean. `behaviour` weighs tokens of trusted producers by the ratio to the policy that wrote them. In
+every mode the loss of what is foreign is multiplied by `foreign_weight`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,7 +42,16 @@ def treat(
     trained tokens, `external` [S] says which sequences are foreign. `behaviour` [S, T] are the producer's
     log-probabilities where `known` [S], for trusted producers only. Local tokens are never changed.
     """
-    own = own.detach()
+    found = _by_mode(learn, own.detach(), mask, external, behaviour, known)
+    if learn.foreign_weight == 1.0:
+        return found
+    factor = torch.where(external, learn.foreign_weight, 1.0)[:, None].to(found.weights)
+    return replace(found, weights=found.weights * factor)
+
+
+def _by_mode(
+    learn: LearnConfig, own: Tensor, mask: Tensor, external: Tensor, behaviour: Tensor, known: Tensor
+) -> Treatment:
     weights = torch.ones_like(own)
     if learn.foreign == "bounded":
         # A comparison that NaN fails: such tokens are not "below the floor", the loss counts them.

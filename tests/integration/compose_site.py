@@ -81,7 +81,7 @@ class Site:
         words = list(command or self.command(name))
         child = Child.start(
             f"{name}{instance}",
-            ["-m", "infra.s3.held", *_program(words)],
+            ["-m", "infra.s3.held", *program(words)],
             log=self.folder / f"{name}{instance}.log",
             env=self.environment(name, instance),
         )
@@ -92,7 +92,7 @@ class Site:
         """Run a service that ends; returns its output. Raises `AssertionError` where it fails."""
         words = list(command or self.command(name))
         done = subprocess.run(
-            _program(words),
+            program(words),
             env=self.environment(name),
             capture_output=True,
             text=True,
@@ -106,7 +106,7 @@ class Site:
         """Whether its health check says that it is well."""
         words = [self.local(word) for word in self.services[name]["healthcheck"]["test"][1:]]
         return not subprocess.run(
-            _program(words),
+            program(words),
             env=self.environment(name, instance),
             capture_output=True,
             timeout=30,
@@ -159,7 +159,7 @@ class Site:
         self.children["postgres"] = postgres.start(self.folder / "postgres", self.ports[5432], accounts)
 
 
-def _program(words: Sequence[str]) -> list[str]:
+def program(words: Sequence[str]) -> list[str]:
     """A container's command as this machine runs it."""
     if words[0] == "python":
         return [sys.executable, *words[1:]]

@@ -30,7 +30,8 @@ from sapo.listen import Listener
 from sapo.node import NodeRuntime
 from sapo.records import Completion, Group, Question, Received, SignedGroup
 from sapo.tasks import Drawing
-from sapo.track import Tracker, TrackSink, VersionSink
+from sapo.track import Tracker
+from sapo.track_sinks import TrackSink, VersionSink
 from sapo.workers import TaskWorkers
 
 INCARNATION = "0123456789abcdef"

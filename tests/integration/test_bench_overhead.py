@@ -1,7 +1,6 @@
 """The benchmark of the overhead at a small size: both programs make rounds, and all their processes count."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from common import Report
 from overhead import Case, show, with_checkpoint
 from overhead_bare import Loop
 from overhead_programs import Cost, Program, Work
+from programs import run_to_end
 
 from sapo.config import load
 from sapo.pool import Verdict
@@ -47,18 +47,21 @@ def test_a_checkpoint_counts_in_proportion_to_the_time_between_two(monkeypatch: 
     monkeypatch.setattr(program, "cost", lambda warm, rounds: Cost(15.0, 0.0, {}, WORK))
     counted = with_checkpoint(Cost(10.0, 0.0, {}, WORK), program, config)
     assert counted.checkpoint == pytest.approx(5.0)
-    assert counted.seconds == pytest.approx(10.5)
+    assert counted.seconds == pytest.approx(10.1), "5 s wait until they are a hundredth of the time"
+    config = load("tiny", sets=["checkpoint.every_seconds=100", "checkpoint.max_share=1"], env={})
+    assert with_checkpoint(Cost(10.0, 0.0, {}, WORK), program, config).seconds == pytest.approx(10.5)
 
 
 def test_the_bare_loop_scores_what_a_node_would_and_by_as_many_a_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overhead_bare.FOREIGN", 4)
     config = load("tiny", sets=["starter.steps=20", "batch.completions=4"], env={})
     loop = Loop(config, "n0", tmp_path)
     with loop.workers:
-        loop.prepare()
+        for round in range(4):
+            loop.round(round, 2.0)
         assert loop.foreign
+        assert len({entry.group_id for entry in loop.foreign}) == len(loop.foreign)
         assert all(Verdict.at_sight(entry.group) is None for entry in loop.foreign)
         asked: list[int] = []
         judge = loop.workers.judge
@@ -76,10 +79,11 @@ def test_the_bare_loop_scores_what_a_node_would_and_by_as_many_a_call(
         assert asked == [min(8, len(loop.foreign))], "none is: as many as an eighth of them would give"
 
 
+@pytest.mark.timeout(1200)
 def test_the_quick_benchmark_runs_both_programs_on_equal_rounds(tmp_path: Path) -> None:
     file = tmp_path / "overhead.json"
     command = [sys.executable, str(SCRIPT), "--quick", "--json", str(file)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    done = run_to_end(command)
     assert file.exists(), done.stderr
     figures = json.loads(file.read_text())["figures"]
     name = "starter, two nodes"

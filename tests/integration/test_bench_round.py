@@ -1,7 +1,6 @@
 """The round benchmark at small sizes: the programs make rounds in turns, and its file is valid."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,9 @@ import round as benchmark
 from baselines.child import stand_in
 from baselines.programs import Round
 from common import Report
+from programs import run_to_end
 
+pytestmark = pytest.mark.timeout(900)
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "round.py"
 
 
@@ -21,7 +22,7 @@ def made(seconds: float, peak: float) -> Round:
 def quick(tmp_path: Path, *more: str) -> dict[str, dict[str, float]]:
     file = tmp_path / "round.json"
     command = [sys.executable, str(SCRIPT), "--quick", "--json", str(file), *more]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run_to_end(command)
     assert done.returncode == 0, done.stdout + done.stderr
     figures: dict[str, dict[str, float]] = json.loads(file.read_text())["figures"]
     return figures

@@ -119,7 +119,7 @@ def test_a_site_of_two_nodes_learns_and_leaves_its_traces_everywhere(
     experiment = ask(f"{mlflow}/experiments/get-by-name?experiment_name=composed")[1]["experiment"]
     assert experiment["artifact_location"].startswith("mlflow-artifacts:/")
     runs = ask(f"{mlflow}/runs/search", body={"experiment_ids": [experiment["experiment_id"]]})[1]["runs"]
-    assert {run["info"]["run_name"] for run in runs} == {"n0", "n1"}
+    assert {run["info"]["run_name"] for run in runs} == {"composed", "n0", "n1"}
     assert all(run["info"]["status"] == "FINISHED" for run in runs)
     versions = ask(f"{mlflow}/model-versions/search")[1]["model_versions"]
     assert {version["name"] for version in versions} == {"composed.n0", "composed.n1"}

@@ -16,6 +16,7 @@ import mlflow
 import pytest
 import torch
 from mlflow import MlflowClient
+from mlflow.utils import environment, requirements_utils
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -23,7 +24,8 @@ from sapo import checkpoint
 from sapo.errors import Unavailable
 from sapo.journal_rows import JournalError, Link
 from sapo.records import RoundResult
-from sapo.track import Tracker, TrackSink, VersionSink
+from sapo.track import Tracker
+from sapo.track_sinks import TrackSink, VersionSink
 
 pytestmark = pytest.mark.services
 INCARNATION = "0123456789abcdef"
@@ -227,6 +229,24 @@ def test_the_stored_model_keeps_its_tokenizer_and_holds_nothing_else(server: Ser
     loaded = mlflow.transformers.load_model(str(stored))
     text = "What is 12 + 1200?"
     assert loaded.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
+
+
+def test_a_registration_does_not_read_the_file_lists_of_all_packages(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would hold up a node's rounds for three seconds, to find that what is installed is installed."""
+
+    def reading() -> dict[str, list[str]]:
+        raise AssertionError("every installed package is looked through")
+
+    compare = environment.warn_dependency_requirement_mismatches
+    monkeypatch.setattr(requirements_utils, "_MODULES_TO_PACKAGES", None)
+    monkeypatch.setattr(requirements_utils.importlib_metadata, "packages_distributions", reading)
+    path, _ = saved(tmp_path, 1)
+    VersionSink(tracker(server, "n10"), refuse).deliver([Owed(1, str(path))], JOURNAL)
+    assert len(MlflowClient(server.url).search_model_versions("name = 'tiny.n10'")) == 1
+    assert requirements_utils._MODULES_TO_PACKAGES is None
+    assert environment.warn_dependency_requirement_mismatches is compare
 
 
 def test_an_interrupted_registration_is_finished_with_the_files_already_stored(

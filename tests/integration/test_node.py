@@ -161,6 +161,20 @@ def test_recovery_repeats_the_rounds_since_the_checkpoint_bit_for_bit(tmp_path: 
         assert str(again["optimizer"]["param_groups"]) == str(moments["optimizer"]["param_groups"])
 
 
+def test_how_long_a_checkpoint_took_is_recorded_by_the_round_after_it_and_known_again(tmp_path: Path) -> None:
+    config = small_config(["swarm.rounds=9", "checkpoint.every_rounds=3", "batch.external=0"])
+    home = make_home(tmp_path / "home", config)
+    with open_node(config, home, deliver=False) as node:
+        for _ in range(5):
+            node.run_round()
+        took = node.parts.last_checkpoint_s
+        metrics = [result.metrics for result in node.journal.results()]
+        assert took > 0
+        assert [one.get("time/checkpoint") for one in metrics] == [None, None, None, took, None]
+    with open_node(config, home, deliver=False) as node:
+        assert node.parts.last_checkpoint_s == took
+
+
 def test_recovery_repeats_each_round_with_the_threads_it_was_made_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

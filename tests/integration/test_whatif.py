@@ -28,7 +28,8 @@ from sapo.models import weights_sha256
 from sapo.node import NodeRuntime
 from sapo.settings import LearnConfig
 from sapo.summary import tracked
-from sapo.track import Tracker, TrackSink
+from sapo.track import Tracker
+from sapo.track_sinks import TrackSink
 from sapo.tracked import tracking_uri
 from sapo.whatif import WhatIf, retrain
 

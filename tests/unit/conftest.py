@@ -1,5 +1,6 @@
 """What the unit tests share."""
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,3 +14,22 @@ def memory(tmp_path: Path) -> Iterator[Path]:
     root = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=root if root.is_dir() else tmp_path) as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database; making one takes seconds, so it is made once and copied."""
+    from mlflow import MlflowClient  # takes seconds to import, which few tests need
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    client = MlflowClient(f"sqlite:///{path}")
+    client.search_experiments()
+    client._tracking_client.store.engine.dispose()
+    return path
+
+
+@pytest.fixture
+def uri(empty_store: Path, tmp_path: Path) -> str:
+    """Address of an MLflow database of the test's own."""
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"

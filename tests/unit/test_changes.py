@@ -84,7 +84,7 @@ def test_what_shapes_no_update_is_refused_with_the_reason(flag: str, why: str) -
     ("flag", "why"),
     [
         ("learn.lrr=1", r"learn\.lrr = 1: unknown key; did you mean 'lr'"),
-        ("learn.lr=-1", r"learn\.lr = -1: Input should be greater than 0"),
+        ("learn.lr=-1", r"learn\.lr = -1: Input should be greater than or equal to 0"),
         ("learn.foreign=behaviour", "needs trusted_peers"),
     ],
 )

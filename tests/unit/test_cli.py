@@ -92,6 +92,7 @@ def empty_batch(incarnation: str):  # type: ignore[no-untyped-def]
                 "replay",
                 "lineage",
                 "maintain",
+                "experiment",
                 "doctor",
             )
         ),

@@ -77,6 +77,7 @@ def make_run(home: Home, evaluation: dict[str, Any] | None = None) -> Run:
             "reward/training_set": [(float(i), 0.6 + i / 100) for i in range(40)],
             "eval/pass_at_1": [(0.0, 0.31), (25.0, 0.33)],
             "tokens/generated": [(float(i), 10.0) for i in range(40)],
+            "learn/tokens": [(float(i), 7.0) for i in range(40)],
             "share/external": [(float(i), 0.5) for i in range(40)],
         }
         for node in ("n0", "n1")
@@ -92,7 +93,13 @@ def home(tmp_path: Path) -> Home:
 def test_an_evaluation_after_the_last_round_is_no_round(home: Home) -> None:
     run = make_run(home)
     run.curves["n0"]["eval/pass_at_1"].append((40.0, 0.35))
+    run.curves["n0"]["judge/cumulative"] = [(40.0, 1.0)]
     assert summarise(run)["nodes"]["n0"]["rounds"] == 40
+
+
+def test_tokens_are_summed_over_the_rounds(home: Home) -> None:
+    node = summarise(make_run(home))["nodes"]["n0"]
+    assert (node["tokens/generated"], node["tokens/trained"]) == (400.0, 280.0)
 
 
 def test_first_and_last_are_means_of_a_tenth() -> None:

@@ -231,6 +231,20 @@ def test_trap_01_positive_admits_only_completions_above_their_group_s_mean() -> 
     assert admits(LearnConfig(), -0.5)
 
 
+def test_foreign_tokens_weigh_what_the_setting_says_and_own_ones_all_there_is() -> None:
+    result = treat(LearnConfig(foreign_weight=0.25), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
+    assert result.weights.tolist() == [[1.0, 1.0], [0.25, 0.25]]
+    assert torch.equal(result.mask, ALL)
+
+
+def test_the_weight_of_foreign_tokens_comes_on_top_of_their_mode() -> None:
+    learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"], foreign_weight=0.5)
+    behaviour = torch.full((2, 2), -1.0 - math.log(2))
+    result = treat(learn, torch.full((2, 2), -1.0), ALL, EXTERNAL, behaviour, torch.tensor([True, True]))
+    assert result.weights[0].tolist() == [1.0, 1.0]
+    assert result.weights[1].tolist() == pytest.approx([1.0, 1.0])
+
+
 def test_trap_01_behaviour_weighs_by_the_true_ratio_truncated_both_ways() -> None:
     learn = LearnConfig(foreign="behaviour", foreign_ratio_cap=3.0, trusted_peers=["n1"])
     own = torch.tensor([[-1.0] * 4, [-1.0] * 4])

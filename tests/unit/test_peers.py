@@ -54,6 +54,13 @@ def test_members_are_known_from_the_start() -> None:
     assert with_known("a").known_keys() == {"a"}
 
 
+def test_where_time_is_not_counted_known_authors_may_be_verified_whatever_they_cost() -> None:
+    known = Peers(config(), ["a"], timed=False)
+    known.judged("a", 1e9, True)
+    assert known.may_verify("a", ["a"] * 100)
+    assert not with_known("a").may_verify("a", ["a"] * 100)
+
+
 @pytest.mark.parametrize("known", [with_known("a"), Peers(config())])
 def test_a_proven_lie_makes_a_newcomer_who_begins_from_nothing(known: Peers) -> None:
     sound(known, "a", 3)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from infra import gotools
 from infra.s3 import __main__ as command
 from infra.s3 import install
 from infra.s3.server import S3Server
@@ -17,14 +18,14 @@ def with_go(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    monkeypatch.setattr(install, "_go", lambda: program)
+    monkeypatch.setattr(gotools, "_go", lambda: program)
 
 
 def test_without_the_wheel_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SAPO_CACHE", str(tmp_path))
-    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gotools.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("sys.argv", ["infra.s3", "install"])
     assert command.main() == 2
     assert "sapo-swarm[store]" in capsys.readouterr().err
@@ -43,7 +44,7 @@ def test_it_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     with_go(monkeypatch, tmp_path, 'mkdir -p "$GOPATH/bin"; echo built > "$GOPATH/bin/versitygw"')
     program = install.install(tmp_path / "cache")
     assert program.read_text() == "built\n"
-    monkeypatch.setattr(install, "_go", lambda: pytest.fail("built again"))
+    monkeypatch.setattr(gotools, "_go", lambda: pytest.fail("built again"))
     assert install.install(tmp_path / "cache") == program
 
 

@@ -1,6 +1,5 @@
 """MLflow: one run per incarnation, every metric once, however often it is delivered."""
 
-import shutil
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,29 +11,14 @@ from mlflow import MlflowClient
 from sapo.config import Config, Task, load, merge, parse
 from sapo.errors import SapoError, Unavailable, UserError
 from sapo.records import RoundResult
-from sapo.track import Tracker, TrackSink, open_tracking, params_of, tags_of
+from sapo.track import Tracker, params_of, tags_of
+from sapo.track_sinks import TrackSink, open_tracking
 
 
 @dataclass(frozen=True)
 class Owed:
     round: int
     ref: str = ""
-
-
-@pytest.fixture(scope="module")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database; making one takes seconds, so it is made once and copied."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    client = MlflowClient(f"sqlite:///{path}")
-    client.search_experiments()
-    client._tracking_client.store.engine.dispose()
-    return path
-
-
-@pytest.fixture
-def uri(empty_store: Path, tmp_path: Path) -> str:
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    return f"sqlite:///{tmp_path}/mlflow.db"
 
 
 def tracker(uri: str, node: str = "n0", incarnation: str = INCARNATION, **more: object) -> Tracker:

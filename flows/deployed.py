@@ -1,0 +1,109 @@
+"""What a flow run that a worker started does for itself: nothing else in its process watches over it."""
+
+import logging
+import os
+import threading
+from typing import Annotated
+
+from prefect.client.orchestration import get_client
+from prefect.events import emit_event
+from prefect.runtime import deployment
+from pydantic import Field
+from rich.console import Console
+
+from flows.common import Process
+from sapo import versions
+from sapo.deploy import FINISHED, PROGRESS, resource_of
+from sapo.errors import Unavailable
+from sapo.journal import Journal
+from sapo.tracked import tracker_of
+
+log = logging.getLogger(__name__)
+
+PARENT_POLL_S = 0.5
+HomePath = Annotated[str, Field(min_length=1)]
+NodeName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]*$")]
+
+
+def by_worker(home: str) -> Process:
+    """The process of a flow run that a worker started; it is asked to stop when that worker is gone.
+
+    Raises `UserError` where `home` holds no swarm.
+    """
+    process = Process.at(home)
+    # a worker's death closes the output of its runs, and rich would end whoever writes next
+    Console.on_broken_pipe = _hush  # type: ignore[method-assign, assignment]
+    threading.Thread(target=stop_without, args=(os.getppid(), process.stop), daemon=True).start()
+    return process
+
+
+def _hush(console: Console) -> None:
+    """Print nothing more."""
+    console.quiet = True
+
+
+def stop_without(parent: int, stop: threading.Event) -> None:
+    """Nobody could cancel an orphan; it ends in good order, and the schedule starts the next."""
+    while os.getppid() == parent:
+        if stop.wait(PARENT_POLL_S):
+            return
+    stop.set()
+    log.warning("the worker that started this run is gone; it ends after what is in hand")
+
+
+def rounds_made(process: Process, node: str) -> int:
+    """How many rounds of a node are committed; 0 of one that never ran."""
+    path = process.home.journal(node)
+    if not path.exists():
+        return 0
+    with Journal.read_only(path) as journal:
+        stage = journal.stage()
+    return 0 if stage is None else stage[0] + (stage[1] == "result")
+
+
+def nothing_left(process: Process, node: str) -> bool:
+    """Whether a node has made all its rounds, and owes nobody anything."""
+    total = process.config.for_node(node).swarm.rounds
+    if rounds_made(process, node) < total:
+        return False
+    with Journal.read_only(process.home.journal(node)) as journal:
+        return not journal.owed_counts()
+
+
+def tell_progress(process: Process, node: str, made: int) -> None:
+    """Raise the event that a node which stands still does not raise, if it made rounds or has no more."""
+    total, now = process.config.for_node(node).swarm.rounds, rounds_made(process, node)
+    if made or now >= total:
+        event = FINISHED if now >= total else PROGRESS
+        resource = resource_of(process.config, node)
+        emit_event(event=event, resource=resource, payload={"made": made, "rounds": now, "of": total})
+
+
+def pause_schedule() -> None:
+    """Keep the schedule from starting this deployment again, until a person resumes it."""
+    if deployment.id:
+        with get_client(sync_client=True) as client:
+            client.pause_deployment(deployment.id)
+
+
+def links(process: Process, node: str) -> list[tuple[str, str]]:
+    """Pages of a node in MLflow: its run and its newest model version, as far as there are some."""
+    uri = process.tracking_uri()
+    if uri is None or not uri.startswith("http"):
+        return []
+    swarm, found = process.config.swarm.name, []
+    try:
+        run = tracker_of(process.config, node, process.home, uri=uri).found()
+        if run is not None:
+            with versions.reaching(uri):
+                client = versions.load_mlflow().MlflowClient(uri, uri)
+                experiment = client.get_run(run).info.experiment_id
+            found.append(("MLflow run", f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run}"))
+        known = versions.versions_of(uri, f"{swarm}.{node}")
+    except Unavailable as error:
+        log.warning("no links to MLflow: %s", error)
+        return found
+    if known:
+        name, number = known[-1].name, known[-1].number
+        found.append((f"model version {number}", f"{uri.rstrip('/')}/#/models/{name}/versions/{number}"))
+    return found

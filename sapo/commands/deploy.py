@@ -1,0 +1,55 @@
+"""`sapo deploy`: a site for weeks, as deployments of a Prefect server that workers run."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import typer
+
+from sapo.commands.options import ConfigOption, HomeOption, PresetOption, SetOption, program, warn
+
+
+def deploy(
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    home: HomeOption = None,
+) -> None:
+    """Register a site with the Prefect server at PREFECT_API_URL, to run for weeks.
+
+    Each node, the archive, the evaluation and maintenance become deployments that any worker of the pool
+    runs on a schedule; a node's run makes some rounds, and the next goes on. Automations mark runs that were
+    killed, and raise an event when a node stands still.
+
+    Called again it changes what differs, and removes nodes that left. In a home that holds a run, the site
+    goes on under that run's config; what --config and --set name is changed.
+    """
+    from rich.console import Console
+
+    from sapo import deploy
+    from sapo.commands import launch
+    from sapo.errors import UserError
+    from sapo.supervise import who_runs
+    from sapo.view import open_view
+
+    url = deploy.refuse_without_server(os.environ)
+    found, settings = launch.locate(preset, config, sets, home=home)
+    if found.manifest.exists() and (config is None or found.node_names()):
+        found, settings = launch.locate(preset, config, sets, home=found.root, resume=True)
+    if "swarm" in who_runs(found):
+        remedy = "stop it first with `sapo stop`"
+        raise UserError("--home", str(found.root), "a swarm runs here, with servers of its own", remedy)
+    folder = str(Path.cwd())
+    names = [resource["prefect.resource.name"] for resource in deploy.plan(settings, found, folder).nodes]
+    with open_view(settings.swarm.name, Console(stderr=True)) as view:
+        launch.prepare(settings, found, view, names)
+    found.stop_flag.unlink(missing_ok=True)
+    code = subprocess.run(deploy.command(found, folder), check=False).returncode
+    if code:
+        raise typer.Exit(code)
+    if settings.track.uri is None and "MLFLOW_TRACKING_URI" not in os.environ:
+        warn("track.uri and MLFLOW_TRACKING_URI are unset: metrics wait in journals unless the worker has it")
+    print(f"\nits runs: {url.rstrip('/').removesuffix('/api')}/deployments")
+    print("start a worker, here or on any machine that sees the home at the same place:")
+    print(f"  PREFECT_API_URL={url} prefect worker start --pool {settings.deploy.pool}")
+    print(f"after a change of the config: {program()} deploy --home {os.path.relpath(found.root)}")

@@ -1,0 +1,193 @@
+"""What people see: pages of real MLflow and Prefect servers with a real swarm in them, in a real browser."""
+
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from playwright.sync_api import Browser, Page, Response, expect
+from swarms import make_home, small_config
+
+from infra.browser.session import browser
+from sapo import services
+from sapo.home import Home
+from sapo.samples import COLUMNS
+from sapo.supervise import run_swarm
+
+pytestmark = [pytest.mark.browser, pytest.mark.services, pytest.mark.timeout(900)]
+
+NODES, ROUNDS = ("n0", "n1", "n2"), 6
+SETS = (
+    f"swarm.nodes={len(NODES)}",
+    f"swarm.rounds={ROUNDS}",
+    "track.register_every=3",
+    "track.samples_every=2",
+    "flow.every=2",
+)
+ENV = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+}
+PATIENCE_MS = 60_000
+"""A page may load as slowly as a busy machine makes it."""
+HARMLESS = ("mlflow/users/current",)
+"""What MLflow's pages ask for and do without."""
+TRIFLES = ("Failed to load resource", "ResizeObserver loop")
+"""What is said of answers that are looked at by themselves, and of a layout that takes one more frame."""
+CURVES = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(
+    plot => plot.data.map(line => [line.name, line.x ? line.x.length : 0]))"""
+
+
+@dataclass
+class Site:
+    """A swarm that has run, and the addresses of the servers that show it."""
+
+    home: Home
+    mlflow: str
+    prefect: str
+
+    def run(self, name: str) -> Any:
+        client = MlflowClient(self.mlflow)
+        experiment = client.get_experiment_by_name("test").experiment_id
+        (found,) = client.search_runs([experiment], f"attributes.run_name = '{name}'")
+        return found
+
+    def flow_runs(self) -> set[str]:
+        database = f"{(self.home.prefect / 'prefect.db').as_uri()}?mode=ro"
+        with closing(sqlite3.connect(database, uri=True)) as connection:
+            return {name for (name,) in connection.execute("SELECT name FROM flow_run")}
+
+
+@dataclass
+class Watched:
+    """A page, and what went wrong in it."""
+
+    page: Page
+    wrong: list[str] = field(default_factory=list)
+
+    def watch(self, page: Page) -> None:
+        page.on("pageerror", lambda error: self._note(str(error)))
+        page.on("console", lambda said: self._note(said.text) if said.type == "error" else None)
+        page.on("response", self._response)
+
+    def _note(self, text: str) -> None:
+        if not any(trifle in text for trifle in TRIFLES):
+            self.wrong.append(text)
+
+    def _response(self, response: Response) -> None:
+        if response.status >= 400 and not any(part in response.url for part in HARMLESS):
+            self.wrong.append(f"{response.status} {response.url}")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    config = small_config(SETS)
+    home = make_home(tmp_path_factory.mktemp("swarm") / "home", config)
+    assert run_swarm(config, home, env=ENV).phase == "finished"
+    with services.running(config, home, env=ENV) as running:
+        while not running.up():
+            time.sleep(0.05)
+        found = running.services
+        yield Site(home, found.mlflow.url, found.prefect.url.removesuffix("/api"))
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def watched(chromium: Browser) -> Iterator[Watched]:
+    """A page whose test fails if anything goes wrong in it, whatever else it shows."""
+    context = chromium.new_context(viewport={"width": 1400, "height": 1000}, locale="en-US")
+    context.set_default_timeout(PATIENCE_MS)
+    page = Watched(context.new_page())
+    context.on("page", page.watch)
+    page.watch(page.page)
+    yield page
+    context.close()
+    assert not page.wrong, page.wrong
+
+
+def curves(page: Page, wanted: int) -> list[tuple[str, int]]:
+    """Names and numbers of points of the lines drawn, once there are as many as wanted."""
+    page.wait_for_function(f"() => ({CURVES})().length >= {wanted}", timeout=PATIENCE_MS)
+    return [(name, points) for name, points in page.evaluate(CURVES)]
+
+
+def followed(page: Page, link: str) -> Page:
+    """The page a link of a description opens beside this one."""
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name=link, exact=True).first.click()
+    return opened.value
+
+
+def test_charts_show_the_curves_of_all_nodes_at_once(site: Site, watched: Watched) -> None:
+    experiment = site.run("test").info.experiment_id
+    watched.page.goto(f"{site.mlflow}/#/experiments/{experiment}/runs?compareRunsMode=CHART")
+    names = {name for name, _ in curves(watched.page, len(NODES))}
+    for node in NODES:
+        expect(watched.page.get_by_role("link", name=node, exact=True)).to_be_visible()
+        assert any(name.startswith(node) for name in names)
+
+
+def test_the_swarms_run_leads_to_the_rewards_of_all_its_nodes(site: Site, watched: Watched) -> None:
+    run = site.run("test").info
+    watched.page.goto(f"{site.mlflow}/#/experiments/{run.experiment_id}/runs/{run.run_id}")
+    lines = curves(followed(watched.page, "rewards of all nodes"), 2 * len(NODES))
+    for node in NODES:
+        assert lines.count((node, ROUNDS)) >= 2, "own rewards and those of the training set"
+
+
+def test_settings_of_all_nodes_are_side_by_side(site: Site, watched: Watched) -> None:
+    run = site.run("test").info
+    watched.page.goto(f"{site.mlflow}/#/experiments/{run.experiment_id}/runs/{run.run_id}")
+    page = followed(watched.page, "settings side by side")
+    expect(page.get_by_text(f"Comparing {len(NODES)} Runs")).to_be_visible()
+    for node in NODES:
+        expect(page.get_by_text(node, exact=True).first).to_be_visible()
+
+
+def test_sample_rollouts_are_shown_as_a_table(site: Site, watched: Watched) -> None:
+    run = site.run("n0").info
+    address = f"#/experiments/{run.experiment_id}/runs/{run.run_id}/artifacts/rollouts.json"
+    watched.page.goto(f"{site.mlflow}/{address}")
+    for column in COLUMNS[:3]:
+        expect(watched.page.get_by_role("columnheader", name=column)).to_be_visible()
+    expect(watched.page.get_by_text("chain_sum").first).to_be_visible()
+
+
+def test_a_models_page_leads_to_its_history(site: Site, watched: Watched) -> None:
+    watched.page.goto(f"{site.mlflow}/#/models/test.n1")
+    expect(watched.page.get_by_text("Version 2")).to_be_visible()
+    page = followed(watched.page, "Its history")
+    page.wait_for_url(re.compile(site.run("n1").info.run_id))
+    expect(page.get_by_text("Model versions", exact=True)).to_be_visible()
+
+
+def test_a_versions_page_leads_to_what_made_it(site: Site, watched: Watched) -> None:
+    watched.page.goto(f"{site.mlflow}/#/models/test.n1/versions/1")
+    expect(watched.page.get_by_text("sapo lineage models:/test.n1/N")).to_be_visible()
+    expect(watched.page.get_by_text(str(site.home.history)).first).to_be_visible()
+    followed(watched.page, "this run").wait_for_url(re.compile(site.run("n1").info.run_id))
+
+
+def test_prefects_pages_show_the_flow_runs_of_all_nodes(site: Site, watched: Watched) -> None:
+    watched.page.goto(f"{site.prefect}/runs")
+    names = site.flow_runs()
+    assert len(names) >= len(NODES)
+    for name in sorted(names):
+        expect(watched.page.get_by_text(name, exact=True).first).to_be_visible()
+
+
+def test_prefects_dashboard_loads(site: Site, watched: Watched) -> None:
+    watched.page.goto(f"{site.prefect}/dashboard")
+    expect(watched.page.get_by_text("Flow Runs").first).to_be_visible()

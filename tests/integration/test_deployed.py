@@ -1,0 +1,307 @@
+"""A site deployed to a real Prefect server and run by real workers, which are killed."""
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect_server import PrefectServer, end_session, mlflow_server, prefect_server, wait_for
+from swarms import small_config
+
+from sapo import toml
+from sapo.home import Home
+from sapo.journal import Journal
+from sapo.lock import NodeLock
+from sapo.supervise import holder
+
+pytestmark = [pytest.mark.services, pytest.mark.soak, pytest.mark.timeout(1200)]
+
+NODES = ("n0", "n1", "n2")
+SETS = (
+    "swarm.nodes=3",
+    "swarm.rounds=100000",
+    "eval.probe_questions=0",
+    "history.maintain_seconds=0",
+    "deploy.evaluate_seconds=0",
+    "deploy.judge_seconds=0",
+    "deploy.lost_seconds=60",
+)
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Site:
+    """A deployed site, its server, and the workers that were started."""
+
+    server: PrefectServer
+    home: Home
+    said: str
+    file: Path
+    workers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+
+    def work(self) -> "subprocess.Popen[bytes]":
+        """Start a worker."""
+        self.workers.append(self.server.worker("sapo"))
+        return self.workers[-1]
+
+    def deploy(self, *more: str) -> "subprocess.CompletedProcess[str]":
+        """`sapo deploy` of the site."""
+        command = [sys.executable, "-m", "sapo.cli", "deploy", "--home", str(self.home.root), *more]
+        return subprocess.run(command, env=self.server.env, capture_output=True, text=True, check=False)
+
+    def runs(self, node: str, *states: str) -> list[dict[str, Any]]:
+        """Flow runs of a node that began, oldest first; those in one of `states` where some are named."""
+        wanted = {"name": {"any_": [f"test.{node}"]}}
+        began = self.server.ask(
+            "flow_runs/filter",
+            {"deployments": wanted, "flow_runs": {"start_time": {"is_null_": False}}},
+        )
+        found = [run for run in began if not states or run["state_type"] in states]
+        return sorted(found, key=lambda run: str(run["start_time"]))
+
+    def start(self, node: str, **parameters: Any) -> str:
+        """Start a run of a node's deployment by hand; returns its id."""
+        deployment = self.server.ask(f"deployments/name/node/test.{node}")["id"]
+        made = self.server.ask(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
+        return str(made["id"])
+
+    def state(self, run: str) -> dict[str, Any]:
+        """Of a flow run, by its id."""
+        found: dict[str, Any] = self.server.ask(f"flow_runs/{run}")["state"]
+        return found
+
+    def pause(self, node: str) -> None:
+        """No run of a node is started any more, and none is under way."""
+        deployment = self.server.ask(f"deployments/name/node/test.{node}")["id"]
+        self.server.ask(f"deployments/{deployment}/pause_deployment", {})
+        wait_for(lambda: not self.runs(node, "RUNNING"), 90, f"a run of {node} does not end")
+
+    def rounds(self, node: str) -> int:
+        """Rounds that a node has committed, whole."""
+        if not self.home.journal(node).exists():
+            return 0
+        with Journal.read_only(self.home.journal(node)) as journal:
+            stage = journal.stage()
+        return 0 if stage is None else stage[0] + (stage[1] == "result")
+
+
+@contextmanager
+def deployed(folder: Path, *sets: str) -> Iterator[Site]:
+    """A site on a server of its own, all of it stopped at the end."""
+    with prefect_server(folder) as server:
+        file = folder / "site.toml"
+        settings = small_config([*SETS, *sets]).model_dump(mode="json", exclude_none=True)
+        file.write_text(toml.dumps(settings), encoding="utf-8")
+        site = Site(server, Home(folder / "home"), "", file)
+        made = site.deploy("--config", str(file))
+        assert made.returncode == 0, made.stderr
+        site.said = made.stdout
+        try:
+            yield site
+        finally:
+            for worker in site.workers:
+                end_session(worker)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Three nodes, each started every fifteen seconds unless it runs."""
+    folder = tmp_path_factory.mktemp("deployed")
+    sets = ["deploy.node_seconds=15", "deploy.archive_seconds=30", "flow.rounds_per_run=3", "flow.every=3"]
+    with (
+        mlflow_server(folder) as mlflow,
+        deployed(folder, *sets, f"track.uri={mlflow}", "track.register_every=3") as found,
+    ):
+        yield found
+
+
+def completed(site: Site, least: int, since: str = "") -> bool:
+    """Whether every node has completed so many runs that began after a time."""
+    return all(
+        sum(str(run["start_time"]) > since for run in site.runs(node, "COMPLETED")) >= least for node in NODES
+    )
+
+
+def kill_with(site: Site, worker: "subprocess.Popen[bytes]", node: str) -> str:
+    """Kill a worker, and with it the run of one node; returns when, as Prefect writes it."""
+    pid = wait_for(lambda: holder(site.home.node(node)), 90, f"{node} does not run")
+    os.kill(worker.pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())
+
+
+def spans(site: Site, node: str) -> list[tuple[int, int]]:
+    """First and last round of each completed run, as its name tells them."""
+    found = [
+        re.fullmatch(rf"{node} · rounds (\d+)-(\d+)", run["name"]) for run in site.runs(node, "COMPLETED")
+    ]
+    assert all(found), [run["name"] for run in site.runs(node, "COMPLETED")]
+    return [(int(one[1]), int(one[2])) for one in found if one]
+
+
+def assert_one_at_a_time(site: Site) -> None:
+    """No two runs of a node were under way at once, and each went on where the one before ended."""
+    for node in NODES:
+        began = site.runs(node)
+        for before, after in itertools.pairwise(began):
+            assert before["end_time"] is not None, f"{after['name']} began beside {before['name']}"
+            assert before["end_time"] <= after["start_time"], f"{before['name']} beside {after['name']}"
+        rounds = spans(site, node)
+        for (first, last), (then, _) in itertools.pairwise(rounds):
+            # a run whose worker was killed made fewer rounds than its name promised
+            assert first <= then <= last + 1, f"{node}: {rounds}"
+
+
+def goes_on_after_its_worker_is_killed(site: Site, runs: int, seconds: float) -> None:
+    """Kill a worker and one run; another worker then completes so many runs of every node."""
+    before = {node: site.rounds(node) for node in NODES}
+    since = kill_with(site, site.workers[-1], "n0")
+    lost = site.runs("n0", "RUNNING")
+    assert len(lost) == 1
+    site.work()
+    wait_for(lambda: completed(site, runs, since), seconds, "not all nodes go on")
+    state = site.state(lost[0]["id"])
+    assert state["type"] == "CRASHED"
+    assert "Not heard of for 60 s" in state["message"]
+    left = [run for node in ("n1", "n2") for run in site.runs(node, "CRASHED", "FAILED")]
+    assert left == [], "an orphan ends in good order by itself"
+    assert all(site.rounds(node) > before[node] for node in NODES)
+
+
+def test_it_says_what_was_registered_and_how_a_worker_is_started(site: Site) -> None:
+    for node in NODES:
+        assert f"node/test.{node}: registered, every 15 s" in site.said
+    assert "prefect worker start --pool sapo" in site.said
+    assert site.said.count("automation") == 3
+
+
+def test_every_node_runs_again_and_again_and_goes_on_after_its_worker_is_killed(site: Site) -> None:
+    site.work()
+    wait_for(lambda: completed(site, 2), 400, "not every node completes two runs")
+    goes_on_after_its_worker_is_killed(site, 1, 400)
+    assert_one_at_a_time(site)
+
+
+def test_a_run_s_artifacts_are_its_table_and_links_to_mlflow(site: Site) -> None:
+    found = site.server.ask("artifacts/latest/filter", {})
+    made = {one["key"]: one["data"] for one in found if one["key"].startswith("node-n1")}
+    assert set(made) == {"node-n1", "node-n1-mlflow", "node-n1-model"}
+    assert "| round |" in made["node-n1"]
+    assert re.search(r"/#/experiments/\d+/runs/[0-9a-f]{32}\b", made["node-n1-mlflow"])
+    assert "/#/models/test.n1/versions/" in made["node-n1-model"]
+
+
+def test_a_node_s_progress_is_an_event(site: Site) -> None:
+    wanted = {"event": {"name": ["sapo.node.progress"]}}
+    wait_for(lambda: site.server.ask("events/filter", {"filter": wanted})["total"], 30, "no event")
+
+
+def test_the_archive_s_runs_write_the_history(site: Site) -> None:
+    wait_for(lambda: (site.home.history / "rollouts" / "_delta_log").exists(), 90, "nothing is archived")
+
+
+def test_a_run_that_is_cancelled_ends_after_its_round(site: Site) -> None:
+    site.pause("n2")
+    before = site.rounds("n2")
+    run = site.start("n2", rounds=100_000)
+    wait_for(lambda: site.rounds("n2") > before + 3, 120, "the run makes no rounds")
+    site.server.ask(f"flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
+    wait_for(lambda: site.state(run)["type"] == "CANCELLED", 90, "the run is not cancelled")
+    assert holder(site.home.node("n2")) is None
+    with Journal.read_only(site.home.journal("n2")) as journal:
+        stage = journal.stage()
+        assert stage is not None
+        assert stage[1] == "result", "the round in hand was finished"
+
+
+def test_a_node_that_somebody_else_runs_is_refused_soon_and_said_by_whom(site: Site) -> None:
+    site.pause("n2")
+    with NodeLock(site.home.node("n2")):
+        run = site.start("n2")
+        state = wait_for(lambda: ended(site, run), 120, "the run does not end")
+    assert state["type"] == "FAILED"
+    assert f"is in use by the process with pid {os.getpid()}" in state["message"]
+
+
+def ended(site: Site, run: str) -> dict[str, Any] | None:
+    """A flow run's state once it has ended."""
+    state = site.state(run)
+    return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [({"home": "/nowhere"}, "holds no swarm"), ({"node": "n9"}, "the swarm has n0, n1, n2")],
+)
+def test_a_wrong_home_or_node_is_said_in_the_run_s_state(
+    site: Site, parameters: dict[str, str], said: str
+) -> None:
+    site.pause("n2")
+    run = site.start("n2", **parameters)
+    state = wait_for(lambda: ended(site, run), 120, "the run does not end")
+    assert state["type"] == "FAILED"
+    assert said in state["message"]
+
+
+def test_parameters_that_cannot_be_are_refused_before_a_run_is_made(site: Site) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="409"):
+        site.start("n2", rounds=0)
+
+
+def test_deploying_again_changes_what_differs_and_removes_who_left(site: Site) -> None:
+    automations = site.server.ask("automations/filter", {})
+    again = site.deploy()
+    assert again.returncode == 0, again.stderr
+    assert "registered" not in again.stdout
+    assert "changed, every" not in again.stdout.replace("unchanged", "")
+    fewer = site.deploy("--set", "swarm.nodes=2", "--set", "flow.rounds_per_run=5")
+    assert "node/test.n0: changed, every 15 s" in fewer.stdout
+    assert "node/test.n2: removed" in fewer.stdout
+    names = {one["name"] for one in site.server.ask("deployments/filter", {})}
+    assert names == {"test.n0", "test.n1", "test.n", "test.n.judge"}
+    after = site.server.ask("automations/filter", {})
+    assert sorted(one["id"] for one in after) == sorted(one["id"] for one in automations)
+
+
+def test_prefect_deploy_takes_the_file_at_the_root(site: Site) -> None:
+    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
+    for kind in ("docker", "kubernetes"):
+        command = [*prefect, "work-pool", "create", f"sapo-{kind}", "--type", kind]
+        subprocess.run(command, env=site.server.env, check=True, capture_output=True)
+    done = subprocess.run(
+        [*prefect, "deploy", "--all"],
+        env=site.server.env,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {one["name"]: one for one in site.server.ask("deployments/filter", {})}
+    assert {"n0", "n0-docker", "n0-kubernetes", "tiny", "shipped"} <= set(found)
+    assert found["n0"]["pull_steps"][0]["prefect.deployments.steps.set_working_directory"] == {
+        "directory": str(ROOT)
+    }
+    assert all(one["enforce_parameter_schema"] for one in found.values())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_ten_minutes_of_a_one_minute_schedule_and_a_killed_worker(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with deployed(tmp_path, "deploy.node_seconds=60", "flow.rounds_per_run=20", "flow.every=10") as site:
+        site.work()
+        wait_for(lambda: time.monotonic() > began + 600, 700, "time stands still")
+        assert completed(site, 5), "every node has run several times"
+        goes_on_after_its_worker_is_killed(site, 3, 600)
+        assert_one_at_a_time(site)

@@ -1,0 +1,201 @@
+"""The judge over real nodes: each round judged once, at checkpoints that are whole, told to a real MLflow."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mlflow import MlflowClient
+from prefect.exceptions import ParameterTypeError
+from prefect.testing.utilities import prefect_test_harness
+from swarms import make_home, open_node, small_config
+
+from flows.evaluate import evaluate_flow
+from sapo import cli
+from sapo.checkpoint import paths
+from sapo.config import Config
+from sapo.errors import Unavailable, UserError
+from sapo.home import Home
+from sapo.judge import evaluate_swarm, judge_swarm, tell_verdicts
+from sapo.lock import NodeLock
+from sapo.report import write_report
+from sapo.tasks import bucket
+from sapo.verdicts import Verdicts
+
+SETS = ("swarm.rounds=20", "checkpoint.every_rounds=2", "batch.external=0")
+
+
+def run(config: Config, home: Home, name: str, to: int) -> None:
+    with open_node(config, home, name, deliver=False) as node:
+        while node.round < to:
+            node.run_round()
+
+
+def made(home: Path, sets: Sequence[str] = (), **rounds: int) -> tuple[Config, Home]:
+    """A home whose nodes have made so many rounds."""
+    config = small_config([*SETS, *sets])
+    found = make_home(home, config)
+    for name, to in rounds.items():
+        run(config, found, name, to)
+    return config, found
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """n0 has made four rounds, n1 two: each goes at its own pace."""
+    return made(tmp_path_factory.mktemp("judge") / "home", n0=4, n1=2)[1].root
+
+
+@pytest.fixture
+def swarm(template: Path, tmp_path: Path) -> tuple[Config, Home]:
+    shutil.copytree(template, tmp_path / "home")
+    home = Home(tmp_path / "home")
+    return home.load_config(), home
+
+
+def rounds_of(home: Home) -> dict[str, int]:
+    return {name: int(paths(home.checkpoints(name))[-1].name[-6:]) for name in ("n0", "n1")}
+
+
+def test_every_node_answers_the_same_held_out_question_in_the_round_it_is_in(
+    swarm: tuple[Config, Home],
+) -> None:
+    config, home = swarm
+    found = judge_swarm(config, home, clock=lambda: 7.0)
+    verdicts = [one.verdict for one in found.standings.values()]
+    assert {v.node: v.round for v in verdicts} == rounds_of(home) == {"n0": 4, "n1": 2}
+    assert len({(v.question, v.judging, v.at) for v in verdicts}) == 1
+    assert bucket(verdicts[0].question, config.rules.salt) < config.rules.held_out
+
+
+def test_a_round_is_judged_once_and_a_node_that_made_none_since_is_passed_over(
+    swarm: tuple[Config, Home],
+) -> None:
+    config, home = swarm
+    first = judge_swarm(config, home)
+    again = judge_swarm(config, home)
+    assert not again.standings
+    assert "round 4, which was judged" in again.passed_over["n0"]
+    assert again.as_dict()["question"] is None
+    run(config, home, "n1", 4)
+    later = judge_swarm(config, home)
+    assert set(later.standings) == {"n1"}
+    standing = later.standings["n1"]
+    assert (standing.judged, standing.verdict.judging, standing.verdict.round) == (2, 1, 4)
+    before = first.standings["n1"].verdict
+    assert standing.cumulative == before.reward + standing.verdict.reward
+
+
+def test_the_same_weights_and_number_give_the_same_question_and_answer(
+    swarm: tuple[Config, Home], template: Path, tmp_path: Path
+) -> None:
+    config, home = swarm
+    shutil.copytree(template, tmp_path / "again")
+    one = judge_swarm(config, home, clock=lambda: 0.0)
+    other = judge_swarm(config, Home(tmp_path / "again"), clock=lambda: 0.0)
+    assert one == other
+
+
+def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(swarm: tuple[Config, Home]) -> None:
+    config, home = swarm
+    newest = paths(home.checkpoints("n0"))[-1]
+    (newest / "optimizer.pt").write_bytes(b"cut off")
+    assert judge_swarm(config, home).standings["n0"].verdict.round == 2
+    shutil.rmtree(home.checkpoints("n1"))
+    found = judge_swarm(config, home)
+    assert not found.standings
+    assert found.passed_over["n1"] == "has no whole checkpoint yet"
+
+
+def test_a_sweep_leaves_out_who_has_no_checkpoint_unless_named(swarm: tuple[Config, Home]) -> None:
+    config, home = swarm
+    shutil.rmtree(home.checkpoints("n1"))
+    assert set(evaluate_swarm(config, home)["nodes"]) == {"n0"}
+    with pytest.raises(UserError, match="no whole checkpoint"):
+        evaluate_swarm(config, home, ["n1"])
+
+
+def test_a_node_that_is_not_of_the_swarm_is_refused(swarm: tuple[Config, Home]) -> None:
+    with pytest.raises(UserError, match="the swarm has n0, n1"):
+        judge_swarm(*swarm, ["n7"])
+
+
+def judged(uri: str, node: str = "n0") -> SimpleNamespace:
+    """A node's judge series in MLflow, and the state of its run."""
+    client = MlflowClient(uri)
+    (experiment,) = [e for e in client.search_experiments() if e.name == "test"]
+    (found,) = client.search_runs([experiment.experiment_id], f"tags.`sapo.node` = '{node}'")
+    series = {
+        name: sorted((m.step, m.value) for m in client.get_metric_history(found.info.run_id, f"judge/{name}"))
+        for name in ("reward", "cumulative")
+    }
+    return SimpleNamespace(status=found.info.status, **series)
+
+
+def test_mlflow_has_every_verdict_once_also_those_made_while_it_was_away(
+    swarm: tuple[Config, Home],
+) -> None:
+    config, home = swarm
+    uri = f"sqlite:///{home.mlflow_db}"
+    judge_swarm(config, home)
+    with pytest.raises(Unavailable):
+        tell_verdicts(config, home, "n0", uri="http://127.0.0.1:9")
+    run(config, home, "n0", 6)
+    judge_swarm(config, home)
+    assert tell_verdicts(config, home, "n0", uri=uri) == 2
+    assert tell_verdicts(config, home, "n0", uri=uri) == 0
+    table = Verdicts(home.verdicts)
+    standings = table.standings("n0", f"{0:016x}")
+    found = judged(uri)
+    assert found.reward == [(one.verdict.round, one.verdict.reward) for one in standings]
+    assert found.cumulative == [(one.verdict.round, one.cumulative) for one in standings]
+    assert found.status == "KILLED"
+
+
+def test_the_run_of_a_node_that_is_running_stays_marked_as_running(swarm: tuple[Config, Home]) -> None:
+    config, home = swarm
+    uri = f"sqlite:///{home.mlflow_db}"
+    judge_swarm(config, home)
+    with NodeLock(home.node("n0")):
+        tell_verdicts(config, home, "n0", uri=uri)
+        assert judged(uri).status == "RUNNING"
+
+
+@pytest.mark.services
+@pytest.mark.timeout(300)
+def test_a_deployment_may_ask_one_question_or_all(
+    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, home = swarm
+    uri = f"sqlite:///{home.mlflow_db}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with prefect_test_harness(server_startup_timeout=120):
+        assert evaluate_flow(str(home.root), kind="question") == []
+        assert len(judged(uri).reward) == 1
+        assert not home.evaluation.exists()
+        assert evaluate_flow(str(home.root)) == []
+        assert set(json.loads(home.evaluation.read_text())["nodes"]) == {"n0", "n1"}
+        with pytest.raises(ParameterTypeError, match="kind"):
+            evaluate_flow(str(home.root), kind="quiz")  # type: ignore[call-overload]
+    assert len(judged(uri).reward) == 1
+
+
+def test_the_form_of_the_flow_offers_both_kinds() -> None:
+    assert evaluate_flow.parameters.model_dump()["properties"]["kind"]["enum"] == ["sweep", "question"]
+
+
+def test_the_command_says_what_was_asked_and_the_page_shows_the_sum(
+    swarm: tuple[Config, Home], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, home = swarm
+    write_report(home)
+    assert "Judge (judge/cumulative)" not in home.report.read_text()
+    assert cli.invoke(["evaluate", "--home", str(home.root), "--question", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["nodes"]) == {"n0", "n1"}
+    assert cli.invoke(["evaluate", "--home", str(home.root), "--question"]) == 0
+    assert "n0 has no checkpoint after the one of round 4" in capsys.readouterr().out
+    write_report(home)
+    assert "Judge (judge/cumulative)" in home.report.read_text()

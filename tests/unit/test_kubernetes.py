@@ -1,0 +1,149 @@
+"""What infra/kubernetes holds, without a cluster: checked by Kubernetes' schemas and by sense.
+
+What kustomize makes of it is checked in tests/integration/test_kubernetes_site.py.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from test_docker import SERVICES, lineage
+
+from sapo.config import load
+from sapo.home import read_manifest
+from sapo.manifest import Manifest
+
+ROOT = Path(__file__).parents[2]
+BASE = ROOT / "infra" / "kubernetes" / "base"
+RELEASES = ("1.30", "1.33", "1.37")
+"""Of Kubernetes, oldest and newest whose schemas are asked, and one between."""
+FILES = ("node.yaml", "archive.yaml", "maintain.yaml")
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((BASE / name).read_text(encoding="utf-8")))
+
+
+OBJECTS = {
+    one["metadata"]["name"]: one for name in FILES for one in documents(name) if one["kind"] != "Service"
+}
+
+
+def pod(name: str) -> dict[str, Any]:
+    spec = OBJECTS[name]["spec"]
+    spec = spec["jobTemplate"]["spec"] if "jobTemplate" in spec else spec
+    found: dict[str, Any] = spec["template"]["spec"]
+    return found
+
+
+def containers(name: str) -> list[dict[str, Any]]:
+    return [*pod(name)["initContainers"], *pod(name)["containers"]]
+
+
+def site_env() -> dict[str, str]:
+    lines = (BASE / "site.env").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("name", FILES)
+def test_every_object_obeys_the_schema_and_has_no_unknown_field(name: str, release: str) -> None:
+    for one in documents(name):
+        kubernetes_validate.validate(one, release, strict=True)
+
+
+def test_the_schema_refuses_what_is_wrong() -> None:
+    wrong = documents("archive.yaml")[0]
+    wrong["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, RELEASES[-1], strict=True)
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTS))
+def test_no_container_may_do_more_than_it_needs(name: str) -> None:
+    spec = pod(name)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert ("USER", "sapo") in lineage("cpu")
+    users = [rest for word, rest in lineage("cpu") if word == "RUN" and "useradd" in rest]
+    assert f"--uid {spec['securityContext']['runAsUser']} " in users[0]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    for container in containers(name):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        for bound in ("requests", "limits"):
+            assert set(container["resources"][bound]) == {"cpu", "memory"}
+
+
+@pytest.mark.parametrize("name", sorted(OBJECTS))
+def test_what_is_mounted_is_there_and_what_is_written_lies_on_a_volume(name: str) -> None:
+    claims = [one["metadata"]["name"] for one in OBJECTS[name]["spec"].get("volumeClaimTemplates", [])]
+    volumes = {one["name"] for one in pod(name)["volumes"]} | {*claims}
+    for container in containers(name):
+        mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+        assert set(mounts.values()) == volumes
+        assert set(mounts) == {"/var/lib/sapo", "/etc/sapo", "/tmp"}
+    assert claims == (["home"] if name == "sapo-node" else [])
+
+
+def test_commands_and_probes_are_those_of_compose() -> None:
+    for name in ("sapo-node", "sapo-archive", "sapo-maintain"):
+        assert pod(name)["initContainers"][0]["command"] == SERVICES["site"]["command"]
+    for name in ("node", "archive"):
+        (container,) = pod(f"sapo-{name}")["containers"]
+        assert container["command"] == SERVICES[name]["command"]
+        probes = {json.dumps(probe["exec"]["command"]) for key, probe in container.items() if "Probe" in key}
+        assert probes == {json.dumps(SERVICES[name]["healthcheck"]["test"][1:])}
+    grace = {name: pod(f"sapo-{name}")["terminationGracePeriodSeconds"] for name in ("node", "archive")}
+    assert {name: f"{seconds}s" for name, seconds in grace.items()} == {
+        name: SERVICES[name]["stop_grace_period"] for name in grace
+    }
+
+
+def test_a_service_called_sapo_cannot_change_settings() -> None:
+    assert all(pod(name)["enableServiceLinks"] is False for name in OBJECTS)
+
+
+def test_settings_are_settings_and_the_home_of_every_pod_is_another_sites() -> None:
+    values = site_env()
+    config = load(values["PRESET"], env=values)
+    assert (config.bus.type, config.history.uri) == ("kafka", "s3://history/tiny")
+    assert config.history.maintain_seconds == 0
+    sites = set()
+    for name in OBJECTS:
+        for container in containers(name):
+            given = {one["name"]: one for one in container["env"]}
+            sites.add(
+                given["SITE"]["value"]
+                .replace("$(SITE_NAME)", values["SITE_NAME"])
+                .replace("$(POD_INDEX)", "0")
+            )
+    assert sites == {"a-0-n", "a-archive", "a-maintain"}
+    for site in sites:
+        assert load(values["PRESET"], sets=[f"swarm.site={json.dumps(site)}"], env={}).nodes[0] == f"{site}0"
+
+
+def test_the_manifest_is_that_of_the_preset() -> None:
+    values = site_env()
+    file = BASE / f"{values['SWARM']}.manifest.json"
+    config = load(values["PRESET"], sets=[f"swarm.name={values['SWARM']}"], env={})
+    assert read_manifest(file, "manifest", str(file)) == Manifest.of(config)
+
+
+def test_no_secret_has_a_value_and_each_comes_from_the_secret() -> None:
+    example = (ROOT / "infra" / "kubernetes" / "secrets.env.example").read_text(encoding="utf-8").splitlines()
+    assert all(re.fullmatch(r"[A-Z_]+=", line) for line in example)
+    names = {line.rstrip("=") for line in example}
+    assert not names & set(site_env())
+    for name in OBJECTS:
+        for container in containers(name):
+            assert {"secretRef": {"name": "sapo-secrets"}} in container["envFrom"]
+            assert not names & {one["name"] for one in container["env"]}
+    assert "secrets.env" in (ROOT / "infra" / "kubernetes" / ".gitignore").read_text().splitlines()

@@ -1,0 +1,29 @@
+"""When a checkpoint is due."""
+
+from types import SimpleNamespace
+
+from sapo.config import load
+from sapo.recovery import checkpoint_due
+
+SETS = ["checkpoint.every_rounds=1000", "checkpoint.every_seconds=600", "checkpoint.max_share=0.01"]
+
+
+def due(took: float, seconds_since: float, round: int = 7) -> bool:
+    parts = SimpleNamespace(
+        config=load("tiny", sets=SETS, env={}), last_checkpoint_at=100.0, last_checkpoint_s=took
+    )
+    return checkpoint_due(parts, round, 100.0 + seconds_since, last=False)  # type: ignore[arg-type]
+
+
+def test_a_quick_checkpoint_is_taken_again_when_its_time_has_come() -> None:
+    assert not due(took=1.0, seconds_since=599.0)
+    assert due(took=1.0, seconds_since=600.0)
+
+
+def test_a_slow_checkpoint_is_put_off_until_checkpoints_take_their_share_of_the_time() -> None:
+    assert not due(took=28.0, seconds_since=2_799.0)
+    assert due(took=28.0, seconds_since=2_800.0)
+
+
+def test_a_checkpoint_by_the_number_of_rounds_waits_for_nothing() -> None:
+    assert due(took=28.0, seconds_since=1.0, round=1000)

@@ -1,0 +1,159 @@
+"""A swarm's run in MLflow, and sample rollouts: one parent however nodes race, a bounded table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from history_samples import INCARNATION, Books, Owed, batch
+from mlflow import MlflowClient
+
+from sapo import samples, swarm_run
+from sapo.config import Config, load
+from sapo.errors import Unavailable
+from sapo.track import ROLLOUTS, Tracker
+from sapo.track_sinks import TrackSink, open_tracking
+
+PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
+
+
+def node(uri: str, name: str = "n0", incarnation: str = INCARNATION, config: Config | None = None) -> Tracker:
+    config = config or load("tiny", env={})
+    artifacts = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
+    return open_tracking(
+        config.for_node(name),
+        name,
+        incarnation,
+        uri=uri,
+        artifacts=artifacts,
+        whole=lambda source, target: None,
+        own=config.node.get(name.removeprefix(config.swarm.site)),
+    )[0]
+
+
+def runs(uri: str) -> dict[str, Any]:
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("tiny")
+    found = client.search_runs([experiment.experiment_id])
+    assert len({run.info.run_name for run in found}) == len(found)
+    return {run.info.run_name: run for run in found}
+
+
+def test_the_runs_of_all_nodes_lie_below_the_swarms(uri: str) -> None:
+    for name in ("n0", "n1", "n0"):
+        node(uri, name).start()
+    found = runs(uri)
+    assert found.keys() == {"tiny", "n0", "n1"}
+    assert {found[name].data.tags[PARENT] for name in ("n0", "n1")} == {found["tiny"].info.run_id}
+    assert found["tiny"].data.tags["sapo.kind"] == "swarm"
+
+
+def test_of_two_parents_made_at_once_the_oldest_stays(uri: str) -> None:
+    node(uri).start()
+    client, old = MlflowClient(uri), runs(uri)["tiny"]
+    swarm_run.create(client, old.info.experiment_id, "tiny")
+    node(uri, "n1").start()
+    assert runs(uri)["n1"].data.tags[PARENT] == old.info.run_id == runs(uri)["tiny"].info.run_id
+
+
+def test_a_swarm_begun_by_an_earlier_release_gets_its_parent(uri: str) -> None:
+    before = Tracker(uri, "tiny", "n0", INCARNATION).start()
+    assert runs(uri).keys() == {"n0"}
+    assert node(uri).start() == before
+    assert runs(uri)["n0"].data.tags[PARENT] == runs(uri)["tiny"].info.run_id
+
+
+def test_the_swarms_run_ends_with_the_last_node_and_goes_on_with_the_first(uri: str) -> None:
+    one, two = node(uri), node(uri, "n1")
+    one.start()
+    two.start()
+    one.end()
+    assert runs(uri)["tiny"].info.status == "RUNNING"
+    two.end("KILLED")
+    assert runs(uri)["tiny"].info.status == "KILLED"
+    node(uri).start()
+    assert runs(uri)["tiny"].info.status == "RUNNING"
+
+
+def test_descriptions_lead_to_nodes_models_and_their_comparison(uri: str) -> None:
+    for name in ("n0", "n1"):
+        node(uri, name).start()
+    found = runs(uri)
+    note = found["tiny"].data.tags[NOTE]
+    for name in ("n0", "n1"):
+        assert note.count(found[name].info.run_id) == 3, "itself, the curves, the settings"
+        assert f"#/models/tiny.{name}" in note
+    assert found["tiny"].info.run_id in found["n0"].data.tags[NOTE]
+
+
+def test_a_large_swarms_description_stays_within_what_mlflow_takes(uri: str) -> None:
+    config = load("tiny", sets=["swarm.nodes=60", 'swarm.site="a-rather-long-name-of-a-site-x"'], env={})
+    for number in range(60):
+        client, name = MlflowClient(uri), f"{config.swarm.site}{number}"
+        node(uri, name, config=config)._experiment()
+        tags = {"sapo.node": name, "sapo.kind": "node", "sapo.model": "starter", "sapo.batch": "4/4 × 8"}
+        client.create_run("1", run_name=name, tags={**tags, PARENT: runs(uri)["tiny"].info.run_id})
+    node(uri, f"{config.swarm.site}0", config=config).start()
+    note = next(run for run in MlflowClient(uri).search_runs(["1"], "tags.`sapo.kind` = 'swarm'")).data.tags[
+        NOTE
+    ]
+    assert len(note) <= 8000
+    assert note.endswith("and more")
+
+
+def test_a_node_says_what_is_its_own(uri: str) -> None:
+    config = load("tiny", sets=["node.1.learn.lr=1e-5"], env={})
+    node(uri, "n0", config=config).start()
+    node(uri, "n1", config=config).start()
+    tags = {name: run.data.tags for name, run in runs(uri).items()}
+    assert tags["n0"]["sapo.own"] == "none"
+    assert json.loads(tags["n1"]["sapo.own"]) == {"learn": {"lr": 1e-5}}
+    assert (
+        tags["n0"]["sapo.batch"]
+        == f"{config.batch.local}/{config.batch.external} × {config.batch.completions}"
+    )
+
+
+def table(uri: str, folder: Path) -> dict[str, Any]:
+    path = MlflowClient(uri).download_artifacts(runs(uri)["n0"].info.run_id, ROLLOUTS, str(folder))
+    loaded: dict[str, Any] = json.loads(Path(path).read_text())
+    return loaded
+
+
+def test_sample_rollouts_are_logged_every_so_many_rounds_and_once(uri: str, tmp_path: Path) -> None:
+    books = Books(*(batch(round) for round in range(7)))
+    TrackSink(node(uri), 3).deliver([Owed(round) for round in range(5)], books)
+    TrackSink(node(uri), 3).deliver([Owed(round) for round in range(3, 7)], books)
+    rows = table(uri, tmp_path)["data"]
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    assert {row[0] for row in rows} == {0, 3, 6}
+    assert rows == [row for round in (0, 3, 6) for row in samples.rows_of(batch(round))]
+    assert "rollouts.json" in runs(uri)["n0"].data.tags["mlflow.loggedArtifacts"]
+
+
+def test_samples_that_cannot_be_stored_hold_up_no_metrics(
+    uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(self: Tracker, rows: object) -> None:
+        raise Unavailable("the store of artifacts")
+
+    monkeypatch.setattr(Tracker, "log_samples", away)
+    TrackSink(node(uri), 1).deliver([Owed(0)], Books(batch(0)))
+    assert "not logged" in caplog.text
+    assert "reward/local" in runs(uri)["n0"].data.metrics
+
+
+def test_own_and_foreign_groups_are_shown_with_their_best_and_worst() -> None:
+    rows = [dict(zip(samples.COLUMNS, row, strict=True)) for row in samples.rows_of(batch(4))]
+    assert {row["source"] for row in rows} == {"local", "external"}
+    assert len(rows) <= 2 * samples.GROUPS
+    for best, worst in zip(rows[::2], rows[1::2], strict=True):
+        assert best["question"] == worst["question"]
+        assert best["advantage"] >= worst["advantage"]
+
+
+def test_the_table_keeps_the_newest_rounds_only() -> None:
+    kept = None
+    for round in range(samples.ROUNDS + 10):
+        kept = samples.merged(kept, samples.rows_of(batch(round)))
+    assert {row[0] for row in kept["data"]} == set(range(10, samples.ROUNDS + 10))
