@@ -35,8 +35,6 @@ from sapo.errors import SapoError, Unavailable, UserError
 from sapo.home import Home
 from sapo.records import canonical
 
-SLOT_S = 60
-"""How long a flow run may hold its place before its process says that it lives: Prefect's least."""
 Tell = Callable[[str], None]
 
 
@@ -99,7 +97,7 @@ def _deployment(client: SyncPrefectClient, site: Site, wanted: Registration) -> 
         "work_pool_name": site.pool,
         "parameter_openapi_schema": schema,
     }
-    version = version_of(what | {"every": wanted.every_s})
+    version = version_of(what | {"every": wanted.every_s, "begin": site.begin_s})
     found = _read(client, wanted.full_name)
     if found is not None:
         _refuse_other_home(found, wanted)
@@ -115,7 +113,7 @@ def _deployment(client: SyncPrefectClient, site: Site, wanted: Registration) -> 
         concurrency_options=ConcurrencyOptions(
             # a run that would have to wait is given up instead: a schedule's runs would pile up
             collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW,
-            grace_period_seconds=SLOT_S,
+            grace_period_seconds=site.begin_s,
         ),
         enforce_parameter_schema=True,
         pull_steps=[],

@@ -17,8 +17,8 @@ from sapo.services import QUIET, Service, answers
 
 HEARTBEAT_S = 30
 """The shortest that Prefect knows."""
-BEGIN_S = 600.0
-"""How long a worker may take from taking a run up to its first line: a container may have to be fetched."""
+BEGIN_S = {"process": 180, "docker": 600, "kubernetes": 600}
+"""How long a pool's worker may take from taking a run up to its first line: a container may have to be fetched."""
 PROGRESS, FINISHED, DEPLOYED = "sapo.node.progress", "sapo.node.finished", "sapo.node.deployed"
 """Events of a node: it has made rounds, it has made all of them, it is to make some from now on."""
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled")
@@ -72,6 +72,8 @@ class Site:
     """Of every run: working folder, image, or what else its kind of pool has need of."""
     tags: tuple[str, ...]
     """What all of the site's deployments have, and no other's."""
+    begin_s: int
+    """How long a run that was taken up keeps its place before it begins."""
     nodes: tuple[Mapping[str, str], ...]
     """The nodes' resources, as events name them."""
 
@@ -145,6 +147,7 @@ def plan(config: Config, home: Home, folder: str) -> Site:
         watches=_watches(config, label),
         job=_job(config, home, folder),
         tags=common,
+        begin_s=BEGIN_S[settings.pool_type],
         nodes=tuple(resource_of(config, name) for name in names),
     )
 
@@ -190,6 +193,7 @@ def _job(config: Config, home: Home, folder: str) -> dict[str, Any]:
 
 def _watches(config: Config, label: str) -> tuple[Watch, ...]:
     settings, tag = config.deploy, site_tag(config)
+    begin_s = BEGIN_S[settings.pool_type]
     runs = {"prefect.resource.id": "prefect.flow-run.*"}
     ends = tuple(f"prefect.flow-run.{end}" for end in ENDS)
     heartbeat = "prefect.flow-run.heartbeat"
@@ -214,9 +218,9 @@ def _watches(config: Config, label: str) -> tuple[Watch, ...]:
             resource=runs,
             after=("prefect.flow-run.Pending",),
             expect=("prefect.flow-run.Running", heartbeat, *ends),
-            within_s=BEGIN_S,
+            within_s=begin_s,
             tag=tag,
-            crash=f"Did not begin within {BEGIN_S:g} s: its worker was killed.",
+            crash=f"Did not begin within {begin_s} s: its worker was killed.",
         ),
         Watch(
             name=f"sapo {label}: nodes that stand still",

@@ -229,7 +229,17 @@ def _prefect(config: Config, home: Home, env: Mapping[str, str], kept: dict[str,
     bound = bind(config.flow.port, "flow.port")
     url = f"{_url(bound)}/api"
     own = {"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url, "PREFECT_UI_API_URL": url}
+    own |= prefect_file(home.prefect / "prefect.db", env)
     return _start(Service("prefect", url), bound, ["prefect"], home, {**env, **QUIET, **LEAN, **own}, kept)
+
+
+def prefect_file(file: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """What has a Prefect server use SQLite as it can bear it, unless its environment names a database."""
+    named = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
+    if any(name in env for name in named):
+        return {}
+    # the plugin is sapo.one_connection
+    return {named[0]: f"sqlite+aiosqlite:///{file}?plugin=sapo"}
 
 
 def _start(

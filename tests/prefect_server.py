@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sapo.processes import Child
-from sapo.services import HOST, QUIET, Service, answers, bind
+from sapo.services import HOST, QUIET, Service, answers, bind, prefect_file
 
 START_S = 300.0
 SOON = {
@@ -94,7 +94,8 @@ def prefect_server(folder: Path) -> Iterator[PrefectServer]:
     with bound:
         command = ["-m", "sapo.servers", "prefect", "--socket", str(bound.fileno())]
         log = folder / "prefect.log"
-        child = Child.start("prefect", command, log=log, env={**env, **SOON}, descriptors=[bound.fileno()])
+        its = {**env, **SOON, **prefect_file(folder / "prefect" / "prefect.db", env)}
+        child = Child.start("prefect", command, log=log, env=its, descriptors=[bound.fileno()])
     try:
         wait_for(lambda: started(child, Service("prefect", url)), START_S, "the server does not start")
         yield PrefectServer(url, env, folder, child)
