@@ -18,7 +18,7 @@ from sapo.services import QUIET, Service, answers
 HEARTBEAT_S = 30
 """The shortest that Prefect knows."""
 BEGIN_S = {"process": 180, "docker": 600, "kubernetes": 600}
-"""How long a pool's worker may take from taking a run up to its first line: a container may have to be fetched."""
+"""How long a worker may take from taking a run up to its first line: a container may have to be fetched."""
 PROGRESS, FINISHED, DEPLOYED = "sapo.node.progress", "sapo.node.finished", "sapo.node.deployed"
 """Events of a node: it has made rounds, it has made all of them, it is to make some from now on."""
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled")

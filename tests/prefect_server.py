@@ -18,12 +18,7 @@ from sapo.processes import Child
 from sapo.services import HOST, QUIET, Service, answers, bind, prefect_file
 
 START_S = 300.0
-SOON = {
-    "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
-    # runs of the next minute or two, not of the next hour
-    "PREFECT_SERVER_SERVICES_SCHEDULER_MIN_SCHEDULED_TIME": "PT60S",
-    "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "10",
-}
+SOON = {"PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
 
 
 @dataclass
