@@ -3,10 +3,16 @@
 import logging
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
+from uuid import UUID
 
+import httpx
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.orchestration import get_client
 from prefect.events import emit_event
+from prefect.exceptions import PrefectException
 from prefect.runtime import deployment
 from pydantic import Field
 from rich.console import Console
@@ -21,6 +27,7 @@ from sapo.tracked import tracker_of
 log = logging.getLogger(__name__)
 
 PARENT_POLL_S = 0.5
+PROGRESS_S = 5.0
 HomePath = Annotated[str, Field(min_length=1)]
 NodeName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]*$")]
 
@@ -77,6 +84,33 @@ def tell_progress(process: Process, node: str, made: int) -> None:
         event = FINISHED if now >= total else PROGRESS
         resource = resource_of(process.config, node)
         emit_event(event=event, resource=resource, payload={"made": made, "rounds": now, "of": total})
+
+
+@contextmanager
+def progress_shown(key: str, what: str, done: Callable[[], float]) -> Iterator[None]:
+    """A bar in Prefect's UI at the share `done` says, 0 to 1, every five seconds while the block runs.
+
+    It is told by a thread of its own: rounds do not wait for a server that is slow or away.
+    """
+    bar, over = create_progress_artifact(0.0, key=key, description=what), threading.Event()
+    assert isinstance(bar, UUID), "no event loop runs here"
+
+    def tell() -> None:
+        last = False
+        while not last:
+            last = over.wait(PROGRESS_S)
+            try:
+                update_progress_artifact(bar, progress=100.0 * done())
+            except (httpx.HTTPError, PrefectException) as error:
+                log.warning("the progress of this run is not shown: %s: %s", type(error).__name__, error)
+
+    teller = threading.Thread(target=tell, name="progress", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        over.set()
+        teller.join(PROGRESS_S)
 
 
 def pause_schedule() -> None:

@@ -209,8 +209,13 @@ def node_flow(
 
 def _deployed_rounds(session: Session, node: str) -> int:
     """The rounds of a flow run that a worker started, and what they owe, before the node is closed."""
+
+    def done() -> float:
+        return (session.runtime.round - session.first) / max(1, session.end - session.first)
+
     try:
-        made = _flow_rounds(session, node)
+        with deployed.progress_shown(f"{_key(node)}-progress", f"Rounds of this run of {node}", done):
+            made = _flow_rounds(session, node)
     except Paused:
         deployed.pause_schedule()
         raise

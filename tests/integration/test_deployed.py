@@ -71,7 +71,11 @@ class Site:
 
     def start(self, node: str, /, **parameters: Any) -> str:
         """Start a run of a node's deployment by hand; returns its id."""
-        deployment = self.server.ask(f"deployments/name/node/test.{node}")["id"]
+        return self.begin(f"node/test.{node}", **parameters)
+
+    def begin(self, name: str, /, **parameters: Any) -> str:
+        """Start a run of any deployment by hand; returns its id."""
+        deployment = self.server.ask(f"deployments/name/{name}")["id"]
         made = self.server.ask(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
         return str(made["id"])
 
@@ -117,7 +121,13 @@ def deployed(folder: Path, *sets: str) -> Iterator[Site]:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """Three nodes, each started every fifteen seconds unless it runs."""
     folder = tmp_path_factory.mktemp("deployed")
-    sets = ["deploy.node_seconds=15", "deploy.archive_seconds=30", "flow.rounds_per_run=3", "flow.every=3"]
+    sets = [
+        "deploy.stalled_minutes=1.5",
+        "deploy.node_seconds=15",
+        "deploy.archive_seconds=30",
+        "flow.rounds_per_run=3",
+        "flow.every=3",
+    ]
     with (
         mlflow_server(folder) as mlflow,
         deployed(folder, *sets, f"track.uri={mlflow}", "track.register_every=3") as found,
@@ -205,13 +215,22 @@ def test_every_node_runs_again_and_again_and_goes_on_after_its_worker_is_killed(
     assert_one_at_a_time(site)
 
 
-def test_a_run_s_artifacts_are_its_table_and_links_to_mlflow(site: Site) -> None:
+def artifacts(site: Site, node: str) -> dict[str, Any]:
+    """The newest of a node, by key."""
     found = site.server.ask("artifacts/latest/filter", {})
-    made = {one["key"]: one["data"] for one in found if one["key"].startswith("node-n1")}
-    assert set(made) == {"node-n1", "node-n1-mlflow", "node-n1-model"}
+    return {one["key"]: one["data"] for one in found if one["key"].startswith(f"node-{node}")}
+
+
+def test_a_run_s_artifacts_are_its_table_its_progress_and_links_to_mlflow(site: Site) -> None:
+    made = artifacts(site, "n1")
+    assert set(made) == {"node-n1", "node-n1-progress", "node-n1-mlflow", "node-n1-model"}
     assert "| round |" in made["node-n1"]
     assert re.search(r"/#/experiments/\d+/runs/[0-9a-f]{32}\b", made["node-n1-mlflow"])
     assert "/#/models/test.n1/versions/" in made["node-n1-model"]
+
+
+def test_a_run_s_progress_ends_at_100_percent(site: Site) -> None:
+    wait_for(lambda: float(artifacts(site, "n1")["node-n1-progress"]) == 100, 90, "no run is shown to end")
 
 
 def test_a_node_s_progress_is_an_event(site: Site) -> None:
@@ -244,6 +263,25 @@ def test_a_node_that_somebody_else_runs_is_refused_soon_and_said_by_whom(site: S
         state = wait_for(lambda: ended(site, run), 120, "the run does not end")
     assert state["type"] == "FAILED"
     assert f"is in use by the process with pid {os.getpid()}" in state["message"]
+
+
+@pytest.mark.parametrize("name", ["evaluate/test.n.judge", "maintain/test.n"])
+def test_what_has_no_schedule_is_started_by_hand(site: Site, name: str) -> None:
+    run = site.begin(name)
+    state = wait_for(lambda: ended(site, run), 200, f"{name} does not end")
+    assert state["type"] == "COMPLETED", state
+
+
+def test_a_node_that_stands_still_triggers_its_automation(site: Site) -> None:
+    site.pause("n2")
+
+    def triggered() -> bool:
+        wanted = {"event": {"name": ["prefect.automation.triggered"]}}
+        found = site.server.ask("events/filter", {"filter": wanted, "limit": 200})["events"]
+        still = [one for one in found if "stand still" in one["resource"]["prefect.resource.name"]]
+        return any("sapo.node.test.n2" in one["payload"]["triggering_labels"].values() for one in still)
+
+    wait_for(triggered, 200, "nobody notices")
 
 
 def ended(site: Site, run: str) -> dict[str, Any] | None:
@@ -306,6 +344,10 @@ def test_prefect_deploy_takes_the_file_at_the_root(site: Site) -> None:
         "directory": str(ROOT)
     }
     assert all(one["enforce_parameter_schema"] for one in found.values())
+    run = site.begin("experiment/shipped", grid="smoke", home=str(site.file.parent / "smoke"))
+    state = wait_for(lambda: ended(site, run), 400, "the experiment does not end")
+    assert state["type"] == "COMPLETED", state
+    assert (site.file.parent / "smoke" / "report.html").exists()
 
 
 @pytest.mark.soak
