@@ -66,7 +66,8 @@ class Site:
             "flow_runs/filter",
             {"deployments": wanted, "flow_runs": {"start_time": {"is_null_": False}}},
         )
-        found = [run for run in began if not states or run["state_type"] in states]
+        # one that came while another was under way was cancelled, and has not run
+        found = [run for run in began if run["run_count"] and (not states or run["state_type"] in states)]
         return sorted(found, key=lambda run: str(run["start_time"]))
 
     def start(self, node: str, /, **parameters: Any) -> str:
