@@ -57,14 +57,13 @@ def line_chart(
     window: int = 1,
     marks: bool = False,
     bands: Mapping[str, Sequence[Span]] | None = None,
-    whiskers: bool = False,
     y_range: tuple[float, float] | None = None,
     width: float = 1.5,
 ) -> str:
     """One chart as an `<svg>` element. Series keep their colour by place, empty ones too.
 
     With `window` above 1 the rolling mean is drawn bold over the faint raw line; `marks` draws a dot at
-    every point instead. A series' `bands` are shaded, or with `whiskers` drawn as a bar at each place.
+    every point instead. A series' `bands` are shaded.
     `y_range` is shown at least, so that charts can share a scale. A chart without any point says so.
     """
     points = [point for line in series.values() for point in line]
@@ -79,8 +78,7 @@ def line_chart(
     frame = _Frame(xs[0], xs[-1], ys[0], ys[-1])
     parts += _axes(frame, xs, ys, x_label, y_label)
     for index, name in enumerate(series):
-        draw = _whiskers if whiskers else _shade
-        parts += draw(frame, name, spans.get(name, ()), colour(index))
+        parts += _shade(frame, name, spans.get(name, ()), colour(index))
     for index, (name, line) in enumerate(series.items()):
         parts += _line(frame, name, line, colour(index), window, marks, width)
     return "".join([*parts, "</svg>"])
@@ -240,18 +238,6 @@ def _shade(frame: _Frame, name: str, band: Sequence[Span], fill: str) -> list[st
     edge = [frame.at(x, high) for x, _, high in band] + [frame.at(x, low) for x, low, _ in reversed(band)]
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
     return [f'<polygon points="{drawn}" fill="{fill}" opacity=".15"><title>{escape(name)}</title></polygon>']
-
-
-def _whiskers(frame: _Frame, name: str, band: Sequence[Span], stroke: str) -> list[str]:
-    """A bar from end to end at each place."""
-    parts = []
-    for x, low, high in band:
-        (px, below), (_, above) = frame.at(x, low), frame.at(x, high)
-        parts.append(
-            f'<path d="M{px - 4:.1f} {below:.1f}h8m-4 0V{above:.1f}m-4 0h8" fill="none" stroke="{stroke}" '
-            f'stroke-width="1.5"><title>{escape(name)}: {low:g} to {high:g}</title></path>'
-        )
-    return parts
 
 
 def _line(

@@ -128,49 +128,43 @@ def points(xs: Sequence[float], ys: Sequence[float]) -> list[Point]:
     return [(x, 100 * y) for x, y in zip(xs, ys, strict=True)]
 
 
-def target_chart(arms: Mapping[str, Any]) -> str:
+def target_chart(target: Json) -> str:
     """Thousands of tokens to the target, with what the points are."""
-    return legend(arms) + figure(
-        target_svg(arms),
+    return figure(
+        target_svg(target),
         "Geometric mean over seeds with its 95 % interval where every run reaches the target; else the "
-        "median with its band, which ends at the longest run where it has no upper end. Arms without a "
-        "point: fewer than half of the runs reach it.",
+        "median with its band, an arrow where that has no upper end. Arms without a point: fewer than half "
+        f"of the runs reach it. Of {target['arm']} the point is all that it generated.",
     )
 
 
-def target_svg(arms: Mapping[str, Any]) -> str:
-    """Thousands of tokens to the target against the number of nodes that share."""
-    lines: dict[str, list[Point]] = {}
-    bars: dict[str, list[Span]] = {}
-    taken: list[int] = []
-    for name, found in arms.items():
+def target_svg(target: Json) -> str:
+    """Thousands of tokens to the target, a row per arm."""
+    rows: list[Row] = []
+    for name, found in target["arms"].items():
         mean = found["geometric_mean"]
-        middle = mean["mean"] if mean else found["value"]
-        x = found["swarm"] + 0.2 * taken.count(found["swarm"])  # side by side where arms have as many
-        taken.append(found["swarm"])
-        lines[name] = [] if middle is None else [(x, middle / 1000)]
-        if mean and mean["low"] is not None:
-            bars[name] = [(x, mean["low"] / 1000, mean["high"] / 1000)]
-        elif found["low"] is not None:
-            bars[name] = [(x, found["low"] / 1000, (found["high"] or found["longest_seen"]) / 1000)]
-    return line_chart(
-        "Tokens per node to the target, by nodes",
-        lines,
-        x_label="nodes that share",
-        y_label="thousand tokens generated per node",
-        bands=bars,
-        whiskers=True,
-        y_range=(0.0, 0.0),
+        if name == target["arm"]:
+            row: Row = (name, target["tokens_per_node"], None, None)
+        elif mean:
+            row = (name, mean["mean"], mean["low"], mean["high"])
+        else:
+            row = (name, found["value"], found["low"], found["high"])
+        rows.append((name, *(scaled(x, 1e-3) for x in row[1:])))
+    return interval_chart(
+        f"Tokens until held-out pass@1 is {target['pass_at_1']:.1%}, with which {target['arm']} ends",
+        rows,
+        x_label="thousand tokens generated per node",
+        zero=True,
     )
 
 
 def picture(document: Json) -> str:
     """The experiment in one picture, for a page of somebody else's: an SVG file with a background of its own.
 
-    With a target, tokens to it by nodes; else what every arm has of the first arm's three rewards.
+    With a target, tokens to it by arm; else what every arm has of the first arm's three rewards.
     """
     target = document["target"]
-    svg = against_first(document["arms"]) if target is None else target_svg(target["arms"])
+    svg = against_first(document["arms"]) if target is None else target_svg(target)
     return svg.replace("<svg ", '<svg style="background:#fff;color:#222" ', 1) + "\n"
 
 

@@ -191,7 +191,7 @@ def target_part(target: Json | None) -> str:
             "median has no upper end below seven runs."
         )
         + table(head, rows)
-        + target_chart(arms)
+        + target_chart(target)
     )
 
 

@@ -102,7 +102,7 @@ def test_the_page_has_the_papers_two_figures_and_curves_of_held_out_questions() 
     ]
     assert titles[3:5] == ["8/0", "4/4"]  # Figure 1: a panel per arm
     assert "Held-out pass@1 by tokens generated" in titles
-    assert "Tokens per node to the target, by nodes" in titles
+    assert any((title or "").startswith("Tokens until held-out pass@1 is ") for title in titles)
 
 
 def test_figure_1_draws_every_node() -> None:
@@ -155,12 +155,6 @@ def test_a_band_widens_the_scale_and_is_drawn_below_the_line() -> None:
     )
     assert ">3<" in svg
     assert svg.index("<polygon") < svg.index("<polyline")
-
-
-def test_whiskers_are_drawn_at_their_places() -> None:
-    svg = line_chart("t", {"a": [(1, 2)]}, x_label="x", y_label="y", bands={"a": [(1, 1, 3)]}, whiskers=True)
-    assert "<polygon" not in svg
-    assert "a: 1 to 3" in svg
 
 
 def test_an_interval_without_upper_end_is_an_arrow() -> None:
