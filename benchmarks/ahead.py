@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import Report, benchmark, repeat
+from common import STARTER_ROUND, Report, benchmark, repeat
 
 from sapo.cache import default_cache
 from sapo.config import Config, load
@@ -30,6 +30,7 @@ from sapo.workers import TaskWorkers
 
 PACKAGES = ("torch", "transformers", "reasoning-gym")
 ALONE = (
+    *STARTER_ROUND,
     "swarm.nodes=1",
     "batch.external=0",
     "learn.lr=1e-9",

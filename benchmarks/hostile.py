@@ -21,7 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from animals import ZOO
-from common import Report, benchmark
+from common import STARTER_ROUND, Report, benchmark
 from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
 from scipy.stats import t as student
 
@@ -93,6 +93,7 @@ class Pair:
 def configured(sizes: Sizes, seed: int, nodes: int) -> Config:
     """Preset tiny with this many nodes."""
     sets = [
+        *STARTER_ROUND,
         f"swarm.seed={seed}",
         f"swarm.nodes={nodes}",
         f"swarm.rounds={max(sizes.rounds, 100_000)}",

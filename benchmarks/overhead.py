@@ -28,7 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from baselines import shapes
-from common import Report, parser
+from common import STARTER_ROUND, Report, parser
 from overhead_programs import Cost, Program, bare, full
 
 from sapo.commands.launch import silo_if_alone
@@ -78,12 +78,12 @@ HALF_B_SETS = (
     "eval.probe_questions=0",
 )
 CASES = (
-    Case("starter, one node", ("swarm.nodes=1",), 150, 200, 3, 1.25),
-    Case("starter, four nodes", ("swarm.nodes=4",), 150, 200, 3, 1.4),
+    Case("starter, one node", (*STARTER_ROUND, "swarm.nodes=1"), 150, 200, 3, 1.25),
+    Case("starter, four nodes", (*STARTER_ROUND, "swarm.nodes=4"), 150, 200, 3, 1.4),
     Case("half-b, one node", HALF_B_SETS, 1, 4, 2, 1.03, "paper", shapes.HALF_B, checkpoint=True),
 )
 QUICK = (
-    Case("starter, two nodes", ("swarm.nodes=2", "batch.local=4", "eval.questions=20"), 2, 4, 1, None),
+    Case("starter, two nodes", ("swarm.nodes=2", "batch.external=8", "eval.questions=20"), 2, 4, 1, None),
     Case("half-b, one node", HALF_B_SETS, 1, 3, 1, None, "paper", shapes.SMALL, checkpoint=True),
 )
 

@@ -25,7 +25,7 @@ from statistics import fmean, median, pstdev
 from typing import Literal
 
 import torch
-from common import Report, benchmark
+from common import STARTER_ROUND, Report, benchmark
 from stopwatch import by_part
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
@@ -145,7 +145,8 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
 def _rounds(report: Report, folder: Path, *, warm: int, count: int) -> None:
     """Parts of a silo node's round: the mean of each, so that they add up to the round."""
     os.environ["SAPO_KEYS"] = str(folder / "keys")
-    sets = ["swarm.nodes=1", "swarm.rounds=100_000", "batch.external=0", "eval.probe_questions=0"]
+    alone = ["swarm.nodes=1", "swarm.rounds=100_000", "batch.external=0", "eval.probe_questions=0"]
+    sets = [*STARTER_ROUND, *alone]
     config, home = load("tiny", sets=sets, env={}), Home(folder / "home")
     home.prepare(config, Manifest.of(config))
     torch.set_num_threads(config.threads)

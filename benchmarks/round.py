@@ -33,7 +33,7 @@ from tempfile import TemporaryDirectory
 from baselines import shapes
 from baselines.child import Scores, Work
 from baselines.programs import Program, Round, genrl_python, make_genrl, started
-from common import Report, parser
+from common import STARTER_ROUND, Report, parser
 
 from sapo.cache import default_cache
 from sapo.config import Config, load
@@ -98,8 +98,8 @@ LONG = ["starter-genrl", "untrained-trl"]
 
 def starter_config(quick: bool) -> Config:
     """Preset tiny as a silo of one node, without examinations: no baseline is examined."""
-    sets = ["swarm.nodes=1", "swarm.rounds=1_000_000", "batch.external=0", "eval.probe_questions=0"]
-    return load("tiny", sets=[*sets, *(["starter.steps=20"] if quick else [])], env={})
+    alone = ["swarm.nodes=1", "swarm.rounds=1_000_000", "batch.external=0", "eval.probe_questions=0"]
+    return load("tiny", sets=[*STARTER_ROUND, *alone, *(["starter.steps=20"] if quick else [])], env={})
 
 
 def half_b_config(model: Path) -> Config:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from common import Report, benchmark
+from common import STARTER_ROUND, Report, benchmark
 from scipy.stats import chi2, chi2_contingency
 
 from sapo.config import Config, load
@@ -331,7 +331,7 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
     sizes = QUICK if quick else FULL
     made: dict[str, tuple[list[Item], list[Item]]] = {}
     for setting in sizes.settings:
-        config = load(setting.preset, env={})
+        config = load(setting.preset, sets=STARTER_ROUND if setting.preset == "tiny" else (), env={})
         with open_workers(config) as one, open_workers(config) as other:
             if setting.preset not in made:
                 made[setting.preset] = corpus(config, one, sizes.corpus)

@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 from bus_authors import INCARNATION
-from common import Report, benchmark
+from common import STARTER_ROUND, Report, benchmark
 
 from sapo.bus.sqlite import SqliteBus
 from sapo.cache import default_cache
@@ -130,6 +130,7 @@ def configured(sizes: Sizes, members: Sequence[str] = ()) -> Config:
     keys = ", ".join(f'"{key}"' for key in members)
     entry = ["rules.entry=allow-list", f"rules.members=[{keys}]"] if members else []
     sets = [
+        *STARTER_ROUND,
         "swarm.rounds=100_000",
         "eval.probe_questions=0",
         "checkpoint.every_rounds=1_000_000",

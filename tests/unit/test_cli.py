@@ -218,7 +218,7 @@ def test_dry_run_prints_what_config_reads_back(capsys: pytest.CaptureFixture[str
 def test_a_swarm_of_one_warns_and_goes_on_in_silo(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["swarm", "--dry-run", "--nodes", "1"]) == 0
     shown = capsys.readouterr()
-    assert re.fullmatch(r"warning: batch\.external = 8: .+ silo\n", shown.err)
+    assert re.fullmatch(r"warning: batch\.external = 12: .+ silo\n", shown.err)
     assert "external = 0\n" in shown.out
 
 
