@@ -277,7 +277,9 @@ def test_the_file_decides_until_the_first_round(
     manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     joined = sites.join_swarm(manifest, "b", "tiny", [*BUS, "learn.grad_clip=7"], elsewhere, None)
-    joined.file.write_text(joined.file.read_text().replace("grad_clip = 7.0", "").replace("lr = 0.0001", "lr = 3e-05"))
+    joined.file.write_text(
+        joined.file.read_text().replace("grad_clip = 7.0", "").replace("lr = 0.0001", "lr = 3e-05")
+    )
 
     def learn() -> tuple[float, float]:
         assert sapo("node", "--config", "site-b.toml", "--dry-run") == 0
