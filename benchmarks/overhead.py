@@ -8,9 +8,9 @@ was registered, for the first time. The processor time of all processes in the m
 the servers too. Only equal work can be compared: completions, tokens sampled, tokens trained on and optimiser
 steps of a round are checked to be the same on both sides.
 
-`starter`: preset tiny as it is, with one node and with four. `half-b`: random weights of Qwen2.5-0.5B's
-shape, float32, one node in silo on all cores, preset paper but for 2 groups of 16 completions of 8 tokens: a
-round then takes some 20 s on two cores. A real one takes minutes, so the overhead looks larger here than it
+`starter`: preset tiny with 8 own groups and 8 foreign, with one node and with four. `half-b`: random weights
+of Qwen2.5-0.5B's shape, float32, one node in silo on all cores, preset paper but for 2 groups of 16 completions
+of 8 tokens: a round then takes some 20 s on two cores. A real one takes minutes, so the overhead looks larger here than it
 is. One word is to be spelled backward, whose verifier gives a share for every letter that is right, by chance
 too: of 16 random answers some always differ, so that every group has an advantage with no stand-in for the
 verifier. A checkpoint is due every 600 s (`checkpoint.every_seconds`), or so much later that checkpoints take

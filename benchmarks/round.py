@@ -6,7 +6,7 @@ length limit, micro-batch and threads for all, one optimiser step a round. TRL a
 them fastest here, see their programs in benchmarks/baselines. Memory is the peak of the program and its
 children in a counted round.
 
-`starter-trl`, `starter-genrl`: preset tiny as it is, with its trained starter policy, its verifier, one
+`starter-trl`, `starter-genrl`: preset tiny with 8 groups, with its trained starter policy, its verifier, one
 thread (a swarm has several nodes on a machine), checkpoints when they are due, 8 groups of 8 completions of
 at most 16 tokens; all groups are own (J = 0), so that all programs do the same work. Beside it, untrained
 weights of the same shape and a stand-in for the verifier: all 16 tokens are generated and no group has zero
