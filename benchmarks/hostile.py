@@ -3,8 +3,8 @@
 Half of all peers are hostile, the whole zoo (benchmarks/animals) dealt out over them; one of them is two
 thousand identities. A pair is the same honest nodes with the same seeds and streams, alone and among hostile
 peers; both take turns, half a round each, in one process. Preset `tiny` is run with batches of 8 own groups
-and 8 foreign, for all its rounds, without checkpoints and probes. Then the animals visit a small swarm, one by
-one.
+and 8 foreign, for all its rounds, without checkpoints and probes. Then the animals visit a small swarm, one
+by one.
 
 Defences and zoo were settled on other seeds (11 to 14, 21 to 25, 101, 102), which have no part in the result;
 of its own, 31 and 32 were seen before known authors came first. A spammer and a crowd of padders are

@@ -9,13 +9,13 @@ the servers too. Only equal work can be compared: completions, tokens sampled, t
 steps of a round are checked to be the same on both sides.
 
 `starter`: preset tiny with 8 own groups and 8 foreign, with one node and with four. `half-b`: random weights
-of Qwen2.5-0.5B's shape, float32, one node in silo on all cores, preset paper but for 2 groups of 16 completions
-of 8 tokens: a round then takes some 20 s on two cores. A real one takes minutes, so the overhead looks larger here than it
-is. One word is to be spelled backward, whose verifier gives a share for every letter that is right, by chance
-too: of 16 random answers some always differ, so that every group has an advantage with no stand-in for the
-verifier. A checkpoint is due every 600 s (`checkpoint.every_seconds`), or so much later that checkpoints take
-a hundredth of the time (`checkpoint.max_share`), so in no measured round: one is taken after them, and its
-seconds are added to the full stack's rounds in proportion.
+of Qwen2.5-0.5B's shape, float32, one node in silo on all cores, preset paper but for 2 groups of 16
+completions of 8 tokens: a round then takes some 20 s on two cores. A real one takes minutes, so the overhead
+looks larger here than it is. One word is to be spelled backward, whose verifier gives a share for every
+letter that is right, by chance too: of 16 random answers some always differ, so that every group has an
+advantage with no stand-in for the verifier. A checkpoint is due every 600 s (`checkpoint.every_seconds`), or
+so much later that checkpoints take a hundredth of the time (`checkpoint.max_share`), so in no measured round:
+one is taken after them, and its seconds are added to the full stack's rounds in proportion.
 """
 
 import shutil

@@ -89,7 +89,16 @@ class Site:
         """No run of a node is started any more, and none is under way."""
         deployment = self.server.ask(f"deployments/name/node/test.{node}")["id"]
         self.server.ask(f"deployments/{deployment}/pause_deployment", {})
-        wait_for(lambda: not self.runs(node, "RUNNING"), 90, f"a run of {node} does not end")
+        wait_for(lambda: not self.under_way(node), 200, f"a run of {node} does not end")
+
+    def under_way(self, node: str) -> list[dict[str, Any]]:
+        """Flow runs of a node that were taken up and have not ended."""
+        wanted = {"name": {"any_": [f"test.{node}"]}}
+        taken = {"state": {"type": {"any_": ["PENDING", "RUNNING"]}}}
+        found: list[dict[str, Any]] = self.server.ask(
+            "flow_runs/filter", {"deployments": wanted, "flow_runs": taken}
+        )
+        return found
 
     def rounds(self, node: str) -> int:
         """Rounds that a node has committed, whole."""
@@ -278,11 +287,16 @@ def test_what_has_no_schedule_is_started_by_hand(site: Site, name: str) -> None:
 def test_a_node_that_stands_still_triggers_its_automation(site: Site) -> None:
     site.pause("n2")
 
+    found = site.server.ask("automations/filter", {})
+    watch = next(one["id"] for one in found if "stand still" in one["name"])
+    wanted = {
+        "event": {"name": ["prefect.automation.triggered"]},
+        "resource": {"id": [f"prefect.automation.{watch}"]},
+    }
+
     def triggered() -> bool:
-        wanted = {"event": {"name": ["prefect.automation.triggered"]}}
-        found = site.server.ask("events/filter", {"filter": wanted, "limit": 200})["events"]
-        still = [one for one in found if "stand still" in one["resource"]["prefect.resource.name"]]
-        return any("sapo.node.test.n2" in one["payload"]["triggering_labels"].values() for one in still)
+        events = site.server.ask("events/filter", {"filter": wanted})["events"]
+        return any("sapo.node.test.n2" in one["payload"]["triggering_labels"].values() for one in events)
 
     wait_for(triggered, 200, "nobody notices")
 
