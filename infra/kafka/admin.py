@@ -28,6 +28,7 @@ from infra.kafka.layout import ADMIN, HEADROOM, SCRAM, Layout
 from sapo.errors import UserError
 
 TIMEOUT_S = 20.0
+SETTLE_S = 5.0
 PAUSE_S = 0.1
 AWAY = (
     kafka.errors.KafkaConnectionError,
@@ -142,6 +143,19 @@ class Admin:
         )[name]
         if problem is not None:
             raise UserError("user", name, f"Kafka refuses it: {problem}", "choose another name")
+
+        if not self.knows(name):
+            raise UserError("user", name, "the brokers do not know it yet", "make it again")
+
+    def knows(self, name: str) -> bool:
+        """Whether there is such a user; one made here a moment ago counts, which brokers learn of later."""
+        made_here = self._layout.password_file(name).exists()
+        deadline = time.monotonic() + (SETTLE_S if made_here else 0.0)
+        while name not in self.users():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(PAUSE_S)
+        return True
 
     def users(self) -> list[str]:
         """The names of all users, the administrator among them."""

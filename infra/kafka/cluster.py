@@ -166,7 +166,7 @@ class Cluster:
 
         self._must_be_secured()
         with Admin.connect(self._layout) as admin:
-            if user not in admin.users():
+            if not admin.knows(user):
                 raise _no_such_user(user, self.folder)
             admin.allow(user, topic, write=write, read=read)
 
@@ -178,7 +178,7 @@ class Cluster:
         if bytes_per_second <= 0:
             raise UserError("quota", bytes_per_second, "must be above zero", "say bytes per second")
         with Admin.connect(self._layout) as admin:
-            if user not in admin.users():
+            if not admin.knows(user):
                 raise _no_such_user(user, self.folder)
             admin.set_quota(user, QUOTAS[0], bytes_per_second)
 
