@@ -10,7 +10,7 @@ from typing import Any, Literal
 from prefect import flow, task
 from prefect.runtime import flow_run
 
-from flows.common import NETWORK, SMALL, Process, here, parser, run_process
+from flows.common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
 from flows.orchestrator import Orchestrator, at_work
 from sapo.crew import OWING
 from sapo.errors import SapoError, Unavailable
@@ -116,17 +116,30 @@ def _run_name() -> str:
 
 @flow(name="evaluate", flow_run_name=_run_name, persist_result=False)
 def evaluate_flow(home: str, kind: Kind = "sweep") -> list[str]:
-    """Judge a swarm; returns the nodes whose figures MLflow did not take.
+    """Judge a swarm; returns the nodes whose figures MLflow did not take: a deployment's run fails by them.
 
     `question` asks every node that has a new round one held-out question, the same for all; `sweep` asks
     every node, and the policies they started from, all of them, and gives the best version the alias
     `champion`.
     """
+    if PROCESS.get(None) is None:
+        return _by_worker(home, kind)
+    return at_work(lambda: _judged(home, kind))
+
+
+def _by_worker(home: str, kind: Kind) -> list[str]:
+    """A run that a deployment started. Raises `Unavailable` where MLflow did not take all figures."""
+    missing = _judged(home, kind)
+    if missing:
+        raise Unavailable(f"MLflow lacks the evaluation of {', '.join(missing)}; the next run tells it")
+    return missing
+
+
+def _judged(home: str, kind: Kind) -> list[str]:
+    """Judge as tasks."""
     if kind == "sweep":
-        return at_work(
-            lambda: _sweep(here(home), lambda: held_out(home), lambda *what: champion(home, *what))
-        )
-    return at_work(lambda: _question(here(home), lambda: question(home), lambda node: verdicts(home, node)))
+        return _sweep(here(home), lambda: held_out(home), lambda *what: champion(home, *what))
+    return _question(here(home), lambda: question(home), lambda node: verdicts(home, node))
 
 
 def plain(process: Process) -> list[str]:

@@ -10,11 +10,13 @@ import pytest
 from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
+from flows import evaluate
 from flows.archive import Archive
-from flows.common import Process, here
+from flows.common import PROCESS, Process, here
 from flows.node import COLUMNS, TABLE_ROWS, progress_table
 from flows.orchestrator import Orchestrator
 from sapo.errors import Unavailable
+from sapo.journal import Journal
 from sapo.records import RoundResult
 
 
@@ -139,6 +141,30 @@ def test_the_archive_goes_on_after_what_is_unavailable(process: Process) -> None
         return answer
 
     assert Archive(process).passes(60.0, one) == 5
+
+
+@pytest.fixture
+def no_mlflow(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question was asked of n0, and MLflow can be told of nothing."""
+    Journal(process.home.journal("n0")).close()
+    monkeypatch.setattr(evaluate, "MLFLOW_S", 0.0)
+    monkeypatch.setattr(evaluate, "question", lambda _: {})
+    monkeypatch.setattr(evaluate, "verdicts", lambda *_: fails(Unavailable("MLflow")))
+
+
+@pytest.mark.usefixtures("no_mlflow")
+def test_a_deployment_s_evaluation_that_mlflow_lacks_has_failed(process: Process) -> None:
+    with pytest.raises(Unavailable, match="MLflow lacks the evaluation of n0"):
+        evaluate.evaluate_flow.fn(str(process.home.root), "question")
+
+
+@pytest.mark.usefixtures("no_mlflow")
+def test_a_swarm_s_evaluation_that_mlflow_lacks_says_of_whom(process: Process) -> None:
+    token = PROCESS.set(process)
+    try:
+        assert evaluate.evaluate_flow.fn(str(process.home.root), "question") == ["n0"]
+    finally:
+        PROCESS.reset(token)
 
 
 def results(count: int) -> list[RoundResult]:
