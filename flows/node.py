@@ -217,15 +217,23 @@ def _deployed_rounds(session: Session, node: str) -> int:
         with deployed.progress_shown(f"{_key(node)}-progress", f"Rounds of this run of {node}", done):
             made = _flow_rounds(session, node)
     except Paused:
-        deployed.pause_schedule()
+        try:
+            _deliver(session, node)  # a person who looks for the reason finds the rounds of the alarm
+        finally:
+            deployed.pause_schedule()
         raise
-    if not deliver_the_rest(session):
-        log.warning("%s still owes %s; its next run delivers it", node, session.runtime.journal.owed_counts())
+    _deliver(session, node)
     deployed.tell_progress(session.process, node, made)
     for text, link in deployed.links(session.process, node):
         what = text.split()[0].lower()
         create_link_artifact(link, text, key=f"{_key(node)}-{what}", description=f"{text} of {node}")
     return made
+
+
+def _deliver(session: Session, node: str) -> None:
+    """Deliver what a run owes, before its node is closed."""
+    if not deliver_the_rest(session):
+        log.warning("%s still owes %s; its next run delivers it", node, session.runtime.journal.owed_counts())
 
 
 def _key(node: str) -> str:

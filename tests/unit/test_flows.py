@@ -3,19 +3,21 @@
 import http.server
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
-from flows import evaluate
+from flows import deployed, evaluate, node
 from flows.archive import Archive
 from flows.common import PROCESS, Process, here
-from flows.node import COLUMNS, TABLE_ROWS, progress_table
+from flows.node import COLUMNS, TABLE_ROWS, Session, progress_table
 from flows.orchestrator import Orchestrator
-from sapo.errors import Unavailable
+from sapo.errors import Paused, Unavailable
 from sapo.journal import Journal
 from sapo.records import RoundResult
 
@@ -165,6 +167,20 @@ def test_a_swarm_s_evaluation_that_mlflow_lacks_says_of_whom(process: Process) -
         assert evaluate.evaluate_flow.fn(str(process.home.root), "question") == ["n0"]
     finally:
         PROCESS.reset(token)
+
+
+def test_a_deployment_s_run_that_pauses_delivers_what_it_owes_before_its_schedule_is_paused(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    runtime = SimpleNamespace(round=3, drain=lambda _: not done.append("delivered"))
+    session = Session(process, runtime)  # type: ignore[arg-type]
+    monkeypatch.setattr(deployed, "progress_shown", lambda *_: nullcontext())
+    monkeypatch.setattr(deployed, "pause_schedule", lambda: done.append("paused"))
+    monkeypatch.setattr(node, "_flow_rounds", lambda *_: fails(Paused("entropy")))
+    with pytest.raises(Paused, match="entropy"):
+        node._deployed_rounds(session, "n0")
+    assert done == ["delivered", "paused"]
 
 
 def results(count: int) -> list[RoundResult]:
