@@ -15,6 +15,8 @@ from node import NAME_FILE
 
 LIMIT_S = 600.0
 """A round, or a held-out probe, may take this long."""
+PORTS = {"http": 80, "https": 443}
+"""Of addresses that name none."""
 
 
 def node(home: Path, name: str) -> str | None:
@@ -27,12 +29,15 @@ def node(home: Path, name: str) -> str | None:
 
 
 def reachable(address: str) -> str | None:
-    """What is wrong with the server at `host:port`, if anything."""
-    host, _, port = address.rpartition(":")
+    """What is wrong with the server at a URL, or at `host:port`, if anything."""
+    found = urlparse(address if "://" in address else f"//{address}")
     try:
-        socket.create_connection((host, int(port)), timeout=3.0).close()
+        place = (found.hostname or "", found.port or PORTS[found.scheme])
+        socket.create_connection(place, timeout=3.0).close()
     except OSError as error:
         return f"{address} cannot be reached: {error}"
+    except (KeyError, ValueError):
+        return f"{address} names no port"
     return None
 
 
@@ -40,9 +45,7 @@ def main() -> None:
     """Look once."""
     if sys.argv[1:] == ["archive"]:
         servers = os.environ["SAPO_BUS__SERVERS"].split(",")
-        wrong = [
-            reachable(server) for server in (servers[0], urlparse(os.environ["AWS_ENDPOINT_URL"]).netloc)
-        ]
+        wrong = [reachable(server) for server in (servers[0], os.environ["AWS_ENDPOINT_URL"])]
     elif sys.argv[1:] == ["node"] or NAME_FILE.exists():
         wrong = [node(Path(os.environ["SAPO_HOME"]), NAME_FILE.read_text(encoding="utf-8"))]
     else:

@@ -5,6 +5,7 @@ import importlib.resources
 import json
 import os
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -313,3 +314,37 @@ def test_a_node_that_writes_nothing_for_long_is_not_well(
     os.utime(journal, (time.time() - 3600,) * 2)
     assert "nothing for" in str(health.node(tmp_path, "n0"))
     assert "cannot be reached" in str(health.reachable("127.0.0.1:1"))
+
+
+@pytest.mark.parametrize(
+    ("address", "place"),
+    [
+        ("https://s3.example.org", ("s3.example.org", 443)),
+        ("http://s3.example.org/", ("s3.example.org", 80)),
+        ("http://s3:7070", ("s3", 7070)),
+        ("kafka:9092", ("kafka", 9092)),
+        ("[::1]:9092", ("::1", 9092)),
+    ],
+)
+def test_a_server_without_a_port_is_looked_for_at_its_schemes_own(
+    address: str, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(DOCKER))
+    import health
+
+    asked: list[tuple[str, int]] = []
+
+    def refuse(at: tuple[str, int], timeout: float) -> None:
+        asked.append(at)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    assert "cannot be reached" in str(health.reachable(address))
+    assert asked == [place]
+
+
+def test_a_server_without_any_port_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCKER))
+    import health
+
+    assert health.reachable("kafka") == "kafka names no port"
