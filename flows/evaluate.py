@@ -165,7 +165,7 @@ def _sweep(
 def _question(process: Process, ask: Callable[[], dict[str, Any]], give: Callable[[str], int]) -> list[str]:
     """Ask the nodes that have a new round one question; tell MLflow of all it was not told of."""
     ask()
-    nodes = process.home.node_names()
+    nodes = process.home.begun(process.config)
     return _told(
         process,
         {node: partial(give, node) for node in nodes},

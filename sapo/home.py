@@ -149,6 +149,10 @@ class Home:
         """The nodes of a config that live in this home."""
         return [name for name in config.nodes if not self.moved(name).exists()]
 
+    def begun(self, config: Config) -> list[str]:
+        """The nodes of a config that live in this home and have a journal."""
+        return [name for name in self.here(config) if self.journal(name).exists()]
+
     def refuse_moved(self, name: str) -> None:
         """Raise `UserError` for a node that lives elsewhere: two copies would sign different groups of the
         same name, which peers refuse as equivocation."""

@@ -214,10 +214,12 @@ def evaluate_swarm(
 
 
 def _names(config: Config, home: Home, nodes: Sequence[str] | None) -> list[str]:
+    """The nodes that were named, else all that are here: one that moved away or left is not ours to judge."""
     for name in nodes or ():
         if name not in config.nodes:
             raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
-    names = list(nodes or home.node_names())
+        home.refuse_moved(name)
+    names = list(nodes or home.begun(config))
     if not names:
         raise UserError("--home", str(home.root), "no node has run here", "start one with `sapo swarm`")
     return names

@@ -1,0 +1,53 @@
+"""Whom the judge asks: the nodes of the swarm that live in its home."""
+
+from pathlib import Path
+
+import pytest
+from swarms import make_home, small_config
+
+from flows import evaluate
+from flows.common import Process
+from sapo.errors import UserError
+from sapo.home import Home
+from sapo.journal import Journal
+from sapo.judge import evaluate_swarm, judge_swarm
+
+ELSEWHERE = '{"why": "was exported"}'
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """n0 is here, n1 moved away, n2 has not begun, and n7 is of the swarm no more."""
+    home = make_home(tmp_path / "home", small_config(["swarm.nodes=3"]))
+    for name in ("n0", "n1", "n7"):
+        Journal(home.journal(name)).close()
+    home.moved("n1").write_text(ELSEWHERE, encoding="utf-8")
+    return home
+
+
+def test_a_node_that_moved_away_or_left_is_asked_no_question(home: Home) -> None:
+    assert set(judge_swarm(home.load_config(), home).passed_over) == {"n0"}
+
+
+def test_a_node_that_moved_away_is_refused_where_it_is_named(home: Home) -> None:
+    for judge in (judge_swarm, evaluate_swarm):
+        with pytest.raises(UserError, match="was exported; run it where it lives now"):
+            judge(home.load_config(), home, ["n1"])
+
+
+def test_a_home_whose_nodes_all_moved_away_has_nobody_to_judge(home: Home) -> None:
+    home.moved("n0").write_text(ELSEWHERE, encoding="utf-8")
+    for judge in (judge_swarm, evaluate_swarm):
+        with pytest.raises(UserError, match="no node has run here"):
+            judge(home.load_config(), home)
+
+
+def test_mlflow_is_told_nothing_of_a_node_that_moved_away_or_left(home: Home) -> None:
+    told: list[str] = []
+
+    def tell(node: str) -> int:
+        told.append(node)
+        return 0
+
+    assert evaluate._question(Process.at(str(home.root)), dict, tell) == []
+    assert told == ["n0"]
