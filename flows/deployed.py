@@ -17,7 +17,7 @@ from prefect.runtime import deployment
 from pydantic import Field
 from rich.console import Console
 
-from flows.common import Process
+from flows.common import PROCESS, Process
 from sapo import versions
 from sapo.deploy import FINISHED, PROGRESS, resource_of
 from sapo.errors import Unavailable
@@ -38,10 +38,27 @@ def by_worker(home: str) -> Process:
     Raises `UserError` where `home` holds no swarm.
     """
     process = Process.at(home)
+    outlive_worker(process.stop)
+    return process
+
+
+@contextmanager
+def watched(home: str) -> Iterator[None]:
+    """While the block runs, the flow run that a worker started works in the process of `by_worker`."""
+    process = by_worker(home)
+    token = PROCESS.set(process)
+    try:
+        yield
+    finally:
+        PROCESS.reset(token)
+        process.stop.set()
+
+
+def outlive_worker(stop: threading.Event) -> None:
+    """Let this process go on when its worker is gone; `stop` is set then."""
     # a worker's death closes the output of its runs, and rich would end whoever writes next
     Console.on_broken_pipe = _hush  # type: ignore[method-assign, assignment]
-    threading.Thread(target=stop_without, args=(os.getppid(), process.stop), daemon=True).start()
-    return process
+    threading.Thread(target=stop_without, args=(os.getppid(), stop), daemon=True).start()
 
 
 def _hush(console: Console) -> None:

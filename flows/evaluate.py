@@ -10,6 +10,7 @@ from typing import Any, Literal
 from prefect import flow, task
 from prefect.runtime import flow_run
 
+from flows import deployed
 from flows.common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
 from flows.orchestrator import Orchestrator, at_work
 from sapo.crew import OWING
@@ -129,7 +130,8 @@ def evaluate_flow(home: str, kind: Kind = "sweep") -> list[str]:
 
 def _by_worker(home: str, kind: Kind) -> list[str]:
     """A run that a deployment started. Raises `Unavailable` where MLflow did not take all figures."""
-    missing = _judged(home, kind)
+    with deployed.watched(home):
+        missing = _judged(home, kind)
     if missing:
         raise Unavailable(f"MLflow lacks the evaluation of {', '.join(missing)}; the next run tells it")
     return missing

@@ -1,11 +1,13 @@
 """Flow `experiment`: arms x seeds of a grid, and what came of them as an artifact."""
 
+import threading
 from typing import Annotated, Any
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
+from flows.deployed import outlive_worker
 from sapo.commands.experiment import run
 from sapo.errors import SapoError
 from sapo.experiment.grid import read
@@ -35,7 +37,9 @@ def experiment_flow(
     plan = read(grid)
     folder = Home.at(home or None, plan.name).root
     chosen = [plan.named(name.strip()).name for name in arms.split(",")] if arms else []
-    code, document = run(plan, folder, seeds=seeds or None, arms=chosen, jobs=jobs or None)
+    stop = threading.Event()
+    outlive_worker(stop)
+    code, document = run(plan, folder, seeds=seeds or None, arms=chosen, jobs=jobs or None, stop=stop)
     if document is not None:
         key = f"experiment-{plan.name}".lower().replace("_", "-")
         create_markdown_artifact(page(document), key=key, description=f"Results of {plan.name}")

@@ -9,7 +9,8 @@ from typing import Any
 
 from prefect import flow, task
 
-from flows.common import NETWORK, Process, here, parser, run_process
+from flows import deployed
+from flows.common import NETWORK, PROCESS, Process, here, parser, run_process
 from flows.forget import forget
 from flows.orchestrator import Orchestrator, at_work
 from sapo import services, upkeep
@@ -94,6 +95,9 @@ def maintain_flow(home: str) -> dict[str, Any]:
         done = _services(("prefect", "mlflow"), lambda service: bound_one(home, service))
         return done | _all(process, lambda: what_is_kept(home), lambda *what: maintain_one(home, *what))
 
+    if PROCESS.get(None) is None:
+        with deployed.watched(home):
+            return all_of_it()
     return at_work(all_of_it)
 
 

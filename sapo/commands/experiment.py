@@ -1,6 +1,7 @@
 """`sapo experiment`: arms x seeds, compared with intervals."""
 
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,11 +70,18 @@ def check_tasks(plan: "Grid") -> None:
 
 
 def run(
-    plan: "Grid", folder: Path, *, seeds: int | None, arms: list[str], jobs: int | None
+    plan: "Grid",
+    folder: Path,
+    *,
+    seeds: int | None,
+    arms: list[str],
+    jobs: int | None,
+    stop: threading.Event | None = None,
 ) -> tuple[int, dict[str, Any] | None]:
-    """Make what is missing, write results and report; the exit code, and what results.json says."""
-    import threading
+    """Make what is missing, write results and report; the exit code, and what results.json says.
 
+    `stop`, once set, ends it as a signal does.
+    """
     from rich.console import Console
 
     from sapo.experiment.conduct import conduct, taken
@@ -82,7 +90,7 @@ def run(
     from sapo.experiment.tracked import Ledger
     from sapo.processes import stopping_on_signals
 
-    stop = threading.Event()
+    stop = stop or threading.Event()
     with (
         taken(plan, folder),
         ProgressView(plan.name, Console(stderr=True)) as view,

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from prefect.utilities.schema_tools.validation import ValidationError, validate
 from rich.console import Console
 from swarms import make_home, small_config
 
-from flows import deployed
+from flows import deployed, evaluate, experiment, maintain
 from flows.archive import Archive
-from flows.common import Process
+from flows.common import PROCESS, Process
 from flows.deploy import load, trigger_of, version_of
 from sapo.crew import thread_settings
 from sapo.deploy import FINISHED, PROGRESS, Registration, Site, plan, refuse_without_server
@@ -229,6 +230,51 @@ def test_a_run_survives_that_its_worker_closed_its_output(
         console = Console(file=closed)
         console.print("nobody reads this")
         assert console.quiet
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Takes down what is done with a closed output while a flow works."""
+    found: list[object] = []
+    monkeypatch.setattr(Console, "on_broken_pipe", Console.on_broken_pipe)
+    monkeypatch.setattr(evaluate, "question", lambda _: found.append(Console.on_broken_pipe))
+    monkeypatch.setattr(maintain, "_services", lambda *_: {})
+    monkeypatch.setattr(maintain, "_all", lambda *_: found.append(Console.on_broken_pipe) or {})
+    return found
+
+
+@pytest.mark.parametrize(
+    "flow", [lambda home: evaluate.evaluate_flow.fn(home, "question"), maintain.maintain_flow.fn]
+)
+def test_evaluation_and_maintenance_survive_their_worker_and_are_left_alone_without_one(
+    flow: Callable[[str], object], noted: list[object], home: Home
+) -> None:
+    before = Console.on_broken_pipe
+    token = PROCESS.set(Process.at(str(home.root)))
+    try:
+        flow(str(home.root))
+    finally:
+        PROCESS.reset(token)
+    flow(str(home.root))
+    assert noted == [before, deployed._hush]
+    assert PROCESS.get(None) is None
+
+
+def test_an_experiment_survives_its_worker_and_is_told_that_it_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[threading.Event] = []
+
+    def run(*_: object, stop: threading.Event, **__: object) -> tuple[int, None]:
+        told.append(stop)
+        return 0, None
+
+    monkeypatch.setattr(Console, "on_broken_pipe", Console.on_broken_pipe)
+    monkeypatch.setattr(experiment, "run", run)
+    monkeypatch.setattr(deployed, "stop_without", lambda _, stop: stop.set())
+    experiment.experiment_flow.fn("smoke", str(tmp_path))
+    assert Console.on_broken_pipe is deployed._hush
+    assert told[0].wait(10)
 
 
 def test_a_run_whose_worker_is_gone_is_asked_to_stop(home: Home) -> None:
