@@ -41,13 +41,18 @@ Tell = Callable[[str], None]
 def register(site: Site, tell: Tell) -> None:
     """Register a site, and tell line by line what was done.
 
-    Raises `UserError` where something of that name is another's, `Unavailable` when the server goes away.
+    Raises `UserError` where something of that name is another's, and has changed nothing then; `Unavailable`
+    when the server goes away.
     """
     try:
         with get_client(sync_client=True) as client:
+            found = {each.full_name: _read(client, each.full_name) for each in site.registrations}
+            for each in site.registrations:
+                _refuse_other_home(found[each.full_name], each)
             _pool(client, site, tell)
             for each in site.registrations:
-                tell(f"{each.full_name}: {_deployment(client, site, each)}")
+                done = _deployment(client, site, each, found[each.full_name])
+                tell(f"{each.full_name}: {done}")
             for gone in _gone(client, site):
                 client.delete_deployment(gone.id)
                 tell(f"{client.read_flow(gone.flow_id).name}/{gone.name}: removed, the config has it no more")
@@ -83,8 +88,10 @@ def load(path: str) -> Flow[..., Any]:
     return found
 
 
-def _deployment(client: SyncPrefectClient, site: Site, wanted: Registration) -> str:
-    """Make one deployment what it should be; what was done about it, in words."""
+def _deployment(
+    client: SyncPrefectClient, site: Site, wanted: Registration, found: DeploymentResponse | None
+) -> str:
+    """Make one deployment what it should be, of what was found of it; what was done about it, in words."""
     flow = load(wanted.flow)
     schema = parameter_schema(flow.fn).model_dump(exclude_unset=True)
     job = {**site.job, "env": dict(wanted.env)}
@@ -98,9 +105,6 @@ def _deployment(client: SyncPrefectClient, site: Site, wanted: Registration) -> 
         "parameter_openapi_schema": schema,
     }
     version = version_of(what | {"every": wanted.every_s, "begin": site.begin_s})
-    found = _read(client, wanted.full_name)
-    if found is not None:
-        _refuse_other_home(found, wanted)
     rhythm = "" if wanted.every_s is None else f", every {wanted.every_s:g} s"
     if found is not None and found.version == version:
         return f"unchanged{rhythm}"
@@ -142,7 +146,9 @@ def _read(client: SyncPrefectClient, full_name: str) -> DeploymentResponse | Non
         return None
 
 
-def _refuse_other_home(found: DeploymentResponse, wanted: Registration) -> None:
+def _refuse_other_home(found: DeploymentResponse | None, wanted: Registration) -> None:
+    if found is None:
+        return
     there, here = found.parameters.get("home"), wanted.parameters["home"]
     if there != here:
         remedy = "give this site another swarm.site or swarm.name, or delete that deployment first"

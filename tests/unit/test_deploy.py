@@ -7,16 +7,18 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
 from rich.console import Console
 from swarms import make_home, small_config
 
-from flows import deployed, evaluate, experiment, maintain
+from flows import deploy, deployed, evaluate, experiment, maintain
 from flows.archive import Archive
 from flows.common import PROCESS, Process
 from flows.deploy import load, trigger_of, version_of
@@ -175,6 +177,22 @@ def test_without_a_server_the_remedy_is_said() -> None:
         refuse_without_server({})
     with pytest.raises(UserError, match="no server answers there"):
         refuse_without_server({"PREFECT_API_URL": "http://127.0.0.1:9/api"})
+
+
+def test_what_is_another_home_s_is_refused_before_anything_is_changed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Server:
+        """Has the archive of another home, and can only be read."""
+
+        def read_deployment_by_name(self, name: str) -> Any:
+            if name != "archive/test.n":
+                raise ObjectNotFound(KeyError(name))
+            return SimpleNamespace(parameters={"home": "/srv/other"})
+
+    monkeypatch.setattr(deploy, "get_client", lambda **_: contextlib.nullcontext(Server()))
+    with pytest.raises(UserError, match="is registered for /srv/other"):
+        deploy.register(site, print)
 
 
 FILE = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text(encoding="utf-8"))
