@@ -1,6 +1,7 @@
 """`sapo deploy`: a site for weeks, as deployments of a Prefect server that workers run."""
 
 import os
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -52,4 +53,11 @@ def deploy(
     print(f"\nits runs: {url.rstrip('/').removesuffix('/api')}/deployments")
     print("start a worker, here or on any machine that sees the home at the same place:")
     print(f"  PREFECT_API_URL={url} prefect worker start --pool {settings.deploy.pool}")
-    print(f"after a change of the config: {program()} deploy --home {os.path.relpath(found.root)}")
+    print(f"after a change of the config: {_again(config, found.root)}")
+
+
+def _again(config: Path | None, root: Path) -> str:
+    """The command that registers a change: a home keeps the settings, and not the file they were in."""
+    at = ["--home", os.path.relpath(root)]
+    given = [*at, "--set", "KEY=VALUE"] if config is None else ["--config", str(config), *at]
+    return shlex.join([program(), "deploy", *given])

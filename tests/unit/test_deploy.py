@@ -22,6 +22,7 @@ from flows import deploy, deployed, evaluate, experiment, maintain
 from flows.archive import Archive
 from flows.common import PROCESS, Process
 from flows.deploy import load, trigger_of, version_of
+from sapo.commands.deploy import _again
 from sapo.crew import thread_settings
 from sapo.deploy import FINISHED, PROGRESS, Registration, Site, plan, refuse_without_server
 from sapo.errors import UserError
@@ -193,6 +194,17 @@ def test_what_is_another_home_s_is_refused_before_anything_is_changed(
     monkeypatch.setattr(deploy, "get_client", lambda **_: contextlib.nullcontext(Server()))
     with pytest.raises(UserError, match="is registered for /srv/other"):
         deploy.register(site, print)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [(Path("my site.toml"), "--config 'my site.toml' --home home"), (None, "--home home --set KEY=VALUE")],
+)
+def test_it_says_how_a_change_of_the_config_is_registered(
+    config: Path | None, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _again(config, tmp_path / "home").endswith(f" deploy {said}")
 
 
 FILE = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text(encoding="utf-8"))
