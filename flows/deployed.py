@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 
 PARENT_POLL_S = 0.5
 PROGRESS_S = 5.0
+EVENT_S = 60.0
+"""Between events of a run that goes on: a run may last longer than a node may stand still."""
 HomePath = Annotated[str, Field(min_length=1)]
 NodeName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]*$")]
 
@@ -95,7 +98,10 @@ def nothing_left(process: Process, node: str) -> bool:
 
 
 def tell_progress(process: Process, node: str, made: int) -> None:
-    """Raise the event that a node which stands still does not raise, if it made rounds or has no more."""
+    """Raise the event that a node which stands still does not raise, if it made rounds or has no more.
+
+    `made` are those of the flow run so far.
+    """
     total, now = process.config.for_node(node).swarm.rounds, rounds_made(process, node)
     if made or now >= total:
         event = FINISHED if now >= total else PROGRESS
@@ -104,20 +110,26 @@ def tell_progress(process: Process, node: str, made: int) -> None:
 
 
 @contextmanager
-def progress_shown(key: str, what: str, done: Callable[[], float]) -> Iterator[None]:
+def progress_shown(
+    key: str, what: str, done: Callable[[], float], moved: Callable[[], None]
+) -> Iterator[None]:
     """A bar in Prefect's UI at the share `done` says, 0 to 1, every five seconds while the block runs.
 
-    It is told by a thread of its own: rounds do not wait for a server that is slow or away.
+    When that has grown `moved` is called, at most once a minute. All of it is told by a thread of its own:
+    rounds do not wait for a server that is slow or away.
     """
     bar, over = create_progress_artifact(0.0, key=key, description=what), threading.Event()
     assert isinstance(bar, UUID), "no event loop runs here"
 
     def tell() -> None:
-        last = False
+        last, told, due = False, 0.0, time.monotonic() + EVENT_S
         while not last:
-            last = over.wait(PROGRESS_S)
+            last, share = over.wait(PROGRESS_S), done()
+            if share > told and not last and time.monotonic() >= due:
+                moved()
+                told, due = share, time.monotonic() + EVENT_S
             try:
-                update_progress_artifact(bar, progress=100.0 * done())
+                update_progress_artifact(bar, progress=100.0 * share)
             except (httpx.HTTPError, PrefectException) as error:
                 log.warning("the progress of this run is not shown: %s: %s", type(error).__name__, error)
 

@@ -213,8 +213,12 @@ def _deployed_rounds(session: Session, node: str) -> int:
     def done() -> float:
         return (session.runtime.round - session.first) / max(1, session.end - session.first)
 
+    def moved() -> None:
+        deployed.tell_progress(session.process, node, session.runtime.round - session.first)
+
+    key, what = f"{_key(node)}-progress", f"Rounds of this run of {node}"
     try:
-        with deployed.progress_shown(f"{_key(node)}-progress", f"Rounds of this run of {node}", done):
+        with deployed.progress_shown(key, what, done, moved):
             made = _flow_rounds(session, node)
     except Paused:
         try:

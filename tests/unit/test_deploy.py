@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -305,6 +306,34 @@ def test_an_experiment_survives_its_worker_and_is_told_that_it_is_gone(
     experiment.experiment_flow.fn("smoke", str(tmp_path))
     assert Console.on_broken_pipe is deployed._hush
     assert told[0].wait(10)
+
+
+def test_a_run_that_goes_on_tells_of_its_rounds_now_and_then_and_only_of_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deployed, "create_progress_artifact", lambda *_, **__: uuid4())
+    monkeypatch.setattr(deployed, "update_progress_artifact", lambda *_, **__: shown.release())
+    monkeypatch.setattr(deployed, "PROGRESS_S", 0.01)
+    monkeypatch.setattr(deployed, "EVENT_S", 0.02)
+    shown, share, told = threading.Semaphore(0), [0.0], list[float]()
+
+    def pass_by(times: int) -> None:
+        while shown.acquire(blocking=False):
+            pass
+        assert all(shown.acquire(timeout=10) for _ in range(times))
+
+    with deployed.progress_shown("bar", "a bar", lambda: share[0], lambda: told.append(share[0])):
+        pass_by(10)
+        assert told == []
+        share[0] = 0.5
+        pass_by(10)
+        assert told == [0.5]
+        monkeypatch.setattr(deployed, "EVENT_S", 3600.0)
+        share[0] = 0.75
+        pass_by(10)
+        share[0] = 1.0
+        pass_by(10)
+    assert told == [0.5, 0.75], "not again so soon; the run's end is told by the run"
 
 
 def test_a_run_whose_worker_is_gone_is_asked_to_stop(home: Home) -> None:
