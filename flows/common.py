@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from prefect import tags
 from prefect.cache_policies import NO_CACHE
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
@@ -21,6 +22,7 @@ from prefect.states import State
 from flows.orchestrator import Orchestrator
 from sapo.config import Config
 from sapo.crew import BAD_INPUT
+from sapo.deploy import process_tag
 from sapo.errors import Unavailable, UserError
 from sapo.home import Home
 from sapo.processes import stopping_on_signals
@@ -120,7 +122,8 @@ def run_process(work: Callable[[Process, Orchestrator], int], home: str) -> NoRe
             process = Process.at(home, stop)
             PROCESS.set(process)
             orchestrator = Orchestrator(process, os.environ.get("PREFECT_API_URL"))
-            code = work(process, orchestrator)
+            with tags(process_tag(process.config)):
+                code = work(process, orchestrator)
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             code = BAD_INPUT

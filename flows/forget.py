@@ -14,17 +14,17 @@ AT_ONCE = 50
 """Flow runs that Prefect deletes in one request."""
 
 
-def forget(days: float, tag: str | None) -> int:
+def forget(days: float, *tags: str) -> int:
     """Delete flow runs that ended more than `days` ago, with their task runs, states, logs and artifacts.
 
-    `tag` names those of this site on a server that others use too; None takes all. `days` 0 keeps all.
+    A run of any of `tags` goes, of a server that others use too; without tags all go. `days` 0 keeps all.
     Returns how many were deleted. Raises `Unavailable` when Prefect is away.
     """
     if not days:
         return 0
     before = (datetime.now(UTC) - timedelta(days=days)).isoformat()
     wanted: dict[str, Any] = {"end_time": {"before_": before}, "state": {"type": {"any_": list(FINAL)}}}
-    wanted |= {"tags": {"all_": [tag]}} if tag else {}
+    wanted |= {"tags": {"any_": list(tags)}} if tags else {}
     deleted = 0
     try:
         with get_client(sync_client=True) as client:

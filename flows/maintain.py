@@ -15,7 +15,7 @@ from flows.forget import forget
 from flows.orchestrator import Orchestrator, at_work
 from sapo import services, upkeep
 from sapo.crew import OWING
-from sapo.deploy import site_tag
+from sapo.deploy import process_tag, site_tag
 from sapo.errors import Unavailable
 from sapo.history import open_store
 from sapo.history.cuts import Cut, cuts
@@ -59,7 +59,8 @@ def bound(process: Process, service: str) -> dict[str, Any]:
         if service == "prefect":
             running = services.read(home)
             alone = running is not None and running.prefect.pid is not None
-            done = {"flow_runs": forget(config.flow.keep_days, None if alone else site_tag(config))}
+            tags = () if alone else (site_tag(config), process_tag(config))
+            done = {"flow_runs": forget(config.flow.keep_days, *tags)}
         elif config.track.uri is None:
             done = asdict(upkeep.thin(home.mlflow_db, config.track.keep_rounds))
         else:

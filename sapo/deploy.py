@@ -83,6 +83,14 @@ def site_tag(config: Config) -> str:
     return f"site:{config.swarm.name}.{config.swarm.site}"
 
 
+def process_tag(config: Config) -> str:
+    """What runs are tagged with that a site's own processes began, without a deployment.
+
+    Not `site_tag`: the site's automations would mark them as crashed, since they have no heartbeats.
+    """
+    return f"process:{config.swarm.name}.{config.swarm.site}"
+
+
 def resource_of(config: Config, node: str) -> dict[str, str]:
     """What a node is called in events."""
     swarm = config.swarm.name

@@ -76,7 +76,7 @@ def test_old_runs_go_with_all_that_hangs_on_them_and_new_ones_stay(server: Prefe
     old, new = ended(server, 10), ended(server, 1)
     running = ended(server, 10, state="RUNNING")
     assert rows(server, "artifact", old) == rows(server, "task_run", old) == 1
-    assert forget(7, None) == 1
+    assert forget(7) == 1
     assert left(server) == {new, running}
     assert rows(server, "artifact", old) == rows(server, "task_run", old) == 0
     assert rows(server, "artifact", new) == rows(server, "task_run", new) == 1
@@ -84,9 +84,10 @@ def test_old_runs_go_with_all_that_hangs_on_them_and_new_ones_stay(server: Prefe
 
 
 def test_on_a_server_that_others_use_only_the_sites_own_go(server: PrefectServer) -> None:
-    own, others = ended(server, 10, "site:tiny.n", "swarm:tiny"), ended(server, 10, "site:other.n")
-    assert forget(7, "site:tiny.n") == 1
-    assert own not in left(server)
+    own = {ended(server, 10, "site:tiny.n", "swarm:tiny"), ended(server, 10, "process:tiny.n")}
+    others = ended(server, 10, "site:other.n", "swarm:tiny")
+    assert forget(7, "site:tiny.n", "process:tiny.n") == 2
+    assert not own & left(server)
     assert others in left(server)
 
 
@@ -98,10 +99,10 @@ def test_more_than_one_request_takes_all_go(server: PrefectServer) -> None:
 
 def test_with_zero_days_all_stays(server: PrefectServer) -> None:
     run = ended(server, 100, "kept")
-    assert forget(0, None) == 0
+    assert forget(0) == 0
     assert run in left(server)
 
 
 def test_a_server_that_is_away_is_unavailable() -> None:
     with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), pytest.raises(Unavailable):
-        forget(7, None)
+        forget(7)

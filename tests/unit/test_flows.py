@@ -4,19 +4,22 @@ import http.server
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
+from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
 import pytest
+from prefect.context import TagsContext
 from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
-from flows import deployed, evaluate, node
+from flows import common, deployed, evaluate, maintain, node
 from flows.archive import Archive
 from flows.common import PROCESS, Process, here
 from flows.node import COLUMNS, TABLE_ROWS, Session, progress_table
-from flows.orchestrator import Orchestrator
+from flows.orchestrator import Attempt, Orchestrator
+from sapo.deploy import process_tag, site_tag
 from sapo.errors import Paused, Unavailable
 from sapo.journal import Journal
 from sapo.records import RoundResult
@@ -122,6 +125,32 @@ def test_a_flow_that_a_deployment_starts_finds_its_home_by_its_argument(process:
     found = here(str(process.home.root))
     assert found is not process
     assert (found.home, found.config) == (process.home, process.config)
+
+
+def test_runs_that_a_process_begins_are_tagged_for_retention_and_not_for_the_automations(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(_: Process, __: Orchestrator) -> int:
+        attempt = Attempt(lambda: TagsContext.get().current_tags)
+        assert attempt.wait_ended(10)
+        assert attempt.value is not None
+        found.update(attempt.value)
+        return 0
+
+    found: set[str] = set()
+    monkeypatch.setattr(common, "_leave", lambda *_: None)
+    copy_context().run(common.run_process, work, str(process.home.root))
+    assert found == {process_tag(process.config)}
+    assert site_tag(process.config) not in found
+
+
+def test_on_a_server_of_others_maintenance_deletes_what_either_kind_of_its_runs_has_left(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(maintain, "forget", lambda *what: asked.append(what))
+    maintain.bound(process, "prefect")
+    assert asked == [(7.0, site_tag(process.config), process_tag(process.config))]
 
 
 def test_the_stop_flag_of_the_home_stops_a_process(process: Process) -> None:
