@@ -26,7 +26,7 @@ from sapo.home import Home, write_atomically
 from sapo.journal import Journal
 from sapo.models import LoadedPolicy
 from sapo.node_parts import load_initial, open_workers
-from sapo.records import Question, Sampling
+from sapo.records import Question, Sampling, canonical
 from sapo.seeds import rng, stream
 from sapo.supervise import holder
 from sapo.track import Tracker
@@ -197,20 +197,27 @@ def evaluate_swarm(
     with open_workers(config) as workers:
         questions = held_out_set(config, home, workers)
         baselines: dict[str, Evaluation] = {}
+        labels: dict[str, str] = {}
         evaluations: dict[str, Evaluation] = {}
         rounds: dict[str, int] = {}
         for name in names:
             node_config = config.for_node(name)
             policy = load_initial(node_config, workers, cache or default_cache())
-            if node_config.model not in baselines:
-                baselines[node_config.model] = ask(
-                    node_config, policy, workers, questions, node_config.model, progress
-                )
+            begun = _begun_with(node_config)
+            if begun not in labels:
+                model = node_config.model
+                label = labels[begun] = model if model not in baselines else f"{model} as of {name}"
+                baselines[label] = ask(node_config, policy, workers, questions, label, progress)
             rounds[name] = _load_newest(home, name, policy).round
             evaluations[name] = ask(node_config, policy, workers, questions, name, progress)
-    body = _body(config, baselines, evaluations, rounds)
+    body = _body(config, baselines, labels, evaluations, rounds)
     write_atomically(home.evaluation, json.dumps(body, indent=1) + "\n")
     return body
+
+
+def _begun_with(config: Config) -> str:
+    """Names what a node's held-out figures are set against: its starting policy, and the room for answers."""
+    return canonical([config.policy(), config.generate.max_new_tokens])
 
 
 def _names(config: Config, home: Home, nodes: Sequence[str] | None) -> list[str]:
@@ -270,18 +277,21 @@ def ask(
 def _body(
     config: Config,
     baselines: dict[str, Evaluation],
+    labels: dict[str, str],
     evaluations: dict[str, Evaluation],
     rounds: dict[str, int],
 ) -> dict[str, Any]:
-    start = {name: baselines[config.for_node(name).model] for name in evaluations}
-    main = baselines.get(config.model) or next(iter(baselines.values()))
+    own = {name: labels[_begun_with(config.for_node(name))] for name in evaluations}
+    start = {name: baselines[label] for name, label in own.items()}
+    main = baselines[labels.get(_begun_with(config), next(iter(baselines)))]
     return {
         "questions": len(main.sampled),
         "samples": config.eval.samples,
         "starter": main.summary(),
-        "baselines": {model: found.summary() for model, found in baselines.items()},
+        "baselines": {label: found.summary() for label, found in baselines.items()},
         "nodes": {
-            name: found.summary() | {"round": rounds[name], "model": config.for_node(name).model}
+            name: found.summary()
+            | {"round": rounds[name], "model": config.for_node(name).model, "baseline": own[name]}
             for name, found in evaluations.items()
         },
         "gain": gain(

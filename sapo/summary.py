@@ -119,8 +119,10 @@ def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
 
 def baseline(evaluation: dict[str, Any], node: str) -> dict[str, Any]:
     """The held-out figures of the policy a node started from."""
-    model = evaluation.get("nodes", {}).get(node, {}).get("model")
-    own: dict[str, Any] | None = evaluation.get("baselines", {}).get(model)
+    found = evaluation.get("nodes", {}).get(node, {})
+    # an earlier release had one baseline per model
+    label = found.get("baseline", found.get("model"))
+    own: dict[str, Any] | None = evaluation.get("baselines", {}).get(label)
     return own or evaluation.get("starter") or {}
 
 

@@ -301,4 +301,5 @@ def _evaluated(home: Home, node: str, model: str) -> tuple[dict[str, Any] | None
     if not home.evaluation.exists():
         return None, None
     body = json.loads(home.evaluation.read_text(encoding="utf-8"))
-    return body["nodes"].get(node), body["baselines"].get(model)
+    own = body["nodes"].get(node)
+    return own, body["baselines"].get((own or {}).get("baseline", model))

@@ -117,6 +117,17 @@ def test_a_sweep_leaves_out_who_has_no_checkpoint_unless_named(swarm: tuple[Conf
         evaluate_swarm(config, home, ["n1"])
 
 
+def test_each_node_is_set_against_its_own_start_also_where_only_the_room_for_answers_differs(
+    swarm: tuple[Config, Home],
+) -> None:
+    config = small_config([*SETS, "node.0.generate.max_new_tokens=1"])
+    body = evaluate_swarm(config, swarm[1])
+    labels = {name: figures["baseline"] for name, figures in body["nodes"].items()}
+    assert labels == {"n0": "starter", "n1": "starter as of n1"}
+    assert body["baselines"]["starter"] != body["baselines"]["starter as of n1"]
+    assert body["starter"] == body["baselines"]["starter as of n1"], "the swarm's settings are n1's"
+
+
 def test_a_node_that_is_not_of_the_swarm_is_refused(swarm: tuple[Config, Home]) -> None:
     with pytest.raises(UserError, match="the swarm has n0, n1"):
         judge_swarm(*swarm, ["n7"])

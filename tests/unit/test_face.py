@@ -124,6 +124,13 @@ def test_a_node_is_compared_with_the_model_it_started_from(home: Home) -> None:
     assert nodes["n1"]["eval/pass_at_1"]["per_task"] == {"gcd": {"start": 0.10, "end": 0.12}}
 
 
+def test_a_node_s_own_baseline_comes_before_that_of_its_model(home: Home) -> None:
+    n1 = EVALUATION["nodes"]["n1"] | {"model": "starter", "baseline": "starter:bytes"}
+    evaluation = EVALUATION | {"nodes": EVALUATION["nodes"] | {"n1": n1}}
+    nodes = summarise(make_run(home, evaluation))["nodes"]
+    assert nodes["n1"]["eval/pass_at_1"]["start"] == 0.10
+
+
 def test_without_an_evaluation_nothing_is_claimed(home: Home) -> None:
     figures = summarise(make_run(home))
     assert figures["nodes"]["n0"]["eval/pass_at_1"]["end"] is None
