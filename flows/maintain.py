@@ -20,6 +20,7 @@ from sapo.errors import Unavailable
 from sapo.history import open_store
 from sapo.history.cuts import Cut, cuts
 from sapo.history.maintain import ORDER, maintain_table
+from sapo.tracked import own_server
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def bound(process: Process, service: str) -> dict[str, Any]:
             alone = running is not None and running.prefect.pid is not None
             tags = () if alone else (site_tag(config), process_tag(config))
             done = {"flow_runs": forget(config.flow.keep_days, *tags)}
-        elif config.track.uri is None:
+        elif (uri := process.tracking_uri()) is None or own_server(home, uri):
             done = asdict(upkeep.thin(home.mlflow_db, config.track.keep_rounds))
         else:
             done = {}

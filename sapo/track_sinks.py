@@ -120,6 +120,7 @@ def open_tracking(
     *,
     uri: str,
     artifacts: Path | None,
+    thinned: bool = False,
     whole: Callable[[Path, Path], None],
     history: str | None = None,
     own: Mapping[str, Any] | None = None,
@@ -127,7 +128,8 @@ def open_tracking(
     """A node's tracker and its sinks for the deliverer.
 
     `config` is the node's, `own` what sets it apart from others of its swarm; `whole` and `history` are as
-    `VersionSink` wants them. Reaches for nothing yet: a node may start while MLflow is away.
+    `VersionSink` wants them. A server whose metrics maintenance keeps `thinned` gets all of them, any other
+    fewer. Reaches for nothing yet: a node may start while MLflow is away.
     """
     tags = {"sapo.site": config.swarm.site, "sapo.own": canonical(dict(own)) if own else "none"}
     tracker = Tracker(
@@ -140,6 +142,6 @@ def open_tracking(
         artifacts=artifacts,
         family=True,
     )
-    keep = 0 if config.track.uri is None else config.track.keep_rounds
+    keep = 0 if thinned else config.track.keep_rounds
     metrics = TrackSink(tracker, config.track.samples_every, keep)
     return tracker, (metrics, VersionSink(tracker, whole, history))

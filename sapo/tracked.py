@@ -41,6 +41,19 @@ def tracking_uri(home: Home, config: Config) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.mlflow_db}"
 
 
+def own_server(home: Home, uri: str) -> bool:
+    """Whether an address is that of the MLflow server this home's swarm runs, or of the file it writes."""
+    running = services.read(home)
+    kept = running is not None and running.mlflow.pid is not None and running.mlflow.url == uri.rstrip("/")
+    return kept or uri == f"sqlite:///{home.mlflow_db}"
+
+
+def own_artifacts(home: Home, uri: str) -> Path | None:
+    """Where a new experiment at an address keeps its files; None leaves it to a server of others."""
+    # a database file has no server, and MLflow would put them into the working folder
+    return home.artifacts if own_server(home, uri) or uri.startswith("sqlite:") else None
+
+
 @contextlib.contextmanager
 def open_tracked(config: Config, name: str, home: Home, *, uri: str | None) -> "Iterator[NodeRuntime]":
     """A node whose metrics and model versions go to the MLflow at `uri`; None keeps them owed in the journal.
@@ -87,11 +100,19 @@ def _tracking(
 
         models.export(checkpoint, destination, config=node_config, cache=default_cache())
 
-    artifacts = home.artifacts if config.track.uri is None else None
+    artifacts = own_artifacts(home, uri)
     history = public(config.history.uri or str(home.history))
     own = config.node.get(name.removeprefix(config.swarm.site))
     return open_tracking(
-        node_config, name, incarnation, uri=uri, artifacts=artifacts, whole=whole, history=history, own=own
+        node_config,
+        name,
+        incarnation,
+        uri=uri,
+        artifacts=artifacts,
+        thinned=own_server(home, uri),
+        whole=whole,
+        history=history,
+        own=own,
     )
 
 

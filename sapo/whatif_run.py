@@ -14,7 +14,7 @@ from sapo.errors import Unavailable
 from sapo.home import Home
 from sapo.records import RoundResult
 from sapo.track import Tracker, params_of, tags_of
-from sapo.tracked import tracking_uri
+from sapo.tracked import own_artifacts, tracking_uri
 
 TAG = "sapo.replay"
 ROUNDS_AT_ONCE = 25
@@ -38,7 +38,7 @@ class Run:
     ) -> None:
         swarm = home.load_config()
         self._where = lambda: tracking_uri(home, swarm)
-        self._artifacts = home.artifacts if swarm.track.uri is None else None
+        self._home = home
         self._swarm, self._node, self._incarnation = swarm.swarm.name, node, incarnation
         self._settled = settled
         self._identity = {TAG: "what-if", f"{TAG}.id": secrets.token_hex(8)}
@@ -128,7 +128,7 @@ class Run:
             self._incarnation,
             params=params_of(config),
             tags=tags_of(config) | self._tags | self._parent,
-            artifacts=self._artifacts,
+            artifacts=own_artifacts(self._home, uri),
             identity=self._identity,
             run_name=f"{self._node} · {self._settled.label}",
         )

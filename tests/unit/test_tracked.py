@@ -6,11 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from swarms import make_home, small_config
 
+from flows import maintain
+from flows.common import Process
 from sapo.config import Config, parse
 from sapo.home import Home
 from sapo.services import Service, Services
-from sapo.tracked import tracking_uri
+from sapo.tracked import _tracking, tracking_uri
 
 
 @pytest.fixture
@@ -19,9 +22,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
     return Home(tmp_path)
 
 
-def runs_with(home: Home, mlflow: str) -> None:
-    """What a swarm that runs writes down of its servers."""
-    said = Services(Service("mlflow", mlflow), Service("prefect", "http://127.0.0.1:9/api"))
+def runs_with(home: Home, mlflow: str, pid: int | None = None) -> None:
+    """What a swarm that runs writes down of its servers; `pid` of an MLflow that it started."""
+    said = Services(Service("mlflow", mlflow, pid), Service("prefect", "http://127.0.0.1:9/api"))
     home.services.write_text(json.dumps(asdict(said) | {"pid": os.getpid()}))
 
 
@@ -47,3 +50,40 @@ def test_a_server_that_does_not_answer_is_passed_over(home: Home, monkeypatch: p
 
 def test_without_anything_it_is_the_file_of_the_swarms_own_server(home: Home) -> None:
     assert tracking_uri(home, Config()) == f"sqlite:///{home.mlflow_db}"
+
+
+def tracking(home: Home, uri: str) -> tuple[Path | None, int]:
+    """Where a node has an experiment's files kept, and above which round it sends fewer metrics."""
+    tracker, (metrics, _) = _tracking(Config(), "n0", home, uri, "0")
+    return tracker.artifacts, metrics.keep_rounds
+
+
+def test_what_the_swarms_own_server_gets_is_whole_and_lies_in_the_home(home: Home) -> None:
+    assert tracking(home, f"sqlite:///{home.mlflow_db}") == (home.artifacts, 0)
+    runs_with(home, "http://127.0.0.1:5000", os.getpid())
+    assert tracking(home, "http://127.0.0.1:5000") == (home.artifacts, 0)
+
+
+def test_a_server_that_the_environment_names_is_not_the_swarms_own(home: Home) -> None:
+    keep = Config().track.keep_rounds
+    assert tracking(home, "http://elsewhere:5000") == (None, keep)
+    runs_with(home, "http://elsewhere:5000")
+    assert tracking(home, "http://elsewhere:5000") == (None, keep), (
+        "the swarm uses it, and has not started it"
+    )
+
+
+def test_another_database_file_has_no_server_that_would_keep_an_experiments_files(home: Home) -> None:
+    assert tracking(home, f"sqlite:///{home.root}/other.db") == (home.artifacts, Config().track.keep_rounds)
+
+
+def test_maintenance_thins_the_store_of_the_swarms_own_server_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process.at(str(make_home(tmp_path / "home", small_config()).root))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere:5000")
+    assert maintain.bound(process, "mlflow") == {}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{process.home.mlflow_db}")
+    assert maintain.bound(process, "mlflow")["rows"] == 0
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert maintain.bound(process, "mlflow")["rows"] == 0
