@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,8 @@ def experiment(
     ] = None,
     arms: Annotated[str | None, typer.Option(metavar="A,B", help="Run only these arms.")] = None,
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Runs at a time; one per core by default.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Runs at a time; by default one per core, one on GPUs."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -102,8 +104,8 @@ def run(
             view.note(f"runs that are there already: {len(kept)}")
         for record in kept:
             ledger.add(record)
-        watcher = Watched(view, ledger)
-        cores = jobs or usable_cores()
+        watcher = Watched(view, ledger, lambda: foretold(plan, folder, seeds))
+        cores = jobs or (1 if on_accelerators(plan) else usable_cores())
         failed = conduct(plan, folder, watcher, seeds=seeds, arms=arms, cores=cores, stop=stop)
         document = write(plan, folder, seeds)
         if stop.is_set():
@@ -114,15 +116,38 @@ def run(
 class Watched:
     """Whoever watches hears of a run that ended, and MLflow gets it if it is reported."""
 
-    def __init__(self, view: "ProgressView", ledger: "Ledger") -> None:
-        self._view, self._ledger = view, ledger
+    def __init__(self, view: "ProgressView", ledger: "Ledger", foretold: Callable[[], str | None]) -> None:
+        self._view, self._ledger, self._foretold = view, ledger, foretold
         self.stands = view.stands
+
+    def tuned(self) -> None:
+        """What the reported runs will be able to show, before they are made."""
+        told = self._foretold()
+        if told is not None:
+            self._view.note(told)
 
     def ended(self, job: "Job", record: "RunRecord | None", error: str | None, done: int, total: int) -> None:
         """A run is over: its record, or why there is none."""
         self._view.ended(job, record, error, done, total)
         if record is not None and not record.tuning:
             self._ledger.add(record)
+
+
+def foretold(plan: "Grid", folder: Path, seeds: int | None) -> str | None:
+    """What so many seeds will show, by the tuning runs; None where these cannot tell."""
+    from sapo.experiment.results import planned_section, read_choices
+    from sapo.experiment.words import planned
+
+    found = planned_section(plan, read_choices(plan, folder), seeds)
+    return None if found is None else planned(found)
+
+
+def on_accelerators(plan: "Grid") -> bool:
+    """Whether a run takes whole GPUs, which runs beside each other would have to share."""
+    from sapo.experiment.grid import Job
+
+    configs = [plan.config(Job(arm=name, seed=plan.first_seed)) for name in plan.arms]
+    return any(config.for_node(name).device.startswith("cuda") for config in configs for name in config.nodes)
 
 
 def write(plan: "Grid", folder: Path, seeds: int | None) -> dict[str, Any] | None:

@@ -30,6 +30,9 @@ class Watcher(Protocol):
     def ended(self, job: Job, record: RunRecord | None, error: str | None, done: int, total: int) -> None:
         """A run is over: its record, or why there is none."""
 
+    def tuned(self) -> None:
+        """Learning rates are chosen; what comes now is reported."""
+
     def stands(self, at: dict[Job, Progress | None], done: int, total: int, left: float | None) -> None:
         """What is under way, how many runs are there, and about how many seconds the rest will take."""
 
@@ -125,6 +128,8 @@ def conduct(
         tuning = grid.tuning_jobs(arms)
         later = grid.jobs(seeds, arms)
         work.run(tuning, later)
+        if tuning and not stop.is_set():
+            watcher.tuned()
         if not stop.is_set():
             work.run(_ready(grid, folder, seeds, arms), [])
         return work.failed

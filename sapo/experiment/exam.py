@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from sapo.config import Config
+from sapo.errors import UserError
 from sapo.evaluate import sampled_passes
 from sapo.experiment.grid import ExamPlan
 from sapo.experiment.record import Exam
@@ -24,15 +25,19 @@ def questions_for(config: Config, plan: ExamPlan, workers: TaskWorkers, *, tunin
     Raises `UserError` when the data sets have too few.
     """
     share = config.rules.held_out
-    return held_out_questions(
-        workers,
-        config.manifest_tasks(),
-        swarm=config.swarm.name,
-        seed=config.swarm.seed,
-        count=plan.questions,
-        held_out=share,
-        among=(0.0, share / 2) if tuning else (share / 2, share),
-    )
+    try:
+        return held_out_questions(
+            workers,
+            config.manifest_tasks(),
+            swarm=config.swarm.name,
+            seed=config.swarm.seed,
+            count=plan.questions,
+            held_out=share,
+            among=(0.0, share / 2) if tuning else (share / 2, share),
+        )
+    except UserError as error:
+        problem = f"{error.problem}; it is half of them, for learning rates are chosen on others"
+        raise UserError("exam.questions", plan.questions, problem, error.remedy) from None
 
 
 class Examiner:

@@ -6,7 +6,7 @@ Importable without torch. Every arm's config is made and checked when the grid i
 import difflib
 import hashlib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib import resources
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sapo.config import Config, load, merge, parse
 from sapo.determinism import UPDATE
@@ -80,6 +80,13 @@ class Tune(_Part):
     rounds: PositiveInt | None = None
     """Of a tuning run; the arm's own where not set, and never more."""
 
+    @field_validator("lr")
+    @classmethod
+    def _distinct(cls, rates: list[float]) -> list[float]:
+        if len({f"{rate:g}" for rate in rates}) < len(rates):
+            raise ValueError("names a learning rate twice; those that are equal to six digits are one")
+        return rates
+
 
 class Compare(_Part):
     """A comparison registered beforehand: `arm` minus `against`, paired by seed."""
@@ -114,16 +121,20 @@ class Grid(_Part):
     def _check(self) -> Self:
         names = [arm.name for arm in self.arm]
         slugs = [slug(name).lower() for name in names]
+        known = f"name one of: {', '.join(names)}"
         if "" in slugs or len(set(slugs)) < len(slugs):
-            raise ValueError(f"arms need names that differ in letters or digits: {', '.join(names)}")
-        for one in self.compare:
-            for name in (one.arm, one.against):
+            raise UserError("arm", ", ".join(names), "names must differ in letters or digits", "rename one")
+        for place, one in enumerate(self.compare):
+            for side, name in (("arm", one.arm), ("with", one.against)):
                 if name not in names:
-                    raise ValueError(f"compare names {name!r}: arms are {', '.join(names)}")
+                    raise UserError(f"compare.{place}.{side}", name, "there is no such arm", known)
+            if self.target is None and one.figure == "tokens_to_target":
+                raise UserError(f"compare.{place}.figure", one.figure, "needs a target", "set target")
         if self.target is not None and self.target not in names:
-            raise ValueError(f"target = {self.target!r}: arms are {', '.join(names)}")
-        if self.target is None and any(one.figure == "tokens_to_target" for one in self.compare):
-            raise ValueError('figure = "tokens_to_target" needs a target')
+            raise UserError("target", self.target, "there is no such arm", known)
+        _refuse_overwritten("set", self.set, tuned=self.tune is not None)
+        for arm in self.arm:
+            _refuse_overwritten(f"arm {arm.name}: set", arm.set, tuned=self.tune is not None)
         return self
 
     @cached_property
@@ -147,7 +158,7 @@ class Grid(_Part):
             size = next((size for size, name in joined.items() if name in self.arms), 1)
             found.append(self.named(joined[size]).name)
             del parts[:size]
-        return found
+        return list(dict.fromkeys(found))
 
     def seed_list(self, count: int | None = None) -> list[int]:
         """The seeds that are reported."""
@@ -201,7 +212,9 @@ class Grid(_Part):
                 problem = f"arm {arm.name} has nodes 0 to {last}"
                 raise UserError("node", number, problem, "name one of them or raise swarm.nodes")
         for name in config.nodes:
-            config.for_node(name)
+            _check_control(arm, config.for_node(name))
+        if arm.control == "same_questions":
+            _check_all_ask_alike(arm, config)
         return config
 
 
@@ -257,6 +270,47 @@ def parse_grid(values: Mapping[str, Any]) -> Grid:
     return grid
 
 
+def _check_control(arm: Arm, node: Config) -> None:
+    """Raise `UserError` for a control that would change nothing of a node."""
+    batch, place = node.batch, f"arm {arm.name}: batch"
+    if arm.control in ("echo", "shuffled") and not batch.external:
+        problem = f"control = {arm.control!r} is about foreign groups, and there are none"
+        raise UserError(f"{place}.external", 0, problem, "raise it, or leave the control out")
+    if arm.control == "echo" and batch.b <= batch.local:
+        problem = f"control = 'echo' is about own groups beside the {batch.local} local ones: there are none"
+        raise UserError(f"{place}.questions", batch.questions, problem, "set it above batch.local")
+
+
+def _check_all_ask_alike(arm: Arm, config: Config) -> None:
+    for number, over in config.node.items():
+        for section in ("tasks", "batch"):
+            if section in over:
+                problem = "control = 'same_questions' asks all nodes the same questions, and as many"
+                raise UserError(f"arm {arm.name}: node.{number}", section, problem, "leave it out")
+
+
+def _refuse_overwritten(place: str, values: Mapping[str, Any], *, tuned: bool) -> None:
+    """Raise `UserError` for a setting of a grid that would be silently replaced."""
+    made = dict(_flat(_fixed("", 0, 0) | {"rules": {"entry": "", "members": []}}))
+    for key, value in _flat(values):
+        if key in made:
+            own = {"swarm.rounds": "rounds", "swarm.seed": "first_seed"}.get(key)
+            remedy = f"set {own} of the grid instead" if own else "leave it out"
+            raise UserError(f"{place}.{key}", value, "an experiment sets this itself", remedy)
+        if tuned and (key == "learn.lr" or (key.startswith("node.") and key.endswith(".learn.lr"))):
+            problem = "[tune] chooses learning rates, one for all nodes of an arm"
+            raise UserError(f"{place}.{key}", value, problem, "leave it out, or [tune]")
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings with dotted keys."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def _fixed(name: str, seed: int, rounds: int) -> dict[str, Any]:
     """What is so in every experiment: one process, no service, snapshots at both ends only."""
     return {
@@ -271,7 +325,12 @@ def _fixed(name: str, seed: int, rounds: int) -> dict[str, Any]:
 
 def _preset(name: str | None) -> dict[str, Any]:
     """Its values; the environment has no say in an experiment."""
-    return load(name, env={}).model_dump(mode="json") if name is not None else {}
+    if name is None:
+        return {}
+    try:
+        return load(name, env={}).model_dump(mode="json")
+    except UserError as error:
+        raise UserError("preset", name, error.problem, error.remedy) from None
 
 
 def _read_file(source: str) -> str:

@@ -134,7 +134,7 @@ def target_chart(target: Json) -> str:
         target_svg(target),
         "Geometric mean over seeds with its 95 % interval where every run reaches the target; else the "
         "median with its band, an arrow where that has no upper end. Arms without a point: fewer than half "
-        f"of the runs reach it. Of {target['arm']} the point is all that it generated.",
+        "of the runs reach it.",
     )
 
 
@@ -143,10 +143,8 @@ def target_svg(target: Json) -> str:
     rows: list[Row] = []
     for name, found in target["arms"].items():
         mean = found["geometric_mean"]
-        if name == target["arm"]:
-            row: Row = (name, target["tokens_per_node"], None, None)
-        elif mean:
-            row = (name, mean["mean"], mean["low"], mean["high"])
+        if mean:
+            row: Row = (name, mean["mean"], mean["low"], mean["high"])
         else:
             row = (name, found["value"], found["low"], found["high"])
         rows.append((name, *(scaled(x, 1e-3) for x in row[1:])))

@@ -21,6 +21,7 @@ from sapo.experiment.words import (
     Json,
     certainty,
     costs_row,
+    planned,
     scaled,
     sentence,
     shown_from,
@@ -134,9 +135,11 @@ def findings(document: Json) -> str:
         + difference_chart(rows)
         + details("As a table, with power", table(head, cells) + power_table(rows))
         + note(
-            "p of the paired t-test over seeds (log-rank test for tokens to the target), adjusted by "
-            "Benjamini and Hochberg over this list; what could be shown: the smallest true difference that "
-            "so many seeds find with 80 % probability, given how the differences spread."
+            "p of the paired t-test over seeds (for tokens to the target of the log-rank statistic among all "
+            "arrangements of the runs), adjusted by Benjamini and Hochberg over this list; what could be "
+            "shown: the smallest true difference that so many seeds find with 80 % probability, given how "
+            "the differences spread."
+            + ("" if document["planned"] is None else f" Foretold, {planned(document['planned'])}.")
         )
     )
 
@@ -180,13 +183,15 @@ def target_part(target: Json | None) -> str:
         "runs that reach it",
         "median (Kaplan-Meier)",
         "geometric mean, where all reach it",
-        f"times fewer than the {target['tokens_per_node']:,.0f} of {target['arm']}",
+        f"times fewer than {target['arm']}, where all reach it",
     )
     level = percent(target["pass_at_1"])
     return (
         f"<h2>Tokens a node must generate to reach {level}</h2>"
         + note(
-            f"{level} of held-out questions is what {target['arm']} ends with, mean over seeds. A run that "
+            f"{level} of held-out questions is what {target['arm']} ends with after "
+            f"{target['tokens_per_node']:,.0f} tokens, mean over seeds; a run is held against what it ends "
+            "with in that run's seed, both read off the never falling curve nearest to the exams. A run that "
             "never reaches it counts as longer than it was (censored); it is not left out. The band of a "
             "median has no upper end below seven runs."
         )

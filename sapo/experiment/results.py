@@ -4,6 +4,7 @@ Raw records go in, plain JSON values come out; what was not measured, or cannot 
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,6 +36,7 @@ from sapo.experiment.statistics import (
     geometric_mean,
     over_seeds,
     paired,
+    pooled_spread,
     ratio,
     rising,
     same_survival,
@@ -53,17 +55,23 @@ POINTS = 200
 """At most so many points of a reward curve go into results.json."""
 METHODS = {
     "interval": "Student's t over seeds, 95 %",
-    "test": "paired t-test over seeds, two-sided; tokens_to_target: log-rank test",
+    "test": "paired t-test over seeds, two-sided; tokens_to_target: log-rank statistic, p by its place among "
+    "all arrangements of the runs on two such sides (permutation test), two-sided",
     "adjustment": "Benjamini-Hochberg over the registered comparisons of this grid (false discovery rate)",
     "ratio": "geometric mean of the ratios of paired seeds, Student's t on their logarithms",
     "power": "smallest true difference that a paired t-test finds with 80 % probability at 5 %, two-sided, "
     "if differences of seeds spread as those seen",
-    "tokens_to_target": "tokens generated per node when the nodes' mean held-out pass@1 reaches the target "
-    "(what the target's arm ends with, mean over seeds): of the never falling curve nearest to a run's exams "
-    "(isotonic regression), for noise touches a level early; on the line between two exams. times_fewer "
-    "is what that arm spends in all over it; a run that never does is censored at its end, not dropped. "
-    "Medians by Kaplan and Meier with a log-log band; below seven runs it has no upper end",
+    "planned": "the same before anything that is reported was run, for held-out pass@1: by how much the "
+    "tuning runs of an arm and a learning rate differ, with p below 0.05 over the number of comparisons. "
+    "Paired seeds have questions in common, so differences spread less than that says",
+    "tokens_to_target": "tokens generated per node when the nodes' mean held-out pass@1 reaches what the "
+    "target's arm ends with in that seed; of both arms it is read off the never falling curve nearest to a "
+    "run's exams (isotonic regression), for noise touches a level early; on the line between two exams. "
+    "times_fewer is the geometric mean of the ratios of paired seeds, the target's arm over this one. A run "
+    "that never reaches it is censored at its end, not dropped. Medians by Kaplan and Meier with a log-log "
+    "band; below seven runs it has no upper end",
 }
+Json = dict[str, Any]
 Runs = Mapping[str, Mapping[int, RunRecord]]
 """Records by arm and seed."""
 
@@ -119,6 +127,7 @@ def summarise(
             for arm in grid.arms
             if runs[arm]
         },
+        "planned": planned_section(grid, choices, seeds),
         "comparisons": comparison_section(grid, figures, targets),
         "target": targets,
     }
@@ -243,26 +252,42 @@ def target_section(grid: Grid, runs: Runs) -> dict[str, Any] | None:
     """Tokens per node that each arm needed to reach what the target's arm ends with; None without one."""
     if grid.target is None or not runs[grid.target]:
         return None
-    level = fmean(exam_means(record)[-1][1] for record in runs[grid.target].values())
-    budget = fmean(pass_by_tokens(record)[-1][0] for record in runs[grid.target].values())
-    arms: dict[str, Any] = {}
-    for arm, of_arm in runs.items():
-        if not of_arm:
-            continue
-        times = {
-            seed: time_to(rising(pass_by_tokens(record)), level) for seed, record in sorted(of_arm.items())
-        }
-        values, reached = [t for t, _ in times.values()], [done for _, done in times.values()]
-        mean = geometric_mean(values) if all(reached) else None
-        arms[arm] = {
-            "swarm": swarm_size(next(iter(of_arm.values()))),
-            **asdict(survival_median(values, reached)),
-            "longest_seen": max(values),
-            "geometric_mean": None if mean is None else interval(mean),
-            "times_fewer": None if mean is None else turned(budget, mean),
-            "per_seed": {str(seed): {"tokens": t, "reached": done} for seed, (t, done) in times.items()},
-        }
-    return {"arm": grid.target, "pass_at_1": level, "tokens_per_node": budget, "arms": arms}
+    curves = {
+        arm: {seed: rising(pass_by_tokens(record)) for seed, record in sorted(of_arm.items())}
+        for arm, of_arm in runs.items()
+    }
+    ends = {seed: curve[-1] for seed, curve in curves[grid.target].items()}
+    times = {
+        arm: {seed: time_to(curve, ends[seed][1]) for seed, curve in of_arm.items() if seed in ends}
+        for arm, of_arm in curves.items()
+    }
+    return {
+        "arm": grid.target,
+        "pass_at_1": fmean(level for _, level in ends.values()),
+        "tokens_per_node": fmean(tokens for tokens, _ in ends.values()),
+        "arms": {
+            arm: {
+                "swarm": swarm_size(next(iter(runs[arm].values()))),
+                **until_target(of_arm, times[grid.target]),
+            }
+            for arm, of_arm in times.items()
+            if of_arm
+        },
+    }
+
+
+def until_target(times: Mapping[int, tuple[float, bool]], own: Mapping[int, tuple[float, bool]]) -> Json:
+    """An arm's times by seed, and whether each got there, beside the `own` ones of the target's arm."""
+    values, reached = [time for time, _ in times.values()], [done for _, done in times.values()]
+    mean = geometric_mean(values) if all(reached) else None
+    fewer = ratio({seed: own[seed][0] for seed in times}, {seed: time for seed, (time, _) in times.items()})
+    return {
+        **asdict(survival_median(values, reached)),
+        "longest_seen": max(values),
+        "geometric_mean": _maybe(mean),
+        "times_fewer": _maybe(fewer) if all(reached) and times is not own else None,
+        "per_seed": {str(seed): {"tokens": time, "reached": done} for seed, (time, done) in times.items()},
+    }
 
 
 def swarm_size(record: RunRecord) -> int:
@@ -270,10 +295,23 @@ def swarm_size(record: RunRecord) -> int:
     return len(record.nodes) if total(record, "sampler/external") else 1
 
 
-def turned(budget: float, found: Estimate) -> dict[str, float | None]:
-    """How often a time fits into a budget, with the interval that the time's turns into."""
-    low, high = (None if end is None else budget / end for end in (found.high, found.low))
-    return {"mean": budget / found.mean, "low": low, "high": high}
+def planned_section(
+    grid: Grid, choices: Mapping[str, Choice], seeds: int | None = None
+) -> dict[str, Any] | None:
+    """What the reported runs will be able to show of held-out pass@1, told by the tuning runs alone; None
+    where each learning rate was tried on one seed, or none was."""
+    spread = pooled_spread([values for choice in choices.values() for values in choice.scores.values()])
+    if not spread:
+        return None
+    n, alpha = len(grid.seed_list(seeds)), LEVEL / max(1, len(grid.compare))
+    of_differences = spread * math.sqrt(2)
+    return {
+        "spread": spread,
+        "seeds": n,
+        "alpha": alpha,
+        "smallest_difference": smallest_difference(of_differences, n, alpha),
+        "smallest_by_seeds": {str(k): smallest_difference(of_differences, k, alpha) for k in PLANS},
+    }
 
 
 def comparison_section(

@@ -12,6 +12,9 @@ import numpy as np
 from scipy import optimize, stats
 
 CONFIDENCE, POWER = 0.95, 0.8
+ALPHA = 0.05
+ARRANGEMENTS = 3_500
+"""Of runs on two sides: up to so many, as of seven and seven, all are counted, of more so many are drawn."""
 HALF = 0.5 + 1e-9
 """A survival curve has come down to one half here: products of fractions miss it by a rounding error."""
 
@@ -123,23 +126,32 @@ def adjusted(ps: Sequence[float | None]) -> list[float | None]:
     return result
 
 
-def power(difference: float, spread: float, n: int) -> float:
-    """Chance that a paired t-test of n seeds tells a true difference from none at 5 %, two-sided."""
+def power(difference: float, spread: float, n: int, alpha: float = ALPHA) -> float:
+    """Chance that a paired t-test of n seeds tells a true difference from none at `alpha`, two-sided."""
     if difference == 0:
-        return 1 - CONFIDENCE
+        return alpha
     # a noncentral t squared is a noncentral F: scipy's t is NaN at some centres, its F wrong at 0 alone
-    bound = stats.f.ppf(CONFIDENCE, 1, n - 1)
+    bound = stats.f.isf(alpha, 1, n - 1)
     return float(stats.ncf.sf(bound, 1, n - 1, n * (difference / spread) ** 2))
 
 
-def smallest_difference(spread: float, n: int) -> float | None:
+def smallest_difference(spread: float, n: int, alpha: float = ALPHA) -> float | None:
     """The true difference that n seeds show at 80 % power; None below two seeds or without spread."""
     if n < 2 or spread <= 0:
         return None
     high = 1.0
-    while power(high, 1.0, n) < POWER:
+    while power(high, 1.0, n, alpha) < POWER:
         high *= 2
-    return spread * float(optimize.brentq(lambda d: power(d, 1.0, n) - POWER, 0.0, high))
+    return spread * float(optimize.brentq(lambda d: power(d, 1.0, n, alpha) - POWER, 0.0, high))
+
+
+def pooled_spread(groups: Sequence[Sequence[float]]) -> float | None:
+    """Standard deviation of a value about its group's mean; None where no group has two values."""
+    kept = [group for group in groups if len(group) > 1]
+    if not kept:
+        return None
+    squares = sum(float(np.var(group)) * len(group) for group in kept)
+    return math.sqrt(squares / sum(len(group) - 1 for group in kept))
 
 
 def survival_median(times: Sequence[float], reached: Sequence[bool]) -> Median:
@@ -159,15 +171,28 @@ Times = tuple[Sequence[float], Sequence[bool]]
 
 
 def same_survival(ours: Times, theirs: Times) -> float | None:
-    """Two-sided p of the log-rank test that both reach the end alike.
+    """Two-sided p that both reach the end alike: the log-rank statistic among those of all arrangements of
+    the runs on two such sides. With a handful of runs its usual approximation is far too sure.
 
-    None where nobody reaches it, or all who do at one time: that says nothing of who is sooner.
+    None where nobody reaches it, or all who do at one time, or a side has one run: that says nothing of who
+    is sooner.
     """
-    if not any([*ours[1], *theirs[1]]):
+    times, reached = [*ours[0], *theirs[0]], [*ours[1], *theirs[1]]
+
+    def statistic(a: Sequence[int], b: Sequence[int]) -> float:
+        sides = (_censored([times[i] for i in side], [reached[i] for i in side]) for side in (a, b))
+        return float(stats.logrank(*sides).statistic)
+
+    if not any(reached) or min(len(ours[0]), len(theirs[0])) < 2:
         return None
+    sides = np.split(np.arange(len(times)), [len(ours[0])])
     with np.errstate(invalid="ignore"):
-        p = float(stats.logrank(_censored(*ours), _censored(*theirs)).pvalue)
-    return None if math.isnan(p) else p
+        if math.isnan(statistic(*sides)):
+            return None
+        found = stats.permutation_test(
+            sides, statistic, vectorized=False, n_resamples=ARRANGEMENTS, rng=np.random.default_rng(0)
+        )
+    return float(found.pvalue)
 
 
 def _censored(times: Sequence[float], reached: Sequence[bool]) -> stats.CensoredData:

@@ -108,7 +108,7 @@ def table_row(name: str, arm: Json) -> tuple[str, ...]:
         name,
         str(len(arm["seeds"])),
         spanned(figures.get(TOTAL), ".1f"),
-        "" if first else percent_more(against[TRAINING_SET]["ratio"]),
+        "" if first else percent_more(against[TOTAL]["ratio"]),
         spanned(figures.get(LOCAL), ".4f"),
         "" if first else percent_more(against[LOCAL]["ratio"]),
         passed + spanned(figures[PASS_END], ".1f", 100),
@@ -164,6 +164,19 @@ def certainty(row: Json) -> str:
     if row["p"] is None:
         return f" ({seeds})"
     return f" (p = {row['p']:.2g}, adjusted {row['p_adjusted']:.2g}, {seeds})"
+
+
+def planned(found: Json) -> str:
+    """What the tuning runs foretell of the reported ones."""
+    counts = {int(n): size for n, size in found["smallest_by_seeds"].items() if size is not None}
+    others = ", ".join(f"{n} from {100 * size:.1f}" for n, size in counts.items() if n != found["seeds"])
+    own = found["smallest_difference"]
+    shown = "nothing" if own is None else f"differences from {100 * own:.1f} points"
+    return (
+        f"by the spread of the tuning runs ({100 * found['spread']:.1f} points): {found['seeds']} seeds show "
+        f"{shown} of held-out pass@1 ({others}), at 80 % power and p below {found['alpha']:.2g}, and less "
+        "than that where seeds pair well"
+    )
 
 
 def shown_from(row: Json) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sapo.commands.experiment import on_accelerators
 from sapo.config import Config
 from sapo.errors import UserError
 from sapo.experiment.grid import (
@@ -89,14 +90,43 @@ def test_arms_of_one_seed_have_the_same_keys_and_seeds_have_others() -> None:
         ({"ruonds": 3}, "ruonds", "did you mean 'rounds'?"),
         ({"exam": {"evry": 3}}, "exam.evry", "did you mean 'every'?"),
         ({"compare": [{"arm": "4/4", "wiht": "8/0", "what": "?"}]}, "compare.0.wiht", "did you mean 'with'?"),
-        ({"compare": [{"arm": "4/4", "with": "9/0", "what": "?"}]}, "GRID", "compare names '9/0'"),
-        ({"target": "9/0"}, "GRID", "target = '9/0'"),
-        ({"arm": [{"name": "4/4"}, {"name": "4 4"}]}, "GRID", "differ in letters or digits"),
+        (
+            {"compare": [{"arm": "4/4", "with": "9/0", "what": "?"}]},
+            "compare.0.with",
+            "name one of: 8/0, 4/4",
+        ),
+        ({"target": "9/0"}, "target", "there is no such arm"),
+        ({"arm": [{"name": "4/4"}, {"name": "4 4"}]}, "arm", "differ in letters or digits"),
         ({"arm": [{"name": "a", "control": "shuffled"}]}, "arm.0", "goes with a window"),
         ({"arm": [{"name": "a", "control": "mirror"}]}, "arm.0.control", "'echo', 'shuffled'"),
         ({"set": {"learn": {"lrr": 1}}}, "arm 8/0: learn.lrr", "did you mean 'lr'?"),
         ({"set": {"swarm": {"nodes": 1}, "node": {"1": {}}}}, "node", "has nodes 0 to 0"),
-        ({"preset": "tinny"}, "--preset", "did you mean 'tiny'?"),
+        ({"preset": "tinny"}, "preset", "did you mean 'tiny'?"),
+        ({"tune": {"lr": [1e-4, 2e-4, 0.0001]}}, "tune.lr", "twice"),
+        ({"set": {"swarm": {"rounds": 9}}}, "set.swarm.rounds", "set rounds of the grid"),
+        ({"arm": [{"name": "a", "set": {"generate": {"ahead": 1}}}]}, "arm a: set.generate.ahead", "itself"),
+        ({"tune": {"lr": [1e-4]}, "set": {"learn": {"lr": 1e-3}}}, "set.learn.lr", "[tune] chooses"),
+        (
+            {"tune": {"lr": [1e-4]}, "set": {"node": {"1": {"learn": {"lr": 1e-3}}}}},
+            "set.node.1.learn.lr",
+            "one for all nodes",
+        ),
+        (
+            {"arm": [{"name": "a", "control": "echo", "set": {"batch": {"local": 4, "external": 4}}}]},
+            "arm a: batch.questions",
+            "set it above batch.local",
+        ),
+        (
+            {"arm": [{"name": "a", "control": "echo", "set": {"batch": {"external": 0}}}]},
+            "arm a: batch.external",
+            "there are none",
+        ),
+        (
+            {"set": {"swarm": {"nodes": 2}, "node": {"1": {"batch": {"local": 2}}}}}
+            | {"arm": [{"name": "a", "control": "same_questions"}]},
+            "arm a: node.1",
+            "leave it out",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_grid_is_said_with_its_place_and_a_remedy(
@@ -200,11 +230,26 @@ def test_every_section_is_known_to_change_a_run_or_not_to() -> None:
 
 def test_a_list_of_arms_may_name_some_with_commas() -> None:
     plan = read("controls")
-    assert plan.listed("8/0 refilled, equal pool") == ["8/0 refilled, equal pool"]
-    assert plan.listed("4/4, 8/0 refilled,8/0 refilled, equal pool") == [
-        "4/4",
-        "8/0 refilled",
-        "8/0 refilled, equal pool",
-    ]
+    assert plan.listed("4/4, 8/0 refilled,4/4") == ["4/4", "8/0 refilled"]
+    assert read("speedup").listed("N=8, J=12,N=8") == ["N=8, J=12", "N=8"]
     with pytest.raises(UserError, match="'4/5'"):
         plan.listed("4/4,4/5")
+
+
+def test_controls_are_the_controls_they_claim_to_be() -> None:
+    plan = read("controls")
+    configs = {name: plan.config(Job(arm=name, seed=1)) for name in plan.arms}
+    rounds = {name: plan.rounds_of(Job(arm=name, seed=1)) for name in plan.arms}
+    sharer, refilled = configs["4/4"], configs["8/0 refilled"]
+    others = (sharer.swarm.nodes - 1) * sharer.batch.b
+    assert refilled.batch.b - refilled.batch.local == others  # as many candidates a round
+    assert refilled.batch.external == sharer.batch.external
+    for name in ("8/0 equal tokens", "8/0 twice"):
+        assert rounds[name] * configs[name].batch.b == rounds["4/4"] * sharer.batch.b
+    steps = {name: rounds[name] * configs[name].learn.epochs for name in ("4/4", "8/0 twice")}
+    assert steps["4/4"] == steps["8/0 twice"]
+
+
+def test_runs_that_take_whole_gpus_are_made_one_after_the_other() -> None:
+    assert on_accelerators(read("paper-full"))
+    assert not on_accelerators(read("smoke"))

@@ -8,8 +8,9 @@ import pytest
 from experiment_support import grid, record, save
 
 from sapo.errors import UserError
-from sapo.experiment import figures, results
+from sapo.experiment import figures, results, statistics
 from sapo.experiment.grid import Grid
+from sapo.experiment.plan import Choice
 from sapo.experiment.record import RunRecord
 
 Runs = dict[str, dict[int, RunRecord]]
@@ -125,10 +126,41 @@ def test_nodes_that_do_not_share_are_swarms_of_one() -> None:
     assert (results.swarm_size(silo), results.swarm_size(sharer)) == (1, 2)
 
 
-def test_the_target_arms_budget_says_how_many_times_fewer_tokens() -> None:
+def test_the_target_arms_own_time_says_how_many_times_fewer_tokens() -> None:
     found = results.summarise(grid(), three(other=(0.5, 0.5, 0.5)), {})["target"]
     assert found["tokens_per_node"] == 400
     assert found["arms"]["4/4"]["times_fewer"]["mean"] == pytest.approx(4)
+    assert found["arms"]["8/0"]["times_fewer"] is None
+
+
+def test_an_arm_that_is_the_target_s_twin_saves_nothing() -> None:
+    made = three()
+    # an exam that goes down again: the level is that of the curve that never falls, for both alike
+    passes = {0: [0.1, 0.1], 2: [0.4, 0.4], 4: [0.3, 0.3]}
+    runs = {arm: {seed: record(arm, seed, passes=passes) for seed in made[arm]} for arm in made}
+    found = results.summarise(grid(), runs, {})["target"]
+    assert found["pass_at_1"] == pytest.approx(0.35)
+    assert found["arms"]["4/4"]["times_fewer"]["mean"] == pytest.approx(1)
+
+
+def test_a_run_is_held_against_what_the_target_ends_with_in_its_own_seed() -> None:
+    made = three(other=(0.5, 0.5, 0.5))
+    made["8/0"][2] = ending("8/0", 2, 0.5)
+    found = results.summarise(grid(), made, {})["target"]["arms"]["4/4"]["per_seed"]
+    assert [found[seed]["tokens"] for seed in ("1", "2", "3")] == pytest.approx([100, 200, 100])
+
+
+def test_tuning_runs_foretell_what_the_reported_ones_can_show() -> None:
+    scores = {"0.0001": [0.20, 0.22], "0.0002": [0.30, 0.32]}
+    choices = {arm: Choice(arm=arm, lr=2e-4, scores=scores, at_edge=True) for arm in ("8/0", "4/4")}
+    found = results.planned_section(grid(), choices, 5)
+    assert found is not None
+    spread = 0.02 / math.sqrt(2)  # of two values so far apart
+    assert found["spread"] == pytest.approx(spread)
+    assert found["alpha"] == pytest.approx(0.05 / 3)  # of three comparisons
+    expected = statistics.smallest_difference(0.02, 5, 0.05 / 3)  # a difference of two such has sqrt(2) more
+    assert found["smallest_difference"] == pytest.approx(expected)
+    assert results.planned_section(grid(), {}, 5) is None
 
 
 def test_a_run_that_never_reaches_the_target_is_censored_at_its_end() -> None:
@@ -141,8 +173,8 @@ def test_a_run_that_never_reaches_the_target_is_censored_at_its_end() -> None:
 def test_where_all_reach_the_target_the_comparison_has_a_ratio() -> None:
     row = results.summarise(grid(), three(other=(0.5, 0.5, 0.5)), {})["comparisons"][2]
     assert row["ratio"]["mean"] == pytest.approx(100 / 400)
-    assert row["p"] < 0.05
-    assert row["verdict"] == "lower"
+    assert row["p"] == pytest.approx(2 / 20)  # no arrangement of three and three says more
+    assert row["verdict"] == "not told apart"
 
 
 def test_a_censored_comparison_is_tested_all_the_same() -> None:

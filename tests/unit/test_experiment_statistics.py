@@ -11,6 +11,7 @@ from sapo.experiment.statistics import (
     oscillation,
     over_seeds,
     paired,
+    pooled_spread,
     power,
     ratio,
     rising,
@@ -142,12 +143,34 @@ def test_a_median_is_reached_when_exactly_half_have_ended() -> None:
     assert survival_median([1, 2, 9, 9], [True, True, False, False]).value == 2
 
 
-def test_the_log_rank_test_counts_who_was_still_at_risk() -> None:
-    # at 1: 2 of 4 ours, expected 1/2, variance 1/4; at 2: 1 of 3 ours, 1/3 and 2/9; later nobody of ours
-    z = (2 - 5 / 6) / math.sqrt(1 / 4 + 2 / 9)
-    both = same_survival(([1, 2], [True, True]), ([3, 4], [True, True]))
-    assert both == pytest.approx(math.erfc(z / math.sqrt(2)))
-    assert same_survival(([1, 2], [True, True]), ([3, 4], [False, False])) == pytest.approx(both)
+def test_runs_that_are_all_sooner_are_one_of_all_arrangements_and_its_mirror() -> None:
+    # 20 ways to take 3 of 6 runs; the usual approximation of the log-rank test would say 0.025
+    sooner, later = ([1.0, 2.0, 3.0], [True] * 3), ([4.0, 5.0, 6.0], [True] * 3)
+    assert same_survival(sooner, later) == pytest.approx(2 / 20)
+    assert same_survival(sooner, ([4.0, 5.0, 6.0], [False] * 3)) == pytest.approx(2 / 20)
+
+
+def test_a_run_that_was_given_up_says_less_than_one_that_got_there() -> None:
+    ours, theirs = ([1.0, 2.0, 3.0], [True, True, False]), ([4.0, 5.0, 6.0], [True] * 3)
+    assert same_survival(ours, theirs) == same_survival(theirs, ours)
+    assert 2 / 20 < (same_survival(ours, theirs) or 0.0) < 1.0
+
+
+def test_one_run_a_side_is_not_tested() -> None:
+    assert same_survival(([1.0], [True]), ([2.0, 3.0], [True, True])) is None
+
+
+def test_spread_is_pooled_within_groups() -> None:
+    # squares about the groups' means: 2 and 2, with one degree of freedom each; one value alone has none
+    assert pooled_spread([[1, 3], [14, 16], [100]]) == pytest.approx(math.sqrt(2))
+    assert pooled_spread([[1.0], [2.0]]) is None
+
+
+def test_a_stricter_level_shows_only_greater_differences() -> None:
+    found = smallest_difference(1.0, 5, 0.01)
+    assert found is not None
+    assert power(found, 1.0, 5, 0.01) == pytest.approx(0.8)
+    assert found > (smallest_difference(1.0, 5) or 0.0)
 
 
 def test_where_nobody_reaches_the_target_nothing_is_tested() -> None:
