@@ -139,7 +139,7 @@ def findings(document: Json) -> str:
             "arrangements of the runs), adjusted by Benjamini and Hochberg over this list; what could be "
             "shown: the smallest true difference that so many seeds find with 80 % probability, given how "
             "the differences spread."
-            + ("" if document["planned"] is None else f" Foretold, {planned(document['planned'])}.")
+            + ("" if document["planned"] is None else f" Foretold: {planned(document['planned'])}.")
         )
     )
 

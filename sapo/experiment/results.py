@@ -4,7 +4,6 @@ Raw records go in, plain JSON values come out; what was not measured, or cannot 
 """
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -36,11 +35,11 @@ from sapo.experiment.statistics import (
     geometric_mean,
     over_seeds,
     paired,
-    pooled_spread,
     ratio,
     rising,
     same_survival,
     smallest_difference,
+    spread_beside_seeds,
     survival_median,
     time_to,
 )
@@ -61,9 +60,9 @@ METHODS = {
     "ratio": "geometric mean of the ratios of paired seeds, Student's t on their logarithms",
     "power": "smallest true difference that a paired t-test finds with 80 % probability at 5 %, two-sided, "
     "if differences of seeds spread as those seen",
-    "planned": "the same before anything that is reported was run, for held-out pass@1: by how much the "
-    "tuning runs of an arm and a learning rate differ, with p below 0.05 over the number of comparisons. "
-    "Paired seeds have questions in common, so differences spread less than that says",
+    "planned": "the same before anything that is reported was run, for held-out pass@1: if differences "
+    "spread as those of the arms' tuning runs at the chosen learning rates, of which there are few, and with "
+    "p below 0.05 over the number of comparisons",
     "tokens_to_target": "tokens generated per node when the nodes' mean held-out pass@1 reaches what the "
     "target's arm ends with in that seed; of both arms it is read off the never falling curve nearest to a "
     "run's exams (isotonic regression), for noise touches a level early; on the line between two exams. "
@@ -299,18 +298,19 @@ def planned_section(
     grid: Grid, choices: Mapping[str, Choice], seeds: int | None = None
 ) -> dict[str, Any] | None:
     """What the reported runs will be able to show of held-out pass@1, told by the tuning runs alone; None
-    where each learning rate was tried on one seed, or none was."""
-    spread = pooled_spread([values for choice in choices.values() for values in choice.scores.values()])
+    below two arms that were tuned on two seeds."""
+    tuned = [choice.scores[f"{choice.lr:g}"] for choice in choices.values()]
+    spread = spread_beside_seeds(tuned) if tuned else None
     if not spread:
         return None
     n, alpha = len(grid.seed_list(seeds)), LEVEL / max(1, len(grid.compare))
-    of_differences = spread * math.sqrt(2)
     return {
         "spread": spread,
+        "runs": sum(map(len, tuned)),
         "seeds": n,
         "alpha": alpha,
-        "smallest_difference": smallest_difference(of_differences, n, alpha),
-        "smallest_by_seeds": {str(k): smallest_difference(of_differences, k, alpha) for k in PLANS},
+        "smallest_difference": smallest_difference(spread, n, alpha),
+        "smallest_by_seeds": {str(k): smallest_difference(spread, k, alpha) for k in PLANS},
     }
 
 

@@ -145,13 +145,15 @@ def smallest_difference(spread: float, n: int, alpha: float = ALPHA) -> float | 
     return spread * float(optimize.brentq(lambda d: power(d, 1.0, n, alpha) - POWER, 0.0, high))
 
 
-def pooled_spread(groups: Sequence[Sequence[float]]) -> float | None:
-    """Standard deviation of a value about its group's mean; None where no group has two values."""
-    kept = [group for group in groups if len(group) > 1]
-    if not kept:
+def spread_beside_seeds(by_arm: Sequence[Sequence[float]]) -> float | None:
+    """Standard deviation of the differences of two arms over seeds, from values by arm and then by seed: what
+    is left of them beside the arms' and the seeds' means. None below two arms or two seeds."""
+    values = np.array(by_arm, dtype=float)
+    if min(values.shape) < 2:
         return None
-    squares = sum(float(np.var(group)) * len(group) for group in kept)
-    return math.sqrt(squares / sum(len(group) - 1 for group in kept))
+    left = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0) + values.mean()
+    freedom = (values.shape[0] - 1) * (values.shape[1] - 1)
+    return math.sqrt(2 * float(np.sum(left**2)) / freedom)
 
 
 def survival_median(times: Sequence[float], reached: Sequence[bool]) -> Median:

@@ -173,9 +173,9 @@ def planned(found: Json) -> str:
     own = found["smallest_difference"]
     shown = "nothing" if own is None else f"differences from {100 * own:.1f} points"
     return (
-        f"by the spread of the tuning runs ({100 * found['spread']:.1f} points): {found['seeds']} seeds show "
-        f"{shown} of held-out pass@1 ({others}), at 80 % power and p below {found['alpha']:.2g}, and less "
-        "than that where seeds pair well"
+        f"if arms differ from seed to seed as in {found['runs']} tuning runs (by {100 * found['spread']:.1f} "
+        f"points), {found['seeds']} seeds show {shown} of held-out pass@1 ({others}), at 80 % power and p "
+        f"below {found['alpha']:.2g}"
     )
 
 

@@ -170,6 +170,9 @@ def test_a_chart_of_nothing_says_so() -> None:
 
 def test_what_tuning_foretells_stands_beside_what_was_shown() -> None:
     made = runs((0.4, 0.4, 0.5))
-    choice = Choice(arm="4/4", lr=2e-4, scores={"0.0001": [0.2, 0.22], "0.0002": [0.3, 0.34]}, at_edge=True)
-    text = page(results.summarise(grid(), made, {"4/4": choice}), made)
-    assert "by the spread of the tuning runs (2.2 points): 3 seeds show differences from" in text
+    choices = {
+        arm: Choice(arm=arm, lr=1e-4, scores={"0.0001": values}, at_edge=False)
+        for arm, values in {"8/0": [0.2, 0.22], "4/4": [0.3, 0.34]}.items()
+    }
+    text = page(results.summarise(grid(), made, choices), made)
+    assert "as in 4 tuning runs (by 1.4 points), 3 seeds show differences from" in text

@@ -151,14 +151,19 @@ def test_a_run_is_held_against_what_the_target_ends_with_in_its_own_seed() -> No
 
 
 def test_tuning_runs_foretell_what_the_reported_ones_can_show() -> None:
-    scores = {"0.0001": [0.20, 0.22], "0.0002": [0.30, 0.32]}
-    choices = {arm: Choice(arm=arm, lr=2e-4, scores=scores, at_edge=True) for arm in ("8/0", "4/4")}
+    scores = {
+        "8/0": [0.20, 0.22],
+        "4/4": [0.30, 0.34],
+    }  # at the chosen rates; seeds differ by 0.02 more there
+    choices = {
+        arm: Choice(arm=arm, lr=2e-4, scores={"0.0001": [0.0, 0.5], "0.0002": values}, at_edge=True)
+        for arm, values in scores.items()
+    }
     found = results.planned_section(grid(), choices, 5)
     assert found is not None
-    spread = 0.02 / math.sqrt(2)  # of two values so far apart
-    assert found["spread"] == pytest.approx(spread)
+    assert found["spread"] == pytest.approx(0.02 / math.sqrt(2))
     assert found["alpha"] == pytest.approx(0.05 / 3)  # of three comparisons
-    expected = statistics.smallest_difference(0.02, 5, 0.05 / 3)  # a difference of two such has sqrt(2) more
+    expected = statistics.smallest_difference(found["spread"], 5, 0.05 / 3)
     assert found["smallest_difference"] == pytest.approx(expected)
     assert results.planned_section(grid(), {}, 5) is None
 

@@ -11,12 +11,12 @@ from sapo.experiment.statistics import (
     oscillation,
     over_seeds,
     paired,
-    pooled_spread,
     power,
     ratio,
     rising,
     same_survival,
     smallest_difference,
+    spread_beside_seeds,
     survival_median,
     time_to,
     window_of,
@@ -160,10 +160,12 @@ def test_one_run_a_side_is_not_tested() -> None:
     assert same_survival(([1.0], [True]), ([2.0, 3.0], [True, True])) is None
 
 
-def test_spread_is_pooled_within_groups() -> None:
-    # squares about the groups' means: 2 and 2, with one degree of freedom each; one value alone has none
-    assert pooled_spread([[1, 3], [14, 16], [100]]) == pytest.approx(math.sqrt(2))
-    assert pooled_spread([[1.0], [2.0]]) is None
+def test_what_seeds_have_in_common_does_not_spread_differences() -> None:
+    assert spread_beside_seeds([[1, 5, 2], [11, 15, 12]]) == pytest.approx(0)
+    # the differences of two arms over two seeds are 2 and 4: spread sqrt(2)
+    assert spread_beside_seeds([[1, 5], [3, 9]]) == pytest.approx(math.sqrt(2))
+    assert spread_beside_seeds([[1, 2, 3]]) is None
+    assert spread_beside_seeds([[1], [2]]) is None
 
 
 def test_a_stricter_level_shows_only_greater_differences() -> None:
