@@ -360,7 +360,7 @@ class TrackConfig(Section):
     """Rounds between those of which sample rollouts are logged, as a bounded table; 0 logs none."""
     keep_rounds: Annotated[int, Field(ge=0)] = 2000
     """So many newest rounds of every series keep a value each; ten times as far back every tenth does, and so
-    on. On a server named by `uri`, which deletes nothing, the first rounds are whole instead. 0 keeps all."""
+    on. On a server of others, which deletes nothing, the first rounds are whole instead. 0 keeps all."""
 
 
 class FlowConfig(Section):
