@@ -32,11 +32,11 @@ def experiment_flow(
         home: Where its runs and results lie; ./runs/<grid> if empty.
         seeds: Seeds per arm; 0 takes the grid's.
         arms: Only these arms, joined by commas; all if empty.
-        jobs: Runs at a time; 0 takes one per core.
+        jobs: Runs at a time; 0 takes one per core, one where the grid names GPUs.
     """
     plan = read(grid)
     folder = Home.at(home or None, plan.name).root
-    chosen = [plan.named(name.strip()).name for name in arms.split(",")] if arms else []
+    chosen = plan.listed(arms) if arms else []
     stop = threading.Event()
     outlive_worker(stop)
     code, document = run(plan, folder, seeds=seeds or None, arms=chosen, jobs=jobs or None, stop=stop)

@@ -308,6 +308,21 @@ def test_an_experiment_survives_its_worker_and_is_told_that_it_is_gone(
     assert told[0].wait(10)
 
 
+def test_an_experiment_s_arms_may_have_commas_in_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def run(*_: object, arms: list[str], **__: object) -> tuple[int, None]:
+        asked.append(arms)
+        return 0, None
+
+    monkeypatch.setattr(experiment, "run", run)
+    monkeypatch.setattr(experiment, "outlive_worker", lambda _: None)
+    experiment.experiment_flow.fn("speedup", str(tmp_path), arms="N=8,N=8, J=12")
+    assert asked == [["N=8", "N=8, J=12"]]
+
+
 def test_a_run_that_goes_on_tells_of_its_rounds_now_and_then_and_only_of_new_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
