@@ -60,7 +60,10 @@ def open_at_rest(config: Config, home: Home, name: str, bus: MemoryBus) -> NodeR
 
 def test_a_node_that_moves_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     sets = ["swarm.rounds=16", "swarm.site=a", "checkpoint.every_rounds=4", "batch.completions=8"]
-    config = small_config(sets)
+    ample = [
+        "pool.verify_share=1000.0"
+    ]  # seconds are measured: a busy machine would put off a group in one place
+    config = small_config([*sets, *ample])
     home, buses = make_home(tmp_path / "here", config), [LastingBus() for _ in range(2)]
     with (
         open_at_rest(config, home, "a0", buses[0]) as node,
