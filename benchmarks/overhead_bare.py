@@ -6,6 +6,7 @@ groups of the last rounds stand for foreign ones: they are as long and as often 
 be, and scored again when they are drawn.
 """
 
+import gc
 import json
 import sys
 import time
@@ -209,6 +210,7 @@ def main(settings: Path, name: str, external: float) -> None:
     """Rounds without end, with `external` foreign groups on average; a line for each in `<name>.jsonl`."""
     swarm = parse(json.loads(settings.read_text(encoding="utf-8")))
     loop = Loop(swarm.for_node(name), name, settings.parent)
+    gc.freeze()  # as a node does
     with (settings.parent / f"{name}.jsonl").open("w", encoding="utf-8", buffering=1) as lines:
         for round in count():
             held = loop.round(round, external)

@@ -4,6 +4,7 @@ The model lives in the process's `NodeRuntime`. What goes through Prefect are id
 runtime reaches the tasks through a context variable, because an argument would be copied and recorded.
 """
 
+import gc
 import logging
 import math
 import time
@@ -300,6 +301,7 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
         session = Session(process, runtime)
         SESSION.set(session)
         runtime.parts.beside = orchestrator.metrics
+        gc.freeze()  # a node lasts as long as its process: the collector need not go over it again and again
         rounds, paused = runtime.config.flow.rounds_per_run, False
         while not session.over() and not paused:
             session.take_up(rounds)

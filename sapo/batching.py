@@ -83,12 +83,6 @@ def _lies(policy: LoadedPolicy, completion: Completion) -> bool:
     return completion.finish_reason == "length" or policy.decode(ids[:-1]) != completion.text
 
 
-def longest(policy: LoadedPolicy, group: Group) -> int:
-    """Tokens of the group's longest sequence, prompt included, under the receiver's vocabulary."""
-    prompt = len(policy.encode_prompt(group.question))
-    return prompt + max(len(own_ids(policy, group, completion)[0]) for completion in group.completions)
-
-
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """A group's ids under the receiver's vocabulary: of its prompt, and `own_ids` of each completion."""
@@ -101,6 +95,11 @@ class Tokens:
         """`prompt` are the question's ids, where they are known."""
         ids = policy.encode_prompt(group.question) if prompt is None else prompt
         return cls(ids, [own_ids(policy, group, completion) for completion in group.completions])
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the group's longest sequence, prompt included."""
+        return len(self.prompt) + max(len(ids) for ids, _ in self.completions)
 
 
 def batch_group(

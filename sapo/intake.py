@@ -8,7 +8,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 from sapo.admission import PROVEN, admit, twin
-from sapo.batching import false_ids, longest
+from sapo.batching import Tokens, false_ids
 from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
 from sapo.journal import Met, PoolRow
@@ -183,7 +183,8 @@ def verdicts(
         if strangers[i] and 0.0 < spent >= purse:
             continue
         began = time.thread_time()
-        if longest(parts.policy, entry.group) > parts.policy.max_length:
+        entry.tokens = Tokens.of(parts.policy, entry.group)
+        if entry.tokens.longest > parts.policy.max_length:
             found[i] = _bad(parts, entry, "too_long")
         else:
             good.append(i)

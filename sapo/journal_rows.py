@@ -2,7 +2,8 @@
 
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -241,12 +242,17 @@ def move_pool(
     change_each(db, "DELETE FROM pool WHERE group_id = ?", [(group_id,) for group_id in removed])
 
 
+_MET_VALUES = attrgetter(*Met.__slots__)  # as `astuple` gives them, without copying each
+_PEER_VALUES = attrgetter(*PeerRow.__slots__)
+_REFUSAL_VALUES = attrgetter(*RefusalRow.__slots__)
+
+
 def remember(db: sqlite3.Connection, round: int, heard: Heard) -> None:
     """Note what a round has learned of peers; groups in the order in which they were met."""
     sql = "INSERT OR IGNORE INTO met (group_id, content_sha256, fingerprint, author, key, stamp) "
-    db.executemany(sql + "VALUES (?, ?, ?, ?, ?, ?)", [astuple(one) for one in heard.met])
+    db.executemany(sql + "VALUES (?, ?, ?, ?, ?, ?)", map(_MET_VALUES, heard.met))
     db.executemany("DELETE FROM met WHERE group_id = ?", [(group_id,) for group_id in heard.forgotten])
-    db.executemany("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?)", [astuple(p) for p in heard.peers])
+    db.executemany("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?)", map(_PEER_VALUES, heard.peers))
     db.executemany("DELETE FROM peers WHERE key = ?", [(key,) for key in heard.gone])
     kept = [(key, content) for key, content in heard.streams.items() if content is not None]
     db.executemany("INSERT OR REPLACE INTO streams VALUES (?, ?)", kept)
@@ -254,7 +260,7 @@ def remember(db: sqlite3.Connection, round: int, heard: Heard) -> None:
     db.executemany("DELETE FROM streams WHERE key = ?", lost)
     db.executemany(
         f"INSERT INTO refusals (round, {REFUSAL}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [(round, *astuple(refusal)) for refusal in heard.refusals],
+        [(round, *_REFUSAL_VALUES(refusal)) for refusal in heard.refusals],
     )
 
 

@@ -290,6 +290,7 @@ class NodeRuntime:
                     position=len(groups),
                     age_s=moment - entry.received.timestamp,
                     bus_position=entry.received.bus_position,
+                    tokens=entry.tokens,
                 )
             )
         return Batch(

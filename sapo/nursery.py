@@ -7,6 +7,7 @@ evaluation share one load of them. A forked process is a session of its own and 
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import select
@@ -200,6 +201,8 @@ def serve(line: socket.socket, lifeline: int, mains: Mains) -> None:
     No thread of this process may hold a lock: in a forked process there would be nobody to release it.
     """
     heard, running = b"", set[int]()
+    gc.collect()
+    gc.freeze()  # what all share stays shared: no process's collector goes over it
     _tell(line, {"ready": True})
     while True:
         ready, _, _ = select.select([line], [], [], POLL_S)

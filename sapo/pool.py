@@ -3,7 +3,7 @@
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from sapo.admission import Seen, fingerprint
 from sapo.bus.base import Limits
@@ -11,6 +11,9 @@ from sapo.config import PoolConfig
 from sapo.errors import Refused
 from sapo.journal_rows import Met, PoolRow
 from sapo.records import Group, Outcome, Received, Record
+
+if TYPE_CHECKING:
+    from sapo.batching import Tokens
 
 SEEN_PER_GROUP = 16
 """Groups remembered per place in the pool, so that what was used or evicted does not come in again."""
@@ -85,12 +88,13 @@ class Verdict(Record):
 @dataclass(slots=True)
 class Entry:
     """A group in the pool. `received_at` is this node's clock; `verdict` is given at sight, or cached by the
-    sampler."""
+    sampler, and so are its `tokens` under this node's vocabulary."""
 
     received: Received
     group: Group
     received_at: float
     verdict: Verdict | None = None
+    tokens: "Tokens | None" = None
 
     @property
     def group_id(self) -> str:

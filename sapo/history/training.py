@@ -4,7 +4,7 @@ of the groups it received, as rows of `receipts`, and what it refused, as rows o
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from json.encoder import encode_basestring
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
@@ -95,7 +95,7 @@ class TrainingSink:
             return
         until_committed(self.store.table_uri("training"), lambda: self._attempt(rounds, journal))
         receipts = [
-            {**self.place, "round": round, **asdict(movement)}
+            {**self.place, "round": round, **_columns(movement)}
             for round in rounds
             for movement in journal.movements(round)
         ]
@@ -134,7 +134,7 @@ class TrainingSink:
     def _refused(self, round: int, refusal: RefusalRow) -> dict[str, Any]:
         """The row of a sample; its place on the bus tells partition and offset."""
         partition, offset = split_position(refusal.bus_position)
-        row = asdict(refusal) | {"round": round, "partition": partition, "offset": offset}
+        row = _columns(refusal) | {"round": round, "partition": partition, "offset": offset}
         return row | {"end_offset": offset + 1, "swarm": self.place["swarm"], "node": self.place["node"]}
 
     def _add(self, name: TableName, schema: pa.Schema, mark: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -151,6 +151,11 @@ class TrainingSink:
 
         if rows:
             until_committed(self.store.table_uri(name), attempt)
+
+
+def _columns(row: Movement | RefusalRow) -> dict[str, Any]:
+    """The row's fields by name; `asdict` would copy each of them."""
+    return {name: getattr(row, name) for name in row.__slots__}
 
 
 def rows(
@@ -257,6 +262,10 @@ def _texts(columns: Mapping[str, Any]) -> dict[str, str]:
 def _text(value: Any) -> str:
     """A value as canonical JSON, faster for what most of a completion's columns are."""
     kind = type(value)
+    if kind is str:
+        return encode_basestring(value)
+    if kind is bool:
+        return "true" if value else "false"
     if kind is int or (kind is float and math.isfinite(value)):
         return repr(value)
     if kind is list:

@@ -34,11 +34,14 @@ def deaf():
     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     print(os.getpid(), started.pid, flush=True)
     time.sleep(60)
+def frozen():
+    import gc
+    print(gc.get_freeze_count(), flush=True)
 parser = argparse.ArgumentParser()
 parser.add_argument("--socket", type=int)
 parser.add_argument("--lifeline", type=int)
 given, _ = parser.parse_known_args()
-mains = {f.__name__: f for f in (says, fails, leaves, waits, deaf)}
+mains = {f.__name__: f for f in (says, fails, leaves, waits, deaf, frozen)}
 serve(socket.socket(fileno=given.socket), given.lifeline, mains)
 """
 
@@ -78,6 +81,12 @@ def test_a_forked_process_has_its_own_arguments_environment_and_log(nursery: Nur
     process = launch(nursery, tmp_path, "says", "--node", "n2")
     assert ended(process) == 0
     assert words(process.log) == ["hello", "--node", "n2", "and", "to", "stderr"]
+
+
+def test_no_collector_goes_over_what_forked_processes_share(nursery: Nursery, tmp_path: Path) -> None:
+    process = launch(nursery, tmp_path, "frozen")
+    assert ended(process) == 0
+    assert int(words(process.log)[0]) > 1000
 
 
 def test_exit_codes_come_back_and_an_error_is_in_the_log(nursery: Nursery, tmp_path: Path) -> None:
