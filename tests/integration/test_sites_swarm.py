@@ -17,7 +17,7 @@ import pytest
 from swarms import SMALL, hand_over, make_home, small_config
 
 from infra.kafka.cluster import Cluster
-from sapo import sites
+from sapo import keyring, sites
 from sapo.bus.memory import MemoryBus
 from sapo.config import Config
 from sapo.history import read
@@ -51,20 +51,22 @@ class LastingBus(MemoryBus):
 
 
 def open_at_rest(config: Config, home: Home, name: str, bus: MemoryBus) -> NodeRuntime:
-    """A node whose clock stands still: all that it writes is the same every time."""
+    """A node whose clock stands still, and which measures no seconds: all that it writes is the same every
+    time, as long as nobody is a newcomer."""
     incarnation = f"{config.nodes.index(name):016x}"
     return NodeRuntime.open(
-        config, name, home, bus=bus, deliver=False, clock=lambda: 1e6, incarnation=incarnation
+        config, name, home, bus=bus, deliver=False, clock=lambda: 1e6, incarnation=incarnation, timed=False
     )
 
 
 def test_a_node_that_moves_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     sets = ["swarm.rounds=16", "swarm.site=a", "checkpoint.every_rounds=4", "batch.completions=8"]
-    ample = [
-        "pool.verify_share=1000.0"
-    ]  # seconds are measured: a busy machine would put off a group in one place
-    config = small_config([*sets, *ample])
-    home, buses = make_home(tmp_path / "here", config), [LastingBus() for _ in range(2)]
+    home, buses = Home(tmp_path / "here"), [LastingBus() for _ in range(2)]
+    for name in ("a0", "a1"):
+        home.node(name).mkdir(parents=True)
+    members = [keyring.take(home, "test", name, 1e6).identity.key for name in ("a0", "a1")]
+    config = small_config([*sets, 'rules.entry="allow-list"', f"rules.members={members}"])
+    make_home(home.root, config)
     with (
         open_at_rest(config, home, "a0", buses[0]) as node,
         open_at_rest(config, home, "a1", buses[0]) as peer,
