@@ -66,6 +66,7 @@ class Config(Section):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
     """Where the model lives and learns; `auto` takes an NVIDIA GPU where there is one."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the weights are kept in; for float32 weights and bfloat16 computing there is `learn.autocast`."""
     batch: BatchConfig = BatchConfig()
     share: ShareConfig = ShareConfig()
     generate: GenerateConfig = GenerateConfig()

@@ -40,14 +40,19 @@ class Task(Section):
     """One ReasoningGYM data set with its parameters, drawn with probability proportional to `weight`."""
 
     dataset: Annotated[str, Field(min_length=1)]
+    """Its name in ReasoningGYM; `sapo doctor` lists the names that may not go on the bus."""
     config: dict[str, Any] = {}
+    """Its parameters, by the names ReasoningGYM gives them; what is left out keeps ReasoningGYM's default."""
     weight: PositiveFloat = 1.0
+    """How often it is drawn, relative to the other tasks: 2 is twice as often as 1."""
 
 
 class Swarm(Section):
     """What makes a swarm one swarm."""
 
     name: Name = "swarm"
+    """The swarm's name: letters, digits, `-` and `_`. It names the home, the topic and the MLflow
+    experiment."""
     site: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z-])?$")] = "n"
     """Names the nodes run here: `n` gives n0, n1, ...; sites that share a swarm need different ones."""
     nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
@@ -55,6 +60,7 @@ class Swarm(Section):
     rounds: PositiveInt = 100
     """Rounds each node makes in all; a resumed node goes on to the same total."""
     seed: Annotated[int, Field(ge=0)] = 0
+    """Random draws follow from it and from each node's random incarnation: two runs of one seed differ."""
 
 
 class Rules(Section):
@@ -63,11 +69,15 @@ class Rules(Section):
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
     """Share of all questions that nobody may train on."""
     salt: str = "sapo"
+    """Mixed into the hash that decides which questions are held out: another salt holds out others."""
     answer: Literal["text", "tags"] = "text"
-    """`tags` scores the content of the last <answer> tag only; `text` the whole text if there is no tag."""
+    """`tags` scores the content of the last `<answer>` tag only; `text` the whole text if there is no tag."""
     min_completions: Annotated[int, Field(ge=2)] = 2
+    """The fewest completions a group may have; smaller ones are refused."""
     max_completions: Annotated[int, Field(ge=2)] = 64
+    """The most completions a group may have; larger ones are refused."""
     max_text_chars: PositiveInt = 16_384
+    """The longest completion that may be published, or taken from a peer, in characters."""
     max_payload_bytes: Annotated[int, Field(ge=1, le=4_000_000)] = 1_000_000
     """Of a group as it travels; a bus reads no record that is larger than any swarm may allow."""
     entry: Literal["open", "allow-list", "invite"] = "open"
@@ -90,21 +100,30 @@ class Lora(Section):
     """Train a low-rank adapter instead of the weights; checkpoints then hold the adapter only."""
 
     rank: PositiveInt = 8
+    """Rank of the adapter's matrices: a higher one can learn more and takes more memory."""
     alpha: PositiveFloat = 16.0
+    """The adapter's output is multiplied by alpha / rank."""
     dropout: Literal[0] = 0
+    """Only 0: with dropout, replay could not repeat an update."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
+    """Names of the layers that get an adapter; `all-linear` is every linear layer but the output."""
 
 
 class Starter(Section):
     """How the starter policy is made (DESIGN 17); equal values share one cached copy."""
 
     variant: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] = "small"
+    """Its shape: `small`, `numbers` (frequent numbers are tokens), `bytes` (no learned tokens), `wide`."""
     steps: PositiveInt = 600
+    """Supervised steps it is taught for."""
     batch: PositiveInt = 64
+    """Questions in each of these steps."""
     lr: PositiveFloat = 3e-3
+    """Learning rate of these steps."""
     bare: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the supervised answers that are bare; the others are sentences, which score little."""
     seed: int = 0
+    """Its weights and questions follow from it, independent of `swarm.seed`."""
 
 
 class BatchConfig(Section):
@@ -137,6 +156,7 @@ class ShareConfig(Section):
     select: Literal["all", "fraction", "top"] = "all"
     """`top` scores own groups before publishing and sends the most informative ones."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the own groups that `fraction` and `top` publish, rounded up."""
     token_ids: bool = True
     """Send token ids and log-probabilities along with the text."""
 
@@ -151,11 +171,17 @@ class GenerateConfig(Section):
     """How completions are sampled."""
 
     engine: Literal["transformers", "vllm"] = "transformers"
+    """What samples: the model itself through transformers, or vLLM ([engines](engines.md))."""
     max_new_tokens: PositiveInt = 256
+    """The longest completion, in tokens; one that reaches it is cut off (`finish_reason` is `length`)."""
     temperature: PositiveFloat = 1.0
+    """Above 1 samples more evenly, below 1 prefers likely tokens; log-probabilities are taken at it."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample only from the likeliest tokens that together have this probability; 1 takes all."""
     top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample only from this many likeliest tokens; 0 takes all."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Leave out tokens less likely than this share of the likeliest one; 0 leaves none out."""
     ahead: Literal[0, 1] = 0
     """1 answers a round's questions while the node still learns from the round before: off by one update."""
     vllm_cache_gb: PositiveFloat = 1.0
@@ -179,15 +205,18 @@ class PoolConfig(Section):
     """Bounds on the foreign groups a node keeps."""
 
     max_groups: PositiveInt = 512
+    """The most foreign groups that are kept."""
     max_age_s: PositiveFloat = 3600.0
+    """Groups older than this, in seconds by the bus's clock, are dropped unused."""
     max_peer_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """No author may hold more than this share of `max_groups`."""
     tail: PositiveInt = 256
     """Per bus partition, read no further back than this many groups."""
     poll_bytes: PositiveInt = 8_000_000
+    """The most that one poll reads from the bus, in bytes."""
     newcomer_share: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """What all authors who are not known yet get together: of the places, of the time for verification, and
-    beside a draw so many of its number of groups that are verified in any case."""
+    """Share that all newcomers, authors not yet known, have together: of the pool's places, and of the time
+    for verification. Each draw also verifies this share of J groups of theirs, so that they become known."""
     newcomer_groups: PositiveInt = 8
     """An author is known once so many of their groups were verified here and found informative."""
     verify_share: PositiveFloat = 0.4
@@ -198,15 +227,23 @@ class LearnConfig(Section):
     """The update: everything replay needs besides weights, optimiser state and batch."""
 
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"
+    """The policy loss. With `epochs` = 1 the ratio is 1 and no clip acts."""
     lr: Annotated[float, Field(ge=0)] = 1e-6
     """0 learns nothing: what is measured is then the effect of selection alone."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """AdamW's decay of the mean gradient."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
+    """AdamW's decay of the mean squared gradient."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's weight decay."""
     grad_clip: PositiveFloat = 1.0
+    """The gradient's norm is cut to this."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The ratio of new to old probability is clipped to at least 1 - clip_low."""
     clip_high: PositiveFloat = 0.28
+    """The ratio is clipped to at most 1 + clip_high."""
     gspo_clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    """The same as `clip_low`, for `gspo`."""
     gspo_clip_high: PositiveFloat = 4e-4
     """`gspo` clips one ratio per sequence, a mean over its tokens, so its bounds are far narrower."""
     dr_grpo_length: PositiveInt = 256
@@ -214,7 +251,10 @@ class LearnConfig(Section):
     epochs: PositiveInt = 1
     """Optimiser steps made on one batch; from the second on the ratio leaves 1 and the clip acts."""
     advantage: Literal["centred", "mean_std"] = "centred"
+    """`centred`: score minus the group's mean; `mean_std`: that, divided by the group's standard
+    deviation."""
     std_floor: PositiveFloat = 1e-3
+    """`mean_std` divides by no less than this."""
     zero_tolerance: Annotated[float, Field(ge=0)] = 1e-6
     """A group whose raw scores spread no wider than this has zero advantage."""
     token_mean: Literal["informative", "all"] = "informative"
@@ -261,10 +301,13 @@ class GuardConfig(Section):
     """Thresholds past which learning has gone wrong, and what is done then (DESIGN 18)."""
 
     action: Literal["skip", "pause", "rollback"] = "skip"
+    """What a passed threshold does: `skip` this update, `pause` the node, or `rollback` to a checkpoint."""
     min_entropy: Annotated[float, Field(ge=0)] = 0.0
     """Mean entropy of own tokens, in nats."""
     max_truncated: Share = 1.0
+    """Share of own completions that were cut off by `generate.max_new_tokens`."""
     max_unscorable: Share = 0.5
+    """Share of own completions that the verifier could not score."""
     min_foreign_logprob: Annotated[float, Field(le=0)] = -100.0
     """Mean own log-probability of foreign tokens."""
     max_engine_gap: PositiveFloat = 0.2
@@ -276,11 +319,14 @@ class CheckpointConfig(Section):
     """A checkpoint is a snapshot: how often, and how many are kept."""
 
     every_rounds: PositiveInt = 50
+    """Take a checkpoint every so many rounds."""
     every_seconds: PositiveFloat = 600.0
+    """Also take one when so many seconds have passed since the last."""
     max_share: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Of a node's time: where the last checkpoint took more than this share of `every_seconds`, the next
-    waits until it did not. Those of `every_rounds` and of model versions wait for nothing."""
+    """Share of a node's time that checkpoints of `every_seconds` may take: after one that took t seconds the
+    next waits t / max_share. Those of `every_rounds` and of model versions are never delayed."""
     keep: Annotated[int, Field(ge=2)] = 2
+    """How many of the newest are kept, besides those that replay or a model version needs."""
     weight_digest_every: PositiveInt = 50
     """Rounds between weight digests in the history; 1 names the first differing round exactly."""
 
@@ -289,6 +335,7 @@ class SqliteBus(Section):
     """The embedded bus: one SQLite file, many processes on one machine."""
 
     type: Literal["sqlite"] = "sqlite"
+    """A file; the default."""
     path: str | None = None
     """`<home>/bus.sqlite` when not set."""
 
@@ -297,6 +344,7 @@ class KafkaBus(Section):
     """Apache Kafka. A password is only ever named here: configs are printed, logged and stored."""
 
     type: Literal["kafka"] = "kafka"
+    """Brokers, for nodes on many machines."""
     servers: Annotated[str, AfterValidator(_servers)]
     """Brokers to begin with, `host:port,host:port`."""
     topic: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")] | None = None
@@ -304,6 +352,7 @@ class KafkaBus(Section):
     cluster_id: str | None = None
     """Refuse any other cluster than this; when not set, than the one the run began on."""
     compression: Literal["zstd", "lz4"] = "zstd"
+    """How the messages this node writes are compressed."""
     ca_file: str | None = None
     """Certificates of the authorities to trust, PEM; set, or with `username`, connections are TLS."""
     username: str | None = None
@@ -316,17 +365,20 @@ class MemoryBus(Section):
     """Inside one process; for tests and experiments."""
 
     type: Literal["memory"] = "memory"
+    """Nothing outside this process."""
 
 
 class WorkersConfig(Section):
     """The processes that generate questions and score texts."""
 
     count: PositiveInt = 1
+    """How many processes a node has for it."""
     time_limit_s: PositiveFloat = 10.0
     """For one question or one text."""
     foreign_limit_s: PositiveFloat = 1.0
     """For one text of a peer, in seconds of processor time."""
     memory_mb: PositiveInt = 2048
+    """Memory that one process may take, in MiB; a text that needs more is unscorable."""
     unwalled: bool = False
     """Score the texts of peers also where the kernel puts no walls round the processes (`sapo doctor`)."""
 
@@ -337,6 +389,7 @@ class HistoryConfig(Section):
     uri: Address | None = None
     """`<home>/history` when not set; any store deltalake can write otherwise."""
     flush_seconds: PositiveFloat = 10.0
+    """Rows are collected for so long before they are written: longer makes fewer, larger files."""
     max_owed_mb: PositiveInt = 1024
     """Undelivered journal bytes at which a node pauses instead of dropping history."""
     keep_rounds: Annotated[int, Field(ge=0)] = 0
@@ -359,8 +412,9 @@ class TrackConfig(Section):
     samples_every: Annotated[int, Field(ge=0)] = 25
     """Rounds between those of which sample rollouts are logged, as a bounded table; 0 logs none."""
     keep_rounds: Annotated[int, Field(ge=0)] = 2000
-    """So many newest rounds of every series keep a value each; ten times as far back every tenth does, and so
-    on. On a server of others, which deletes nothing, the first rounds are whole instead. 0 keeps all."""
+    """Every series keeps all values of this many newest rounds; of older rounds every tenth, of still older
+    ones every hundredth, and so on. A server not started by `sapo swarm` deletes nothing: there all values of
+    the first rounds are kept, and fewer are sent later. 0 keeps all."""
 
 
 class FlowConfig(Section):
@@ -369,6 +423,7 @@ class FlowConfig(Section):
     every: PositiveInt = 1
     """Orchestrate every n-th round as tasks; the rounds between run inside the same flow run."""
     rounds_per_run: PositiveInt = 50
+    """Rounds in one flow run of a node; the next flow run goes on from there."""
     keep_days: Annotated[float, Field(ge=0)] = 7.0
     """Flow runs that ended longer ago are deleted, with their task runs, logs and artifacts; 0 keeps all."""
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None
@@ -389,6 +444,7 @@ class DeployConfig(Section):
     run_seconds: PositiveFloat = 3600.0
     """A node's flow run that lasted so long ends after the round at hand, however many it has made."""
     archive_seconds: PositiveFloat = 300.0
+    """Between the starts of the archive's flow runs."""
     evaluate_seconds: Annotated[float, Field(ge=0)] = 21_600.0
     """Between held-out evaluations of the whole site; 0 leaves that to hand."""
     judge_seconds: Annotated[float, Field(ge=0)] = 300.0
@@ -415,3 +471,4 @@ class EvalConfig(Section):
     probe_questions: Annotated[int, Field(ge=0)] = 200
     """Held-out questions a node asks itself every `probe_every` rounds; 0 asks none."""
     probe_every: PositiveInt = 25
+    """Rounds between two of these probes."""

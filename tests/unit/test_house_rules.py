@@ -208,7 +208,7 @@ def tracked() -> list[Path]:
 
 @pytest.mark.parametrize(
     ("folder", "most"),
-    [("sapo", 420), ("flows", 420), ("infra", 420), ("benchmarks", 420), ("docs", 420), ("tests", 700)],
+    [("sapo", 600), ("flows", 420), ("infra", 420), ("benchmarks", 420), ("docs", 420), ("tests", 700)],
 )
 def test_no_file_is_long(folder: str, most: int) -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules(ROOT / folder)}
