@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -273,14 +273,26 @@ def _literal(text: str) -> Any:
 
 
 def _explain(error: ValidationError, prefix: str) -> UserError:
-    first = error.errors(include_url=False)[0]
+    errors = error.errors(include_url=False)
+    # a misspelt key may be why another is missing
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     parts = [str(part) for place, part in enumerate(first["loc"]) if not (place and part in BUSES)]
     field = prefix + ".".join(parts) if parts else (prefix.rstrip(".") or "config")
     if first["type"] == "extra_forbidden":
+        inner, value = [], first["input"]
+        while isinstance(value, Mapping) and len(value) == 1:  # a section that is unknown, with one setting
+            ((name, value),) = value.items()
+            inner.append(str(name))
+        parts, field = parts + inner, ".".join([field, *inner])
         known = _keys_at(first["loc"][:-1])
-        near = difflib.get_close_matches(parts[-1], known, n=1, cutoff=0.5)
-        remedy = f"did you mean {near[0]!r}?" if near else f"known keys are: {', '.join(sorted(known))}"
-        value = "..." if SECRETIVE.search(parts[-1]) else first["input"]
+        inside = prefix if prefix.startswith("node.") else ""
+        near = [inside + key for key in _meant(parts, [] if inner else known)]
+        remedy = (
+            f"did you mean {' or '.join(map(repr, near))}?"
+            if near
+            else f"known keys are: {', '.join(sorted(known))}"
+        )
+        value = "..." if SECRETIVE.search(parts[-1]) else _short(value)
         return UserError(field, value, "unknown key", remedy)
     if first["type"] == "missing":
         return UserError(field, None, "is not set, and there is no default", f"set {field}")
@@ -300,36 +312,68 @@ def _short(value: object) -> object:
 
 def _keys_at(loc: Sequence[int | str]) -> list[str]:
     """Names of the fields of the section at `loc`."""
-    model: Any = Config
+    found: list[type[Section]] = [Config]
     for part in loc:
         if part in BUSES:
-            model = BUSES[part]
-            continue
-        if isinstance(part, int) or model is None:
-            continue
-        model = _SECTIONS.get(part)
-    return list(model.model_fields) if model is not None else []
+            found = [BUSES[part]]
+        elif isinstance(part, str):
+            found = [one for model in found for one in _sections(model, part)]
+    return [key for model in found for key in model.model_fields]
 
 
+def _sections(model: type[Section], name: str) -> list[type[Section]]:
+    """The section that a field holds; several where its `type` decides which, none where it is a value."""
+    field = model.model_fields.get(name)
+    todo: list[Any] = [] if field is None else [field.annotation]
+    found = []
+    while todo:
+        one = todo.pop()
+        if isinstance(one, type) and issubclass(one, Section):
+            found.append(one)
+        todo.extend(get_args(one))
+    return found
+
+
+def setting_keys(model: type[Section] = Config, prefix: str = "") -> list[str]:
+    """All settings as dotted keys, sections that are lists left out: `learn.lr`, `swarm.rounds`, ..."""
+    keys: dict[str, None] = {}
+    for name, field in model.model_fields.items():
+        inner = [] if get_origin(field.annotation) in (list, dict) else _sections(model, name)
+        keys.update(dict.fromkeys(key for one in inner for key in setting_keys(one, f"{prefix}{name}.")))
+        if not inner:
+            keys[prefix + name] = None
+    return list(keys)
+
+
+def _meant(parts: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Which settings an unknown key may stand for: those of the same last name, else the one most like it.
+
+    `known` are the keys that its section has.
+    """
+    given, (*section, leaf) = ".".join(parts), parts
+    # what the starter is made with comes last: few settings are meant for it
+    every = sorted(setting_keys(), key=lambda key: key.startswith("starter."))
+    if given in every:
+        return []  # of a bus of another type
+    same = [key for key in every if key.rpartition(".")[2] == leaf]
+    if same:
+        return sorted(same, key=lambda key: -_likeness(given, key))[:MOST_MEANT]
+    # within the section that was named, and by the last name alone, a slip of the pen weighs more
+    scores = {".".join([*section, key]): _likeness(leaf, key) for key in known}
+    for key in every:
+        likeness = max(_likeness(given, key), 0.95 * _likeness(leaf, key.rpartition(".")[2]))
+        scores[key] = max(likeness, scores.get(key, 0.0))
+    best = max(scores, key=lambda key: scores[key])
+    return [best] if scores[best] >= LIKE else []
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
+
+
+MOST_MEANT = 3
+"""Settings of one last name that are offered for a key that names no section."""
+LIKE = 0.6
+"""Likeness from which on a key is taken for a misspelt other one."""
 BUSES: dict[str | int, type[Section]] = {"sqlite": SqliteBus, "kafka": KafkaBus, "memory": MemoryBus}
 """Tags that pydantic puts into the place of an error, between `bus` and the key."""
-_SECTIONS: dict[str, type[Section]] = {
-    "swarm": Swarm,
-    "tasks": Task,
-    "rules": Rules,
-    "starter": Starter,
-    "lora": Lora,
-    "batch": BatchConfig,
-    "share": ShareConfig,
-    "generate": GenerateConfig,
-    "pool": PoolConfig,
-    "learn": LearnConfig,
-    "guard": GuardConfig,
-    "checkpoint": CheckpointConfig,
-    "workers": WorkersConfig,
-    "history": HistoryConfig,
-    "track": TrackConfig,
-    "flow": FlowConfig,
-    "deploy": DeployConfig,
-    "eval": EvalConfig,
-}

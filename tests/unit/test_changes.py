@@ -71,7 +71,7 @@ def test_a_nodes_own_form_is_its_own_and_that_of_another_is_refused() -> None:
         ("checkpoint.keep=3", "shapes no update; change learn"),
         ("guard.action=rollback", "neither pauses nor rolls back"),
         ("learn={lr=1e-5}", "is no single setting"),
-        ("lern.lr=1", "unknown key; did you mean 'learn'"),
+        ("lern.lr=1", "unknown key; did you mean 'learn.lr' or"),
         ("learn.lr", "not of the form key=value"),
     ],
 )
@@ -83,7 +83,7 @@ def test_what_shapes_no_update_is_refused_with_the_reason(flag: str, why: str) -
 @pytest.mark.parametrize(
     ("flag", "why"),
     [
-        ("learn.lrr=1", r"learn\.lrr = 1: unknown key; did you mean 'lr'"),
+        ("learn.lrr=1", r"learn\.lrr = 1: unknown key; did you mean 'learn.lr'"),
         ("learn.lr=-1", r"learn\.lr = -1: Input should be greater than or equal to 0"),
         ("learn.foreign=behaviour", "needs trusted_peers"),
     ],

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -157,9 +158,50 @@ def test_a_wrong_command_line_is_one_line_that_names_the_help(
     assert re.fullmatch(r"error: .+; see `sapo.* --help`\n", capsys.readouterr().err)
 
 
-def test_an_unknown_key_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    cli.invoke(["swarm", "--set", "batch.completion=4"])
-    assert "did you mean 'completions'?" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("batch.completion=4", "'batch.completions'"),
+        ("lr=1e-5", "'learn.lr' or 'starter.lr'"),
+        ("loss=grpo", "'learn.loss'"),
+        ("rounds=3", "'swarm.rounds'"),
+        ("learn.lrr=1", "'learn.lr'"),
+        ("tempreture=1", "'generate.temperature'"),
+        ("learn.rounds=3", "'swarm.rounds'"),
+        ("bus.serverz=x", "'bus.servers'"),
+        ("node.1.loss=grpo", "'node.1.learn.loss'"),
+        ('tasks=[{datset="chain_sum"}]', "'tasks.0.dataset'"),
+    ],
+)
+def test_an_unknown_key_names_what_may_be_meant(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.invoke(["swarm", "--dry-run", "--set", given]) == 2
+    assert capsys.readouterr().err.endswith(f": unknown key; did you mean {meant}?\n")
+
+
+def test_what_may_be_meant_is_known_for_every_setting() -> None:
+    """Every dotted key of the resolved config, lists of sections aside, is found by its last name alone."""
+    from sapo import config
+
+    def keys(values: dict[str, object], prefix: str = "") -> Iterator[str]:
+        for name, value in values.items():
+            if isinstance(value, dict) and value:
+                yield from keys(value, f"{prefix}{name}.")
+            else:
+                yield prefix + name
+
+    every = config.setting_keys()
+    for key in keys(load("tiny", sets=["lora.rank=8"], env={}).model_dump(mode="json")):
+        assert key in every
+
+
+def test_a_file_with_a_key_outside_its_section_is_told_the_section(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "mine.toml").write_text("rounds = 3\n", encoding="utf-8")
+    assert cli.invoke(["swarm", "--dry-run", "--config", "mine.toml"]) == 2
+    assert "rounds = 3: unknown key; did you mean 'swarm.rounds'?" in capsys.readouterr().err
 
 
 def raising(error: BaseException):  # type: ignore[no-untyped-def]

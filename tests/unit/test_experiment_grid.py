@@ -99,7 +99,7 @@ def test_arms_of_one_seed_have_the_same_keys_and_seeds_have_others() -> None:
         ({"arm": [{"name": "4/4"}, {"name": "4 4"}]}, "arm", "differ in letters or digits"),
         ({"arm": [{"name": "a", "control": "shuffled"}]}, "arm.0", "goes with a window"),
         ({"arm": [{"name": "a", "control": "mirror"}]}, "arm.0.control", "'echo', 'shuffled'"),
-        ({"set": {"learn": {"lrr": 1}}}, "arm 8/0: learn.lrr", "did you mean 'lr'?"),
+        ({"set": {"learn": {"lrr": 1}}}, "arm 8/0: learn.lrr", "did you mean 'learn.lr'?"),
         ({"set": {"swarm": {"nodes": 1}, "node": {"1": {}}}}, "node", "has nodes 0 to 0"),
         ({"preset": "tinny"}, "preset", "did you mean 'tiny'?"),
         ({"tune": {"lr": [1e-4, 2e-4, 0.0001]}}, "tune.lr", "twice"),
