@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes this site's home, once: of the swarm whose manifest lies in /etc/sapo, else of a new one.
+# Makes this site's home, once: of the swarm whose manifest lies in /etc/sapo, else of a new one of $PRESET.
 set -eu
 if [ -f "$SAPO_HOME/manifest.json" ]; then
     echo "the home of site $SITE is there"
@@ -11,4 +11,4 @@ if [ ! -f "$manifest" ]; then
     sapo init --swarm "$SWARM" --site "$SITE" --nodes "$NODES" --preset "$PRESET" --dir "$begun/new"
     manifest=$begun/new/$SWARM.manifest.json
 fi
-sapo join "$manifest" --site "$SITE" --nodes "$NODES" --preset "$PRESET" --dir "$begun/site" --home "$SAPO_HOME"
+sapo join "$manifest" --site "$SITE" --nodes "$NODES" --dir "$begun/site" --home "$SAPO_HOME"

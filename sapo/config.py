@@ -43,6 +43,8 @@ from sapo.settings import (
     WorkersConfig,
 )
 
+DEFAULT_PRESET = "tiny"
+"""What `sapo swarm` runs without `--preset`, and what a config file that names no preset is laid over."""
 ENV_PREFIX = "SAPO_"
 SECRETIVE = re.compile("password|secret|credential|sasl|api_?key", re.IGNORECASE)
 """Keys whose values no message repeats."""
@@ -177,19 +179,26 @@ def load(
     file: Path | None = None,
     sets: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-    base: Config | None = None,
+    base: Config | Mapping[str, Any] | None = None,
 ) -> Config:
     """The config resolved from preset < file < environment < flags; raises `UserError` on anything wrong.
 
-    `base` is a config to start from, below the preset: the one a resumed run was started with.
+    A file lies over `preset`, else over the preset it names, else over `DEFAULT_PRESET`. `base` is a config
+    to start from, or its settings, below the preset: the one a resumed run was started with. The preset that
+    a file names is in there already, and is not laid over it again.
 
     `sets` are `dotted.key=value` flags; environment variables look like `SAPO_LEARN__LR=1e-5`.
     """
-    values: dict[str, Any] = {} if base is None else base.model_dump(mode="json")
-    if preset is not None:
-        values = merge(values, _read_preset(preset))
+    values = base.model_dump(mode="json") if isinstance(base, Config) else dict(base or {})
+    written: dict[str, Any] = {}
     if file is not None:
-        values = merge(values, _read_file(file))
+        written = _read_file(file)
+        named = _take_preset(written)
+        if preset is None and base is None:
+            preset = named or DEFAULT_PRESET
+    if preset is not None:
+        values = merge(values, preset_values(preset))
+    values = merge(values, written)
     environment = (os.environ if env is None else env).items()
     # a bus of another type starts afresh, so its type comes before what else is said of it
     for key, text in sorted(environment, key=lambda item: (not item[0].endswith("__TYPE"), item[0])):
@@ -229,13 +238,33 @@ def parse(values: Mapping[str, Any], prefix: str = "") -> Config:
         raise _explain(error, prefix) from None
 
 
-def _read_preset(name: str) -> dict[str, Any]:
+def preset_of(file: Path | None) -> str | None:
+    """The preset a config file names. Raises `UserError` for a file that is not TOML or names no real one."""
+    return None if file is None else _take_preset(_read_file(file))
+
+
+def keys_of(file: Path) -> set[str]:
+    """The settings a config file names, dotted: sections, and what they hold. Raises `UserError`."""
+    written = _read_file(file)
+    inner = {f"{name}.{key}" for name, value in written.items() if isinstance(value, dict) for key in value}
+    return inner | {*written}
+
+
+def _take_preset(written: dict[str, Any]) -> str | None:
+    """Take a config file's `preset` out of its settings."""
+    if "preset" not in written:
+        return None
+    name = written.pop("preset")
+    preset_values(name, "preset")
+    return str(name)
+
+
+def preset_values(name: str, field: str = "--preset") -> dict[str, Any]:
+    """The settings of a preset. Raises `UserError` on `field` where there is none of that name."""
     if name not in presets():
-        near = difflib.get_close_matches(name, presets(), n=1)
+        near = difflib.get_close_matches(str(name), presets(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(
-            "--preset", name, "there is no such preset", f"{hint}presets are: {', '.join(presets())}"
-        )
+        raise UserError(field, name, "there is no such preset", f"{hint}presets are: {', '.join(presets())}")
     return tomllib.loads((resources.files("sapo.presets") / f"{name}.toml").read_text(encoding="utf-8"))
 
 

@@ -11,10 +11,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from sapo.config import Config, parse
 from sapo.errors import UserError
-from sapo.manifest import Manifest
+from sapo.manifest import ADVICE, Manifest
 from sapo.records import SCHEMA_VERSION, SchemaVersion
 
 DEFAULT_SITE = "n"
+MAX_MANIFEST_BYTES = 16_000_000
 KEY, CARD, LOCK, MOVED = "key.pem", "key.json", "lock", "moved.json"
 
 
@@ -269,15 +270,26 @@ def _before_all(entry: Path) -> bool:
 
 def read_manifest(path: Path, field: str, value: str) -> Manifest:
     """A manifest from its file. Raises `UserError` on `field` = `value` where it cannot be obeyed here."""
+    return parse_manifest(manifest_bytes(path, field, value), field, value)
+
+
+def manifest_bytes(path: Path, field: str, value: str) -> bytes:
+    """A manifest's file, of bounded size. Raises `UserError` on `field` = `value` where it cannot be read."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
         raise UserError(field, value, error.strerror or str(error), "name a readable manifest") from None
-    return parse_manifest(data, field, value)
+    if len(data) > MAX_MANIFEST_BYTES:
+        problem = f"is longer than {MAX_MANIFEST_BYTES / 1e6:.0f} MB"
+        raise UserError(field, value, problem, "name what `sapo init` wrote: <swarm>.manifest.json")
+    return data
 
 
 def parse_manifest(data: bytes | str, field: str, value: str) -> Manifest:
-    """A manifest from its JSON. Raises `UserError` on `field` = `value` where it cannot be obeyed here.
+    """The rules of a manifest from its JSON; its advice is left out (`sapo.advice.take` reads it).
+
+    Raises `UserError` on `field` = `value` where the rules cannot be obeyed here.
 
     One of the next schema version is taken if it sets no rule that is unknown here: rules are there to be
     kept, so one that cannot be is never passed over, as an unknown field of a group is.
@@ -298,7 +310,8 @@ def parse_manifest(data: bytes | str, field: str, value: str) -> Manifest:
             f"was written with schema version {found['schema_version']!r}, this is {SCHEMA_VERSION}",
             "choose another, or a sapo release that reads it",
         ) from None
-    unknown = [name for name in found if name not in Manifest.model_fields and found[name] is not None]
+    known_names = {*Manifest.model_fields, ADVICE}
+    unknown = [name for name in found if name not in known_names and found[name] is not None]
     if unknown:
         remedy = "install the sapo release that the swarm's other sites run"
         raise UserError(field, value, f"has rules this release does not know: {', '.join(unknown)}", remedy)

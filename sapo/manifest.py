@@ -8,6 +8,9 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 from sapo.config import Config, Rules
 from sapo.records import SCHEMA_VERSION, Hex64, Name, Recipe, Record, SchemaVersion, canonical
 
+ADVICE = "advice"
+"""Beside the rules in a manifest's file: what a swarm runs (`sapo.advice`). It binds nobody."""
+
 
 class AllowedTask(Record):
     """A data set with one set of parameters (canonical JSON) that recipes may name."""

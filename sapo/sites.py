@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from sapo import keyring, toml
-from sapo.config import Config, load, parse
+from sapo.advice import Advice, advise, take
+from sapo.config import DEFAULT_PRESET, Config, keys_of, load, merge, parse, preset_of, preset_values
 from sapo.errors import UserError
-from sapo.home import Home, check_reasoning_gym, read_manifest, write_atomically
+from sapo.home import Home, check_reasoning_gym, manifest_bytes, parse_manifest, write_atomically
 from sapo.journal import Journal
-from sapo.manifest import Manifest
+from sapo.manifest import ADVICE, Manifest
 from sapo.membership import day
 from sapo.processes import POLL_S, Child, stopping_on_signals, tail
 from sapo.settings import KafkaBus, SqliteBus
@@ -49,64 +50,83 @@ COMMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Founded:
-    """What beginning a swarm has made: the first site's config, the manifest's file and the config's."""
+    """What beginning a swarm has made: the first site's config, the manifest's file and the config's.
+
+    `join` is what others add to `sapo join MANIFEST --site OTHER`, as far as this site knows it; `notes` are
+    sentences about what the manifest cannot carry.
+    """
 
     config: Config
     manifest: Path
     file: Path
+    join: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What joining a swarm has made: the site's config and its file, its home, its nodes' public keys."""
+    """What joining a swarm has made: the site's config and its file, its home, its nodes' public keys; and
+    the advice it took from the manifest, None where that has none."""
 
     config: Config
     file: Path
     home: Home
     keys: dict[str, str]
+    advice: Advice | None
 
 
-def found_swarm(swarm: str, site: str, preset: str, sets: Sequence[str], folder: Path) -> Founded:
+def found_swarm(
+    swarm: str, site: str, preset: str | None, sets: Sequence[str], folder: Path, file: Path | None = None
+) -> Founded:
     """Write `<swarm>.manifest.json` and `site-<site>.toml` of a new swarm.
 
-    Raises `UserError` where a setting or task is wrong, no other site could reach the bus, or a file exists.
+    `file` is a config file to begin from. Raises `UserError` where a setting or task is wrong, no other site
+    could reach the bus, or a file exists.
     """
-    config = _load(preset, sets, swarm, site, ())
-    target, file = folder / f"{swarm}.manifest.json", config_file(folder, site)
-    _refuse_overwriting(target, file)
-    text = site_toml(config)
+    preset = preset or preset_of(file) or DEFAULT_PRESET
+    config = _load(preset, file, sets, swarm, site, ())
+    target, written = folder / f"{swarm}.manifest.json", config_file(folder, site)
+    _refuse_overwriting(target, written)
+    text = site_toml(config, preset)
     check_tasks(config)
     folder.mkdir(parents=True, exist_ok=True)
-    body = Manifest.of(config).model_dump(mode="json")
+    advice, left = advise(config, preset)
+    body = Manifest.of(config).model_dump(mode="json") | {ADVICE: advice}
     write_atomically(target, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
-    write_atomically(file, text)
-    return Founded(config, target, file)
+    write_atomically(written, text)
+    return Founded(config, target, written, join_sets(config), tuple(left))
 
 
 def join_swarm(
-    path: Path, site: str, preset: str, sets: Sequence[str], folder: Path, home: Path | None
+    path: Path,
+    site: str,
+    preset: str | None,
+    sets: Sequence[str],
+    folder: Path,
+    home: Path | None,
+    file: Path | None = None,
 ) -> Joined:
     """Set up a site of an existing swarm: its config, its home and a key for each of its nodes.
 
-    Raises `UserError` where the manifest cannot be obeyed here, a setting is wrong or goes against it, or
-    something of that name exists already.
+    The manifest's advice lies below `preset`, the config `file` and `sets`. Raises `UserError` where the
+    manifest cannot be obeyed here, a setting is wrong or goes against it, or something of that name exists.
     """
-    manifest = read_manifest(path, "MANIFEST", str(path))
+    data = manifest_bytes(path, "MANIFEST", str(path))
+    manifest = parse_manifest(data, "MANIFEST", str(path))
     check_reasoning_gym(manifest, "MANIFEST", str(path))
-    for item in sets:
-        key = item.partition("=")[0].strip()
-        if any(key == name or key.startswith(f"{name}.") for name in SHARED):
-            raise UserError(
-                "--set", item, "is for the whole swarm to say", "leave it out: the manifest has it"
-            )
-    config = _load(preset, sets, manifest.swarm, site, shared_settings(manifest))
+    _refuse_shared(sets, file)
+    advice = take(json.loads(data).get(ADVICE), manifest)
+    own = preset or preset_of(file)
+    begun = (advice.preset if advice is not None else None) or own or DEFAULT_PRESET
+    below = merge(preset_values(begun), {} if advice is None else advice.settings)
+    config = _load(own, file, sets, manifest.swarm, site, shared_settings(manifest), below)
     differing = Manifest.of(config).differing(manifest)
     if differing:
         problem = f"gives this site other {', '.join(differing)} than the manifest"
         raise UserError("--set", "node", problem, "leave tasks to the manifest")
-    file, target = config_file(folder, site), Home.of(home, config)
-    _refuse_overwriting(file, target.manifest)
-    text = site_toml(config)
+    written, target = config_file(folder, site), Home.of(home, config)
+    _refuse_overwriting(written, target.manifest)
+    text = site_toml(config, own or begun)
     check_tasks(config)
     target.prepare(config, manifest)
     keys = {}
@@ -114,8 +134,38 @@ def join_swarm(
         target.node(name).mkdir(exist_ok=True)
         keys[name] = keyring.take(target, manifest.swarm, name, time.time()).identity.key
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, text)
-    return Joined(config, file, target, keys)
+    write_atomically(written, text)
+    return Joined(config, written, target, keys, advice)
+
+
+def _refuse_shared(sets: Sequence[str], file: Path | None) -> None:
+    """Raise `UserError` for a setting of a joining site that the manifest decides."""
+    given = [("--set", item, item.partition("=")[0].strip()) for item in sets]
+    if file is not None:
+        given += [("--config", str(file), key) for key in sorted(keys_of(file))]
+    for field, value, key in given:
+        if any(key == name or key.startswith(f"{name}.") for name in SHARED):
+            problem = f"{key} is for the whole swarm to say"
+            raise UserError(field, value, problem, "leave it out: the manifest has it")
+
+
+def join_sets(config: Config) -> tuple[str, ...]:
+    """The settings by which other sites reach a config's bus. Whose user and password, each site knows."""
+    bus = config.bus
+    if isinstance(bus, SqliteBus):
+        return () if bus.path is None else (f"bus.path={Path(bus.path).expanduser().absolute()}",)
+    if not isinstance(bus, KafkaBus):
+        return ()
+    found = ["bus.type=kafka", f"bus.servers={bus.servers}"]
+    if bus.topic != f"sapo.{config.swarm.name}":
+        found.append(f"bus.topic={bus.topic}")
+    if bus.cluster_id is not None:
+        found.append(f"bus.cluster_id={bus.cluster_id}")
+    if bus.ca_file is not None:
+        found.append(f"bus.ca_file={Path(bus.ca_file).name}")
+    if bus.username is not None:
+        found.append("bus.username=USER")
+    return tuple(found)
 
 
 def config_file(folder: Path, site: str) -> Path:
@@ -133,11 +183,23 @@ def shared_settings(manifest: Manifest) -> tuple[str, ...]:
     )
 
 
-def _load(preset: str, sets: Sequence[str], swarm: str, site: str, more: Sequence[str]) -> Config:
-    """The config of a site, of one node unless it says otherwise, on a bus that other sites can reach."""
+def _load(
+    preset: str | None,
+    file: Path | None,
+    sets: Sequence[str],
+    swarm: str,
+    site: str,
+    more: Sequence[str],
+    below: Mapping[str, Any] | None = None,
+) -> Config:
+    """The config of a site, of one node unless it says otherwise, on a bus that other sites can reach.
+
+    `below` are settings that lie under everything else; `more` those that win over everything else.
+    """
     names = (f"swarm.name={json.dumps(swarm)}", f"swarm.site={json.dumps(site)}")
+    alone = [] if file is not None and "swarm.nodes" in keys_of(file) else ["swarm.nodes=1"]
     try:
-        config = load(preset, None, ["swarm.nodes=1", *sets, *more, *names])
+        config = load(preset, file, [*alone, *sets, *more, *names], base=below)
     except UserError as error:
         if error.field == "swarm.site":
             remedy = "write small letters, such as a or berlin; digits and dashes inside only"
@@ -170,28 +232,35 @@ def _refuse_overwriting(*paths: Path) -> None:
             )
 
 
-def site_toml(config: Config) -> str:
-    """A site's config as TOML with comments: what it changes, and what a site may want to change.
+def site_toml(config: Config, preset: str) -> str:
+    """A site's config as TOML with comments: its preset, what it changes, and what a site may want to change.
 
     Raises `UserError` for a value that TOML cannot hold.
     """
+    for name in (preset, DEFAULT_PRESET):  # TOML cannot unset what a preset sets
+        text = _site_toml(config, name)
+        values = tomllib.loads(text)
+        if parse(merge(preset_values(values.pop("preset")), values)) == config:
+            return text
+    raise UserError("--set", "null", "TOML has no such value", "leave the setting out")
+
+
+def _site_toml(config: Config, preset: str) -> str:
     values = config.model_dump(mode="json")
     bus = type(config.bus).model_fields
-    usual = Config().model_dump(mode="json") | {"bus": {name: field.default for name, field in bus.items()}}
-    chosen = _chosen(values, usual)
+    usual = parse(preset_values(preset)).model_dump(mode="json")
+    chosen = _chosen(values, usual | {"bus": {name: field.default for name, field in bus.items()}})
     chosen["tasks"] = [_without(task, config={}, weight=1.0) for task in values["tasks"]]
     if values["bus"].get("username"):
         chosen["bus"]["password"] = values["bus"]["password"]
-    head = f"# Site {config.swarm.site} of swarm {config.swarm.name}. What is not named here has its default."
-    sections = [head + "\n" + toml.dumps({key: v for key, v in chosen.items() if not _is_section(v)})]
+    head = f"# Site {config.swarm.site} of swarm {config.swarm.name}. What is not named here is the preset's."
+    top = {"preset": preset} | {key: v for key, v in chosen.items() if not _is_section(v)}
+    sections = [head + "\n" + toml.dumps(top)]
     for name in ("swarm", "tasks", "rules", "bus", *(key for key in chosen if _is_section(chosen[key]))):
         if name in chosen and _is_section(chosen[name]):
             comment = f"# {COMMENTS[name]}\n" if name in COMMENTS else ""
             sections.append(comment + toml.dumps({name: chosen.pop(name)}).lstrip("\n"))
-    text = "\n".join(sections)
-    if parse(tomllib.loads(text)) != config:
-        raise UserError("--set", "null", "TOML has no such value", "leave the setting out")
-    return text
+    return "\n".join(sections)
 
 
 def notes(home: Home, config: Config) -> list[str]:

@@ -14,15 +14,18 @@ if TYPE_CHECKING:
     from sapo.config import Config
     from sapo.home import Home
 
-DEFAULT_PRESET = "tiny"
-
 PresetOption = Annotated[
     str | None,
     typer.Option("--preset", metavar="NAME", help="Settings that ship with sapo: tiny, paper, ..."),
 ]
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="A TOML file laid over the preset."),
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="A TOML file of settings. They replace those of --preset, else of the preset that the file "
+        'names (preset = "paper"), else of preset tiny.',
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -53,11 +56,11 @@ def resolve(
     rounds: int | None = None,
     base: "Config | None" = None,
 ) -> "Config":
-    """The config of a command line; preset `tiny` when neither preset, file nor `base` is given.
+    """The config of a command line; the default preset when neither preset, file nor `base` is given.
 
     `base` is the config a home was started with: a resumed run changes only what is named now.
     """
-    from sapo.config import load
+    from sapo.config import DEFAULT_PRESET, load
 
     flags = list(sets or [])
     if nodes is not None:
@@ -74,6 +77,7 @@ def find_home(home: Path | None) -> "Home":
 
     Raises `UserError` where it holds no swarm, or where there are several to choose from.
     """
+    from sapo.config import DEFAULT_PRESET
     from sapo.errors import UserError
     from sapo.home import Home
 

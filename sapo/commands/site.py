@@ -1,5 +1,6 @@
 """Commands for swarms of several sites: `init`, `join`, `archive`, `export`, `import`."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sapo.commands.options import (
-    DEFAULT_PRESET,
+    ConfigOption,
     HomeOption,
     PresetOption,
     SetOption,
@@ -18,6 +19,8 @@ from sapo.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from sapo.advice import Advice
+    from sapo.config import Config
     from sapo.moving import Progress
 
 SiteOption = Annotated[
@@ -35,30 +38,42 @@ def init(
     swarm: Annotated[str, typer.Option("--swarm", metavar="NAME", help="The swarm's name.")],
     site: SiteOption,
     preset: PresetOption = None,
+    config: ConfigOption = None,
     sets: SetOption = None,
     nodes: NodesOption = None,
     folder: DirOption = Path("."),
 ) -> None:
     """Begin a swarm of several sites: write its manifest and this site's config.
 
-    The manifest (NAME.manifest.json) is what all sites agree on: tasks, limits, what is held out. Hand it to
-    whoever is to join; nothing in it is secret. The config (site-S.toml) is this site's own.
+    The manifest (NAME.manifest.json) is what all sites agree on: tasks, limits, what is held out. It also
+    carries what this site runs (model, batch, generate, learn) as advice for those who join. Hand it to them;
+    nothing in it is secret. The config (site-S.toml) is this site's own.
 
     The bus must be one that other sites reach: --set bus.type=kafka --set bus.servers=HOST:9092
     """
     from sapo import sites
+    from sapo.advice import describe
 
-    made = sites.found_swarm(swarm, site, preset or DEFAULT_PRESET, with_nodes(sets, nodes), folder)
+    made = sites.found_swarm(swarm, site, preset, with_nodes(sets, nodes), folder, config)
     print(f"{made.manifest}: what all sites agree on; hand it to whoever joins")
     print(f"{made.file}: this site's settings")
+    for line in (*describe(made.config), *made.notes):
+        print(line)
     say_next(made.file, made.config.nodes, None)
-    print(f"others join with: sapo join {made.manifest.name} --site OTHER --set bus.type=... --set bus. ...")
+    sets_of_others = [word for item in made.join for word in ("--set", item)]
+    words = ["sapo", "join", made.manifest.name, "--site", "OTHER", *sets_of_others]
+    print(f"others join with: {shlex.join(words)}")
+    if made.config.bus.type == "kafka" and made.config.bus.ca_file is not None:
+        print(f"hand them {made.config.bus.ca_file}, too")
+    if made.config.bus.type == "kafka" and made.config.bus.username is not None:
+        print("USER is a user that the broker has for them; its password is in SAPO_KAFKA_PASSWORD there")
 
 
 def join(
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", help="What sapo init wrote.")],
     site: SiteOption,
     preset: PresetOption = None,
+    config: ConfigOption = None,
     sets: SetOption = None,
     nodes: NodesOption = None,
     folder: DirOption = Path("."),
@@ -66,22 +81,48 @@ def join(
 ) -> None:
     """Set up a site of an existing swarm: its config, its home, and a key for each of its nodes.
 
-    Tasks and rules are the manifest's; the rest is the preset's and --set's. How the bus is reached must be
-    set, as in --set bus.type=kafka --set bus.servers=HOST:9092
+    Tasks and rules are the manifest's. Model, batch, generate and learn are those the manifest advises,
+    unless --preset, --config or --set say otherwise. How the bus is reached must be set, as in
+    --set bus.type=kafka --set bus.servers=HOST:9092
     """
     from sapo import sites
+    from sapo.advice import describe
 
-    joined = sites.join_swarm(manifest, site, preset or DEFAULT_PRESET, with_nodes(sets, nodes), folder, home)
+    joined = sites.join_swarm(manifest, site, preset, with_nodes(sets, nodes), folder, home, config)
+    say_advice(joined.advice, joined.config)
     print(f"{joined.file}: this site's settings")
     print(f"{joined.home.root}: its home")
     for name, key in joined.keys.items():
         print(f"{name}: public key {key}")
+    for line in describe(joined.config):
+        print(line)
     say_next(joined.file, joined.config.nodes, home)
 
 
 def with_nodes(sets: list[str] | None, nodes: int | None) -> list[str]:
     """The settings of the command line, with how many nodes where that is said."""
     return [*(sets or []), *([f"swarm.nodes={nodes}"] if nodes is not None else [])]
+
+
+def say_advice(advice: "Advice | None", config: "Config") -> None:
+    """Print what a joining site took from its manifest and what it changed; warn of what is missing."""
+    from sapo.advice import beyond, differing
+    from sapo.config import DEFAULT_PRESET
+
+    if advice is None:
+        warn("the manifest does not say what the swarm runs: ask for its model and settings")
+        return
+    for text in advice.passed_over:
+        warn(text)
+    if advice.settings:
+        preset = advice.preset or DEFAULT_PRESET
+        more = ", ".join(beyond(preset, advice.settings))
+        print(f"the manifest advises: preset {preset}" + (f", {more}" if more else ""))
+    other = differing(advice.settings, config)
+    if other:
+        print(f"different here: {', '.join(other)}")
+    if advice.model is None:
+        warn(f"the manifest names no model: this site takes {config.model}; name another with --set model=")
 
 
 def say_next(file: Path, names: list[str], home: Path | None) -> None:
