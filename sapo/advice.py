@@ -7,7 +7,7 @@ others, within bounds, and a value that is not understood is passed over instead
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,10 +191,10 @@ def beyond(preset: str, advised: Mapping[str, Any]) -> list[str]:
     return [f"{key} = {_shown(value)}" for key, value in _leaves(advised) if _at(values, key) != value]
 
 
-def describe(config: Config) -> list[str]:
-    """What the nodes of a config run: a line for each kind of node."""
+def describe(config: Config, names: Sequence[str]) -> list[str]:
+    """What the nodes of these names run under a config: a line for each kind of node."""
     kinds: dict[str, list[str]] = {}
-    for name in config.nodes:
+    for name in names:
         kinds.setdefault(_kind(config.for_node(name)), []).append(name)
     return [f"{_names_of(nodes)}: {kind}" for kind, nodes in kinds.items()]
 

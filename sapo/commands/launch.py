@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from sapo.advice import describe
 from sapo.cache import default_cache
 from sapo.commands.options import find_home, program, resolve
 from sapo.config import Config, load, merge, parse
@@ -277,6 +278,8 @@ def run(config: Config, home: Home) -> int:
     from sapo.view import open_view, print_summary
 
     console = Console()
+    for line in describe(config, config.nodes):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     with open_view(config.swarm.name, console) as view:
         prepare(config, home, view, config.nodes)
         final = run_swarm(config, home, on_status=Watcher(view))
@@ -307,6 +310,8 @@ def run_one(config: Config, home: Home, name: str) -> int:
     from sapo.view import open_view
 
     console = Console()
+    for line in describe(config, [name]):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     with open_view(config.swarm.name, console) as view:
         prepare(config, home, view, [name])
         watcher = Watcher(view)

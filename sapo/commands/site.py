@@ -57,7 +57,7 @@ def init(
     made = sites.found_swarm(swarm, site, preset, with_nodes(sets, nodes), folder, config)
     print(f"{made.manifest}: what all sites agree on; hand it to whoever joins")
     print(f"{made.file}: this site's settings")
-    for line in (*describe(made.config), *made.notes):
+    for line in (*describe(made.config, made.config.nodes), *made.notes):
         print(line)
     say_next(made.file, made.config.nodes, None)
     sets_of_others = [word for item in made.join for word in ("--set", item)]
@@ -94,7 +94,7 @@ def join(
     print(f"{joined.home.root}: its home")
     for name, key in joined.keys.items():
         print(f"{name}: public key {key}")
-    for line in describe(joined.config):
+    for line in describe(joined.config, joined.config.nodes):
         print(line)
     say_next(joined.file, joined.config.nodes, home)
 

@@ -267,14 +267,14 @@ def test_presets_are_within_the_bounds_of_advice(preset: str) -> None:
 
 def test_nodes_of_a_kind_share_a_line() -> None:
     config = load("tiny", sets=["swarm.nodes=6", "node.5.learn.lr=3e-5"], env={})
-    assert describe(config) == [
+    assert describe(config, config.nodes) == [
         "n0, n1, ... n4: starter, lr 1e-4, 4+12 x 8, dapo, foreign "
         f"{config.learn.foreign}, 16 tokens, {config.swarm.rounds} rounds",
         "n5: starter, lr 3e-5, 4+12 x 8, dapo, foreign "
         f"{config.learn.foreign}, 16 tokens, {config.swarm.rounds} rounds",
     ]
     alone = load("tiny", sets=["batch.external=0", "lora.rank=2", "learn.lr=0.003"], env={})
-    assert "starter with LoRA of rank 2, lr 0.003, 4+0 x 8, dapo, 16 tokens" in describe(alone)[0]
+    assert "starter with LoRA of rank 2, lr 0.003, 4+0 x 8, dapo, 16 tokens" in describe(alone, alone.nodes)[0]
 
 
 def test_the_sites_file_names_its_preset() -> None:
