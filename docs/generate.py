@@ -26,9 +26,9 @@ Settings are laid over each other in this order, later ones winning: a preset (`
 (`--config`), environment variables (`SAPO_LEARN__LR=1e-5`), flags (`--set learn.lr=1e-5`). Unknown keys are
 errors. `sapo swarm --dry-run` prints what they resolve to, as TOML that `--config` reads back.
 
-A file may name the preset it lies over, in a line `preset = "paper"` above its sections; `--preset` wins over that
-line. A file that names none lies over preset `{default}`, which is what `sapo swarm` runs by itself. A run that goes
-on keeps its settings, and takes from a file only the settings the file names.
+A file may name the preset it lies over, in a line `preset = "paper"` above its sections; `--preset` wins
+over that line. A file that names none lies over preset `{default}`, which is what `sapo swarm` runs by
+itself. A run that goes on keeps its settings, and takes from a file only the settings the file names.
 
 Presets: {presets}. A setting of one node only is written `node.<number>.<key>`, such as
 `--set node.1.model=starter:numbers`.
@@ -38,7 +38,8 @@ Presets: {presets}. A setting of one node only is written `node.<number>.<key>`,
 def config_reference() -> str:
     """The text of config.md: one table per section, in the order of the settings' class."""
     schema = config.Config.model_json_schema()
-    parts = [INTRODUCTION.format(default=config.DEFAULT_PRESET, presets=", ".join(f"`{name}`" for name in config.presets()))]
+    names = ", ".join(f"`{name}`" for name in config.presets())
+    parts = [INTRODUCTION.format(default=config.DEFAULT_PRESET, presets=names)]
     top, sections = {}, {}
     for name, field in schema["properties"].items():
         refs = references(field)
