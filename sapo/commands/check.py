@@ -32,10 +32,14 @@ def verify(
     answer: Annotated[
         str, typer.Option(metavar="text|tags", help="tags: only what the last <answer> holds is scored.")
     ] = "text",
+    show: Annotated[
+        bool, typer.Option("--show", help="Add the question and the data set's own answer to the object.")
+    ] = False,
 ) -> None:
     """Regenerate a task from its recipe and score a text against it.
 
-    Prints one JSON object: {"outcome": "score" | "unscorable", "score": number or null, "reason": ...}.
+    Prints one JSON object: {"outcome": "score" | "unscorable", "score": number or null, "reason": ...},
+    with --show also "question" and "answer" (null where the data set stores none).
     With --jsonl, one such line for each line of the file, in order; nothing is scored unless all are well
     formed. The text is never evaluated as code.
     """
@@ -44,9 +48,10 @@ def verify(
     if answer not in ("text", "tags"):
         raise UserError("--answer", answer, "is neither text nor tags", "choose one of them")
     if jsonl is not None:
-        given = [f"--{k}" for k, v in (("dataset", dataset), ("seed", seed), ("text", text)) if v is not None]
-        if given:
-            raise UserError(given[0], "...", "goes not with --jsonl", "put it in the lines of the file")
+        given = {k: v for k, v in (("dataset", dataset), ("seed", seed), ("text", text)) if v is not None}
+        for name, value in given.items():
+            remedy = f"leave it out, and name {name} in each line of the file"
+            raise UserError(f"--{name}", value, "can't be used together with --jsonl", remedy)
         items = list(read_lines(jsonl))
     else:
         missing = [f"--{k}" for k, v in (("dataset", dataset), ("seed", seed), ("text", text)) if v is None]
@@ -58,16 +63,20 @@ def verify(
         items,
         "tags" if answer == "tags" else "text",
         where=(lambda i: f"--jsonl line {i + 1}: ") if jsonl else None,
+        show=show,
     ):
         print(line)
 
 
 def score(
-    items: "list[tuple[Recipe, str]]", answer: "AnswerFormat", where: Callable[[int], str] | None
+    items: "list[tuple[Recipe, str]]",
+    answer: "AnswerFormat",
+    where: Callable[[int], str] | None,
+    show: bool = False,
 ) -> Iterator[str]:
     """Outcomes of (recipe, text) pairs as JSON lines, in order. Raises `UserError` before any is scored.
 
-    `where(i)` prefixes the field at fault of pair i.
+    `where(i)` prefixes the field at fault of pair i. `show` adds the question and the stored answer.
     """
     from sapo.config import Task
     from sapo.errors import UserError
@@ -88,8 +97,16 @@ def score(
                     prefix + (field or "config"), error.value, error.problem, error.remedy
                 ) from None
         for start in range(0, len(items), 1000):
-            for outcome in workers.score(items[start : start + 1000]):
-                yield json.dumps(outcome.model_dump(mode="json"), ensure_ascii=False)
+            some = items[start : start + 1000]
+            rows = [outcome.model_dump(mode="json") for outcome in workers.score(some)]
+            if show:
+                recipes = [recipe for recipe, _ in some]
+                for row, question, stored in zip(
+                    rows, workers.questions(recipes), workers.answers(recipes), strict=True
+                ):
+                    row |= {"question": getattr(question, "text", None), "answer": stored}
+            for row in rows:
+                yield json.dumps(row, ensure_ascii=False)
 
 
 def read_lines(source: str) -> "Iterator[tuple[Recipe, str]]":

@@ -112,17 +112,24 @@ def test_verify_scores_a_right_and_a_wrong_answer(capfd: pytest.CaptureFixture[s
     recipe = check.make_recipe("", "chain_sum", {"max_terms": 2}, 7, 0)
     with TaskWorkers() as workers:
         right = workers.answers([recipe])[0]
+        [question] = workers.questions([recipe])
     for text, score in ((right, 1.0), ("no", 0.0)):
         args = ["--dataset", "chain_sum", "--config", '{"max_terms": 2}', "--seed", "7", "--text", str(text)]
         assert cli.invoke(["verify", *args]) == 0
         shown = json.loads(capfd.readouterr().out)
+        assert set(shown) == {"outcome", "score", "reason"}
         assert shown["outcome"] == "score"
         assert shown["score"] == pytest.approx(score, abs=0.02)
+    assert cli.invoke(["verify", *args, "--show"]) == 0
+    assert json.loads(capfd.readouterr().out) == shown | {"question": question.text, "answer": right}
 
 
-def test_a_file_goes_not_with_a_single_text(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["verify", "--jsonl", "x", "--text", "y"]) == 2
-    assert "--text" in capsys.readouterr().err
+def test_a_file_and_a_single_text_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["verify", "--jsonl", "x", "--seed", "0", "--text", "y"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --seed = 0: can't be used together with --jsonl; "
+        "leave it out, and name seed in each line of the file\n"
+    )
 
 
 def test_trap_47_size_belongs_to_the_recipe() -> None:
