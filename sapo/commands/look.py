@@ -1,6 +1,7 @@
 """Commands that look at a run without touching it: `status`, `rollouts`, `report`."""
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -29,15 +30,18 @@ def rollouts(
         typer.Option(metavar="local|external", help="Trained on by its author, or by another node."),
     ] = None,
     text: Annotated[str | None, typer.Option(help="Occurs in question or answer, whatever its case.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many completions, newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many rows, newest first.")] = 20,
+    completions: Annotated[bool, typer.Option("--completions", help="A row per completion.")] = False,
     as_json: JsonOption = False,
     parquet: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write them as Parquet instead of showing them.")
+        Path | None, typer.Option(metavar="FILE", help="Write completions as Parquet, instead of showing.")
     ] = None,
 ) -> None:
-    """Browse what was written and how it was scored: one completion a row, newest first.
+    """Browse what was written and how it was scored, newest first: a group a row, with its best answer.
 
-    Scores are those that learners gave when they trained on a completion; one that nobody used has none.
+    A group is shown if one of its completions matches. With --completions, --json and --parquet there is a
+    row per completion that matches. Scores are those that learners gave when they trained on a completion;
+    one that nobody used has none.
     """
     from sapo.errors import UserError
     from sapo.history import read
@@ -47,13 +51,26 @@ def rollouts(
         raise UserError("--source", source, "is neither local nor external", "choose one of them or neither")
     if as_json and parquet is not None:
         raise UserError("--parquet", str(parquet), "goes not with --json", "choose one of them")
+    chosen, scores = parse_rounds(round), score_range(min_score, max_score)
     found = find_home(home)
-    table = read.rollouts(
-        Store(found.load_config().history.uri or str(found.history)),
+    config = found.load_config()
+    store = Store(config.history.uri or str(found.history))
+    for option, names, column, own in (
+        ("--node", node, "node", config.nodes),
+        ("--task", task, "dataset", [one.dataset for one in config.manifest_tasks()]),
+    ):
+        if unknown := set(names or ()) - set(own):  # of other sites, or of earlier configs?
+            there = sorted({*own, *read.names(store, "node" if column == "node" else "dataset")})
+            if unknown := unknown - set(there):
+                remedy = "name one of them"
+                raise UserError(option, min(unknown), f"the swarm has {', '.join(there)}", remedy)
+    one_by_one = completions or as_json or parquet is not None
+    table = (read.rollouts if one_by_one else read.groups)(
+        store,
         nodes=node or (),
         tasks=task or (),
-        rounds=parse_rounds(round),
-        scores=score_range(min_score, max_score),
+        rounds=chosen,
+        scores=scores,
         source=narrow(source),
         text=text,
         limit=limit,
@@ -62,8 +79,10 @@ def rollouts(
         write_parquet(table, parquet)
     elif as_json:
         print_json(table.to_pylist())
+    elif completions:
+        show_completions(table)
     else:
-        show_rollouts(table)
+        show_groups(table)
 
 
 def narrow(source: str | None) -> Literal["local", "external"] | None:
@@ -95,6 +114,10 @@ def score_range(low: float | None, high: float | None) -> tuple[float, float] | 
     ends = (float("-inf") if low is None else low, float("inf") if high is None else high)
     if not ends[0] <= ends[1]:
         raise UserError("--min-score", low, f"is above --max-score {high}", "swap them")
+    if ends[0] > 1:
+        raise UserError("--min-score", low, "no score is above 1", "give a number from 0 to 1")
+    if ends[1] < 0:
+        raise UserError("--max-score", high, "no score is below 0", "give a number from 0 to 1")
     return ends
 
 
@@ -115,31 +138,64 @@ def write_parquet(table: "pa.Table", path: Path) -> None:
     print(f"{table.num_rows} completions in {path}")
 
 
-def show_rollouts(table: "pa.Table") -> None:
+def show_completions(table: "pa.Table") -> None:
     """Completions as a table in the terminal."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    if not table.num_rows:
-        console.print("nothing in the history matches")
-        return
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("node", "round", "task", "question", "completion", "score", "learned by"):
-        shown.add_column(name, overflow="fold", no_wrap=name in ("node", "round", "score"))
-    for row in table.to_pylist():
-        learners = ([row["node"]] if row["trained_local"] else []) + list(row["trained_by"])
-        cells = (
+    heads = ("node", "round", "task", "question", "completion", "score", "learned by")
+    rows = [
+        (
             row["node"],
             str(row["round"]),
             row["dataset"],
             row["question"],
             row["text"],
             score_text(row),
-            " ".join(learners),
+            learners(row),
         )
-        shown.add_row(*(Text(printable(cell)) for cell in cells))
+        for row in table.to_pylist()
+    ]
+    show_table(heads, rows, narrow=("node", "round", "score"))
+
+
+def show_groups(table: "pa.Table") -> None:
+    """Groups as a table in the terminal: each with its scores and its best answer."""
+    heads = ("node", "round", "task", "group", "best", "mean", "worst", "of", "question", "best answer")
+    rows = [
+        (
+            row["node"],
+            str(row["round"]),
+            row["dataset"],
+            row["group_id"][:8],
+            *(score_text({**row, "score": row[name]}) for name in ("best", "mean", "worst")),
+            str(row["completions"]),
+            row["question"],
+            row["best_text"],
+            learners(row),
+        )
+        for row in table.to_pylist()
+    ]
+    show_table((*heads, "learned by"), rows, narrow=("node", "round", "group", "best", "mean", "worst", "of"))
+
+
+def learners(row: dict[str, Any]) -> str:
+    """Names of the nodes that trained on a group or completion, its author first."""
+    return " ".join([*([row["node"]] if row["trained_local"] else []), *row["trained_by"]])
+
+
+def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]], narrow: Sequence[str]) -> None:
+    """Rows of text that peers may have written, in the terminal; columns in `narrow` are never wrapped."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not rows:
+        console.print("nothing in the history matches")
+        return
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in heads:
+        shown.add_column(name, overflow="fold", no_wrap=name in narrow)
+    for row in rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
     console.print(shown)
 
 
@@ -151,7 +207,7 @@ def printable(text: str) -> str:
 def score_text(row: dict[str, Any]) -> str:
     """The verified score, `unscorable`, or a dash where nobody scored it."""
     if row["score"] is not None:
-        return f"{row['score']:g}"
+        return f"{row['score']:.3g}"
     return "–" if row["outcome"] is None else str(row["outcome"])
 
 

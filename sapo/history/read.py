@@ -37,7 +37,7 @@ def query(store: Store, sql: str, values: Sequence[Any] = ()) -> pa.Table:
         return connection.sql(sql, params=list(values)).to_arrow_table()
 
 
-_ROLLOUTS = """
+_SCORED = """
 WITH learned AS (
     SELECT group_id, k, max(score) AS score,
            CASE WHEN max(score) IS NOT NULL THEN 'score' ELSE max(outcome) END AS outcome,
@@ -49,19 +49,32 @@ WITH learned AS (
            question, text, finish_reason, producer_version AS policy_version,
            NULL::DOUBLE AS published_at, NULL::DOUBLE AS claimed_score, NULL::VARCHAR AS bus_position
     FROM training
-    WHERE source = 'local' AND {where} AND group_id NOT IN (SELECT group_id FROM rollouts WHERE {place})
+    WHERE source = 'local' AND {where} AND group_id NOT IN (SELECT group_id FROM rollouts WHERE {where})
 ), everything AS (
     SELECT swarm, node, incarnation, round, group_id, content_sha256, k, dataset, config, seed, "index",
            question, text, finish_reason, policy_version, published_at, claimed_score, bus_position
     FROM rollouts WHERE {where}
     UNION ALL SELECT * FROM unpublished
+), scored AS (
+    SELECT everything.*, learned.score, learned.outcome,
+           coalesce(learned.trained_local, false) AS trained_local,
+           coalesce(learned.trained_by, []) AS trained_by
+    FROM everything LEFT JOIN learned USING (group_id, k)
 )
-SELECT everything.*, learned.score, learned.outcome,
-       coalesce(learned.trained_local, false) AS trained_local,
-       coalesce(learned.trained_by, []) AS trained_by
-FROM everything LEFT JOIN learned USING (group_id, k)
-WHERE {verified}
+"""
+_ROLLOUTS = """
+SELECT * FROM scored WHERE {wanted}
 ORDER BY round DESC, node, incarnation, group_id, k
+"""
+_GROUPS = """
+SELECT node, incarnation, round, group_id, dataset, any_value(question) AS question,
+       count(*) AS completions, max(score) AS best, avg(score) AS mean, min(score) AS worst,
+       max(outcome) AS outcome, first(text ORDER BY score DESC NULLS LAST, k) AS best_text,
+       bool_or(trained_local) AS trained_local,
+       list_sort(list_distinct(flatten(list(trained_by)))) AS trained_by
+FROM scored WHERE group_id IN (SELECT group_id FROM scored WHERE {wanted})
+GROUP BY node, incarnation, round, group_id, dataset
+ORDER BY round DESC, node, incarnation, group_id
 """
 
 
@@ -85,18 +98,58 @@ def rollouts(
     Besides the columns of `rollouts` that DESIGN names: `score` and `outcome` as a learner's verifier found
     them (null while nobody trained on it), `trained_local` (by its author) and `trained_by` (other nodes).
     """
-    where, values = _where(nodes, tasks, rounds, text)
-    verified = ["true"]
-    more: list[Any] = []
+    return _scored(store, _ROLLOUTS, nodes, tasks, rounds, scores, source, text, limit)
+
+
+def groups(
+    store: Store,
+    *,
+    nodes: Sequence[str] = (),
+    tasks: Sequence[str] = (),
+    rounds: tuple[int, int] | None = None,
+    scores: tuple[float, float] | None = None,
+    source: Literal["local", "external"] | None = None,
+    text: str | None = None,
+    limit: int | None = None,
+) -> pa.Table:
+    """The groups of the completions that `rollouts` finds, newest rounds first, each whole and in one row.
+
+    Columns: `completions` counts them; `best`, `mean` and `worst` are over the scores there are, null where
+    there is none; `best_text` is the best completion; `outcome`, `trained_local` and `trained_by` as above.
+    """
+    return _scored(store, _GROUPS, nodes, tasks, rounds, scores, source, text, limit)
+
+
+def names(store: Store, column: Literal["node", "dataset"]) -> list[str]:
+    """All authors, or all data sets, of the completions that `rollouts` can find."""
+    sql = f"""
+        SELECT {column} FROM rollouts UNION SELECT {column} FROM training WHERE source = 'local' ORDER BY 1
+    """
+    return [str(value) for value in query(store, sql)[column].to_pylist()]
+
+
+def _scored(
+    store: Store,
+    select: str,
+    nodes: Sequence[str],
+    tasks: Sequence[str],
+    rounds: tuple[int, int] | None,
+    scores: tuple[float, float] | None,
+    source: Literal["local", "external"] | None,
+    text: str | None,
+    limit: int | None,
+) -> pa.Table:
+    """Rows that `select` makes of the scored completions; only what makes no group smaller narrows these."""
+    wanted, more = _where((), (), None, text)
     if scores is not None:
-        verified.append("learned.score BETWEEN ? AND ?")
+        wanted += " AND score BETWEEN ? AND ?"
         more += scores
     if source is not None:
-        verified.append("trained_local" if source == "local" else "len(trained_by) > 0")
+        wanted += " AND trained_local" if source == "local" else " AND len(trained_by) > 0"
     learned, picked = _where((), tasks, None, None)
-    place, placed = _where(nodes, tasks, rounds, None)
-    sql = _ROLLOUTS.format(learned=learned, where=where, place=place, verified=" AND ".join(verified))
-    parameters = [*picked, *values, *placed, *values, *more]
+    where, values = _where(nodes, tasks, rounds, None)
+    sql = (_SCORED + select).format(learned=learned, where=where, wanted=wanted)
+    parameters = [*picked, *values, *values, *values, *more]
     if limit is not None:
         sql += "LIMIT ?"
         parameters.append(limit)

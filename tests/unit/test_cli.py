@@ -394,6 +394,8 @@ def test_rollouts_of_an_empty_history(
         ["--round", "5..2"],
         ["--source", "elsewhere"],
         ["--min-score", "1", "--max-score", "0"],
+        ["--min-score", "5"],
+        ["--max-score", "-1"],
         ["--json", "--parquet", "out.parquet"],
         ["--parquet", "nowhere/out.parquet"],
     ],
@@ -401,6 +403,51 @@ def test_rollouts_of_an_empty_history(
 def test_a_wrong_filter_is_one_line(home: Home, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["rollouts", *args]) == 2
     assert ERROR.fullmatch(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("option", "name", "there"),
+    [("--node", "n9", "n0, n1"), ("--task", "chainsum", "chain_sum, leg_counting")],
+)
+def test_an_unknown_author_or_task_is_told_which_there_are(
+    home: Home, option: str, name: str, there: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.invoke(["rollouts", option, name]) == 2
+    said = f"error: {option} = '{name}': the swarm has {there}; name one of them\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("rows", [(), ({},)])
+def test_a_group_is_shown_with_its_scores_and_best_answer(
+    rows: tuple[dict[str, object], ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import pyarrow as pa
+
+    monkeypatch.setenv("COLUMNS", "200")
+    row = {
+        "node": "n0",
+        "round": 17,
+        "group_id": "0123456789",
+        "dataset": "gcd",
+        "question": "of 6 and 4?",
+        "completions": 8,
+        "best": 1.0,
+        "mean": 0.117647,
+        "worst": 0.0,
+        "outcome": "score",
+        "best_text": "2\x1b[2J",
+        "trained_local": True,
+        "trained_by": ["n1", "n2"],
+    }
+    look.show_groups(pa.Table.from_pylist([row for _ in rows]))
+    out = capsys.readouterr().out
+    if rows:
+        words = "n0 17 gcd 01234567 1 0.118 0 8 of 6 and 4? 2\\x1b[2J n0 n1 n2"
+        assert sorted(words.split()) == sorted(out.split("learned by", 1)[1].split())
+    else:
+        assert "nothing" in out
 
 
 @pytest.mark.parametrize(("text", "range_"), [(None, None), ("7", (7, 7)), ("3..9", (3, 9))])

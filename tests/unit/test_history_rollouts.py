@@ -487,3 +487,36 @@ FILTERS = {
 def test_rollouts_can_be_filtered(browsed: Store, name: str) -> None:
     arguments, count = FILTERS[name]
     assert read.rollouts(browsed, **arguments).num_rows == count
+
+
+def test_a_group_is_one_row_whole_though_a_filter_finds_one_completion_of_it(browsed: Store) -> None:
+    rows = read.groups(browsed, nodes=["n1"], scores=(1 / 3, 1)).to_pylist()
+    completions = read.rollouts(browsed, nodes=["n1"], rounds=(0, 0)).to_pylist()
+    assert {row["group_id"] for row in rows} == {row["group_id"] for row in completions}
+    for row in rows:
+        own = [one for one in completions if one["group_id"] == row["group_id"]]
+        assert (row["completions"], row["best"], row["worst"]) == (4, 1 / 3, 1 / 5)
+        assert row["mean"] == pytest.approx((1 / 3 + 1 / 4 + 1 / 5) / 3)
+        assert row["best_text"] == own[0]["text"]
+        assert (row["trained_local"], row["trained_by"]) == (False, ["n0"])
+
+
+def test_a_group_that_nobody_scored_has_no_scores_and_its_first_answer(browsed: Store) -> None:
+    [row] = read.groups(browsed, nodes=["n1"], rounds=(1, 1)).to_pylist()
+    completions = read.rollouts(browsed, nodes=["n1"], rounds=(1, 1)).to_pylist()
+    assert (row["completions"], row["best"], row["mean"], row["outcome"]) == (4, None, None, None)
+    assert row["best_text"] == completions[0]["text"]
+    assert row["trained_by"] == []
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_groups_are_those_of_the_completions_that_are_found(browsed: Store, name: str) -> None:
+    arguments = {key: value for key, value in FILTERS[name][0].items() if key != "limit"}
+    wanted = read.rollouts(browsed, **arguments).to_pylist()
+    found = read.groups(browsed, **arguments).to_pylist()
+    assert [row["group_id"] for row in found] == list(dict.fromkeys(row["group_id"] for row in wanted))
+
+
+def test_names_are_those_of_all_who_wrote_something(browsed: Store) -> None:
+    assert read.names(browsed, "node") == ["n0", "n1"]
+    assert read.names(browsed, "dataset") == ["chain_sum"]
