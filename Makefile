@@ -47,13 +47,21 @@ $(VENV)/.broker: $(VENV)/.base
 	$(UV) --editable '.[broker]'
 	@touch $@
 
+# As with any target of make, what is there already is not made again; it prints what to type instead.
+define swarm_once
+@$(if $(strip $(ARGS)),,if [ -z "$$SAPO_HOME" ] && [ -e runs/tiny/manifest.json ]; then \
+  echo 'runs/tiny holds a swarm already; nothing was changed. Look at it: $(BIN)/sapo report'; \
+  echo 'Go on with it:   make swarm ARGS="--resume --rounds 300"'; \
+  echo 'Start a new one: make swarm ARGS="--home runs/again"'; exit 0; fi; )$(1)
+endef
+
 swarm: $(VENV)/.base swarm-over-$(BUS)
 
 swarm-over-sqlite: $(VENV)/.base
-	@$(BIN)/sapo swarm --preset tiny $(ARGS)
+	$(call swarm_once,$(BIN)/sapo swarm --preset tiny $(ARGS))
 
 swarm-over-kafka: $(VENV)/.broker
-	@$(BIN)/python -m infra.kafka with --topic sapo.tiny -- $(BIN)/sapo swarm --preset tiny $(ARGS)
+	$(call swarm_once,$(BIN)/python -m infra.kafka with --topic sapo.tiny -- $(BIN)/sapo swarm --preset tiny $(ARGS))
 
 swarm-over-%:
 	@echo "error: BUS = $*: there is no such bus; make swarm BUS=sqlite or BUS=kafka" >&2; exit 2

@@ -1,7 +1,8 @@
-"""Makes the pictures of MLflow's and Prefect's pages in docs/: `python docs/pictures.py --home HOME`.
+"""Makes pictures of a swarm's pages in MLflow and Prefect: `python docs/pictures.py --home HOME`.
 
 HOME is that of a swarm that has finished, such as `make swarm` leaves. Its servers run while the pictures are
-made. The browser is fetched once (`infra.browser`).
+made. The pictures go to HOME/pictures; those in docs/ are made with `--output docs`. The browser is fetched
+once (`infra.browser`).
 """
 
 import argparse
@@ -10,16 +11,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from playwright.sync_api import BrowserContext, Page
+from typing import TYPE_CHECKING
 
 from infra.browser.session import browser
 from sapo import services, swarm_run
-from sapo.errors import SapoError
+from sapo.errors import SapoError, UserError
 from sapo.home import Home
 from sapo.versions import load_mlflow
 
-HERE = Path(__file__).parent
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext, Page
+
 SIZE = {"width": 1280, "height": 800}
 PATIENCE_MS = 60_000
 SETTLE_MS = 2000
@@ -50,11 +52,14 @@ def main() -> int:
     """Make all pictures; returns the exit code."""
     parser = argparse.ArgumentParser(prog="docs/pictures.py", description=__doc__)
     parser.add_argument("--home", type=Path, required=True, help="of a swarm that has finished")
+    parser.add_argument("--output", type=Path, help="folder for the pictures; HOME/pictures if not given")
     given = parser.parse_args()
     home = Home(given.home.absolute())
+    output = given.output or home.root / "pictures"
     try:
         config = home.load_config()
-        with services.running(config, home) as running, browser() as chromium:
+        with browser() as chromium, services.running(config, home) as running:
+            output.mkdir(parents=True, exist_ok=True)
             while not running.up():
                 time.sleep(0.1)
             found = running.services
@@ -63,10 +68,10 @@ def main() -> int:
             context.add_init_script(UNPROMPTED)
             context.set_default_timeout(PATIENCE_MS)
             for name, draw in PICTURES.items():
-                save(context, name, draw, shown)
+                save(context, output / name, draw, shown)
     except SapoError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, UserError) else 1
     return 0
 
 
@@ -81,14 +86,14 @@ def shown_by(mlflow: str, prefect: str, swarm: str) -> Shown:
     return Shown(mlflow, prefect, swarm, number, runs)
 
 
-def charts(page: Page, shown: Shown) -> None:
+def charts(page: "Page", shown: Shown) -> None:
     """All runs of a swarm with their charts, as the experiment's page shows them."""
     page.goto(f"{shown.mlflow}/{swarm_run.charts_link(shown.experiment)}")
     page.wait_for_function(DRAWN.format(len(shown.runs) - 1))
     page.get_by_text("reward/local", exact=True).first.scroll_into_view_if_needed()
 
 
-def rewards(page: Page, shown: Shown) -> None:
+def rewards(page: "Page", shown: Shown) -> None:
     """The rewards of all nodes, behind the link in the description of the swarm's run."""
     page.goto(f"{shown.mlflow}/{swarm_run.link(shown.experiment, shown.runs[shown.swarm])}")
     link = page.get_by_role("link", name="rewards of all nodes").get_attribute("href")
@@ -96,19 +101,19 @@ def rewards(page: Page, shown: Shown) -> None:
     page.wait_for_function(DRAWN.format(2 * (len(shown.runs) - 1)))
 
 
-def model(page: Page, shown: Shown) -> None:
+def model(page: "Page", shown: Shown) -> None:
     """A node's registered model, with links to its history."""
     page.goto(f"{shown.mlflow}/{swarm_run.model_link(f'{shown.swarm}.n0')}")
     page.get_by_text("Version 1", exact=True).first.wait_for()
 
 
-def flow_runs(page: Page, shown: Shown) -> None:
+def flow_runs(page: "Page", shown: Shown) -> None:
     """The flow runs of all nodes, the archive and the evaluation."""
     page.goto(f"{shown.prefect}/runs")
     page.get_by_text("Completed").first.wait_for()
 
 
-PICTURES: dict[str, Callable[[Page, Shown], None]] = {
+PICTURES: "dict[str, Callable[[Page, Shown], None]]" = {
     "mlflow-charts.png": charts,
     "mlflow-rewards.png": rewards,
     "mlflow-model.png": model,
@@ -116,7 +121,7 @@ PICTURES: dict[str, Callable[[Page, Shown], None]] = {
 }
 
 
-def save(context: BrowserContext, name: str, draw: Callable[[Page, Shown], None], shown: Shown) -> None:
+def save(context: "BrowserContext", path: Path, draw: "Callable[[Page, Shown], None]", shown: Shown) -> None:
     """Make one picture. Raises `SapoError` where it is too large for a file in a repository."""
     page = context.new_page()
     draw(page, shown)
@@ -124,9 +129,9 @@ def save(context: BrowserContext, name: str, draw: Callable[[Page, Shown], None]
     data = page.screenshot(animations="disabled")
     page.close()
     if len(data) > MOST_BYTES:
-        raise SapoError(f"{name} has {len(data):,} bytes; at most {MOST_BYTES:,} are wanted")
-    (HERE / name).write_bytes(data)
-    print(f"docs/{name}")
+        raise SapoError(f"{path.name} has {len(data):,} bytes; at most {MOST_BYTES:,} are wanted")
+    path.write_bytes(data)
+    print(path)
 
 
 if __name__ == "__main__":
