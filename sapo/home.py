@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sapo.config import Config, parse
 from sapo.errors import UserError
+from sapo.install import package_command
 from sapo.manifest import ADVICE, Manifest
 from sapo.records import SCHEMA_VERSION, SchemaVersion
 
@@ -332,7 +333,7 @@ def check_reasoning_gym(manifest: Manifest, field: str, value: str) -> None:
             field,
             value,
             f"pins reasoning-gym {manifest.reasoning_gym}, installed is {installed}",
-            f"pip install reasoning-gym=={manifest.reasoning_gym}",
+            package_command(f"reasoning-gym=={manifest.reasoning_gym}"),
         )
 
 

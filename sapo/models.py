@@ -18,6 +18,7 @@ from sapo.config import Config
 from sapo.devices import resolve_device
 from sapo.errors import SapoError, UserError
 from sapo.hugging import no_bars, transformers
+from sapo.install import install_command
 from sapo.records import FinishReason, canonical, sha256
 from sapo.seeds import stream
 
@@ -300,7 +301,7 @@ def _with_adapter(model: Any, config: Config) -> Any:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise UserError("lora", "...", "peft is not installed", "pip install 'sapo-swarm[lora]'") from None
+        raise UserError("lora", "...", "peft is not installed", install_command("lora")) from None
     assert config.lora is not None
     settings = LoraConfig(
         r=config.lora.rank,

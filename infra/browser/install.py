@@ -18,6 +18,7 @@ from typing import IO
 
 from sapo.cache import default_cache, locked
 from sapo.errors import Unavailable, UserError
+from sapo.install import install_command
 
 PACKAGE, VERSION = "@sparticuz/chromium", "153.0.0"
 SHA256 = "20e5656fcdcf4118ede85edfb9d6bb9cc1bbb7ffb8b75622fffbcf36a835c3c0"
@@ -77,7 +78,7 @@ def _npm() -> list[str]:
 
 def missing(package: str) -> UserError:
     """The error for a wheel that is not installed."""
-    return UserError("infra.browser", package, "is not installed", "pip install 'sapo-swarm[browser]'")
+    return UserError("infra.browser", package, "is not installed", install_command("browser"))
 
 
 def _fetch(scratch: Path) -> Path:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from sapo.cache import default_cache, locked
 from sapo.errors import UserError
+from sapo.install import install_command
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext
@@ -169,7 +170,7 @@ def _fetch(jar: Jar, context: "MavenContext", folder: Path) -> None:
 
 
 def _not_installed(package: str) -> UserError:
-    return UserError("kafka", package, "is not installed", "pip install 'sapo-swarm[broker]'")
+    return UserError("kafka", package, "is not installed", install_command("broker"))
 
 
 def _show(done: int, total: int) -> None:

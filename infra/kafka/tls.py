@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from sapo.errors import UserError
+from sapo.install import install_command
 
 if TYPE_CHECKING:
     import trustme
@@ -51,9 +52,7 @@ def _authority(folder: Path) -> "trustme.CA":
     try:
         import trustme
     except ModuleNotFoundError:
-        raise UserError(
-            "secured", True, "trustme is not installed", "pip install 'sapo-swarm[broker]'"
-        ) from None
+        raise UserError("secured", True, "trustme is not installed", install_command("broker")) from None
     certificate, key = folder / "ca.pem", folder / "ca.key"
     if certificate.exists():
         return trustme.CA.from_pem(certificate.read_bytes(), key.read_bytes())

