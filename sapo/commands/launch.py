@@ -156,12 +156,15 @@ def pinned(config: Config, clusters: Collection[str]) -> Config:
 def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> None:
     """Check all that can be checked, make what is shared, and only then write the home.
 
-    `names` are the nodes that are to run. Raises `UserError` for anything wrong with place, keys, tasks,
-    held-out questions or models; the home is then as it was.
+    `names` are the nodes that are to run; what they run is shown before anything is loaded. Raises
+    `UserError` for anything wrong with place, keys, tasks, held-out questions or models; the home is then as
+    it was.
     """
     check_built(config)
     config = check_place(config, home)
     refuse_outsiders(config, home, names)
+    for line in describe(config, names):
+        view.note(line)
     view.step("loading torch and transformers", 0, 1)
 
     from sapo.evaluate import held_out_set
@@ -278,8 +281,6 @@ def run(config: Config, home: Home) -> int:
     from sapo.view import open_view, print_summary
 
     console = Console()
-    for line in describe(config, config.nodes):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
     with open_view(config.swarm.name, console) as view:
         prepare(config, home, view, config.nodes)
         final = run_swarm(config, home, on_status=Watcher(view))
@@ -310,8 +311,6 @@ def run_one(config: Config, home: Home, name: str) -> int:
     from sapo.view import open_view
 
     console = Console()
-    for line in describe(config, [name]):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
     with open_view(config.swarm.name, console) as view:
         prepare(config, home, view, [name])
         watcher = Watcher(view)

@@ -2,18 +2,22 @@
 
 import json
 import re
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from sapo import cli, sites
 from sapo.advice import LIMITS, OWN, SECTIONS, advise, describe, take
+from sapo.commands import launch
 from sapo.config import Config, load, presets
 from sapo.errors import UserError
 from sapo.home import Home, read_manifest
 from sapo.manifest import Manifest
+from sapo.view import PlainView
 
 BUS = ("bus.type=kafka", "bus.servers=broker:9092")
 FLAGS = [word for item in BUS for word in ("--set", item)]
@@ -285,3 +289,24 @@ def test_the_sites_file_names_its_preset() -> None:
     unset = sites.found_swarm("two", "a", "paper", [*BUS, "learn.micro_batch=null"], Path("two"))
     assert load(None, unset.file, env={}) == unset.config
     assert unset.config.learn.micro_batch is None
+
+
+def test_a_start_shows_what_its_nodes_run_before_anything_is_loaded(elsewhere: Path) -> None:
+    class Loading(Exception):
+        """Raised where the first step begins."""
+
+    class Notes(PlainView):
+        def note(self, text: str) -> None:
+            shown.append(text)
+
+        def step(self, label: str, done: int, total: int) -> None:
+            raise Loading(label)
+
+    shown: list[str] = []
+    config = load("tiny", sets=["swarm.nodes=2"], env={})
+    with pytest.raises(Loading, match="loading torch"):
+        launch.prepare(
+            config, Home(elsewhere / "new"), Notes("tiny", Console(quiet=True), time.monotonic), ["n1"]
+        )
+    assert shown == describe(config, ["n1"])
+    assert shown[0].startswith("n1: starter, lr 1e-4, ")
