@@ -172,7 +172,7 @@ def _check_told(learn: LearnConfig, part: Recorded) -> None:
                 f"the history has no log-probabilities of {author[0]} in round {first}: "
                 "they are recorded only in rounds that ran in this mode and trusted their author"
             )
-            remedy = "choose as_if_own, bounded or positive, or rounds that ran so with --from and --to"
+            remedy = "choose positive, as_if_own or bounded, or rounds that ran so with --from and --to"
             raise UserError("learn.foreign", "behaviour", problem, remedy)
 
 

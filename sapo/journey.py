@@ -10,6 +10,7 @@ from math import isfinite
 from typing import Any
 
 from sapo import versions
+from sapo.config import LearnConfig
 from sapo.credentials import public
 from sapo.errors import Refused, Unavailable, UserError
 from sapo.history import lineage
@@ -244,7 +245,7 @@ def _learned(found: Found, rollbacks: Rollbacks) -> list[dict[str, Any]]:
                 "skipped": skipped,
                 "age_s": rows[0]["age_s"],
                 "finished_at": rows[0]["finished_at"],
-                "tokens": sum(one["tokens"] for one in completions if one["advantage"] != 0),
+                "tokens": sum(one["tokens"] for one in completions if one["trained"]),
                 "completions": completions,
                 "versions": [],
             }
@@ -258,12 +259,17 @@ def _fate(skipped: str | None, lasts: bool, completions: Sequence[Mapping[str, A
         return "skipped"
     if not lasts:
         return "undone"
-    return "learned" if any(one["advantage"] != 0 for one in completions) else "no advantage"
+    return "learned" if any(one["trained"] for one in completions) else "no advantage"
 
 
 def _completion(row: Row) -> dict[str, Any]:
     own = ("k", "outcome", "score", "advantage", "retokenised")
-    return {**{name: row[name] for name in own}, "tokens": sum(row["loss_mask"])}
+    staleness = row["round"] - row["producer_version"]
+    admitted = row["source"] == "local" or LearnConfig.model_validate_json(row["learn"]).admits(
+        row["advantage"], staleness
+    )
+    trained = row["advantage"] != 0 and admitted
+    return {**{name: row[name] for name in own}, "tokens": sum(row["loss_mask"]), "trained": trained}
 
 
 def _add_versions(

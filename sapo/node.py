@@ -19,6 +19,7 @@ from sapo.errors import Paused
 from sapo.identity import seal
 from sapo.intake import Arrivals, own_standards, receive, take_in, verdicts
 from sapo.journal_rows import Heard
+from sapo.learn.advantage import informative
 from sapo.node_parts import NodeParts, open_parts
 from sapo.pool import Entry
 from sapo.records import Batch, Group, Outcome, Received, RoundResult, SignedGroup, canonical
@@ -185,7 +186,7 @@ class NodeRuntime:
         if now.batch is None:
             entries = parts.pool.entries()
             judged = {entry.group_id for entry in entries if entry.verdict is not None}
-            local = sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"))
+            local = self._sample_self()
             tokens = self._tokens(local)  # while the workers score
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
@@ -216,6 +217,15 @@ class NodeRuntime:
         now.metrics |= reward_metrics(now.batch.groups)
         now.metrics["time/verify"] = parts.clock() - started
         return len(now.batch.groups)
+
+    def _sample_self(self) -> list[int]:
+        """Places of the own groups that enter the batch; their scores are waited for only if they decide."""
+        now, useful = self._now, None
+        if self.config.batch.choose == "informative":
+            now.outcomes = score_groups(self.parts.workers, now.groups)
+            tolerance = self.config.learn.zero_tolerance
+            useful = [informative([outcome.score for outcome in row], tolerance) for row in now.outcomes]
+        return sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"), useful)
 
     def _own_seconds(self, scoring: float) -> float:
         """Seconds of the node's own work since the draw before: the last update, generation, `scoring`."""

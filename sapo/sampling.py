@@ -43,9 +43,15 @@ def information(scores: Scores) -> float:
     return math.fsum((score - mean) ** 2 for score in known) / len(known)
 
 
-def sample_self(count: int, want: int, rng: random.Random) -> list[int]:
-    """I of B: the places, ascending, of `want` of `count` own groups, drawn uniformly; at most all."""
-    return sorted(rng.sample(range(count), min(want, count)))
+def sample_self(count: int, want: int, rng: random.Random, useful: Sequence[bool] | None = None) -> list[int]:
+    """I of B: the places, ascending, of `want` of `count` own groups, drawn uniformly; at most all.
+
+    With `useful`, one flag per group, those that are come first; the others fill what is left.
+    """
+    order = rng.sample(range(count), count if useful else min(want, count))
+    if useful:
+        order.sort(key=lambda place: not useful[place])  # stable: either part stays in random order
+    return sorted(order[:want])
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,11 +161,15 @@ class BatchConfig(Section):
     """L: completions of one question."""
     questions: PositiveInt | None = None
     """B: questions answered a round; I when not set. More than I lets SampleSelf choose."""
+    choose: Literal["any", "informative"] = "any"
+    """How SampleSelf takes I of B own groups: any of them, or first those whose scores differ."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.questions is not None and self.questions < self.local:
             raise ValueError("questions (B) must be at least local (I)")
+        if self.choose == "informative" and self.b == self.local:
+            raise ValueError('choose = "informative" needs more questions (B) than local (I) to choose from')
         return self
 
     @property
@@ -283,7 +287,12 @@ class LearnConfig(Section):
     """A group whose raw scores spread no wider than this has zero advantage."""
     token_mean: Literal["informative", "all"] = "informative"
     """Whose tokens count in the token mean: informative groups only, or all I + J (preset `paper`)."""
-    foreign: Literal["as_if_own", "bounded", "positive", "behaviour"] = "as_if_own"
+    foreign: Literal["positive", "positive_late", "as_if_own", "bounded", "behaviour"] = "positive"
+    """How foreign completions enter the loss: `positive` takes those above their group's mean, which is what
+    lasts when peers are late; `positive_late` does so for late groups only. `as_if_own` takes all, as the
+    paper does; `bounded` masks improbable tokens; `behaviour` weighs by the ratio to the producing policy."""
+    foreign_late: PositiveInt = 2
+    """`positive_late`: a group is late if the policy that wrote it is more than so many rounds behind."""
     foreign_floor: Annotated[float, Field(lt=0)] = -7.0
     """`bounded`: foreign tokens below this own log-probability are masked."""
     foreign_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -319,6 +328,15 @@ class LearnConfig(Section):
                 "what it computes again"
             )
         return self
+
+    def admits(self, advantage: float, staleness: int) -> bool:
+        """Whether `foreign` trains on a foreign completion at all.
+
+        `staleness` is in rounds: the receiver's own less those of the policy that wrote the completion.
+        """
+        if self.foreign == "positive_late" and staleness <= self.foreign_late:
+            return True
+        return self.foreign not in ("positive", "positive_late") or advantage > 0.0
 
 
 class GuardConfig(Section):

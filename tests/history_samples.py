@@ -114,7 +114,7 @@ def batch(round: int = 0, *, node: str = "n0", incarnation: str = INCARNATION, g
         incarnation=incarnation,
         round=round,
         policy_version=round,
-        learn=canonical({"loss": "dapo", "lr": 1e-4}),
+        learn=canonical({"foreign": "as_if_own", "loss": "dapo", "lr": 1e-4}),
         temperature=1.0,
         groups=tuple(made),
     )

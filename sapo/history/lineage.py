@@ -97,14 +97,23 @@ def rollbacks(store: Store, swarm: str, node: str, incarnation: str) -> dict[int
 
 _TAUGHT = """
 WITH chosen AS (SELECT unnest(?) AS round),
+rows AS (  -- a completion is trained on as `LearnConfig.admits` has it
+    SELECT *, advantage <> 0 AND (
+        source = 'local' OR advantage > 0 OR CASE learn->>'$.foreign'
+            WHEN 'positive' THEN false
+            WHEN 'positive_late' THEN round - producer_version <= (learn->>'$.foreign_late')::BIGINT
+            ELSE true END
+    ) AS trained
+    FROM training SEMI JOIN chosen USING (round)
+    WHERE node = ? AND incarnation = ? AND round <= ?
+),
 groups AS (
     SELECT round * ? // ? AS bin, source, producer, producer_key, dataset, group_id,
            any_value(age_s) AS age_s, any_value(producer_version) AS version,
-           count(*) FILTER (advantage <> 0) AS completions,
-           coalesce(sum(list_sum(loss_mask)) FILTER (advantage <> 0), 0) AS tokens,
-           coalesce(sum(abs(advantage)) FILTER (advantage <> 0), 0) AS weight
-    FROM training SEMI JOIN chosen USING (round)
-    WHERE node = ? AND incarnation = ? AND round <= ?
+           count(*) FILTER (trained) AS completions,
+           coalesce(sum(list_sum(loss_mask)) FILTER (trained), 0) AS tokens,
+           coalesce(sum(abs(advantage)) FILTER (trained), 0) AS weight
+    FROM rows
     GROUP BY ALL
 )
 SELECT bin, source, producer, producer_key, dataset,
@@ -127,8 +136,9 @@ ORDER BY tokens DESC, source, producer, dataset, bin
 class Taught:
     """What some groups contributed to a node. A field that was summed over is None.
 
-    `groups` were in batches whose step lasts, `informative` of them had an advantage; `completions` and
-    trained `tokens` are those with one, `advantage` is the mean of its absolute value. `age_s` is the median
+    `groups` were in batches whose step lasts, `informative` of them had completions that were trained on:
+    those with an advantage that the mode of `learn.foreign` admits. `completions` and `tokens` count these,
+    `advantage` is the mean of its absolute value. `age_s` is the median
     age of the informative groups in seconds when they were trained on, `first_version` and `last_version`
     the range of their writer's policy versions. `bin` counts stretches of rounds.
     """
@@ -151,7 +161,7 @@ class Taught:
 def taught(store: Store, node: str, incarnation: str, learned: Collection[int], count: int) -> list[Taught]:
     """Contributions to the rounds `learned` of a node's first `count`, most tokens first: by peer and task,
     by peer, by task, by peer in each stretch of rounds, and all together (nothing but sums)."""
-    values = [sorted(learned), min(BINS, count), max(count, 1), node, incarnation, max(learned, default=-1)]
+    values = [sorted(learned), node, incarnation, max(learned, default=-1), min(BINS, count), max(count, 1)]
     return [Taught(**row) for row in query(store, _TAUGHT, values).to_pylist()]
 
 

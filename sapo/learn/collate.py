@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sapo.config import LearnConfig
-from sapo.learn.foreign import admits
 from sapo.records import Batch, BatchGroup, Sample
 
 BLOCK_TOKENS = 1024
@@ -110,7 +109,7 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
     missing = 0
     for group in batch.groups:
         for sample in group.samples:
-            reason = _excluded(sample, group, learn)
+            reason = _excluded(sample, group, learn, batch.round)
             if reason is not None:
                 dropped[reason] = dropped.get(reason, 0) + 1
             elif group.informative:
@@ -129,12 +128,12 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
     return Selection(rows, silent[0], silent[1], metrics)
 
 
-def _excluded(sample: Sample, group: BatchGroup, learn: LearnConfig) -> str | None:
+def _excluded(sample: Sample, group: BatchGroup, learn: LearnConfig, round: int) -> str | None:
     if sample.outcome == "unscorable" or not any(sample.loss_mask):
         return "empty"
     if learn.truncated == "mask" and sample.finish_reason == "length":
         return "truncated"
-    if group.source == "external" and not admits(learn, sample.advantage):
+    if group.source == "external" and not learn.admits(sample.advantage, round - group.producer_version):
         return "foreign"
     return None
 

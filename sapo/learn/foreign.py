@@ -1,9 +1,11 @@
 """How foreign tokens enter the loss (TRAPS 1): which of them count, and with what weight.
 
-`as_if_own` treats them as the own policy's, so the ratio of the first step is 1 (the paper). `bounded`
-leaves out tokens the own policy finds nearly impossible. `positive` takes only completions above their
-group's mean. `behaviour` weighs tokens of trusted producers by the ratio to the policy that wrote them. In
-every mode the loss of what is foreign is multiplied by `foreign_weight`.
+`positive` takes only completions above their group's mean: off-policy text that failed pushes probability
+away from what the own policy no longer writes, and the more stale it is, the more harm that does
+(docs/results.md). `positive_late` does so for stale groups only. `as_if_own` treats all foreign tokens as
+the own policy's, so the ratio of the first step is 1 (the paper). `bounded` leaves out tokens the own policy
+finds nearly impossible. `behaviour` weighs tokens of trusted producers by the ratio to the policy that wrote
+them. In every mode the loss of what is foreign is multiplied by `foreign_weight`.
 """
 
 from dataclasses import dataclass, replace
@@ -26,11 +28,6 @@ class Treatment:
     mask: Tensor
     weights: Tensor
     metrics: dict[str, Tensor]
-
-
-def admits(learn: LearnConfig, advantage: float) -> bool:
-    """Whether the mode trains on a foreign completion with this advantage at all."""
-    return learn.foreign != "positive" or advantage > 0.0
 
 
 def treat(

@@ -92,7 +92,7 @@ def test_that_run_had_all_of_it(trade: Home) -> None:
     learn = [json.loads(row["learn"]) for row in rows]
     assert {one["loss"] for one in learn} == {"dapo", "grpo", "dr_grpo", "cispo", "gspo"}
     modes = {one["foreign"] for row, one in zip(rows, learn, strict=True) if row["source"] == "external"}
-    assert modes == {"as_if_own", "bounded", "positive", "behaviour"}
+    assert modes == {"as_if_own", "bounded", "positive", "positive_late", "behaviour"}
     assert {json.loads(row["environment"])["threads"] for row in rows} == {1, 2}
     assert {row["temperature"] for row in rows} == {1.0, 0.7}
     assert {row["node"] for row in rows if row["rolled_back_to"]} == {"n0", "n1"}

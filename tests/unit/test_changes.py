@@ -104,7 +104,7 @@ def test_behaviour_needs_log_probabilities_that_only_rounds_in_that_mode_record(
     own.settle([recorded(told, {PEER: 0})])
     own.settle([recorded(told, {PEER: 0}), recorded(LEARN, {("n3", "cd" * 32): 3})])
     with pytest.raises(
-        UserError, match=r"no log-probabilities of n1 in round 4: .*; choose as_if_own, bounded"
+        UserError, match=r"no log-probabilities of n1 in round 4: .*; choose positive, as_if_own"
     ):
         own.settle([recorded(told, {PEER: 0}), recorded(LEARN, {PEER: 4})])
     with pytest.raises(UserError, match="no log-probabilities of n2 in round 0"):

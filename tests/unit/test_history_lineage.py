@@ -29,7 +29,7 @@ from sapo.history.maintain import maintain_table
 from sapo.history.tables import Store
 from sapo.journey import Found
 from sapo.lineage import Subject, teachers
-from sapo.records import Batch, Recipe, RoundResult
+from sapo.records import Batch, Recipe, RoundResult, canonical
 
 SKIPPED, EMPTY, BACK, TARGET, COUNT = 1, 2, 4, 3, 6
 TAUGHT = (0, 5)
@@ -136,6 +136,32 @@ def test_only_completions_with_an_advantage_in_lasting_rounds_count(store: Store
     assert [(one["groups"], one["informative"]) for one in found["peers"]] == [(4, 2), (4, 2)]
     (mine,) = [one for one in found["when"]["peers"] if one["source"] == "local"]
     assert [place for place, tokens in enumerate(mine["tokens"]) if tokens] == list(TAUGHT)
+
+
+@pytest.mark.parametrize(
+    ("learn", "foreign"),
+    [
+        ({"foreign": "as_if_own"}, [0, 1, 2]),
+        ({"foreign": "positive"}, [0, 2]),
+        ({"foreign": "positive_late", "foreign_late": 2}, [0, 1, 2]),
+        ({"foreign": "positive_late", "foreign_late": 1}, [0, 2]),
+    ],
+)
+def test_foreign_completions_that_the_mode_leaves_out_do_not_count(
+    tmp_path: Path, learn: dict[str, object], foreign: list[int]
+) -> None:
+    made, late = Store(str(tmp_path)), batch(0)
+    groups = tuple(g.model_copy(update={"producer_version": -2}) for g in late.groups)
+    late = late.model_copy(update={"groups": groups, "learn": canonical(learn)})
+    sink(made).deliver([Owed(0)], Books(late))
+    peers = {one["source"]: one["completions"] for one in teachers(made, subject(1))["peers"]}
+    assert peers == {"local": 3, "external": len(foreign)}
+    group = next(g.group_id for g in late.groups if g.source == "external" and g.informative)
+    (entry,) = journey.journey(made, journey.find(made, group), "tiny", f"sqlite:///{tmp_path}/none.db")[
+        "learned"
+    ]
+    assert [one["k"] for one in entry["completions"] if one["trained"]] == foreign
+    assert entry["tokens"] == sum(k + 1 for k in foreign)
 
 
 def test_tasks_are_told_apart_by_source(store: Store) -> None:

@@ -209,7 +209,7 @@ def tracked() -> list[Path]:
 
 @pytest.mark.parametrize(
     ("folder", "most"),
-    [("sapo", 600), ("flows", 420), ("infra", 420), ("benchmarks", 420), ("docs", 420), ("tests", 700)],
+    [("sapo", 600), ("flows", 600), ("infra", 600), ("benchmarks", 600), ("docs", 600), ("tests", 700)],
 )
 def test_no_file_is_long(folder: str, most: int) -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules(ROOT / folder)}
@@ -230,7 +230,7 @@ def test_no_file_names_a_package_index_or_a_place_on_somebodys_machine() -> None
     pattern = re.compile("|".join(names), re.MULTILINE)
     guilty = {}
     for path in tracked():
-        if path == Path(__file__) or path.name == "LICENSE":
+        if path == Path(__file__) or path.name in ("LICENSE", ".git"):
             continue
         found = pattern.search(path.read_text(encoding="utf-8", errors="ignore"))
         if found:

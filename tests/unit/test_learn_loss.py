@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from sapo.config import Config, LearnConfig
-from sapo.learn.foreign import admits, treat
+from sapo.learn.foreign import treat
 from sapo.learn.loss import LOSSES, LossInputs, LossOutputs, cispo, dapo, dr_grpo, grpo, gspo, normaliser
 
 Loss = Callable[[LossInputs], LossOutputs]
@@ -214,7 +214,7 @@ NOBODY = torch.zeros(2).bool()
 
 
 def test_trap_01_as_if_own_changes_nothing() -> None:
-    result = treat(LearnConfig(), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
+    result = treat(LearnConfig(foreign="as_if_own"), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
     assert torch.equal(result.mask, ALL)
     assert torch.equal(result.weights, torch.ones(2, 2))
 
@@ -227,8 +227,18 @@ def test_trap_01_bounded_masks_only_foreign_tokens_below_the_floor_and_counts_th
 
 def test_trap_01_positive_admits_only_completions_above_their_group_s_mean() -> None:
     learn = LearnConfig(foreign="positive")
-    assert [admits(learn, advantage) for advantage in (0.5, 0.0, -0.5)] == [True, False, False]
-    assert admits(LearnConfig(), -0.5)
+    assert [learn.admits(advantage, 0) for advantage in (0.5, 0.0, -0.5)] == [True, False, False]
+    assert LearnConfig(foreign="as_if_own").admits(-0.5, 0)
+
+
+def test_positive_is_the_default_for_foreign_completions() -> None:
+    assert not LearnConfig().admits(-0.5, 0)
+
+
+def test_trap_01_positive_late_leaves_out_the_failures_of_stale_groups_only() -> None:
+    learn = LearnConfig(foreign="positive_late", foreign_late=2)
+    assert [learn.admits(-0.5, staleness) for staleness in (-7, 0, 2, 3)] == [True, True, True, False]
+    assert learn.admits(0.5, 3)
 
 
 def test_foreign_tokens_weigh_what_the_setting_says_and_own_ones_all_there_is() -> None:

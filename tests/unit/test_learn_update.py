@@ -36,7 +36,7 @@ prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
 
 def learner(learn: LearnConfig | None = None, model: torch.nn.Module | None = None, **kwargs) -> Learner:
     kwargs.setdefault("temperature", 1.0)
-    return Learner(model or tiny_model(), learn or LearnConfig(lr=1e-3), **kwargs)
+    return Learner(model or tiny_model(), learn or LearnConfig(lr=1e-3, foreign="as_if_own"), **kwargs)
 
 
 def gradients(made: Learner) -> dict[int, torch.Tensor]:
@@ -213,7 +213,7 @@ def test_trap_11_groups_without_advantage_never_reach_the_forward_pass(
 def test_trap_11_token_mean_all_counts_silent_groups_in_the_denominator_only(loss: str) -> None:
     results = {}
     for token_mean in ("informative", "all"):
-        made = learner(LearnConfig(loss=loss, token_mean=token_mean, grad_clip=1e9))
+        made = learner(LearnConfig(loss=loss, token_mean=token_mean, foreign="as_if_own", grad_clip=1e9))
         assert made.step(example()).skipped is None
         results[token_mean] = gradients(made)
     # Informative: 11 + 8 tokens in 4 + 3 sequences; the silent group adds 4 tokens in 2 sequences.
@@ -279,7 +279,7 @@ def test_trap_01_behaviour_uses_the_logprobs_of_trusted_producers_only(name: str
     trusted = group((5, 6), answers, [0.0, 1.0], source="external", producer="n1", behaviour=claimed)
     peer = name if name == "n1" else trusted.producer_key
     learn = LearnConfig(foreign="behaviour", trusted_peers=[peer], grad_clip=1e9)
-    plain = learner(LearnConfig(grad_clip=1e9))
+    plain = learner(LearnConfig(grad_clip=1e9, foreign="as_if_own"))
     plain.step(batch(trusted))
     weighed = learner(learn)
     weighed.step(batch(trusted))
@@ -321,7 +321,7 @@ def by_hand(model: torch.nn.Module, loss: str, groups: tuple[BatchGroup, ...]) -
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_the_gradient_of_a_step_is_the_one_worked_out_by_hand(loss: str, kind: str) -> None:
-    made = learner(LearnConfig(loss=loss, grad_clip=1e9), tiny_model(kind))
+    made = learner(LearnConfig(loss=loss, grad_clip=1e9, foreign="as_if_own"), tiny_model(kind))
     result = made.step(example())
     expected = by_hand(tiny_model(kind), loss, example().groups)
     assert_close(gradients(made), expected)

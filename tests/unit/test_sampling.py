@@ -150,6 +150,22 @@ def test_sample_self_takes_that_many_in_their_own_order() -> None:
     assert sample_self(3, 4, random.Random(1)) == [0, 1, 2]
 
 
+def test_sample_self_takes_useful_groups_first_and_fills_with_others() -> None:
+    useful = [False, True, False, True, True]
+    for seed in range(20):
+        assert set(sample_self(5, 2, random.Random(seed), useful)) < {1, 3, 4}
+        filled = sample_self(5, 4, random.Random(seed), useful)
+        assert filled == sorted(filled)
+        assert set(filled) > {1, 3, 4}
+
+
+def test_sample_self_draws_evenly_among_useful_groups() -> None:
+    useful = [True, False, True, True]
+    counts = Counter(tuple(sample_self(4, 1, rng("useful", seed), useful)) for seed in range(3000))
+    assert set(counts) == {(0,), (2,), (3,)}
+    assert all(900 < count < 1100 for count in counts.values())
+
+
 def test_sample_self_draws_evenly() -> None:
     counts = Counter(tuple(sample_self(4, 2, rng("self", seed))) for seed in range(6000))
     assert chisquare([counts[pair] for pair in combinations(range(4), 2)]).pvalue > 0.001
