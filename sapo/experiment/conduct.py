@@ -43,12 +43,15 @@ class Forecast:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._seen: dict[str, tuple[float, float]] = {}
+        self._costs: dict[Job, float] = {}
 
     def cost(self, job: Job) -> float:
         """Groups answered and groups learned from, of all nodes and rounds: what a run's time goes with."""
-        config = self._grid.config(job)
-        groups = config.batch.b + config.batch.local + config.batch.external
-        return float(self._grid.rounds_of(job) * config.swarm.nodes * groups)
+        if job not in self._costs:  # a config takes milliseconds to make, and every tick asks for all jobs
+            config = self._grid.config(job)
+            groups = config.batch.b + config.batch.local + config.batch.external
+            self._costs[job] = float(self._grid.rounds_of(job) * config.swarm.nodes * groups)
+        return self._costs[job]
 
     def note(self, record: RunRecord, job: Job) -> None:
         """A run that is over."""
