@@ -8,30 +8,18 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from sapo import __version__
 from sapo.commands import check, deploy, experiment, keys, lineage, look, maintain, replay, run, site
 from sapo.errors import SapoError, Unavailable, UserError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
-app = typer.Typer(
-    name="sapo",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help=(
-        "Swarm sAmpling Policy Optimization: several nodes, each with its own language model, learn from "
-        "each other's completions.\n\n"
-        "Begin with [bold]sapo swarm[/bold]; [bold]sapo doctor[/bold] says what is missing."
-    ),
-    epilog="Exit codes: 0 done, 1 failed or found wrong, 2 bad input, 130 interrupted.",
-)
-
-PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (run.swarm, run.node, run.stop, deploy.deploy, run.evaluate, maintain.maintain),
     "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
     "Look at a run": (look.status, look.rollouts, lineage.lineage, look.report),
@@ -41,22 +29,94 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
 KEYS = (keys.show, keys.backup, keys.restore, keys.invite, keys.accept)
 
 
-def _offer(group: typer.Typer, command: Callable[..., None], panel: str | None = None) -> None:
+class Grouped(TyperGroup):
+    """Commands whose help lists them under their headings, each with the whole first sentence of its own."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section per heading."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            title = getattr(command, "rich_help_panel", None) or "Commands"
+            sections.setdefault(title, []).append((name, command.get_short_help_str(1000)))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        print(context.get_help())
+        raise typer.Exit
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sapo {__version__}")
+        raise typer.Exit
+
+
+# typer's own option of a group loads pydantic when a command follows: 0.2 s that no help needs
+HelpOption = Annotated[
+    bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help, help="Show this message and exit.")
+]
+VersionOption = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+]
+
+
+def _before_command(context: typer.Context, version: VersionOption = False, help: HelpOption = False) -> None:
+    """Take the options of `sapo` itself."""
+    _help_if_alone(context)
+
+
+def _before_keys(context: typer.Context, help: HelpOption = False) -> None:
+    """Take the options of `sapo keys` itself."""
+    _help_if_alone(context)
+
+
+def _help_if_alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(BAD_INPUT)
+
+
+def _group(callback: Callable[..., None], help: str, **settings: Any) -> typer.Typer:
+    """A group of commands. Its help has no frames: drawing them takes 0.3 s of imports."""
+    group = typer.Typer(
+        cls=Grouped,
+        help=help,
+        add_help_option=False,
+        invoke_without_command=True,
+        rich_markup_mode=None,
+        **settings,
+    )
+    group.callback()(callback)
+    return group
+
+
+def _offer(group: typer.Typer, command: Callable[..., None], heading: str | None = None) -> None:
     """Make a function a command of the same name, whose help is the function's docstring."""
     # paragraphs as one line each: the help screen folds them to the terminal's width
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    group.command(command.__name__.rstrip("_"), rich_help_panel=panel, help=text)(command)
+    group.command(command.__name__.rstrip("_"), rich_help_panel=heading, help=text)(command)
 
 
-for title, commands in PANELS.items():
+app = _group(
+    _before_command,
+    "Swarm sAmpling Policy Optimization: several nodes, each with its own language model, learn from each "
+    "other's completions.\n\n"
+    "Begin with `sapo swarm`; `sapo doctor` says what is missing.",
+    name="sapo",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 failed or found wrong, 2 bad input, 130 interrupted.",
+)
+about_keys = _group(_before_keys, "Show, back up and restore the keys of nodes; invite others into a swarm.")
+for title, commands in HEADINGS.items():
     for each in commands:
         _offer(app, each, title)
-about_keys = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    help="Show, back up and restore the keys of nodes; invite others into a swarm.",
-)
 for each in KEYS:
     _offer(about_keys, each)
 app.add_typer(about_keys, name="keys", rich_help_panel="Many sites, one swarm")
@@ -113,10 +173,8 @@ def _say(text: str, code: int) -> int:
 
 
 def _usage(error: typer.TyperException) -> int:
-    """A wrong command line as one line with its remedy; a bare `sapo` has printed its help already."""
+    """A wrong command line as one line with its remedy."""
     shown = getattr(error, "format_message", lambda: str(error))().strip()
-    if not shown:
-        return BAD_INPUT
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "sapo"
     return _say(f"{shown.rstrip('.')}; see `{command} --help`", BAD_INPUT)

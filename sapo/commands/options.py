@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 PresetOption = Annotated[
     str | None,
-    typer.Option("--preset", metavar="NAME", help="Settings that ship with sapo: tiny, paper, ..."),
+    typer.Option("--preset", metavar="NAME", help="Settings that ship with sapo: tiny or paper."),
 ]
 ConfigOption = Annotated[
     Path | None,
@@ -38,7 +38,7 @@ HomeOption = Annotated[
     typer.Option(
         "--home",
         metavar="DIR",
-        help="Where the run lies. \\[env: SAPO_HOME; default: ./runs/<swarm>, or ./runs/<swarm>-<site>]",
+        help="Where the run lies. [env: SAPO_HOME; default: ./runs/<swarm>, or ./runs/<swarm>-<site>]",
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]

@@ -27,7 +27,7 @@ SiteOption = Annotated[
     str, typer.Option("--site", metavar="S", help="This site's name; its nodes are S0, S1, ...")
 ]
 NodesOption = Annotated[
-    int | None, typer.Option("--nodes", metavar="N", help="How many nodes run at this site. \\[default: 1]")
+    int | None, typer.Option("--nodes", metavar="N", help="How many nodes run at this site. [default: 1]")
 ]
 DirOption = Annotated[
     Path, typer.Option("--dir", metavar="DIR", help="Where the files are written; made if need be.")
@@ -158,7 +158,7 @@ def export(
     node: Annotated[str, typer.Argument(metavar="NODE", help="The node that moves.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="The pack. \\[default: ./<swarm>-<node>.tar.gz]"),
+        typer.Option("--output", metavar="FILE", help="The pack. [default: ./<swarm>-<node>.tar.gz]"),
     ] = None,
     home: HomeOption = None,
 ) -> None:
