@@ -15,7 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import STARTER_ROUND, Report, benchmark, repeat
+from common import STARTER_ROUND, Report, benchmark, parser, repeat
+
+if __name__ == "__main__":
+    # answers --help before what follows is loaded, which takes seconds
+    parser(__doc__).parse_args()
 
 from sapo.cache import default_cache
 from sapo.config import Config, load

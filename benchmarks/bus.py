@@ -14,6 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+from common import Report, benchmark, parser, percentile, repeat
+
+if __name__ == "__main__":
+    # answers --help before what follows is loaded, which takes seconds
+    parser(__doc__).parse_args()
+
 from bus_authors import Completions, large, small
 from bus_fairness import Swarm, draws, uniformity
 from bus_traffic import (
@@ -29,7 +35,6 @@ from bus_traffic import (
     sqlite_wire,
     wait_for_leaders,
 )
-from common import Report, benchmark, percentile, repeat
 
 from infra.kafka.cluster import Cluster
 from sapo.bus.kafka import KafkaBus

@@ -87,9 +87,13 @@ class Report:
         return 1 if self.failed else 0
 
 
-def parser(description: str) -> argparse.ArgumentParser:
-    """Reads the options of every benchmark: `json` (a path or None) and `quick`."""
-    options = argparse.ArgumentParser(description=description)
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Reads the options of every benchmark: `json` (a path or None) and `quick`.
+
+    `doc` is the benchmark's docstring, whose first line the help shows.
+    """
+    assert doc is not None
+    options = argparse.ArgumentParser(description=doc.splitlines()[0])
     options.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     options.add_argument("--quick", action="store_true", help="small sizes: whether it works, not how fast")
     return options
@@ -100,10 +104,9 @@ def benchmark(
 ) -> int:
     """Measure from the command line: `work` gets the report, whether to be quick, and a folder that goes.
 
-    Returns the exit status. `doc` is the benchmark's docstring, whose first line the help shows.
+    Returns the exit status. `doc` is as for `parser`.
     """
-    assert doc is not None
-    options = parser(doc.splitlines()[0]).parse_args()
+    options = parser(doc).parse_args()
     report = Report(name, packages)
     with tempfile.TemporaryDirectory(prefix="sapo-bench-") as folder:
         work(report, options.quick, Path(folder))

@@ -15,9 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common import Report, benchmark, parser, repeat
+
+if __name__ == "__main__":
+    # answers --help before what follows is loaded, which takes seconds
+    parser(__doc__).parse_args()
+
 import psutil
 import torch
-from common import Report, benchmark, repeat
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sapo.generate.base import Engine

@@ -16,9 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from common import Report, benchmark, parser
+
+if __name__ == "__main__":
+    # answers --help before what follows is loaded, which takes seconds
+    parser(__doc__).parse_args()
+
 from bus_authors import Author, small
 from bus_fairness import MANIFEST, PARTITIONS, ROUND_S
-from common import Report, benchmark
 
 from sapo.admission import admit
 from sapo.bus.base import Positions

@@ -13,8 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import Report, benchmark, parser
+
+if __name__ == "__main__":
+    # answers --help before what follows is loaded, which takes seconds
+    parser(__doc__).parse_args()
+
 import pyarrow.parquet as pq
-from common import Report, benchmark
 from history_rounds import INCARNATION, NODE, PER_ROUND, SWARM, Owed, Rounds
 
 from sapo.config import load

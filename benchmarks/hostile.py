@@ -21,8 +21,13 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from common import STARTER_ROUND, Report, benchmark, parser
+
+if __name__ == "__main__":
+    # answers --help before what follows is loaded, which takes seconds
+    parser(__doc__).parse_args()
+
 from animals import ZOO
-from common import STARTER_ROUND, Report, benchmark
 from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
 from scipy.stats import t as student
 

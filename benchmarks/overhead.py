@@ -165,8 +165,7 @@ def held(costs: Sequence[Cost], part: str) -> list[float]:
 
 def main() -> int:
     """Run the cases, one after the other; returns the exit status."""
-    assert __doc__ is not None
-    options = parser(__doc__.splitlines()[0])
+    options = parser(__doc__)
     options.add_argument("--only", choices=[case.name for case in CASES], help="one case alone, in full")
     chosen = options.parse_args()
     cases: tuple[Case, ...] = QUICK if chosen.quick else CASES

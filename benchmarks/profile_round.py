@@ -24,8 +24,13 @@ from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Literal
 
+from common import STARTER_ROUND, Report, benchmark, parser
+
+if __name__ == "__main__":
+    # answers --help before what follows is loaded, which takes seconds
+    parser(__doc__).parse_args()
+
 import torch
-from common import STARTER_ROUND, Report, benchmark
 from stopwatch import by_part
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode

@@ -277,8 +277,7 @@ def add(
 
 def main() -> int:
     """Run the benchmark; returns the exit status."""
-    assert __doc__ is not None
-    options = parser(__doc__.splitlines()[0])
+    options = parser(__doc__)
     options.add_argument("--only", choices=PARTS, help="one comparison alone")
     chosen = options.parse_args()
     report = Report("round", ("torch", "transformers", "trl", "reasoning-gym"))

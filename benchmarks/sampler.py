@@ -18,8 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from common import STARTER_ROUND, Report, benchmark, parser
+
+if __name__ == "__main__":
+    # answers --help before what follows is loaded, which takes seconds
+    parser(__doc__).parse_args()
+
 import psutil
-from common import STARTER_ROUND, Report, benchmark
 from scipy.stats import chi2, chi2_contingency
 
 from sapo.config import Config, load

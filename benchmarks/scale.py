@@ -25,9 +25,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from common import STARTER_ROUND, Report, benchmark, parser
+
+if __name__ == "__main__":
+    # answers --help before what follows is loaded, which takes seconds
+    parser(__doc__).parse_args()
+
 import psutil
 from bus_authors import INCARNATION
-from common import STARTER_ROUND, Report, benchmark
 
 from sapo.bus.sqlite import SqliteBus
 from sapo.cache import default_cache

@@ -22,8 +22,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from common import Report, benchmark, parser
+
+if __name__ == "__main__":
+    # answers --help before what follows is loaded, which takes seconds
+    parser(__doc__).parse_args()
+
 import psutil
-from common import Report, benchmark
 from reasoning_gym.factory import DATASETS
 
 from sapo import gym
