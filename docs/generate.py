@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from sapo import config
-from sapo.view import NodeRow, screen
+from sapo.view import RUN_HINT, NodeRow, screen
 
 HERE = Path(__file__).parent
 INTRODUCTION = """# Settings
@@ -152,11 +152,12 @@ def live_picture() -> str:
                 "staleness/mean_s": 2.1 + 0.4 * i,
                 "tokens/per_second": pace,
             },
+            window=10,
         )
         for i, (round, local, training, pool, pace) in enumerate(figures)
     ]
     console = Console(record=True, width=88, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    console.print(screen("example", rows, None, 133.0, 71.0))
+    console.print(screen("example", rows, None, 133.0, 71.0, hint=RUN_HINT))
     svg = console.export_svg(title="sapo swarm (layout; figures made up)", unique_id="sapo")
     # rich names fonts on another site; the browser's own monospace does, and the file stays self-contained
     return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)

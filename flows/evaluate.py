@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 from flows import deployed
 from flows.common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
 from flows.orchestrator import Orchestrator, at_work
-from sapo.crew import OWING
+from sapo.crew import OWING, forget_progress, write_progress
 from sapo.errors import SapoError, Unavailable
 from sapo.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
 from sapo.outage import Outage
@@ -32,9 +32,13 @@ def ask_all(process: Process) -> dict[str, dict[str, Any]]:
 
     def tell(label: str, done: int, total: int) -> None:
         log.info("%s: %d of %d held-out questions", label, done, total)
+        write_progress(process.home, label, done, total)
 
-    with process.own():
-        body = evaluate_swarm(process.config, process.home, progress=tell)
+    try:
+        with process.own():
+            body = evaluate_swarm(process.config, process.home, progress=tell)
+    finally:
+        forget_progress(process.home)
     nodes: dict[str, dict[str, Any]] = body["nodes"]
     log.info("pass@1: %s", {node: figures["pass_at_1"] for node, figures in nodes.items()})
     return nodes

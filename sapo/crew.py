@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 from sapo.config import Config
@@ -71,6 +72,29 @@ class CrewState:
             return None
         content["members"] = {name: Member(**member) for name, member in content["members"].items()}
         return cls(**content)
+
+
+def write_progress(home: Home, label: str, done: int, total: int) -> None:
+    """Take down how far the evaluation is, for those who watch."""
+    write_atomically(_progress_file(home), json.dumps([label, done, total]))
+
+
+def read_progress(home: Home) -> tuple[str, int, int] | None:
+    """What is evaluated, the questions done and their number; None where no evaluation runs."""
+    try:
+        label, done, total = json.loads(_progress_file(home).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return label, done, total
+
+
+def forget_progress(home: Home) -> None:
+    """The evaluation has ended."""
+    _progress_file(home).unlink(missing_ok=True)
+
+
+def _progress_file(home: Home) -> Path:
+    return home.root / "evaluating.json"
 
 
 class Crew:

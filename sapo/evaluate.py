@@ -80,9 +80,12 @@ def half_width(values: Sequence[float]) -> float:
     return 1.959964 * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def held_out_set(config: Config, home: Home, workers: TaskWorkers) -> list[Question]:
+def held_out_set(
+    config: Config, home: Home, workers: TaskWorkers, progress: Progress | None = None
+) -> list[Question]:
     """The swarm's evaluation questions, regenerated once and kept in the home.
 
+    `progress` is called with how many are found, and how many it will be.
     Raises `UserError` when the data sets have fewer held-out questions than `eval.questions`.
     """
     tasks = config.manifest_tasks()
@@ -104,6 +107,7 @@ def held_out_set(config: Config, home: Home, workers: TaskWorkers) -> list[Quest
         seed=config.swarm.seed,
         count=config.eval.questions,
         held_out=config.rules.held_out,
+        progress=progress,
     )
     body = {"digest": digest, "questions": [question.model_dump(mode="json") for question in questions]}
     write_atomically(home.held_out, canonical(body) + "\n")

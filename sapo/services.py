@@ -126,6 +126,11 @@ class Running:
         self._deadline = time.monotonic() + limit
         self._up = False
 
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Names of the servers that have not answered yet."""
+        return tuple(service.name for service in self._waiting)
+
     def up(self) -> bool:
         """Whether all have answered; the first time they have, `services.json` is written.
 

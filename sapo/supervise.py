@@ -6,6 +6,7 @@ and the evaluation going (`sapo.crew`). Whatever way it ends itself, nothing it 
 
 import contextlib
 import os
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from sapo.crew import (
     CrewState,
     Member,
     flow_command,
+    read_progress,
     thread_settings,
 )
 from sapo.errors import UserError
@@ -37,6 +39,10 @@ SWARM_RESTARTS = 2
 LINGER_S = 5.0
 """How long the flow `swarm` may take to tell Prefect that it has ended, once its work is done."""
 SETTLED = ("finished", "stopped", "failed")
+CLOSING = "closing"
+"""The phase in which what was started is ended: the last."""
+WINDOW = 10
+"""Rounds that the running means of a node are taken over."""
 DONE_POLL_S = 0.5
 """How often it is asked whether the work is done: the process itself ends sooner, unless Prefect hangs."""
 
@@ -45,7 +51,8 @@ DONE_POLL_S = 0.5
 class NodeStatus:
     """One node as it stands: `rounds` are finished ones; `metrics` those of the newest round and probe.
 
-    `updated_at` is when its newest round ended, in seconds since the epoch.
+    `means` are those of the newest `window` rounds, of each series that one of them has. `updated_at` is when
+    its newest round ended, in seconds since the epoch.
     """
 
     name: str
@@ -57,6 +64,8 @@ class NodeStatus:
     note: str = ""
     metrics: Mapping[str, float] | None = None
     updated_at: float | None = None
+    means: Mapping[str, float] | None = None
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,10 @@ class SwarmStatus:
     services: Services | None
     pid: int | None
     """Of the process to signal; None when the swarm does not run."""
+    stopping: bool = False
+    """Whether it was asked to stop."""
+    progress: tuple[str, int, int] | None = None
+    """In a phase without rounds: what is waited for, how much is done, and of how much."""
 
 
 OnStatus = Callable[[SwarmStatus], None]
@@ -112,10 +125,11 @@ def run_swarm(
                 )
                 _run_flow(watch, command, servers.services.environment(home, base))
                 final = snapshot(config, home)
+                watch.show(CLOSING)
         finally:
             if not set(who_runs(home)) - {"swarm"}:
                 home.stop_flag.unlink(missing_ok=True)
-    final = replace(final, pid=None, services=None)
+    final = replace(final, pid=None, services=None, stopping=False)
     if on_status is not None:
         on_status(final)
     return final
@@ -182,7 +196,7 @@ class _Watch:
             if self.servers is not None:
                 self.servers.up()
             if told_at > now and _stopping(self.home, self.stop, alone=self.alone):
-                told_at = now
+                told_at, shown_at = now, float("-inf")
                 child.ask()
             # a flow that ends while its server is away takes minutes to notice; its work is done
             if now - looked_at >= DONE_POLL_S:
@@ -190,11 +204,31 @@ class _Watch:
                 done_at = min(done_at, now) if self.done() else float("inf")
             if now - told_at > self.grace_s or now - done_at > LINGER_S:
                 return None
-            if self.on_status is not None and now - shown_at >= self.interval_s:
+            if now - shown_at >= self.interval_s:
                 shown_at = now
-                self.on_status(snapshot(self.config, self.home))
+                self.show()
             time.sleep(POLL_S)
+        if self.stop.is_set():
+            self.show(CLOSING)
         return code
+
+    def show(self, phase: str | None = None) -> None:
+        """Give the watcher a snapshot, as of `phase` if one is named."""
+        if self.on_status is None:
+            return
+        status = snapshot(self.config, self.home)
+        progress = status.progress
+        if self.servers is not None and status.phase == "starting":
+            waiting = [*self.servers.waiting, "nodes"]
+            progress = (", ".join(waiting), 3 - len(waiting), 3)
+        self.on_status(
+            replace(
+                status,
+                phase=phase or status.phase,
+                stopping=status.stopping or self.stop.is_set(),
+                progress=progress,
+            )
+        )
 
 
 def _settled(home: Home) -> bool:
@@ -296,7 +330,9 @@ def snapshot(config: Config, home: Home) -> SwarmStatus:
     )
     servers = services.read(home) if pid is not None else None
     archive, evaluate = members.get("archive", Member()), members.get("evaluate", Member())
-    return SwarmStatus(phase, nodes, archive, evaluate, servers, pid)
+    stopping = pid is not None and home.stop_flag.exists()
+    progress = read_progress(home) if phase == "evaluating" else None
+    return SwarmStatus(phase, nodes, archive, evaluate, servers, pid, stopping, progress)
 
 
 def _phase(state: CrewState | None, pid: int | None) -> str:
@@ -310,15 +346,17 @@ def _phase(state: CrewState | None, pid: int | None) -> str:
 def node_status(config: Config, home: Home, name: str, member: Member, *, running: bool) -> NodeStatus:
     """One node as its journal and its process tell it; `running` is whether a swarm runs in this home."""
     total = config.for_node(name).swarm.rounds
-    rounds, metrics, updated_at = _newest(config, home, name)
+    newest = _newest(config, home, name)
     pid, state = holder(home.node(name)), str(member.state)
-    if state == "finished" and rounds < total:
+    if state == "finished" and newest.rounds < total:
         state = "stopped"
     elif pid is not None and state not in ("running", "restarting"):
         state = "running"
     elif pid is None and not running and state in ("waiting", "running", "restarting"):
-        state = _ended(member.exit_code, rounds, total)
-    return NodeStatus(name, state, rounds, total, pid, member.restarts, member.note, metrics, updated_at)
+        state = _ended(member.exit_code, newest.rounds, total)
+    return replace(
+        newest, state=state, rounds_total=total, pid=pid, restarts=member.restarts, note=member.note
+    )
 
 
 def _ended(code: int | None, rounds: int, total: int) -> str:
@@ -328,23 +366,33 @@ def _ended(code: int | None, rounds: int, total: int) -> str:
     return "paused" if code == PAUSED else "stopped"
 
 
-def _newest(config: Config, home: Home, name: str) -> tuple[int, dict[str, float] | None, float | None]:
-    """Finished rounds, the metrics of the newest of them and of the newest probe, and when it ended."""
+def _newest(config: Config, home: Home, name: str) -> NodeStatus:
+    """A node as its journal alone has it: finished rounds, their figures, when the newest ended."""
+    none = NodeStatus(name, "waiting", 0, 0)
     if not home.journal(name).exists():
-        return 0, None, None
+        return none
     with Journal.read_only(home.journal(name)) as journal:
-        stage = journal.stage()
-        if stage is None:
-            return 0, None, None
-        last = stage[0] if stage[1] == "result" else stage[0] - 1
-        if last < 0:
-            return 0, None, None
-        result = journal.result(last)
+        results = journal.results(journal.finished_rounds() - WINDOW - 1)
+        if not results:
+            return none
+        newest = results[-1]
         metrics: dict[str, float] = {}
         with contextlib.suppress(JournalError):  # pruned
-            probed = journal.result(last - last % config.for_node(name).eval.probe_every).metrics
-            metrics = {key: value for key, value in probed.items() if key.startswith("eval/")}
-        return last + 1, metrics | result.metrics, result.finished_at
+            probe = newest.round - newest.round % config.for_node(name).eval.probe_every
+            found = journal.result(probe).metrics
+            metrics = {key: value for key, value in found.items() if key.startswith("eval/")}
+    seen: dict[str, list[float]] = {}
+    for result in results:
+        for key, value in result.metrics.items():
+            seen.setdefault(key, []).append(value)
+    return replace(
+        none,
+        rounds=newest.round + 1,
+        metrics=metrics | newest.metrics,
+        updated_at=newest.finished_at,
+        means={key: statistics.fmean(values) for key, values in seen.items()},
+        window=len(results),
+    )
 
 
 def holder(directory: Path) -> int | None:

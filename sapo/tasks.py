@@ -6,7 +6,7 @@ a question may be trained on is decided by the question.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from random import Random
@@ -146,10 +146,12 @@ def held_out_questions(
     count: int,
     held_out: float,
     among: tuple[float, float] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Question]:
     """`count` distinct held-out questions, the same for every node of the swarm, drawn by the tasks' weights.
 
-    With `among` only those whose buckets lie within, the second bound excluded.
+    With `among` only those whose buckets lie within, the second bound excluded. `progress` is called with
+    how many are found, and `count`.
 
     Raises `UserError` when the data sets cannot give so many; it says how many distinct ones were found. Of m
     equally likely questions, 8 m draws in a row that give nothing new miss one with less than e**-8.
@@ -172,6 +174,8 @@ def held_out_questions(
                 stale_held_out = stale_held_out + 1 if key in found else 0
                 if len(found) < count:
                     found.setdefault(key, question)
+        if progress is not None:
+            progress(len(found), count)
         dry = stale > 8 * len(seen) + _CHUNK or stale_held_out > 8 * len(found) + _CHUNK
         if len(found) < count and (dry or (not found and attempt * held_out > 30)):
             raise _too_few(tasks, count, len(found), held_out)

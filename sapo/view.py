@@ -5,14 +5,14 @@ Both are fed the same things: rows of nodes, the progress of a preparing or clos
 
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -25,17 +25,25 @@ PLAIN_SECONDS = 5.0
 ROUNDS = "rounds"
 RATE_SECONDS = 60.0
 """The time left is estimated from the pace of this long."""
+SETTLE_SECONDS, SETTLE_STEPS = 10.0, 2
+"""No time left is shown before the pace was seen for this long and over so many steps."""
+RUN_HINT = "Ctrl-C stops in good order; sapo swarm --resume goes on"
+STOPPING = "stopping after the rounds in hand; Ctrl-C again stops at once"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """What is shown of one node. `metrics` are those of its newest round and its newest probe."""
+    """What is shown of one node: `metrics`, of which most are means of up to `window` rounds.
+
+    Held-out figures and the size of the pool are the newest ones. A `window` of 0 names no means.
+    """
 
     name: str
     state: str
     rounds: int
     rounds_total: int
     metrics: Metrics = field(default_factory=dict)
+    window: int = 0
 
 
 class View(Protocol):
@@ -52,28 +60,41 @@ class View(Protocol):
     def note(self, text: str) -> None:
         """One line that stays: a service that went away, a node that came back."""
 
+    def stopping(self) -> None:
+        """The run was asked to stop: say so, and what a second Ctrl-C does."""
 
-def open_view(title: str, console: Console, clock: Callable[[], float] = time.monotonic) -> View:
-    """A live view on a terminal, plain lines elsewhere."""
+
+def open_view(
+    title: str, console: Console, clock: Callable[[], float] = time.monotonic, *, hint: str = ""
+) -> View:
+    """A live view on a terminal, plain lines elsewhere; `hint` is the last line of the live view."""
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(title, console, clock)
+        return LiveView(title, console, clock, hint)
     return PlainView(title, console, clock)
 
 
 class Pace:
-    """How fast rounds are made, and so how long the rest will take."""
+    """How fast something is done, and so how long the rest will take.
+
+    It is measured from the first step made: what came before that is preparation.
+    """
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+        self._last: int | None = None
+        self._steps: list[tuple[float, int]] = []
 
     def left(self, now: float, done: int, total: int) -> float | None:
-        """Seconds until `total`, from the pace of the last minute; None while there is none to go by."""
-        self._seen.append((now, done))
-        while len(self._seen) > 2 and now - self._seen[1][0] > RATE_SECONDS:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        if done <= before or now <= then:
+        """Seconds until `total`, from the pace of the last minute; None while too little was seen."""
+        if self._last is None or done < self._last:
+            self._steps.clear()
+        elif done > self._last:
+            self._steps.append((now, done))
+        self._last = done
+        while len(self._steps) > SETTLE_STEPS + 1 and now - self._steps[1][0] > RATE_SECONDS:
+            self._steps.pop(0)
+        if len(self._steps) <= SETTLE_STEPS or now - self._steps[0][0] < SETTLE_SECONDS:
             return None
+        then, before = self._steps[0]
         return (total - done) * (now - then) / (done - before)
 
 
@@ -97,14 +118,16 @@ class _Progress:
 
 
 class LiveView:
-    """A table that is redrawn in place, with a bar below it."""
+    """A table that is redrawn in place, with a bar below it. Its clock goes on while nothing is reported."""
 
-    def __init__(self, title: str, console: Console, clock: Callable[[], float]) -> None:
-        self._title, self._progress = title, _Progress(clock)
-        self._live = Live(console=console, auto_refresh=False, transient=False)
+    def __init__(self, title: str, console: Console, clock: Callable[[], float], hint: str = "") -> None:
+        self._title, self._progress, self._hint = title, _Progress(clock), hint
         self._rows: Sequence[NodeRow] = ()
         self._step: tuple[str, int, int] | None = None
         self._left: float | None = None
+        self._notes: list[str] = []
+        self._width = console.width
+        self._live = Live(console=console, get_renderable=self._screen, refresh_per_second=2)
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -124,11 +147,30 @@ class LiveView:
         self._draw()
 
     def note(self, text: str) -> None:
+        self._notes.append(text)
+        self._print(text)
+
+    def stopping(self) -> None:
+        self._hint = STOPPING
+        self._draw()
+
+    def _screen(self) -> RenderableType:
+        return screen(
+            self._title, self._rows, self._step, self._progress.elapsed, self._left, hint=self._hint
+        )
+
+    def _print(self, text: str) -> None:
         self._live.console.print(Text(text, style="yellow"))
 
     def _draw(self) -> None:
-        shown = screen(self._title, self._rows, self._step, self._progress.elapsed, self._left)
-        self._live.update(shown, refresh=True)
+        width = self._live.console.width
+        if width < self._width:
+            # the terminal has folded the lines of the last frame: more of them than would be erased
+            self._live.console.clear()
+            for text in self._notes:
+                self._print(text)
+        self._width = width
+        self._live.refresh()
 
 
 class PlainView:
@@ -160,6 +202,9 @@ class PlainView:
     def note(self, text: str) -> None:
         self._say(text)
 
+    def stopping(self) -> None:
+        self._say(STOPPING)
+
     def _due(self) -> bool:
         return self._said_at is None or self._progress.clock() - self._said_at >= PLAIN_SECONDS
 
@@ -180,16 +225,22 @@ def screen(
     step: tuple[str, int, int] | None,
     elapsed: float,
     left: float | None,
+    *,
+    hint: str = "",
 ) -> RenderableType:
-    """What a live view shows at one moment; `elapsed` and `left` are seconds."""
+    """What a live view shows at one moment; `elapsed` and `left` are seconds.
+
+    `hint` is the last line, shown from when there are nodes: before, nothing is written that could go on.
+    """
     parts: list[RenderableType] = [Text.assemble((f"swarm {title}", "bold"), f"  {duration(elapsed)}")]
     if rows:
-        parts.append(node_table(rows))
+        parts.append(NodeTable(rows))
     if step is not None:
         parts.append(bar(*step, left))
     elif rows:
         parts.append(bar(ROUNDS, *overall(rows), left))
-    parts.append(Text("Ctrl-C stops in good order; sapo swarm --resume goes on", style="dim"))
+    if hint and (rows or hint == STOPPING):
+        parts.append(Text(hint, style="bold yellow" if hint == STOPPING else "dim"))
     return Group(*parts)
 
 
@@ -213,43 +264,85 @@ def amount(done: int, total: int, left: float | None) -> str:
     return f"{done:,} of {total:,}{tail}"
 
 
-COLUMNS: tuple[tuple[str, Callable[[Metrics], str]], ...] = (
-    ("reward\nlocal", lambda m: number(m.get("reward/local"), ".3f")),
-    ("train\nset", lambda m: number(m.get("reward/training_set"), ".3f")),
-    ("held-\nout", lambda m: number(m.get("eval/pass_at_1"), ".3f")),
-    ("pool", lambda m: number(m.get("pool/size"), ".0f")),
-    ("foreign\nshare", lambda m: number(m.get("share/external"), ".0%")),
-    ("stale-\nness", lambda m: seconds(m.get("staleness/mean_s", m.get("pool/age_mean")))),
-    ("tokens\n/s", lambda m: number(m.get("tokens/per_second"), ",.0f")),
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure shown of every node; columns of a higher `rank` are left out first where room is short."""
+
+    heading: str
+    show: Callable[[Metrics], str]
+    rank: int
+
+
+COLUMNS = (
+    Column("reward\nlocal", lambda m: number(m.get("reward/local"), ".3f"), 1),
+    Column("train\nset", lambda m: number(m.get("reward/training_set"), ".3f"), 4),
+    Column("held-\nout", lambda m: number(m.get("eval/pass_at_1"), ".3f"), 2),
+    Column("pool", lambda m: number(m.get("pool/size"), ".0f"), 3),
+    Column("foreign\nshare", lambda m: number(m.get("share/external"), ".0%"), 5),
+    Column("stale-\nness", lambda m: seconds(m.get("staleness/mean_s", m.get("pool/age_mean"))), 6),
+    Column("tokens\n/s", lambda m: number(m.get("tokens/per_second"), ",.0f"), 7),
 )
-"""Heading and content of every figure shown of a node."""
+LEGEND = (
+    "pool: groups of other nodes that wait to be used; foreign share: their part of a batch; staleness: "
+    "how old they are when used; more in docs/concepts.md"
+)
+LEGEND_HEIGHT = 12
+"""Lines that a terminal must have beside those of the nodes, for the legend to be shown."""
 
 
-def node_table(rows: Sequence[NodeRow]) -> Table:
+class NodeTable:
+    """A row per node, with as many columns as there is room for, and what the figures are."""
+
+    def __init__(self, rows: Sequence[NodeRow]) -> None:
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = list(COLUMNS)
+        table = node_table(self._rows, columns)
+        wide = options.update(max_width=10_000)
+        while columns and Measurement.get(console, wide, table).maximum > options.max_width:
+            columns.remove(max(columns, key=lambda column: column.rank))
+            table = node_table(self._rows, columns)
+        yield table
+        if not console.is_terminal or console.height >= len(self._rows) + LEGEND_HEIGHT:
+            yield Text(". ".join(filter(None, [means_of(self._rows), LEGEND])), style="dim")
+
+
+def means_of(rows: Sequence[NodeRow]) -> str:
+    """What the figures of nodes are taken over."""
+    window = max((row.window for row in rows), default=0)
+    return f"Means of the last {window} rounds; held-out and pool: newest" if window > 1 else ""
+
+
+def node_table(rows: Sequence[NodeRow], columns: Sequence[Column] = COLUMNS) -> Table:
     """A row per node."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
     table.add_column("round", justify="right", no_wrap=True)
-    for heading, _ in COLUMNS:
-        table.add_column(heading, justify="right")
+    for column in columns:
+        table.add_column(column.heading, justify="right")
     table.add_column("")
     for row in rows:
         style = {"failed": "red", "paused": "yellow", "owing": "yellow"}.get(row.state, "dim")
-        cells = [show(row.metrics) for _, show in COLUMNS]
+        cells = [column.show(row.metrics) for column in columns]
         state = Text("" if row.state == "running" else row.state, style=style)
         table.add_row(row.name, f"{row.rounds}/{row.rounds_total}", *cells, state)
     return table
 
 
 def plain_line(rows: Sequence[NodeRow], left: float | None) -> str:
-    """All nodes in one line: rounds, own reward, pool, foreign share, age, pace."""
+    """All nodes in one line: rounds, rewards, pool, foreign share, age, pace."""
     done, total = overall(rows)
     parts = [f"{100 * done // max(total, 1)} %"]
+    window = max((row.window for row in rows), default=0)
+    if window > 1:
+        parts.append(f"means of {window} rounds")
     for row in rows:
         m = row.metrics
         state = "" if row.state == "running" else f" {row.state}"
         parts.append(
             f"{row.name} {row.rounds}/{row.rounds_total} local {number(m.get('reward/local'), '.2f')} "
+            f"held-out {number(m.get('eval/pass_at_1'), '.2f')} "
             f"pool {number(m.get('pool/size'), '.0f')} foreign {number(m.get('share/external'), '.0%')} "
             f"age {seconds(m.get('staleness/mean_s', m.get('pool/age_mean')))}{state}"
         )

@@ -1,6 +1,7 @@
 """`sapo experiment`: arms x seeds, compared with intervals."""
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ def experiment(
         typer.Option(
             "--home",
             metavar="DIR",
-            help="Where its runs and results lie. \\[env: SAPO_HOME; default: ./runs/<grid>]",
+            help="Where its runs and results lie. [env: SAPO_HOME; default: ./runs/<grid>]",
         ),
     ] = None,
     arms: Annotated[str | None, typer.Option(metavar="A,B", help="Run only these arms.")] = None,
@@ -50,6 +51,7 @@ def experiment(
     plan = read(grid)
     folder = Home.at(home, plan.name).root
     chosen = plan.listed(arms) if arms else []
+    print(f"{plan.name}: checking the tasks", file=sys.stderr, flush=True)
     check_tasks(plan)
     code, document = run(plan, folder, seeds=seeds, arms=chosen, jobs=jobs)
     if document is not None:
@@ -107,9 +109,9 @@ def run(
         watcher = Watched(view, ledger, lambda: foretold(plan, folder, seeds))
         cores = jobs or (1 if on_accelerators(plan) else usable_cores())
         failed = conduct(plan, folder, watcher, seeds=seeds, arms=arms, cores=cores, stop=stop)
-        document = write(plan, folder, seeds)
         if stop.is_set():
-            view.note("stopped; the same command goes on")
+            view.note("stopped, the runs in hand are given up; the same command goes on")
+        document = write(plan, folder, seeds)
     return INTERRUPTED if stop.is_set() else int(bool(failed)), document
 
 

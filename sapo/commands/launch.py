@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 PHASES = {
-    "starting": "starting the servers",
+    "starting": "starting",
     "archiving": "writing the last rollouts to the history",
-    "evaluating": "asking every node the held-out questions",
+    "evaluating": "held-out questions",
+    "closing": "stopping the servers",
 }
-"""Phases in which no rounds are made, in words."""
+"""Phases in which no rounds are made, in words; what exactly is waited for may follow."""
+CHECKING = "checking settings and place"
+NEWEST = ("eval/", "pool/size")
+"""Series of which the newest value is shown, not the mean of the last rounds."""
 
 
 def locate(
@@ -163,28 +167,32 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
     check_built(config)
     config = check_place(config, home)
     refuse_outsiders(config, home, names)
-    for line in describe(config, names):
-        view.note(line)
-    view.step("loading torch and transformers", 0, 1)
+    loading = "loading torch, transformers and what a node needs"
+    view.step(loading, 0, 3)
+    import torch  # noqa: F401
 
-    from sapo.evaluate import held_out_set
+    view.step(loading, 1, 3)
     from sapo.hugging import transformers
-    from sapo.node_parts import open_workers, refuse_unwalled
 
     transformers.logging.disable_progress_bar()  # it would draw over the view
-    view.step("loading torch and transformers", 1, 1)
+    view.step(loading, 2, 3)
+    from sapo.evaluate import held_out_set
+    from sapo.node_parts import open_workers, refuse_unwalled
+
+    view.step(loading, 3, 3)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
         view.step("checking the tasks", 0, 1)
         workers.check(config.manifest_tasks())
         for name in config.nodes:
             refuse_unwalled(config.for_node(name), workers)
         view.step("checking the tasks", 1, 1)
-        view.step("choosing held-out questions", 0, config.eval.questions)
         draft = Home(Path(scratch))
         if home.held_out.exists():
             shutil.copyfile(home.held_out, draft.held_out)
-        held_out_set(config, draft, workers)
-        view.step("choosing held-out questions", config.eval.questions, config.eval.questions)
+        choosing = "choosing held-out questions"
+        view.step(choosing, 0, config.eval.questions)
+        held_out_set(config, draft, workers, lambda done, total: view.step(choosing, done, total))
+        view.step(choosing, config.eval.questions, config.eval.questions)
         for name in config.nodes:
             prepare_model(config.for_node(name), workers, view)
         home.prepare(config, Manifest.of(config))
@@ -226,20 +234,31 @@ class Watcher:
     def __init__(self, view: "View") -> None:
         self._view = view
         self._said: set[tuple[str, str, int]] = set()
+        self._stopping = False
 
     def __call__(self, status: "SwarmStatus") -> None:
         for node in status.nodes:
             self.tell(node)
         self.tell_servers(status)
+        self.tell_stop(status)
         if status.phase in PHASES:
-            self._view.step(PHASES[status.phase], 0, 1)
+            what, done, total = status.progress or ("", 0, 1)
+            self._view.step(": ".join(filter(None, [PHASES[status.phase], what])), done, total)
         else:
             self._view.nodes([row(node) for node in status.nodes])
 
-    def node(self, node: "NodeStatus") -> None:
+    def node(self, status: "SwarmStatus", name: str) -> None:
         """Show a node that runs without a swarm."""
+        node = pick(status, name)
         self.tell(node)
+        self.tell_stop(status)
         self._view.nodes([row(node)])
+
+    def tell_stop(self, status: "SwarmStatus") -> None:
+        """Say once that the run was asked to stop."""
+        if status.stopping and not self._stopping:
+            self._stopping = True
+            self._view.stopping()
 
     def tell(self, node: "NodeStatus") -> None:
         """Say once per restart why a node is not going on."""
@@ -271,17 +290,21 @@ def row(node: "NodeStatus") -> "NodeRow":
     """A node's snapshot as the view shows it."""
     from sapo.view import NodeRow
 
-    return NodeRow(node.name, node.state, node.rounds, node.rounds_total, node.metrics or {})
+    means = {name: value for name, value in (node.means or {}).items() if not name.startswith(NEWEST)}
+    shown = {**(node.metrics or {}), **means}
+    return NodeRow(node.name, node.state, node.rounds, node.rounds_total, shown, node.window)
 
 
 def run(config: Config, home: Home) -> int:
     """Run a swarm to its end or its interruption, show it, sum it up; returns the exit code."""
-    from sapo.report import write_report
-    from sapo.supervise import run_swarm
-    from sapo.view import open_view, print_summary
+    from sapo.view import RUN_HINT, open_view, print_summary
 
     console = Console()
-    with open_view(config.swarm.name, console) as view:
+    with open_view(config.swarm.name, console, hint=RUN_HINT) as view:
+        view.step(CHECKING, 0, 1)
+        from sapo.report import write_report
+        from sapo.supervise import run_swarm
+
         prepare(config, home, view, config.nodes)
         final = run_swarm(config, home, on_status=Watcher(view))
     if any(node.rounds for node in final.nodes):
@@ -307,14 +330,17 @@ def left_undone(final: "SwarmStatus") -> list[str]:
 
 def run_one(config: Config, home: Home, name: str) -> int:
     """Run one node of a swarm, alone in its process; returns the exit code."""
-    from sapo.supervise import run_node
     from sapo.view import open_view
 
     console = Console()
-    with open_view(config.swarm.name, console) as view:
+    hint = f"Ctrl-C stops in good order; the same command goes on with {name}"
+    with open_view(config.swarm.name, console, hint=hint) as view:
+        view.step(CHECKING, 0, 1)
+        from sapo.supervise import run_node
+
         prepare(config, home, view, [name])
         watcher = Watcher(view)
-        final = run_node(config, home, name, on_status=lambda status: watcher.node(pick(status, name)))
+        final = run_node(config, home, name, on_status=lambda status: watcher.node(status, name))
     console.print(
         f"{name} {final.state} after {final.rounds} of {final.rounds_total} rounds", highlight=False
     )

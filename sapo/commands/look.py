@@ -259,12 +259,16 @@ def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]]) -> None:
     from rich.console import Console
 
     from sapo.commands.launch import row
-    from sapo.view import node_table
+    from sapo.view import NodeTable
 
     console = Console()
     runs = f"runs (pid {now.pid})" if now.pid is not None else "does not run"
-    console.print(f"{now.phase}; the swarm {runs}", highlight=False)
-    console.print(node_table([row(node) for node in now.nodes]))
+    stopping = ", and was asked to stop" if now.stopping else ""
+    console.print(f"{now.phase}; the swarm {runs}{stopping}", highlight=False)
+    if now.progress is not None:
+        label, done, total = now.progress
+        console.print(f"held-out questions: {label}: {done:,} of {total:,}", highlight=False)
+    console.print(NodeTable([row(node) for node in now.nodes]))
     for name, counts in owed.items():
         if counts:
             what = ", ".join(f"{count} {kind}" for kind, count in counts.items())

@@ -1,7 +1,6 @@
 """`sapo replay`: a node's rounds made again from the history, compared or changed."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +10,8 @@ from sapo.commands.options import HomeOption, JsonOption, find_home, print_json,
 if TYPE_CHECKING:
     from sapo.home import Home
     from sapo.proof import Checked
+
+LOADING, READING = "loading torch", "reading the history and the weights to begin with"
 
 
 def replay(
@@ -48,38 +49,25 @@ def replay(
     if check and sets:
         raise UserError("--set", sets[0], "there is then nothing to compare with", "leave out --check")
     found = find_home(home)  # said before models are imported, which takes seconds
-    with progress_bar() as step:
+    from rich.console import Console
+
+    from sapo.view import open_view
+
+    with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
+        view.step(LOADING, 0, 1)
         if sets:
             from sapo.whatif import retrain
 
-            changed = retrain(found, node, sets, first=first, last=last, progress=step)
+            view.step(READING, 0, 1)
+            changed = retrain(found, node, sets, first=first, last=last, progress=view.step)
             body, lines = changed.to_json(), changed.lines()
         else:
-            checked = prove(found, node, first, last, step, as_json=as_json)
+            checked = prove(found, node, first, last, view.step, as_json=as_json)
             body, lines = checked.to_json(), said(checked)
     if as_json:
         print_json(body)
     else:
         print("\n".join(lines))
-
-
-@contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Something to tell a label, and how much of how much is done: a bar on a terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        tasks = {}
-
-        def step(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bar.add_task(label)
-            bar.update(tasks[label], completed=done, total=total)
-
-        yield step
 
 
 def prove(
@@ -96,6 +84,7 @@ def prove(
     from sapo.proof import Differs, check
     from sapo.replay import opened
 
+    step(READING, 0, 1)
     try:
         with opened(home, node, first=first, last=last) as replay:
             known = list(replay.notes)

@@ -144,11 +144,14 @@ def evaluate(
 
     from rich.console import Console
 
-    from sapo.judge import evaluate_swarm
     from sapo.summary import gain_sentence, read_run, summarise
     from sapo.view import open_view, summary_table
 
     with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
+        view.step("loading torch", 0, 1)
+        from sapo.judge import evaluate_swarm
+
+        view.step("loading the held-out questions", 0, 1)
         body = evaluate_swarm(
             found.load_config(),
             found,

@@ -13,6 +13,7 @@ from sapo.experiment.record import Job, Progress, RunRecord
 from sapo.view import bar, duration, number
 
 PLAIN_SECONDS = 30.0
+"""How often a line says what is under way, from the first run on, where there is no terminal."""
 
 
 class ProgressView:
@@ -20,7 +21,7 @@ class ProgressView:
 
     def __init__(self, name: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._console, self._clock = name, console, clock
-        self._began = self._said = clock()
+        self._began, self._said = clock(), float("-inf")
         live = console.is_terminal and not console.is_dumb_terminal
         self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
 

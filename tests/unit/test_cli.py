@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -359,6 +360,7 @@ def test_status_for_people_names_what_is_owed(home: Home, capsys: pytest.Capture
     assert cli.invoke(["status"]) == 0
     out = capsys.readouterr().out
     assert "1/120" in out
+    assert "docs/concepts.md" in out
     assert "n0 has yet to deliver: 1 track, 1 training" in out
 
 
@@ -465,9 +467,13 @@ class Notes:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.shown: list[object] = []
+        self.stops = 0
 
     def step(self, label: str, done: int, total: int) -> None:
-        self.shown.append(label)
+        self.shown.append((label, done, total))
+
+    def stopping(self) -> None:
+        self.stops += 1
 
     def nodes(self, rows: object) -> None:
         self.shown.append(rows)
@@ -476,8 +482,8 @@ class Notes:
         self.notes.append(text)
 
 
-def status(phase: str, *nodes: NodeStatus) -> SwarmStatus:
-    return SwarmStatus(phase, nodes, Member(), Member(), None, 1)
+def status(phase: str, *nodes: NodeStatus, **found: Any) -> SwarmStatus:
+    return SwarmStatus(phase, nodes, Member(), Member(), None, 1, **found)
 
 
 def test_a_node_that_stumbles_is_mentioned_once() -> None:
@@ -496,7 +502,31 @@ def test_a_node_that_stumbles_is_mentioned_once() -> None:
 def test_phases_without_rounds_are_shown_in_words() -> None:
     view = Notes()
     launch.Watcher(view)(status("evaluating"))  # type: ignore[arg-type]
-    assert view.shown == [launch.PHASES["evaluating"]]
+    assert view.shown == [("held-out questions", 0, 1)]
+
+
+def test_waits_are_shown_with_what_is_waited_for_and_a_count() -> None:
+    view = Notes()
+    watch = launch.Watcher(view)  # type: ignore[arg-type]
+    watch(status("starting", progress=("prefect, nodes", 1, 3)))
+    watch(status("evaluating", progress=("n1", 640, 2000)))
+    assert view.shown == [("starting: prefect, nodes", 1, 3), ("held-out questions: n1", 640, 2000)]
+
+
+def test_a_stop_is_said_once() -> None:
+    view = Notes()
+    watch = launch.Watcher(view)  # type: ignore[arg-type]
+    for stopping in (False, True, True):
+        watch(status("running", stopping=stopping))
+    assert view.stops == 1
+
+
+def test_rewards_are_shown_as_means_and_the_held_out_figure_as_it_was_measured() -> None:
+    metrics = {"reward/local": 0.0, "eval/pass_at_1": 0.4, "pool/size": 3.0}
+    means = {"reward/local": 0.25, "eval/pass_at_1": 0.1, "pool/size": 9.0}
+    shown = launch.row(NodeStatus("n0", "running", 17, 40, metrics=metrics, means=means, window=10))
+    assert shown.metrics == {"reward/local": 0.25, "eval/pass_at_1": 0.4, "pool/size": 3.0}
+    assert shown.window == 10
 
 
 def test_a_full_disk_stops_a_swarm_before_it_writes(

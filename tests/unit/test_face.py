@@ -3,8 +3,10 @@
 import io
 import json
 import sqlite3
+import time
 import tomllib
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,13 @@ from sapo.report import page
 from sapo.stories import Story
 from sapo.summary import Run, first_and_last, gain_sentence, read_run, summarise, write_summary
 from sapo.view import (
+    STOPPING,
     LiveView,
     NodeRow,
+    NodeTable,
     Pace,
     PlainView,
     duration,
-    node_table,
     open_view,
     print_summary,
     screen,
@@ -289,9 +292,12 @@ class Clock:
 
 
 ROWS = [
-    NodeRow("n0", "running", 10, 40, {"reward/local": 0.25, "pool/size": 7, "share/external": 0.5}),
+    NodeRow("n0", "running", 10, 40, {"reward/local": 0.25, "pool/size": 7, "share/external": 0.5}, 10),
     NodeRow("n1", "failed", 5, 40, {}),
 ]
+
+
+CLEAR = "\x1b[2J"
 
 
 def plain() -> tuple[PlainView, io.StringIO, Clock]:
@@ -306,8 +312,9 @@ def test_without_a_terminal_lines_are_plain_and_whole() -> None:
         view.nodes(ROWS)
     assert out.getvalue().count("\n") == 1, "no line is folded at the console's width"
     assert "\x1b" not in out.getvalue()
-    assert "n0 10/40 local 0.25 pool 7 foreign 50% " in out.getvalue()
-    assert "n1 5/40 local – pool – foreign – age – failed" in out.getvalue()
+    assert "n0 10/40 local 0.25 held-out – pool 7 foreign 50% " in out.getvalue()
+    assert "n1 5/40 local – held-out – pool – foreign – age – failed" in out.getvalue()
+    assert "means of 10 rounds" in out.getvalue()
 
 
 def test_plain_lines_come_every_few_seconds_only() -> None:
@@ -330,10 +337,10 @@ def test_every_step_is_seen_to_begin_and_to_end() -> None:
 
 def test_a_long_step_says_how_long_it_will_take() -> None:
     view, out, clock = plain()
-    for done in range(0, 60, 20):
+    for done in range(0, 80, 20):
         clock.now = float(done)
         view.step("preparing the starter policy", done, 1000)
-    assert "40 of 1,000, about 16:00 left" in out.getvalue()
+    assert "60 of 1,000, about 15:40 left" in out.getvalue()
 
 
 def test_on_a_terminal_the_view_is_live() -> None:
@@ -383,8 +390,31 @@ def test_the_table_fits_a_terminal_of_eighty_columns() -> None:
     metrics = {name: 0.512 for name in ("reward/local", "reward/training_set", "eval/pass_at_1")}
     metrics |= {"pool/size": 512, "share/external": 0.5, "staleness/mean_s": 12.5, "tokens/per_second": 1234}
     console = Console(file=io.StringIO(), width=80)
-    console.print(node_table([NodeRow("n0", "finished", 120, 120, metrics)]))
+    console.print(NodeTable([NodeRow("n0", "finished", 120, 120, metrics)]))
     assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "tokens" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_narrow_terminal_gets_fewer_columns_none_of_them_cut() -> None:
+    metrics = {"reward/local": 0.512, "reward/training_set": 0.6, "eval/pass_at_1": 0.4, "pool/size": 31}
+    console = Console(file=io.StringIO(), width=40)
+    console.print(NodeTable([NodeRow("n0", "finished", 120, 120, metrics, 10)]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    assert "120/120" in text
+    assert "0.512" in text
+    assert "finished" in text
+    assert "tokens" not in text
+
+
+def test_the_figures_are_explained_where_there_is_room() -> None:
+    text = " ".join(rendered("demo", ROWS, None, 1.0, None).split())
+    assert "Means of the last 10 rounds; held-out and pool: newest." in text
+    for word in ("pool:", "foreign share:", "staleness:", "docs/concepts.md"):
+        assert word in text
+    low = Console(file=io.StringIO(), width=80, height=12, force_terminal=True)
+    low.print(NodeTable(ROWS))
+    assert "concepts.md" not in low.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_screen_names_a_step_and_a_failed_node() -> None:
@@ -396,8 +426,8 @@ def test_the_screen_names_a_step_and_a_failed_node() -> None:
 
 def test_time_left_follows_the_pace_of_the_last_minute() -> None:
     pace = Pace()
-    assert pace.left(0.0, 0, 100) is None
-    assert pace.left(10.0, 10, 100) == pytest.approx(90.0)
+    for second in range(11):
+        pace.left(float(second), second, 400)
     for second in range(11, 200):
         left = pace.left(float(second), min(10 + 2 * (second - 10), 400), 400)
     assert left == pytest.approx((400 - 388) / 2, rel=0.05)
@@ -405,8 +435,71 @@ def test_time_left_follows_the_pace_of_the_last_minute() -> None:
 
 def test_a_resumed_run_counts_its_pace_from_where_it_starts() -> None:
     pace = Pace()
-    pace.left(0.0, 90, 100)
-    assert pace.left(10.0, 91, 100) == pytest.approx(90.0)
+    for second in range(13):
+        left = pace.left(float(second), 90 + second // 2, 100)
+    assert left == pytest.approx(8.0)
+
+
+def test_nothing_is_foretold_from_the_first_rounds() -> None:
+    pace = Pace()
+    assert pace.left(0.0, 0, 480) is None
+    assert pace.left(60.0, 1, 480) is None, "a minute of preparation is no pace"
+    assert pace.left(61.0, 3, 480) is None, "one step is none either"
+    assert pace.left(62.0, 5, 480) is None, "nor are two seconds"
+    assert pace.left(71.0, 21, 480) == pytest.approx((480 - 21) * 11 / 20)
+
+
+def test_slow_rounds_keep_their_pace_between_them() -> None:
+    pace = Pace()
+    for second in range(0, 400, 5):
+        left = pace.left(float(second), second // 100, 10)
+        assert (left is None) == (second < 300)
+
+
+def test_a_stop_is_answered_in_both_views() -> None:
+    view, out, _ = plain()
+    view.stopping()
+    assert STOPPING in out.getvalue()
+    live, text = live_view()
+    with live:
+        live.nodes(ROWS)
+        assert "goes on" in text()
+        live.stopping()
+        assert STOPPING in text()
+    assert STOPPING in text().rsplit("goes on", 1)[1], "it stands in the place of the hint"
+
+
+def live_view(width: int = 100) -> tuple[LiveView, Callable[[], str]]:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, _environ={"TERM": "xterm"})
+    view = open_view("demo", console, hint="it goes on")
+    assert isinstance(view, LiveView)
+    return view, console.file.getvalue  # type: ignore[attr-defined]
+
+
+def test_the_clock_of_the_live_view_goes_on_by_itself() -> None:
+    clock = Clock()
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    with open_view("demo", console, clock) as view:
+        view.step("loading torch", 0, 1)
+        clock.now = 41.0
+        until = time.monotonic() + 30
+        while "0:41" not in console.file.getvalue() and time.monotonic() < until:  # type: ignore[attr-defined]
+            time.sleep(0.01)
+        assert "0:41" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_terminal_made_narrower_is_cleared_and_keeps_its_notes() -> None:
+    view, text = live_view()
+    with view:
+        view.note("mlflow is away")
+        view.nodes(ROWS)
+        assert CLEAR not in text()
+        view._live.console.width = 60
+        view.nodes(ROWS)
+        assert text().count(CLEAR) == 1
+        assert "mlflow is away" in text().split(CLEAR)[1]
+        view.nodes(ROWS)
+    assert text().count(CLEAR) == 1
 
 
 @pytest.mark.parametrize(("value", "text"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3661, "1:01:01")])

@@ -17,7 +17,7 @@ from makers import finish_round
 from swarms import make_home, small_config
 
 from sapo import supervise
-from sapo.crew import CrewState, Member
+from sapo.crew import CrewState, Member, forget_progress, write_progress
 from sapo.errors import UserError
 from sapo.home import Home
 from sapo.journal import Journal
@@ -117,6 +117,28 @@ def test_a_request_to_stop_ends_the_flow_in_good_order(home: Home, healthy: str,
     assert ended[0].phase == "stopped"
     assert not home.stop_flag.exists()
     assert not alive(int((home.root / "up").read_text()))
+
+
+def test_a_request_to_stop_is_shown_at_once(home: Home, healthy: str) -> None:
+    config, seen = small_config([f"track.uri={healthy}"]), list[supervise.SwarmStatus]()
+    env = {**os.environ, "PREFECT_API_URL": f"{healthy}/api"}
+    stop = threading.Event()
+
+    def once_up() -> None:
+        until((home.root / "up").exists)
+        stop.set()
+
+    threading.Thread(target=once_up).start()
+    # within this interval a status comes because of the stop, or not at all
+    run_swarm(config, home, env=env, command=("-c", STOPS), interval_s=600, stop=stop, on_status=seen.append)
+    assert [status.stopping for status in seen] == [False, True, True, True, False]
+    assert [status.phase for status in seen] == ["starting", "starting", "closing", "closing", "stopped"]
+
+
+def test_what_a_start_waits_for_is_counted(home: Home, healthy: str) -> None:
+    seen: list[supervise.SwarmStatus] = []
+    run(home, healthy, FINISHES, on_status=seen.append)
+    assert seen[0].progress == ("nodes", 2, 3), "both servers answer, the nodes have not begun"
 
 
 def test_a_flow_that_does_not_hear_is_ended(
@@ -223,6 +245,29 @@ def test_a_snapshot_of_a_swarm_that_was_killed_says_it_is_stopped(home: Home) ->
     status = snapshot(small_config(), home)
     assert (status.phase, status.pid, status.services) == ("stopped", None, None)
     assert [node.state for node in status.nodes] == ["finished", "stopped"]
+
+
+def test_a_snapshot_has_means_of_the_last_rounds(home: Home) -> None:
+    commit_rounds(home, "n0", [{"reward/local": float(round)} for round in range(13)])
+    first = snapshot(small_config(["swarm.rounds=13"]), home).nodes[0]
+    assert first.metrics == {"reward/local": 12.0}
+    assert first.means == {"reward/local": 7.5}, "of rounds 3 to 12"
+    assert first.window == supervise.WINDOW == 10
+
+
+def test_means_are_of_as_many_rounds_as_there_are(home: Home) -> None:
+    commit_rounds(home, "n0", [{"reward/local": 0.25}, {"reward/local": 0.75, "staleness/mean_s": 3.0}])
+    first = snapshot(small_config(), home).nodes[0]
+    assert (first.means, first.window) == ({"reward/local": 0.5, "staleness/mean_s": 3.0}, 2)
+
+
+def test_a_snapshot_says_how_far_the_evaluation_is(home: Home) -> None:
+    home.swarm_state.write_text(CrewState("evaluating", os.getpid(), 0.0, {}).to_json())
+    write_progress(home, "n1", 640, 2000)
+    with NodeLock(home.root):
+        assert snapshot(small_config(), home).progress == ("n1", 640, 2000)
+        forget_progress(home)
+        assert snapshot(small_config(), home).progress is None
 
 
 def test_a_home_where_nothing_ever_ran_is_idle(home: Home) -> None:
