@@ -201,7 +201,7 @@ def test_prefect_and_mlflow_stay_in_their_rooms() -> None:
 def tracked() -> list[Path]:
     """Files of the checkout that are ours, whether or not this is a git clone."""
     folders = ("sapo", "flows", "tests", "docs", "infra", "docker", "benchmarks", ".ci")
-    found = [path for path in ROOT.iterdir() if path.is_file() and path.name != ".coverage"]
+    found = [path for path in ROOT.iterdir() if path.is_file() and path.name not in (".coverage", ".git")]
     for folder in folders:
         found += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
     return [path for path in found if "__pycache__" not in path.parts and path.suffix != ".pyc"]
