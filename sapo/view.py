@@ -27,6 +27,8 @@ RATE_SECONDS = 60.0
 """The time left is estimated from the pace of this long."""
 SETTLE_SECONDS, SETTLE_STEPS = 10.0, 2
 """No time left is shown before the pace was seen for this long and over so many steps."""
+FIRST = "getting ready"
+"""What a live view shows before it is told anything: it is there before what is heavy is imported."""
 RUN_HINT = "Ctrl-C stops in good order; sapo swarm --resume goes on"
 STOPPING = "stopping after the rounds in hand; Ctrl-C again stops at once"
 
@@ -123,7 +125,7 @@ class LiveView:
     def __init__(self, title: str, console: Console, clock: Callable[[], float], hint: str = "") -> None:
         self._title, self._progress, self._hint = title, _Progress(clock), hint
         self._rows: Sequence[NodeRow] = ()
-        self._step: tuple[str, int, int] | None = None
+        self._step: tuple[str, int, int] | None = (FIRST, 0, 1)
         self._left: float | None = None
         self._notes: list[str] = []
         self._width = console.width
@@ -134,6 +136,7 @@ class LiveView:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._hint = ""  # the last frame stays, and there is nothing to stop any more
         self._live.stop()
 
     def step(self, label: str, done: int, total: int) -> None:

@@ -31,7 +31,6 @@ PHASES = {
     "closing": "stopping the servers",
 }
 """Phases in which no rounds are made, in words; what exactly is waited for may follow."""
-CHECKING = "checking settings and place"
 NEWEST = ("eval/", "pool/size")
 """Series of which the newest value is shown, not the mean of the last rounds."""
 
@@ -301,7 +300,6 @@ def run(config: Config, home: Home) -> int:
 
     console = Console()
     with open_view(config.swarm.name, console, hint=RUN_HINT) as view:
-        view.step(CHECKING, 0, 1)
         from sapo.report import write_report
         from sapo.supervise import run_swarm
 
@@ -335,7 +333,6 @@ def run_one(config: Config, home: Home, name: str) -> int:
     console = Console()
     hint = f"Ctrl-C stops in good order; the same command goes on with {name}"
     with open_view(config.swarm.name, console, hint=hint) as view:
-        view.step(CHECKING, 0, 1)
         from sapo.supervise import run_node
 
         prepare(config, home, view, [name])

@@ -26,6 +26,7 @@ from sapo.report import page
 from sapo.stories import Story
 from sapo.summary import Run, first_and_last, gain_sentence, read_run, summarise, write_summary
 from sapo.view import (
+    FIRST,
     STOPPING,
     LiveView,
     NodeRow,
@@ -462,11 +463,13 @@ def test_a_stop_is_answered_in_both_views() -> None:
     assert STOPPING in out.getvalue()
     live, text = live_view()
     with live:
+        assert FIRST in text(), "something is seen before anything is told"
         live.nodes(ROWS)
         assert "goes on" in text()
         live.stopping()
         assert STOPPING in text()
     assert STOPPING in text().rsplit("goes on", 1)[1], "it stands in the place of the hint"
+    assert STOPPING not in text().rsplit("swarm demo", 1)[1], "what stays on the screen has ended"
 
 
 def live_view(width: int = 100) -> tuple[LiveView, Callable[[], str]]:

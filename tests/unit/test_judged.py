@@ -1,16 +1,19 @@
 """Whom the judge asks: the nodes of the swarm that live in its home."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from swarms import make_home, small_config
 
 from flows import evaluate
 from flows.common import Process
+from sapo.config import Config
+from sapo.crew import read_progress
 from sapo.errors import UserError
 from sapo.home import Home
 from sapo.journal import Journal
-from sapo.judge import evaluate_swarm, judge_swarm
+from sapo.judge import Progress, evaluate_swarm, judge_swarm
 
 ELSEWHERE = '{"why": "was exported"}'
 
@@ -51,3 +54,17 @@ def test_mlflow_is_told_nothing_of_a_node_that_moved_away_or_left(home: Home) ->
 
     assert evaluate._question(Process.at(str(home.root)), dict, tell) == []
     assert told == ["n0"]
+
+
+def test_those_who_watch_see_how_far_a_sweep_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def sweep(config: Config, home: Home, *, progress: Progress) -> dict[str, Any]:
+        progress("n0", 250, 2000)
+        seen.append(read_progress(home))
+        return {"nodes": {}}
+
+    monkeypatch.setattr(evaluate, "evaluate_swarm", sweep)
+    evaluate.ask_all(Process.at(str(home.root)))
+    assert seen == [("n0", 250, 2000)]
+    assert read_progress(home) is None

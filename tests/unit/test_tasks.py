@@ -107,7 +107,19 @@ def test_weights_decide_how_often_a_task_is_asked(workers: TaskWorkers) -> None:
 
 def test_held_out_questions_are_distinct_and_the_same_for_all(workers: TaskWorkers) -> None:
     tasks = [Task(dataset="chain_sum"), Task(dataset="gcd")]
-    held = held_out_questions(workers, tasks, swarm="s", seed=0, count=60, held_out=0.1)
+    seen: list[tuple[int, int]] = []
+    held = held_out_questions(
+        workers,
+        tasks,
+        swarm="s",
+        seed=0,
+        count=60,
+        held_out=0.1,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert seen == sorted(seen)
+    assert len(seen) > 1
+    assert seen[-1] == (60, 60)
     assert len({normalise(question.text) for question in held}) == 60
     assert {question.recipe.dataset for question in held} == {"chain_sum", "gcd"}
     assert held_out_questions(workers, tasks, swarm="s", seed=0, count=60, held_out=0.1) == held
