@@ -132,7 +132,7 @@ class LiveView:
         self._live = Live(console=console, get_renderable=self._screen, refresh_per_second=2)
 
     def __enter__(self) -> Self:
-        self._live.start()
+        self._live.start(refresh=True)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -173,11 +173,15 @@ def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
 
     from sapo.commands.look import printable
     from sapo.errors import Unavailable
-    from sapo.judge import judge_swarm, tell_verdicts
-    from sapo.tracked import tracking_uri
+    from sapo.view import open_view
 
     config = home.load_config()
-    with Console(stderr=True).status("asking one held-out question"):
+    with open_view(config.swarm.name, Console(stderr=True)) as view:
+        view.step("loading torch", 0, 1)
+        from sapo.judge import judge_swarm, tell_verdicts
+        from sapo.tracked import tracking_uri
+
+        view.step("asking one held-out question", 0, 1)
         found = judge_swarm(config, home, nodes)
     try:
         uri = tracking_uri(home, config)
