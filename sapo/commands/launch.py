@@ -166,6 +166,8 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
     check_built(config)
     config = check_place(config, home)
     refuse_outsiders(config, home, names)
+    for line in describe(config, names):
+        view.note(line)
     loading = "loading torch, transformers and what a node needs"
     view.step(loading, 0, 3)
     import torch  # noqa: F401
