@@ -34,6 +34,23 @@ Presets: {presets}. A setting of one node only is written `node.<number>.<key>`,
 `--set node.1.model=starter:numbers`.
 """
 
+BESIDE = {
+    "learn": """
+Which losses differ, and when. In the first step on a batch the ratio of new to old policy is 1, so nothing
+is clipped; with `epochs = 1`, the default, there is no other step. `sapo swarm`, `sapo experiment` and
+`sapo replay --set` warn of a setting that makes no difference.
+
+| losses | `epochs = 1` | `epochs = 2` or more |
+|---|---|---|
+| `dapo`, `cispo` | one update, bit for bit | past its clip a token is left out by `dapo`, kept by `cispo` |
+| `grpo`, `gspo` | one update, except with `foreign = "behaviour"` | `gspo` clips one ratio per answer |
+| `dapo`, `grpo` | mean over tokens, mean over answers | the same |
+| `dapo`, `dr_grpo` | one direction; lengths differ from batch to batch | the same |
+| `clip_low`, `clip_high`, `gspo_clip_*` | without effect | act |
+"""
+}
+"""What stands below a section's table."""
+
 
 def config_reference() -> str:
     """The text of config.md: one table per section, in the order of the settings' class."""
@@ -56,6 +73,7 @@ def config_reference() -> str:
             heading = name if len(refs) == 1 or kind is None else f'{name}, type = "{kind}"'
             parts.append(f"\n## {heading}\n\n{prose(section['description'])}\n\n")
             parts.append(table(section["properties"], model, schema))
+            parts.append(BESIDE.get(name, ""))
     return "".join(parts)
 
 

@@ -3,15 +3,16 @@
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sapo.commands.options import JsonOption, print_json
+from sapo.commands.options import JsonOption, print_json, warn
 
 if TYPE_CHECKING:
+    from sapo.config import Config
     from sapo.experiment.grid import Grid
     from sapo.experiment.progress import ProgressView
     from sapo.experiment.record import Job, RunRecord
@@ -53,6 +54,8 @@ def experiment(
     chosen = plan.listed(arms) if arms else []
     print(f"{plan.name}: checking the tasks", file=sys.stderr, flush=True)
     check_tasks(plan)
+    for note in twins(plan, chosen):
+        warn(note)
     code, document = run(plan, folder, seeds=seeds, arms=chosen, jobs=jobs)
     if document is not None:
         if as_json:
@@ -61,6 +64,20 @@ def experiment(
             show(document, folder)
     if code:
         raise typer.Exit(code)
+
+
+def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
+    """A line for every two arms whose settings differ to no effect."""
+    from sapo import effects
+    from sapo.experiment.grid import Job
+
+    alike: dict[object, dict[str, Config]] = {}
+    for name in chosen or plan.arms:
+        arm = plan.named(name)
+        config = plan.config(Job(arm=name, seed=plan.first_seed))
+        alike.setdefault((arm.rounds, arm.control, arm.window), {})[name] = config
+    for arms in alike.values():
+        yield from effects.twins(arms)
 
 
 def check_tasks(plan: "Grid") -> None:

@@ -1,6 +1,6 @@
 """`sapo replay`: a node's rounds made again from the history, compared or changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,6 +49,8 @@ def replay(
     if check and sets:
         raise UserError("--set", sets[0], "there is then nothing to compare with", "leave out --check")
     found = find_home(home)  # said before models are imported, which takes seconds
+    for note in without_effect(found, node, sets or []):
+        warn(note)
     from rich.console import Console
 
     from sapo.view import open_view
@@ -68,6 +70,22 @@ def replay(
         print_json(body)
     else:
         print("\n".join(lines))
+
+
+def without_effect(home: "Home", node: str, sets: Sequence[str]) -> list[str]:
+    """What is changed to no effect; nothing where `retrain` is going to refuse it."""
+    from sapo.config import load
+    from sapo.effects import notes
+    from sapo.errors import UserError
+
+    config = home.load_config()
+    if node not in config.nodes:
+        return []
+    own = config.for_node(node)
+    try:
+        return notes(load(sets=sets, base=own, env={}), own)
+    except UserError:
+        return []
 
 
 def prove(

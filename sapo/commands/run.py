@@ -48,6 +48,7 @@ def swarm(
     """
     from sapo import toml
     from sapo.commands import launch
+    from sapo.effects import swarm_notes
 
     found, settings = launch.locate(
         preset, config, sets, nodes=nodes, rounds=rounds, home=home, resume=resume
@@ -58,6 +59,8 @@ def swarm(
     if warning:
         warn(warning)
     launch.refuse_moved(settings, found)
+    for note in swarm_notes(settings):
+        warn(note)
     if dry_run:
         print(toml.dumps(settings.model_dump(mode="json")), end="")
         return

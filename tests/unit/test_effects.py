@@ -1,0 +1,120 @@
+"""Which settings of the update can't make a difference: what is claimed, against the gradients."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from sapo.config import Config, load
+from sapo.effects import inert, notes, swarm_notes, twins
+from sapo.learn.loss import LOSSES, LossInputs, normaliser
+
+
+def config(*sets: str) -> Config:
+    return load(sets=["swarm.nodes=2", *sets], env={})
+
+
+def gradient(
+    loss: str, *, later: bool, clips: tuple[float, float] = (0.2, 0.28), per_token: bool = False
+) -> Tensor:
+    """Of the log-probabilities of three unequal answers, in the first step on them or a `later` one."""
+    make = torch.Generator().manual_seed(0)
+    own = -torch.rand(3, 5, generator=make, dtype=torch.float64) - 0.1
+    mask = torch.arange(5) < torch.tensor([[5], [2], [3]])
+    old = own + later * 0.3 * torch.randn(3, 5, generator=make, dtype=torch.float64)
+    advantages = torch.tensor([0.5, -1.0, 0.25], dtype=torch.float64)[:, None]
+    if per_token:
+        advantages = advantages * torch.rand(3, 5, generator=make, dtype=torch.float64)
+    own.requires_grad_()
+    divisor = normaliser(loss, tokens=10, sequences=3, length=4)
+    LOSSES[loss](LossInputs(own, old, advantages, mask, divisor, *clips)).loss.backward()
+    assert own.grad is not None
+    return own.grad
+
+
+def equal(one: str, other: str, *, later: bool, per_token: bool = False) -> bool:
+    first, second = (gradient(loss, later=later, per_token=per_token) for loss in (one, other))
+    return torch.allclose(first, second, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("one", LOSSES)
+@pytest.mark.parametrize("other", LOSSES)
+def test_losses_are_one_update_just_where_it_is_said(one: str, other: str) -> None:
+    for later, epochs in ((False, 1), (True, 2)):
+        said = [
+            note
+            for note in notes(
+                config(f"learn.loss={one}", f"learn.epochs={epochs}"), config(f"learn.loss={other}")
+            )
+            if note.startswith("learn.loss")
+        ]
+        assert (one != other and equal(one, other, later=later)) == bool(said)
+
+
+def test_dapo_and_cispo_are_one_update_to_the_bit() -> None:
+    assert torch.equal(gradient("dapo", later=False), gradient("cispo", later=False))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_clips_act_from_the_second_step_on_and_not_before(loss: str) -> None:
+    for later, epochs in ((False, 1), (True, 2)):
+        acts = not torch.equal(gradient(loss, later=later), gradient(loss, later=later, clips=(0.01, 0.01)))
+        names = ("gspo_clip_low", "gspo_clip_high") if loss == "gspo" else ("clip_low", "clip_high")
+        without = inert(config(f"learn.loss={loss}", f"learn.epochs={epochs}"))
+        assert [name not in without for name in names] == [acts, acts]
+
+
+def test_weights_of_single_tokens_tell_grpo_and_gspo_apart() -> None:
+    assert not equal("grpo", "gspo", later=False, per_token=True)
+    sets = ("learn.foreign=behaviour", 'learn.trusted_peers=["n1"]')
+    assert not notes(config("learn.loss=gspo", *sets), config("learn.loss=grpo", *sets))
+
+
+@pytest.mark.parametrize(
+    ("sets", "told"),
+    [
+        (["learn.clip_high=0.4"], "learn.clip_high = 0.4 makes no difference: with learn.epochs = 1"),
+        (["learn.gspo_clip_low=0.1", "learn.epochs=2"], "only gspo clips by it"),
+        (["learn.clip_low=0.1", "learn.epochs=2", "learn.loss=gspo"], "gspo clips by learn.gspo_clip_low"),
+        (["learn.loss=cispo"], "learn.loss = cispo makes the updates of dapo"),
+        (["learn.dr_grpo_length=16"], 'it belongs to learn.loss = "dr_grpo"'),
+        (["learn.foreign_floor=-3", "learn.foreign=positive"], 'it belongs to learn.foreign = "bounded"'),
+        (["learn.foreign_weight=0.5", "batch.external=0"], "nothing foreign in a batch"),
+        (["learn.epochs=3", "learn.lr=0"], "the policy stays as it is"),
+        (["node.1.learn.std_floor=0.1"], 'it belongs to learn.advantage = "mean_std"'),
+    ],
+)
+def test_a_setting_to_no_effect_is_named_once_with_the_reason(sets: Sequence[str], told: str) -> None:
+    (note,) = swarm_notes(config(*sets))
+    assert told in note
+
+
+@pytest.mark.parametrize(
+    "sets", [[], ["learn.loss=grpo"], ["learn.loss=cispo", "learn.epochs=2"], ["learn.foreign=bounded"]]
+)
+def test_settings_that_act_are_not_named(sets: Sequence[str]) -> None:
+    assert swarm_notes(config(*sets)) == []
+
+
+@pytest.mark.parametrize("preset", ["tiny", "paper"])
+def test_the_presets_hold_nothing_to_no_effect(preset: str) -> None:
+    assert swarm_notes(load(preset, env={})) == []
+
+
+def test_two_arms_that_do_the_same_are_named_with_the_reason() -> None:
+    arms = {
+        "dapo": config(),
+        "cispo": config("learn.loss=cispo"),
+        "twice": config("learn.loss=cispo", "learn.epochs=2"),
+        "silo": config("batch.external=0", "learn.loss=cispo"),
+    }
+    (note,) = twins(arms)
+    assert note.startswith("arms dapo and cispo make the same updates: learn.loss = cispo makes")
+
+
+def test_torch_is_not_needed() -> None:
+    code = "import sys, sapo.effects; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
