@@ -15,6 +15,7 @@ from flows.common import NETWORK, PROCESS, SMALL, Process, here, parser, run_pro
 from flows.orchestrator import Orchestrator, at_work
 from sapo.crew import OWING, forget_progress, write_progress
 from sapo.errors import SapoError, Unavailable
+from sapo.evaluate import full_metrics, probe_metrics
 from sapo.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
 from sapo.outage import Outage
 from sapo.tracked import tracker_of
@@ -67,10 +68,9 @@ def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> b
     if uri is None:
         return False
     tracker = tracker_of(process.config, node, process.home, uri=uri)
-    metrics = {"eval/pass_at_1": figures["pass_at_1"], "eval/greedy": figures["greedy"]}
-    for name, per_task in figures["per_task"].items():
-        metrics[f"eval/pass_at_1/{name}"] = per_task["pass_at_1"]
-        metrics[f"eval/greedy/{name}"] = per_task["greedy"]
+    metrics = full_metrics(figures)
+    if figures["probe"] is not None:
+        metrics |= probe_metrics(figures["probe"])
     tracker.log_metrics(metrics, round=round, at=time.time())
     leave_run(process.config, process.home, tracker)
     try:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sapo import sampling
+from sapo import probes, sampling
 from sapo.batching import score_groups
 from sapo.evaluate import evaluate
 from sapo.node_parts import NodeParts
@@ -126,6 +126,7 @@ def probe(parts: NodeParts, round: int) -> dict[str, float]:
         max_new_tokens=config.generate.max_new_tokens,
         seed=config.swarm.seed,
     )
+    probes.append(parts.home.probes(parts.name), parts.journal.incarnation, round, evaluation)
     return evaluation.metrics() | {"time/probe": parts.clock() - started}
 
 

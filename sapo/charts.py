@@ -7,6 +7,8 @@ from html import escape
 Point = tuple[float, float]
 Span = tuple[float, float, float]
 """x, and the lower and the upper y there."""
+Bar = tuple[float, float, float | None, bool]
+"""x, y, half of the interval around y where it is known, and whether the mark belongs to no line."""
 Row = tuple[str, float | None, float | None, float | None]
 """A label, a value, the ends of its interval."""
 PALETTE = ("#3b7dd8", "#d9822b", "#2f9e63", "#b0508f", "#8a6d3b", "#6a5acd", "#c0392b", "#16868f")
@@ -57,13 +59,15 @@ def line_chart(
     window: int = 1,
     marks: bool = False,
     bands: Mapping[str, Sequence[Span]] | None = None,
+    bars: Mapping[str, Sequence[Bar]] | None = None,
     y_range: tuple[float, float] | None = None,
     width: float = 1.5,
 ) -> str:
     """One chart as an `<svg>` element. Series keep their colour by place, empty ones too.
 
     With `window` above 1 the rolling mean is drawn bold over the faint raw line; `marks` draws a dot at
-    every point instead. A series' `bands` are shaded.
+    every point instead. A series' `bands` are shaded, its `bars` are intervals of single points; a point of
+    no line has a hollow mark and stands a little to the right.
     `y_range` is shown at least, so that charts can share a scale. A chart without any point says so.
     """
     points = [point for line in series.values() for point in line]
@@ -72,6 +76,10 @@ def line_chart(
         return "".join([*parts, _empty("nothing measured yet")])
     spans = {name: band for name, band in (bands or {}).items() if name in series}
     heights = [y for _, y in points] + [y for band in spans.values() for _, *ends in band for y in ends]
+    marked = {name: bar for name, bar in (bars or {}).items() if name in series}
+    heights += [
+        y + side * (half or 0.0) for bar in marked.values() for _, y, half, _ in bar for side in (-1, 1)
+    ]
     heights += y_range or ()
     xs = ticks(min(x for x, _ in points), max(x for x, _ in points), 8)
     ys = ticks(min(heights), max(heights))
@@ -81,6 +89,7 @@ def line_chart(
         parts += _shade(frame, name, spans.get(name, ()), colour(index))
     for index, (name, line) in enumerate(series.items()):
         parts += _line(frame, name, line, colour(index), window, marks, width)
+        parts += _bars(frame, name, marked.get(name, ()), colour(index))
     return "".join([*parts, "</svg>"])
 
 
@@ -238,6 +247,25 @@ def _shade(frame: _Frame, name: str, band: Sequence[Span], fill: str) -> list[st
     edge = [frame.at(x, high) for x, _, high in band] + [frame.at(x, low) for x, low, _ in reversed(band)]
     drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in edge)
     return [f'<polygon points="{drawn}" fill="{fill}" opacity=".15"><title>{escape(name)}</title></polygon>']
+
+
+def _bars(frame: _Frame, name: str, bars: Sequence[Bar], stroke: str) -> list[str]:
+    """Intervals of single points."""
+    parts = []
+    for x, y, half, hollow in bars:
+        px, py = frame.at(x, y)
+        px += 7 * hollow
+        if half:
+            low, high = frame.at(x, y - half)[1], frame.at(x, y + half)[1]
+            parts.append(
+                f'<path d="M{px - 3:.1f} {low:.1f}h6m-3 0V{high:.1f}m-3 0h6" fill="none" stroke="{stroke}"/>'
+            )
+        if hollow:
+            parts.append(
+                f'<rect x="{px - 3:.1f}" y="{py - 3:.1f}" width="6" height="6" fill="Canvas" '
+                f'stroke="{stroke}"><title>{escape(name)}: {y:.3f}, full evaluation</title></rect>'
+            )
+    return parts
 
 
 def _line(

@@ -8,16 +8,18 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sapo.config import Config
 from sapo.generate.base import Engine
 from sapo.home import Home, write_atomically
-from sapo.models import LoadedPolicy
 from sapo.records import Completion, Question, Sampling, canonical, sha256
 from sapo.seeds import stream
 from sapo.tasks import held_out_questions
 from sapo.workers import TaskWorkers
+
+if TYPE_CHECKING:
+    from sapo.models import LoadedPolicy
 
 FULL_SCORE = 1.0 - 1e-9
 CHUNK = 250
@@ -27,11 +29,22 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What one policy did: per question, in the questions' order, the share of sampled and greedy passes."""
+    """What one policy did: per question, in the questions' order, the share of sampled and greedy passes.
+
+    `first` is whether the first sampled completion passed, `answers` are the greedy completions.
+    """
 
     tasks: tuple[str, ...]
     sampled: tuple[float, ...]
     greedy: tuple[float, ...]
+    first: tuple[float, ...]
+    answers: tuple[str, ...]
+
+    def probe(self, count: int) -> "Evaluation":
+        """The result on the first `count` questions with one sample each: what a probe of the same policy
+        would find, as a probe asks these questions under the same random numbers."""
+        first = self.first[:count]
+        return Evaluation(self.tasks[:count], first, self.greedy[:count], first, self.answers[:count])
 
     @property
     def pass_at_1(self) -> float:
@@ -58,6 +71,7 @@ class Evaluation:
     def summary(self) -> dict[str, Any]:
         """Plain figures; `interval` is the 95 % half-width of `pass_at_1` over questions."""
         return {
+            "questions": len(self.tasks),
             "pass_at_1": self.pass_at_1,
             "interval": half_width(self.sampled),
             "greedy": self.greedy_pass,
@@ -65,12 +79,35 @@ class Evaluation:
         }
 
     def metrics(self) -> dict[str, float]:
-        """The evaluation as metric series (DESIGN 13)."""
-        result = {"eval/pass_at_1": self.pass_at_1, "eval/greedy": self.greedy_pass}
-        for task, figures in self.per_task().items():
-            result[f"eval/pass_at_1/{task}"] = figures["pass_at_1"]
-            result[f"eval/greedy/{task}"] = figures["greedy"]
-        return result
+        """A probe as metric series (DESIGN 13)."""
+        return probe_metrics(self.summary())
+
+
+def probe_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The series of a probe: always of the probe's questions, so that a line joins comparable points."""
+    result = {
+        "eval/pass_at_1": summary["pass_at_1"],
+        "eval/greedy": summary["greedy"],
+        "eval/interval": summary["interval"],
+        "eval/questions": summary["questions"],
+    }
+    for task, figures in summary["per_task"].items():
+        result[f"eval/pass_at_1/{task}"] = figures["pass_at_1"]
+        result[f"eval/greedy/{task}"] = figures["greedy"]
+    return result
+
+
+def full_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The series of a full evaluation, which asks more questions than a probe."""
+    result = {
+        "eval/full/pass_at_1": summary["pass_at_1"],
+        "eval/full/greedy": summary["greedy"],
+        "eval/full/interval": summary["interval"],
+    }
+    for task, figures in summary["per_task"].items():
+        result[f"eval/full/pass_at_1/{task}"] = figures["pass_at_1"]
+        result[f"eval/full/greedy/{task}"] = figures["greedy"]
+    return result
 
 
 def half_width(values: Sequence[float]) -> float:
@@ -115,7 +152,7 @@ def held_out_set(
 
 
 def evaluate(
-    policy: LoadedPolicy,
+    policy: "LoadedPolicy",
     engine: Engine,
     workers: TaskWorkers,
     questions: Sequence[Question],
@@ -131,8 +168,9 @@ def evaluate(
     the same questions are compared under common random numbers, which narrows the interval of their
     difference.
     """
-    sampled: list[float] = []
-    greedy: list[float] = []
+    sampled: list[list[float]] = []
+    greedy: list[list[float]] = []
+    answers: list[str] = []
     for start in range(0, len(questions), CHUNK):
         chunk = questions[start : start + CHUNK]
         for passes, repeat, is_greedy in ((sampled, samples, False), (greedy, 1, True)):
@@ -144,14 +182,22 @@ def evaluate(
                 seed=stream(seed, "evaluate", start, int(is_greedy)),
                 greedy=is_greedy,
             )
-            passes += _shares(workers, chunk, groups)
+            passes += _passes(workers, chunk, groups)
+            if is_greedy:
+                answers += [completion.text for (completion,) in groups]
         if progress is not None:
             progress(len(sampled), len(questions))
-    return Evaluation(tuple(q.recipe.dataset for q in questions), tuple(sampled), tuple(greedy))
+    return Evaluation(
+        tasks=tuple(question.recipe.dataset for question in questions),
+        sampled=tuple(statistics.fmean(passes) for passes in sampled),
+        greedy=tuple(passes[0] for passes in greedy),
+        first=tuple(passes[0] for passes in sampled),
+        answers=tuple(answers),
+    )
 
 
 def sampled_passes(
-    policy: LoadedPolicy,
+    policy: "LoadedPolicy",
     engine: Engine,
     workers: TaskWorkers,
     questions: Sequence[Question],
@@ -171,21 +217,21 @@ def sampled_passes(
             sampling=Sampling(),
             seed=stream(seed, "evaluate", start, 0),
         )
-        passes += _shares(workers, chunk, groups)
+        passes += [statistics.fmean(found) for found in _passes(workers, chunk, groups)]
     return passes
 
 
-def _shares(
+def _passes(
     workers: TaskWorkers, questions: Sequence[Question], groups: Sequence[Sequence[Completion]]
-) -> list[float]:
-    """Per question the share of its completions that pass."""
+) -> list[list[float]]:
+    """Per question and completion 1 where it passes, else 0."""
     items = [
         (question.recipe, completion.text)
         for question, group in zip(questions, groups, strict=True)
         for completion in group
     ]
     hits = iter([float((outcome.score or 0.0) >= FULL_SCORE) for outcome in workers.score(items)])
-    return [statistics.fmean(next(hits) for _ in group) for group in groups]
+    return [[next(hits) for _ in group] for group in groups]
 
 
 def gain(baselines: Mapping[str, Sequence[float]], nodes: Mapping[str, Sequence[float]]) -> dict[str, float]:

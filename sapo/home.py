@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -139,6 +140,10 @@ class Home:
         """A node's journal."""
         return self.node(name) / "journal.sqlite"
 
+    def probes(self, name: str) -> Path:
+        """What a node's probes found, question by question."""
+        return self.node(name) / "probes.jsonl"
+
     def checkpoints(self, name: str) -> Path:
         """A node's checkpoints."""
         return self.node(name) / "checkpoints"
@@ -247,6 +252,20 @@ class Home:
         """The config an existing home was last started with. Raises `UserError` where there is none."""
         self._exists(self.config)
         return parse(json.loads(self.config.read_text(encoding="utf-8")), prefix="config.json: ")
+
+    def load_evaluation(self) -> dict[str, Any] | None:
+        """The last full held-out evaluation or None. Raises `UserError` for a broken file."""
+        if not self.evaluation.exists():
+            return None
+        try:
+            found = json.loads(self.evaluation.read_text(encoding="utf-8"))
+            if isinstance(found, dict) and isinstance(found.get("nodes"), dict):
+                return found
+            problem = "is no evaluation"
+        except ValueError as error:
+            problem = f"is not JSON: {error}"
+        remedy = "delete it, or make it anew with `sapo evaluate`"
+        raise UserError("evaluation.json", str(self.evaluation), problem, remedy)
 
     def _exists(self, path: Path) -> None:
         if not path.exists():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sapo import checkpoint, models
+from sapo import checkpoint, models, probes
 from sapo.cache import default_cache
 from sapo.checkpoint import Checkpoint
 from sapo.config import Config
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 """Called with what is evaluated, the questions done and their number."""
+EXAMPLES, MOST_EXAMPLES = 2, 6
+"""Of each data set, and in all: questions whose answers are kept as text."""
 ATTEMPTS = 5
 """A running node may delete a checkpoint while it is being read; then there is a newer one."""
 
@@ -210,7 +212,7 @@ def evaluate_swarm(
                 baselines[label] = ask(node_config, policy, workers, questions, label, progress)
             rounds[name] = _load_newest(home, name, policy).round
             evaluations[name] = ask(node_config, policy, workers, questions, name, progress)
-    body = _body(config, baselines, labels, evaluations, rounds)
+    body = _body(config, questions, baselines, labels, evaluations, rounds)
     write_atomically(home.evaluation, json.dumps(body, indent=1) + "\n")
     return body
 
@@ -276,6 +278,7 @@ def ask(
 
 def _body(
     config: Config,
+    questions: Sequence[Question],
     baselines: dict[str, Evaluation],
     labels: dict[str, str],
     evaluations: dict[str, Evaluation],
@@ -284,14 +287,22 @@ def _body(
     own = {name: labels[_begun_with(config.for_node(name))] for name in evaluations}
     start = {name: baselines[label] for name, label in own.items()}
     main = baselines[labels.get(_begun_with(config), next(iter(baselines)))]
+    shown = _examples(questions)
+
+    def answers(found: Evaluation) -> dict[str, Any]:
+        return {"answers": [[found.answers[place], found.greedy[place]] for place in shown]}
+
     return {
         "questions": len(main.sampled),
         "samples": config.eval.samples,
+        "examples": [[questions[place].recipe.dataset, questions[place].text] for place in shown],
         "starter": main.summary(),
-        "baselines": {label: found.summary() for label, found in baselines.items()},
+        "baselines": {label: found.summary() | answers(found) for label, found in baselines.items()},
         "nodes": {
             name: found.summary()
+            | answers(found)
             | {"round": rounds[name], "model": config.for_node(name).model, "baseline": own[name]}
+            | {"probe": _probe(found, config.for_node(name).eval.probe_questions)}
             for name, found in evaluations.items()
         },
         "gain": gain(
@@ -301,3 +312,19 @@ def _body(
             {n: e.greedy for n, e in start.items()}, {n: e.greedy for n, e in evaluations.items()}
         ),
     }
+
+
+def _probe(found: Evaluation, count: int) -> dict[str, Any] | None:
+    """The part of an evaluation that compares with the node's probes; None for a node without any."""
+    if not count:
+        return None
+    probe = found.probe(count)
+    return probe.summary() | probes.bits(probe)
+
+
+def _examples(questions: Sequence[Question]) -> list[int]:
+    """Places of the questions whose answers are shown: the first ones of each data set."""
+    by_task: dict[str, list[int]] = {}
+    for place, question in enumerate(questions):
+        by_task.setdefault(question.recipe.dataset, []).append(place)
+    return sorted(place for places in by_task.values() for place in places[:EXAMPLES])[:MOST_EXAMPLES]

@@ -1,8 +1,9 @@
-"""A run in figures: read from the journals and the held-out evaluation of a home, written to summary.json.
+"""A run in figures: read from journals, MLflow, history and the held-out evaluation, written to summary.json.
 
 The three rewards of a run stay apart throughout: `reward/local` (a node's own completions),
 `reward/training_set` (everything in its batches, filtered foreign groups included) and the held-out
-`eval/pass_at_1` with `eval/greedy` beside it.
+`eval/pass_at_1` with `eval/greedy` beside it. Held-out results are compared on equal questions only: those of
+the full evaluation with each other, probes with probes (`sapo.peaks`).
 """
 
 import json
@@ -10,31 +11,46 @@ import sqlite3
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from sapo import peaks, probes
 from sapo.charts import Point
+from sapo.config import Config
+from sapo.errors import Unavailable
 from sapo.home import Home, write_atomically
+from sapo.peaks import Exam
 from sapo.track import NODE
+from sapo.versions import reaching
+
+if TYPE_CHECKING:
+    from sapo.history.tables import Store
+    from sapo.history.totals import Course
 
 SERIES = ("reward/local", "reward/training_set")
 TENTH = 10
 """First and last are means over the first and last tenth of a node's rounds: one round is mostly noise."""
+Metrics = dict[str, dict[float, float]]
+"""{series: {round: value}} of a node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a home holds: every node's metric series, and the held-out evaluation if there is one.
+    """What a home holds: every node's metric series, its probes, and the full evaluation if there is one.
 
-    `curves[node][metric]` is a list of (round, value) in order of rounds.
+    `curves[node][metric]` is a list of (round, value) in order of rounds. `exams[node]` are the exams
+    on the probe's questions, by round. `no_tokens` are the nodes whose tokens are not known of every
+    round, by series. `notes` say what is missing.
     """
 
     home: Home
-    swarm: str
-    rounds: int
-    models: dict[str, str]
+    config: Config
     curves: dict[str, dict[str, list[Point]]]
     evaluation: dict[str, Any] | None = None
+    exams: dict[str, list[Exam]] = field(default_factory=dict)
+    course: "Course | None" = None
+    no_tokens: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def curve(self, node: str, name: str) -> list[Point]:
         """One metric of a node where it was measured; empty where it never was."""
@@ -44,36 +60,100 @@ class Run:
 def read_run(home: Home) -> Run:
     """Read a home without touching it. Raises `UserError` where it holds no swarm.
 
-    A journal is pruned once its rounds are delivered, so older rounds come from MLflow: one of the two
-    always has a round.
+    A journal is pruned once its rounds are delivered, so older rounds come from MLflow, or from the history
+    if MLflow lacks them. What none of them has is noted.
     """
+    from sapo.history import totals
+    from sapo.history.tables import Store
     from sapo.journal import Journal
 
-    config = home.load_config()
-    merged: dict[str, dict[str, dict[float, float]]] = {node: {} for node in home.node_names()}
-    for node, name, step, value in tracked(home, config.track.uri, config.swarm.name):
-        if node in merged:
-            merged[node].setdefault(name, {})[step] = value
-    for node, metrics in merged.items():
+    config, evaluation = home.load_config(), home.load_evaluation()
+    found: dict[str, Metrics] = {node: {} for node in home.node_names()}
+    notes = []
+    try:
+        for node, name, step, value in tracked(home, config.track.uri, config.swarm.name):
+            if node in found:
+                found[node].setdefault(name, {})[step] = value
+    except (Unavailable, sqlite3.Error) as error:
+        notes.append(f"MLflow cannot be read ({error}).")
+    done, own = {}, {}
+    for node, metrics in found.items():
         with Journal.read_only(home.journal(node)) as journal:
             for result in journal.results():
                 for name, value in result.metrics.items():
                     metrics.setdefault(name, {})[float(result.round)] = value
+            done[node], own[node] = journal.finished_rounds(), journal.incarnation
+    course, no_tokens = None, {}
+    store: Store | None = None
+    try:
+        known = Store(config.history.uri or str(home.history))
+        course, store = totals.course(known, list(found)), known
+    except Unavailable as error:
+        notes.append(f"The history cannot be read ({error}).")
+    for node, metrics in found.items():
+        unknown, note = _complete(store, config.for_node(node), node, own[node], metrics, done[node])
+        no_tokens[node] = unknown
+        notes += note
     curves = {
         node: {name: sorted(points.items()) for name, points in metrics.items()}
-        for node, metrics in merged.items()
+        for node, metrics in found.items()
     }
-    evaluation = None
-    if home.evaluation.exists():
-        evaluation = json.loads(home.evaluation.read_text(encoding="utf-8"))
-    models = {node: config.for_node(node).model for node in curves}
-    return Run(home, config.swarm.name, config.swarm.rounds, models, curves, evaluation)
+    exams = {
+        node: peaks.exams(
+            metrics,
+            probes.read(home.probes(node), own[node]),
+            (evaluation or {}).get("nodes", {}).get(node),
+            every=config.for_node(node).eval.probe_every,
+        )
+        for node, metrics in found.items()
+    }
+    return Run(home, config, curves, evaluation, exams, course, no_tokens, tuple(notes))
+
+
+def _complete(
+    store: "Store | None", config: Config, node: str, incarnation: str, metrics: Metrics, done: int
+) -> tuple[frozenset[str], list[str]]:
+    """Add to a node's metrics what only the history knows of its `done` rounds.
+
+    Returns the token series that stay incomplete, and a note about what is missing.
+    """
+    from sapo.history import totals
+
+    known = _rounds(metrics)
+    lost = done - len(known)
+    if lost <= 0:
+        return frozenset(), []
+    unknown = {"learn/tokens"}
+    kept = {} if store is None else totals.by_round(store, node, incarnation)
+    for name, points in kept.items():
+        metrics[name] = points | metrics.get(name, {})
+    left = done - len(known | _rounds(kept))
+    if left or config.batch.b > config.batch.local:
+        unknown.add("tokens/generated")
+    if left:
+        note = (
+            f"{node}: {left:,} of its {done:,} rounds are neither in MLflow nor in the history. Rewards are "
+            "means over the other rounds, tokens are not counted."
+        )
+    else:
+        note = (
+            f"{node}: MLflow lacks the metrics of {lost:,} of its {done:,} rounds. Rewards are taken from "
+            "the history; other curves lack these rounds."
+        )
+    return frozenset(unknown), [note]
+
+
+def _rounds(metrics: Mapping[str, Mapping[float, float]]) -> set[float]:
+    """The rounds that any series has. An evaluation is filed under the round that would come next."""
+    own = [points for name, points in metrics.items() if not name.startswith(("eval/", "judge/"))]
+    return set().union(*own)
 
 
 def tracked(home: Home, uri: str | None, swarm: str) -> Iterator[tuple[str, str, float, float]]:
     """(node, metric, round, value) of the nodes' own runs in MLflow, told by their tag: what-ifs lack it."""
     if uri is not None:
-        yield from _tracked_by_server(uri, swarm)
+        with reaching(uri):
+            yield from _tracked_by_server(uri, swarm)
     elif home.mlflow_db.exists():
         # the server's own file, opened so that it can neither be written nor locked
         with closing(sqlite3.connect(f"{home.mlflow_db.as_uri()}?mode=ro", uri=True)) as database:
@@ -109,12 +189,8 @@ def first_and_last(values: Sequence[float]) -> dict[str, float | None]:
 
 
 def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
-    """How many rounds a node has finished: they count from 0 without a gap.
-
-    What is asked of a checkpoint does not count: it is filed under the round that would come next.
-    """
-    own = [points for name, points in curves.items() if points and not name.startswith(("eval/", "judge/"))]
-    return max((int(points[-1][0]) + 1 for points in own), default=0)
+    """How many rounds a node has finished: they count from 0 without a gap."""
+    return int(max(_rounds({name: dict(points) for name, points in curves.items()}), default=-1)) + 1
 
 
 def baseline(evaluation: dict[str, Any], node: str) -> dict[str, Any]:
@@ -133,9 +209,9 @@ def summarise(run: Run) -> dict[str, Any]:
     for node in run.curves:
         end, start = evaluation.get("nodes", {}).get(node, {}), baseline(evaluation, node)
         figures: dict[str, Any] = {
-            "model": run.models[node],
+            "model": run.config.for_node(node).model,
             "rounds": rounds_done(run.curves[node]),
-            "rounds_total": run.rounds,
+            "rounds_total": run.config.swarm.rounds,
         }
         for name in SERIES:
             figures[name] = first_and_last([value for _, value in run.curve(node, name)])
@@ -150,13 +226,15 @@ def summarise(run: Run) -> dict[str, Any]:
             },
         }
         figures["eval/greedy"] = {"start": start.get("greedy"), "end": end.get("greedy")}
+        figures["probe"] = peaks.figures(run.exams.get(node, []), end.get("round"))
         for name, series in (("tokens/generated", "tokens/generated"), ("tokens/trained", "learn/tokens")):
-            figures[name] = sum(value for _, value in run.curve(node, series))
+            whole = series not in run.no_tokens.get(node, ())
+            figures[name] = sum(value for _, value in run.curve(node, series)) if whole else None
         external = [value for _, value in run.curve(node, "share/external")]
         figures["share/external"] = statistics.fmean(external) if external else None
         nodes[node] = figures
     return {
-        "swarm": run.swarm,
+        "swarm": run.config.swarm.name,
         "home": str(run.home.root),
         "nodes": nodes,
         "held_out": {
@@ -165,6 +243,7 @@ def summarise(run: Run) -> dict[str, Any]:
             "gain": evaluation.get("gain"),
             "gain_greedy": evaluation.get("gain_greedy"),
         },
+        "notes": list(run.notes),
     }
 
 

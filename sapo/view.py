@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from sapo import peaks
 from sapo.home import Home
 from sapo.summary import gain_sentence
 
@@ -381,7 +382,10 @@ def print_summary(figures: dict[str, Any], home: Home, program: str, console: Co
     console = console or Console()
     console.print(summary_table(figures))
     console.print()
-    console.print(Text(gain_sentence(figures), style="bold"))
+    for text in sentences(figures):
+        console.print(Text(text, style="bold"))
+    for note in figures["notes"]:
+        console.print(Text(note, style="yellow"))
     root = shortest(home.root)
     console.print()
     for what, place in (
@@ -402,6 +406,12 @@ def print_summary(figures: dict[str, Any], home: Home, program: str, console: Co
         console.print(f"  {program} {command}   [dim]{why}[/]", highlight=False, soft_wrap=True)
 
 
+def sentences(figures: dict[str, Any]) -> list[str]:
+    """What a run came to, in words: the gain, and whether nodes end below their best."""
+    peak = peaks.sentence(figures)
+    return [gain_sentence(figures)] + ([] if peak is None else [peak])
+
+
 def rounds_total(figures: dict[str, Any]) -> int:
     """The number of rounds the run's nodes were to make."""
     return max((node["rounds_total"] for node in figures["nodes"].values()), default=1)
@@ -411,18 +421,20 @@ def summary_table(figures: dict[str, Any]) -> Table:
     """A row per node: what it did, and what became of it; scores in percent."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
-    for heading in ("rounds", "reward/local", "held-out pass@1, %", "greedy, %", "tokens"):
+    headings = ("rounds", "reward/local", "held-out\npass@1, %", "best\nprobe, end", "greedy, %", "tokens")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, node in figures["nodes"].items():
         local, sampled, greedy = node["reward/local"], node["eval/pass_at_1"], node["eval/greedy"]
-        half = sampled["end_interval"]
+        half, probe = sampled["end_interval"], node["probe"] or {}
         table.add_row(
             name,
             str(node["rounds"]),
-            f"{number(local['first'], '.3f')} → {number(local['last'], '.3f')}",
+            f"{number(local['first'], '.2f')} → {number(local['last'], '.2f')}",
             from_to(sampled["start"], sampled["end"]) + ("" if half is None else f" ± {100 * half:.1f}"),
+            from_to(*(at and at["pass_at_1"] for at in (probe.get("best"), probe.get("end")))),
             from_to(greedy["start"], greedy["end"]),
-            f"{node['tokens/generated']:,.0f}",
+            number(node["tokens/generated"], ",.0f"),
         )
     sampled = [node["eval/pass_at_1"] for node in figures["nodes"].values()]
     starts, ends = [at["start"] for at in sampled], [at["end"] for at in sampled]

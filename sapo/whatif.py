@@ -22,7 +22,7 @@ from sapo.batching import reward_metrics, source_metrics
 from sapo.cache import default_cache
 from sapo.changes import SECTIONS, Changes, Recorded
 from sapo.config import Config
-from sapo.evaluate import Evaluation, held_out_set
+from sapo.evaluate import Evaluation, full_metrics, held_out_set
 from sapo.history import open_store
 from sapo.history.read import Damaged, query
 from sapo.history.rounds import RecordedRound
@@ -193,7 +193,7 @@ def retrain(
             evaluation, model = None, None
             if course.diverged is None:
                 evaluation = _ask(home, replay, settled.config, progress)
-                run.log(replay.last + 1, evaluation.metrics())
+                run.log(replay.last + 1, _series(evaluation, settled.config))
                 model = _keep(run, replay, settled.config, cache)
             digest = models.weights_sha256(replay.policy.model)
             run.finish(course.tags(digest))
@@ -285,6 +285,14 @@ def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) 
         return judge.ask(config, replay.policy, workers, questions, "held-out questions", progress)
 
 
+def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
+    """The series of an evaluation, and those of the probe that it includes."""
+    series = full_metrics(evaluation.summary())
+    if config.eval.probe_questions:
+        series |= evaluation.probe(config.eval.probe_questions).metrics()
+    return series
+
+
 def _keep(run: Run, replay: Replay, config: Config, cache: Path | None) -> str:
     """Store the new model with its run, in the form of the node's versions; returns its address."""
 
@@ -298,8 +306,8 @@ def _keep(run: Run, replay: Replay, config: Config, cache: Path | None) -> str:
 
 def _evaluated(home: Home, node: str, model: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The figures of the node and of the policy it began with, where the swarm was evaluated."""
-    if not home.evaluation.exists():
+    body = home.load_evaluation()
+    if body is None:
         return None, None
-    body = json.loads(home.evaluation.read_text(encoding="utf-8"))
     own = body["nodes"].get(node)
     return own, body["baselines"].get((own or {}).get("baseline", model))

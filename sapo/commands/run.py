@@ -147,8 +147,8 @@ def evaluate(
 
     from rich.console import Console
 
-    from sapo.summary import gain_sentence, read_run, summarise
-    from sapo.view import open_view, summary_table
+    from sapo.summary import read_run, summarise
+    from sapo.view import open_view, sentences, summary_table
 
     with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
         view.step("loading torch", 0, 1)
@@ -167,7 +167,8 @@ def evaluate(
     figures = summarise(read_run(found))
     console = Console()
     console.print(summary_table(figures))
-    console.print(gain_sentence(figures))
+    for text in sentences(figures):
+        console.print(text)
 
 
 def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:

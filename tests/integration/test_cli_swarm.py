@@ -135,7 +135,7 @@ def test_curves_reach_back_to_the_first_round_though_journals_are_pruned(
     run = read_run(home)
     for node in ("n0", "n1"):
         rounds = [x for x, _ in run.curve(node, "time/round")]
-        assert rounds == [float(i) for i in range(run.rounds)]
+        assert rounds == [float(i) for i in range(run.config.swarm.rounds)]
 
 
 def test_status_after_the_end(home: Home, place: Path, env: dict[str, str]) -> None:

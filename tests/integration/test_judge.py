@@ -13,11 +13,12 @@ from prefect.testing.utilities import prefect_test_harness
 from swarms import make_home, open_node, small_config
 
 from flows.evaluate import evaluate_flow
-from sapo import cli
+from sapo import cli, probes
 from sapo.checkpoint import paths
 from sapo.config import Config
 from sapo.errors import Unavailable, UserError
 from sapo.home import Home
+from sapo.journal import Journal
 from sapo.judge import evaluate_swarm, judge_swarm, tell_verdicts
 from sapo.lock import NodeLock
 from sapo.report import write_report
@@ -126,6 +127,27 @@ def test_each_node_is_set_against_its_own_start_also_where_only_the_room_for_ans
     assert labels == {"n0": "starter", "n1": "starter as of n1"}
     assert body["baselines"]["starter"] != body["baselines"]["starter as of n1"]
     assert body["starter"] == body["baselines"]["starter as of n1"], "the swarm's settings are n1's"
+
+
+def test_the_full_evaluation_asks_the_probe_again_under_the_same_random_numbers(
+    swarm: tuple[Config, Home],
+) -> None:
+    """So that the end of a run compares with every probe on the way, at no cost."""
+    config = small_config([*SETS, "eval.probe_questions=20", "eval.probe_every=2", "eval.samples=2"])
+    _, home = swarm
+    body = evaluate_swarm(config, home)
+    n0 = body["nodes"]["n0"]
+    assert (n0["round"], n0["questions"], n0["probe"]["questions"]) == (4, 40, 20)
+    run(config, home, "n0", 5)
+    with Journal.read_only(home.journal("n0")) as journal:
+        asked = probes.read(home.probes("n0"), journal.incarnation)
+        series = journal.result(4).metrics
+    assert asked == [probes.parse(4, n0["probe"])]
+    assert series["eval/pass_at_1"] == n0["probe"]["pass_at_1"]
+    assert series["eval/questions"] == 20
+    assert [dataset for dataset, _ in body["examples"]] == ["chain_sum"] * 2
+    answers = [answer for answer, _ in n0["answers"]]
+    assert len(answers) == len(body["baselines"]["starter"]["answers"]) == 2
 
 
 def test_a_node_that_is_not_of_the_swarm_is_refused(swarm: tuple[Config, Home]) -> None:

@@ -170,10 +170,12 @@ def test_its_series_stand_beside_the_nodes_own(recording: Recording, other: What
     mine, own = (series(recording, run, "learn/loss") for run in (other.run_id, recording.run))
     assert mine.keys() == own.keys()
     assert mine != own
-    ends = {name: series(recording, other.run_id, name) for name in ("eval/pass_at_1", "eval/greedy")}
-    assert ends["eval/pass_at_1"] == {LAST + 1: other.figures["pass_at_1"]}
-    assert ends["eval/greedy"] == {LAST + 1: other.figures["greedy"]}
-    assert series(recording, other.run_id, "eval/pass_at_1/chain_sum") == ends["eval/pass_at_1"]
+    ends = {
+        name: series(recording, other.run_id, name) for name in ("eval/full/pass_at_1", "eval/full/greedy")
+    }
+    assert ends["eval/full/pass_at_1"] == {LAST + 1: other.figures["pass_at_1"]}
+    assert ends["eval/full/greedy"] == {LAST + 1: other.figures["greedy"]}
+    assert series(recording, other.run_id, "eval/full/pass_at_1/chain_sum") == ends["eval/full/pass_at_1"]
 
 
 def test_a_person_sees_both_policies_beside_each_other(other: WhatIf) -> None:

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from history_samples import INCARNATION, batch, deliver
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from makers import finish_round
 from rich.console import Console
 
-from sapo import toml
+from sapo import peaks, toml
+from sapo.batching import reward_metrics, source_metrics
 from sapo.charts import line_chart, rolling_mean, ticks
 from sapo.config import Config, load
+from sapo.errors import UserError
+from sapo.history.tables import Store
 from sapo.home import Home
 from sapo.journal import Journal
 from sapo.manifest import Manifest
@@ -73,20 +77,33 @@ EVALUATION: dict[str, Any] = {
 }
 
 
+DEMO = load(
+    None,
+    None,
+    ["swarm.name=demo", "swarm.nodes=2", "swarm.rounds=40", "node.1.model=starter:bytes"],
+    env={},
+)
+
+
 def make_run(home: Home, evaluation: dict[str, Any] | None = None) -> Run:
     """Two nodes of forty rounds whose rewards differ, so that mixing them up shows."""
     curves = {
         node: {
-            "reward/local": [(float(i), 0.2 + i / 100) for i in range(40)],
-            "reward/training_set": [(float(i), 0.6 + i / 100) for i in range(40)],
-            "eval/pass_at_1": [(0.0, 0.31), (25.0, 0.33)],
-            "tokens/generated": [(float(i), 10.0) for i in range(40)],
-            "learn/tokens": [(float(i), 7.0) for i in range(40)],
-            "share/external": [(float(i), 0.5) for i in range(40)],
+            "reward/local": {float(i): 0.2 + i / 100 for i in range(40)},
+            "reward/training_set": {float(i): 0.6 + i / 100 for i in range(40)},
+            "eval/pass_at_1": {0.0: 0.31, 25.0: 0.36},
+            "tokens/generated": {float(i): 10.0 for i in range(40)},
+            "learn/tokens": {float(i): 7.0 for i in range(40)},
+            "share/external": {float(i): 0.5 for i in range(40)},
         }
         for node in ("n0", "n1")
     }
-    return Run(home, "demo", 40, {"n0": "starter", "n1": "starter:bytes"}, curves, evaluation)
+    lines = {node: {name: list(line.items()) for name, line in own.items()} for node, own in curves.items()}
+    exams = {
+        node: peaks.exams(curves[node], [], (evaluation or {}).get("nodes", {}).get(node), every=25)
+        for node in curves
+    }
+    return Run(home, DEMO, lines, evaluation, exams)
 
 
 @pytest.fixture
@@ -202,6 +219,56 @@ def test_rounds_that_the_journal_has_dropped_come_from_mlflow(home: Home) -> Non
     assert read_run(home).curve("n0", "reward/local") == [(0.0, 0.5), (7.0, 0.125)]
 
 
+def unmeasured(home: Home, rounds: int, delivered: int) -> dict[str, Any]:
+    """What n0 is said to have done whose metrics are in no MLflow; the history has its first rounds."""
+    prepared(home)
+    with Journal(home.journal("n0"), incarnation=INCARNATION) as journal:
+        for round in range(rounds):
+            finish_round(journal, "n0", round, {}, swarm="demo")
+    deliver(Store(str(home.history)), *range(delivered))
+    return summarise(read_run(home))
+
+
+def test_rewards_that_mlflow_lacks_come_from_the_history(home: Home) -> None:
+    figures = unmeasured(home, 2, 2)
+    n0, made = figures["nodes"]["n0"], [batch(round) for round in range(2)]
+    for name in ("reward/local", "reward/training_set"):
+        first, last = (reward_metrics(one.groups)[name] for one in made)
+        assert n0[name] == {"first": pytest.approx(first), "last": pytest.approx(last)}
+    assert n0["share/external"] == pytest.approx(source_metrics(made[0])["share/external"])
+    own = [s for one in made for group in one.groups if group.source == "local" for s in group.samples]
+    assert n0["tokens/generated"] == sum(sum(sample.loss_mask) for sample in own)
+    assert n0["tokens/trained"] is None, "the history does not say which tokens were masked"
+    assert n0["rounds"] == 2
+    assert "MLflow lacks the metrics of 2 of its 2 rounds" in figures["notes"][0]
+
+
+def test_rounds_that_nothing_has_are_named_and_no_tokens_are_counted(home: Home) -> None:
+    figures = unmeasured(home, 3, 2)
+    assert "1 of its 3 rounds are neither in MLflow nor in the history" in figures["notes"][0]
+    assert figures["nodes"]["n0"]["tokens/generated"] is None
+    out = io.StringIO()
+    print_summary(figures, home, "sapo", Console(file=out, width=200))
+    assert "neither in MLflow nor in the history" in out.getvalue()
+    text = page(read_run(home), figures, [])
+    assert "neither in MLflow nor in the history" in text
+
+
+def test_an_mlflow_database_that_is_none_is_named(home: Home) -> None:
+    unmeasured(home, 1, 1)
+    home.mlflow_db.touch()
+    figures = summarise(read_run(home))
+    assert figures["notes"][0].startswith("MLflow cannot be read (no such table")
+
+
+def test_a_broken_evaluation_is_bad_input(home: Home) -> None:
+    prepared(home)
+    for text in ("{", "[]", "{}"):
+        home.evaluation.write_text(text)
+        with pytest.raises(UserError, match=r"evaluation\.json"):
+            read_run(home)
+
+
 STORY = Story(
     group_id="ab" * 32,
     producer="n1",
@@ -233,7 +300,7 @@ def test_the_page_shows_the_three_rewards_and_whole_rollouts(home: Home) -> None
 
 
 def test_the_page_of_a_run_without_anything_says_so(home: Home) -> None:
-    run = Run(home, "demo", 40, {"n0": "starter"}, {"n0": {}}, None)
+    run = Run(home, DEMO, {"n0": {}})
     text = page(run, summarise(run), [])
     assert "nothing measured yet" in text
     assert "no shared group yet" in text

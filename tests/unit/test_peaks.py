@@ -1,0 +1,117 @@
+"""A node's best probe and its end: compared on equal questions only, in pairs, with their interval."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sapo import peaks, probes
+from sapo.evaluate import Evaluation, full_metrics, probe_metrics
+from sapo.peaks import Exam
+from sapo.probes import Probe
+
+INCARNATION = "ab" * 8
+
+
+def evaluation(first: str, greedy: str = "", samples: tuple[float, ...] = ()) -> Evaluation:
+    """What a policy did, a character per question."""
+    passes = tuple(map(float, first))
+    greedily = tuple(map(float, greedy or first))
+    tasks = tuple("gcd" if i % 2 else "chain_sum" for i in range(len(first)))
+    return Evaluation(tasks, samples or passes, greedily, passes, tuple(map(str, range(len(first)))))
+
+
+def end(first: str, round: int) -> dict[str, Any]:
+    """A node's part of evaluation.json."""
+    found = evaluation(first)
+    return {**found.summary(), "round": round, "probe": found.summary() | probes.bits(found)}
+
+
+def test_the_probe_inside_an_evaluation_is_its_first_questions_sampled_once() -> None:
+    found = evaluation("110010", "100111", samples=(0.5,) * 6).probe(4)
+    assert (found.pass_at_1, found.greedy_pass) == (0.5, 0.5)
+    assert found.sampled == (1.0, 1.0, 0.0, 0.0)
+    assert len(found.tasks) == len(found.answers) == 4
+
+
+def test_probes_and_full_evaluations_share_no_series() -> None:
+    summary = evaluation("1100").summary()
+    probe, full = probe_metrics(summary), full_metrics(summary)
+    assert not probe.keys() & full.keys()
+    assert probe["eval/pass_at_1"] == full["eval/full/pass_at_1"] == 0.5
+    assert probe["eval/questions"] == 4
+    assert probe["eval/pass_at_1/gcd"] == full["eval/full/pass_at_1/gcd"] == 0.5
+
+
+def test_probes_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    assert probes.read(path, INCARNATION) == []
+    probes.append(path, INCARNATION, 0, evaluation("10", "11"))
+    probes.append(path, "cd" * 8, 30, evaluation("11"))
+    with path.open("a") as file:
+        file.write('{"incarnation": "abab')  # a process was killed here
+    probes.append(path, INCARNATION, 30, evaluation("01"))
+    probes.append(path, INCARNATION, 30, evaluation("01"))  # and repeated the round
+    assert probes.read(path, INCARNATION) == [Probe(0, (1, 0), (1, 1)), Probe(30, (0, 1), (0, 1))]
+
+
+def test_the_end_is_compared_with_the_best_probe_question_by_question() -> None:
+    kept = [Probe(0, (0, 0, 0, 0), (0,) * 4), Probe(30, (1, 1, 1, 0), (1,) * 4)]
+    found = peaks.figures(peaks.exams({}, kept, end("0110", 60), every=30), 60)
+    assert found is not None
+    assert (found["best"]["round"], found["best"]["pass_at_1"]) == (30, 0.75)
+    assert (found["end"]["round"], found["end"]["pass_at_1"], found["questions"]) == (60, 0.5, 4)
+    assert found["below_best"]["mean"] == 0.25
+    # of the four pairs one differs: the interval is that of (1, 0, 0, 0)
+    assert found["below_best"]["high"] - 0.25 == pytest.approx(1.959964 * 0.5 / 2)
+
+
+def test_exams_on_other_questions_are_never_joined() -> None:
+    metrics = {
+        "eval/pass_at_1": {0.0: 0.1, 30.0: 0.9, 60.0: 0.2},
+        "eval/questions": {0.0: 4.0, 30.0: 8.0, 60.0: 4.0},
+    }
+    kept = [Probe(30, (1,) * 8, (1,) * 8)]
+    found = peaks.exams(metrics, kept, end("0110", 70), every=30)
+    assert [(exam.round, exam.pass_at_1) for exam in found] == [(0, 0.1), (60, 0.2), (70, 0.5)]
+
+
+def test_the_full_evaluation_that_an_earlier_release_logged_is_no_probe() -> None:
+    metrics = {"eval/pass_at_1": {0.0: 0.1, 25.0: 0.4, 120.0: 0.3}}
+    found = peaks.exams(metrics, [], {"pass_at_1": 0.3, "round": 120}, every=25)
+    assert found == [Exam(0, 0.1, None, None), Exam(25, 0.4, None, None)]
+    figures = peaks.figures(found, 120)
+    assert figures is not None
+    assert figures["end"] is None
+
+
+def said(**ends: tuple[float, float | None]) -> str | None:
+    """The sentence for nodes that end so far below their best, and the lower bound of that."""
+    nodes = {}
+    for name, (mean, low) in ends.items():
+        best, last = ({"round": round, "pass_at_1": value} for round, value in ((30, 0.5), (60, 0.5 - mean)))
+        below = {"mean": mean, "low": low, "high": None if low is None else 2 * mean - low}
+        nodes[name] = {"probe": {"questions": 1000, "best": best, "end": last, "below_best": below}}
+    return peaks.sentence({"nodes": nodes})
+
+
+def test_a_node_that_ends_below_its_best_is_named_with_points_and_round() -> None:
+    text = said(n0=(0.01, -0.02), n1=(0.1, 0.07), n2=(0.07, 0.04))
+    assert text is not None
+    assert "n1 ends 10.0 points below its best probe (50.0 % after 30 rounds, 40.0 % at the end" in text
+    assert "95 % interval of the difference 7.0 to 13.0" in text
+    assert "the same 1,000 questions" in text
+    assert text.index("n1 ends") < text.index("n2 ends")
+    assert "n0" not in text
+
+
+def test_a_difference_within_chance_is_told_as_such() -> None:
+    text = said(n0=(0.01, -0.02), n1=(0.0, 0.0))
+    assert text is not None
+    assert text.startswith("No node ends clearly below its best probe")
+    assert "n0 ends 1.0 points below" in text
+    assert said(n0=(0.0, 0.0)) == "Every node ends at its best probe, on the same 1,000 questions."
+
+
+def test_without_an_end_nothing_is_said() -> None:
+    assert peaks.sentence({"nodes": {"n0": {"probe": None}}}) is None
