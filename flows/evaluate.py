@@ -2,9 +2,11 @@
 them for every node and the policies they started from, and then who is champion."""
 
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow, task
@@ -13,6 +15,7 @@ from prefect.runtime import flow_run
 from flows import deployed
 from flows.common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
 from flows.orchestrator import Orchestrator, at_work
+from sapo import rivals
 from sapo.crew import OWING, forget_progress, write_progress
 from sapo.errors import SapoError, Unavailable
 from sapo.evaluate import full_metrics, probe_metrics
@@ -35,9 +38,20 @@ def ask_all(process: Process) -> dict[str, dict[str, Any]]:
         log.info("%s: %d of %d held-out questions", label, done, total)
         write_progress(process.home, label, done, total)
 
+    uri = process.tracking_uri()
+
+    def earlier(node: str, newest: int) -> Mapping[int, Path]:
+        if uri is None:
+            return {}
+        try:
+            return rivals.weights(process.config, process.home, node, newest, uri, Path(scratch))
+        except Unavailable as error:
+            log.warning("older versions of %s are not asked: %s", node, error)
+            return {}
+
     try:
-        with process.own():
-            body = evaluate_swarm(process.config, process.home, progress=tell)
+        with process.own(), tempfile.TemporaryDirectory(prefix="sapo-rivals-") as scratch:
+            body = evaluate_swarm(process.config, process.home, progress=tell, rivals=earlier)
     finally:
         forget_progress(process.home)
     nodes: dict[str, dict[str, Any]] = body["nodes"]
@@ -60,9 +74,9 @@ def ask_one(process: Process) -> dict[str, Any]:
 
 
 def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> bool:
-    """Log a node's figures and give its newest version the alias `champion` unless an older one is better.
+    """Log a node's figures and give its best version on these questions the alias `champion`.
 
-    Returns whether it is the champion. Raises `Unavailable` when MLflow is away.
+    Returns whether it is the one of this round. Raises `Unavailable` when MLflow is away.
     """
     uri = process.tracking_uri()
     if uri is None:
@@ -74,7 +88,9 @@ def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> b
     tracker.log_metrics(metrics, round=round, at=time.time())
     leave_run(process.config, process.home, tracker)
     try:
-        return tracker.set_champion(round, figures["pass_at_1"])
+        found = {int(earlier): value for earlier, value in figures["earlier"].items()}
+        found[round] = figures["pass_at_1"]
+        return tracker.set_champion(found, rivals.asked(process.config)) == round
     except Unavailable:
         raise
     except SapoError as error:

@@ -117,6 +117,17 @@ def half_width(values: Sequence[float]) -> float:
     return 1.959964 * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def held_out_digest(config: Config) -> str:
+    """Names the evaluation questions of a config: equal for equal questions."""
+    wanted = {
+        "tasks": [task.model_dump(mode="json") for task in config.manifest_tasks()],
+        "count": config.eval.questions,
+        "seed": config.swarm.seed,
+        "rules": config.rules.model_dump(mode="json"),
+    }
+    return sha256(canonical(wanted))
+
+
 def held_out_set(
     config: Config, home: Home, workers: TaskWorkers, progress: Progress | None = None
 ) -> list[Question]:
@@ -125,21 +136,14 @@ def held_out_set(
     `progress` is called with how many are found, and how many it will be.
     Raises `UserError` when the data sets have fewer held-out questions than `eval.questions`.
     """
-    tasks = config.manifest_tasks()
-    wanted = {
-        "tasks": [task.model_dump(mode="json") for task in tasks],
-        "count": config.eval.questions,
-        "seed": config.swarm.seed,
-        "rules": config.rules.model_dump(mode="json"),
-    }
-    digest = sha256(canonical(wanted))
+    digest = held_out_digest(config)
     if home.held_out.exists():
         kept = json.loads(home.held_out.read_text(encoding="utf-8"))
         if kept["digest"] == digest:
             return [Question.model_validate_json(canonical(item)) for item in kept["questions"]]
     questions = held_out_questions(
         workers,
-        tasks,
+        config.manifest_tasks(),
         swarm=config.swarm.name,
         seed=config.swarm.seed,
         count=config.eval.questions,

@@ -8,6 +8,7 @@ was not judged yet.
 
 import json
 import logging
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -20,7 +21,7 @@ from sapo.cache import default_cache
 from sapo.checkpoint import Checkpoint
 from sapo.config import Config
 from sapo.errors import UserError
-from sapo.evaluate import Evaluation, evaluate, gain, held_out_set
+from sapo.evaluate import Evaluation, evaluate, gain, held_out_set, sampled_passes
 from sapo.generate import open_engine
 from sapo.home import Home, write_atomically
 from sapo.journal import Journal
@@ -40,6 +41,8 @@ Progress = Callable[[str, int, int], None]
 """Called with what is evaluated, the questions done and their number."""
 EXAMPLES, MOST_EXAMPLES = 2, 6
 """Of each data set, and in all: questions whose answers are kept as text."""
+Rivals = Callable[[str, int], Mapping[int, Path]]
+"""From a node and its newest round: directories with weights to ask as well, by round."""
 ATTEMPTS = 5
 """A running node may delete a checkpoint while it is being read; then there is a newer one."""
 
@@ -184,8 +187,11 @@ def evaluate_swarm(
     *,
     cache: Path | None = None,
     progress: Progress | None = None,
+    rivals: Rivals | None = None,
 ) -> dict[str, Any]:
     """Evaluate nodes at their newest checkpoints and their starting policies; writes `evaluation.json`.
+
+    Policies of earlier rounds that `rivals` finds are asked the same questions, sampled only.
 
     Nodes that have no whole checkpoint yet are left out, unless they are named. Raises `UserError` for a
     named one, when no node has any, or when there are too few held-out questions.
@@ -202,6 +208,7 @@ def evaluate_swarm(
         labels: dict[str, str] = {}
         evaluations: dict[str, Evaluation] = {}
         rounds: dict[str, int] = {}
+        earlier: dict[str, dict[str, float]] = {}
         for name in names:
             node_config = config.for_node(name)
             policy = load_initial(node_config, workers, cache or default_cache())
@@ -212,7 +219,14 @@ def evaluate_swarm(
                 baselines[label] = ask(node_config, policy, workers, questions, label, progress)
             rounds[name] = _load_newest(home, name, policy).round
             evaluations[name] = ask(node_config, policy, workers, questions, name, progress)
+            earlier[name] = {}
+            for round, weights in (rivals(name, rounds[name]) if rivals else {}).items():
+                models.load_weights(policy, weights)
+                label = f"{name} after {round} rounds"
+                earlier[name][str(round)] = _sampled(node_config, policy, workers, questions, label, progress)
     body = _body(config, questions, baselines, labels, evaluations, rounds)
+    for name, found in earlier.items():
+        body["nodes"][name]["earlier"] = found
     write_atomically(home.evaluation, json.dumps(body, indent=1) + "\n")
     return body
 
@@ -274,6 +288,30 @@ def ask(
             seed=config.swarm.seed,
             progress=tell,
         )
+
+
+def _sampled(
+    config: Config,
+    policy: LoadedPolicy,
+    workers: TaskWorkers,
+    questions: Sequence[Question],
+    label: str,
+    progress: Progress | None,
+) -> float:
+    """pass@1 of a policy on the held-out questions, under the random numbers of `ask`."""
+    if progress is not None:
+        progress(label, 0, len(questions))
+    with closing(open_engine(config, policy)) as engine:
+        passes = sampled_passes(
+            policy,
+            engine,
+            workers,
+            questions,
+            max_new_tokens=config.generate.max_new_tokens,
+            samples=config.eval.samples,
+            seed=config.swarm.seed,
+        )
+    return statistics.fmean(passes)
 
 
 def _body(

@@ -22,7 +22,7 @@ from sapo.records import RoundResult, canonical
 
 CHAMPION = "champion"
 NODE, INCARNATION, ROUND = "sapo.node", "sapo.incarnation", "sapo.round"
-PASS_AT_1 = "sapo.eval.pass_at_1"
+PASS_AT_1, QUESTIONS = "sapo.eval.pass_at_1", "sapo.eval.questions"
 CHAIN, BATCHES = "sapo.chain", "sapo.batches"
 """Of a version: digest of all batches that made it, and of the last one (`journal_rows.Link`)."""
 HISTORY, HISTORY_VERSION = "sapo.history", "sapo.history_version"
@@ -165,24 +165,27 @@ class Tracker:
             logged = self._logged_model(run, directory, own, {**own, **(tags or {})}, name="model")
             return f"models:/{logged.model_id}"
 
-    def set_champion(self, round: int, pass_at_1: float) -> bool:
-        """Note a version's held-out pass@1; give it the alias `champion` unless the present one did better.
+    def set_champion(self, found: Mapping[int, float], questions: str) -> int:
+        """Note held-out pass@1 of versions by their rounds, and give the best version the alias `champion`.
 
-        Returns whether it is the champion now. Raises `SapoError` when there is no such version.
+        Only versions that were asked the same `questions` are compared; returns the champion's round. Raises
+        `SapoError` without any version that was.
         """
         with self._lock, self._reaching():
-            version = self._version(round)
-            if version is None:
-                raise SapoError(f"{self.model_name} has no version of round {round} ({self.incarnation})")
-            client, number = self._client(), str(version.version)
-            client.set_model_version_tag(self.model_name, number, PASS_AT_1, repr(float(pass_at_1)))
-            aliases = client.get_registered_model(self.model_name).aliases
-            if CHAMPION in aliases and str(aliases[CHAMPION]) != number:
-                rival = client.get_model_version(self.model_name, str(aliases[CHAMPION]))
-                if float(rival.tags.get(PASS_AT_1, "-inf")) > pass_at_1:
-                    return False
-            client.set_registered_model_alias(self.model_name, CHAMPION, number)
-            return True
+            client = self._client()
+            for round, pass_at_1 in found.items():
+                version = self._version(round)
+                for key, value in ((PASS_AT_1, repr(float(pass_at_1))), (QUESTIONS, questions)):
+                    if version is not None:
+                        client.set_model_version_tag(self.model_name, str(version.version), key, value)
+            terms = f"name = '{self.model_name}' AND tag.`{QUESTIONS}` = '{questions}'"
+            asked = client.search_model_versions(terms)
+            if not asked:
+                rounds = ", ".join(map(str, found))
+                raise SapoError(f"{self.model_name} has no version of round {rounds} ({self.incarnation})")
+            best = max(asked, key=lambda version: (float(version.tags[PASS_AT_1]), int(version.version)))
+            client.set_registered_model_alias(self.model_name, CHAMPION, str(best.version))
+            return int(best.tags[ROUND])
 
     def _names(self, round: int) -> dict[str, str]:
         return {**self.identity, ROUND: str(round)}

@@ -12,8 +12,10 @@ from prefect.exceptions import ParameterTypeError
 from prefect.testing.utilities import prefect_test_harness
 from swarms import make_home, open_node, small_config
 
+from flows import evaluate
+from flows.common import Process
 from flows.evaluate import evaluate_flow
-from sapo import cli, probes
+from sapo import cli, probes, rivals, versions
 from sapo.checkpoint import paths
 from sapo.config import Config
 from sapo.errors import Unavailable, UserError
@@ -23,6 +25,7 @@ from sapo.judge import evaluate_swarm, judge_swarm, tell_verdicts
 from sapo.lock import NodeLock
 from sapo.report import write_report
 from sapo.tasks import bucket
+from sapo.tracked import tracker_of
 from sapo.verdicts import Verdicts
 
 SETS = ("swarm.rounds=20", "checkpoint.every_rounds=2", "batch.external=0")
@@ -194,6 +197,29 @@ def test_the_run_of_a_node_that_is_running_stays_marked_as_running(swarm: tuple[
     with NodeLock(home.node("n0")):
         tell_verdicts(config, home, "n0", uri=uri)
         assert judged(uri).status == "RUNNING"
+
+
+def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
+    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, home = swarm
+    uri = f"sqlite:///{home.mlflow_db}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    tracker = tracker_of(config, "n0", home, uri=uri)
+    older, newest = paths(home.checkpoints("n0"))[-2:]
+    for round, path in ((2, older), (4, newest)):
+        tracker.register(path, round, tags=versions.lineage(path))
+    shutil.rmtree(older)  # it is in MLflow only
+    assert evaluate.plain(Process.at(str(home.root))) == []
+    asked = home.load_evaluation()["nodes"]["n0"]
+    known = versions.versions_of(uri, tracker.model_name)
+    found = {int(one.tags["sapo.round"]): float(one.tags["sapo.eval.pass_at_1"]) for one in known}
+    assert found == {2: asked["earlier"]["2"], 4: asked["pass_at_1"]}
+    best = max(found, key=lambda round: (found[round], round))
+    assert [one.tags["sapo.round"] for one in known if "champion" in one.aliases] == [str(best)]
+    assert rivals.weights(config, home, "n0", 4, uri, home.root) == {}, "its answers are kept"
+    again = evaluate_swarm(config, home, ["n0"], rivals=lambda *_: {4: newest})
+    assert again["nodes"]["n0"]["earlier"] == {"4": asked["pass_at_1"]}, "the same random numbers"
 
 
 @pytest.mark.services

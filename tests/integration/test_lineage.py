@@ -103,7 +103,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
             for node in nodes:
                 results[node.name].append(run_round(node))
         assert all(node.drain(60) for node in nodes)
-    tracker_of(config, "n0", home, uri=uri).set_champion(ROUNDS, 0.5)
+    tracker_of(config, "n0", home, uri=uri).set_champion({ROUNDS: 0.5}, "these")
     hostile = make_group(swarm="test", texts=(HOSTILE, "2"), question=f"{HOSTILE}?")
     stray, refused = (seal(group, make_identity("peer")) for group in (hostile, make_group(round=1)))
     bus, store = open_bus(config, home), open_store(config, home)

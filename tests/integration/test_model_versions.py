@@ -274,13 +274,15 @@ def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path
     own = tracker(server, "n3")
     paths = {round: saved(tmp_path, round)[0] for round in (1, 2, 3)}
     VersionSink(own, refuse).deliver([Owed(r, str(path)) for r, path in paths.items()], JOURNAL)
-    assert own.set_champion(1, 0.30)
-    assert own.set_champion(2, 0.40)
-    assert not own.set_champion(3, 0.35)
-    assert own.set_champion(2, 0.20)
+    assert own.set_champion({1: 0.90}, "others") == 1
+    assert own.set_champion({1: 0.30, 2: 0.40}, "these") == 2
+    assert own.set_champion({3: 0.35}, "these") == 2
+    assert own.set_champion({2: 0.20, 9: 0.99}, "these") == 3, "there is no version of round 9"
+    assert own.set_champion({2: 0.20, 3: 0.10}, "these") == 1, "asked these before: 0.30"
+    assert own.set_champion({2: 0.35}, "these") == 2
     champion = MlflowClient(server.url).get_model_version_by_alias("tiny.n3", "champion")
     assert champion.tags["sapo.round"] == "2"
-    assert champion.tags["sapo.eval.pass_at_1"] == "0.2"
+    assert champion.tags["sapo.eval.pass_at_1"] == "0.35"
 
 
 def test_trap_52_the_alias_latest_is_never_set(server: Server, tmp_path: Path) -> None:

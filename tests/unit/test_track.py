@@ -162,4 +162,4 @@ def test_mlflow_away_is_unavailable_and_nothing_is_reached_for_before_that() -> 
 
 def test_a_champion_needs_a_version(uri: str) -> None:
     with pytest.raises(SapoError, match="has no version of round 7"):
-        tracker(uri).set_champion(7, 0.5)
+        tracker(uri).set_champion({7: 0.5}, "these")
