@@ -14,7 +14,7 @@ from sapo.settings import LearnConfig
 FIRST_STEP = "with learn.epochs = 1 every ratio is 1, so no clip acts"
 CLIPS = ("clip_low", "clip_high")
 GSPO_CLIPS = ("gspo_clip_low", "gspo_clip_high")
-FOREIGN = ("foreign", "foreign_floor", "foreign_weight", "foreign_ratio_cap", "trusted_peers")
+FOREIGN = ("foreign", "foreign_late", "foreign_floor", "foreign_weight", "foreign_ratio_cap", "trusted_peers")
 
 
 def inert(config: Config) -> dict[str, str]:
@@ -27,6 +27,8 @@ def inert(config: Config) -> dict[str, str]:
         found["dr_grpo_length"] = 'it belongs to learn.loss = "dr_grpo"'
     if learn.foreign != "bounded":
         found["foreign_floor"] = 'it belongs to learn.foreign = "bounded"'
+    if learn.foreign != "positive_late":
+        found["foreign_late"] = 'it belongs to learn.foreign = "positive_late"'
     if learn.foreign != "behaviour":
         found["foreign_ratio_cap"] = 'it belongs to learn.foreign = "behaviour"'
     for names, others in ((GSPO_CLIPS, learn.loss != "gspo"), (CLIPS, learn.loss == "gspo")):
