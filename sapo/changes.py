@@ -59,7 +59,7 @@ class Settled:
 class Changes:
     """The `key=value` settings of a what-if; `config` is the node's own.
 
-    Raises `UserError` for a key that does not shape the updates of this node.
+    Raises `UserError` for a key that does not shape the updates of this node, or a value it never has.
     """
 
     def __init__(self, config: Config, node: str, sets: Sequence[str]) -> None:
@@ -74,6 +74,12 @@ class Changes:
             path = _path(key, text, config, node)
             self._over = merge(self._over, nested(path, text))
             self._keys[".".join(path)] = None
+        try:
+            self.over(config.learn.model_dump_json(), config.guard.model_dump_json())
+        except UserError as error:
+            # how settings go together is for the recorded ones to say
+            if error.field in self._keys:
+                raise
 
     def over(self, learn: str, guard: str) -> Config:
         """The node's config with the changes over recorded sections. Raises `UserError` where they clash."""

@@ -157,13 +157,13 @@ def invoke(args: Sequence[str] | None = None) -> int:
 
 
 _REMEDIES = {
-    errno.ENOSPC: "free some space or choose another --home",
-    errno.EDQUOT: "free some space or choose another --home",
-    errno.EROFS: "choose a --home that can be written",
-    errno.EACCES: "choose a --home that can be written, or correct its permissions",
-    errno.ENOTDIR: "choose another --home",
-    errno.EEXIST: "choose another --home",
-    errno.ENAMETOOLONG: "choose another --home",
+    errno.ENOSPC: "free some space, or choose another place",
+    errno.EDQUOT: "free some space, or choose another place",
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "choose a place that can be written, or correct its permissions",
+    errno.ENOTDIR: "choose another place",
+    errno.EEXIST: "choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
 }
 
 

@@ -249,7 +249,7 @@ def refuse_without_server(env: Mapping[str, str]) -> str:
     url = env.get("PREFECT_API_URL")
     remedy = "start one with `prefect server start` and name it: PREFECT_API_URL=http://127.0.0.1:4200/api"
     if not url:
-        raise UserError("PREFECT_API_URL", None, "deployments need a Prefect server", remedy)
+        raise UserError("PREFECT_API_URL", None, "is not set, and deployments need a Prefect server", remedy)
     if not answers(Service("prefect", url.rstrip("/"))):
         raise UserError("PREFECT_API_URL", url, "no server answers there", remedy)
     return url

@@ -146,13 +146,17 @@ def check_machine() -> list[Check]:
 
 def check_disk(place: Path) -> Check:
     """Free space where a run would lie (the nearest folder that exists)."""
+    from sapo.home import refuse_unwritable
+
     place = place.expanduser().absolute()
-    while not place.exists():
+    while not os.path.exists(place):
         place = place.parent
     free = shutil.disk_usage(place).free / 1e6
     detail = f"{free / 1e3:.1f} GB free at {place}"
-    if not os.access(place, os.W_OK):
-        return Check("disk", "missing", f"{place} cannot be written", "choose another --home")
+    try:
+        refuse_unwritable(place, "--home", str(place))
+    except UserError as error:
+        return Check("disk", "missing", error.problem, "choose another --home")
     if free < NEED_MB:
         return Check("disk", "missing", detail, f"free at least {NEED_MB} MB or choose another --home")
     if free < WANT_MB:

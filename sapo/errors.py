@@ -14,12 +14,14 @@ class UserError(SapoError):
     """Bad input. The command line prints it as one line and exits with code 2.
 
     `field` is the option, key or path at fault, `value` what was given there,
-    `problem` what is wrong with it and `remedy` what to do instead.
+    `problem` what is wrong with it and `remedy` what to do instead. A `value` of None means that none
+    was given; the line then leaves it out.
     """
 
     def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
         self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
-        super().__init__(f"{field} = {value!r}: {problem}; {remedy}")
+        given = "" if value is None else f" = {value!r}"
+        super().__init__(f"{field}{given}: {problem}; {remedy}")
 
 
 class Paused(SapoError):

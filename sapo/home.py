@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
 import secrets
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,12 +29,27 @@ class Home:
     """The paths of one swarm's home."""
 
     root: Path
+    given: str | None = field(default=None, compare=False, repr=False)
+    """The folder as the user wrote it."""
 
     @classmethod
     def at(cls, path: Path | str | None, swarm: str) -> "Home":
-        """`path`, else `$SAPO_HOME`, else `./runs/<swarm>`; always absolute."""
+        """`path`, else `$SAPO_HOME`, else `./runs/<swarm>`; always absolute.
+
+        Raises `UserError` for a path that a library cannot read back as it is.
+        """
         chosen = path or os.environ.get("SAPO_HOME") or Path("runs") / swarm
-        return cls(Path(chosen).expanduser().absolute())
+        root = Path(chosen).expanduser().absolute()
+        unreadable = _UNREADABLE.search(str(root))
+        if unreadable:
+            problem = f"MLflow and Delta tables cannot lie in a folder with {unreadable[0]!r} in its path"
+            raise UserError("--home", str(chosen), problem, "choose another folder, or rename it")
+        return cls(root, str(chosen))
+
+    @property
+    def shown(self) -> str:
+        """The home as the user named it, for commands to type next."""
+        return self.given or str(self.root)
 
     @classmethod
     def of(cls, path: Path | str | None, config: Config) -> "Home":
@@ -168,9 +186,27 @@ class Home:
             raise UserError(
                 "node",
                 name,
-                str(json.loads(mark.read_text(encoding="utf-8"))["why"]),
+                str(_read_json(mark, str(self.root)).get("why", "lives elsewhere")),
                 f"run it where it lives now; if it is nowhere else, delete {mark}",
             )
+
+    def check_node(self, config: Config, name: str, option: str = "--node") -> None:
+        """Raise `UserError` naming `option` unless a config has a node of this name."""
+        if name not in config.nodes:
+            raise UserError(option, name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+
+    def choose_nodes(self, config: Config, names: Sequence[str] | None) -> list[str]:
+        """The nodes that were named, else all that have begun here.
+
+        Raises `UserError` for one that is unknown or lives elsewhere, and where none has begun.
+        """
+        for name in names or ():
+            self.check_node(config, name)
+            self.refuse_moved(name)
+        chosen = list(names or self.begun(config))
+        if not chosen:
+            raise UserError("--home", self.shown, "no node has run here", "start one with `sapo swarm`")
+        return chosen
 
     def prepare(self, config: Config, manifest: Manifest) -> None:
         """Create the home, or check that it belongs to this swarm and site. Raises `UserError` where not.
@@ -185,6 +221,7 @@ class Home:
             raise UserError(
                 "--home", str(self.root), "is not empty and holds no swarm", "choose another folder"
             )
+        refuse_unwritable(self.root, "--home", self.shown)
         self.root.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         write_atomically(self.config, config.model_dump_json(indent=1) + "\n")
@@ -197,7 +234,7 @@ class Home:
         """Raise `UserError` where the home is another site's of the swarm: each has a home of its own."""
         if not self.config.exists():
             return
-        site = json.loads(self.config.read_text(encoding="utf-8")).get("swarm", {}).get("site", DEFAULT_SITE)
+        site = _read_json(self.config, str(self.root)).get("swarm", {}).get("site", DEFAULT_SITE)
         if site != config.swarm.site:
             raise UserError(
                 "--home",
@@ -251,7 +288,7 @@ class Home:
     def load_config(self) -> Config:
         """The config an existing home was last started with. Raises `UserError` where there is none."""
         self._exists(self.config)
-        return parse(json.loads(self.config.read_text(encoding="utf-8")), prefix="config.json: ")
+        return parse(_read_json(self.config, str(self.root)), prefix="config.json: ")
 
     def load_evaluation(self) -> dict[str, Any] | None:
         """The last full held-out evaluation or None. Raises `UserError` for a broken file."""
@@ -277,6 +314,39 @@ class Home:
         """Nodes that have a journal here, n2 before n10."""
         names = [path.parent.name for path in self.root.glob("*/journal.sqlite")]
         return sorted(names, key=lambda name: (len(name), name))
+
+
+_UNREADABLE = re.compile(r"\?|%[0-9A-Fa-f]{2}")
+"""In a path: deltalake takes `%20` for a space, and in the address of an SQLite file `?` ends the path."""
+
+
+def refuse_unwritable(folder: Path, option: str, value: str) -> None:
+    """Raise `UserError` on `option` = `value` unless files can be made in a folder, or where it will be.
+
+    A file is made and removed at once: permissions alone do not show a read-only file system.
+    """
+    place = folder
+    while not os.path.exists(place):  # unlike Path.exists, it takes what is too long for a name
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        problem = f"{place} cannot be written: {os.strerror(error.errno or 0)}"
+        raise UserError(option, value, problem, "choose a folder that can be written") from None
+
+
+def _read_json(path: Path, home: str) -> dict[str, Any]:
+    """A JSON object from a file of a home. Raises `UserError` where it holds none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        problem = "" if isinstance(found, dict) else "not an object"
+    except ValueError as error:
+        found, problem = {}, str(error)
+    if problem:
+        remedy = "restore the file from a backup, or choose another home"
+        raise UserError("--home", home, f"its {path.name} is damaged: {problem}", remedy)
+    return dict(found)
 
 
 def _before_all(entry: Path) -> bool:

@@ -92,7 +92,7 @@ def judge_swarm(
     with closing(Verdicts(home.verdicts)) as verdicts:
         passed_over: dict[str, str] = {}
         new = []
-        for name in _names(config, home, nodes):
+        for name in home.choose_nodes(config, nodes):
             found = checkpoint.load_latest(home.checkpoints(name))
             if found is None:
                 passed_over[name] = "has no whole checkpoint yet"
@@ -196,7 +196,7 @@ def evaluate_swarm(
     Nodes that have no whole checkpoint yet are left out, unless they are named. Raises `UserError` for a
     named one, when no node has any, or when there are too few held-out questions.
     """
-    names = _names(config, home, nodes)
+    names = home.choose_nodes(config, nodes)
     if not nodes:
         whole = [name for name in names if checkpoint.load_latest(home.checkpoints(name)) is not None]
         for name in sorted({*names} - {*whole}):
@@ -234,18 +234,6 @@ def evaluate_swarm(
 def _begun_with(config: Config) -> str:
     """Names what a node's held-out figures are set against: its starting policy, and the room for answers."""
     return canonical([config.policy(), config.generate.max_new_tokens])
-
-
-def _names(config: Config, home: Home, nodes: Sequence[str] | None) -> list[str]:
-    """The nodes that were named, else all that are here: one that moved away or left is not ours to judge."""
-    for name in nodes or ():
-        if name not in config.nodes:
-            raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
-        home.refuse_moved(name)
-    names = list(nodes or home.begun(config))
-    if not names:
-        raise UserError("--home", str(home.root), "no node has run here", "start one with `sapo swarm`")
-    return names
 
 
 def _load_newest(home: Home, name: str, policy: LoadedPolicy) -> Checkpoint:

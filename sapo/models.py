@@ -19,8 +19,10 @@ from sapo.devices import resolve_device
 from sapo.errors import SapoError, UserError
 from sapo.hugging import no_bars, transformers
 from sapo.install import install_command
+from sapo.model_source import folder_of, is_starter
 from sapo.records import FinishReason, canonical, sha256
 from sapo.seeds import stream
+from sapo.starter_spec import location
 
 TAGS_PROMPT = "Think first if it helps, then give the final answer between <answer> and </answer>."
 """Instruction for `rules.answer = "tags"`; the scorer reads the content of the last <answer> tag."""
@@ -241,21 +243,12 @@ def fingerprint(tokenizer: Any) -> str:
 
 def _locate(spec: str, config: Config, cache: Path) -> str | Path:
     """The directory, or the name on the Hugging Face hub, that `spec` means."""
-    if spec == "starter" or spec.startswith("starter:"):
-        from sapo.starter import location
-
-        found = location(config, cache=cache, spec=spec)
-        if not found.is_dir():
-            raise UserError("model", spec, "has not been prepared", "call sapo.starter.prepare first")
-        return found
-    path = Path(spec).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise UserError("model", spec, "holds no config.json", "name a Hugging Face model directory")
-        return path
-    if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
-        raise UserError("model", spec, "there is no such directory", "name a model directory that exists")
-    return spec
+    if not is_starter(spec):
+        return folder_of(spec) or spec
+    found = location(config, cache=cache, spec=spec)
+    if not found.is_dir():
+        raise UserError("model", spec, "has not been prepared", "call sapo.starter.prepare first")
+    return found
 
 
 def _load_tokenizer(spec: str, source: str | Path) -> Any:

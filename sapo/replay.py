@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from sapo import checkpoint, models, starter
+from sapo import checkpoint, models
 from sapo.cache import default_cache
 from sapo.checkpoint import BrokenCheckpoint, Checkpoint
 from sapo.config import Config
@@ -22,8 +22,10 @@ from sapo.history.rounds import RecordedRound, Recording
 from sapo.home import Home
 from sapo.journal import Journal
 from sapo.learn.update import Learner
+from sapo.model_source import is_starter
 from sapo.models import LoadedPolicy
 from sapo.repeat import Repeater
+from sapo.starter_spec import location
 
 
 @dataclass
@@ -62,8 +64,7 @@ def opened(
     checkpoint that is not what it says, `Unavailable` when the history is away.
     """
     swarm = home.load_config()
-    if node not in swarm.nodes:
-        raise UserError("NODE", node, f"the swarm has {', '.join(swarm.nodes)}", "name one of them")
+    home.check_node(swarm, node, "NODE")
     config, recording = swarm.for_node(node), _recording(home, node, swarm)
     last = _last(node, recording.count(), first, last)
     start, notes = _start(home, node, recording.incarnation, first, last)
@@ -165,8 +166,7 @@ def _policy(config: Config, start: Checkpoint, cache: Path) -> LoadedPolicy:
     """The model of a checkpoint; only an adapter needs the model that the node began with."""
     if config.lora is None:
         return models.load_policy(str(start.path), config=config, cache=cache)
-    is_starter = config.model.split(":")[0] == "starter"
-    if is_starter and not starter.location(config, cache=cache, spec=config.model).is_dir():
+    if is_starter(config.model) and not location(config, cache=cache, spec=config.model).is_dir():
         remedy = "replay it where it ran, or set SAPO_CACHE to the cache it used"
         raise UserError("model", config.model, f"is not in {cache}, and the adapter needs it", remedy)
     return models.load_policy(config.model, config=config, cache=cache)

@@ -14,7 +14,14 @@ from sapo import keyring, toml
 from sapo.advice import Advice, advise, take
 from sapo.config import DEFAULT_PRESET, Config, keys_of, load, merge, parse, preset_of, preset_values
 from sapo.errors import UserError
-from sapo.home import Home, check_reasoning_gym, manifest_bytes, parse_manifest, write_atomically
+from sapo.home import (
+    Home,
+    check_reasoning_gym,
+    manifest_bytes,
+    parse_manifest,
+    refuse_unwritable,
+    write_atomically,
+)
 from sapo.journal import Journal
 from sapo.manifest import ADVICE, Manifest
 from sapo.membership import day
@@ -89,6 +96,7 @@ def found_swarm(
     _refuse_overwriting(target, written)
     text = site_toml(config, preset)
     check_tasks(config)
+    refuse_unwritable(folder, "--dir", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     advice, left = advise(config, preset)
     body = Manifest.of(config).model_dump(mode="json") | {ADVICE: advice}
@@ -133,6 +141,7 @@ def join_swarm(
     for name in config.nodes:
         target.node(name).mkdir(exist_ok=True)
         keys[name] = keyring.take(target, manifest.swarm, name, time.time()).identity.key
+    refuse_unwritable(folder, "--dir", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(written, text)
     return Joined(config, written, target, keys, advice)

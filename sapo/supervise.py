@@ -283,8 +283,7 @@ def run_node(
     It uses the servers of a swarm that runs in this home, else those that the environment names, else none.
     Raises `UserError` for an unknown node or one that runs already, `ServiceFailed` when it crashes.
     """
-    if name not in config.nodes:
-        raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+    home.check_node(config, name)
     with NodeLock(home.node(name)):
         pass  # says at once, and here, that the node runs already
     stop, insisted = stop or threading.Event(), threading.Event()
@@ -399,7 +398,7 @@ def holder(directory: Path) -> int | None:
     """The pid of the process that holds a home or a node's directory; None when nobody does."""
     try:
         text = (directory / "lock").read_text(encoding="ascii").strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return int(text) if text.isdecimal() and alive(int(text)) else None
 

@@ -14,7 +14,7 @@ from sapo import services
 from sapo.cache import default_cache
 from sapo.config import Config
 from sapo.credentials import public
-from sapo.errors import Unavailable, UserError
+from sapo.errors import Unavailable
 from sapo.home import Home
 from sapo.journal import Journal
 from sapo.lock import NodeLock
@@ -121,8 +121,7 @@ def incarnation_of(config: Config, home: Home, name: str) -> str:
 
     Raises `UserError` for an unknown node, one that runs already, or one that lives elsewhere.
     """
-    if name not in config.nodes:
-        raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+    home.check_node(config, name)
     with NodeLock(home.node(name)):
         home.refuse_moved(name)
         with Journal(home.journal(name)) as journal:

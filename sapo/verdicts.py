@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from sapo.errors import UserError
+
 _BUSY_S = 30.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS verdicts (
@@ -53,12 +55,19 @@ class Standing:
 
 
 class Verdicts:
-    """The table in a home's `judge.sqlite`; made where there is none. Several processes may judge at once."""
+    """The table in a home's `judge.sqlite`; made where there is none. Several processes may judge at once.
+
+    Raises `UserError` where the file cannot be made or written.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
-        self._connection.execute("PRAGMA synchronous=FULL")
-        self._connection.execute(_SCHEMA)
+        try:
+            self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.execute(_SCHEMA)
+        except sqlite3.OperationalError as error:
+            remedy = "choose a --home that can be written"
+            raise UserError("--home", str(path.parent), f"{path.name}: {error}", remedy) from None
 
     def close(self) -> None:
         """Release the file."""

@@ -65,8 +65,9 @@ def versions_of(uri: str, name: str) -> list[Version]:
 
     Raises `Unavailable` when MLflow is away.
     """
-    parsed = urlparse(uri)
-    if parsed.scheme == "sqlite" and not Path(unquote(parsed.path)[1:]).exists():
+    kind, sign, file = uri.partition(":///")
+    # SQLAlchemy takes the path as it is, without any quoting, up to a question mark
+    if sign and kind == "sqlite" and not Path(file.partition("?")[0]).exists():
         return []
     with reaching(uri):
         client = load_mlflow().MlflowClient(uri, uri)

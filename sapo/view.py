@@ -3,6 +3,7 @@
 Both are fed the same things: rows of nodes, the progress of a preparing or closing step, and notes.
 """
 
+import shlex
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -386,7 +387,7 @@ def print_summary(figures: dict[str, Any], home: Home, program: str, console: Co
         console.print(Text(text, style="bold"))
     for note in figures["notes"]:
         console.print(Text(note, style="yellow"))
-    root = shortest(home.root)
+    root = shlex.quote(home.shown)
     console.print()
     for what, place in (
         ("page", home.report),
@@ -397,13 +398,16 @@ def print_summary(figures: dict[str, Any], home: Home, program: str, console: Co
         console.print(f"  {what:<20}{shortest(place)}", highlight=False, soft_wrap=True)
     first = next(iter(figures["nodes"]), "n0")
     console.print("\nWorth typing next:")
-    for command, why in (
+    commands = [
         (f"rollouts --home {root} --source external", "what the nodes learned from each other"),
         (f"replay {first} --check --home {root}", f"that the history makes {first}'s very weights again"),
         (f"lineage {first} --home {root}", f"who taught {first} what"),
-        (f"swarm --resume --home {root} --rounds {2 * rounds_total(figures)}", "go on for as long again"),
-    ):
-        console.print(f"  {program} {command}   [dim]{why}[/]", highlight=False, soft_wrap=True)
+    ]
+    if all(node["rounds"] >= node["rounds_total"] for node in figures["nodes"].values()):
+        more = 2 * rounds_total(figures)
+        commands.append((f"swarm --resume --home {root} --rounds {more}", "go on for as long again"))
+    for command, why in commands:
+        console.print(Text(f"  {program} {command}   ").append(why, style="dim"), soft_wrap=True)
 
 
 def sentences(figures: dict[str, Any]) -> list[str]:

@@ -1,13 +1,16 @@
 """`sapo deploy`: a site for weeks, as deployments of a Prefect server that workers run."""
 
 import os
-import shlex
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from sapo.commands.options import ConfigOption, HomeOption, PresetOption, SetOption, program, warn
+from sapo.commands.options import ConfigOption, HomeOption, PresetOption, SetOption, typed, warn
+
+if TYPE_CHECKING:
+    from sapo.home import Home
 
 
 def deploy(
@@ -28,20 +31,17 @@ def deploy(
     from rich.console import Console
 
     from sapo import deploy
-    from sapo.commands import launch
-    from sapo.errors import UserError
-    from sapo.supervise import who_runs
+    from sapo.commands import checks, launch
     from sapo.view import open_view
 
     url = deploy.refuse_without_server(os.environ)
     found, settings = launch.locate(preset, config, sets, home=home)
     if found.manifest.exists() and (config is None or found.node_names()):
         found, settings = launch.locate(preset, config, sets, home=found.root, resume=True)
-    if "swarm" in who_runs(found):
-        remedy = "stop it first with `sapo stop`"
-        raise UserError("--home", str(found.root), "a swarm runs here, with servers of its own", remedy)
+    checks.refuse_running(found, "swarm")
     folder = str(Path.cwd())
     names = [resource["prefect.resource.name"] for resource in deploy.plan(settings, found, folder).nodes]
+    settings = checks.check_start(settings, found, names)
     with open_view(settings.swarm.name, Console(stderr=True)) as view:
         launch.prepare(settings, found, view, names)
     found.stop_flag.unlink(missing_ok=True)
@@ -53,11 +53,10 @@ def deploy(
     print(f"\nits runs: {url.rstrip('/').removesuffix('/api')}/deployments")
     print("start a worker, here or on any machine that sees the home at the same place:")
     print(f"  PREFECT_API_URL={url} prefect worker start --pool {settings.deploy.pool}")
-    print(f"after a change of the config: {_again(config, found.root)}")
+    print(f"after a change of the config: {_again(config, found)}")
 
 
-def _again(config: Path | None, root: Path) -> str:
+def _again(config: Path | None, home: "Home") -> str:
     """The command that registers a change: a home keeps the settings, and not the file they were in."""
-    at = ["--home", os.path.relpath(root)]
-    given = [*at, "--set", "KEY=VALUE"] if config is None else ["--config", str(config), *at]
-    return shlex.join([program(), "deploy", *given])
+    given = ["--set", "KEY=VALUE"] if config is None else ["--config", str(config)]
+    return typed(home, "deploy", *given)

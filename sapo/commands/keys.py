@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sapo.keyring import Held
 
 DAY_S = 86_400
+_KEY = re.compile("[0-9a-f]{64}")
 OPEN = ('rules.entry="open"', "rules.members=[]")
 """Who may publish is no matter here: keys are made before anybody can be put on a list."""
 
@@ -165,7 +166,7 @@ def invite(
     if manifest.entry != "invite":
         remedy = "say rules.entry=invite when a swarm is begun"
         raise UserError("rules.entry", manifest.entry, "nobody is invited into this swarm", remedy)
-    if re.fullmatch("[0-9a-f]{64}", key) is None:
+    if _KEY.fullmatch(key) is None:
         raise UserError("KEY", key, "is no public key", "give the 64 hex digits that `sapo keys show` prints")
     here = [name for name in found.here(settings) if found.key(name).exists()]
     held = {name: _held(found, settings, name) for name in here}
@@ -232,14 +233,8 @@ def _held(home: "Home", config: "Config", name: str) -> "Held":
 def _pick(config: "Config", home: "Home", name: str | None) -> str:
     """The node that is named, or the only one here."""
     from sapo.commands import launch
-    from sapo.errors import UserError
 
-    try:
-        return launch.pick_node(config, home, name)
-    except UserError as error:
-        if error.field != "NAME":
-            raise
-        raise UserError("--node", error.value, error.problem, error.remedy) from None
+    return launch.pick_node(config, home, name, "--node")
 
 
 def _ask(*, confirm: bool) -> str:

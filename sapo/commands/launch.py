@@ -3,8 +3,7 @@
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +11,9 @@ from rich.console import Console
 
 from sapo.advice import describe
 from sapo.cache import default_cache
-from sapo.commands.options import find_home, program, resolve
-from sapo.config import Config, load, merge, parse
+from sapo.commands.checks import check_start
+from sapo.commands.options import find_home, program, resolve, typed
+from sapo.config import Config, load
 from sapo.errors import UserError
 from sapo.home import Home, write_atomically
 from sapo.manifest import Manifest
@@ -57,11 +57,10 @@ def locate(
     return found, config
 
 
-def pick_node(config: Config, home: Home, name: str | None) -> str:
-    """The node that `sapo node` runs: the one named, or the only one that lives in this home."""
+def pick_node(config: Config, home: Home, name: str | None, option: str = "NAME") -> str:
+    """The node that a command is for: the one named by `option`, or the only one that lives in this home."""
     if name is not None:
-        if name not in config.nodes:
-            raise UserError("NAME", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+        home.check_node(config, name, option)
         home.refuse_moved(name)
         return name
     names = home.here(config)
@@ -69,7 +68,7 @@ def pick_node(config: Config, home: Home, name: str | None) -> str:
         home.refuse_moved(config.nodes[0])
     if len(names) > 1:
         site = f"site {config.swarm.site!r} has {len(names)} nodes here: {', '.join(names)}"
-        raise UserError("NAME", None, site, "name one of them")
+        raise UserError(option, None, site, "name one of them")
     return names[0]
 
 
@@ -85,9 +84,8 @@ def refuse_moved(config: Config, home: Home) -> None:
 def refuse_second_start(home: Home) -> None:
     """Raise `UserError` when a home already holds a run: it is gone on with, or left alone."""
     if home.manifest.exists() and home.node_names():
-        here = os.path.relpath(home.root)
-        remedy = f"go on with `{program()} swarm --resume --home {here}`, or start afresh with another --home"
-        raise UserError("--home", here, "holds a run already", remedy)
+        remedy = f"go on with `{typed(home, 'swarm', '--resume')}`, or start afresh with another --home"
+        raise UserError("--home", home.shown, "holds a run already", remedy)
 
 
 def silo_if_alone(config: Config) -> tuple[Config, str | None]:
@@ -101,71 +99,12 @@ def silo_if_alone(config: Config) -> tuple[Config, str | None]:
     return load(sets=sets, base=config), text
 
 
-def check_built(config: Config) -> None:
-    """Raise `UserError` for a bus that works only inside one process, or an engine that is not installed."""
-    from sapo.generate import check_engine
-
-    if config.bus.type == "memory":
-        raise UserError(
-            "bus.type", "memory", "works inside one process only", 'set it to "sqlite" or "kafka"'
-        )
-    for name in config.nodes:
-        check_engine(config.for_node(name))
-
-
-def check_place(config: Config, home: Home) -> Config:
-    """Raise `UserError` for a home that is another swarm's, a disk that is full, a port in use, or a bus that
-    cannot be used.
-
-    Returns the config with the Kafka cluster that was found, which is from now on the run's.
-    """
-    from sapo import services
-    from sapo.bus import check_buses
-    from sapo.doctor import require_space
-    from sapo.supervise import who_runs
-
-    if home.manifest.exists():
-        home.check(Manifest.of(config))
-        home.check_site(config)
-    require_space(home.root)
-    for port, field in ((config.track.port, "track.port"), (config.flow.port, "flow.port")):
-        if port is not None and "swarm" not in who_runs(home):
-            services.bind(port, field).close()
-    return pinned(config, {facts.cluster_id for facts in check_buses(config)})
-
-
-def refuse_outsiders(config: Config, home: Home, names: Sequence[str]) -> None:
-    """Raise `UserError` where a node that is to run may not publish in its swarm."""
-    from sapo import keyring
-    from sapo.membership import refuse_outsider
-
-    manifest, now = Manifest.of(config), time.time()
-    for name in names if manifest.entry != "open" else ():
-        if not home.key(name).exists():
-            remedy = f"make it with `{program()} keys show`, and have it put into rules.members"
-            raise UserError("rules.members", None, f"{name} has no key that could be a member's", remedy)
-        held = keyring.take(home, manifest.swarm, name, now)
-        refuse_outsider(name, held.identity.key, held.card.invitation, manifest, now)
-
-
-def pinned(config: Config, clusters: Collection[str]) -> Config:
-    """`config` with the one cluster its bus was found to be, so that no other is taken for it later."""
-    if config.bus.type != "kafka" or config.bus.cluster_id is not None or len(clusters) != 1:
-        return config
-    (cluster,) = clusters
-    return parse(merge(config.model_dump(mode="json"), {"bus": {"cluster_id": cluster}}))
-
-
 def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> None:
-    """Check all that can be checked, make what is shared, and only then write the home.
+    """Show what the nodes `names` run, check tasks and models, make what is shared, then write the home.
 
-    `names` are the nodes that are to run; what they run is shown before anything is loaded. Raises
-    `UserError` for anything wrong with place, keys, tasks, held-out questions or models; the home is then as
-    it was.
+    `checks.check_start` comes before it. Raises `UserError` for tasks, held-out questions or models that are
+    wrong; the home is then as it was.
     """
-    check_built(config)
-    config = check_place(config, home)
-    refuse_outsiders(config, home, names)
     for line in describe(config, names):
         view.note(line)
     loading = "loading torch, transformers and what a node needs"
@@ -177,28 +116,41 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
 
     transformers.logging.disable_progress_bar()  # it would draw over the view
     view.step(loading, 2, 3)
-    from sapo.evaluate import held_out_set
-    from sapo.node_parts import open_workers, refuse_unwalled
+    from sapo.node_parts import open_workers
 
     view.step(loading, 3, 3)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
-        view.step("checking the tasks", 0, 1)
-        workers.check(config.manifest_tasks())
-        for name in config.nodes:
-            refuse_unwalled(config.for_node(name), workers)
-        view.step("checking the tasks", 1, 1)
-        draft = Home(Path(scratch))
-        if home.held_out.exists():
-            shutil.copyfile(home.held_out, draft.held_out)
-        choosing = "choosing held-out questions"
-        view.step(choosing, 0, config.eval.questions)
-        held_out_set(config, draft, workers, lambda done, total: view.step(choosing, done, total))
-        view.step(choosing, config.eval.questions, config.eval.questions)
+        check_tasks(config, workers, view)
+        drawn = draw_held_out(config, home, Home(Path(scratch)), workers, view)
         for name in config.nodes:
             prepare_model(config.for_node(name), workers, view)
         home.prepare(config, Manifest.of(config))
-        write_atomically(home.held_out, draft.held_out.read_text(encoding="utf-8"))
+        write_atomically(home.held_out, drawn)
         prepare_history(config, home, view)
+
+
+def check_tasks(config: Config, workers: "TaskWorkers", view: "View") -> None:
+    """Raise `UserError` for a task that cannot be asked, or walls that do not stand around the workers."""
+    from sapo.node_parts import refuse_unwalled
+
+    view.step("checking the tasks", 0, 1)
+    workers.check(config.manifest_tasks())
+    for name in config.nodes:
+        refuse_unwalled(config.for_node(name), workers)
+    view.step("checking the tasks", 1, 1)
+
+
+def draw_held_out(config: Config, home: Home, draft: Home, workers: "TaskWorkers", view: "View") -> str:
+    """The held-out questions of a home, drawn in `draft` where it has none yet, as the text of their file."""
+    from sapo.evaluate import held_out_set
+
+    label, count = "choosing held-out questions", config.eval.questions
+    view.step(label, 0, count)
+    if home.held_out.exists():
+        shutil.copyfile(home.held_out, draft.held_out)
+    held_out_set(config, draft, workers, lambda done, total: view.step(label, done, total))
+    view.step(label, count, count)
+    return draft.held_out.read_text(encoding="utf-8")
 
 
 def prepare_history(config: Config, home: Home, view: "View") -> None:
@@ -215,10 +167,12 @@ def prepare_history(config: Config, home: Home, view: "View") -> None:
 def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
     """Make the starter policy a node begins with, once for all runs; load the model to see that it works."""
     from sapo import models, starter
+    from sapo.model_source import is_starter
+    from sapo.starter_spec import variant_of
 
     cache = default_cache()
-    if config.model.split(":")[0] == "starter":
-        name = starter.variant_of(config)
+    if is_starter(config.model):
+        name = variant_of(config)
         label = f"preparing the starter policy {name}"
         starter.prepare(
             config,
@@ -298,6 +252,8 @@ def row(node: "NodeStatus") -> "NodeRow":
 
 def run(config: Config, home: Home) -> int:
     """Run a swarm to its end or its interruption, show it, sum it up; returns the exit code."""
+    config = check_start(config, home, config.nodes)
+
     from sapo.view import RUN_HINT, open_view, print_summary
 
     console = Console()
@@ -311,10 +267,10 @@ def run(config: Config, home: Home) -> int:
         print_summary(write_report(home), home, program(), console)
     if final.phase == "finished":
         return DONE
-    here = os.path.relpath(home.root)
     for line in left_undone(final):
         console.print(line, highlight=False, markup=False)
-    console.print(f"\n{final.phase}; `{program()} swarm --resume --home {here}` goes on", highlight=False)
+    goes_on = f"\n{final.phase}; `{typed(home, 'swarm', '--resume')}` goes on"
+    console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
     return INTERRUPTED if final.phase == "stopped" else FAILED
 
 
@@ -330,6 +286,8 @@ def left_undone(final: "SwarmStatus") -> list[str]:
 
 def run_one(config: Config, home: Home, name: str) -> int:
     """Run one node of a swarm, alone in its process; returns the exit code."""
+    config = check_start(config, home, [name])
+
     from sapo.view import open_view
 
     console = Console()

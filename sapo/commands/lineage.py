@@ -1,5 +1,6 @@
 """`sapo lineage`: who taught a checkpoint, and where a group ended up."""
 
+import os
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from sapo.config import Config
+    from sapo.errors import UserError
     from sapo.history.tables import Store
     from sapo.home import Home
 
@@ -41,6 +43,7 @@ def lineage(
     from rich.console import Console
 
     found = find_home(home)
+    check_known(found, what)
     with Console(stderr=True).status("reading the history"):
         document, name = explain(found, what)
         page = written(found, name, document)
@@ -50,6 +53,36 @@ def lineage(
         show(document, page)
     if document["problems"]:
         raise typer.Exit(1)
+
+
+def check_known(home: "Home", what: str) -> None:
+    """Raise `UserError` for a node that neither this site nor its own history knows, alone or as a model.
+
+    Where the history or MLflow is on a server, other sites' nodes may be in it: then it is asked later.
+    """
+    from sapo.errors import UserError
+
+    config = home.load_config()
+    model = re.fullmatch(r"models:/(.+)\.([^./@]+)[@/].+", what)
+    if model is not None:
+        own = config.track.uri is None and "MLFLOW_TRACKING_URI" not in os.environ
+        known = model[1] != config.swarm.name or model[2] in {*config.nodes, *home.node_names()}
+        if own and not known:
+            names = ", ".join(config.nodes)
+            raise UserError("WHAT", what, f"there is no node {model[2]}", f"name one of {names}")
+    elif not (what.startswith("models:") or _GROUP.fullmatch(what) or what in config.nodes):
+        elsewhere = config.history.uri is not None
+        if not elsewhere and not (home.history / "training" / f"node={what}").is_dir():
+            raise not_known(config, what)
+
+
+def not_known(config: "Config", what: str) -> "UserError":
+    """What names neither a version nor a node nor a group."""
+    from sapo.errors import UserError
+
+    names = ", ".join(config.nodes)
+    remedy = f"name a version (models:/...), a node ({names}), or 8 digits of an id or more"
+    return UserError("WHAT", what, "is neither a model version nor a node nor a group's id", remedy)
 
 
 def written(home: "Home", name: str, document: dict[str, Any]) -> "Path | None":
@@ -97,14 +130,10 @@ def of_node(config: "Config", store: "Store", what: str) -> tuple[dict[str, Any]
 def of_group(home: "Home", config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
     """Where a group ended up. Raises `UserError` where `what` is the beginning of no id, or of several."""
     from sapo import journey
-    from sapo.errors import UserError
     from sapo.tracked import tracking_uri
 
     if not _GROUP.fullmatch(what):
-        remedy = (
-            f"name a version (models:/...), a node ({', '.join(config.nodes)}) or 8 digits of an id or more"
-        )
-        raise UserError("WHAT", what, "is neither a model version nor a node nor a group's id", remedy)
+        raise not_known(config, what)
     found = journey.find(store, what.lower())
     document = journey.journey(store, found, config.swarm.name, tracking_uri(home, config))
     return document, found.group_id[:16]

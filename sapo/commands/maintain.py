@@ -26,9 +26,12 @@ def maintain(
     from sapo.history import open_store
     from sapo.history.cuts import cuts
     from sapo.history.maintain import maintain as maintain_tables
+    from sapo.home import refuse_unwritable
 
     found = find_home(home)
     config = found.load_config()
+    if config.history.uri is None and not dry_run:
+        refuse_unwritable(found.history, "--home", found.shown)
     store = open_store(config, found)
     decided = cuts(config, found, store)
     reports = maintain_tables(config, store, decided, dry_run=dry_run)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -99,7 +100,12 @@ def program() -> str:
     if shutil.which("sapo") or script.name != "sapo":
         return "sapo"
     near = os.path.relpath(script)
-    return str(script.absolute()) if near.startswith("..") else near
+    return shlex.quote(str(script.absolute()) if near.startswith("..") else near)
+
+
+def typed(home: "Home", *words: str) -> str:
+    """A command of this program for a home, as it can be pasted into a shell."""
+    return " ".join([program(), shlex.join([*words, "--home", home.shown])])
 
 
 def print_json(value: Any) -> None:

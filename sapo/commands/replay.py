@@ -44,18 +44,27 @@ def replay(
     runs is not disturbed. With --set nothing is compared: the recorded batches are trained on under other
     settings, as an MLflow run of its own.
     """
+    from sapo.changes import Changes
+    from sapo.commands import checks
     from sapo.errors import UserError
 
     if check and sets:
         raise UserError("--set", sets[0], "there is then nothing to compare with", "leave out --check")
-    found = find_home(home)  # said before models are imported, which takes seconds
+    # checked before models are imported, which takes seconds
+    found = find_home(home)
+    config = found.load_config()
+    found.check_node(config, node, "NODE")
+    checks.check_rounds(found, node, first, last)
+    if sets:
+        Changes(config.for_node(node), node, sets)
     for note in without_effect(found, node, sets or []):
         warn(note)
+
     from rich.console import Console
 
     from sapo.view import open_view
 
-    with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
+    with open_view(config.swarm.name, Console(stderr=True)) as view:
         view.step(LOADING, 0, 1)
         if sets:
             from sapo.whatif import retrain

@@ -47,23 +47,26 @@ def swarm(
     about five minutes. Ctrl-C stops everything in good order.
     """
     from sapo import toml
-    from sapo.commands import launch
+    from sapo.commands import checks, launch
     from sapo.effects import swarm_notes
 
     found, settings = launch.locate(
         preset, config, sets, nodes=nodes, rounds=rounds, home=home, resume=resume
     )
-    if not resume:
+    if not resume and not dry_run:
         launch.refuse_second_start(found)
     settings, warning = launch.silo_if_alone(settings)
     if warning:
         warn(warning)
     launch.refuse_moved(settings, found)
+    if resume:
+        checks.refuse_fewer_rounds(settings, found, rounds)
     for note in swarm_notes(settings):
         warn(note)
     if dry_run:
         print(toml.dumps(settings.model_dump(mode="json")), end="")
         return
+    checks.refuse_running(found, "swarm", *settings.nodes)
     code = launch.run(settings, found)
     if code:
         raise typer.Exit(code)
@@ -91,7 +94,7 @@ def node(
     and MLFLOW_TRACKING_URI or track.uri name, else none. Nobody archives beside it: see sapo archive.
     """
     from sapo import toml
-    from sapo.commands import launch
+    from sapo.commands import checks, launch
 
     found, settings = launch.locate(preset, config, sets, nodes=nodes, rounds=rounds, home=home)
     if found.manifest.exists() and (config is None or found.node_names()):
@@ -102,6 +105,7 @@ def node(
     if dry_run:
         print(toml.dumps(settings.for_node(name).model_dump(mode="json")), end="")
         return
+    checks.refuse_running(found, name)
     code = launch.run_one(settings, found, name)
     if code:
         raise typer.Exit(code)
@@ -140,7 +144,12 @@ def evaluate(
     It takes each node's newest checkpoint; a swarm that runs is not disturbed. With --question it asks the
     nodes one question, once for each round it finds them in, and adds to their cumulative judge reward.
     """
-    found = find_home(home)  # said before models and tasks are imported, which takes seconds
+    from sapo.home import refuse_unwritable
+
+    # checked before models and tasks are imported, which takes seconds
+    found = find_home(home)
+    found.choose_nodes(found.load_config(), node)
+    refuse_unwritable(found.root, "--home", found.shown)
     if question:
         _judge(found, node, as_json)
         return

@@ -15,6 +15,7 @@ from sapo.commands.options import (
     SetOption,
     find_home,
     program,
+    typed,
     warn,
 )
 
@@ -127,7 +128,7 @@ def say_advice(advice: "Advice | None", config: "Config") -> None:
 
 def say_next(file: Path, names: list[str], home: Path | None) -> None:
     """Print how a site is started."""
-    place = f"--config {file}" + (f" --home {home}" if home is not None else "")
+    place = shlex.join(["--config", str(file), *([] if home is None else ["--home", str(home)])])
     one = "" if len(names) == 1 else f"{names[0]} "
     print(f"start it: {program()} swarm {place}  (nodes, history, Prefect and MLflow)")
     print(f"      or: {program()} node {one}{place}  (one node, in this terminal)")
@@ -185,7 +186,7 @@ def export(
     if config.bus.type == "sqlite":
         warn("bus.path: the bus is a file on this machine; over there, name another with sapo import --set")
     warn(f"{target} holds the private key of {node}: send it on a safe way, delete it when it has arrived")
-    print(f"over there: sapo import {target.name}")
+    print(f"over there: sapo import {shlex.quote(target.name)}")
 
 
 def import_(
@@ -204,7 +205,7 @@ def import_(
         found = import_node(file, home, sets or (), show)
     name = found.pack.node
     print(f"{found.home.node(name)}: {name} after {found.pack.rounds} rounds, public key {found.pack.key}")
-    print(f"it goes on with: {program()} node {name} --home {found.home.root}")
+    print(f"it goes on with: {typed(found.home, 'node', name)}")
 
 
 @contextmanager

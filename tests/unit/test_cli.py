@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sapo import cli
-from sapo.commands import launch, look, options
+from sapo.commands import checks, launch, look, options
 from sapo.config import load
 from sapo.crew import Member
 from sapo.errors import Unavailable, UserError
@@ -24,7 +24,7 @@ from sapo.manifest import Manifest
 from sapo.records import RoundResult
 from sapo.supervise import NodeStatus, SwarmStatus
 
-ERROR = re.compile(r"error: \S.* = .+: .+; .+\n")
+ERROR = re.compile(r"error: \S.*: .+; .+\n")
 
 
 @pytest.fixture(autouse=True)
@@ -549,10 +549,10 @@ def test_the_settings_reference_and_picture_are_up_to_date() -> None:
 
 def test_a_run_keeps_to_the_kafka_cluster_it_began_on() -> None:
     kafka = load("tiny", sets=["bus.type=kafka", "bus.servers=localhost:9092"], env={})
-    kept = launch.pinned(kafka, {"the-first"})
+    kept = checks.pinned(kafka, {"the-first"})
     assert kept.bus.model_dump()["cluster_id"] == "the-first"
-    assert launch.pinned(kept, {"another"}) == kept
-    assert launch.pinned(load("tiny", env={}), set()) == load("tiny", env={})
+    assert checks.pinned(kept, {"another"}) == kept
+    assert checks.pinned(load("tiny", env={}), set()) == load("tiny", env={})
     moved = load(sets=["bus.cluster_id=another"], base=kept, env={})
     assert moved.bus.model_dump()["cluster_id"] == "another"
 

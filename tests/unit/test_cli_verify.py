@@ -12,7 +12,7 @@ from sapo.errors import UserError
 from sapo.records import Outcome
 from sapo.workers import TaskWorkers
 
-ERROR = re.compile(r"error: \S.* = .+: .+; .+\n")
+ERROR = re.compile(r"error: \S.*: .+; .+\n")
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ from sapo.moving import mark_moved
 
 BUS = ("bus.type=kafka", "bus.servers=broker:9092")
 CHECK_TASKS = sites.check_tasks
-ERROR = re.compile(r"error: \S.* = .+: .+; .+\n")
+ERROR = re.compile(r"error: \S.*: .+; .+\n")
 
 
 @pytest.fixture(autouse=True)
