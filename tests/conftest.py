@@ -5,11 +5,38 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from shared_workers import end_workers, rest_workers, sharing_workers
 
 from infra.kafka.cluster import Cluster
 from infra.s3.server import S3Server
+
+if TYPE_CHECKING:
+    from finished import FinishedSwarm
+
+BROKERS = {"kafka", "secure_kafka"}
+LONGEST = (
+    "test_deployed",
+    "kafka",
+    "test_node_crash_points",
+    "test_outages",
+    "test_cli_swarm",
+    "test_exactly_once",
+    "test_resume_kills",
+    "test_compose_commands",
+    "test_vllm_engine",
+    "test_whatif",
+    "test_replay",
+    "test_zoo",
+    "test_node",
+    "test_ahead",
+    "test_pages",
+    "test_flows_served",
+)
+"""Files, and the group `kafka`, that take a minute or more."""
 
 _KEYS = tempfile.TemporaryDirectory(prefix="sapo-test-keys-")
 
@@ -23,9 +50,58 @@ def pytest_configure() -> None:
     os.environ["XDG_DATA_HOME"] = f"{_KEYS.name}/data"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file stays together in one process of a test run, and so do all that use the session's brokers.
+
+    What takes long comes first, or the last of it would run alone.
+    """
+    brokers = {item.path for item in items if BROKERS & set(getattr(item, "fixturenames", ()))}
+    group = {item: "kafka" if item.path in brokers else item.path.stem for item in items}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group[item]))
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(group[item], len(LONGEST)))
+
+
 def pytest_unconfigure() -> None:
     """Nor are they left behind."""
     _KEYS.cleanup()
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder that is the same for all processes of a test run."""
+    own = factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def finished_swarm(tmp_path_factory: pytest.TempPathFactory) -> "FinishedSwarm":
+    """One finished swarm for all tests of a run, whichever process they are in; none may change it."""
+    from finished import finished_once
+
+    return finished_once(shared_folder(tmp_path_factory) / "finished_swarm")
+
+
+@pytest.fixture(autouse=True)
+def rested_workers() -> Iterator[None]:
+    """What one test leaves with the shared task workers is not met by the next."""
+    yield
+    rest_workers()
+
+
+@pytest.fixture(scope="module")
+def sharing() -> Iterator[None]:
+    """Nodes, replays and judges that a file's tests open share their task workers."""
+    with sharing_workers():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ended_workers() -> Iterator[None]:
+    """Shared task workers end with the session."""
+    yield
+    end_workers()
 
 
 @pytest.fixture(scope="session")

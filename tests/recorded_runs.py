@@ -1,18 +1,14 @@
 """Real nodes that ran and delivered their history, once for many tests of its replay."""
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 from swarms import make_home, open_node, small_config
 
-from sapo import node_parts
 from sapo.config import Config
 from sapo.home import Home
 from sapo.manifest import Manifest
-from sapo.workers import TaskWorkers
 
 BASE = ("swarm.rounds=100", "checkpoint.every_rounds=4", "starter.steps=120")
 SILO = ("swarm.nodes=1", "batch.external=0")
@@ -33,17 +29,6 @@ TRADE: tuple[tuple[str, ...], ...] = (
 """Settings of one leg after the other."""
 MOST = 20
 """Rounds of a leg: whether one has foreign groups, or sets off a guard, is a matter of luck."""
-
-
-@contextmanager
-def shared_workers() -> Iterator[None]:
-    """The nodes opened in the block share their task workers: starting some takes seconds."""
-    workers = TaskWorkers()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(workers, "close", lambda: None)
-        patch.setattr(node_parts, "open_workers", lambda config: workers)
-        yield
-    workers.close()
 
 
 def run_legs(path: Path, legs: Sequence[Sequence[str]], base: Sequence[str] = ()) -> Home:

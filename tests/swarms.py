@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from shared_workers import shared_workers
 
 from sapo.bus.base import Bus
 from sapo.config import Config, load
@@ -42,12 +45,15 @@ def make_home(path: Path, config: Config) -> Home:
     return home
 
 
-def open_node(
-    config: Config, home: Home, name: str = "n0", *, bus: Bus | None = None, deliver: bool = True
-) -> NodeRuntime:
-    """A node with no tracking server, whose streams of questions and answers are the same every time."""
-    incarnation = f"{config.nodes.index(name):016x}"
-    return NodeRuntime.open(config, name, home, bus=bus, deliver=deliver, incarnation=incarnation)
+def open_node(config: Config, home: Home, name: str = "n0", **how: Any) -> NodeRuntime:
+    """A node with the test run's task workers and no tracking server; `how` is more for `NodeRuntime.open`.
+
+    Its streams of questions and answers are the same every time.
+    """
+    if name in config.nodes:
+        how.setdefault("incarnation", f"{config.nodes.index(name):016x}")
+        how.setdefault("workers", shared_workers(config.for_node(name)))
+    return NodeRuntime.open(config, name, home, **how)
 
 
 def hand_over(node: NodeRuntime, *buses: Bus) -> None:

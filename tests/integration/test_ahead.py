@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from deltalake import DeltaTable
-from recorded_runs import shared_workers
 from swarms import make_home, open_node, small_config
 
 from sapo import ahead, cli
@@ -31,7 +30,7 @@ from sapo.records import Completion, Group
 from sapo.replay import opened
 from sapo.seeds import stream
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.usefixtures("sharing"), pytest.mark.timeout(600)]
 
 AHEAD = ("generate.ahead=1", "batch.external=0", "swarm.nodes=1", "guard.max_engine_gap=1000")
 Weights = dict[str, torch.Tensor]
@@ -39,12 +38,6 @@ Weights = dict[str, torch.Tensor]
 
 class Broken(Exception):
     """What an engine raises here."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def workers() -> Iterator[None]:
-    with shared_workers():
-        yield
 
 
 @pytest.fixture(autouse=True)

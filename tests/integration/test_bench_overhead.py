@@ -79,6 +79,7 @@ def test_the_bare_loop_scores_what_a_node_would_and_by_as_many_a_call(
         assert asked == [min(8, len(loop.foreign))], "none is: as many as an eighth of them would give"
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_the_quick_benchmark_runs_both_programs_on_equal_rounds(tmp_path: Path) -> None:
     file = tmp_path / "overhead.json"

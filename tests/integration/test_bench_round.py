@@ -91,6 +91,7 @@ def test_programs_that_do_not_fit_in_memory_together_never_run_together(
         assert seen[2:6] == ["ours half", "trl half", "ours all", "trl all"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("part", "cases"), [("starter-trl", 1), ("half-b", 2)])
 def test_the_quick_benchmark_runs_ours_and_trl_in_turns(part: str, cases: int, tmp_path: Path) -> None:
     figures = quick(tmp_path, "--only", part)

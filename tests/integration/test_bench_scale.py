@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import scale
 from common import Report
 
@@ -20,6 +21,7 @@ def test_groups_are_really_signed_and_none_passes_for_a_copy() -> None:
         seen.add(group, group.digest())
 
 
+@pytest.mark.soak
 def test_the_quick_benchmark_tells_every_cost(tmp_path: Path) -> None:
     report = Report("scale", scale.PACKAGES)
     scale.measure(report, quick=True, folder=tmp_path)

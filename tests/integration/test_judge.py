@@ -28,6 +28,8 @@ from sapo.tasks import bucket
 from sapo.tracked import tracker_of
 from sapo.verdicts import Verdicts
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 SETS = ("swarm.rounds=20", "checkpoint.every_rounds=2", "batch.external=0")
 
 

@@ -35,6 +35,8 @@ from sapo.records import RoundResult
 from sapo.settings import GuardConfig
 from sapo.tracked import open_tracked, tracker_of
 
+pytestmark = pytest.mark.usefixtures("sharing")
+
 ROUNDS, EVERY = 6, 3
 BACK, SKIPPED = ("n1", 4), ("n2", 1)
 """Node and round that went back to the checkpoint of round 3, and that made no step."""

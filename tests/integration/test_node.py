@@ -271,7 +271,7 @@ def test_probes_report_held_out_figures_without_disturbing_the_round(tmp_path: P
     digests = []
     for name, config in (("plain", plain), ("probing", probing)):
         home = make_home(tmp_path / name, config)
-        with NodeRuntime.open(config, "n0", home, deliver=False, incarnation="0" * 16) as node:
+        with open_node(config, home, deliver=False) as node:
             result = node.run_round()
             texts = [
                 [c.text for c in Group.model_validate_json(s.payload).completions]

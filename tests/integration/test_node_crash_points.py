@@ -29,7 +29,7 @@ from sapo.records import RoundResult, sha256
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
-EVERY = 6
+EVERY = 12
 """Of the states that a kill may leave, every so-manyth is tried in a short run."""
 
 
@@ -238,6 +238,7 @@ def test_killed_at_every_step_of_registering_versions_it_has_each_once(nursery, 
     print(f"killed at {len(steps)} steps: {steps}")
 
 
+@pytest.mark.soak
 def test_killed_at_every_step_while_it_samples_ahead_it_loses_no_more_than_samples(
     nursery, untouched, tmp_path
 ):

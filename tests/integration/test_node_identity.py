@@ -137,9 +137,7 @@ def twice(tmp_path_factory: pytest.TempPathFactory) -> Twice:
         alarmed, after = node.run_round(), node.run_round()
     for path_ in home.node("n0").glob("journal.sqlite*"):
         path_.unlink()
-    with NodeRuntime.open(
-        config, "n0", home, bus=SqliteBus(path), deliver=False, incarnation="e" * 16
-    ) as node:
+    with open_node(config, home, bus=SqliteBus(path), deliver=False, incarnation="e" * 16) as node:
         node.run_round()
         hand_over(node, bus)
         bus.publish(old)  # as anybody may who kept them

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from history_samples import last_release
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded_runs import BASE, SILO, TRADE, run_legs, shared_workers, twin
+from recorded_runs import BASE, SILO, TRADE, run_legs, twin
 from swarms import open_node, small_config
 from tampering import CHANGES, copied, cover_up, rewrite, rows_of
 
@@ -28,15 +27,9 @@ from sapo.proof import Checked, Differs, check
 from sapo.records import canonical
 from sapo.replay import opened
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.usefixtures("sharing"), pytest.mark.timeout(600)]
 ALONE = 5
 """Rounds of the node that runs alone."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def workers() -> Iterator[None]:
-    with shared_workers():
-        yield
 
 
 @pytest.fixture(scope="module")

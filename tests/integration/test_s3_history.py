@@ -13,7 +13,7 @@ import pytest
 import s3_children
 from deltalake import DeltaTable
 from history_samples import INCARNATION, batch, batches, deliver, signed
-from recorded_runs import SILO, run_legs, shared_workers
+from recorded_runs import SILO, run_legs
 
 from infra.s3.server import S3Server
 from sapo import journey
@@ -46,8 +46,7 @@ def test_history_comes_back_from_s3_bit_for_bit(s3: S3Server, tmp_path: Path) ->
 
 def test_a_real_node_is_replayed_from_s3_and_a_changed_round_is_named(s3: S3Server, tmp_path: Path) -> None:
     base = [*SILO, "history.uri=s3://history/replayed", "checkpoint.every_rounds=2"]
-    with shared_workers():
-        home = run_legs(tmp_path / "home", [()] * 4, base)
+    home = run_legs(tmp_path / "home", [()] * 4, base)
     with opened(home, "n0") as replay:
         assert check(replay).weights == 4
     table = DeltaTable(

@@ -25,13 +25,14 @@ from sapo.judge import evaluate_swarm
 from sapo.lock import NodeLock
 from sapo.manifest import Manifest
 from sapo.models import weights_sha256
-from sapo.node import NodeRuntime
 from sapo.settings import LearnConfig
 from sapo.summary import tracked
 from sapo.track import Tracker
 from sapo.track_sinks import TrackSink
 from sapo.tracked import tracking_uri
 from sapo.whatif import WhatIf, retrain
+
+pytestmark = pytest.mark.usefixtures("sharing")
 
 INCARNATION = f"{0:016x}"
 BASE = (
@@ -91,7 +92,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
         config = small_config([*BASE, *phase, f"swarm.rounds={EACH * (number + 1)}"])
         home.prepare(config, Manifest.of(config))
         sinks = [TrackSink(tracker)]
-        with NodeRuntime.open(config, "n0", home, incarnation=INCARNATION, tracking=sinks) as node:
+        with open_node(config, home, tracking=sinks) as node:
             while not node.finished:
                 node.run_round()
             assert node.drain(60)

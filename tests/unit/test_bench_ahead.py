@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import ahead as benchmark
+import pytest
 
 from sapo.records import Recipe
 from sapo.workers import TaskWorkers
@@ -21,6 +22,7 @@ def test_every_other_completion_is_called_right_once_it_was_scored() -> None:
         assert workers.pids, "they were asked"
 
 
+@pytest.mark.soak
 def test_the_quick_benchmark_writes_all_its_figures(tmp_path: Path) -> None:
     file = tmp_path / "ahead.json"
     subprocess.run([sys.executable, str(SCRIPT), "--quick", "--json", str(file)], check=True)

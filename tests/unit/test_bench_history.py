@@ -46,6 +46,7 @@ def test_a_long_history_that_costs_more_is_said(tmp_path: Path, monkeypatch: pyt
     assert report.failed == ["as it is: within 2 times"]
 
 
+@pytest.mark.soak
 def test_the_quick_benchmark_writes_all_its_figures(tmp_path: Path) -> None:
     file = tmp_path / "history.json"
     command = [sys.executable, str(SCRIPT), "--quick", "--json", str(file)]

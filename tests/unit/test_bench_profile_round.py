@@ -14,6 +14,7 @@ from sapo.starter import VARIANTS
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "profile_round.py"
 
 
+@pytest.mark.soak
 def test_the_quick_profile_accounts_for_a_round_and_an_update(tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     subprocess.run([sys.executable, str(SCRIPT), "--quick", "--json", str(file)], check=True)

@@ -31,6 +31,7 @@ def test_where_everything_is_taken_nothing_was_left_to_chance() -> None:
         sampler.uniform([5, 5], 5)
 
 
+@pytest.mark.soak
 def test_the_quick_benchmark_passes_its_checks(tmp_path: Path) -> None:
     report = Report("sampler", sampler.PACKAGES)
     sampler.measure(report, quick=True, folder=tmp_path)

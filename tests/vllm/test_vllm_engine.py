@@ -581,6 +581,7 @@ def test_an_engine_that_is_not_installed_is_refused_with_what_to_install(
         open_engine(small_config(SETS), starter)
 
 
+@pytest.mark.soak
 def test_the_benchmark_of_the_engines_gives_its_figures(alone: str) -> None:
     import engines
     from common import Report

@@ -1,0 +1,144 @@
+"""One swarm that `sapo swarm` has run to its end, for all tests that look at one or go on from one."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+from swarms import SMALL
+
+from sapo.cache import locked
+from sapo.home import Home
+from sapo.supervise import snapshot
+
+NODES, ROUNDS = ("n0", "n1", "n2"), 12
+SETS = (
+    *(one for one in SMALL if not one.startswith("swarm.")),
+    "flow.every=2",
+    "flow.rounds_per_run=4",
+    "track.register_every=6",
+    "track.samples_every=2",
+    "eval.probe_questions=10",
+    "eval.probe_every=2",
+)
+COMMAND = (sys.executable, "-m", "sapo.cli")
+ENV = {
+    name: value
+    for name, value in os.environ.items()
+    if not name.startswith(("SAPO_", "PREFECT_", "MLFLOW_")) or name in ("SAPO_CACHE", "SAPO_KEYS")
+}
+"""The environment in which it was run: it names no server."""
+LIMIT_S = 840
+
+
+@dataclass(frozen=True)
+class FinishedSwarm:
+    """A swarm of three after its last round; one node was killed in the middle and came back by itself.
+
+    Its servers have stopped, and its home is nobody's to change: who does so takes a `copy`.
+    """
+
+    place: Path
+    """The folder in which `sapo swarm` was typed; the home is `runs/tiny` in it."""
+    output: str
+    """What the command wrote."""
+    killed: int
+    """Rounds that n1 had made when it was killed."""
+
+    @property
+    def home(self) -> Home:
+        return Home(self.place / "runs" / "tiny")
+
+    def copy(self, place: Path) -> Self:
+        """The same swarm in another folder, where it may be resumed, evaluated and served."""
+        copied = type(self)(place, self.output, self.killed)
+        shutil.copytree(self.home.root, copied.home.root)
+        for database in (copied.home.mlflow_db, copied.home.prefect / "prefect.db"):
+            move_paths(database, str(self.home.root), str(copied.home.root))
+        return copied
+
+    def sapo(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """What `sapo` with these words does when it is typed in the swarm's folder."""
+        return subprocess.run(
+            [*COMMAND, *words], cwd=self.place, env=ENV, capture_output=True, text=True, check=False
+        )
+
+    def left_running(self) -> list[str]:
+        """Command lines of the processes that name this swarm's folder."""
+        return processes_of(self.place)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of the processes that name a folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = " ".join(process.info["cmdline"] or [])
+        if process.info["status"] != psutil.STATUS_ZOMBIE and str(folder) in words:
+            found.append(words)
+    return found
+
+
+def finished_once(folder: Path) -> FinishedSwarm:
+    """The swarm of a folder that several processes may ask for: the first one runs it, the others wait."""
+    folder.mkdir(exist_ok=True)
+    note = folder / "finished.json"
+    with locked(folder / "lock"):
+        if not note.exists():
+            note.write_text(json.dumps(_run(folder / "place")))
+    found: dict[str, Any] = json.loads(note.read_text())
+    assert found["code"] == 0, found["output"]
+    return FinishedSwarm(folder / "place", found["output"], found["killed"])
+
+
+def _run(place: Path) -> dict[str, Any]:
+    """Run the swarm and kill one of its nodes in the middle; how it ended."""
+    place.mkdir()
+    swarm = FinishedSwarm(place, "", 0)
+    sets = [word for one in SETS for word in ("--set", one)]
+    words = ["swarm", "--preset", "tiny", "--nodes", str(len(NODES)), "--rounds", str(ROUNDS), *sets]
+    killed, until = 0, time.monotonic() + LIMIT_S
+    with (place.parent / "output.txt").open("w+") as output:
+        process = subprocess.Popen([*COMMAND, *words], cwd=place, env=ENV, stdout=output, stderr=output)
+        try:
+            while process.poll() is None and time.monotonic() < until:
+                killed = killed or _kill(swarm.home, "n1")
+                time.sleep(0.05)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+        output.seek(0)
+        return {"code": process.returncode, "output": output.read(), "killed": killed}
+
+
+def _kill(home: Home, name: str) -> int:
+    """Kill a node that has made a quarter of its rounds; how many it had made, 0 where it was not killed."""
+    if not home.journal(name).exists():
+        return 0
+    node = next(node for node in snapshot(home.load_config(), home).nodes if node.name == name)
+    if node.pid is None or not ROUNDS // 4 <= node.rounds < ROUNDS:
+        return 0
+    os.kill(node.pid, signal.SIGKILL)
+    return node.rounds
+
+
+def move_paths(database: Path, old: str, new: str) -> None:
+    """Have every text of a database name the new folder where it names the old one."""
+    with closing(sqlite3.connect(database)) as connection, connection:
+        tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        for (table,) in tables:
+            for column in connection.execute(f'PRAGMA table_info("{table}")').fetchall():
+                name = f'"{column[1]}"'
+                connection.execute(
+                    f'UPDATE "{table}" SET {name} = replace({name}, ?, ?) '
+                    f"WHERE typeof({name}) = 'text' AND instr({name}, ?)",
+                    (old, new, old),
+                )
