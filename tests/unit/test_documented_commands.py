@@ -1,36 +1,64 @@
-"""Commands of `sapo` in the pages that tell what to type are commands, with options that there are."""
+"""Commands of README and docs are ones that there are, with options that there are.
+
+`tests/integration/test_documented_blocks.py` runs those that one machine can run.
+"""
 
 import re
 import shlex
-from pathlib import Path
+import subprocess
 
 import pytest
 import typer
+from documents import PAGES, ROOT, blocks, table_commands
 
 from sapo import cli
 
-ROOT = Path(__file__).parents[2]
-PAGES = ("start.md", "operating.md", "kubernetes.md", "sites.md", "replay.md", "identity.md", "metrics.md")
-
 
 def lines() -> list[str]:
-    """Lines of code blocks, and commands within sentences, that begin with `sapo`."""
-    found = set()
-    for page in PAGES:
-        text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("\\\n", "")
-        blocks = "\n".join(block.split("```", 1)[0] for block in text.split("```\n")[1::2])
-        found |= {
-            line.split("  ")[0].split(" #")[0] for line in re.findall(r"^sapo \S.*$", blocks, re.MULTILINE)
-        }
-        found |= set(re.findall(r"`(sapo [a-z]+ -[^`]*)`", text))
+    """Commands of `sapo`: those of blocks, of README's table, and within sentences if they have options."""
+    found = {line for block in blocks() for line in block.lines if line.startswith("sapo ")}
+    found |= set(table_commands("README"))
+    for path in PAGES:
+        found |= set(re.findall(r"`(sapo [a-z]+ -[^`]*)`", path.read_text(encoding="utf-8")))
     return sorted(found)
 
 
 @pytest.mark.parametrize("line", lines())
 def test_a_documented_command_is_one(line: str) -> None:
     command = typer.main.get_command(cli.app)
-    words = shlex.split(line.replace("...", "x=1"))[1:]
+    words = shlex.split(line.replace("...", "x=1").partition(" > ")[0])[1:]
     while hasattr(command, "commands"):
         command = command.commands[words[0]]
         words = words[1:]
     command.make_context("sapo", words)
+
+
+def test_every_block_of_commands_is_one_that_a_shell_can_read() -> None:
+    for block in blocks():
+        if not block.python:
+            script = "\n".join(block.lines)
+            done = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{block.name}: {done.stderr}"
+
+
+def test_every_script_that_is_named_is_there() -> None:
+    text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
+    scripts = set(re.findall(r"\bpython\s+((?:docs|benchmarks)/\w+\.py)", text))
+    modules = set(re.findall(r"\bpython -m ((?:infra|flows)[.\w]*)", text))
+    assert len(scripts) > 5
+    assert len(modules) > 2
+    assert not [name for name in scripts if not (ROOT / name).exists()]
+    paths = {name: ROOT / name.replace(".", "/") for name in modules}
+    assert not [
+        name
+        for name, path in paths.items()
+        if not (path / "__main__.py").exists() and not path.with_suffix(".py").exists()
+    ]
+
+
+def test_readme_links_every_page_in_its_order_of_reading_once() -> None:
+    order = (ROOT / "README.md").read_text(encoding="utf-8").split("## Read on")[1]
+    linked = re.findall(r"^\d+\. \[.*?\]\(docs/(\w[\w-]*\.md)\)", order, re.MULTILINE)
+    assert sorted(linked) == sorted(path.name for path in PAGES[1:])
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", order, re.MULTILINE)]
+    assert numbers == list(range(1, len(linked) + 1))
