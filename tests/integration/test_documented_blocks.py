@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from documents import ROOT, Block, blocks, table_commands
-from finished import FinishedSwarm, finished_once
+from finished import FinishedSwarm
 
 from infra.kafka.cluster import Cluster
 from sapo.history import read
@@ -29,9 +29,10 @@ pytestmark = [pytest.mark.services, pytest.mark.kafka, pytest.mark.timeout(2400)
 
 LIMIT_S = 900
 WHOLE_LIMIT_S = 3000
-CHECKOUT = ("Makefile", "pyproject.toml", "constraints.txt", "benchmarks", "docker", "docs", "infra", "sapo")
+CHECKOUT = ("Makefile", "pyproject.toml", "constraints.txt", "benchmarks", "docs", "infra", "sapo")
 NOT_RUN = {
     "docker": "needs Docker; tests/integration/test_compose_commands.py runs the services' commands",
+    "cp docker/.env.example": "goes with Docker, and writes into the checkout",
     "kubectl": "needs a cluster; tests/integration/test_kubernetes_site.py runs the containers' commands",
     "cp infra/kubernetes/secrets.env.example": "the same",
     "kcat": "is no part of sapo",
@@ -154,12 +155,6 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
-
-
-@pytest.fixture(scope="session")
-def finished_swarm(tmp_path_factory: pytest.TempPathFactory) -> FinishedSwarm:
-    """One finished swarm; each page takes a copy."""
-    return finished_once(tmp_path_factory.getbasetemp() / "finished_swarm")
 
 
 @pytest.fixture(scope="module")
