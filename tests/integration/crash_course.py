@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from makers import make_identity
-from swarms import small_config
+from swarms import open_node, small_config
 
-from sapo import node_parts
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.publish import PublishSink
 from sapo.bus.sqlite import SqliteBus
@@ -188,8 +187,8 @@ class Course:
     def _opened(self) -> Iterator[tuple[NodeRuntime, list[Lane]]]:
         config = course_config(self.ahead)
         bus = Schedule(SqliteBus(self.home.bus, clock=self.clock), self.polls)
-        with NodeRuntime.open(
-            config, "n0", self.home, clock=self.clock, bus=bus, incarnation=INCARNATION, deliver=False
+        with open_node(
+            config, self.home, clock=self.clock, bus=bus, incarnation=INCARNATION, deliver=False
         ) as node:
             node.parts.listener.close()
             node.parts.listener = Listener(bus, patience_s=60.0)  # a busy machine is no outage
@@ -216,18 +215,3 @@ class Course:
 
 def _no_adapter(checkpoint: Path, destination: Path) -> None:
     raise AssertionError("a checkpoint of the course holds the whole model")
-
-
-class SharedWorkers(TaskWorkers):
-    """Workers that outlive the children: importing ReasoningGYM anew costs seconds a child."""
-
-    def close(self) -> None:
-        """They go when the process goes."""
-
-
-def share_workers() -> SharedWorkers:
-    """Workers for every node opened in this process and in those forked from it."""
-    workers = SharedWorkers()
-    workers.datasets()
-    node_parts.open_workers = lambda config: workers  # type: ignore[assignment]
-    return workers

@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  seconds, once
 import torch
-from crash_course import Course, SharedWorkers, arrivals, share_workers
+from crash_course import Course, arrivals, course_config
+from shared_workers import SharedWorkers, shared_workers
 
 import sapo
 from sapo import models
@@ -274,7 +275,7 @@ def read_away(workers: SharedWorkers) -> None:
 
 
 if __name__ == "__main__":
-    workers = share_workers()
+    workers = shared_workers(course_config())
     polls = arrivals(workers)
     for line in sys.stdin:
         found = answer(json.loads(line), polls)
