@@ -1,6 +1,5 @@
 """What people see: pages of real MLflow and Prefect servers with a real swarm in them, in a real browser."""
 
-import os
 import re
 import sqlite3
 import time
@@ -10,31 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from finished import ENV, NODES, ROUNDS, FinishedSwarm
 from mlflow import MlflowClient
 from playwright.sync_api import Browser, Page, Response, expect
-from swarms import make_home, small_config
 
 from infra.browser.session import browser
 from sapo import services
 from sapo.home import Home
 from sapo.samples import COLUMNS
-from sapo.supervise import run_swarm
 
 pytestmark = [pytest.mark.browser, pytest.mark.services, pytest.mark.timeout(900)]
 
-NODES, ROUNDS = ("n0", "n1", "n2"), 6
-SETS = (
-    f"swarm.nodes={len(NODES)}",
-    f"swarm.rounds={ROUNDS}",
-    "track.register_every=3",
-    "track.samples_every=2",
-    "flow.every=2",
-)
-ENV = {
-    name: value
-    for name, value in os.environ.items()
-    if name not in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
-}
 PATIENCE_MS = 60_000
 """A page may load as slowly as a busy machine makes it."""
 HARMLESS = ("mlflow/users/current",)
@@ -55,7 +40,7 @@ class Site:
 
     def run(self, name: str) -> Any:
         client = MlflowClient(self.mlflow)
-        experiment = client.get_experiment_by_name("test").experiment_id
+        experiment = client.get_experiment_by_name("tiny").experiment_id
         (found,) = client.search_runs([experiment], f"attributes.run_name = '{name}'")
         return found
 
@@ -87,11 +72,9 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    config = small_config(SETS)
-    home = make_home(tmp_path_factory.mktemp("swarm") / "home", config)
-    assert run_swarm(config, home, env=ENV).phase == "finished"
-    with services.running(config, home, env=ENV) as running:
+def site(finished_swarm: FinishedSwarm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    home = finished_swarm.copy(tmp_path_factory.mktemp("pages")).home
+    with services.running(home.load_config(), home, env=ENV) as running:
         while not running.up():
             time.sleep(0.05)
         found = running.services
@@ -131,7 +114,7 @@ def followed(page: Page, link: str) -> Page:
 
 
 def test_charts_show_the_curves_of_all_nodes_at_once(site: Site, watched: Watched) -> None:
-    experiment = site.run("test").info.experiment_id
+    experiment = site.run("tiny").info.experiment_id
     watched.page.goto(f"{site.mlflow}/#/experiments/{experiment}/runs?compareRunsMode=CHART")
     names = {name for name, _ in curves(watched.page, len(NODES))}
     for node in NODES:
@@ -140,7 +123,7 @@ def test_charts_show_the_curves_of_all_nodes_at_once(site: Site, watched: Watche
 
 
 def test_the_swarms_run_leads_to_the_rewards_of_all_its_nodes(site: Site, watched: Watched) -> None:
-    run = site.run("test").info
+    run = site.run("tiny").info
     watched.page.goto(f"{site.mlflow}/#/experiments/{run.experiment_id}/runs/{run.run_id}")
     lines = curves(followed(watched.page, "rewards of all nodes"), 2 * len(NODES))
     for node in NODES:
@@ -148,7 +131,7 @@ def test_the_swarms_run_leads_to_the_rewards_of_all_its_nodes(site: Site, watche
 
 
 def test_settings_of_all_nodes_are_side_by_side(site: Site, watched: Watched) -> None:
-    run = site.run("test").info
+    run = site.run("tiny").info
     watched.page.goto(f"{site.mlflow}/#/experiments/{run.experiment_id}/runs/{run.run_id}")
     page = followed(watched.page, "settings side by side")
     expect(page.get_by_text(f"Comparing {len(NODES)} Runs")).to_be_visible()
@@ -166,7 +149,7 @@ def test_sample_rollouts_are_shown_as_a_table(site: Site, watched: Watched) -> N
 
 
 def test_a_models_page_leads_to_its_history(site: Site, watched: Watched) -> None:
-    watched.page.goto(f"{site.mlflow}/#/models/test.n1")
+    watched.page.goto(f"{site.mlflow}/#/models/tiny.n1")
     expect(watched.page.get_by_text("Version 2")).to_be_visible()
     page = followed(watched.page, "Its history")
     page.wait_for_url(re.compile(site.run("n1").info.run_id))
@@ -174,8 +157,8 @@ def test_a_models_page_leads_to_its_history(site: Site, watched: Watched) -> Non
 
 
 def test_a_versions_page_leads_to_what_made_it(site: Site, watched: Watched) -> None:
-    watched.page.goto(f"{site.mlflow}/#/models/test.n1/versions/1")
-    expect(watched.page.get_by_text("sapo lineage models:/test.n1/N")).to_be_visible()
+    watched.page.goto(f"{site.mlflow}/#/models/tiny.n1/versions/1")
+    expect(watched.page.get_by_text("sapo lineage models:/tiny.n1/N")).to_be_visible()
     expect(watched.page.get_by_text(str(site.home.history)).first).to_be_visible()
     followed(watched.page, "this run").wait_for_url(re.compile(site.run("n1").info.run_id))
 

@@ -1,97 +1,80 @@
 """The product through its command line: a small swarm with real servers, looked at, stopped, resumed."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+import time
 
-import psutil
 import pytest
+from finished import COMMAND, ENV, NODES, ROUNDS, FinishedSwarm
 
 from sapo.history import read
 from sapo.history.tables import Store
 from sapo.home import Home
+from sapo.journal import Journal
+from sapo.supervise import snapshot
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 
-SMALL = {
-    "starter.steps": 10,
-    "starter.batch": 16,
-    "eval.questions": 40,
-    "eval.probe_questions": 10,
-    "eval.probe_every": 2,
-    "checkpoint.every_rounds": 2,
-    "history.flush_seconds": 1,
-    "batch.local": 4,
-    "batch.external": 4,
-}
-COMMAND = [sys.executable, "-m", "sapo.cli"]
+MORE = 10_000
+"""Rounds that no test waits for."""
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cli")
-
-
-@pytest.fixture(scope="module")
-def env(place: Path) -> dict[str, str]:
-    outside = {key: value for key, value in os.environ.items() if not key.startswith(("SAPO_", "PREFECT_"))}
-    return outside | {"SAPO_CACHE": str(place / "cache")}
-
-
-def sapo(*args: str, place: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *args], cwd=place, env=env, capture_output=True, text=True, check=False)
-
-
-@pytest.fixture(scope="module")
-def finished(place: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """A swarm of two that was interrupted in the middle, and then resumed to its end."""
-    sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
-    start = [*COMMAND, "swarm", "--preset", "tiny", "--nodes", "2", "--rounds", "400", *sets]
-    with subprocess.Popen(start, cwd=place, env=env, stdout=subprocess.PIPE, text=True) as process:
+def stopped(finished_swarm: FinishedSwarm, tmp_path_factory: pytest.TempPathFactory) -> FinishedSwarm:
+    """The finished swarm, resumed for many more rounds and interrupted in the middle of them."""
+    swarm = finished_swarm.copy(tmp_path_factory.mktemp("cli"))
+    start = [*COMMAND, "swarm", "--resume", "--rounds", str(MORE)]
+    with subprocess.Popen(start, cwd=swarm.place, env=ENV, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if "n0 " in line and "n0 0/" not in line and "n1 0/" not in line:
-                process.send_signal(signal.SIGINT)
+        for _ in process.stdout:
+            if all(rounds > ROUNDS for rounds in made(swarm).values()):
                 break
+        asked = time.monotonic()
+        process.send_signal(signal.SIGINT)
         rest = process.stdout.read()
     assert process.returncode == 130, rest
+    assert time.monotonic() - asked < 60
     assert "swarm --resume" in rest
-    assert left_running(place) == []
-    rounds = max(made(place).values()) + 4
-    result = sapo("swarm", "--resume", "--rounds", str(rounds), place=place, env=env)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result
-
-
-def left_running(place: Path) -> list[str]:
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = " ".join(process.info["cmdline"] or [])
-        if str(place) in words:
-            found.append(words)
-    return found
-
-
-def made(place: Path) -> dict[str, int]:
-    home = Home(place / "runs" / "tiny")
-    rows = read.query(Store(str(home.history)), "SELECT node, max(round) AS r FROM training GROUP BY 1")
-    return {row["node"]: row["r"] + 1 for row in rows.to_pylist()} or {"n0": 1}
+    return swarm
 
 
 @pytest.fixture(scope="module")
-def home(place: Path, finished: Any) -> Home:
-    return Home(place / "runs" / "tiny")
+def resumed(stopped: FinishedSwarm) -> FinishedSwarm:
+    """The interrupted swarm, resumed to its end."""
+    result = stopped.sapo("swarm", "--resume", "--rounds", str(max(made(stopped).values()) + 4))
+    assert result.returncode == 0, result.stdout + result.stderr
+    return FinishedSwarm(stopped.place, result.stdout, stopped.killed)
+
+
+def made(swarm: FinishedSwarm) -> dict[str, int]:
+    """Rounds that each node has finished."""
+    found = snapshot(swarm.home.load_config(), swarm.home)
+    return {node.name: node.rounds for node in found.nodes}
+
+
+def test_ctrl_c_stops_it_in_good_order(stopped: FinishedSwarm) -> None:
+    assert stopped.left_running() == []
+    home = stopped.home
+    found = snapshot(home.load_config(), home)
+    assert [node.state for node in found.nodes] == ["stopped"] * len(NODES)
+    for name in NODES:
+        with Journal.read_only(home.journal(name)) as journal:
+            stage = journal.stage()
+            assert stage is not None
+            assert ROUNDS <= stage[0] < MORE
+
+
+@pytest.fixture
+def home(resumed: FinishedSwarm) -> Home:
+    return resumed.home
 
 
 def test_trap_36_the_whole_path_runs_with_a_real_model(home: Home) -> None:
     rounds = home.load_config().swarm.rounds
     sql = "SELECT node, incarnation, list_sort(list(DISTINCT round)) AS rounds FROM training GROUP BY ALL"
     rows = {row["node"]: row["rounds"] for row in read.query(Store(str(home.history)), sql).to_pylist()}
-    assert rows.keys() == {"n0", "n1"}
+    assert rows.keys() == set(NODES)
     for found in rows.values():
         assert found == sorted(set(found))
         assert max(found) == rounds - 1
@@ -114,10 +97,8 @@ def test_every_foreign_row_was_published(home: Home) -> None:
     assert row["unknown"] == 0
 
 
-def test_the_end_says_what_was_learned_and_where_it_lies(
-    home: Home, finished: subprocess.CompletedProcess[str]
-) -> None:
-    out = finished.stdout
+def test_the_end_says_what_was_learned_and_where_it_lies(home: Home, resumed: FinishedSwarm) -> None:
+    out = resumed.output
     assert "95 % interval" in out
     for path in ("report.html", "summary.json", "history", "mlflow.db"):
         assert f"runs/tiny/{path}" in out
@@ -128,45 +109,48 @@ def test_the_end_says_what_was_learned_and_where_it_lies(
 
 
 def test_curves_reach_back_to_the_first_round_though_journals_are_pruned(
-    home: Home, finished: subprocess.CompletedProcess[str]
+    home: Home,
 ) -> None:
     from sapo.summary import read_run
 
     run = read_run(home)
-    for node in ("n0", "n1"):
+    for node in NODES:
         rounds = [x for x, _ in run.curve(node, "time/round")]
         assert rounds == [float(i) for i in range(run.config.swarm.rounds)]
 
 
-def test_status_after_the_end(home: Home, place: Path, env: dict[str, str]) -> None:
-    shown = json.loads(sapo("status", "--json", place=place, env=env).stdout)
+def test_status_after_the_end(resumed: FinishedSwarm) -> None:
+    shown = json.loads(resumed.sapo("status", "--json").stdout)
     assert shown["phase"] == "finished"
     assert shown["pid"] is None
     assert {node["state"] for node in shown["nodes"]} == {"finished"}
-    assert shown["owed"] == {"n0": {}, "n1": {}}
+    assert shown["owed"] == {node: {} for node in NODES}
 
 
-def test_rollouts_are_found_by_their_text_and_author(home: Home, place: Path, env: dict[str, str]) -> None:
-    rows = json.loads(sapo("rollouts", "--json", "--limit", "3", "--node", "n1", place=place, env=env).stdout)
+def test_rollouts_are_found_by_their_text_and_author(resumed: FinishedSwarm) -> None:
+    rows = json.loads(resumed.sapo("rollouts", "--json", "--limit", "3", "--node", "n1").stdout)
     assert [row["node"] for row in rows] == ["n1"] * 3
     text = rows[0]["question"]
-    again = json.loads(sapo("rollouts", "--json", "--text", text, place=place, env=env).stdout)
+    again = json.loads(resumed.sapo("rollouts", "--json", "--text", text).stdout)
     assert rows[0]["group_id"] in {row["group_id"] for row in again}
     assert all(text.lower() in row["question"].lower() for row in again)
 
 
-def test_a_second_start_changes_nothing(home: Home, place: Path, env: dict[str, str]) -> None:
-    before = home.config.read_bytes()
-    result = sapo("swarm", place=place, env=env)
+def test_a_second_start_changes_nothing(resumed: FinishedSwarm) -> None:
+    before = resumed.home.config.read_bytes()
+    result = resumed.sapo("swarm")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert "--resume" in result.stderr
-    assert home.config.read_bytes() == before
+    assert resumed.home.config.read_bytes() == before
 
 
-def test_a_single_node_goes_on_without_servers(home: Home, place: Path, env: dict[str, str]) -> None:
-    rounds = home.load_config().swarm.rounds + 1
-    result = sapo("node", "n0", "--home", str(home.root), "--rounds", str(rounds), place=place, env=env)
+def test_a_single_node_goes_on_without_servers(resumed: FinishedSwarm) -> None:
+    home = resumed.home
+    rounds = home.load_config().swarm.rounds + 2
+    result = resumed.sapo("node", "n0", "--home", str(home.root), "--rounds", str(rounds))
     assert result.returncode == 0, result.stdout + result.stderr
     assert f"n0 finished after {rounds} of {rounds} rounds" in result.stdout
-    assert left_running(place) == []
+    with Journal.read_only(home.journal("n0")) as journal:
+        assert journal.owed_counts().get("track") == 2, "metrics wait until there is a server"
+    assert resumed.left_running() == []
