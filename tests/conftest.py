@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 BROKERS = {"kafka", "secure_kafka"}
 LONGEST = (
+    "test_documented_blocks",
     "test_deployed",
     "kafka",
     "test_node_crash_points",
+    "test_sites_swarm",
     "test_outages",
     "test_cli_swarm",
     "test_exactly_once",
@@ -52,12 +54,13 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file stays together in one process of a test run, and so do all that use the session's brokers.
+    """A file stays together in one process, and so do all shorter ones that use the session's brokers.
 
     What takes long comes first, or the last of it would run alone.
     """
     brokers = {item.path for item in items if BROKERS & set(getattr(item, "fixturenames", ()))}
-    group = {item: "kafka" if item.path in brokers else item.path.stem for item in items}
+    shared = {path for path in brokers if path.stem not in LONGEST}
+    group = {item: "kafka" if item.path in shared else item.path.stem for item in items}
     for item in items:
         item.add_marker(pytest.mark.xdist_group(group[item]))
     place = {name: number for number, name in enumerate(LONGEST)}
