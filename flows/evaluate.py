@@ -15,12 +15,13 @@ from prefect.runtime import flow_run
 from flows import deployed
 from flows.common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
 from flows.orchestrator import Orchestrator, at_work
-from sapo import rivals
+from sapo import rivals, swarm_run
 from sapo.crew import OWING, forget_progress, write_progress
 from sapo.errors import SapoError, Unavailable
 from sapo.evaluate import full_metrics, probe_metrics
 from sapo.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
 from sapo.outage import Outage
+from sapo.summary import read_run, summarise
 from sapo.tracked import tracker_of
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,16 @@ def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> b
     except SapoError as error:
         log.warning("%s has no champion: %s", node, error)
         return False
+
+
+def sum_up(process: Process) -> None:
+    """Log the whole swarm's figures to its own run. Raises `Unavailable` when MLflow is away."""
+    uri, names = process.tracking_uri(), process.home.begun(process.config)
+    if uri is None or not names:
+        return
+    figures = swarm_run.figures_of(summarise(read_run(process.home)))
+    tracker = tracker_of(process.config, names[0], process.home, uri=uri)
+    tracker.log_swarm(figures, at=process.home.evaluation.stat().st_mtime)
 
 
 def hand_over(process: Process, node: str) -> int:
@@ -177,11 +188,11 @@ def _sweep(
     """Ask all nodes all questions and tell MLflow."""
     nodes = ask()
     told = {node: (node, figures["round"], figures) for node, figures in nodes.items()}
-    return _told(
-        process,
-        {node: partial(give, *what) for node, what in told.items()},
-        {node: partial(crown, process, *what) for node, what in told.items()},
-    )
+    tell: dict[str, Callable[[], object]] = {node: partial(give, *what) for node, what in told.items()}
+    again: dict[str, Callable[[], object]] = {n: partial(crown, process, *what) for n, what in told.items()}
+    for one in (tell, again):
+        one["the swarm"] = partial(sum_up, process)
+    return _told(process, tell, again)
 
 
 def _question(process: Process, ask: Callable[[], dict[str, Any]], give: Callable[[str], int]) -> list[str]:

@@ -171,13 +171,17 @@ def tell_verdicts(config: Config, home: Home, node: str, *, uri: str) -> int:
 
 
 def leave_run(config: Config, home: Home, tracker: Tracker) -> None:
-    """Mark a node's run as over again: logging to it marked it as running. That of a running node is left."""
+    """End a node's run that was left open, as a killed node leaves it, at the time of the last round.
+
+    One that has ended keeps its end; that of a running node is left.
+    """
     if holder(home.node(tracker.node)) is not None:
         return
     with Journal.read_only(home.journal(tracker.node)) as journal:
         stage = journal.stage()
-    done = 0 if stage is None else stage[0] + (stage[1] == "result")
-    tracker.end("FINISHED" if done >= config.for_node(tracker.node).swarm.rounds else "KILLED")
+        done = 0 if stage is None else stage[0] + (stage[1] == "result")
+        at = journal.result(done - 1).finished_at if done else time.time()
+    tracker.close("FINISHED" if done >= config.for_node(tracker.node).swarm.rounds else "KILLED", at)
 
 
 def evaluate_swarm(

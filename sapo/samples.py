@@ -10,11 +10,11 @@ COLUMNS = (
     "source",
     "producer",
     "dataset",
+    "score",
+    "advantage",
     "question",
     "completion",
     "finish_reason",
-    "score",
-    "advantage",
 )
 GROUPS, ROUNDS, LONGEST = 4, 25, 2000
 """Groups of a round, rounds of a table, and characters of a text, at most."""
@@ -36,10 +36,18 @@ def merged(table: Table | None, rows: Iterable[Sequence[Any]]) -> dict[str, list
     """A table with these rows added, in the order of rounds; the same round given again changes nothing."""
     added = [list(row) for row in rows]
     again = {row[0] for row in added}
-    old = table["data"] if table is not None and list(table["columns"]) == list(COLUMNS) else []
+    old = [] if table is None else _rearranged(table)
     data = sorted([list(row) for row in old if row[0] not in again] + added, key=lambda row: row[0])
     kept = set(sorted({row[0] for row in data})[-ROUNDS:])
     return {"columns": list(COLUMNS), "data": [row for row in data if row[0] in kept]}
+
+
+def _rearranged(table: Table) -> list[list[Any]]:
+    """A table's rows in the order of `COLUMNS`, which was another in earlier releases."""
+    if set(table["columns"]) != set(COLUMNS):
+        return []
+    places = [list(table["columns"]).index(name) for name in COLUMNS]
+    return [[row[place] for place in places] for row in table["data"]]
 
 
 def _ends(group: BatchGroup) -> list[Sample]:
@@ -50,4 +58,4 @@ def _ends(group: BatchGroup) -> list[Sample]:
 def _row(round: int, group: BatchGroup, sample: Sample) -> list[Any]:
     texts = (group.question[:LONGEST], sample.text[:LONGEST], sample.finish_reason)
     where = (round, group.source, group.producer, group.recipe.dataset)
-    return [*where, *texts, sample.score, sample.advantage]
+    return [*where, sample.score, sample.advantage, *texts]

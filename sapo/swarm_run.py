@@ -6,16 +6,74 @@ of a node looks again, so that all come to the same one in the end.
 """
 
 import json
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 KIND, SWARM, NODE = "sapo.kind", "sapo.swarm", "sapo.node"
 WHOLE, ONE = "swarm", "node"
 """Values of `sapo.kind`: the swarm's own run, and a node's."""
+VIEW_NAME = "swarm"
+_SMOOTH = 70
+"""Of 100: how much of the noise of single rounds a chart takes away."""
+_SMOOTHED = ("reward/local", "reward/training_set", "reward/external", "learn/loss", "learn/entropy")
+
+
+def _card(metric: str) -> dict[str, Any]:
+    """A chart as MLflow's page keeps it; those that are not named it makes itself, without smoothing."""
+    return {
+        "uuid": metric,
+        "metricSectionId": metric.partition("/")[0],
+        "type": "LINE",
+        "metricKey": metric,
+        "displayName": metric,
+        "xAxisKey": "step",
+        "useGlobalXaxisKey": True,
+        "lineSmoothness": _SMOOTH,
+        "useGlobalLineSmoothing": False,
+        "isGenerated": True,
+        "deleted": False,
+        "range": {},
+        "scaleType": "linear",
+        "xAxisScaleType": "linear",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+    }
+
+
+_SECTIONS = ("reward", "eval", "learn")
+_COLUMNS = (
+    "metrics.`reward/local`",
+    "metrics.`eval/full/pass_at_1`",
+    "metrics.`eval/full/greedy`",
+    "params.`learn.lr`",
+)
+VIEW = {
+    f"mlflow.sharedViewState.{VIEW_NAME}": json.dumps(
+        {
+            "orderByKey": "tags.`mlflow.runName`",
+            "orderByAsc": True,
+            "selectedColumns": [*_COLUMNS, "attributes.`Models`", "attributes.`Source`"],
+            "compareRunCharts": [_card(metric) for metric in _SMOOTHED],
+            "compareRunSections": [
+                {"uuid": name, "name": name, "display": True, "isReordered": False} for name in _SECTIONS
+            ],
+            "isAccordionReordered": True,
+        },
+        separators=(",", ":"),
+    )
+}
+"""Tag of an experiment: how its page shows runs behind `charts_link`. MLflow's *Share* makes such tags."""
 OPEN = {"mlflow.runType": "evaluation"}
 """Of a node's run: MLflow's page then shows it at once, in its table and its charts, though it lies below
 another. Without, it hides what lies below until someone opens each run there is."""
+COLOUR = "mlflow.runColor"
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee7733", "#009988")
+_OWN_COLOUR = "#222222"
+"""Lines of nodes in MLflow's charts, in turn, and of the swarm: MLflow itself may give two nodes one colour.
+Most people who are colour-blind can tell these apart."""
 PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
 CURVES = ("reward/local", "reward/training_set")
 """What is compared at first."""
@@ -24,6 +82,10 @@ _LISTED, _COMPARED = 8, 30
 costs does not grow with the swarm, and MLflow takes 8000 characters, before 3.0 5000."""
 _WORKFLOW = "workflowType=machine_learning"
 """In a page's address: MLflow's menu for models, not the one for agents."""
+LIST_LINK = f"#/experiments?{_WORKFLOW}"
+"""Of the list of experiments, likewise."""
+_STEPS = f"x_axis=step&line_smoothness={_SMOOTH}"
+"""In the address of a chart of its own."""
 _LEGEND = (
     "Curves are grouped by name: `reward/` and `eval/` say how well, `pool/` and `sampler/` what came from "
     "others, `tokens/` and `time/` what it cost."
@@ -32,11 +94,11 @@ _LEGEND = (
 
 def create(client: Any, experiment: str, swarm: str) -> None:
     """Make the swarm's run."""
-    client.create_run(experiment, run_name=swarm, tags={KIND: WHOLE, SWARM: swarm})
+    client.create_run(experiment, run_name=swarm, tags={KIND: WHOLE, SWARM: swarm, COLOUR: _OWN_COLOUR})
 
 
-def join(client: Any, experiment: str, swarm: str, run: str) -> None:
-    """Put a node's run, which has begun, below the swarm's, and say in both where everything is."""
+def whole(client: Any, experiment: str, swarm: str) -> Any:
+    """The swarm's run, made where there is none. Of several, made at the same time, the oldest stays."""
     found = _search(client, experiment, {KIND: WHOLE, SWARM: swarm})
     if not found:
         create(client, experiment, swarm)
@@ -44,9 +106,18 @@ def join(client: Any, experiment: str, swarm: str, run: str) -> None:
     parent, *doubles = sorted(found, key=lambda one: (one.info.start_time, one.info.run_id))
     for double in doubles:
         client.delete_run(double.info.run_id)
+    return parent
+
+
+def join(client: Any, experiment: str, swarm: str, run: str) -> Any:
+    """Put a node's run, which has begun, below the swarm's, which is returned, and say in both where
+    everything is."""
+    parent = whole(client, experiment, swarm)
     own = client.get_run(run)
     above = str(parent.info.run_id)
-    wanted = {**OPEN, KIND: ONE, PARENT: above, NOTE: _of_node(experiment, swarm, own.data.tags[NODE], above)}
+    name = own.data.tags[NODE]
+    note, colour = _of_node(experiment, swarm, name, above), _COLOURS[_natural(name)[1] % len(_COLOURS)]
+    wanted = {**OPEN, KIND: ONE, PARENT: above, NOTE: note, COLOUR: colour}
     for key, value in wanted.items():
         if own.data.tags.get(key) != value:
             client.set_tag(run, key, value)
@@ -55,13 +126,58 @@ def join(client: Any, experiment: str, swarm: str, run: str) -> None:
     note = _of_swarm(experiment, swarm, _nodes(client, experiment, above))
     if parent.data.tags.get(NOTE) != note:
         client.set_tag(above, NOTE, note)
+    return parent
 
 
-def leave(client: Any, experiment: str, run: str, status: str) -> None:
-    """A node's run has ended with `status`: where it was the last, the swarm's ends with it."""
+def leave(client: Any, experiment: str, run: str, status: str, at: float | None = None) -> None:
+    """A node's run has ended with `status`: where it was the last, the swarm's ends with it.
+
+    `at` is in seconds; now when not given.
+    """
     parent = client.get_run(run).data.tags.get(PARENT)
     if parent is not None and not _search(client, experiment, {KIND: ONE, PARENT: parent}, running=True):
-        client.set_terminated(parent, status)
+        client.set_terminated(parent, status, None if at is None else int(at * 1000))
+
+
+def mean_rewards(client: Any, experiment: str, parent: Any) -> list[tuple[str, float, int, int]]:
+    """(name, value, time stamp, round) of the rewards that nodes had in a round, in the mean over nodes.
+
+    Each is dated as the last of the values it is made of, so that it is the same whenever it is computed.
+    """
+    rows = []
+    nodes = client.search_runs([experiment], f"tags.`{PARENT}` = '{parent.info.run_id}'")
+    for name in CURVES:
+        by_round: dict[int, dict[str, Any]] = defaultdict(dict)
+        for one in nodes:
+            for value in client.get_metric_history(one.info.run_id, name):
+                by_round[value.step][one.info.run_id] = value
+        for round, values in by_round.items():
+            mean = fmean(value.value for value in values.values())
+            rows.append((name, mean, max(value.timestamp for value in values.values()), round))
+    return rows
+
+
+def figures_of(summary: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
+    """What summary.json says of a whole swarm, as (round, value) by name; what was not measured is left out.
+
+    Held-out shares are means over nodes, before the first round and after the last.
+    """
+    nodes = list(summary["nodes"].values())
+    last = max((node["rounds"] for node in nodes), default=0)
+    found: dict[str, list[tuple[int, float]]] = {}
+    for name in ("pass_at_1", "greedy"):
+        shares = [node[f"eval/{name}"] for node in nodes]
+        ends = {0: [share["start"] for share in shares], last: [share["end"] for share in shares]}
+        found[f"eval/full/{name}"] = [(at, fmean(vs)) for at, vs in ends.items() if vs and None not in vs]
+    for name in ("tokens/generated", "tokens/trained"):
+        counts = [node[name] for node in nodes]
+        found[name] = [(last, float(sum(counts)))] if counts and None not in counts else []
+    for name, gain in (("pass_at_1", "gain"), ("greedy", "gain_greedy")):
+        if summary["held_out"][gain] is not None:
+            value = summary["held_out"][gain]
+            found[f"gain/{name}"] = [(last, value["mean"])]
+            found |= {f"gain/{name}/{end}": [(last, value[end])] for end in ("low", "high")}
+    return {name: line for name, line in found.items() if line}
 
 
 def link(experiment: str, run: str) -> str:
@@ -69,9 +185,10 @@ def link(experiment: str, run: str) -> str:
     return f"#/experiments/{experiment}/runs/{run}?{_WORKFLOW}"
 
 
-def charts_link(experiment: str) -> str:
-    """Of the charts of all runs of a swarm, likewise."""
-    return f"#/experiments/{experiment}/runs?{_WORKFLOW}&compareRunsMode=CHART"
+def charts_link(experiment: str, *, viewed: bool = True) -> str:
+    """Of the charts of all runs of a swarm, likewise; `viewed` is whether the experiment has `VIEW`."""
+    view = f"&viewStateShareKey={VIEW_NAME}" if viewed else ""
+    return f"#/experiments/{experiment}/runs?{_WORKFLOW}&compareRunsMode=CHART{view}"
 
 
 def model_link(model: str) -> str:
@@ -102,7 +219,7 @@ def _natural(name: str) -> tuple[str, int]:
 
 def _of_swarm(experiment: str, swarm: str, nodes: Sequence[Any]) -> str:
     among = f"runs={_packed([one.info.run_id for one in nodes])}&experiments={_packed([experiment])}"
-    rewards = f"metric={_packed(CURVES[0])}&plot_metric_keys={_packed(CURVES)}"
+    rewards = f"metric={_packed(CURVES[0])}&plot_metric_keys={_packed(CURVES)}&{_STEPS}"
     lines = [
         f"Swarm **{swarm}**: [charts]({charts_link(experiment)}), "
         f"[rewards of all nodes](#/metric?{among}&{rewards}&{_WORKFLOW}), "

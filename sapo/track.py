@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,27 @@ TABLES = {"mlflow.loggedArtifacts": json.dumps([{"path": ROLLOUTS, "type": "tabl
 """The tag by which MLflow knows that it is a table."""
 
 
+SOURCE = {"mlflow.source.name": "sapo", "mlflow.source.type": "LOCAL"}
+"""Tags by which the table of runs says what made one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What the swarm's own run says of itself; the runs of its nodes lie below it."""
+
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+
+
 class Tracker:
     """One node's run and model versions on a tracking server, or in a store such as `sqlite:///mlflow.db`.
 
     Nothing is sent before the first call that needs it. Every method raises `Unavailable` when MLflow cannot
     be reached or refuses, so that what is owed waits. `artifacts` is where a new experiment keeps its files;
-    the server's default when not given. With `family` the run lies below that of the swarm (`swarm_run`). A
-    run beside the node's own has tags of its own to be found by, `identity`, and a name of its own. Safe to
-    share between threads.
+    the server's default when not given. With `family` the run lies below that of the swarm (`swarm_run`),
+    which gets these parameters and tags. `afterwards` adds to a run as it stands: one that has ended is not
+    marked as running again. A run beside the node's own has tags of its own to be found by, `identity`, and a
+    name of its own. Safe to share between threads.
     """
 
     def __init__(
@@ -61,7 +75,8 @@ class Tracker:
         artifacts: Path | None = None,
         identity: Mapping[str, str] | None = None,
         run_name: str | None = None,
-        family: bool = False,
+        family: Family | None = None,
+        afterwards: bool = False,
     ) -> None:
         self.uri, self.swarm, self.node, self.incarnation = uri, swarm, node, incarnation
         self.identity = dict(identity or {NODE: node, INCARNATION: incarnation})
@@ -71,11 +86,14 @@ class Tracker:
         self._lock = threading.RLock()
         self._known_client: Any = None
         self._known_run: str | None = None
-        self._family = family
+        self._family, self._afterwards = family, afterwards
         self._rollouts: samples.Table | None = None
 
     def start(self) -> str:
-        """Find or create the experiment and this incarnation's run, mark it running; returns its id."""
+        """Find or create the experiment and this incarnation's run, mark it running; returns its id.
+
+        A run that is only added to afterwards stays marked as it is.
+        """
         with self._lock, self._reaching():
             if self._known_run is None:
                 self._known_run = self._find_or_create_run()
@@ -119,14 +137,39 @@ class Tracker:
             entities = versions.load_mlflow().entities
             self._client().log_batch(run, tags=[entities.RunTag(key, value) for key, value in tags.items()])
 
-    def end(self, status: str = "FINISHED") -> None:
-        """Mark the run as over: `FINISHED`, `KILLED` (stopped, may be resumed) or `FAILED`."""
+    def end(self, status: str = "FINISHED", at: float | None = None) -> None:
+        """Mark the run as over: `FINISHED`, `KILLED` (stopped, may be resumed) or `FAILED`.
+
+        `at` is in seconds; now when not given.
+        """
         run = self.start()
         with self._lock, self._reaching():
-            self._client().set_terminated(run, status)
+            self._client().set_terminated(run, status, None if at is None else int(at * 1000))
             self._known_run = None
-            if self._family:
-                swarm_run.leave(self._client(), self._experiment(), run, status)
+            if self._family is not None:
+                swarm_run.leave(self._client(), self._experiment(), run, status, at)
+
+    def close(self, status: str, at: float) -> None:
+        """End a run that is still marked as running; one that has ended keeps its end."""
+        run = self.start()
+        with self._lock, self._reaching():
+            left_open = self._client().get_run(run).info.status == "RUNNING"
+        if left_open:
+            self.end(status, at)
+
+    def log_swarm(self, figures: Mapping[str, Sequence[tuple[int, float]]], *, at: float) -> None:
+        """Log to the swarm's own run the nodes' mean rewards and `figures`: (round, value) by name.
+
+        `at` is in seconds. It may be logged again.
+        """
+        with self._lock, self._reaching():
+            client, entities = self._client(), versions.load_mlflow().entities
+            experiment = self._experiment()
+            parent = swarm_run.whole(client, experiment, self.swarm)
+            stamp = int(at * 1000)
+            rows = [entities.Metric(*one) for one in swarm_run.mean_rewards(client, experiment, parent)]
+            rows += [entities.Metric(n, v, stamp, step) for n, line in figures.items() for step, v in line]
+            self._send(str(parent.info.run_id), rows)
 
     def register(self, checkpoint: Path, round: int, *, tags: Mapping[str, str] | None = None) -> int:
         """The version of `<swarm>.<node>` made of the whole model directory `checkpoint`; made once.
@@ -135,24 +178,29 @@ class Tracker:
         """
         run = self.start()
         with self._lock, self._reaching():
-            found = self._version(round)
-            if found is not None:
-                return int(found.version)
-            client, own = self._client(), self._names(round)
-            lineage = {**own, "sapo.swarm": self.swarm, "sapo.rounds": f"0-{round - 1}", **(tags or {})}
-            name = f"{self.node}-round-{round}"
-            logged = self._logged_model(run, checkpoint, own, lineage, name=name)
-            self._create_registered_model(run)
-            version = client.create_model_version(
-                self.model_name,
-                # not `models:/...`: MLflow would look that up in the process-wide default store
-                source=logged.artifact_location,
-                run_id=run,
-                tags=lineage,
-                description=self._of_version(run, round, lineage),
-                model_id=logged.model_id,
-            )
+            version = self._version(round)
+            if version is None:
+                own = self._names(round)
+                lineage = {**own, "sapo.swarm": self.swarm, "sapo.rounds": f"0-{round - 1}", **(tags or {})}
+                version = self._create_version(run, checkpoint, f"{self.node}-round-{round}", own, lineage)
+            if not version.description:  # it names the number, which is not known before
+                text = self._of_version(run, round, version)
+                self._client().update_model_version(self.model_name, version.version, text)
             return int(version.version)
+
+    def _create_version(
+        self, run: str, checkpoint: Path, name: str, own: Mapping[str, str], lineage: Mapping[str, str]
+    ) -> Any:
+        logged = self._logged_model(run, checkpoint, own, lineage, name=name)
+        self._create_registered_model(run)
+        return self._client().create_model_version(
+            self.model_name,
+            # not `models:/...`: MLflow would look that up in the process-wide default store
+            source=logged.artifact_location,
+            run_id=run,
+            tags=dict(lineage),
+            model_id=logged.model_id,
+        )
 
     def keep(self, directory: Path, round: int, *, tags: Mapping[str, str] | None = None) -> str:
         """Store the whole model directory with the run, as `model`, not as a version; returns its address.
@@ -209,9 +257,11 @@ class Tracker:
         run = self.start()
         with self._lock, self._reaching():
             metric = versions.load_mlflow().entities.Metric
-            rows = [metric(name, value, int(at * 1000), step) for name, value, at, step in values]
-            for start in range(0, len(rows), METRICS_AT_ONCE):
-                self._client().log_batch(run, metrics=rows[start : start + METRICS_AT_ONCE])
+            self._send(run, [metric(name, value, int(at * 1000), step) for name, value, at, step in values])
+
+    def _send(self, run: str, rows: Sequence[Any]) -> None:
+        for start in range(0, len(rows), METRICS_AT_ONCE):
+            self._client().log_batch(run, metrics=rows[start : start + METRICS_AT_ONCE])
 
     def _find_run(self, experiment: str) -> Any:
         mine = " AND ".join(f"tags.`{key}` = '{value}'" for key, value in self.identity.items())
@@ -223,13 +273,16 @@ class Tracker:
         client, experiment = self._client(), self._experiment()
         run = self._find_run(experiment)
         if run is not None:
+            if self._afterwards:
+                return str(run.info.run_id)
             client.update_run(run.info.run_id, status="RUNNING")
         else:
-            own = {**self.identity, "sapo.swarm": self.swarm}
+            own = {**self.identity, "sapo.swarm": self.swarm, **SOURCE}
             run = client.create_run(experiment, tags=own, run_name=self.run_name)
-        self._describe(run)
-        if self._family:
-            swarm_run.join(client, experiment, self.swarm, str(run.info.run_id))
+        self._describe(run, self.params, self.tags)
+        if self._family is not None:
+            parent = swarm_run.join(client, experiment, self.swarm, str(run.info.run_id))
+            self._describe(parent, self._family.params, self._family.tags)
         return str(run.info.run_id)
 
     def _stored_rollouts(self, run: str) -> samples.Table | None:
@@ -245,17 +298,14 @@ class Tracker:
             return None  # a killed process has left half of it
         return table
 
-    def _describe(self, run: Any) -> None:
+    def _describe(self, run: Any, params_: Mapping[str, str], tags_: Mapping[str, str]) -> None:
         """Log params and tags; a param of a resumed run can't be changed, so its new value becomes a tag."""
         entities = versions.load_mlflow().entities
         old = run.data.params
-        params = [entities.Param(key, value) for key, value in self.params.items() if key not in old]
-        tags = [entities.RunTag(key, value) for key, value in self.tags.items()]
-        tags += [
-            entities.RunTag(f"changed.{key}", value)
-            for key, value in self.params.items()
-            if old.get(key, value) != value
-        ]
+        params = [entities.Param(key, value) for key, value in params_.items() if key not in old]
+        changed = {f"changed.{key}": value for key, value in params_.items() if old.get(key, value) != value}
+        wanted = {**tags_, **changed}
+        tags = [entities.RunTag(k, value) for k, value in wanted.items() if run.data.tags.get(k) != value]
         for start in range(0, max(len(params), len(tags)), OTHERS_AT_ONCE):
             end = start + OTHERS_AT_ONCE
             self._client().log_batch(run.info.run_id, params=params[start:end], tags=tags[start:end])
@@ -263,11 +313,12 @@ class Tracker:
     def _experiment(self) -> str:
         client = self._client()
         found = client.get_experiment_by_name(self.swarm)
+        view = {} if self._family is None else swarm_run.VIEW
         if found is None:
             location = self.artifacts.absolute().as_uri() if self.artifacts is not None else None
             try:
-                made = str(client.create_experiment(self.swarm, location, KIND))
-                if self._family:
+                made = str(client.create_experiment(self.swarm, location, {**KIND, **view}))
+                if self._family is not None:
                     swarm_run.create(client, made, self.swarm)
                 return made
             except versions.load_mlflow().MlflowException as error:
@@ -281,6 +332,9 @@ class Tracker:
                 f"its experiment was deleted from MLflow at {self.uri}",
                 "restore it there (mlflow experiments restore), or choose another name",
             )
+        for key, value in view.items():
+            if found.tags.get(key) != value:  # an earlier release had no view, or another
+                client.set_experiment_tag(found.experiment_id, key, value)
         return str(found.experiment_id)
 
     def _version(self, round: int) -> Any:
@@ -303,16 +357,17 @@ class Tracker:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
-    def _of_version(self, run: str, round: int, tags: Mapping[str, str]) -> str:
+    def _of_version(self, run: str, round: int, version: Any) -> str:
         """What the page of a version says, with links to what made it."""
+        tags = version.tags
         lines = [
             f"{self.node} of {self.swarm} after {round} rounds, made by "
             f"[this run]({swarm_run.link(self._experiment(), run)})."
         ]
         if HISTORY in tags:
-            version = f", version {tags[HISTORY_VERSION]}" if HISTORY_VERSION in tags else ""
-            lines.append(f"What it learned from: table `training` at `{tags[HISTORY]}`{version}.")
-        lines.append(f"Who taught it: `sapo lineage models:/{self.model_name}/N`, N being its number.")
+            then = f", version {tags[HISTORY_VERSION]}" if HISTORY_VERSION in tags else ""
+            lines.append(f"What it learned from: table `training` at `{tags[HISTORY]}`{then}.")
+        lines.append(f"Who taught it: `sapo lineage models:/{self.model_name}/{version.version}`.")
         return "\n\n".join(lines)
 
     def _logged_model(

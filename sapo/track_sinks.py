@@ -1,9 +1,9 @@
 """What carries a journal's debts to MLflow: metrics and sample rollouts of rounds, and model versions."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from sapo import samples, versions
 from sapo.checkpoint import BrokenCheckpoint
@@ -11,7 +11,7 @@ from sapo.config import Config
 from sapo.errors import Unavailable
 from sapo.journal_rows import JournalError, Link
 from sapo.records import Batch, RoundResult, canonical
-from sapo.track import BATCHES, CHAIN, HISTORY, HISTORY_VERSION, Tracker, params_of, tags_of
+from sapo.track import BATCHES, CHAIN, HISTORY, HISTORY_VERSION, Family, Tracker, params_of, tags_of
 from sapo.upkeep import logged
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class VersionSink:
 
 
 def open_tracking(
-    config: Config,
+    swarm: Config,
     node: str,
     incarnation: str,
     *,
@@ -123,14 +123,15 @@ def open_tracking(
     thinned: bool = False,
     whole: Callable[[Path, Path], None],
     history: str | None = None,
-    own: Mapping[str, Any] | None = None,
+    afterwards: bool = False,
 ) -> tuple[Tracker, tuple[TrackSink, VersionSink]]:
     """A node's tracker and its sinks for the deliverer.
 
-    `config` is the node's, `own` what sets it apart from others of its swarm; `whole` and `history` are as
-    `VersionSink` wants them. A server whose metrics maintenance keeps `thinned` gets all of them, any other
+    `swarm` is the whole swarm's config; `afterwards` is as `Tracker` wants it, `whole` and `history` as
+    `VersionSink` does. A server whose metrics maintenance keeps `thinned` gets all of them, any other
     fewer. Reaches for nothing yet: a node may start while MLflow is away.
     """
+    config, own = swarm.for_node(node), swarm.node.get(node.removeprefix(swarm.swarm.site))
     tags = {"sapo.site": config.swarm.site, "sapo.own": canonical(dict(own)) if own else "none"}
     tracker = Tracker(
         uri,
@@ -140,7 +141,8 @@ def open_tracking(
         params=params_of(config),
         tags=tags_of(config) | tags,
         artifacts=artifacts,
-        family=True,
+        family=Family(params_of(swarm), tags_of(swarm)),
+        afterwards=afterwards,
     )
     keep = 0 if thinned else config.track.keep_rounds
     metrics = TrackSink(tracker, config.track.samples_every, keep)

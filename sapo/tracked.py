@@ -85,13 +85,16 @@ def _end(tracker: Tracker, status: str) -> None:
 
 
 def tracker_of(config: Config, name: str, home: Home, *, uri: str) -> Tracker:
-    """The MLflow run of a node that has run in this home, and may be running; `config` is the swarm's."""
+    """The MLflow run of a node that has run in this home, and may be running; `config` is the swarm's.
+
+    It is added to as it stands: a run that has ended is not marked as running again.
+    """
     with Journal.read_only(home.journal(name)) as journal:
-        return _tracking(config, name, home, uri, journal.incarnation)[0]
+        return _tracking(config, name, home, uri, journal.incarnation, afterwards=True)[0]
 
 
 def _tracking(
-    config: Config, name: str, home: Home, uri: str, incarnation: str
+    config: Config, name: str, home: Home, uri: str, incarnation: str, *, afterwards: bool = False
 ) -> tuple[Tracker, tuple[TrackSink, VersionSink]]:
     node_config = config.for_node(name)
 
@@ -102,9 +105,8 @@ def _tracking(
 
     artifacts = own_artifacts(home, uri)
     history = public(config.history.uri or str(home.history))
-    own = config.node.get(name.removeprefix(config.swarm.site))
     return open_tracking(
-        node_config,
+        config,
         name,
         incarnation,
         uri=uri,
@@ -112,7 +114,7 @@ def _tracking(
         thinned=own_server(home, uri),
         whole=whole,
         history=history,
-        own=own,
+        afterwards=afterwards,
     )
 
 

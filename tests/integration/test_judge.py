@@ -25,7 +25,7 @@ from sapo.judge import evaluate_swarm, judge_swarm, tell_verdicts
 from sapo.lock import NodeLock
 from sapo.report import write_report
 from sapo.tasks import bucket
-from sapo.tracked import tracker_of
+from sapo.tracked import _tracking, tracker_of
 from sapo.verdicts import Verdicts
 
 pytestmark = pytest.mark.usefixtures("sharing")
@@ -193,6 +193,30 @@ def test_mlflow_has_every_verdict_once_also_those_made_while_it_was_away(
     assert found.reward == [(one.verdict.round, one.verdict.reward) for one in standings]
     assert found.cumulative == [(one.verdict.round, one.cumulative) for one in standings]
     assert found.status == "KILLED"
+
+
+def test_what_is_asked_afterwards_leaves_the_end_of_a_run_alone(
+    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, home = swarm
+    uri = f"sqlite:///{home.mlflow_db}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    own = _tracking(config, "n0", home, uri, f"{0:016x}")[0]
+    own.start()
+    own.end("FINISHED", at=1_700_000_000.0)
+
+    def ends() -> dict[str, tuple[str, int]]:
+        client = MlflowClient(uri)
+        found = client.search_runs([client.get_experiment_by_name("test").experiment_id])
+        return {run.info.run_name: (run.info.status, run.info.end_time) for run in found}
+
+    before = ends()
+    assert before.keys() == {"test", "n0"}
+    judge_swarm(config, home, ["n0"])
+    assert tell_verdicts(config, home, "n0", uri=uri) == 1
+    figures = {"pass_at_1": 0.5, "interval": 0.1, "greedy": 0.5, "per_task": {}, "probe": None, "earlier": {}}
+    evaluate.crown(Process.at(str(home.root)), "n0", 4, figures)
+    assert ends() == before
 
 
 def test_the_run_of_a_node_that_is_running_stays_marked_as_running(swarm: tuple[Config, Home]) -> None:

@@ -170,6 +170,7 @@ def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
     found = MlflowClient(store).search_model_versions("name = 'tiny.n0'")
     assert sorted(version.tags["sapo.round"] for version in found) == ["100", "200"]
     newest = max(found, key=lambda version: int(version.version))
+    assert "`sapo lineage models:/tiny.n0/2`" in newest.description
     assert newest.tags["sapo.rounds"] == "0-199"
     assert newest.tags["sapo.weights_sha256"] == "ab" * 32
     assert newest.tags["sapo.incarnation"] == INCARNATION

@@ -15,7 +15,18 @@ FAMILIES = (
     "reward eval judge pool peers identity sampler share staleness tokens time learn outage owed prefect"
 )
 SERIES = re.compile(rf"(?:{FAMILIES.replace(' ', '|')})/[a-z0-9_*/]+")
-READERS = {"experiment", "view", "report", "summary", "sites", "launch", "proof", "whatif", "words"}
+READERS = {
+    "experiment",
+    "view",
+    "report",
+    "summary",
+    "sites",
+    "launch",
+    "proof",
+    "whatif",
+    "words",
+    "swarm_run",
+}
 """Modules that read series, or have some of their own that no node logs (docs/experiments.md)."""
 
 

@@ -21,13 +21,12 @@ def node(uri: str, name: str = "n0", incarnation: str = INCARNATION, config: Con
     config = config or load("tiny", env={})
     artifacts = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
     return open_tracking(
-        config.for_node(name),
+        config,
         name,
         incarnation,
         uri=uri,
         artifacts=artifacts,
         whole=lambda source, target: None,
-        own=config.node.get(name.removeprefix(config.swarm.site)),
     )[0]
 
 
@@ -48,6 +47,12 @@ def test_the_runs_of_all_nodes_lie_below_the_swarms(uri: str) -> None:
     assert found["tiny"].data.tags["sapo.kind"] == "swarm"
 
 
+def test_every_line_of_a_chart_has_a_colour_of_its_own(uri: str) -> None:
+    for name in ("n0", "n1", "n2"):
+        node(uri, name).start()
+    assert len({run.data.tags["mlflow.runColor"] for run in runs(uri).values()}) == 4
+
+
 def test_of_two_parents_made_at_once_the_oldest_stays(uri: str) -> None:
     node(uri).start()
     client, old = MlflowClient(uri), runs(uri)["tiny"]
@@ -61,6 +66,65 @@ def test_a_swarm_begun_by_an_earlier_release_gets_its_parent(uri: str) -> None:
     assert runs(uri).keys() == {"n0"}
     assert node(uri).start() == before
     assert runs(uri)["n0"].data.tags[PARENT] == runs(uri)["tiny"].info.run_id
+
+
+def test_the_swarms_run_has_the_settings_of_the_swarm(uri: str) -> None:
+    config = load("tiny", sets=["node.1.learn.lr=1e-5"], env={})
+    for name in ("n1", "n0"):
+        node(uri, name, config=config).start()
+    whole = runs(uri)["tiny"].data
+    assert float(whole.params["learn.lr"]) == config.learn.lr
+    assert float(whole.params["node.1.learn.lr"]) == 1e-5
+    assert whole.tags["sapo.model"] == config.model
+    assert not [tag for tag in whole.tags if tag.startswith("changed.")]
+
+
+def test_the_swarms_run_has_the_means_of_its_nodes_once(uri: str) -> None:
+    for name, rewards in (("n0", (0.2, 0.4)), ("n1", (0.6,))):
+        for number, value in enumerate(rewards):
+            node(uri, name).log_metrics({"reward/local": value}, round=number, at=100.0 + number)
+    for _ in range(2):
+        node(uri).log_swarm({"eval/full/pass_at_1": [(0, 0.2), (2, 0.3)]}, at=110.0)
+    client, whole = MlflowClient(uri), runs(uri)["tiny"].info.run_id
+    series = {
+        name: sorted((m.step, round(m.value, 9), m.timestamp) for m in client.get_metric_history(whole, name))
+        for name in ("reward/local", "eval/full/pass_at_1")
+    }
+    assert series["reward/local"] == [(0, 0.4, 100_000), (1, 0.4, 101_000)]
+    assert series["eval/full/pass_at_1"] == [(0, 0.2, 110_000), (2, 0.3, 110_000)]
+
+
+def test_figures_of_a_swarm_are_those_of_its_summary() -> None:
+    def one(tokens: int, start: float | None, end: float | None) -> dict[str, Any]:
+        none = {"start": None, "end": None}
+        shares = {"eval/pass_at_1": {"start": start, "end": end}, "eval/greedy": none}
+        return {"rounds": 8, "tokens/generated": tokens, "tokens/trained": 2 * tokens, **shares}
+
+    gain = {"mean": 0.15, "low": 0.1, "high": 0.2}
+    held_out = {"gain": gain, "gain_greedy": None}
+    found = swarm_run.figures_of(
+        {"nodes": {"n0": one(5, 0.2, 0.3), "n1": one(7, 0.4, 0.6)}, "held_out": held_out}
+    )
+    assert found == {
+        "eval/full/pass_at_1": [(0, pytest.approx(0.3)), (8, pytest.approx(0.45))],
+        "tokens/generated": [(8, 12.0)],
+        "tokens/trained": [(8, 24.0)],
+        "gain/pass_at_1": [(8, 0.15)],
+        "gain/pass_at_1/low": [(8, 0.1)],
+        "gain/pass_at_1/high": [(8, 0.2)],
+    }
+    half = swarm_run.figures_of({"nodes": {"n0": one(5, 0.2, None)}, "held_out": held_out})
+    assert half["eval/full/pass_at_1"] == [(0, 0.2)]
+
+
+def test_an_experiment_says_how_its_runs_are_shown_also_one_of_an_earlier_release(uri: str) -> None:
+    MlflowClient(uri).create_experiment("tiny")
+    node(uri).start()
+    tags = MlflowClient(uri).get_experiment_by_name("tiny").tags
+    assert {key: tags.get(key) for key in swarm_run.VIEW} == swarm_run.VIEW
+    (view,) = swarm_run.VIEW.values()
+    assert len(view) <= 5000, "what MLflow takes"
+    assert {card["xAxisKey"] for card in json.loads(view)["compareRunCharts"]} == {"step"}
 
 
 def test_the_swarms_run_ends_with_the_last_node_and_goes_on_with_the_first(uri: str) -> None:
@@ -150,6 +214,16 @@ def test_own_and_foreign_groups_are_shown_with_their_best_and_worst() -> None:
     for best, worst in zip(rows[::2], rows[1::2], strict=True):
         assert best["question"] == worst["question"]
         assert best["advantage"] >= worst["advantage"]
+
+
+def test_a_table_of_an_earlier_release_is_gone_on_with() -> None:
+    now = samples.merged(None, samples.rows_of(batch(0)))
+    order = [*range(4), *range(6, 9), 4, 5]
+    before = {
+        "columns": [now["columns"][place] for place in order],
+        "data": [[row[place] for place in order] for row in now["data"]],
+    }
+    assert samples.merged(before, []) == now
 
 
 def test_the_table_keeps_the_newest_rounds_only() -> None:

@@ -65,6 +65,27 @@ def test_an_ended_run_is_running_again_when_resumed(uri: str) -> None:
     assert [run.info.status for run in runs(uri)] == ["RUNNING"]
 
 
+def test_what_is_added_afterwards_leaves_the_end_of_a_run_alone(uri: str) -> None:
+    own = tracker(uri)
+    own.start()
+    own.end("FINISHED", at=1_700_000_000.0)
+    late = tracker(uri, afterwards=True, params={"learn.lr": "0.5"})
+    late.log_metrics({"judge/reward": 1.0}, round=3, at=1_800_000_000.0)
+    late.close("KILLED", at=1_800_000_000.0)
+    (run,) = runs(uri)
+    assert run.info.status == "FINISHED"  # type: ignore[attr-defined]
+    assert run.info.end_time == 1_700_000_000_000  # type: ignore[attr-defined]
+    assert history(uri, "judge/reward") == [(3, 1.0, 1_800_000_000_000)]
+
+
+def test_a_run_that_was_left_open_is_closed_at_the_time_of_its_last_round(uri: str) -> None:
+    tracker(uri).start()
+    tracker(uri, afterwards=True).close("KILLED", at=1_700_000_000.0)
+    (run,) = runs(uri)
+    assert run.info.status == "KILLED"  # type: ignore[attr-defined]
+    assert run.info.end_time == 1_700_000_000_000  # type: ignore[attr-defined]
+
+
 def test_metrics_carry_round_and_journal_time(uri: str) -> None:
     TrackSink(tracker(uri)).deliver([Owed(0), Owed(1)], Books(batch(0), batch(1)))
     stamp = 1_700_000_000_250
