@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from prefect import State, flow, task
+from prefect import State, flow, get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 from prefect.runtime import flow_run
@@ -250,12 +250,25 @@ def _flow_rounds(session: Session, node: str) -> int:
     """The rounds of a flow run, and then its last words to Prefect."""
     published: list[PrefectFuture[int]] = []
     results = session.results
+    if flow_run.id:
+        get_run_logger().info("%s", what_is_shown(session, node))
     made = at_work(lambda: _rounds(session, node, published))
     for future in published:
         future.wait(PUBLISH_WAIT_S)
     table = progress_table(results)
     create_markdown_artifact(table, key=_key(node), description=f"Progress of {node}")
     return made
+
+
+def what_is_shown(session: Session, node: str) -> str:
+    """What a flow run's page shows of its rounds, for those who look at it."""
+    config = session.runtime.config
+    every, last = config.flow.every, min(session.end, config.swarm.rounds) - 1
+    text = f"Rounds {session.first} to {last} of {node}; artifact {_key(node)} has a table of them"
+    if every == 1:
+        return text
+    why = "recording the tasks of a round costs more than a small model's round"
+    return f"{text}. Tasks are shown of one round in {every} (flow.every = {every}): {why}"
 
 
 def _rounds(session: Session, node: str, published: list[PrefectFuture[int]]) -> int:

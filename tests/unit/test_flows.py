@@ -212,6 +212,14 @@ def test_a_deployment_s_run_that_pauses_delivers_what_it_owes_before_its_schedul
     assert done == ["delivered", "paused"]
 
 
+def test_a_flow_run_says_which_rounds_it_makes_and_which_have_tasks(process: Process) -> None:
+    config = small_config(["swarm.rounds=24", "flow.every=40"]).for_node("n0")
+    session = Session(process, SimpleNamespace(round=20, config=config)).take_up(120)  # type: ignore[arg-type]
+    said = node.what_is_shown(session, "n0")
+    assert said.startswith("Rounds 20 to 23 of n0;")
+    assert "one round in 40" in said
+
+
 def results(count: int) -> list[RoundResult]:
     return [
         RoundResult(round=i, policy_version=i + 1, metrics={"reward/local": i / 100}, finished_at=0.0)
