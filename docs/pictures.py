@@ -17,6 +17,7 @@ from infra.browser.session import browser
 from sapo import services, swarm_run
 from sapo.errors import SapoError, UserError
 from sapo.home import Home
+from sapo.pages import Pages, pages_of
 from sapo.versions import load_mlflow
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Shown:
     """A swarm's servers and what is found there."""
 
     mlflow: str
-    prefect: str
+    pages: Pages
     swarm: str
     experiment: str
     runs: dict[str, str]
@@ -58,12 +59,11 @@ def main() -> int:
     output = given.output or home.root / "pictures"
     try:
         config = home.load_config()
-        with browser() as chromium, services.running(config, home) as running:
+        with browser() as chromium, services.opened(config, home) as running:
             output.mkdir(parents=True, exist_ok=True)
             while not running.up():
                 time.sleep(0.1)
-            found = running.services
-            shown = shown_by(found.mlflow.url, found.prefect.url.removesuffix("/api"), config.swarm.name)
+            shown = shown_by(running.services, config.swarm.name)
             context = chromium.new_context(viewport=SIZE, locale="en-US")
             context.add_init_script(UNPROMPTED)
             context.set_default_timeout(PATIENCE_MS)
@@ -75,20 +75,21 @@ def main() -> int:
     return 0
 
 
-def shown_by(mlflow: str, prefect: str, swarm: str) -> Shown:
+def shown_by(found: services.Services, swarm: str) -> Shown:
     """What the servers have of a swarm."""
+    mlflow = found.mlflow.url
     client = load_mlflow().MlflowClient(mlflow)
     experiment = client.get_experiment_by_name(swarm)
     if experiment is None:
         raise SapoError(f"MLflow at {mlflow} has no experiment {swarm}: the swarm has not run")
     number = experiment.experiment_id
     runs = {run.info.run_name: run.info.run_id for run in client.search_runs([number])}
-    return Shown(mlflow, prefect, swarm, number, runs)
+    return Shown(mlflow, pages_of(found, swarm), swarm, number, runs)
 
 
 def charts(page: "Page", shown: Shown) -> None:
     """All runs of a swarm with their charts, as the experiment's page shows them."""
-    page.goto(f"{shown.mlflow}/{swarm_run.charts_link(shown.experiment)}")
+    page.goto(shown.pages.mlflow)
     page.wait_for_function(DRAWN.format(len(shown.runs) - 1))
     page.get_by_text("reward/local", exact=True).first.scroll_into_view_if_needed()
 
@@ -109,7 +110,7 @@ def model(page: "Page", shown: Shown) -> None:
 
 def flow_runs(page: "Page", shown: Shown) -> None:
     """The flow runs of all nodes, the archive and the evaluation."""
-    page.goto(f"{shown.prefect}/runs")
+    page.goto(shown.pages.prefect)
     page.get_by_text("Completed").first.wait_for()
 
 

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from sapo import __version__
-from sapo.commands import check, deploy, experiment, keys, lineage, look, maintain, replay, run, site
+from sapo.commands import check, deploy, experiment, keys, lineage, look, maintain, replay, run, site, ui
 from sapo.errors import SapoError, Unavailable, UserError
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -22,7 +22,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (run.swarm, run.node, run.stop, deploy.deploy, run.evaluate, maintain.maintain),
     "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
-    "Look at a run": (look.status, look.rollouts, lineage.lineage, look.report),
+    "Look at a run": (look.status, ui.ui, look.rollouts, lineage.lineage, look.report),
     "Compare ways to run one": (experiment.experiment,),
     "Check": (replay.replay, check.verify, check.doctor),
 }

@@ -18,6 +18,7 @@ from sapo.config import Config
 from sapo.crew import BACKOFF_S, HEALTHY_S
 from sapo.errors import SapoError, UserError
 from sapo.home import Home, write_atomically
+from sapo.lock import NodeLock
 from sapo.processes import Child, alive, stop_all, tail
 
 HOST = "127.0.0.1"
@@ -207,24 +208,84 @@ def running(config: Config, home: Home, *, env: Mapping[str, str] | None = None)
     """Start the servers that are not there yet, and at the end stop those that were started.
 
     Does not wait until they answer: what else has to be loaded may be loaded meanwhile. Raises `UserError`
-    for a port in use or a named server that does not answer.
+    for a port in use, a named server that does not answer, or servers that are open on this home already.
     """
     base = dict(os.environ if env is None else env)
+    with _serving(config, home, base, named=config.track.uri, store=_own_store(home)) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def opened(config: Config, home: Home, *, env: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """The servers that show a swarm that does not run now; stopped at the end, if they were started here.
+
+    What lies in the home is shown from there. Where it has no metrics or no flow runs, the servers are those
+    that `track.uri`, `MLFLOW_TRACKING_URI` and `PREFECT_API_URL` name; a named store without a server is
+    served. Raises as `running` does, and `UserError` for a home in which nothing has run.
+    """
+    base = dict(os.environ if env is None else env)
+    own = _own_store(home) if home.mlflow_db.exists() else None
+    store = config.track.uri or own or base.get("MLFLOW_TRACKING_URI")
+    if store is None:
+        problem = "no swarm has run here, so there is nothing to show"
+        raise UserError("--home", home.shown, problem, "start one with `sapo swarm`")
+    if (home.prefect / "prefect.db").exists():
+        base.pop("PREFECT_API_URL", None)
+    named = store if store.startswith(("http://", "https://")) else None
+    with _serving(config, home, base, named=named, store=store) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def _serving(
+    config: Config, home: Home, env: Mapping[str, str], *, named: str | None, store: str
+) -> Iterator[Running]:
+    """MLflow where it is `named`, else a server of `store`; and Prefect."""
     kept: dict[str, Kept] = {}
+    with _only_these(home):
+        try:
+            if named is not None:
+                mlflow = _named(Service("mlflow", named.rstrip("/")), "track.uri")
+            else:
+                mlflow = _mlflow(config, home, store, env, kept)
+            prefect = _prefect(config, home, env, kept)
+            yield Running(Services(mlflow, prefect), kept, home)
+        finally:
+            home.services.unlink(missing_ok=True)
+            stop_all([one.child for one in kept.values()], STOP_GRACE_S)
+
+
+@contextlib.contextmanager
+def _only_these(home: Home) -> Iterator[None]:
+    """Hold what servers write to; raises `UserError` where others have it open."""
+    lock = NodeLock(home.prefect)
     try:
-        mlflow = _mlflow(config, home, base, kept)
-        prefect = _prefect(config, home, base, kept)
-        yield Running(Services(mlflow, prefect), kept, home)
+        lock.acquire()
+    except UserError as error:
+        problem = f"its MLflow and Prefect are open already: {home.prefect.name} {error.problem}"
+        remedy = "end the `sapo ui` of that pid with Ctrl-C first"
+        raise UserError("--home", home.shown, problem, remedy) from None
+    try:
+        yield
     finally:
-        home.services.unlink(missing_ok=True)
-        stop_all([one.child for one in kept.values()], STOP_GRACE_S)
+        lock.release()
 
 
-def _mlflow(config: Config, home: Home, env: Mapping[str, str], kept: dict[str, Kept]) -> Service:
-    if config.track.uri is not None:
-        return _named(Service("mlflow", config.track.uri.rstrip("/")), "track.uri")
+def refuse_opened(home: Home) -> None:
+    """Raise `UserError` where servers have a home's files open, as those of `sapo ui` have."""
+    if home.prefect.exists():
+        with _only_these(home):
+            pass
+
+
+def _own_store(home: Home) -> str:
+    """The address of the file that the home's own MLflow server keeps."""
+    return f"sqlite:///{home.mlflow_db}"
+
+
+def _mlflow(config: Config, home: Home, store: str, env: Mapping[str, str], kept: dict[str, Kept]) -> Service:
     bound = bind(config.track.port, "track.port")
-    arguments = ["mlflow", "--store", f"sqlite:///{home.mlflow_db}", "--artifacts", str(home.artifacts)]
+    arguments = ["mlflow", "--store", store, "--artifacts", str(home.artifacts)]
     return _start(Service("mlflow", _url(bound)), bound, arguments, home, {**env, **QUIET}, kept)
 
 

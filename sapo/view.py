@@ -61,6 +61,9 @@ class View(Protocol):
     def nodes(self, rows: Sequence[NodeRow]) -> None:
         """The nodes as they stand now."""
 
+    def link(self, name: str, address: str) -> None:
+        """The address of a page, which stays."""
+
     def note(self, text: str) -> None:
         """One line that stays: a service that went away, a node that came back."""
 
@@ -151,6 +154,10 @@ class LiveView:
         self._left = self._progress.left(ROUNDS, *overall(rows))
         self._draw()
 
+    def link(self, name: str, address: str) -> None:
+        # not cut into lines: a terminal that wraps it by itself copies it whole
+        self._live.console.print(f"{name:<8}{address}", markup=False, highlight=False, soft_wrap=True)
+
     def note(self, text: str) -> None:
         self._notes.append(text)
         self._print(text)
@@ -203,6 +210,9 @@ class PlainView:
         left = self._progress.left(ROUNDS, *overall(rows))
         if self._due():
             self._say(plain_line(rows, left))
+
+    def link(self, name: str, address: str) -> None:
+        self._say(f"{name} {address}")
 
     def note(self, text: str) -> None:
         self._say(text)
@@ -399,6 +409,7 @@ def print_summary(figures: dict[str, Any], home: Home, program: str, console: Co
     first = next(iter(figures["nodes"]), "n0")
     console.print("\nWorth typing next:")
     commands = [
+        (f"ui --home {root}", "its curves in MLflow, its flow runs in Prefect"),
         (f"rollouts --home {root} --source external", "what the nodes learned from each other"),
         (f"replay {first} --check --home {root}", f"that the history makes {first}'s very weights again"),
         (f"lineage {first} --home {root}", f"who taught {first} what"),

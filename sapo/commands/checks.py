@@ -101,6 +101,8 @@ def check_place(config: Config, home: Home) -> Config:
     if home.manifest.exists():
         home.check(Manifest.of(config))
         home.check_site(config)
+    if "swarm" not in who_runs(home):
+        services.refuse_opened(home)
     require_space(home.root)
     for port, field in ((config.track.port, "track.port"), (config.flow.port, "flow.port")):
         if port is not None and "swarm" not in who_runs(home):

@@ -3,6 +3,7 @@
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ PHASES = {
 """Phases in which no rounds are made, in words; what exactly is waited for may follow."""
 NEWEST = ("eval/", "pool/size")
 """Series of which the newest value is shown, not the mean of the last rounds."""
+PAGES_POLL_S = 2.0
+"""How often MLflow is asked whether the swarm has an experiment yet."""
 
 
 def locate(
@@ -184,10 +187,14 @@ def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
 
 
 class Watcher:
-    """Shows each snapshot of the supervisor's, and says once what went wrong with a node."""
+    """Shows each snapshot of the supervisor's, and says once what went wrong with a node.
 
-    def __init__(self, view: "View") -> None:
-        self._view = view
+    The pages of a swarm's own servers are shown once, when there is something on them.
+    """
+
+    def __init__(self, view: "View", swarm: str | None = None) -> None:
+        self._view, self._swarm = view, swarm
+        self._looked_at = float("-inf")
         self._said: set[tuple[str, str, int]] = set()
         self._stopping = False
 
@@ -196,11 +203,26 @@ class Watcher:
             self.tell(node)
         self.tell_servers(status)
         self.tell_stop(status)
+        self.show_pages(status)
         if status.phase in PHASES:
             what, done, total = status.progress or ("", 0, 1)
             self._view.step(": ".join(filter(None, [PHASES[status.phase], what])), done, total)
         else:
             self._view.nodes([row(node) for node in status.nodes])
+
+    def show_pages(self, status: "SwarmStatus") -> None:
+        """Show the links of MLflow and Prefect once the swarm has an experiment."""
+        from sapo.pages import pages_of
+
+        now = time.monotonic()
+        if self._swarm is None or status.services is None or now - self._looked_at < PAGES_POLL_S:
+            return
+        self._looked_at = now
+        pages = pages_of(status.services, self._swarm)
+        if pages.begun:
+            self._swarm = None
+            for name, link in pages.links().items():
+                self._view.link(name, link)
 
     def node(self, status: "SwarmStatus", name: str) -> None:
         """Show a node that runs without a swarm."""
@@ -262,7 +284,7 @@ def run(config: Config, home: Home) -> int:
         from sapo.supervise import run_swarm
 
         prepare(config, home, view, config.nodes)
-        final = run_swarm(config, home, on_status=Watcher(view))
+        final = run_swarm(config, home, on_status=Watcher(view, config.swarm.name))
     if any(node.rounds for node in final.nodes):
         print_summary(write_report(home), home, program(), console)
     if final.phase == "finished":

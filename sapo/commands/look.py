@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sapo.commands.options import HomeOption, JsonOption, find_home, print_json, program
+from sapo.commands.options import HomeOption, JsonOption, find_home, print_json, program, typed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -227,6 +227,7 @@ def report(home: HomeOption = None, as_json: JsonOption = False) -> None:
 
 def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Say how far each node is, what runs, and what is still to be delivered."""
+    from sapo.pages import pages_of
     from sapo.sites import notes
     from sapo.supervise import snapshot
 
@@ -237,9 +238,10 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     said = notes(found, config)
     if as_json:
         place = {"swarm": config.swarm.name, "home": str(found.root)}
-        print_json({**place, **dataclasses.asdict(now), "owed": owed, "notes": said})
+        links = {} if now.services is None else pages_of(now.services, config.swarm.name).links()
+        print_json({**place, **dataclasses.asdict(now), "pages": links, "owed": owed, "notes": said})
     else:
-        show_status(now, owed)
+        show_status(now, owed, config.swarm.name, found)
         for note in said:
             print(note)
 
@@ -254,7 +256,7 @@ def owed_by(home: "Home", node: str) -> dict[str, int]:
         return {kind: count for kind, count in journal.owed_counts().items() if count}
 
 
-def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]]) -> None:
+def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str, home: "Home") -> None:
     """A swarm's snapshot in the terminal."""
     from rich.console import Console
 
@@ -274,6 +276,12 @@ def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]]) -> None:
             what = ", ".join(f"{count} {kind}" for kind, count in counts.items())
             console.print(f"{name} has yet to deliver: {what}", highlight=False)
     if now.services is not None:
-        for service in (now.services.prefect, now.services.mlflow):
-            state = f" ({service.away})" if service.away else ""
-            console.print(f"{service.name}: {service.url}{state}", highlight=False)
+        from sapo.pages import pages_of
+
+        away = {"MLflow": now.services.mlflow.away, "Prefect": now.services.prefect.away}
+        for name, link in pages_of(now.services, swarm).links().items():
+            state = f" ({away[name]})" if away[name] else ""
+            console.print(f"{name:<8}{link}{state}", highlight=False, markup=False, soft_wrap=True)
+    elif any(node.rounds for node in now.nodes):
+        line = f"`{typed(home, 'ui')}` opens MLflow and Prefect"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,10 +1,12 @@
-"""What people see: pages of real MLflow and Prefect servers with a real swarm in them, in a real browser."""
+"""What people see: the pages that `sapo ui` opens on a real swarm that has finished, in a real browser."""
 
 import re
+import signal
 import sqlite3
-import time
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,7 @@ from playwright.sync_api import Browser, Page, Response, expect
 from infra.browser.session import browser
 from sapo import services
 from sapo.home import Home
+from sapo.processes import alive
 from sapo.samples import COLUMNS
 
 pytestmark = [pytest.mark.browser, pytest.mark.services, pytest.mark.timeout(900)]
@@ -32,11 +35,18 @@ CURVES = """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap(
 
 @dataclass
 class Site:
-    """A swarm that has run, and the addresses of the servers that show it."""
+    """A swarm that has run, and what `sapo ui` prints: the pages that show it."""
 
     home: Home
-    mlflow: str
-    prefect: str
+    pages: dict[str, str]
+
+    @property
+    def mlflow(self) -> str:
+        return self.pages["MLflow"].partition("/#")[0]
+
+    @property
+    def prefect(self) -> str:
+        return self.pages["Prefect"].removesuffix("/runs")
 
     def run(self, name: str) -> Any:
         client = MlflowClient(self.mlflow)
@@ -44,10 +54,11 @@ class Site:
         (found,) = client.search_runs([experiment], f"attributes.run_name = '{name}'")
         return found
 
-    def flow_runs(self) -> set[str]:
+    def flow_runs(self) -> dict[str, str]:
+        """Ids by name, the oldest first."""
         database = f"{(self.home.prefect / 'prefect.db').as_uri()}?mode=ro"
         with closing(sqlite3.connect(database, uri=True)) as connection:
-            return {name for (name,) in connection.execute("SELECT name FROM flow_run")}
+            return dict(connection.execute("SELECT name, id FROM flow_run ORDER BY start_time"))
 
 
 @dataclass
@@ -74,11 +85,26 @@ class Watched:
 @pytest.fixture(scope="module")
 def site(finished_swarm: FinishedSwarm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     home = finished_swarm.copy(tmp_path_factory.mktemp("pages")).home
-    with services.running(home.load_config(), home, env=ENV) as running:
-        while not running.up():
-            time.sleep(0.05)
-        found = running.services
-        yield Site(home, found.mlflow.url, found.prefect.url.removesuffix("/api"))
+    with opened(home) as pages:
+        yield Site(home, pages)
+
+
+@contextmanager
+def opened(home: Home) -> Iterator[dict[str, str]]:
+    """The links that `sapo ui` prints, until it is ended as Ctrl-C ends it; its servers end with it."""
+    command = [sys.executable, "-m", "sapo.cli", "ui", "--home", str(home.root)]
+    with subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield dict(process.stdout.readline().split() for _ in range(2))
+            found = services.read(home)
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+    assert found is not None
+    for one in (found.mlflow, found.prefect):
+        assert one.pid is not None
+        assert not alive(one.pid)
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +140,25 @@ def followed(page: Page, link: str) -> Page:
 
 
 def test_charts_show_the_curves_of_all_nodes_at_once(site: Site, watched: Watched) -> None:
-    experiment = site.run("tiny").info.experiment_id
-    watched.page.goto(f"{site.mlflow}/#/experiments/{experiment}/runs?compareRunsMode=CHART")
+    watched.page.goto(site.pages["MLflow"])
     names = {name for name, _ in curves(watched.page, len(NODES))}
+    for chart in ("reward/local", "reward/training_set"):
+        expect(watched.page.get_by_text(chart, exact=True).first).to_be_visible()
+    expect(watched.page.get_by_text("Step", exact=True).first).to_be_visible()
     for node in NODES:
         expect(watched.page.get_by_role("link", name=node, exact=True)).to_be_visible()
         assert any(name.startswith(node) for name in names)
+
+
+def test_the_swarms_run_has_its_figures_and_settings(site: Site) -> None:
+    found = site.run("tiny").data
+    assert {
+        "reward/local",
+        "eval/full/pass_at_1",
+        "tokens/generated",
+        "gain/pass_at_1",
+    } <= found.metrics.keys()
+    assert found.params["swarm.rounds"] == str(ROUNDS)
 
 
 def test_the_swarms_run_leads_to_the_rewards_of_all_its_nodes(site: Site, watched: Watched) -> None:
@@ -143,7 +182,7 @@ def test_sample_rollouts_are_shown_as_a_table(site: Site, watched: Watched) -> N
     run = site.run("n0").info
     address = f"#/experiments/{run.experiment_id}/runs/{run.run_id}/artifacts/rollouts.json"
     watched.page.goto(f"{site.mlflow}/{address}")
-    for column in COLUMNS[:3]:
+    for column in COLUMNS[:6]:
         expect(watched.page.get_by_role("columnheader", name=column)).to_be_visible()
     expect(watched.page.get_by_text("chain_sum").first).to_be_visible()
 
@@ -158,17 +197,23 @@ def test_a_models_page_leads_to_its_history(site: Site, watched: Watched) -> Non
 
 def test_a_versions_page_leads_to_what_made_it(site: Site, watched: Watched) -> None:
     watched.page.goto(f"{site.mlflow}/#/models/tiny.n1/versions/1")
-    expect(watched.page.get_by_text("sapo lineage models:/tiny.n1/N")).to_be_visible()
+    expect(watched.page.get_by_text("sapo lineage models:/tiny.n1/1")).to_be_visible()
     expect(watched.page.get_by_text(str(site.home.history)).first).to_be_visible()
     followed(watched.page, "this run").wait_for_url(re.compile(site.run("n1").info.run_id))
 
 
 def test_prefects_pages_show_the_flow_runs_of_all_nodes(site: Site, watched: Watched) -> None:
-    watched.page.goto(f"{site.prefect}/runs")
+    watched.page.goto(site.pages["Prefect"])
     names = site.flow_runs()
     assert len(names) >= len(NODES)
     for name in sorted(names):
         expect(watched.page.get_by_text(name, exact=True).first).to_be_visible()
+
+
+def test_a_flow_runs_page_says_which_rounds_have_tasks(site: Site, watched: Watched) -> None:
+    run = [run for name, run in site.flow_runs().items() if name.startswith("n0 · rounds")][-1]
+    watched.page.goto(f"{site.prefect}/runs/flow-run/{run}")
+    expect(watched.page.get_by_text("Tasks are shown of one round in 2").first).to_be_visible()
 
 
 def test_prefects_dashboard_loads(site: Site, watched: Watched) -> None:

@@ -29,6 +29,7 @@ from sapo.manifest import Manifest
 from sapo.report import page
 from sapo.stories import Story
 from sapo.summary import Run, first_and_last, gain_sentence, read_run, summarise, write_summary
+from sapo.swarm_run import figures_of
 from sapo.view import (
     FIRST,
     STOPPING,
@@ -121,6 +122,13 @@ def test_an_evaluation_after_the_last_round_is_no_round(home: Home) -> None:
 def test_tokens_are_summed_over_the_rounds(home: Home) -> None:
     node = summarise(make_run(home))["nodes"]["n0"]
     assert (node["tokens/generated"], node["tokens/trained"]) == (400.0, 280.0)
+
+
+def test_figures_of_a_swarm_for_mlflow_come_from_the_summary(home: Home) -> None:
+    found = figures_of(summarise(make_run(home, EVALUATION)))
+    assert found["tokens/generated"] == [(40, 800.0)]
+    assert found["eval/full/pass_at_1"] == [(0, pytest.approx(0.2)), (40, pytest.approx(0.23))]
+    assert found["gain/pass_at_1"] == [(40, 0.03)]
 
 
 def test_first_and_last_are_means_of_a_tenth() -> None:
@@ -359,6 +367,7 @@ class Clock:
         return self.now
 
 
+LINK = f"http://127.0.0.1:40000/#/experiments/1/runs?{'x' * 100}"
 ROWS = [
     NodeRow("n0", "running", 10, 40, {"reward/local": 0.25, "pool/size": 7, "share/external": 0.5}, 10),
     NodeRow("n1", "failed", 5, 40, {}),
@@ -383,6 +392,12 @@ def test_without_a_terminal_lines_are_plain_and_whole() -> None:
     assert "n0 10/40 local 0.25 held-out – pool 7 foreign 50% " in out.getvalue()
     assert "n1 5/40 local – held-out – pool – foreign – age – failed" in out.getvalue()
     assert "means of 10 rounds" in out.getvalue()
+
+
+def test_a_link_is_a_line_of_its_own() -> None:
+    view, out, _ = plain()
+    view.link("MLflow", LINK)
+    assert out.getvalue() == f"0:00  demo  MLflow {LINK}\n"
 
 
 def test_plain_lines_come_every_few_seconds_only() -> None:
@@ -419,7 +434,10 @@ def test_on_a_terminal_the_view_is_live() -> None:
         view.step("starter", 1, 2)
         view.nodes(ROWS)
         view.note("mlflow is away")
-    assert "mlflow is away" in console.file.getvalue()  # type: ignore[attr-defined]
+        view.link("MLflow", LINK)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "mlflow is away" in text
+    assert LINK in text, "whole, though the terminal is narrower"
 
 
 def rendered(*parts: Any) -> str:
@@ -585,7 +603,8 @@ def test_the_end_shows_figures_places_and_commands_on_one_screen(home: Home) -> 
     assert "The nodes learned" in text
     for place in (home.report, home.summary, home.history, home.mlflow_db):
         assert str(place) in text
-    assert text.count(".venv/bin/sapo ") == 4
+    assert text.count(".venv/bin/sapo ") == 5
+    assert ".venv/bin/sapo ui --home " in text
     assert len(text.splitlines()) <= 24
 
 

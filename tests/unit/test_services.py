@@ -119,6 +119,49 @@ def test_a_named_server_that_does_not_answer_is_bad_input(home: Home, healthy: s
     assert caught.value.field == "track.uri"
 
 
+def test_what_a_home_holds_is_shown_from_there_whatever_the_environment_names(
+    home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = {}
+
+    def start(service: Service, bound: socket.socket, arguments: list[str], *_: object) -> Service:
+        bound.close()
+        started[service.name] = arguments
+        return service
+
+    monkeypatch.setattr(services, "_start", start)
+    env = {"MLFLOW_TRACKING_URI": healthy, "PREFECT_API_URL": f"{healthy}/api"}
+    with services.opened(parse({}), home, env=env) as running:
+        assert running.services.mlflow.url == healthy
+        assert running.services.prefect.url == f"{healthy}/api"
+    assert not started
+    home.mlflow_db.touch()
+    home.prefect.mkdir(exist_ok=True)
+    (home.prefect / "prefect.db").touch()
+    with services.opened(parse({}), home, env=env):
+        assert f"sqlite:///{home.mlflow_db}" in started["mlflow"]
+        assert started["prefect"] == ["prefect"]
+    with services.opened(parse({"track": {"uri": "sqlite:////shared.db"}}), home, env=env):
+        assert "sqlite:////shared.db" in started["mlflow"], "a store without a server is served"
+
+
+def test_a_home_in_which_nothing_has_run_has_nothing_to_show(home: Home) -> None:
+    with pytest.raises(UserError, match="nothing to show"), services.opened(parse({}), home, env={}):
+        pytest.fail("it started")
+    assert not home.prefect.exists()
+
+
+def test_servers_are_open_on_a_home_only_once(home: Home, healthy: str) -> None:
+    config, env = parse({"track": {"uri": healthy}}), {"PREFECT_API_URL": f"{healthy}/api"}
+    services.refuse_opened(home)
+    with services.running(config, home, env=env):
+        with pytest.raises(UserError, match=r"open already.*sapo ui"):
+            services.refuse_opened(home)
+        with pytest.raises(UserError, match="open already"), services.opened(config, home, env=env):
+            pytest.fail("it started")
+    services.refuse_opened(home)
+
+
 def starting(home: Home, code: str, limit: float) -> Running:
     log = home.logs / "mlflow.log"
     child = Child.start("mlflow", ["-c", code], log=log, env=dict(os.environ))

@@ -1,0 +1,126 @@
+"""Links of a swarm's pages, and the command that opens them, without a real server."""
+
+import http.server
+import json
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from swarms import make_home, small_config
+
+from sapo import cli, swarm_run
+from sapo.commands.launch import Watcher
+from sapo.home import Home
+from sapo.pages import pages_of
+from sapo.services import Service, Services
+
+
+class MLflow(http.server.BaseHTTPRequestHandler):
+    """Knows the experiments of a list."""
+
+    experiments: dict[str, Any]
+
+    def do_GET(self) -> None:
+        found = self.experiments.get(self.path.partition("experiment_name=")[2])
+        self.send_response(200 if found else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps({"experiment": found}).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def experiments() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+def found(experiments: dict[str, Any]) -> Iterator[Services]:
+    """Servers of which MLflow knows these experiments."""
+    handler = type("Handler", (MLflow,), {"experiments": experiments})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield Services(Service("mlflow", url), Service("prefect", "http://127.0.0.1:9/api"))
+        server.shutdown()
+        thread.join()
+
+
+def experiment(*, viewed: bool) -> dict[str, Any]:
+    tags = [{"key": key, "value": value} for key, value in swarm_run.VIEW.items()] if viewed else []
+    return {"experiment_id": "7", "tags": tags}
+
+
+def test_links_lead_to_pages_and_not_to_apis(experiments: dict[str, Any], found: Services) -> None:
+    experiments["test"] = experiment(viewed=True)
+    pages = pages_of(found, "test")
+    assert pages.begun
+    assert pages.prefect == "http://127.0.0.1:9/runs"
+    assert pages.mlflow.startswith(f"{found.mlflow.url}/#/experiments/7/runs?")
+    assert "compareRunsMode=CHART" in pages.mlflow
+    assert "viewStateShareKey=swarm" in pages.mlflow
+
+
+def test_a_view_that_an_experiment_lacks_is_not_asked_for(
+    experiments: dict[str, Any], found: Services
+) -> None:
+    experiments["test"] = experiment(viewed=False)
+    assert "viewStateShareKey" not in pages_of(found, "test").mlflow
+
+
+def test_before_the_first_round_the_link_leads_to_the_list_of_experiments(found: Services) -> None:
+    pages = pages_of(found, "test")
+    assert not pages.begun
+    assert pages.mlflow.startswith(f"{found.mlflow.url}/#/experiments?")
+
+
+def test_addresses_that_have_no_page_of_their_own_are_left_as_they_are() -> None:
+    store = Service("mlflow", "sqlite:////shared/mlflow.db")
+    pages = pages_of(Services(store, Service("prefect", "http://me:secret@cloud:1/of/me")), "test")
+    assert pages.mlflow == store.url
+    assert pages.prefect == "http://cloud:1/of/me", "without a password"
+
+
+def test_the_view_shows_the_links_once_and_only_when_there_is_something_on_the_pages(
+    experiments: dict[str, Any], found: Services, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sapo.commands.launch.PAGES_POLL_S", 0.0)
+    shown: list[str] = []
+    watcher = Watcher(SimpleNamespace(link=lambda name, _: shown.append(name)), "test")  # type: ignore[arg-type]
+    watcher.show_pages(SimpleNamespace(services=None))  # type: ignore[arg-type]
+    watcher.show_pages(SimpleNamespace(services=found))  # type: ignore[arg-type]
+    assert shown == []
+    experiments["test"] = experiment(viewed=True)
+    for _ in range(2):
+        watcher.show_pages(SimpleNamespace(services=found))  # type: ignore[arg-type]
+    assert shown == ["MLflow", "Prefect"]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return make_home(tmp_path / "home", small_config())
+
+
+def test_servers_that_are_open_already_are_linked_to(
+    home: Home, experiments: dict[str, Any], found: Services, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiments["test"] = experiment(viewed=True)
+    home.services.write_text(json.dumps(asdict(found) | {"pid": os.getpid()}))
+    assert cli.invoke(["ui", "--home", str(home.root)]) == 0
+    pages = pages_of(found, "test")
+    assert capsys.readouterr().out.split() == ["MLflow", pages.mlflow, "Prefect", pages.prefect]
+
+
+def test_a_home_in_which_nothing_has_run_has_no_pages(
+    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert cli.invoke(["ui", "--home", str(home.root)]) == 2
+    assert "no swarm has run here" in capsys.readouterr().err
