@@ -68,22 +68,16 @@ def afterwards(scene: Scene, config: Config) -> None:
 
 
 @pytest.mark.faults
-def test_trap_51_services_that_hang_hold_up_no_round_and_lose_nothing(tmp_path: Path) -> None:
+def test_trap_51_services_that_hang_and_then_are_gone_hold_up_no_round_and_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    """Nor does a node that is killed while they are gone: it comes back without them."""
     config = small_config(SETS)
     with running(config, make_home(tmp_path / "home", config)) as scene:
         with contextlib.ExitStack() as stack, scene.outage("all hang", SECONDS):
             for name in ("prefect hangs", "mlflow hangs", "bus is held"):
                 stack.enter_context(TAKEN[name](scene))
         settled(scene)
-    afterwards(scene, config)
-
-
-@pytest.mark.faults
-def test_services_that_are_gone_hold_up_no_round_and_a_node_killed_meanwhile_comes_back(
-    tmp_path: Path,
-) -> None:
-    config = small_config(SETS)
-    with running(config, make_home(tmp_path / "home", config)) as scene:
         with moved(scene.home.bus), moved(scene.home.history):
             killed(scene, "prefect")
             killed(scene, "mlflow")
@@ -105,58 +99,55 @@ def settled(scene: Scene) -> None:
 
 
 @pytest.mark.faults
-def test_an_s3_store_that_hangs_and_then_is_gone_gets_the_whole_history(
+@pytest.mark.kafka
+def test_a_kafka_and_an_s3_store_that_hang_and_then_are_gone_get_it_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = small_config([*SETS, "history.uri=s3://history/outages"])
-    with S3Server.start(tmp_path / "s3", buckets=["history"]) as store:
-        for name, value in store.environment().items():
-            monkeypatch.setenv(name, value)
-        env = {**ENV, **store.environment()}
-        with running(config, make_home(tmp_path / "home", config), env) as scene:
-            store.pause()
-            with scene.outage("the store hangs", SECONDS):
-                pass
-            store.resume()
-            settled(scene)
-            store.kill()
-            with scene.outage("the store is gone", SECONDS):
-                pass
-            store.restart()
-            settled(scene)
-        afterwards(scene, config)
-
-
-@pytest.mark.faults
-@pytest.mark.kafka
-def test_a_kafka_that_hangs_and_then_is_gone_leaves_the_nodes_in_silo_and_gets_it_all(tmp_path: Path) -> None:
-    with Cluster.start(tmp_path / "kafka") as cluster:
-        kafka_goes_away(tmp_path, cluster, SECONDS)
+    kafka_and_s3_go_away(tmp_path, monkeypatch, SECONDS)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_a_kafka_that_is_away_for_a_minute(tmp_path: Path) -> None:
-    with Cluster.start(tmp_path / "kafka") as cluster:
-        kafka_goes_away(tmp_path, cluster, 60.0)
+def test_a_kafka_and_an_s3_store_that_are_away_for_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka_and_s3_go_away(tmp_path, monkeypatch, 60.0)
 
 
-def kafka_goes_away(folder: Path, cluster: Cluster, seconds: float) -> None:
-    cluster.create_topic("sapo.outages", partitions=4)
-    bus = [f"bus.{key}={value}" for key, value in cluster.bus("sapo.outages").items()]
-    config = small_config([*SETS, *bus])
-    with running(config, make_home(folder / "home", config)) as scene:
-        cluster.pause(0)
-        with scene.outage("kafka hangs", seconds):
-            pass
-        cluster.resume(0)
-        settled(scene)
-        cluster.kill(0)
-        with scene.outage("kafka is gone", seconds):
-            pass
-        cluster.restart(0)
-        settled(scene)
-    afterwards(scene, config)
+def kafka_and_s3_go_away(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """One after the other; the nodes go on in silo without the one, and owe their history to the other."""
+    with (
+        Cluster.start(folder / "kafka") as cluster,
+        S3Server.start(folder / "s3", buckets=["history"]) as store,
+    ):
+        for name, value in store.environment().items():
+            monkeypatch.setenv(name, value)
+        cluster.create_topic("sapo.outages", partitions=4)
+        bus = [f"bus.{key}={value}" for key, value in cluster.bus("sapo.outages").items()]
+        config = small_config([*SETS, *bus, "history.uri=s3://history/outages"])
+        env = {**ENV, **store.environment()}
+        with running(config, make_home(folder / "home", config), env) as scene:
+            cluster.pause(0)
+            with scene.outage("kafka hangs", seconds):
+                pass
+            cluster.resume(0)
+            settled(scene)
+            cluster.kill(0)
+            with scene.outage("kafka is gone", seconds):
+                pass
+            cluster.restart(0)
+            settled(scene)
+            store.pause()
+            with scene.outage("the store hangs", seconds):
+                pass
+            store.resume()
+            settled(scene)
+            store.kill()
+            with scene.outage("the store is gone", seconds):
+                pass
+            store.restart()
+            settled(scene)
+        afterwards(scene, config)
 
 
 @pytest.mark.soak
