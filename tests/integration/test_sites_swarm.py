@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from swarms import SMALL, hand_over, make_home, small_config
+from swarms import SMALL, hand_over, make_home, open_node, small_config
 
 from infra.kafka.cluster import Cluster
 from sapo import keyring, sites
@@ -53,10 +53,7 @@ class LastingBus(MemoryBus):
 def open_at_rest(config: Config, home: Home, name: str, bus: MemoryBus) -> NodeRuntime:
     """A node whose clock stands still, and which measures no seconds: all that it writes is the same every
     time, as long as nobody is a newcomer."""
-    incarnation = f"{config.nodes.index(name):016x}"
-    return NodeRuntime.open(
-        config, name, home, bus=bus, deliver=False, clock=lambda: 1e6, incarnation=incarnation, timed=False
-    )
+    return open_node(config, home, name, bus=bus, deliver=False, clock=lambda: 1e6, timed=False)
 
 
 def test_a_node_that_moves_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
@@ -101,8 +98,8 @@ def test_sites_that_share_a_prefix_are_told(tmp_path: Path) -> None:
     config, bus = small_config(["swarm.nodes=1", "swarm.rounds=4"]), LastingBus()
     homes = [make_home(tmp_path / name, config) for name in ("one", "two")]
     with (
-        NodeRuntime.open(config, "n0", homes[0], bus=bus, deliver=False) as first,
-        NodeRuntime.open(config, "n0", homes[1], bus=bus, deliver=False) as second,
+        open_node(config, homes[0], bus=bus, deliver=False, incarnation=None) as first,
+        open_node(config, homes[1], bus=bus, deliver=False, incarnation=None) as second,
     ):
         for node in (first, second, first, second):
             node.run_round()
