@@ -38,7 +38,7 @@ BESIDE = {
     "learn": """
 Which losses differ, and when. In the first step on a batch the ratio of new to old policy is 1, so nothing
 is clipped; with `epochs = 1`, the default, there is no other step. `sapo swarm`, `sapo experiment` and
-`sapo replay --set` warn of a setting that makes no difference.
+`sapo replay` with `--set` warn of a setting that makes no difference.
 
 | losses | `epochs = 1` | `epochs = 2` or more |
 |---|---|---|
