@@ -22,7 +22,7 @@ from sapo.lock import NodeLock
 from sapo.processes import Child, alive, stop_all, tail
 
 HOST = "127.0.0.1"
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 STOP_GRACE_S = 4.0
 QUIET = {
     "DO_NOT_TRACK": "1",
