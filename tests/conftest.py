@@ -17,11 +17,8 @@ from infra.s3.server import S3Server
 if TYPE_CHECKING:
     from finished import FinishedSwarm
 
-BROKERS = {"kafka", "secure_kafka"}
 LONGEST = (
-    "test_documented_blocks",
     "test_deployed",
-    "kafka",
     "test_node_crash_points",
     "test_sites_swarm",
     "test_outages",
@@ -38,7 +35,7 @@ LONGEST = (
     "test_pages",
     "test_flows_served",
 )
-"""Files, and the group `kafka`, that take a minute or more."""
+"""Files that take a minute or more."""
 
 _KEYS = tempfile.TemporaryDirectory(prefix="sapo-test-keys-")
 
@@ -52,19 +49,10 @@ def pytest_configure() -> None:
     os.environ["XDG_DATA_HOME"] = f"{_KEYS.name}/data"
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file stays together in one process, and so do all shorter ones that use the session's brokers.
-
-    What takes long comes first, or the last of it would run alone.
-    """
-    brokers = {item.path for item in items if BROKERS & set(getattr(item, "fixturenames", ()))}
-    shared = {path for path in brokers if path.stem not in LONGEST}
-    group = {item: "kafka" if item.path in shared else item.path.stem for item in items}
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group[item]))
+    """Put files that take long first, or the last of them would run alone."""
     place = {name: number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(group[item], len(LONGEST)))
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 
 
 def pytest_unconfigure() -> None:

@@ -25,7 +25,7 @@ from infra.kafka.cluster import Cluster
 from sapo.history import read
 from sapo.history.tables import Store
 
-pytestmark = [pytest.mark.services, pytest.mark.kafka, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.soak, pytest.mark.services, pytest.mark.kafka, pytest.mark.timeout(2400)]
 
 LIMIT_S = 900
 WHOLE_LIMIT_S = 3000
