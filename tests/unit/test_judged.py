@@ -59,7 +59,7 @@ def test_mlflow_is_told_nothing_of_a_node_that_moved_away_or_left(home: Home) ->
 def test_those_who_watch_see_how_far_a_sweep_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def sweep(config: Config, home: Home, *, progress: Progress) -> dict[str, Any]:
+    def sweep(config: Config, home: Home, *, progress: Progress, rivals: object) -> dict[str, Any]:
         progress("n0", 250, 2000)
         seen.append(read_progress(home))
         return {"nodes": {}}

@@ -174,7 +174,7 @@ def test_moments_of_one_kind_are_not_taken_for_the_other_s() -> None:
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(UserError, match=r"sapo-swarm\[adamw8bit\]"):
+    with pytest.raises(UserError, match=r"bitsandbytes is not installed; `sapo doctor`"):
         learner(optimizer="adamw8bit")
 
 

@@ -52,7 +52,7 @@ def test_a_backup_that_is_not_there_is_named(
     err = capsys.readouterr().err
     assert "FILE|KEY = 'nothere.json': is no file here, and no public key" in err
     assert cli.invoke(["keys", "restore", "ab" * 32, *begun]) == 2
-    assert capsys.readouterr().err.startswith("error: --node = None: site 'n' has 4 nodes here")
+    assert capsys.readouterr().err.startswith("error: --node: site 'n' has 4 nodes here")
 
 
 def test_what_is_not_installed_comes_with_a_command_for_this_environment(
