@@ -18,7 +18,7 @@ from flows.orchestrator import Orchestrator, at_work
 from sapo import rivals, swarm_run
 from sapo.crew import OWING, forget_progress, write_progress
 from sapo.errors import SapoError, Unavailable
-from sapo.evaluate import full_metrics, probe_metrics
+from sapo.evaluate import FULL, PROBE, series_of
 from sapo.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
 from sapo.outage import Outage
 from sapo.summary import read_run, summarise
@@ -83,9 +83,9 @@ def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> b
     if uri is None:
         return False
     tracker = tracker_of(process.config, node, process.home, uri=uri)
-    metrics = full_metrics(figures)
+    metrics = series_of(figures, FULL)
     if figures["probe"] is not None:
-        metrics |= probe_metrics(figures["probe"])
+        metrics |= series_of(figures["probe"], PROBE)
     tracker.log_metrics(metrics, round=round, at=time.time())
     leave_run(process.config, process.home, tracker)
     try:

@@ -31,7 +31,8 @@ Progress = Callable[[int, int], None]
 class Evaluation:
     """What one policy did: per question, in the questions' order, the share of sampled and greedy passes.
 
-    `first` is whether the first sampled completion passed, `answers` are the greedy completions.
+    `first` is whether the first sampled completion passed, `answers` are the greedy completions. Both
+    `greedy` and `answers` are empty where nothing was asked greedily.
     """
 
     tasks: tuple[str, ...]
@@ -80,33 +81,18 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float]:
         """A probe as metric series (DESIGN 13)."""
-        return probe_metrics(self.summary())
+        return series_of(self.summary(), PROBE)
 
 
-def probe_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The series of a probe: always of the probe's questions, so that a line joins comparable points."""
-    result = {
-        "eval/pass_at_1": summary["pass_at_1"],
-        "eval/greedy": summary["greedy"],
-        "eval/interval": summary["interval"],
-        "eval/questions": summary["questions"],
-    }
+PROBE, FULL = "eval", "eval/full"
+"""Where series of a probe and of a full evaluation lie, which asks other questions: no line joins them."""
+
+
+def series_of(summary: Mapping[str, Any], under: str) -> dict[str, float]:
+    """The figures of a `summary` as metric series, whose names begin with `under`: `PROBE` or `FULL`."""
+    result = {f"{under}/{name}": summary[name] for name in ("pass_at_1", "greedy", "interval", "questions")}
     for task, figures in summary["per_task"].items():
-        result[f"eval/pass_at_1/{task}"] = figures["pass_at_1"]
-        result[f"eval/greedy/{task}"] = figures["greedy"]
-    return result
-
-
-def full_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The series of a full evaluation, which asks more questions than a probe."""
-    result = {
-        "eval/full/pass_at_1": summary["pass_at_1"],
-        "eval/full/greedy": summary["greedy"],
-        "eval/full/interval": summary["interval"],
-    }
-    for task, figures in summary["per_task"].items():
-        result[f"eval/full/pass_at_1/{task}"] = figures["pass_at_1"]
-        result[f"eval/full/greedy/{task}"] = figures["greedy"]
+        result |= {f"{under}/{name}/{task}": figures[name] for name in ("pass_at_1", "greedy")}
     return result
 
 
@@ -164,20 +150,22 @@ def evaluate(
     max_new_tokens: int,
     samples: int = 1,
     seed: int = 0,
+    greedy: bool = True,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Ask a policy held-out questions; `samples` completions each at temperature 1, and one greedy.
+    """Ask a policy held-out questions; `samples` completions each at temperature 1, and one if `greedy`.
 
     The random stream of a question depends on `seed` and its place only, so that policies compared on
     the same questions are compared under common random numbers, which narrows the interval of their
     difference.
     """
     sampled: list[list[float]] = []
-    greedy: list[list[float]] = []
+    probable: list[list[float]] = []
     answers: list[str] = []
     for start in range(0, len(questions), CHUNK):
         chunk = questions[start : start + CHUNK]
-        for passes, repeat, is_greedy in ((sampled, samples, False), (greedy, 1, True)):
+        asked = ((sampled, samples, False), (probable, 1, True))
+        for passes, repeat, is_greedy in asked if greedy else asked[:1]:
             groups = engine.generate(
                 [policy.encode_prompt(question.text) for question in chunk],
                 completions=repeat,
@@ -194,35 +182,10 @@ def evaluate(
     return Evaluation(
         tasks=tuple(question.recipe.dataset for question in questions),
         sampled=tuple(statistics.fmean(passes) for passes in sampled),
-        greedy=tuple(passes[0] for passes in greedy),
+        greedy=tuple(passes[0] for passes in probable),
         first=tuple(passes[0] for passes in sampled),
         answers=tuple(answers),
     )
-
-
-def sampled_passes(
-    policy: "LoadedPolicy",
-    engine: Engine,
-    workers: TaskWorkers,
-    questions: Sequence[Question],
-    *,
-    max_new_tokens: int,
-    samples: int,
-    seed: int,
-) -> list[float]:
-    """Per question the share of `samples` completions at temperature 1 that pass, drawn as by `evaluate`."""
-    passes: list[float] = []
-    for start in range(0, len(questions), CHUNK):
-        chunk = questions[start : start + CHUNK]
-        groups = engine.generate(
-            [policy.encode_prompt(question.text) for question in chunk],
-            completions=samples,
-            max_new_tokens=max_new_tokens,
-            sampling=Sampling(),
-            seed=stream(seed, "evaluate", start, 0),
-        )
-        passes += [statistics.fmean(found) for found in _passes(workers, chunk, groups)]
-    return passes
 
 
 def _passes(

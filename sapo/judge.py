@@ -8,7 +8,6 @@ was not judged yet.
 
 import json
 import logging
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -21,7 +20,7 @@ from sapo.cache import default_cache
 from sapo.checkpoint import Checkpoint
 from sapo.config import Config
 from sapo.errors import UserError
-from sapo.evaluate import Evaluation, evaluate, gain, held_out_set, sampled_passes
+from sapo.evaluate import Evaluation, evaluate, gain, held_out_set
 from sapo.generate import open_engine
 from sapo.home import Home, write_atomically
 from sapo.journal import Journal
@@ -227,10 +226,11 @@ def evaluate_swarm(
             for round, weights in (rivals(name, rounds[name]) if rivals else {}).items():
                 models.load_weights(policy, weights)
                 label = f"{name} after {round} rounds"
-                earlier[name][str(round)] = _sampled(node_config, policy, workers, questions, label, progress)
+                found = ask(node_config, policy, workers, questions, label, progress, greedy=False)
+                earlier[name][str(round)] = found.pass_at_1
     body = _body(config, questions, baselines, labels, evaluations, rounds)
-    for name, found in earlier.items():
-        body["nodes"][name]["earlier"] = found
+    for name, by_round in earlier.items():
+        body["nodes"][name]["earlier"] = by_round
     write_atomically(home.evaluation, json.dumps(body, indent=1) + "\n")
     return body
 
@@ -262,6 +262,8 @@ def ask(
     questions: Sequence[Question],
     label: str,
     progress: Progress | None,
+    *,
+    greedy: bool = True,
 ) -> Evaluation:
     """What a policy does on the held-out questions, with the engine of its config; `label` names it."""
 
@@ -278,32 +280,9 @@ def ask(
             max_new_tokens=config.generate.max_new_tokens,
             samples=config.eval.samples,
             seed=config.swarm.seed,
+            greedy=greedy,
             progress=tell,
         )
-
-
-def _sampled(
-    config: Config,
-    policy: LoadedPolicy,
-    workers: TaskWorkers,
-    questions: Sequence[Question],
-    label: str,
-    progress: Progress | None,
-) -> float:
-    """pass@1 of a policy on the held-out questions, under the random numbers of `ask`."""
-    if progress is not None:
-        progress(label, 0, len(questions))
-    with closing(open_engine(config, policy)) as engine:
-        passes = sampled_passes(
-            policy,
-            engine,
-            workers,
-            questions,
-            max_new_tokens=config.generate.max_new_tokens,
-            samples=config.eval.samples,
-            seed=config.swarm.seed,
-        )
-    return statistics.fmean(passes)
 
 
 def _body(

@@ -22,7 +22,7 @@ from sapo.batching import reward_metrics, source_metrics
 from sapo.cache import default_cache
 from sapo.changes import SECTIONS, Changes, Recorded
 from sapo.config import Config
-from sapo.evaluate import Evaluation, full_metrics, held_out_set
+from sapo.evaluate import FULL, Evaluation, held_out_set, series_of
 from sapo.history import open_store
 from sapo.history.read import Damaged, query
 from sapo.history.rounds import RecordedRound
@@ -287,7 +287,7 @@ def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) 
 
 def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
     """The series of an evaluation, and those of the probe that it includes."""
-    series = full_metrics(evaluation.summary())
+    series = series_of(evaluation.summary(), FULL)
     if config.eval.probe_questions:
         series |= evaluation.probe(config.eval.probe_questions).metrics()
     return series

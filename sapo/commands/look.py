@@ -65,7 +65,7 @@ def rollouts(
                 remedy = "name one of them"
                 raise UserError(option, min(unknown), f"the swarm has {', '.join(there)}", remedy)
     one_by_one = completions or as_json or parquet is not None
-    table = (read.rollouts if one_by_one else read.groups)(
+    table = read.rollouts(
         store,
         nodes=node or (),
         tasks=task or (),
@@ -74,6 +74,7 @@ def rollouts(
         source=narrow(source),
         text=text,
         limit=limit,
+        per="completion" if one_by_one else "group",
     )
     if parquet is not None:
         write_parquet(table, parquet)

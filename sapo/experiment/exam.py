@@ -9,7 +9,7 @@ from statistics import fmean
 
 from sapo.config import Config
 from sapo.errors import UserError
-from sapo.evaluate import sampled_passes
+from sapo.evaluate import evaluate
 from sapo.experiment.grid import ExamPlan
 from sapo.experiment.record import Exam
 from sapo.node import NodeRuntime
@@ -49,7 +49,7 @@ class Examiner:
 
     def examine(self, nodes: Sequence[NodeRuntime], rounds: int) -> Iterator[Exam]:
         """Every node's exam after so many rounds."""
-        known: dict[str, list[float]] = {}
+        known: dict[str, Sequence[float]] = {}
         for node in nodes:
             config = node.config
             same = canonical([config.policy(), config.generate.model_dump(mode="json")])
@@ -58,10 +58,10 @@ class Examiner:
                 known[key] = self._passes(node)
             yield self._exam(node.name, rounds, known[key])
 
-    def _passes(self, node: NodeRuntime) -> list[float]:
+    def _passes(self, node: NodeRuntime) -> Sequence[float]:
         parts = node.parts
         parts.engine.update_weights()
-        return sampled_passes(
+        found = evaluate(
             parts.policy,
             parts.engine,
             parts.workers,
@@ -69,7 +69,9 @@ class Examiner:
             max_new_tokens=node.config.generate.max_new_tokens,
             samples=self._plan.samples,
             seed=self._seed,
+            greedy=False,
         )
+        return found.sampled
 
     def _exam(self, node: str, rounds: int, passes: Sequence[float]) -> Exam:
         by_task: dict[str, list[float]] = {}

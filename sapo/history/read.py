@@ -88,6 +88,7 @@ def rollouts(
     source: Literal["local", "external"] | None = None,
     text: str | None = None,
     limit: int | None = None,
+    per: Literal["completion", "group"] = "completion",
 ) -> pa.Table:
     """Completions, newest rounds first: published ones, and those their author trained on unshared.
 
@@ -97,27 +98,27 @@ def rollouts(
 
     Besides the columns of `rollouts` that DESIGN names: `score` and `outcome` as a learner's verifier found
     them (null while nobody trained on it), `trained_local` (by its author) and `trained_by` (other nodes).
+
+    `per="group"` gives the groups of these completions, each whole and in one row. There `completions` counts
+    them; `best`, `mean` and `worst` are over the scores there are, null where there is none; `best_text` is
+    the best completion.
     """
-    return _scored(store, _ROLLOUTS, nodes, tasks, rounds, scores, source, text, limit)
-
-
-def groups(
-    store: Store,
-    *,
-    nodes: Sequence[str] = (),
-    tasks: Sequence[str] = (),
-    rounds: tuple[int, int] | None = None,
-    scores: tuple[float, float] | None = None,
-    source: Literal["local", "external"] | None = None,
-    text: str | None = None,
-    limit: int | None = None,
-) -> pa.Table:
-    """The groups of the completions that `rollouts` finds, newest rounds first, each whole and in one row.
-
-    Columns: `completions` counts them; `best`, `mean` and `worst` are over the scores there are, null where
-    there is none; `best_text` is the best completion; `outcome`, `trained_local` and `trained_by` as above.
-    """
-    return _scored(store, _GROUPS, nodes, tasks, rounds, scores, source, text, limit)
+    wanted, more = _where((), (), None, text)
+    if scores is not None:
+        wanted += " AND score BETWEEN ? AND ?"
+        more += scores
+    if source is not None:
+        wanted += " AND trained_local" if source == "local" else " AND len(trained_by) > 0"
+    # only what makes no group smaller narrows these two
+    learned, picked = _where((), tasks, None, None)
+    where, values = _where(nodes, tasks, rounds, None)
+    select = _ROLLOUTS if per == "completion" else _GROUPS
+    sql = (_SCORED + select).format(learned=learned, where=where, wanted=wanted)
+    parameters = [*picked, *values, *values, *values, *more]
+    if limit is not None:
+        sql += "LIMIT ?"
+        parameters.append(limit)
+    return query(store, sql, parameters)
 
 
 def names(store: Store, column: Literal["node", "dataset"]) -> list[str]:
@@ -126,34 +127,6 @@ def names(store: Store, column: Literal["node", "dataset"]) -> list[str]:
         SELECT {column} FROM rollouts UNION SELECT {column} FROM training WHERE source = 'local' ORDER BY 1
     """
     return [str(value) for value in query(store, sql)[column].to_pylist()]
-
-
-def _scored(
-    store: Store,
-    select: str,
-    nodes: Sequence[str],
-    tasks: Sequence[str],
-    rounds: tuple[int, int] | None,
-    scores: tuple[float, float] | None,
-    source: Literal["local", "external"] | None,
-    text: str | None,
-    limit: int | None,
-) -> pa.Table:
-    """Rows that `select` makes of the scored completions; only what makes no group smaller narrows these."""
-    wanted, more = _where((), (), None, text)
-    if scores is not None:
-        wanted += " AND score BETWEEN ? AND ?"
-        more += scores
-    if source is not None:
-        wanted += " AND trained_local" if source == "local" else " AND len(trained_by) > 0"
-    learned, picked = _where((), tasks, None, None)
-    where, values = _where(nodes, tasks, rounds, None)
-    sql = (_SCORED + select).format(learned=learned, where=where, wanted=wanted)
-    parameters = [*picked, *values, *values, *values, *more]
-    if limit is not None:
-        sql += "LIMIT ?"
-        parameters.append(limit)
-    return query(store, sql, parameters)
 
 
 def training(

@@ -490,7 +490,7 @@ def test_rollouts_can_be_filtered(browsed: Store, name: str) -> None:
 
 
 def test_a_group_is_one_row_whole_though_a_filter_finds_one_completion_of_it(browsed: Store) -> None:
-    rows = read.groups(browsed, nodes=["n1"], scores=(1 / 3, 1)).to_pylist()
+    rows = read.rollouts(browsed, per="group", nodes=["n1"], scores=(1 / 3, 1)).to_pylist()
     completions = read.rollouts(browsed, nodes=["n1"], rounds=(0, 0)).to_pylist()
     assert {row["group_id"] for row in rows} == {row["group_id"] for row in completions}
     for row in rows:
@@ -502,7 +502,7 @@ def test_a_group_is_one_row_whole_though_a_filter_finds_one_completion_of_it(bro
 
 
 def test_a_group_that_nobody_scored_has_no_scores_and_its_first_answer(browsed: Store) -> None:
-    [row] = read.groups(browsed, nodes=["n1"], rounds=(1, 1)).to_pylist()
+    [row] = read.rollouts(browsed, per="group", nodes=["n1"], rounds=(1, 1)).to_pylist()
     completions = read.rollouts(browsed, nodes=["n1"], rounds=(1, 1)).to_pylist()
     assert (row["completions"], row["best"], row["mean"], row["outcome"]) == (4, None, None, None)
     assert row["best_text"] == completions[0]["text"]
@@ -513,7 +513,7 @@ def test_a_group_that_nobody_scored_has_no_scores_and_its_first_answer(browsed: 
 def test_groups_are_those_of_the_completions_that_are_found(browsed: Store, name: str) -> None:
     arguments = {key: value for key, value in FILTERS[name][0].items() if key != "limit"}
     wanted = read.rollouts(browsed, **arguments).to_pylist()
-    found = read.groups(browsed, **arguments).to_pylist()
+    found = read.rollouts(browsed, per="group", **arguments).to_pylist()
     assert [row["group_id"] for row in found] == list(dict.fromkeys(row["group_id"] for row in wanted))
 
 

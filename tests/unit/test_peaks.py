@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sapo import peaks, probes
-from sapo.evaluate import Evaluation, full_metrics, probe_metrics
+from sapo.evaluate import FULL, PROBE, Evaluation, series_of
 from sapo.peaks import Exam
 from sapo.probes import Probe
 
@@ -36,7 +36,7 @@ def test_the_probe_inside_an_evaluation_is_its_first_questions_sampled_once() ->
 
 def test_probes_and_full_evaluations_share_no_series() -> None:
     summary = evaluation("1100").summary()
-    probe, full = probe_metrics(summary), full_metrics(summary)
+    probe, full = series_of(summary, PROBE), series_of(summary, FULL)
     assert not probe.keys() & full.keys()
     assert probe["eval/pass_at_1"] == full["eval/full/pass_at_1"] == 0.5
     assert probe["eval/questions"] == 4
