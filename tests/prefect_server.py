@@ -18,7 +18,11 @@ from sapo.processes import Child
 from sapo.services import HOST, QUIET, Service, answers, bind, prefect_file
 
 START_S = 300.0
-SOON = {"PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5"}
+SOON = {
+    "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
+    # an hour of runs every fifteen seconds would be made beforehand, each a row with its events
+    "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "8",
+}
 
 
 @dataclass

@@ -137,7 +137,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     sets = [
         "deploy.stalled_minutes=1.5",
         "deploy.node_seconds=15",
-        "deploy.archive_seconds=30",
+        "deploy.archive_seconds=60",
         "flow.rounds_per_run=3",
         "flow.every=3",
     ]
