@@ -37,6 +37,8 @@ pytestmark = pytest.mark.usefixtures("sharing")
 INCARNATION = f"{0:016x}"
 BASE = (
     "learn.lr=1e-3",
+    # at such a step size "positive" forgets how to stop: then every answer is cut, and none teaches
+    "learn.foreign=as_if_own",
     "batch.local=4",
     "batch.external=1",
     "batch.completions=8",
