@@ -41,6 +41,7 @@ NOT_RUN = {
     "python -m infra.s3 start": "builds a server; tests/integration/test_s3_history.py has one",
     "python -m infra.kafka console": "reads a topic that a swarm of minutes has filled",
     "sapo experiment paper-grid": "hours",
+    "sapo experiment stale": "hours",
     "sapo experiment selection": "a quarter of an hour",
     "sapo experiment speedup": "hours",
     "sapo experiment four-nodes": "hours",
