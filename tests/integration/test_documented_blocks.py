@@ -1,8 +1,9 @@
 """What README and docs say to type works as typed, in a checkout in which `make swarm` has been run.
 
 Every block of commands or Python is run as it stands, in the order of its page, in a folder of the page's own
-that holds a finished swarm. Names that stand for something else, such as GROUP_ID, are filled in. What needs
-another machine, or a day, is not run; `tests/unit/test_documented_commands.py` reads its options.
+that holds a finished swarm: README's in CI, without what takes minutes; all pages' by `make soak`, to the end.
+Names that stand for something else, such as GROUP_ID, are filled in. What needs another machine, or a day, is
+not run; `tests/unit/test_documented_commands.py` reads its options.
 """
 
 import os
@@ -21,11 +22,11 @@ import pytest
 from documents import ROOT, Block, blocks, table_commands
 from finished import FinishedSwarm
 
-from infra.kafka.cluster import Cluster
+from infra.kafka.cluster import Cluster, running
 from sapo.history import read
 from sapo.history.tables import Store
 
-pytestmark = [pytest.mark.soak, pytest.mark.services, pytest.mark.kafka, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.services, pytest.mark.kafka, pytest.mark.timeout(2400)]
 
 LIMIT_S = 900
 WHOLE_LIMIT_S = 3000
@@ -55,8 +56,6 @@ NOT_RUN = {
     "sapo keys restore 5f0c1d": "a lost key; tests/unit/test_keys_commands.py loses one",
 }
 """How commands begin that no test types, and why."""
-LONG_BLOCKS = ("kafka.3",)
-"""Blocks that only `make soak` runs: what they do, sites.2 does too."""
 LONG = ("make swarm BUS=kafka", "sapo experiment smoke", "python -m infra.kafka with", "sapo swarm")
 """Commands of minutes, which `make soak` runs; without it, a `sapo swarm` is typed with `--dry-run`."""
 SERVERS = {"prefect server start": "/api/health", "prefect worker start": None}
@@ -240,7 +239,7 @@ def once(whole: bool) -> list[Block]:
     found = []
     for block in blocks():
         lines = block.lines if block.python else typed(block, whole=whole)
-        if block.name in LEFT_OUT or (block.name in LONG_BLOCKS and not whole):
+        if block.name in LEFT_OUT:
             continue
         lines = [line for line in lines if usual(line) not in met or not begins(line, (*LOOKS, *SERVERS))]
         if {usual(line) for line in lines} - met:
@@ -254,8 +253,10 @@ def usual(line: str) -> str:
     return line.replace(" --home runs/tiny", "")
 
 
-@pytest.mark.parametrize("block", once(whole=False), ids=lambda block: block.name)
-def test_a_block_works_as_typed(block: Block, places: Callable[[str], Place]) -> None:
+@pytest.mark.parametrize(
+    "block", [block for block in once(whole=False) if block.page == "README"], ids=lambda block: block.name
+)
+def test_a_block_of_readme_works_as_typed(block: Block, places: Callable[[str], Place]) -> None:
     run(block, places(block.page), whole=False)
 
 
@@ -278,8 +279,8 @@ def run(block: Block, place: Place, *, whole: bool) -> None:
             return
     place.type("\n".join(lines), limit_s=WHOLE_LIMIT_S if whole else LIMIT_S)
     keep_exports(place, lines)
-    if (place.folder / "runs" / "kafka" / "cluster.json").exists():
-        place.names["BROKER"] = Cluster.attach(place.folder / "runs" / "kafka").servers
+    if running(brokers := place.folder / "runs" / "kafka"):
+        place.names["BROKER"] = Cluster.attach(brokers).servers
 
 
 def keep_exports(place: Place, lines: Sequence[str]) -> None:
@@ -308,17 +309,9 @@ def test_sapo_is_on_the_path_after_readmes_first_block(places: Callable[[str], P
 
 @pytest.mark.soak
 @pytest.mark.timeout(6 * WHOLE_LIMIT_S)
-@pytest.mark.parametrize(
-    "block",
-    [
-        block
-        for block in once(whole=True)
-        if block.name in LONG_BLOCKS or any(begins(line, LONG) for line in block.lines)
-    ],
-    ids=lambda block: block.name,
-)
-def test_a_long_block_works_as_typed(block: Block, places: Callable[[str], Place]) -> None:
-    run(block, places(block.page), whole=True)
+@pytest.mark.parametrize("block", once(whole=True), ids=lambda block: block.name)
+def test_a_block_of_any_page_works_as_typed_to_its_end(block: Block, places: Callable[[str], Place]) -> None:
+    run(block, places(f"{block.page}-whole"), whole=True)
 
 
 def test_whatever_is_not_run_is_there() -> None:
