@@ -1,7 +1,7 @@
 """What README and docs say to type works as typed, in a checkout in which `make swarm` has been run.
 
 Every block of commands or Python is run as it stands, in the order of its page, in a folder of the page's own
-that holds a finished swarm: README's in CI, without what takes minutes; all pages' by `make soak`, to the end.
+that holds a finished swarm: README's in CI, without what takes minutes; all pages' by `make soak`.
 Names that stand for something else, such as GROUP_ID, are filled in. What needs another machine, or a day, is
 not run; `tests/unit/test_documented_commands.py` reads its options.
 """
