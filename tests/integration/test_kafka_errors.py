@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import trustme
-from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka.admin import KafkaAdminClient
 from makers import make_signed
 
 from infra.kafka.cluster import Cluster
@@ -247,10 +247,11 @@ class TestMore:
 
     def test_time_stamps_by_the_author(self, places: Places) -> None:
         topic = f"aged-{secrets.token_hex(4)}"
-        places.plain.create_topic(topic, partitions=1)
+        settings = {"message.timestamp.type": "CreateTime"}
         admin = KafkaAdminClient(bootstrap_servers=places.plain.servers)
-        setting = {"message.timestamp.type": "CreateTime"}
-        admin.alter_configs([ConfigResource("topic", topic, configs=setting)])
+        # a setting changed later takes a while to reach the broker that is asked
+        wanted = {topic: {"num_partitions": 1, "replication_factor": 1, "configs": settings}}
+        admin.create_topics(wanted, wait_for_metadata=True)
         admin.close()
         error = fault(places.plain.bus(topic))
         assert error.field == "bus.topic"
