@@ -124,6 +124,11 @@ def lasting(ended: Ended, node: str, count: int) -> set[int]:
     return steps
 
 
+def trained(row: dict[str, Any]) -> bool:
+    """Whether a completion was trained on under `learn.foreign = "positive"`."""
+    return row["advantage"] > 0 or (row["source"] == "local" and row["advantage"] < 0)
+
+
 def by_hand(
     ended: Ended, node: str, count: int, key: tuple[str, ...]
 ) -> dict[tuple[str, ...], dict[str, Any]]:
@@ -138,7 +143,7 @@ def by_hand(
             {"groups": set(), "taught": {}, "tokens": 0, "completions": 0, "sizes": []},
         )
         one["groups"].add(row["group_id"])
-        if row["advantage"] != 0:
+        if trained(row):
             one["taught"][row["group_id"]] = row["age_s"]
             one["tokens"] += sum(row["loss_mask"])
             one["completions"] += 1
@@ -351,7 +356,7 @@ def test_a_group_is_followed_from_its_author_to_the_versions(ended: Ended) -> No
         for one in found["learned"]:
             own = [row for row in mine if (row["node"], row["round"]) == (one["node"], one["round"])]
             assert [part["advantage"] for part in one["completions"]] == [row["advantage"] for row in own]
-            assert one["tokens"] == sum(sum(row["loss_mask"]) for row in own if row["advantage"] != 0)
+            assert one["tokens"] == sum(sum(row["loss_mask"]) for row in own if trained(row))
             assert one["source"] == ("local" if one["node"] == author["node"] else "external")
             counts = [
                 EVERY * number
