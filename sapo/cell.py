@@ -4,6 +4,7 @@ The worker reads what a cell says as it would a peer's message: bounded, in orde
 """
 
 import ctypes
+import decimal
 import gc
 import math
 import os
@@ -164,6 +165,7 @@ def _inside(queue: Sequence[tuple[Case, str]], writing: int, bounds: Bounds, wor
     try:
         _shut_off(writing, worker, bounds, len(queue))
         random.seed(0)  # Python seeds it anew in every child
+        decimal.setcontext(decimal.Context())  # the worker's last generator may have set another precision
         for case, text in queue:
             if bounds.processor_s is not None:
                 signal.setitimer(signal.ITIMER_PROF, bounds.processor_s)

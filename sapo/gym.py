@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import decimal
 import difflib
 import enum
 import hashlib
@@ -95,10 +96,19 @@ class Gym:
 
 
 def seed_globals(key: tuple[str, str, int, int]) -> None:
-    """Seed the global generators from the recipe: `list_functions` and some of `codeio` draw from them."""
+    """Set the process state that a data set leaves behind: an entry depends on its recipe alone.
+
+    `list_functions` and some of `codeio` draw from the global generators, seeded here from the recipe.
+    `decimal_arithmetic` sets the decimal precision, `codeio`'s programs its limits and traps too, and NumPy's
+    handling of floating-point errors. No data set touches locale, recursion limit, the limit on digits of
+    integers, warning filters or the working directory; one of `codeio`'s programs sets an environment
+    variable that only it reads.
+    """
     digest = hashlib.sha256(repr(key).encode()).digest()
     random.seed(digest)
     np.random.seed(int.from_bytes(digest[:4], "big"))
+    np.seterr(divide="warn", over="warn", under="ignore", invalid="warn")
+    decimal.setcontext(decimal.Context())
 
 
 def construct(name: str, params: dict[str, Any], seed: int, index: int) -> Any:

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,23 @@ def test_entries_do_not_depend_on_what_was_asked_before(
         seen = psutil.Process(workers.pids[0]).environ()
         assert "secret" not in seen.values(), "a worker sees nothing of the environment it does not need"
         assert seen["PYTHONHASHSEED"] == "0"
+
+
+def test_a_data_set_s_decimal_precision_stays_its_own() -> None:
+    """Answers and scores are the same before and after a generator that sets the decimal precision."""
+    wide = Recipe.make("decimal_chain_sum", {"min_digits": 10, "max_digits": 10}, 3)
+    cached = Recipe.make("decimal_arithmetic", {"max_num_decimal_places": 3}, 1)
+    coarse = Recipe.make(
+        "decimal_arithmetic", {"precision": 3, "min_num_decimal_places": 1, "max_num_decimal_places": 1}, 1
+    )
+    with TaskWorkers() as other:
+        answers = other.answers([wide, cached])
+    too_far = str(Decimal(str(answers[1])) + Decimal("0.0010001"))
+    with TaskWorkers() as pool:
+        assert pool.score([(cached, too_far)]) == [scored(0.0)]
+        assert isinstance(pool.questions([coarse])[0], Question)
+        assert pool.score([(cached, too_far)]) == [scored(0.0)]
+        assert pool.answers([wide]) == answers[:1]
 
 
 @pytest.fixture
