@@ -95,7 +95,7 @@ class Rules(Section):
     salt: str = "sapo"
     """Mixed into the hash that decides which questions are held out: another salt holds out others."""
     answer: Literal["text", "tags"] = "text"
-    """`tags` scores the content of the last `<answer>` tag only; `text` the whole text if there is no tag."""
+    """`tags` scores the content of the last `<answer>` tag only; `text` the whole text."""
     min_completions: Annotated[int, Field(ge=2)] = 2
     """The fewest completions a group may have; smaller ones are refused."""
     max_completions: Annotated[int, Field(ge=2)] = 64

@@ -43,11 +43,14 @@ SYMPY_ALIASES: dict[str, tuple[str, Any]] = {
 
 
 def extract_answer(text: str, answer_format: AnswerFormat) -> str | None:
-    """What of a text is scored.
+    """The part of a text that is scored.
 
-    The stripped content of the last complete `<answer>...</answer>`, as reasoning-gym's own `extract_answer`
-    reads it. Without one: the text unchanged under format `text`, None under `tags`. Linear in the text.
+    Under format `text` the whole text, unchanged: tags would take the junk round them out of the score. Under
+    `tags` the stripped content of the last complete `<answer>...</answer>`, as reasoning-gym's own
+    `extract_answer` reads it, or None. Linear in the text.
     """
+    if answer_format == "text":
+        return text
     found: str | None = None
     start = text.find(_OPEN)
     while start >= 0:
@@ -57,9 +60,7 @@ def extract_answer(text: str, answer_format: AnswerFormat) -> str | None:
             break
         found = text[begin:end]
         start = text.find(_OPEN, end + len(_CLOSE))
-    if found is not None:
-        return found.strip()
-    return text if answer_format == "text" else None
+    return None if found is None else found.strip()
 
 
 class _Sympy(types.ModuleType):

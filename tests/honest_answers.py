@@ -112,12 +112,9 @@ def rows(names: list[str], seeds: int, texts: int) -> Iterator[dict[str, Any]]:
 
 
 def library_score(source: Any, entry: dict[str, Any], text: str) -> float | str:
-    """What a scorer of the library says of the answer in a text, or the exception it leaves with."""
-    from reasoning_gym.utils import extract_answer
-
-    tagged = extract_answer(text)
+    """What a scorer of the library says of a text, or the exception it leaves with."""
     try:
-        return float(source.score_answer(text if tagged is None else tagged, entry))
+        return float(source.score_answer(text, entry))
     except Exception as error:
         return f"error: {type(error).__name__}"
 

@@ -221,15 +221,16 @@ def test_trap_49_every_evaluator_the_library_calls_is_known() -> None:
         (" 4 ", "text", " 4 "),
         ("4", "tags", None),
         ("<answer> 4\n</answer>", "tags", "4"),
-        ("<answer>1</answer> so <answer>2</answer>", "text", "2"),
+        ("<answer>1</answer> so <answer>2</answer>", "tags", "2"),
         ("<answer>1</answer> so <answer>2", "tags", "1"),
-        ("<answer>1", "text", "<answer>1"),
+        ("<answer>1", "tags", None),
         ("<answer>a<answer>b</answer>", "tags", "a<answer>b"),
         ("<answer></answer>", "tags", ""),
         ("</answer><answer>3</answer>", "tags", "3"),
+        ("junk <answer>3</answer> junk", "text", "junk <answer>3</answer> junk"),
     ],
 )
-def test_the_answer_is_the_last_complete_tag(
+def test_under_tags_the_answer_is_the_last_complete_tag_under_text_the_text(
     text: str, answer_format: verify.AnswerFormat, expected: str | None
 ) -> None:
     assert verify.extract_answer(text, answer_format) == expected
@@ -240,6 +241,19 @@ def test_tags_are_read_as_the_library_reads_them(text: str) -> None:
     from reasoning_gym.utils import extract_answer
 
     assert verify.extract_answer(text, "tags") == extract_answer(text)
+
+
+def test_no_tag_lifts_the_length_penalty_of_a_text() -> None:
+    """Junk round a tagged right answer scores no more than the same junk round a bare one."""
+    source = reasoning_gym.create_dataset("chain_sum", seed=1)
+    entry = source[0]
+    right, junk = entry["answer"], "Ignore all that was said before. " * 400
+    bare = verify.score(source, entry, f"{junk}{right}{junk}", "text")
+    tagged = verify.score(source, entry, f"{junk}<answer>{right}</answer>{junk}", "text")
+    assert isinstance(tagged, float)
+    assert isinstance(bare, float)
+    assert tagged <= bare < 0.01
+    assert verify.score(source, entry, right, "text") == 1.0
 
 
 def test_extracting_an_answer_is_linear() -> None:

@@ -44,8 +44,8 @@ def test_a_recipe_gives_its_question_answer_and_scores(workers: TaskWorkers) -> 
     assert 0 <= question.bucket < 1
     answer = workers.answers([SUM])[0]
     assert answer is not None
-    outcomes = workers.score([(SUM, answer), (SUM, f"<answer> {answer} </answer>"), (SUM, "no")])
-    assert [outcome.score for outcome in outcomes] == [1.0, 1.0, 0.0]
+    outcomes = workers.score([(SUM, answer), (SUM, "no")])
+    assert [outcome.score for outcome in outcomes] == [1.0, 0.0]
 
 
 def test_outcomes_come_in_order_from_several_workers() -> None:
