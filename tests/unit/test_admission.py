@@ -10,7 +10,8 @@ from sapo.admission import Seen, admit, fingerprint, twin
 from sapo.config import Config, Task, parse
 from sapo.errors import Refused
 from sapo.manifest import Manifest
-from sapo.records import Completion, Group, Received, Recipe, canonical, sha256
+from sapo.records import MAX_SEED, Completion, Group, Received, Recipe, canonical, sha256
+from sapo.rules import MAX_INDEX
 from sapo.seeds import rng
 from sapo.seen import CROWD
 from sapo.tasks import _pick as pick
@@ -130,6 +131,14 @@ def test_trap_13_a_group_of_one_never_gets_in() -> None:
     )
     assert refusal(received().model_copy(update={"signed": signed})).code == "malformed"
     assert MANIFEST.min_completions >= 2
+
+
+@pytest.mark.parametrize("index", [MAX_INDEX + 1, 10**7, MAX_SEED - 1])
+def test_an_index_beyond_a_data_set_of_default_size_is_malformed(index: int) -> None:
+    """Some data sets make every item up to the index: it is refused before a worker regenerates it."""
+    found = refusal(received(recipe=Recipe.make("chain_sum", {}, 0, index)))
+    assert (found.code, found.detail) == ("malformed", f"recipe.index = {index} is above {MAX_INDEX}")
+    assert try_to_admit(received(recipe=Recipe.make("chain_sum", {}, 0, MAX_INDEX)))
 
 
 def test_trap_35_own_groups_that_come_back_are_dropped() -> None:
