@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 from pydantic import ValidationError
 
 from sapo.errors import Refused, UserError
-from sapo.records import Group, SignedGroup, sha256
+from sapo.records import Group, SignedGroup, is_sound_key, sha256
 
 __all__ = ["Identity", "Refused", "new_incarnation", "seal", "unseal", "verify"]
 
@@ -144,7 +144,7 @@ def new_incarnation() -> str:
 
 
 def verify(key: str, signature: str, data: bytes) -> bool:
-    """Whether `signature` (128 hex digits) is `key`'s (64 hex digits) over exactly `data`."""
+    """Whether `signature` (128 hex digits) is `key`'s (64 hex digits) over `data`; never for a weak key."""
     try:
         _public(key).verify(bytes.fromhex(signature), data)
     except (InvalidSignature, ValueError):
@@ -154,7 +154,9 @@ def verify(key: str, signature: str, data: bytes) -> bool:
 
 @lru_cache(maxsize=1024)
 def _public(key: str) -> Ed25519PublicKey:
-    """Raises `ValueError` for what is no key."""
+    """Raises `ValueError` for what is no key, or a weak one."""
+    if not is_sound_key(key):
+        raise ValueError(f"{key} is a weak key")
     return Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
 
 

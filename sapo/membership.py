@@ -6,7 +6,7 @@ import time
 from sapo.errors import Refused, UserError
 from sapo.identity import Identity, verify
 from sapo.manifest import Manifest
-from sapo.records import Group, Hex64, Invitation, Name, Record, canonical
+from sapo.records import Group, Invitation, Name, PublicKey, Record, canonical
 
 __all__ = ["Refused", "Token", "check", "closed_to", "invite", "refuse_outsider", "trusted"]
 
@@ -19,7 +19,7 @@ class Token(Record):
     """An invitation as one line of text, with the swarm and the key it is for."""
 
     swarm: Name
-    key: Hex64
+    key: PublicKey
     invitation: Invitation
 
     def text(self) -> str:

@@ -21,6 +21,31 @@ MAX_SEED = 2**31
 """Seeds plus indices stay below this: `pool_matrix` fails at 2**32, and NumPy wants 32 bits."""
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_FIELD = 2**255 - 19
+_ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+_SMALL_ORDER = frozenset({0, 1, _FIELD - 1, _ORDER_8, _FIELD - _ORDER_8})
+"""The y-coordinates of edwards25519's eight points whose order divides the cofactor, the list of libsodium's
+`ge25519_has_small_order` (RFC 7748, section 7): under such a key one signature fits all texts."""
+
+
+def is_sound_key(key: str) -> bool:
+    """Whether 64 hex digits may be an Ed25519 public key: no small order, and y below 2**255 - 19 (RFC 8032,
+    section 5.1.3), so that a point has one name. With the sign bit that is all 14 encodings of small order.
+    """
+    y = int.from_bytes(bytes.fromhex(key), "little") & (2**255 - 1)
+    return y < _FIELD and y not in _SMALL_ORDER
+
+
+def _sound(key: str) -> str:
+    if not is_sound_key(key):
+        raise ValueError(
+            f"{key} is a weak key, under which anybody can sign; give what `sapo keys show` prints"
+        )
+    return key
+
+
+PublicKey = Annotated[Hex64, AfterValidator(_sound)]
+"""An Ed25519 public key that somebody is to be known by."""
 Hex128 = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from sapo.records import Name, Sampling
+from sapo.records import Name, PublicKey, Sampling
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -106,7 +106,7 @@ class Rules(Section):
     """Of a group as it travels; a bus reads no record that is larger than any swarm may allow."""
     entry: Literal["open", "allow-list", "invite"] = "open"
     """Who may publish: anybody, `members`, or `members` and those who hold an invitation of one of them."""
-    members: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = []
+    members: list[PublicKey] = []
     """Public keys (`sapo keys show`). The list may change while the swarm runs; the way of entry may not."""
 
     @model_validator(mode="after")

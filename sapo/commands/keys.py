@@ -160,13 +160,14 @@ def invite(
     """
     from sapo import membership
     from sapo.errors import UserError
+    from sapo.records import is_sound_key
 
     found = find_home(home)
     settings, manifest = found.load_config(), found.load_manifest()
     if manifest.entry != "invite":
         remedy = "say rules.entry=invite when a swarm is begun"
         raise UserError("rules.entry", manifest.entry, "nobody is invited into this swarm", remedy)
-    if _KEY.fullmatch(key) is None:
+    if _KEY.fullmatch(key) is None or not is_sound_key(key):
         raise UserError("KEY", key, "is no public key", "give the 64 hex digits that `sapo keys show` prints")
     here = [name for name in found.here(settings) if found.key(name).exists()]
     held = {name: _held(found, settings, name) for name in here}

@@ -15,7 +15,25 @@ from makers import make_group, make_identity, make_signed
 
 from sapo.errors import Refused, UserError
 from sapo.identity import Identity, new_incarnation, seal, unseal, verify
-from sapo.records import SignedGroup, canonical, sha256
+from sapo.records import Group, SignedGroup, canonical, is_sound_key, sha256
+
+SMALL_ORDER = (
+    "00" * 32,
+    "00" * 31 + "80",
+    "01" + "00" * 31,
+    "01" + "00" * 30 + "80",
+    "ec" + "ff" * 30 + "7f",
+    "ec" + "ff" * 31,
+    "ed" + "ff" * 30 + "7f",
+    "ed" + "ff" * 31,
+    "ee" + "ff" * 30 + "7f",
+    "ee" + "ff" * 31,
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
+)
+"""All encodings of points whose order divides 8: libsodium's list, with both sign bits."""
 
 
 def sealed_by(author: str, payload: bytes, group_id: str) -> SignedGroup:
@@ -137,6 +155,45 @@ def test_another_key_on_the_envelope_is_a_bad_signature() -> None:
 
 def test_a_key_that_is_no_point_is_a_bad_signature() -> None:
     assert code(make_signed().model_copy(update={"key": "ff" * 32})) == "bad_signature"
+
+
+@pytest.mark.parametrize("key", SMALL_ORDER)
+def test_nobody_signs_under_a_key_of_small_order(key: str) -> None:
+    """With S = 0 and R neutral or the key, a signature would hold for one text in eight, or for all."""
+    assert not is_sound_key(key)
+    for r in ("01" + "00" * 31, key):
+        assert not any(verify(key, r + "00" * 32, bytes([n])) for n in range(32))
+    group = json.loads(make_signed("peer").payload) | {"key": key}
+    payload = canonical(group).encode()
+    group_id = Group.model_validate_json(payload).group_id
+    signed = sealed_by("peer", payload, group_id).model_copy(
+        update={"key": key, "signature": "01" + "00" * 63}
+    )
+    assert code(signed) == "bad_signature"
+
+
+@pytest.mark.parametrize("excess", range(19))
+def test_a_key_in_a_form_that_is_not_canonical_is_none(excess: int) -> None:
+    """The field has 2**255 - 19 elements: the 19 numbers above, with either sign bit, name others again."""
+    for sign in (0, 2**255):
+        assert not is_sound_key((2**255 - 19 + excess + sign).to_bytes(32, "little").hex())
+
+
+def test_the_list_of_keys_of_small_order_is_complete() -> None:
+    """They name the eight points P with 8 P = 0, as many as the cofactor; keys that are made are sound."""
+    p, d = 2**255 - 19, -121665 * pow(121666, -1, 2**255 - 19)
+
+    def x_squared(y: int) -> int:
+        return (y * y - 1) * pow(d * y * y + 1, -1, p) % p
+
+    points = 0
+    for y in {int.from_bytes(bytes.fromhex(key), "little") % 2**255 % p for key in SMALL_ORDER}:
+        points += 1 + pow(x_squared(y), (p - 1) // 2, p)  # one point where x is 0, two where x has a sign
+        for _ in range(3):
+            y = (y * y + x_squared(y)) * pow(1 - d * x_squared(y) * y * y, -1, p) % p  # twice the point
+        assert y == 1
+    assert points == 8
+    assert all(is_sound_key(Identity.new().key) for _ in range(100))
 
 
 def test_nothing_is_parsed_before_the_signature_holds(monkeypatch: pytest.MonkeyPatch) -> None:

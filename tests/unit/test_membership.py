@@ -34,6 +34,16 @@ def code(group: Group, agreed: Manifest, now: float = NOW) -> str | None:
     return None
 
 
+def test_a_weak_key_is_no_member_invites_nobody_and_is_not_invited() -> None:
+    weak = "01" + "00" * 31
+    with pytest.raises(UserError, match=rf"rules.members.0 = .*{weak} is a weak key"):
+        load(sets=['rules.entry="invite"', f'rules.members=["{weak}"]'], env={})
+    agreed = manifest().model_copy(update={"members": (weak,)})
+    assert code(invited(inviter=weak, signature="01" + "00" * 63), agreed) == "bad_invitation"
+    with pytest.raises(ValueError, match="is a weak key"):
+        Token(swarm="s", key=weak, invitation=invite(MEMBER, "s", weak, SOON))
+
+
 def test_an_open_swarm_takes_anybody() -> None:
     assert code(make_group("peer"), manifest("open")) is None
     assert not closed_to(PEER.key, manifest("open"))
