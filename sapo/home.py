@@ -4,6 +4,8 @@ import json
 import os
 import re
 import secrets
+import shlex
+import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -222,13 +224,32 @@ class Home:
                 "--home", str(self.root), "is not empty and holds no swarm", "choose another folder"
             )
         refuse_unwritable(self.root, "--home", self.shown)
-        self.root.mkdir(parents=True, exist_ok=True)
+        self.make()
         self.logs.mkdir(exist_ok=True)
         write_atomically(self.config, config.model_dump_json(indent=1) + "\n")
         found = self.load_manifest() if self.manifest.exists() else None
         wanted = manifest if found is None else found.model_copy(update={"members": manifest.members})
         if wanted != found:
             write_atomically(self.manifest, wanted.canonical() + "\n")
+
+    def make(self) -> None:
+        """Create the home's folder, closed to other users: whoever reads a file may also lock it."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def make_node(self, name: str) -> Path:
+        """Create a node's folder, and the home round it."""
+        self.make()
+        folder = self.node(name)
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def exposed(self) -> str | None:
+        """A warning with its remedy if other users may enter the home; None if not."""
+        mode = stat.S_IMODE(self.root.stat().st_mode)
+        if not mode & 0o077:
+            return None
+        problem = f"other users may read and lock the files of this home (mode {mode:o})"
+        return f"{problem}: chmod 700 {shlex.quote(self.shown)}"
 
     def check_site(self, config: Config) -> None:
         """Raise `UserError` where the home is another site's of the swarm: each has a home of its own."""

@@ -102,7 +102,7 @@ def copy_journal(path: Path, target: Path) -> None:
 
 def mark_moved(home: Home, name: str, why: str) -> None:
     """From now on the node does not start in this home; `why` completes the sentence "node n0 ..."."""
-    home.node(name).mkdir(parents=True, exist_ok=True)
+    home.make_node(name)
     write_atomically(home.moved(name), json.dumps({"node": name, "why": why}, indent=1) + "\n")
     sync_directory(home.node(name))
 

@@ -180,8 +180,7 @@ def open_parts(
         raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
     home.refuse_moved(name)
     node_config = config.for_node(name)
-    folder = home.node(name)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = home.make_node(name)
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(NodeLock(folder))
         home.refuse_moved(name)  # again: it may have been exported while this process came here

@@ -139,7 +139,7 @@ def join_swarm(
     target.prepare(config, manifest)
     keys = {}
     for name in config.nodes:
-        target.node(name).mkdir(exist_ok=True)
+        target.make_node(name)
         keys[name] = keyring.take(target, manifest.swarm, name, time.time()).identity.key
     refuse_unwritable(folder, "--dir", str(folder))
     folder.mkdir(parents=True, exist_ok=True)

@@ -54,7 +54,7 @@ def show(
     found, settings = _locate(preset, config, [*(sets or []), *OPEN], nodes, home)
     rows = []
     for name in found.here(settings):
-        found.node(name).mkdir(parents=True, exist_ok=True)
+        found.make_node(name)
         held = _held(found, settings, name)
         copy = keyring.data_folder() / f"{held.identity.key}.pem"
         rows.append(
@@ -201,7 +201,7 @@ def accept(
     manifest = found.load_manifest() if found.manifest.exists() else Manifest.of(settings)
     read, now = membership.Token.read(token), time.time()
     name = _pick(settings, found, node)
-    found.node(name).mkdir(parents=True, exist_ok=True)
+    found.make_node(name)
     held = _held(found, settings, name)
     read.refuse_unfit(manifest, held.identity.key, now)
     card = held.card.model_copy(update={"invitation": read.invitation})

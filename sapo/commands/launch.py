@@ -128,6 +128,8 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
         for name in config.nodes:
             prepare_model(config.for_node(name), workers, view)
         home.prepare(config, Manifest.of(config))
+        if exposed := home.exposed():
+            view.note(exposed)
         write_atomically(home.held_out, drawn)
         prepare_history(config, home, view)
 

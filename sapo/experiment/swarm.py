@@ -204,7 +204,7 @@ def opened(
     home = Home(folder)
     config = from_one_start(config, workers, cache or default_cache())
     for number, name in enumerate(config.nodes):
-        home.node(name).mkdir(parents=True)
+        home.make_node(name)
         write_private(home.key(name), identity(config.swarm.seed, number).to_pem())
     home.prepare(config, Manifest.of(config))
     clock = Clock()

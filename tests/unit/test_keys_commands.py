@@ -92,6 +92,24 @@ def test_what_a_killed_command_left_beside_a_key_keeps_no_swarm_from_beginning(s
     begun("open")
 
 
+def test_a_home_is_closed_to_other_users_whoever_makes_it(sapo, elsewhere: Path) -> None:  # type: ignore[no-untyped-def]
+    """Its locks and databases are out of reach for other accounts, made by a start or by `sapo keys show`."""
+    sapo("keys", "show", *DEMO)
+    for home in (Home(elsewhere / "here"), begun("open", home="there/home")):
+        assert stat.S_IMODE(home.root.stat().st_mode) == 0o700
+        assert home.exposed() is None
+
+
+def test_a_home_that_others_may_enter_goes_on_and_says_how_to_close_it(elsewhere: Path) -> None:
+    begun("open", home="a home").root.chmod(0o755)
+    begun("open", home="a home")
+    home = Home.at("a home", "demo")
+    assert home.exposed() == (
+        "other users may read and lock the files of this home (mode 755): chmod 700 'a home'"
+    )
+    assert stat.S_IMODE(home.root.stat().st_mode) == 0o755, "it is left as its owner made it"
+
+
 def test_a_word_too_long_for_a_file_is_no_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no such key" in refused(capsys, "keys", "restore", "a" * 5000, *DEMO, "--nodes", "1")
 
