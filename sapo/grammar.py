@@ -48,11 +48,21 @@ def literal(text: str) -> Any:
 
 
 def fraction(text: str) -> Fraction:
-    """`Fraction(text)`, but a power of ten that no float holds is an `OverflowError` at once."""
+    """A fraction of the same float as `Fraction(text)`, at once also where a power of ten is out of bounds.
+
+    Raises `ValueError` for what is no number, as `Fraction` does, and `OverflowError` for one that no float
+    holds, as the conversion to a float does.
+    """
     power = re.search(r"[eE]([-+]?[\d_]+)\s*$", text)
-    if power and abs(int(power.group(1))) > MAX_EXPONENT:
+    exponent = int(power.group(1)) if power else 0
+    if power is None or abs(exponent) <= MAX_EXPONENT:
+        return Fraction(text)
+    mantissa = Fraction(text[: power.start()] + "e0")
+    if mantissa == 0:
+        return mantissa
+    if exponent > 0:
         raise OverflowError("the power of ten is too large")
-    return Fraction(text)
+    return Fraction(-1 if mantissa < 0 else 1, 10**MAX_EXPONENT)
 
 
 def no_nan(value: Any) -> float:

@@ -166,6 +166,32 @@ def test_a_fraction_reads_as_the_library_s_but_bounded() -> None:
         grammar.fraction("a half")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *[
+            "False.927FalseFalse19531",
+            "e19531",
+            "1 e19531",
+            "3/4e19531",
+            "1__0e19531",
+            "1e1__9531",
+            "0e19531",
+        ],
+        *["-0.0e19531", "1e-19531", "-1e-19531", "1.5e-19531", ".5e19531", "1e19531 ", "1e19531x", "1e10000"],
+        *["1e-10000", "1e" + "9" * 4301],
+    ],
+)
+def test_coin_flip_scores_a_power_of_ten_as_the_library_does(text: str) -> None:
+    """A text that only ends like a number with an exponent is no number, and scores what the library says."""
+    source = reasoning_gym.create_dataset("coin_flip", seed=1)
+    entry = source[0]
+    expected = verify.score(source, entry, text, "text")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reasoning_gym.probability.coin_flip.Fraction", grammar.fraction)
+        assert verify.score(source, entry, text, "text") == expected
+
+
 @pytest.mark.parametrize("text", [" 1.5 ", "-inf", "1_0", "٣"])
 def test_a_float_reads_as_python_s(text: str) -> None:
     assert grammar.no_nan(text) == float(text)
