@@ -40,7 +40,7 @@ SETS = (
     "history.flush_seconds=1",
     "track.register_every=20",
 )
-SECONDS = 10.0
+SECONDS = 12.0
 """How long an outage lasts: longer than any node may stand still."""
 
 TAKEN: dict[str, Callable[[Scene], AbstractContextManager[None]]] = {
@@ -115,6 +115,7 @@ def everything_goes_away(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds:
             with scene.outage("all gone", seconds):
                 pass
             reached = scene.rounds()["n1"]
+            scene.until(lambda: scene.rounds()["n1"] > reached, 30.0)
             kill_node(scene, "n1")
             scene.until(lambda: scene.rounds()["n1"] > reached + 3, 60.0)
             cluster.restart(0)
