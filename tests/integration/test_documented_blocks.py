@@ -253,6 +253,21 @@ def usual(line: str) -> str:
     return line.replace(" --home runs/tiny", "")
 
 
+def test_sapo_is_on_the_path_after_readmes_first_block(places: Callable[[str], Place]) -> None:
+    place = places("README")
+    first = next(block for block in blocks() if block.page == "README")
+    bare = Place(place.folder, place.names, {**place.env, "PATH": os.defpath})
+    with pytest.raises(AssertionError, match="not found"):
+        bare.type("sapo report")
+    assert "held-out" in bare.type("\n".join(first.lines))
+
+
+@pytest.mark.parametrize("line", table_commands("README"))
+def test_a_command_of_readmes_table_works_as_typed(line: str, places: Callable[[str], Place]) -> None:
+    shown = places("README").type(line)
+    assert "nothing in the history matches" not in shown
+
+
 @pytest.mark.parametrize(
     "block", [block for block in once(whole=False) if block.page == "README"], ids=lambda block: block.name
 )
@@ -290,21 +305,6 @@ def keep_exports(place: Place, lines: Sequence[str]) -> None:
             name, _, value = line.removeprefix("export ").partition("=")
             value = place.type(f"printf %s {value}")
             place.env[name] = value
-
-
-@pytest.mark.parametrize("line", table_commands("README"))
-def test_a_command_of_readmes_table_works_as_typed(line: str, places: Callable[[str], Place]) -> None:
-    shown = places("README").type(line)
-    assert "nothing in the history matches" not in shown
-
-
-def test_sapo_is_on_the_path_after_readmes_first_block(places: Callable[[str], Place]) -> None:
-    place = places("README")
-    first = next(block for block in blocks() if block.page == "README")
-    bare = Place(place.folder, place.names, {**place.env, "PATH": os.defpath})
-    with pytest.raises(AssertionError, match="not found"):
-        bare.type("sapo report")
-    assert "held-out" in bare.type("\n".join(first.lines))
 
 
 @pytest.mark.soak
