@@ -9,6 +9,7 @@ import pytest
 from swarms import hand_over, make_home, open_node, small_config
 
 from sapo.bus.memory import MemoryBus
+from sapo.evaluate import FULL, PROBE, Evaluation, series_of
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = (
@@ -17,6 +18,7 @@ FAMILIES = (
 SERIES = re.compile(rf"(?:{FAMILIES.replace(' ', '|')})/[a-z0-9_*/]+")
 READERS = {
     "experiment",
+    "evaluate",
     "view",
     "report",
     "summary",
@@ -27,7 +29,8 @@ READERS = {
     "words",
     "swarm_run",
 }
-"""Modules that read series, or have some of their own that no node logs (docs/experiments.md)."""
+"""Modules that read series, or have some of their own that no node logs (docs/experiments.md), or put names
+together (`of_evaluations`)."""
 
 
 def documented() -> set[str]:
@@ -47,9 +50,16 @@ def texts(tree: ast.AST) -> Iterator[str]:
             yield node.value
 
 
+def of_evaluations() -> set[str]:
+    """Series of probes and full evaluations, with `*` for a data set."""
+    summary = Evaluation(("gcd",), (1.0,), (1.0,), (1.0,), ("1",)).summary()
+    names = {name for under in (PROBE, FULL) for name in series_of(summary, under)}
+    return {name.replace("gcd", "*") for name in names}
+
+
 def written() -> dict[str, str]:
     """Series by name, and a module that names them."""
-    found = {}
+    found = dict.fromkeys(of_evaluations(), "evaluate.py")
     for path in [*(ROOT / "sapo").rglob("*.py"), *(ROOT / "flows").glob("*.py")]:
         if not {*path.relative_to(ROOT).with_suffix("").parts} & READERS:
             for text in texts(ast.parse(path.read_text(encoding="utf-8"))):
