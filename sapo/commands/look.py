@@ -44,7 +44,7 @@ def rollouts(
     one that nobody used has none.
     """
     from sapo.errors import UserError
-    from sapo.history import read
+    from sapo.history.names import names
     from sapo.history.tables import Store
 
     if source not in (None, "local", "external"):
@@ -55,15 +55,17 @@ def rollouts(
     found = find_home(home)
     config = found.load_config()
     store = Store(config.history.uri or str(found.history))
-    for option, names, column, own in (
+    for option, asked, column, own in (
         ("--node", node, "node", config.nodes),
         ("--task", task, "dataset", [one.dataset for one in config.manifest_tasks()]),
     ):
-        if unknown := set(names or ()) - set(own):  # of other sites, or of earlier configs?
-            there = sorted({*own, *read.names(store, "node" if column == "node" else "dataset")})
+        if unknown := set(asked or ()) - set(own):  # of other sites, or of earlier configs?
+            there = sorted({*own, *names(store, "node" if column == "node" else "dataset")})
             if unknown := unknown - set(there):
                 remedy = "name one of them"
                 raise UserError(option, min(unknown), f"the swarm has {', '.join(there)}", remedy)
+    from sapo.history import read  # seconds of imports, which a wrong name need not wait for
+
     one_by_one = completions or as_json or parquet is not None
     table = read.rollouts(
         store,

@@ -121,14 +121,6 @@ def rollouts(
     return query(store, sql, parameters)
 
 
-def names(store: Store, column: Literal["node", "dataset"]) -> list[str]:
-    """All authors, or all data sets, of the completions that `rollouts` can find."""
-    sql = f"""
-        SELECT {column} FROM rollouts UNION SELECT {column} FROM training WHERE source = 'local' ORDER BY 1
-    """
-    return [str(value) for value in query(store, sql)[column].to_pylist()]
-
-
 def training(
     store: Store,
     *,

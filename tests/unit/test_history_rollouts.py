@@ -29,6 +29,7 @@ from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
 from sapo.errors import Unavailable, UserError
 from sapo.history import read
+from sapo.history.names import names
 from sapo.history.rollouts import Archiver, Counts, group_of
 from sapo.history.tables import Store
 from sapo.identity import Identity, seal
@@ -518,5 +519,5 @@ def test_groups_are_those_of_the_completions_that_are_found(browsed: Store, name
 
 
 def test_names_are_those_of_all_who_wrote_something(browsed: Store) -> None:
-    assert read.names(browsed, "node") == ["n0", "n1"]
-    assert read.names(browsed, "dataset") == ["chain_sum"]
+    assert names(browsed, "node") == ["n0", "n1"]
+    assert names(browsed, "dataset") == ["chain_sum"]
