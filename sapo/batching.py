@@ -114,9 +114,11 @@ def batch_group(
     age_s: float,
     bus_position: str | None = None,
     tokens: Tokens | None = None,
+    believed: bool = False,
 ) -> BatchGroup:
     """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion.
 
+    A foreign author's log-probabilities are kept if it is `believed` (`sapo.trust`) and the mode uses them.
     Own groups carry the engine's log-probabilities too, from which the learner measures how far engine and
     learner are apart (TRAPS 2).
     """
@@ -124,12 +126,12 @@ def batch_group(
     prompt = tokens.prompt
     scores = [outcome.score for outcome in outcomes]
     advantages = group_advantages(scores, [c.finish_reason for c in group.completions], learn)
-    believed = learn.foreign == "behaviour" and bool({group.node, group.key} & set(learn.trusted_peers))
+    told = source == "local" or (believed and learn.foreign == "behaviour")
     samples = []
     for k, (completion, outcome, advantage, (ids, retokenised)) in enumerate(
         zip(group.completions, outcomes, advantages, tokens.completions, strict=True)
     ):
-        usable = (believed or source == "local") and not retokenised and group.sampling.whole_support
+        usable = told and not retokenised and group.sampling.whole_support
         samples.append(
             Sample(
                 k=k,

@@ -26,6 +26,7 @@ from sapo.records import Batch, Group, Outcome, Received, RoundResult, SignedGro
 from sapo.recovery import CHECKPOINT_TIME, checkpoint_due, recover, roll_back, take_checkpoint
 from sapo.seeds import rng
 from sapo.tasks import Drawing
+from sapo.trust import believes
 
 log = logging.getLogger(__name__)
 
@@ -301,6 +302,7 @@ class NodeRuntime:
                     age_s=moment - entry.received.timestamp,
                     bus_position=entry.received.bus_position,
                     tokens=entry.tokens,
+                    believed=believes(self.config, parts.home, entry.group),
                 )
             )
         return Batch(

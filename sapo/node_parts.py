@@ -37,6 +37,7 @@ from sapo.pool import Pool
 from sapo.records import Invitation, Question
 from sapo.refusals import Refusals
 from sapo.streams import Streams
+from sapo.trust import refuse_strange_names
 from sapo.workers import TaskWorkers
 
 log = logging.getLogger(__name__)
@@ -180,6 +181,7 @@ def open_parts(
         raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
     home.refuse_moved(name)
     node_config = config.for_node(name)
+    refuse_strange_names(node_config)
     folder = home.make_node(name)
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(NodeLock(folder))

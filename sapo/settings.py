@@ -300,7 +300,7 @@ class LearnConfig(Section):
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
     """`behaviour`: the ratio to the producer is truncated to [1/cap, cap]."""
     trusted_peers: list[str] = []
-    """`behaviour`: node names or public keys whose log-probabilities are believed."""
+    """`behaviour`: public keys whose log-probabilities are believed, and names of this site's own nodes."""
     truncated: Literal["keep", "mask", "zero_reward"] = "keep"
     """What becomes of completions that hit the length limit."""
     micro_batch: PositiveInt | None = None

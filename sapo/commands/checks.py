@@ -71,6 +71,7 @@ def check_built(config: Config) -> None:
     or a model that is not here."""
     from sapo.generate import check_engine
     from sapo.model_source import check_source
+    from sapo.trust import refuse_strange_names
 
     if config.bus.type == "memory":
         raise UserError(
@@ -78,6 +79,7 @@ def check_built(config: Config) -> None:
         )
     for name in config.nodes:
         own = config.for_node(name)
+        refuse_strange_names(own)
         check_engine(own)
         check_source(own)
         check_device(own)

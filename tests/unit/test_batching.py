@@ -1,15 +1,21 @@
 """From text to trained ids: whose tokens are believed, where masks come from, which reward is which."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from makers import make_group, make_signed
+from makers import make_group, make_identity, make_signed
 from policy_samples import policy
 
+from sapo import keyring
 from sapo.batching import Tokens, batch_group, own_ids, reward_metrics, source_metrics
-from sapo.config import LearnConfig
+from sapo.config import LearnConfig, load
+from sapo.errors import UserError
+from sapo.home import Home
+from sapo.identity import write_private
 from sapo.models import LoadedPolicy
 from sapo.records import Batch, BatchGroup, Completion, Outcome
+from sapo.trust import believes, refuse_strange_names
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +36,7 @@ def external(
     completions: tuple[Completion, ...],
     learn: LearnConfig | None = None,
     scores: tuple[float, ...] = (1.0, 0.0),
+    believed: bool = False,
     **changes: Any,
 ) -> BatchGroup:
     """A foreign group as it enters a batch."""
@@ -43,6 +50,7 @@ def external(
         source="external",
         position=0,
         age_s=2.0,
+        believed=believed,
         bus_position="0:7",
     )
 
@@ -125,14 +133,39 @@ def test_trap_34_a_peers_claimed_score_is_not_used(reader: LoadedPolicy) -> None
 
 
 def test_behaviour_logprobs_are_kept_only_of_trusted_peers_with_equal_ids(reader: LoadedPolicy) -> None:
-    trusting = LearnConfig(foreign="behaviour", trusted_peers=["peer"])
+    trusting = LearnConfig(foreign="behaviour", trusted_peers=[make_identity("peer").key])
     good = completion(reader, "12")
     lying = completion(reader, "13", token_ids=reader.encode_completion("99", "stop"))
-    kept, dropped = external(reader, (good, lying), trusting).samples
+    kept, dropped = external(reader, (good, lying), trusting, believed=True).samples
     assert kept.behaviour_logprobs == (-0.5, -0.5, -0.5)
     assert dropped.behaviour_logprobs is None
     stranger = external(reader, (good, good), trusting, author="stranger").samples[0]
     assert stranger.behaviour_logprobs is None
+    other_mode = external(reader, (good, good), believed=True).samples[0]
+    assert other_mode.behaviour_logprobs is None
+
+
+def test_a_trusted_name_is_the_key_of_this_sites_node(tmp_path: Path) -> None:
+    """A stranger who takes a trusted name is not believed; a key is, under whatever name."""
+    peers = f'learn.trusted_peers=["n1", "{make_identity("far").key}"]'
+    sets = ["swarm.nodes=2", 'learn.foreign="behaviour"', peers]
+    config, home = load("tiny", sets=sets, env={}), Home(tmp_path)
+    home.make_node("n1")
+    write_private(home.key("n1"), make_identity("own").to_pem())
+    assert not believes(config, home, make_group("own", node="n1")), "it has not run here yet"
+    keyring.take(home, "tiny", "n1", 0.0)
+    assert believes(config, home, make_group("own", node="n1"))
+    assert not believes(config, home, make_group("stranger", node="n1"))
+    assert not believes(config, home, make_group("own", node="n0"))
+    assert believes(config, home, make_group("far", node="whatever"))
+
+
+def test_a_trusted_name_of_another_site_is_refused_with_what_to_give_instead() -> None:
+    config = load("tiny", sets=['learn.foreign="behaviour"', 'learn.trusted_peers=["b0"]'], env={})
+    with pytest.raises(
+        UserError, match=r"learn.trusted_peers = 'b0': is no node of this site.*sapo keys show"
+    ):
+        refuse_strange_names(config)
 
 
 def test_trap_44_the_three_rewards_are_never_mixed(reader: LoadedPolicy) -> None:
