@@ -47,6 +47,7 @@ def examine(home: Path | None = None) -> list[Check]:
         ("disk", lambda: [check_disk(home or Path("."))]),
         ("task workers", check_workers),
         ("silo-only data sets", check_datasets),
+        ("unearned marks", lambda: check_unearned(home)),
         ("walls", check_walls),
         ("bus", lambda: check_bus(home)),
         ("run", lambda: check_home(home)),
@@ -197,6 +198,20 @@ def check_datasets() -> list[Check]:
         return [Check("silo-only data sets", "ok", "none: two processes regenerate all of them alike")]
     detail = f"usable at home, not on the bus ({len(apart)}): {', '.join(sorted(apart))}"
     return [Check("silo-only data sets", "note", detail, "leave them out of swarms that share rollouts")]
+
+
+def check_unearned(home: Path | None) -> list[Check]:
+    """Data sets with full marks for answers that solve nothing, those first that the run asks."""
+    from sapo.commands.options import find_home
+    from sapo.unearned import UNEARNED, unearned
+
+    try:
+        asked = unearned(find_home(home).load_config().manifest_tasks())
+    except UserError:
+        asked = {}  # `check_home` tells of it
+    begin = f"this run asks {', '.join(asked)}; " if asked else ""
+    listed = "; ".join(f"{name}: {why}" for name, why in UNEARNED.items())
+    return [Check("unearned marks", "note", begin + listed, "leave these data sets out of a swarm's tasks")]
 
 
 WALL_REMEDIES = {

@@ -1,7 +1,7 @@
 """What stands between submitted text and the scorers that would evaluate it (TRAPS 49).
 
-`literal` takes the place of `eval`; `expression`, `number` and `antiderivative` that of `sympy.parse_expr`;
-`fraction` that of `Fraction`, `no_nan` that of `float`.
+`literal` takes the place of `eval`; `expression`, `number`, `arithmetic` and `antiderivative` that of
+`sympy.parse_expr`; `fraction` that of `Fraction`, `no_nan` that of `float`.
 Nothing here compiles or runs text: Python's parser gives a tree, and a closed list of node types is read from
 it. Everything is bounded, so that `9**9**9**9` is refused and not computed. Like any malformed text, what is
 refused raises an exception, which the scorers catch.
@@ -28,6 +28,10 @@ MAX_SYMBOLIC = 1_000_000
 """Largest number inside a symbolic exponent: `exp(n*log(2))` is 2**n to sympy."""
 MAX_ROOT_BITS = 1_000
 """Size of the largest number a root is taken of: sympy looks for its factors."""
+
+
+_PLAIN = re.compile(r"(?:\s|[()+*/-]|[0-9]++\.?+(?![0-9.]))*+(?:#[^\d\n]*)?")
+"""A point may end a number, as it ends a sentence. Scorers look for numbers in comments, too."""
 
 
 class Refused(ValueError):
@@ -96,6 +100,20 @@ def number(text: str) -> Any:
     if isinstance(value, str) and not re.fullmatch(r"\s*[-+]?[0-9]{1,99}\.?[0-9]{0,99}\s*", value):
         raise Refused("a quoted text is no number")
     return value
+
+
+def arithmetic(text: str) -> Any:
+    """As `number`, for scorers that want given numbers combined: only plain arithmetic may reach the target.
+
+    Plain arithmetic has whole numbers, the four operations and parentheses, and may end in a comment without
+    a number. Any other number, such as one made of constants, powers or functions, is read as NaN, to which
+    the scorer gives what it gives to a wrong result.
+    """
+    value = number(text)
+    if _PLAIN.fullmatch(text) and "**" not in text and "//" not in text:
+        return value
+    float(value)  # what is no number raises what it raises in the scorer
+    return float("nan")
 
 
 def antiderivative(text: str, local_dict: Mapping[str, Any] | None = None) -> Any:

@@ -25,8 +25,8 @@ EVALUATORS: dict[str, dict[str, Any]] = {
     "reasoning_gym.algorithmic.spiral_matrix": {"eval": grammar.literal},
     "reasoning_gym.algorithmic.string_insertion": {"eval": grammar.literal},
     "reasoning_gym.games.n_queens": {"eval": grammar.literal},
-    "reasoning_gym.games.countdown": {"parse_expr": grammar.number},
-    "reasoning_gym.games.puzzle24": {"parse_expr": grammar.number},
+    "reasoning_gym.games.countdown": {"parse_expr": grammar.arithmetic},
+    "reasoning_gym.games.puzzle24": {"parse_expr": grammar.arithmetic},
     "reasoning_gym.probability.coin_flip": {"Fraction": grammar.fraction},
 }
 """Module, the global name its scorer evaluates text with, and what stands there instead."""

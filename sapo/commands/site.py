@@ -54,12 +54,15 @@ def init(
     """
     from sapo import sites
     from sapo.advice import describe
+    from sapo.unearned import unearned
 
     made = sites.found_swarm(swarm, site, preset, with_nodes(sets, nodes), folder, config)
     print(f"{made.manifest}: what all sites agree on; hand it to whoever joins")
     print(f"{made.file}: this site's settings")
     for line in (*describe(made.config, made.config.nodes), *made.notes):
         print(line)
+    for name, why in unearned(made.config.manifest_tasks()).items():
+        warn(f"{name}: {why}; a swarm learns that instead of solving it")
     say_next(made.file, made.config.nodes, None)
     sets_of_others = [word for item in made.join for word in ("--set", item)]
     words = ["sapo", "join", made.manifest.name, "--site", "OTHER", *sets_of_others]

@@ -4,10 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import reasoning_gym
 
 from sapo import cli
-from sapo.doctor import check_disk, check_extra, examine, read_pins
+from sapo.config import Task, load, presets
+from sapo.doctor import check_disk, check_extra, check_unearned, examine, read_pins
+from sapo.home import Home
 from sapo.install import install_command
+from sapo.manifest import Manifest
+from sapo.unearned import unearned
 
 
 def raising(error: BaseException):  # type: ignore[no-untyped-def]
@@ -15,6 +20,11 @@ def raising(error: BaseException):  # type: ignore[no-untyped-def]
         raise error
 
     return run
+
+
+def near(numbers: str) -> str:
+    """A list of numbers, each of them a little wrong."""
+    return json.dumps([float(number) + 0.9 for number in json.loads(numbers.replace("'", '"'))])
 
 
 def test_doctor_reports_a_check_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +35,45 @@ def test_doctor_reports_a_check_that_breaks(monkeypatch: pytest.MonkeyPatch) -> 
     assert "no /proc" in found["task workers"].detail
     assert found["disk"].status in ("ok", "note")
     assert all(item.remedy for item in found.values() if item.status != "ok")
+
+
+def test_doctor_lists_the_data_sets_that_reward_what_solves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SAPO_HOME", raising=False)
+    (found,) = check_unearned(None)
+    assert found.status == "note"
+    assert found.detail.startswith("coin_flip: full marks for")
+    sets = ["swarm.name=s", 'tasks=[{dataset="chain_sum"}, {dataset="puzzle24"}]']
+    config = load("tiny", None, sets, env={})
+    Home.at("here", "s").prepare(config, Manifest.of(config))
+    (found,) = check_unearned(Path("here"))
+    assert found.detail.startswith("this run asks puzzle24; ")
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_no_preset_asks_what_may_be_answered_without_solving_it(preset: str) -> None:
+    assert unearned(load(preset, env={}).manifest_tasks()) == {}
+
+
+def test_parts_of_a_composite_count_as_tasks() -> None:
+    parts = [{"name": "gcd", "weight": 1.0}, {"name": "coin_flip", "weight": 1.0}]
+    tasks = [Task(dataset="composite", config={"datasets": parts}), Task(dataset="puzzle24")]
+    assert list(unearned(tasks)) == ["coin_flip", "puzzle24"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "answer"),
+    [("coin_flip", "0"), ("game_of_life_halting", " no"), ("puzzle24", "6*4*1*1"), ("number_sorting", None)],
+)
+def test_what_is_listed_has_full_marks_without_a_solution(dataset: str, answer: str | None) -> None:
+    """The list is of this release of the library: an entry whose scorer is mended can go."""
+    source = reasoning_gym.create_dataset(dataset, seed=7)
+    entries = [source[index] for index in range(8)]
+    texts = [answer or near(entry["answer"]) for entry in entries]
+    scores = [source.score_answer(text, entry) for text, entry in zip(texts, entries, strict=True)]
+    assert scores.count(1.0) >= 6
 
 
 def test_doctor_exits_with_1_when_something_is_missing(

@@ -157,6 +157,37 @@ def test_a_literal_s_cost_is_bounded(text: str) -> None:
     assert time.process_time() - start < 2.0
 
 
+@pytest.mark.parametrize(
+    ("text", "target", "library", "marks"),
+    [
+        ("3*(4 + 5) - 6", 21, 1.0, 1.0),
+        ("((3)*(4+5)-6.)  # sure", 21, 1.0, 1.0),
+        ("3*(4 + 5) - 6", 25, 0.05, 0.05),
+        ("3*(4 + 5)", 27, 0.05, 0.05),
+        ("3*(4 + 5) - x", 24, 0.01, 0.01),
+        ("3*(4 + 5) -", 24, 0.01, 0.01),
+        ("E/E+E/E + (E-E)*(3+4+5+6)", 2, 1.0, 0.05),
+        ("sin(pi)*(3+4+5+6) + pi/pi", 1, 1.0, 0.05),
+        ("Max(3, 4, 5, 6)", 6, 1.0, 0.05),
+        ("3 + 4**5 - 6", 1021, 1.0, 0.05),
+        ("3*4 + 5//6", 12, 1.0, 0.05),
+        ("3! + 4 + 5 + 6", 21, 1.0, 0.05),
+        ("5.6 + 3.4", 9, 1.0, 0.05),
+        ("3 + 5 + 1_0 # 4 6", 18, 1.0, 0.05),
+    ],
+)
+def test_countdown_wants_the_numbers_given_and_the_four_operations(
+    text: str, target: int, library: float, marks: float
+) -> None:
+    """A target made of constants, functions or powers is a wrong result; other scores are the library's."""
+    source = reasoning_gym.create_dataset("countdown", seed=1)
+    entry = {"metadata": {"numbers": [3, 4, 5, 6], "target": target}}
+    assert verify.score(source, entry, text, "text") == library
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reasoning_gym.games.countdown.parse_expr", grammar.arithmetic)
+        assert verify.score(source, entry, text, "text") == marks
+
+
 def test_a_fraction_reads_as_the_library_s_but_bounded() -> None:
     assert grammar.fraction(" 3/4 ") == grammar.Fraction(3, 4)
     assert grammar.fraction("2.5e-3") == grammar.Fraction("2.5e-3")

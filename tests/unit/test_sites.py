@@ -58,6 +58,23 @@ def sapo(*args: str) -> int:
     return cli.invoke(list(args))
 
 
+def test_init_warns_of_tasks_with_full_marks_without_a_solution(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of those in the manifest, also if they come from a preset or a file and not from the command line."""
+    file = elsewhere / "own.toml"
+    file.write_text(
+        '[[tasks]]\ndataset = "coin_flip"\n\n[[tasks]]\ndataset = "chain_sum"\n', encoding="utf-8"
+    )
+    words = ["init", "--swarm", "demo", "--site", "a", "--config", str(file)]
+    assert cli.invoke([*words, *(word for item in BUS for word in ("--set", item))]) == 0
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert warnings == [
+        "warning: coin_flip: full marks for a beginning of the right number, so mostly for 0; "
+        "a swarm learns that instead of solving it"
+    ]
+
+
 def first_round(home: Home, name: str, **metrics: float) -> None:
     """A first round in a node's journal."""
     home.node(name).mkdir(exist_ok=True)
