@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 from pydantic import ValidationError
 
 from sapo.errors import Refused, UserError
-from sapo.records import Group, SignedGroup, is_sound_key, sha256
+from sapo.records import Group, SignedGroup, canonical, is_sound_key, sha256
 
 __all__ = ["Identity", "Refused", "new_incarnation", "seal", "unseal", "verify"]
 
@@ -93,6 +93,13 @@ class Identity:
     def sign(self, data: bytes) -> str:
         """The Ed25519 signature of `data`, 128 hex digits."""
         return self._private.sign(data).hex()
+
+    def secret(self, purpose: str) -> str:
+        """64 hex digits that nobody without the private key can tell, the same for equal purposes.
+
+        Derived from a signature (Ed25519 makes one of equal data), which nobody may ever see.
+        """
+        return sha256(self.sign(canonical(["sapo secret", purpose]).encode()))
 
 
 def refuse_readable(path: Path, field: str) -> None:

@@ -161,7 +161,7 @@ class NodeRuntime:
         self.parts.check()
         now, started = self._now, self.parts.clock()
         if now.batch is None and self.config.batch.external > 0:
-            now.arrivals = receive(self.parts, self._rng("poll"))
+            now.arrivals = receive(self.parts, self._private_rng("poll"))
             now.metrics |= now.arrivals.metrics
         now.metrics["time/consume"] = self.parts.clock() - started
         return len(self.parts.pool)
@@ -196,7 +196,7 @@ class NodeRuntime:
             draw = sampling.sample_external(
                 entries,
                 self.config.batch.external,
-                self._rng("external"),
+                self._private_rng("external"),
                 verify=lambda some: verdicts(parts, some, standards),
                 tolerance=self.config.learn.zero_tolerance,
                 share=sampling.informative_share(
@@ -407,6 +407,11 @@ class NodeRuntime:
 
     def _rng(self, stage: str) -> random.Random:
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage)
+
+    def _private_rng(self, stage: str) -> random.Random:
+        """Randomness that peers cannot compute; a round that is begun again has the same."""
+        secret = self.parts.identity.secret(stage)
+        return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage, secret)
 
     def outages(self) -> dict[str, float]:
         """The series `outage/*`: 1 for every service that is away now."""

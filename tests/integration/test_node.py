@@ -1,14 +1,18 @@
 """Real nodes with a real tiny policy: trading, silo, restarts, guards."""
 
+import copy
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from swarms import hand_over, make_home, open_node, small_config
 
+from sapo import node as node_module
+from sapo import sampling
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.errors import Paused, Unavailable, UserError
@@ -125,6 +129,36 @@ def test_nodes_of_other_group_sizes_trade(tmp_path: Path) -> None:
             if group.source == "external"
         }
     assert sizes == {4}
+
+
+def test_what_is_looked_at_and_drawn_follows_from_the_key_and_is_drawn_again_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seed, incarnation and round are public: with another key a node has other dice, reopened the same."""
+    dice: list[random.Random] = []
+
+    def noted(function: Callable[..., object], place: int) -> Callable[..., object]:
+        def call(*args: Any, **more: Any) -> object:
+            dice.append(copy.copy(args[place]))
+            return function(*args, **more)
+
+        return call
+
+    monkeypatch.setattr(node_module, "receive", noted(node_module.receive, 1))
+    monkeypatch.setattr(sampling, "sample_external", noted(sampling.sample_external, 2))
+    config = small_config(["swarm.rounds=3"])
+    for name in ("one", "other"):
+        home = make_home(tmp_path / name, config)
+        for _ in range(2):
+            with open_node(config, home, deliver=False, bus=MemoryBus(), incarnation="0" * 16) as node:
+                node.generate()
+                node.consume_sample()
+                monkeypatch.setattr(node.journal, "commit_batch", lambda *args, **more: None)
+                node.verify()
+    rolled = [one.random() for one in dice]
+    assert rolled[:2] == rolled[2:4]
+    assert rolled[4:6] == rolled[6:]
+    assert len(set(rolled)) == 4
 
 
 @pytest.mark.parametrize("stages", [1, 2, 3, 4], ids=["generate", "publish", "consume", "verify"])

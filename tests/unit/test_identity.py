@@ -124,6 +124,14 @@ def test_a_folder_that_is_missing_is_the_users_error(tmp_path: Path) -> None:
         Identity.load_or_create(tmp_path / "none" / "key.pem")
 
 
+def test_a_secret_is_the_keys_own_and_lasts(tmp_path: Path) -> None:
+    identity = Identity.load_or_create(tmp_path / "key.pem")
+    assert identity.secret("poll") == Identity.load(tmp_path / "key.pem").secret("poll")
+    others = {identity.secret("poll"), identity.secret("external"), Identity.new().secret("poll")}
+    assert len(others) == 3
+    assert identity.key not in others
+
+
 def test_nobody_signs_for_another_author() -> None:
     with pytest.raises(ValueError, match="signed by the key it names"):
         seal(make_group("peer"), make_identity("other"))
