@@ -68,11 +68,8 @@ class Loop:
         return Drawing(
             self.workers,
             self.config.tasks,
-            swarm=swarm.name,
-            seed=swarm.seed,
-            node=node,
-            incarnation=INCARNATION,
-            round=round,
+            (swarm.seed, swarm.name, node, INCARNATION),
+            round,
             count=self.config.batch.b,
             held_out=self.config.rules.held_out,
         )

@@ -148,11 +148,8 @@ def questions(config: Config, rounds: int) -> list[list[Question]]:
             Drawing(
                 workers,
                 config.tasks,
-                swarm=config.swarm.name,
-                seed=config.swarm.seed,
-                node="n0",
-                incarnation=INCARNATION,
-                round=round,
+                (config.swarm.seed, config.swarm.name, "n0", INCARNATION),
+                round,
                 count=config.batch.b,
                 held_out=config.rules.held_out,
             ).result()

@@ -34,12 +34,11 @@ def admit(
     has_control_tokens: Callable[[str], bool],
     has_false_ids: Callable[[Group], bool] = lambda group: False,
     own_group: Callable[[Group], bool] = lambda group: True,
-    seed: int = 0,
 ) -> Group:
     """The group inside, if it may enter the pool. Raises `Refused` otherwise; changes nothing.
 
     `now` is compared with the bus's time stamp, never with the producer's clock. `own_group` tells what of
-    our key's this node may have made, `seed` is the swarm's, by which its nodes draw their questions.
+    our key's this node may have made.
 
     Codes, besides those of `sapo.rules` and `sapo.identity.unseal`: `own_echo`, `own_key` (signed with our
     key elsewhere), `duplicate`, `equivocation` (a known id with another content), `own_name` (our name under
@@ -68,7 +67,7 @@ def admit(
         raise Refused("control_tokens", "a completion spells one of our control tokens", group)
     if has_false_ids(group):
         raise Refused("token_ids", "ids of our vocabulary do not say what the text says", group)
-    original = twin(group, received.timestamp, seen, seed)
+    original = twin(group, received.timestamp, seen)
     if original is not None and not _later(original, received.timestamp):
         raise Refused("copy", f"says what {original.group_id} says", group)
     return group
@@ -81,7 +80,7 @@ def _check_age(group: Group, age: float, max_age_s: float) -> None:
         raise Refused("future", f"stamped {-age:.0f} s from now", group)
 
 
-def twin(group: Group, timestamp: float, seen: Seen, seed: int) -> Met | None:
+def twin(group: Group, timestamp: float, seen: Seen) -> Met | None:
     """What was met and says the same as a group that the bus stamped at `timestamp`, if either is a copy.
 
     Whose questions can be told beforehand, those are also answered beforehand: with the likely answers, by
@@ -89,7 +88,7 @@ def twin(group: Group, timestamp: float, seen: Seen, seed: int) -> Met | None:
     was to draw.
     """
     found = seen.alike(group)
-    if found is None or _later(found, timestamp) or not drawn_by(group, seed):
+    if found is None or _later(found, timestamp) or not drawn_by(group):
         return found
     return None
 

@@ -31,11 +31,8 @@ def drawing(parts: NodeParts, round: int) -> Drawing:
     return Drawing(
         parts.workers,
         config.tasks,
-        swarm=config.swarm.name,
-        seed=config.swarm.seed,
-        node=parts.name,
-        incarnation=parts.journal.incarnation,
-        round=round,
+        (config.swarm.name, parts.identity.key, parts.journal.incarnation),
+        round,
         count=config.batch.b,
         held_out=config.rules.held_out,
     )

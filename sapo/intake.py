@@ -95,7 +95,6 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
             has_control_tokens=parts.policy.has_control_tokens,
             has_false_ids=lambda group: false_ids(parts.policy, group),
             own_group=lambda group: parts.own_key.may_be_own(group, received.timestamp),
-            seed=parts.config.swarm.seed,
         )
         parts.streams.check(group, received.timestamp)
         if group_id in parts.pool:  # the memory of ids is bounded, and may have forgotten it
@@ -127,20 +126,19 @@ def _is_copy(parts: NodeParts, refused: Refused) -> bool:
     if found is None or found.key == refused.group.key:
         return False
     entry = parts.pool.get(found.group_id)
-    return found.stamp is None or (entry is not None and drawn_by(entry.group, parts.config.swarm.seed))
+    return found.stamp is None or (entry is not None and drawn_by(entry.group))
 
 
 def _turn_out_copy(parts: NodeParts, original: Group, received: Received) -> None:
     """Take out of the pool what says the same as this group and came to the bus after it, and is a copy."""
-    seed = parts.config.swarm.seed
-    copy = twin(original, received.timestamp, parts.pool.seen, seed)
+    copy = twin(original, received.timestamp, parts.pool.seen)
     entry = parts.pool.get(copy.group_id) if copy is not None else None
-    if entry is None or drawn_by(entry.group, seed):
+    if entry is None or drawn_by(entry.group):
         return
     refused = Refused("copy", f"says what {original.group_id} says", entry.group)
     parts.pool.refuse(refused)
     parts.refusals.note(refused, entry.received)
-    if entry.group.key != original.key and drawn_by(original, seed):
+    if entry.group.key != original.key and drawn_by(original):
         parts.peers.fault(entry.group.key, refused.code)
     parts.pool.remove([entry.group_id])
 

@@ -88,11 +88,8 @@ def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
         questions = Drawing(
             workers,
             config.tasks,
-            swarm=OWNER,
-            seed=config.starter.seed,
-            node=OWNER,
-            incarnation="",
-            round=round,
+            (config.starter.seed, OWNER, OWNER, ""),
+            round,
             count=512,
             held_out=config.rules.held_out,
         ).result()

@@ -26,6 +26,8 @@ MAX_ATTEMPTS = 200
 LIKELY_ATTEMPTS = 16
 """Recipes within which a place finds its question, whatever share is held out, but for one in thousands."""
 _CHUNK = 256
+Author = Sequence[int | str]
+"""Who asks: a node's swarm, public key and incarnation. Whoever holds another key asks something else."""
 
 
 def normalise(text: str) -> str:
@@ -63,18 +65,15 @@ class Drawing:
         self,
         workers: "TaskWorkers",
         tasks: Sequence[Task],
-        *,
-        swarm: str,
-        seed: int,
-        node: str,
-        incarnation: str,
+        author: Author,
         round: int,
+        *,
         count: int,
         held_out: float,
     ) -> None:
         self.round = round
         self._workers, self._tasks, self._held_out = workers, tasks, held_out
-        self._path = (seed, swarm, node, incarnation, round, "question")
+        self._path = (*author, round, "question")
         self._found: dict[int, Question] = {}
         self._open = list(range(count))
         self._attempt = 0
@@ -126,13 +125,13 @@ class Drawing:
         )
 
 
-def drawn_by(group: Group, seed: int) -> bool:
-    """Whether a group's question is one that its author was to draw for its place, `seed` being the swarm's.
+def drawn_by(group: Group) -> bool:
+    """Whether a group's question is one that its author was to draw for its place.
 
-    Authors of sites with another seed draw otherwise. The seed of a recipe does not depend on the tasks.
+    The seed of a recipe does not depend on the tasks, nor on any setting of its author's.
     """
     recipe = group.recipe
-    path = (seed, group.swarm, group.node, group.incarnation, group.round, "question", group.position)
+    path = (group.swarm, group.key, group.incarnation, group.round, "question", group.position)
     task = Task(dataset=recipe.dataset, config=recipe.params)
     return any(_pick([task], seeds.rng(*path, attempt)) == recipe for attempt in range(LIKELY_ATTEMPTS))
 

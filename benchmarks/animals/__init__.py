@@ -13,7 +13,7 @@ from animals.answers import (
 from animals.crowd import crowd, spam
 from animals.envelopes import equivocate, forge, garbage, giant, replay, squat, travel
 from animals.peer import Animal, Grounds, Item, Peer, Sight
-from animals.thieves import copy, copy_nearly
+from animals.thieves import copy, copy_masked, copy_nearly
 
 ZOO: dict[str, Animal] = {
     "garbage": garbage,
@@ -21,6 +21,7 @@ ZOO: dict[str, Animal] = {
     "liar": lie,
     "copier": copy,
     "near copier": copy_nearly,
+    "masked copier": copy_masked,
     "spammer": spam,
     "replayer": replay,
     "forger": forge,

@@ -29,6 +29,14 @@ def copy_nearly(peer: Peer, sight: Sight) -> list[SignedGroup]:
     return found
 
 
+def copy_masked(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Copies that keep their victim's name and place in its stream, so that only the key is another."""
+    groups = [
+        Group.model_validate(json.loads(victim.payload), strict=False) for victim in sight.seen[-BURST:]
+    ]
+    return [peer.sign(group.model_copy(update={"key": peer.key})) for group in groups]
+
+
 def _taken(peer: Peer, victim: SignedGroup) -> Group:
     group = Group.model_validate(json.loads(victim.payload), strict=False)
     peer.made += 1

@@ -121,11 +121,8 @@ class Swarm:
         drawing = Drawing(
             self.nodes[0].parts.workers,
             config.tasks,
-            swarm=config.swarm.name,
-            seed=config.swarm.seed,
-            node="*",
-            incarnation="",
-            round=self._clock.rounds,
+            (config.swarm.seed, config.swarm.name),
+            self._clock.rounds,
             count=config.batch.b,
             held_out=config.rules.held_out,
         )

@@ -111,11 +111,8 @@ def test_trap_45_two_nodes_share_no_more_questions_than_chance(workers: TaskWork
                 for question in Drawing(
                     workers,
                     [task],
-                    swarm="s",
-                    seed=0,
-                    node=node,
-                    incarnation="0" * 16,
-                    round=0,
+                    ("s", node),
+                    0,
                     count=count,
                     held_out=0.01,
                 ).result()

@@ -105,11 +105,8 @@ def arrivals(workers: TaskWorkers) -> list[list[Received]]:
         author: Drawing(
             workers,
             config.tasks,
-            swarm="test",
-            seed=7,
-            node=author,
-            incarnation=INCARNATION,
-            round=0,
+            ("test", make_identity(author).key, INCARNATION),
+            0,
             count=8,
             held_out=config.rules.held_out,
         ).result()

@@ -61,11 +61,8 @@ def question_of(node: NodeRuntime, author: str) -> Group:
     drawn = Drawing(
         node.parts.workers,
         CONFIG.tasks,
-        swarm="test",
-        seed=0,
-        node=author,
-        incarnation=INCARNATION,
-        round=0,
+        ("test", make_identity(author).key, INCARNATION),
+        0,
         count=1,
         held_out=CONFIG.rules.held_out,
     ).result()

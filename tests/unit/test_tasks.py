@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,11 +12,11 @@ from sapo import seeds
 from sapo.config import Task
 from sapo.errors import SapoError, UserError
 from sapo.records import MAX_SEED, Question, Recipe
-from sapo.tasks import Drawing, bucket, held_out_questions, is_held_out, normalise
+from sapo.tasks import Author, Drawing, bucket, held_out_questions, is_held_out, normalise
 from sapo.workers import TaskWorkers
 
 SMALL = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
-PLACE: dict[str, Any] = {"swarm": "s", "seed": 0, "node": "n0", "incarnation": "0" * 16, "round": 0}
+AUTHOR = ("s", "a" * 64, "0" * 16)
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +26,14 @@ def workers() -> Iterator[TaskWorkers]:
 
 
 def train(
-    workers: TaskWorkers, tasks: list[Task], count: int, held_out: float = 0.1, **other: Any
+    workers: TaskWorkers,
+    tasks: list[Task],
+    count: int,
+    held_out: float = 0.1,
+    author: Author = AUTHOR,
+    round: int = 0,
 ) -> list[Question]:
-    return Drawing(workers, tasks, **PLACE | other, count=count, held_out=held_out).result()
+    return Drawing(workers, tasks, author, round, count=count, held_out=held_out).result()
 
 
 def test_questions_are_a_function_of_their_place(workers: TaskWorkers) -> None:
@@ -37,15 +41,18 @@ def test_questions_are_a_function_of_their_place(workers: TaskWorkers) -> None:
     first = train(workers, tasks, 8)
     assert train(workers, tasks, 8) == first
     assert train(workers, tasks, 3) == first[:3], "a place does not depend on how many are asked"
-    for other in ({"round": 1}, {"node": "n1"}, {"incarnation": "1" * 16}, {"swarm": "t"}, {"seed": 1}):
+    swarm, key, incarnation = AUTHOR
+    others = [(AUTHOR, 1), (("t", key, incarnation), 0)]
+    others += [((swarm, "b" * 64, incarnation), 0), ((swarm, key, "1" * 16), 0)]
+    for author, round in others:
         assert not {question.recipe for question in first} & {
-            question.recipe for question in train(workers, tasks, 8, **other)
+            question.recipe for question in train(workers, tasks, 8, author=author, round=round)
         }
 
 
 def test_questions_begun_before_are_the_same(workers: TaskWorkers) -> None:
     expected = train(workers, [SMALL], 8, held_out=0.5)
-    drawing = Drawing(workers, [SMALL], **PLACE, count=8, held_out=0.5)
+    drawing = Drawing(workers, [SMALL], AUTHOR, 0, count=8, held_out=0.5)
     drawing.begin()
     for _ in range(2):
         drawing.look()
@@ -59,7 +66,7 @@ def test_what_a_drawing_fails_with_waits_for_its_result(
     def broken(recipes: object) -> None:
         raise SapoError("no worker")
 
-    drawing = Drawing(workers, [SMALL], **PLACE, count=2, held_out=0.0)
+    drawing = Drawing(workers, [SMALL], AUTHOR, 0, count=2, held_out=0.0)
     drawing.begin()
     with monkeypatch.context() as patched:
         patched.setattr(workers, "questions", broken)
@@ -77,9 +84,9 @@ def test_trap_45_seeds_lie_far_apart(workers: TaskWorkers) -> None:
     assert same[0].text == same[1].text, "the trap: another seed is the same stream, shifted"
     drawn = [
         question.recipe.seed
-        for node in ("n0", "n1")
+        for key in ("a" * 64, "b" * 64)
         for round in range(4)
-        for question in train(workers, [Task(dataset="chain_sum")], 50, node=node, round=round)
+        for question in train(workers, [Task(dataset="chain_sum")], 50, author=("s", key), round=round)
     ]
     assert stats.kstest([seed / MAX_SEED for seed in drawn], "uniform").pvalue > 1e-4
     gaps = sorted(b - a for a, b in zip(sorted(drawn), sorted(drawn)[1:], strict=False))

@@ -62,11 +62,8 @@ def questions(starter: LoadedPolicy) -> list[tuple[int, ...]]:
         found = Drawing(
             workers,
             config.tasks,
-            swarm="vllm",
-            seed=1,
-            node="n0",
-            incarnation="0" * 16,
-            round=0,
+            (1, "vllm", "n0", "0" * 16),
+            0,
             count=200,
             held_out=config.rules.held_out,
         ).result()

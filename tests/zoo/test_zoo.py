@@ -40,6 +40,7 @@ FATES = {
     "liar": fate(rejected="question_mismatch", sound=True),
     "copier": fate("copy"),
     "near copier": fate("copy"),
+    "masked copier": fate("copy", "own_name"),
     "spammer": fate(unproven="no_room"),
     "replayer": fate(unproven="duplicate"),
     "forger": fate("wrong_key", "own_name", unproven="bad_signature", sound=True),
