@@ -8,6 +8,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 from sapo.admission import PROVEN, admit, twin
+from sapo.allowance import too_costly, too_long
 from sapo.batching import Tokens, false_ids
 from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
@@ -182,8 +183,11 @@ def verdicts(
             continue
         began = time.thread_time()
         entry.tokens = Tokens.of(parts.policy, entry.group)
-        if entry.tokens.longest > parts.policy.max_length:
+        lengths = [len(ids) for ids, _ in entry.tokens.completions]
+        if entry.tokens.longest > parts.policy.max_length or too_long(parts.config, lengths):
             found[i] = _bad(parts, entry, "too_long")
+        elif too_costly(parts.config, lengths):
+            found[i] = _bad(parts, entry, "too_costly")
         else:
             good.append(i)
         seconds[i] = time.thread_time() - began
@@ -203,7 +207,7 @@ def verdicts(
             if short:
                 found[i] = found[i].model_copy(update={"reason": "substandard"})
         elif seconds[i]:
-            parts.peers.put_off(entry.group.key, seconds[i])
+            parts.peers.charge(entry.group.key, seconds[i])
     return [found.get(i) for i in range(len(entries))]
 
 

@@ -186,6 +186,35 @@ class Journal:
                 owe(db, "training", result.round, "", size, now)
             owe(db, "track", result.round, "", len(blob), now)
 
+    def begin_again(self, round: int) -> int:
+        """Note that the node came back to a batch whose update did not end; returns how often it did by now.
+
+        Raises `JournalError` unless the round's batch is committed and its result is not.
+        """
+        with self._transaction() as db:
+            self._expect(round, "batch", "another attempt")
+            db.execute("UPDATE rounds SET begun = begun + 1 WHERE round = ?", (round,))
+            (begun,) = db.execute("SELECT begun FROM rounds WHERE round = ?", (round,)).fetchone()
+            return int(begun)
+
+    def replace_batch(self, batch: Batch) -> None:
+        """Have another batch in place of the one committed: without groups that it had from others.
+
+        These count as evicted. Raises `JournalError` unless the round's batch is committed and its result is
+        not.
+        """
+        blob, digest = pack(batch.canonical())
+        kept = {group.group_id for group in batch.groups}
+        with self._transaction() as db:
+            self._expect(batch.round, "batch", "another batch")
+            sql = "UPDATE rounds SET batch = ?, batch_sha256 = ? WHERE round = ?"
+            db.execute(sql, (blob, digest, batch.round))
+            link_round(db, batch, digest)
+            sql = "SELECT group_id FROM movements WHERE round = ? AND event = 'trained'"
+            gone = [row for row in db.execute(sql, (batch.round,)).fetchall() if row[0] not in kept]
+            sql = f"UPDATE movements SET event = 'evicted' WHERE round = {batch.round} AND group_id = ?"
+            db.executemany(sql, gone)
+
     # --- reading ---------------------------------------------------------------------------------------
 
     def stage(self) -> tuple[int, Stage] | None:
@@ -401,7 +430,7 @@ class Journal:
         """Of the file; a view may be of an earlier one than this release's."""
         return int(self._one("PRAGMA user_version")[0])
 
-    def _expect(self, round: int, before: Stage, what: Stage) -> None:
+    def _expect(self, round: int, before: Stage, what: str) -> None:
         if self.stage() != (round, before):
             raise JournalError(f"the {what} of round {round} cannot follow {where(self.stage())}")
 

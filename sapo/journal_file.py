@@ -12,7 +12,7 @@ from sapo.errors import UserError
 from sapo.files import sync_directory, sync_file
 from sapo.records import sha256
 
-JOURNAL_VERSION = 3
+JOURNAL_VERSION = 4
 """A journal of an earlier version is brought to this one when it is opened to be written."""
 APPLICATION_ID = 0x5341504F
 """`SAPO` in ASCII: tells a journal from other SQLite files."""
@@ -41,6 +41,8 @@ _PEERS = (
     "CREATE INDEX refusals_round ON refusals (round)",
 )
 """What version 3 adds: what is known of peers, and what was refused."""
+_BEGUN = "ALTER TABLE rounds ADD COLUMN begun INTEGER NOT NULL DEFAULT 0"
+"""What version 4 adds: how often a node came back to a batch whose update it had not finished."""
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE meta (incarnation TEXT NOT NULL, created_at REAL NOT NULL);
@@ -69,6 +71,7 @@ CREATE TABLE checkpoints (
 {_MOVEMENTS_INDEX};
 {_MET};
 {";".join(_PEERS)};
+{_BEGUN};
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {JOURNAL_VERSION};
 COMMIT;
@@ -174,6 +177,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         if _check_version(connection, path) < 3:
             for statement in _PEERS:
                 connection.execute(statement)
+        if _check_version(connection, path) < 4:
+            connection.execute(_BEGUN)
         connection.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
         connection.execute("COMMIT")
     except BaseException:

@@ -13,6 +13,7 @@ from typing import Self
 
 from sapo import asking, sampling
 from sapo.ahead import Ahead, Answered
+from sapo.allowance import excess
 from sapo.batching import Tokens, batch_group, begin_scoring, reward_metrics, score_groups, source_metrics
 from sapo.digests import Digests
 from sapo.errors import Paused
@@ -30,6 +31,9 @@ from sapo.trust import believes
 
 log = logging.getLogger(__name__)
 
+ATTEMPTS = 1
+"""How often a node comes back to an update that did not end before it leaves out what others wrote."""
+
 
 @dataclass
 class _Round:
@@ -42,6 +46,8 @@ class _Round:
     outcomes: list[tuple[Outcome, ...]] | None = None
     arrivals: Arrivals = field(default_factory=Arrivals)
     batch: Batch | None = None
+    taken_up: bool = False
+    """The batch was drawn by an earlier process."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -210,6 +216,7 @@ class NodeRuntime:
                 trials=parts.peers.trials(self.config.batch.external),
             )
             now.batch = self._batch(local, tokens, draw.chosen)
+            self._charge_excess(now.batch)
             parts.pool.remove(draw.leaving)
             now.metrics |= parts.refusals.metrics() | parts.peers.metrics()
             undecided = [entry for entry in entries if entry.group_id not in judged]
@@ -227,6 +234,17 @@ class NodeRuntime:
             tolerance = self.config.learn.zero_tolerance
             useful = [informative([outcome.score for outcome in row], tolerance) for row in now.outcomes]
         return sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"), useful)
+
+    def _charge_excess(self, batch: Batch) -> None:
+        """Charge authors what a batch costs more to learn from than if their groups were own ones."""
+        if self.round == 0:
+            return
+        last = self.journal.result(self.round - 1).metrics
+        token_s = last["time/update"] / max(1.0, last.get("learn/tokens", 0.0))
+        for group in batch.groups:
+            more = excess(self.config, group)
+            if group.source == "external" and more:
+                self.parts.peers.charge(group.producer_key, more * token_s)
 
     def _own_seconds(self, scoring: float) -> float:
         """Seconds of the node's own work since the draw before: the last update, generation, `scoring`."""
@@ -326,6 +344,8 @@ class NodeRuntime:
         """
         now, parts = self._now, self.parts
         assert now.batch is not None
+        if now.taken_up:
+            now.batch = self._taken_up(now.batch)
         last = self.round + 1 >= self.config.swarm.rounds
         if not last:
             self._begin_next()
@@ -404,6 +424,27 @@ class NodeRuntime:
             self.parts.pool.seen.add(group, signed.content_sha256)
         if stage[1] == "batch":
             self._now.batch = self.journal.batch(self.round)
+            self._now.taken_up = True
+
+    def _taken_up(self, batch: Batch) -> Batch:
+        """A batch whose update may have been begun before; without what others wrote if that was twice.
+
+        It may be too much for this machine, and would be so at every start.
+        """
+        if self.journal.begin_again(self.round) <= ATTEMPTS:
+            return batch
+        foreign = [group for group in batch.groups if group.source == "external"]
+        if not foreign:
+            return batch
+        log.warning(
+            "%s: round %d: the update did not end %d times; it goes without its %d foreign groups, by %s",
+            *(self.name, self.round, ATTEMPTS + 1, len(foreign)),
+            ", ".join(sorted({group.producer_key for group in foreign})),
+        )
+        own = tuple(group for group in batch.groups if group.source == "local")
+        batch = batch.model_copy(update={"groups": own})
+        self.journal.replace_batch(batch)
+        return batch
 
     def _rng(self, stage: str) -> random.Random:
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage)

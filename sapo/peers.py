@@ -201,8 +201,9 @@ class Peers:
             self._known[key] = self._new.pop(key)
             self._forget(self._known)
 
-    def put_off(self, key: str, seconds: float) -> None:
-        """Charge what was spent on a group that is verified another time: nothing is known of it yet."""
+    def charge(self, key: str, seconds: float) -> None:
+        """Charge an author for seconds that say nothing of their groups: of reading them, of verifying one
+        that is verified another time, of learning from one that is larger than the node's own."""
         self._charged(key, seconds)
 
     def fault(self, key: str, code: str) -> None:

@@ -5,6 +5,7 @@ When it is full, newcomers together keep a share of it and every known author an
 thousand new names push nobody else's groups out.
 """
 
+import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from itertools import islice
@@ -21,6 +22,7 @@ CROWD = 64
 """Groups that answer one question: whatever else is said to it is nothing new."""
 _DIGITS = 10
 _QUESTION = 16
+_NO_LETTERS = re.compile(r"[\W_]+")
 _NOTHING_SAID = {code: None for code in range(128) if not chr(code).isalnum()}
 
 
@@ -135,8 +137,7 @@ def _said(text: str) -> str:
     """A text without what does not make it another: case, compatibility forms, all but letters and digits."""
     if text.isascii():
         return text.lower().translate(_NOTHING_SAID)
-    plain = compatible(text).casefold()
-    return "".join(character for character in plain if character.isalnum())
+    return _NO_LETTERS.sub("", compatible(text).casefold())
 
 
 def _alike(one: str, other: str) -> bool:

@@ -1,6 +1,7 @@
 """Texts of others, brought into one form in a time that grows no faster than they do."""
 
 import unicodedata
+from collections import Counter
 
 MARKS = 30
 """On one letter; more of them are no writing. Sorting them takes time that grows with their square."""
@@ -12,9 +13,23 @@ ODD = "\u0f73\u0f75\u0f81\uff9e\uff9f"
 """What is no mark by itself and begins with one when it is taken apart."""
 
 
+GROWTH = 4
+"""Times its length that a text's compatibility form may have; of some letters it is a phrase of eighteen."""
+
+
 def compatible(text: str) -> str:
-    """A text's compatibility form (NFKC); where a letter has more marks than any writing, of stretches."""
-    return unicodedata.normalize("NFKC", text if text.isascii() else _in_stretches(text))
+    """A text's compatibility form (NFKC); where a letter has more marks than any writing, of stretches.
+
+    The text itself if its form would be more than `GROWTH` times as long.
+    """
+    if text.isascii() or _grown(text) > GROWTH * len(text):
+        return text
+    return unicodedata.normalize("NFKC", _in_stretches(text))
+
+
+def _grown(text: str) -> int:
+    """Letters of the compatibility forms of a text's letters."""
+    return sum(count * len(unicodedata.normalize("NFKC", one)) for one, count in Counter(text).items())
 
 
 def _in_stretches(text: str) -> str:

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from makers import make_identity
 from shared_workers import shared_workers
 
 from sapo.bus.base import Bus
 from sapo.config import Config, load
 from sapo.home import Home
+from sapo.identity import write_private
 from sapo.manifest import Manifest
 from sapo.node import NodeRuntime
 
@@ -51,7 +53,11 @@ def open_node(config: Config, home: Home, name: str = "n0", **how: Any) -> NodeR
     Its streams of questions and answers are the same every time.
     """
     if name in config.nodes:
-        how.setdefault("incarnation", f"{config.nodes.index(name):016x}")
+        if "incarnation" not in how:
+            how["incarnation"] = f"{config.nodes.index(name):016x}"
+            if not home.key(name).exists():
+                home.make_node(name)
+                write_private(home.key(name), make_identity(f"node {name}").to_pem())
         how.setdefault("workers", shared_workers(config.for_node(name)))
     return NodeRuntime.open(config, name, home, **how)
 

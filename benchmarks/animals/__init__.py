@@ -9,6 +9,7 @@ from animals.answers import (
     pad,
     stall,
     steal_questions,
+    swell,
 )
 from animals.crowd import crowd, spam
 from animals.envelopes import equivocate, forge, garbage, giant, replay, squat, travel
@@ -35,6 +36,7 @@ ZOO: dict[str, Animal] = {
     "slow-verification attacker": stall,
     "time traveller": travel,
     "padder": pad,
+    "giant learner": swell,
     "two thousand identities": crowd,
 }
 """By the name they go by in docs/threat-model.md. The zip bomb lives on Kafka alone (`animals.bombs`)."""

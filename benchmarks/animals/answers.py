@@ -126,6 +126,22 @@ def stall(peer: Peer, sight: Sight) -> list[SignedGroup]:
     return [*deep, peer.publish(item, [("1+" * room)[: room - 1] for _ in range(rules.max_completions)])]
 
 
+def swell(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Right and wrong numbers behind so many zeros that an update on them would take all memory."""
+    rules = peer.grounds.manifest
+    room = min(rules.max_text_chars, rules.max_payload_bytes // (rules.max_completions + 1) - 100)
+    sent = []
+    for number, item in enumerate(peer.grounds.items(BURST)):
+        length = room >> number % 4
+        sign, digits = ("-", item.answer[1:]) if item.answer.startswith("-") else ("", item.answer)
+        texts = [
+            f"{sign}{'0' * (length - len(item.answer) - k)}{digits if k % 2 else k}"
+            for k in range(rules.max_completions)
+        ]
+        sent.append(peer.publish(item, texts))
+    return sent
+
+
 def pad(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Right answers padded with junk, beside wrong ones: what is rewarded is the answer, what comes along is
     the junk."""

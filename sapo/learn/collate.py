@@ -181,8 +181,10 @@ def collate(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> list[Chunk]:
-    """Micro-batches of at most `micro_batch` sequences.
+    """Micro-batches of at most `micro_batch` sequences, and of the tokens of so many of the longest own one.
 
+    So peers whose answers are longer than this node's need no more memory than it does. A sequence that is
+    longer than that by itself is alone.
     `shared` computes common prompts and equal sequences once (see `sapo.learn.forward.shares_prompts`), and
     keeps a prompt's completions in as few micro-batches as can be; `dtype` is the model's, in which its
     attention mask is then given. Otherwise every sequence has its own row, sorted by length so that
@@ -194,7 +196,28 @@ def collate(
     else:
         ordered = sorted(rows, key=lambda row: len(row.token_ids))
         portions = [ordered[i : i + size] for i in range(0, len(ordered), size)]
+    if micro_batch is not None:
+        portions = [part for portion in portions for part in _within(portion, size * _longest_own(rows))]
     return [_chunk(portion, shared, torch.device(device), dtype) for portion in portions]
+
+
+def _longest_own(rows: Sequence[Row]) -> int:
+    """Tokens of the longest own sequence; where there is none, of the longest."""
+    own = [len(row.token_ids) for row in rows if not row.external]
+    return max(own or [len(row.token_ids) for row in rows], default=0)
+
+
+def _within(rows: Sequence[Row], tokens: int) -> list[list[Row]]:
+    """Rows in parts that have at most so many tokens, or one row."""
+    parts: list[list[Row]] = [[]]
+    used = 0
+    for row in rows:
+        if parts[-1] and used + len(row.token_ids) > tokens:
+            parts.append([])
+            used = 0
+        parts[-1].append(row)
+        used += len(row.token_ids)
+    return parts
 
 
 def _portions(rows: Sequence[Row], size: int) -> list[list[Row]]:

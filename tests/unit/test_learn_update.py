@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import peft
 import pytest
@@ -136,6 +137,15 @@ def test_a_shared_prompt_is_computed_once_and_equal_completions_once() -> None:
     assert chunk.input_ids.tolist() == [[3, 4, 5, 6, 7, 8]]
     assert chunk.position_ids.tolist() == [[0, 1, 2, 3, 4, 3]]
     assert chunk.index[0].tolist() == chunk.index[1].tolist()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared-prompt", "row-each"])
+def test_longer_foreign_sequences_make_smaller_micro_batches(shared: bool) -> None:
+    own = rows_of([([1], [2, 3, k]) for k in range(4)])
+    foreign = [replace(row, external=True) for row in rows_of([([1], [4] * 9 + [k]) for k in range(4)])]
+    chunks = collate([*own, *foreign], shared=shared, micro_batch=4)
+    assert max(int(chunk.mask.sum()) + len(chunk.mask) for chunk in chunks) <= 4 * 4
+    assert sum(len(chunk.mask) for chunk in chunks) == 8
 
 
 def test_a_prompt_s_completions_stay_in_one_micro_batch_where_they_fit() -> None:

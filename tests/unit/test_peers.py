@@ -392,6 +392,6 @@ def test_a_proven_lie_ends_the_rise() -> None:
 
 def test_a_group_put_off_is_paid_for_and_makes_nobody_rise() -> None:
     known = with_known("a")
-    known.put_off("new", 0.25)
+    known.charge("new", 0.25)
     assert known.purse == CREDIT_S - 0.25
     assert not known.rising("new")

@@ -31,6 +31,8 @@ SETTINGS = (
     "batch.external=9",
     "pool.max_groups=64",
     "rules.max_payload_bytes=200_000",
+    "generate.max_new_tokens=512",
+    "learn.lr=0",  # what one animal meets does not depend on who came before it
     # nobody runs n3: it is there so that the manifest has data sets whose scorers evaluate or are slow
     f'node.3.tasks=[{CHAIN_SUM}, {{dataset="binary_matrix"}}, {{dataset="intermediate_integration"}}]',
 )

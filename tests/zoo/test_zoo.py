@@ -54,6 +54,7 @@ FATES = {
     "slow-verification attacker": fate(rejected="slow"),
     "time traveller": fate("malformed", sound=True),
     "padder": fate(sound=True),
+    "giant learner": fate(rejected="too_costly too_long"),
     "two thousand identities": fate(unproven="no_room"),
 }
 
