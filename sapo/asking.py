@@ -8,6 +8,7 @@ from sapo.batching import score_groups
 from sapo.evaluate import evaluate
 from sapo.node_parts import NodeParts
 from sapo.records import Completion, Group, Question, SignedGroup
+from sapo.rules import MAX_QUESTION
 from sapo.seeds import rng, stream
 from sapo.tasks import Drawing
 
@@ -105,7 +106,11 @@ def within_rules(parts: NodeParts, group: Group, signed: SignedGroup) -> bool:
     """Whether peers may take the group: they refuse what is larger than the manifest allows."""
     rules = parts.manifest
     longest = max(len(completion.text) for completion in group.completions)
-    return longest <= rules.max_text_chars and len(signed.payload) <= rules.max_payload_bytes
+    return (
+        longest <= rules.max_text_chars
+        and len(group.question) <= MAX_QUESTION
+        and len(signed.payload) <= rules.max_payload_bytes
+    )
 
 
 def probe(parts: NodeParts, round: int) -> dict[str, float]:

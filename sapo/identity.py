@@ -25,6 +25,8 @@ __all__ = ["Identity", "Refused", "new_incarnation", "seal", "unseal", "verify"]
 
 MAX_PROBLEMS = 1000
 """Of one group, above which none is named."""
+MAX_UNKNOWN = 16_384
+"""Characters of a group in fields that this release does not know, as canonical JSON."""
 
 
 class Identity:
@@ -196,6 +198,9 @@ def unseal(signed: SignedGroup) -> Group:
     if isinstance(group, Refused):
         raise group
     try:
+        unknown = [record.model_extra for record in (group, *group.completions) if record.model_extra]
+        if len(canonical(unknown)) > MAX_UNKNOWN:
+            raise Refused("malformed", f"it has more than {MAX_UNKNOWN} characters in fields unknown here")
         same = group.canonical().encode() == signed.payload
     except (ValueError, RecursionError):
         # fields of a newer version hold any JSON, also what has no canonical form, such as NaN

@@ -17,6 +17,7 @@ from sapo.learn.advantage import informative
 from sapo.node_parts import NodeParts
 from sapo.pool import Entry, Verdict
 from sapo.records import Group, Outcome, Received
+from sapo.refusals import is_signed
 from sapo.tasks import drawn_by
 from sapo.workers import Claim
 
@@ -54,6 +55,7 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
     useless = {entry.group_id: entry.verdict.reason or "" for entry in came if entry.verdict is not None}
     parts.pool.remove(useless)
     metrics["pool/useless"] = float(len(useless))
+    metrics["pool/passed_over"] = float(poll.passed)
     parts.pool.evict(now)
     met = [
         parts.pool.met(entry.group, entry.received.signed.content_sha256, entry.received.timestamp)
@@ -80,7 +82,19 @@ def _poll(parts: NodeParts, rng: random.Random) -> Poll:
 
 
 def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
-    """Put a group into the pool and return its entry; None where it is refused."""
+    """Put a group into the pool and return its entry; None where it is refused. Its author pays for the time
+    if the signature holds."""
+    began = time.thread_time()
+    entry, refused = _looked_at(parts, received, now)
+    if refused is not None:
+        _refuse(parts, refused, received)
+    if refused is None or is_signed(refused):
+        parts.peers.charge(received.signed.key, time.thread_time() - began)
+    return entry
+
+
+def _looked_at(parts: NodeParts, received: Received, now: float) -> tuple[Entry | None, Refused | None]:
+    """The entry of a group that may enter the pool, and is in it now; or why it may not."""
     group_id = received.signed.group_id
     try:
         if group_id in parts.dropped:
@@ -100,14 +114,14 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
         parts.streams.check(group, received.timestamp)
         if group_id in parts.pool:  # the memory of ids is bounded, and may have forgotten it
             raise Refused("duplicate", "it is in the pool", group)
-    except Refused as refused:
-        _refuse(parts, refused, received)
-        return None
+    except Refused as reason:
+        # the one that was raised names frames, which would keep the group for good
+        return None, Refused(reason.code, reason.detail, reason.group)
     _turn_out_copy(parts, group, received)
     entry = Entry(received=received, group=group, received_at=now, verdict=Verdict.at_sight(group))
     parts.streams.note(group, received.timestamp)
     parts.pool.add(entry)
-    return entry
+    return entry, None
 
 
 def _refuse(parts: NodeParts, refused: Refused, received: Received) -> None:

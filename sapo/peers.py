@@ -27,7 +27,7 @@ from typing import TypeVar
 from sapo.bus.base import Limits
 from sapo.config import PoolConfig
 from sapo.journal_rows import PeerRow
-from sapo.pool import LOOKS, limits, looks, most_per_author, newcomer_places
+from sapo.pool import LOOKS, limits, looks, most_per_author, newcomer_places, places_of
 from sapo.records import Received
 
 T = TypeVar("T")
@@ -115,25 +115,37 @@ class Peers:
         of them for newcomers. Where not all have room, records are looked at in turns, one per author and
         turn, in an order drawn from `rng`: neither a place on the bus nor the number of records is of use.
         Newcomers who are `rising` and those who are not come by turns, so that each have half of the room.
+
+        What a look costs is charged by `admit`. Looks at newcomers end when half of their common account is
+        spent: the rest is for verification. A known author is looked at while it owes at most `CREDIT_S`.
         """
         room = _Room(self.config, self.known)
+        kept = max(0.0, self._common.balance / 2)
         order = list(received)
         if not room.enough(received):
             order = self._in_halves(_in_turns(received, rng))
         came: list[T] = []
         no_room: list[Received] = []
         for one in order:
-            if not room.look(one.signed.key):
+            if not (self._may_look(one.signed.key, kept) and room.look(one.signed.key)):
                 no_room.append(one)
                 continue
             entry = admit(one)
             if entry is not None:
-                room.take(one.signed.key)
+                room.take(one)
                 came.append(entry)
         looked = len(received) - len(no_room)
         self._reach = min(LOOKS, looked // max(1, len(came)))
         self._went["looked"] += looked
         return came, no_room
+
+    def _may_look(self, key: str, kept: float) -> bool:
+        """Whether an author's account allows one more look; newcomers have to leave `kept` seconds."""
+        if not self._timed:
+            return True
+        if self.known(key):
+            return self._balance(self._known, key) > -CREDIT_S
+        return self._common.balance > kept and self._balance(self._new, key) > 0
 
     def _in_halves(self, records: Sequence[Received]) -> list[Received]:
         """Those of known authors, then of rising newcomers and others by turns while there are both."""
@@ -317,7 +329,9 @@ class _Room:
 
     def enough(self, received: Sequence[Received]) -> bool:
         """Whether there is room for everybody's records."""
-        authors = Counter(one.signed.key for one in received)
+        authors: Counter[str] = Counter()
+        for one in received:
+            authors[one.signed.key] += places_of(one)
         places = dict.fromkeys(self._places, 0)
         for key, count in authors.items():
             places[self._known(key)] += count
@@ -328,11 +342,12 @@ class _Room:
     def look(self, key: str) -> bool:
         """Whether one more record of the author is looked at; counts it."""
         kind = self._known(key)
-        free = self._places[kind] and self._looks[kind] and self._taken[key] < self._each
-        self._looks[kind] -= bool(free)
-        return bool(free)
+        free = self._places[kind] > 0 and self._looks[kind] > 0 and self._taken[key] < self._each
+        self._looks[kind] -= free
+        return free
 
-    def take(self, key: str) -> None:
-        """A record of the author was admitted."""
-        self._places[self._known(key)] -= 1
-        self._taken[key] += 1
+    def take(self, received: Received) -> None:
+        """Note that a record was admitted."""
+        key, places = received.signed.key, places_of(received)
+        self._places[self._known(key)] -= places
+        self._taken[key] += places

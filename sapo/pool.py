@@ -1,5 +1,6 @@
 """The pool: foreign groups received and not yet used, bounded in number, age and share per peer."""
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 SEEN_PER_GROUP = 16
 """Groups remembered per place in the pool, so that what was used or evicted does not come in again."""
 
+PLACE_BYTES = 65_536
+"""Of payload to a place: a larger group takes several, so that memory is bounded by their number."""
 LOOKS = 16
 """Records looked at in a round per place in the pool: forgers of a known key may have sent most of them."""
 
@@ -25,9 +28,16 @@ LOOKS = 16
 def limits(config: PoolConfig, known: Set[str] | None = None, reach: int = 1) -> Limits:
     """How much of the bus a round reads: `reach` times as many groups as the pool has places, of one author
     not more than it may hold, nor of all who are not `known` together; None: everybody is known."""
-    count = reach * config.max_groups
-    most = most_per_author(config)
-    return Limits(config.poll_bytes, count, config.tail, most, known, newcomer_places(config))
+    return Limits(
+        max_bytes=config.poll_bytes,
+        max_groups=reach * config.max_groups,
+        tail=config.tail,
+        max_per_author=most_per_author(config),
+        known=known,
+        max_others=newcomer_places(config),
+        author_share=config.max_peer_share,
+        others_share=config.newcomer_share,
+    )
 
 
 def looks(config: PoolConfig) -> tuple[int, int]:
@@ -44,6 +54,11 @@ def most_per_author(config: PoolConfig) -> int:
 def newcomer_places(config: PoolConfig) -> int:
     """Places that all newcomers together may hold."""
     return max(1, int(config.max_groups * config.newcomer_share + 1e-9))
+
+
+def places_of(received: Received) -> int:
+    """Places that a record takes."""
+    return max(1, math.ceil(len(received.signed.payload) / PLACE_BYTES))
 
 
 class Verdict(Record):
@@ -100,6 +115,11 @@ class Entry:
     def group_id(self) -> str:
         """The group's id."""
         return self.received.signed.group_id
+
+    @property
+    def places(self) -> int:
+        """Places that it takes."""
+        return places_of(self.received)
 
     def age(self, now: float) -> float:
         """Seconds since the bus stamped it; clocks that disagree make nothing younger than new."""
@@ -234,7 +254,7 @@ class Pool:
         kept = [entry for entry in kept if entry.group_id not in gone]
         strangers = [entry for entry in kept if not self._known(entry.group.key)]
         crowd = self._over_newcomers(strangers)
-        room = self.config.max_groups - (len(strangers) - len(crowd))
+        room = self.config.max_groups - (_held(strangers) - _held(crowd))
         familiar = [entry for entry in kept if self._known(entry.group.key)]
         over = self._over_number(familiar, room, known=True)
         counts = {}
@@ -249,11 +269,13 @@ class Pool:
     def _over_share(self, oldest_first: Collection[Entry]) -> list[Entry]:
         """The oldest groups of every author who has more than their share of the places."""
         limit = most_per_author(self.config)
-        excess = Counter(entry.group.key for entry in oldest_first)
+        held: Counter[str] = Counter()
+        for entry in oldest_first:
+            held[entry.group.key] += entry.places
         result = []
         for entry in oldest_first:
-            if excess[entry.group.key] > limit:
-                excess[entry.group.key] -= 1
+            if held[entry.group.key] > limit:
+                held[entry.group.key] -= entry.places
                 result.append(entry)
         return result
 
@@ -262,8 +284,8 @@ class Pool:
         places = newcomer_places(self.config)
         rising = [entry for entry in oldest_first if self._rising(entry.group.key)]
         others = [entry for entry in oldest_first if not self._rising(entry.group.key)]
-        over = self._over_number(rising, max((places + 1) // 2, places - len(others)), known=False)
-        return over + self._over_number(others, places - len(rising) + len(over), known=False)
+        over = self._over_number(rising, max((places + 1) // 2, places - _held(others)), known=False)
+        return over + self._over_number(others, places - _held(rising) + _held(over), known=False)
 
     def _over_number(self, oldest_first: Sequence[Entry], places: int, *, known: bool) -> list[Entry]:
         """What is left when `places` are dealt out in turns, one place per author and turn.
@@ -273,7 +295,7 @@ class Pool:
         publishing more than others earns no more places, also where there are more authors than places.
         The authors are all `known` or all newcomers.
         """
-        if len(oldest_first) <= places:
+        if _held(oldest_first) <= places:
             return []
         served = self._places.with_share(lambda author: self._known(author) == known)
         late = {
@@ -287,10 +309,15 @@ class Pool:
         turns: Counter[str] = Counter()
         queue = []
         for place, entry in enumerate(order):
+            turns[entry.group.key] += entry.places
             queue.append((turns[entry.group.key], entry.group_id in late, place))
-            turns[entry.group.key] += 1
-        queue.sort()
-        return [order[place] for _, _, place in queue[places:]]
+        over = []
+        for _, _, place in sorted(queue):
+            places -= order[place].places
+            if places < 0:
+                over.append(order[place])
+                places += order[place].places
+        return over
 
     def _settle(self) -> None:
         """Note whose arrivals have a place now."""
@@ -362,6 +389,11 @@ class _Dropped:
         if self._stale_chars:
             metrics["pool/stale/chars"] = sum(self._stale_chars) / len(self._stale_chars)
         return metrics
+
+
+def _held(entries: Iterable[Entry]) -> int:
+    """Places that entries take."""
+    return sum(entry.places for entry in entries)
 
 
 def _chars(group: Group) -> float:

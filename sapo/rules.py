@@ -12,6 +12,8 @@ from sapo.tasks import bucket
 
 SPARE_TOKENS = 16
 """Ids that a text may have beyond one per byte, for marks that no text shows at its beginning and end."""
+MAX_QUESTION = 65_536
+"""Characters. The longest of ReasoningGYM are those of `arc_agi`, some 10,000 with default parameters."""
 MAX_INDEX = 499
 """The last item of a data set of the library's default size. Nodes draw seeds and ask for item 0; some data
 sets make every item up to the one that is asked for."""
@@ -41,13 +43,15 @@ def keeps_to(received: Received, manifest: Manifest) -> Group:
 def check_rules(group: Group, manifest: Manifest, timestamp: float) -> None:
     """Raise `Refused` for a signed group, stamped by the bus at `timestamp`, that breaks the swarm's rules.
 
-    Codes: `wrong_swarm`, those of `sapo.membership.check`, `malformed` (the recipe's index is above
-    `MAX_INDEX`), `recipe` (not in the manifest), `group_size`, `text_too_long`, `too_many_tokens` (more ids
-    than the text can have), `logprobs` (above 0), `held_out`.
+    Codes: `wrong_swarm`, those of `sapo.membership.check`, `malformed` (a question above `MAX_QUESTION`, an
+    index above `MAX_INDEX`), `recipe` (not in the manifest), `group_size`, `text_too_long`,
+    `too_many_tokens` (more ids than the text can have), `logprobs` (above 0), `held_out`.
     """
     if group.swarm != manifest.swarm:
         raise Refused("wrong_swarm", group.swarm, group)
     check(group, manifest, timestamp)
+    if len(group.question) > MAX_QUESTION:
+        raise Refused("malformed", f"a question of {len(group.question)} characters", group)
     if group.recipe.index > MAX_INDEX:
         raise Refused("malformed", f"recipe.index = {group.recipe.index} is above {MAX_INDEX}", group)
     if not manifest.allows(group.recipe):

@@ -12,7 +12,19 @@ from animals.answers import (
     swell,
 )
 from animals.crowd import crowd, spam
-from animals.envelopes import equivocate, forge, garbage, giant, replay, squat, travel
+from animals.envelopes import (
+    amplify,
+    burn,
+    equivocate,
+    forge,
+    garbage,
+    giant,
+    hog,
+    replay,
+    sign_weakly,
+    squat,
+    travel,
+)
 from animals.peer import Animal, Grounds, Item, Peer, Sight
 from animals.thieves import copy, copy_masked, copy_nearly
 
@@ -37,6 +49,10 @@ ZOO: dict[str, Animal] = {
     "time traveller": travel,
     "padder": pad,
     "giant learner": swell,
+    "admission burner": burn,
+    "byte hog": hog,
+    "archive amplifier": amplify,
+    "small-order signer": sign_weakly,
     "two thousand identities": crowd,
 }
 """By the name they go by in docs/threat-model.md. The zip bomb lives on Kafka alone (`animals.bombs`)."""

@@ -3,9 +3,14 @@
 import json
 
 from animals.peer import Peer, Sight, mixed
-from sapo.records import Completion, SignedGroup, canonical, sha256
+from sapo.records import SCHEMA_VERSION, Completion, SignedGroup, canonical, sha256
+from sapo.rules import MAX_QUESTION
 
 OTHERS = "0" * 64
+WEAK_KEY = "01" + "00" * 31
+"""The neutral element of edwards25519."""
+LIGATURE = "\ufdfa"
+"""One letter, eighteen in its compatibility form."""
 BURST = 4
 """Records a round, half of what an honest node of preset `tiny` publishes."""
 
@@ -41,6 +46,52 @@ def giant(peer: Peer, sight: Sight) -> list[SignedGroup]:
         peer.publish(long, ["1" * (rules.max_text_chars + 1), "2"]),
         peer.publish(many, ["1"] * (rules.max_completions + 1)),
     ]
+
+
+def burn(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """What takes longest to look at, though the rules allow it: letters that stand for phrases, deep fields
+    of a schema to come."""
+    rules = peer.grounds.manifest
+    phrase, nested = peer.grounds.items(2)
+    room = min(rules.max_text_chars, rules.max_payload_bytes // (3 * rules.max_completions + 3) - 40)
+    deep: list[object] = []
+    for _ in range(20):
+        deep = [deep, 0]
+    fields = {"schema_version": SCHEMA_VERSION + 1, "more": [deep] * (rules.max_payload_bytes // 150)}
+    answers = [f"{k}{LIGATURE * (room - 2)}" for k in range(rules.max_completions)]
+    return [peer.publish(phrase, answers), peer.publish(nested, mixed(nested), **fields)]
+
+
+def hog(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Groups of as many bytes as the rules allow, in token ids of another vocabulary."""
+    rules = peer.grounds.manifest
+    room = min(rules.max_text_chars, rules.max_payload_bytes // 14)
+    sent = []
+    for item in peer.grounds.items(BURST):
+        long = Completion(text="1" * room, finish_reason="length", token_ids=(999_999,) * room)
+        sent.append(peer.publish(item, [], completions=(long, Completion(text="2", finish_reason="stop"))))
+    return sent
+
+
+def amplify(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Long questions with as many short answers as there may be: an archive has the question with each."""
+    rules = peer.grounds.manifest
+    items = peer.grounds.items(3)
+    lengths = (MAX_QUESTION + 1, min(MAX_QUESTION, rules.max_payload_bytes // 2), 1000)
+    answers = [f"{k}" for k in range(rules.max_completions)]
+    return [
+        peer.publish(item, answers, question=item.question.ljust(length, "?"))
+        for item, length in zip(items, lengths, strict=True)
+    ]
+
+
+def sign_weakly(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Groups under a key of small order, for which one constant signature holds whatever the payload says."""
+    sent = []
+    for item in peer.grounds.items(BURST):
+        payload = peer.group(item, mixed(item), key=WEAK_KEY).canonical().encode()
+        sent.append(peer.envelope(payload, key=WEAK_KEY, signature="01" + "00" * 63))
+    return sent
 
 
 def forge(peer: Peer, sight: Sight) -> list[SignedGroup]:

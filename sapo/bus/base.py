@@ -9,6 +9,8 @@ from typing import Protocol
 from sapo.errors import UserError
 from sapo.records import Received, SignedGroup
 
+PASSED = 8
+"""Times `max_bytes` that a poll may pass over: what lies behind a flood is not to wait for many polls."""
 MAX_RECORD = 4 * 2**20
 """Bytes of a record, with all that packs it: more is passed over unread, whoever wrote it."""
 Positions = Mapping[str, int]
@@ -29,6 +31,10 @@ class Limits:
     """Authors who count for themselves; None: all. The rest, and records of nobody, count together."""
     max_others: int = 0
     """No more records of those who are not `known` than this count for `max_groups`."""
+    author_share: float | None = None
+    """Part of `max_bytes` that is taken of one known author; what is beyond it is passed over. None: all."""
+    others_share: float | None = None
+    """Likewise, of all who are not `known` together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,8 @@ class Poll:
     gaps: tuple[Gap, ...] = field(default=())
     malformed: tuple[str, ...] = field(default=())
     """Bus positions of records passed over because they hold no signed group at all."""
+    passed: int = 0
+    """Records passed over because their authors had their share of the poll's bytes."""
 
 
 class Reading:
@@ -56,8 +64,9 @@ class Reading:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._bytes = self._counted = 0
+        self._bytes = self._counted = self._passed = self._passed_bytes = 0
         self._authors: Counter[str] = Counter()
+        self._author_bytes: Counter[str] = Counter()
         self._received: list[Received] = []
         self._gaps: list[Gap] = []
         self._malformed: list[str] = []
@@ -92,27 +101,45 @@ class Reading:
         The first record of a poll is taken whatever its size, or a large one would block its partition.
         `end` is the offset to go on from where that is not the next: a batch nobody can read has many.
         """
+        author = self._author(received)
+        over = self._over_share(author, size)
         taken = len(self._received) + len(self._malformed)
-        full = taken > 0 and self._bytes + size > self._limits.max_bytes
+        if over:
+            full = self._passed_bytes + size > PASSED * self._limits.max_bytes
+        else:
+            full = taken > 0 and self._bytes + size > self._limits.max_bytes
         if full or self._counted >= self._limits.max_groups:
             return False
         self._skip_to(partition, offset)
         self._positions[partition] = offset + 1 if end is None else end
+        if over:
+            self._passed, self._passed_bytes = self._passed + 1, self._passed_bytes + size
+            return True
         self._bytes += size
+        self._author_bytes[author] += size
         if received is None:
             self._malformed.append(f"{partition}:{offset}")
         else:
             self._received.append(received)
-        self._counted += self._counts("" if received is None else received.signed.key)
+        self._counted += self._counts(author)
         return True
 
+    def _author(self, received: Received | None) -> str:
+        """Who wrote a record; "" for nobody, and for all who are not known."""
+        key, known = "" if received is None else received.signed.key, self._limits.known
+        return key if known is None or key in known else ""
+
+    def _over_share(self, author: str, size: int) -> bool:
+        """Whether an author, or all who are not known, had their bytes; one record they have in any case."""
+        share = self._limits.author_share if author else self._limits.others_share
+        before = self._author_bytes[author]
+        return share is not None and before > 0 and before + size > share * self._limits.max_bytes
+
     def _counts(self, author: str) -> bool:
-        """Whether one more record of the author counts for `max_groups`; "" is nobody."""
-        known, most = self._limits.known, self._limits.max_per_author
-        if known is not None and author not in known:
-            author, most = "", self._limits.max_others
-        elif not author:
-            most = None
+        """Whether one more record of the author counts for `max_groups`."""
+        most = self._limits.max_per_author
+        if not author:
+            most = None if self._limits.known is None else self._limits.max_others
         self._authors[author] += 1
         return most is None or self._authors[author] <= most
 
@@ -136,7 +163,13 @@ class Reading:
 
     def poll(self) -> Poll:
         """What was read."""
-        return Poll(tuple(self._received), self._positions, tuple(self._gaps), tuple(self._malformed))
+        return Poll(
+            tuple(self._received),
+            self._positions,
+            tuple(self._gaps),
+            tuple(self._malformed),
+            self._passed,
+        )
 
 
 class Bus(Protocol):

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _COMPLETION = set(Completion.model_fields) & set(ROLLOUTS.names)
 _HELD = ("group_id", "content_sha256")
+POLL_BYTES = 2_000_000
+"""Of the bus, read at a time: each row has the question of its group, so they take many times more."""
 SAMPLES = 16
 """Rows of one author and reason that a poll adds to `quarantine`."""
 KEPT_BYTES = 1 << 20
@@ -76,7 +78,7 @@ class Archiver:
     ) -> None:
         self.bus, self.store, self.swarm, self.clock = bus, store, swarm, clock
         self.manifest = manifest
-        self.limits = limits or Limits()
+        self.limits = limits or Limits(max_bytes=POLL_BYTES)
         if self.limits.tail is not None:
             raise ValueError("an archiver reads everything: limits.tail must be None")
 

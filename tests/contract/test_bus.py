@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from makers import make_signed
 
-from sapo.bus.base import Bus, Gap, Limits, Poll
+from sapo.bus.base import PASSED, Bus, Gap, Limits, Poll
 from sapo.bus.kafka import KafkaBus
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
@@ -272,6 +272,26 @@ class TestBus:
             positions = found.positions
         assert len(got) == 25
         assert ids(got) == {one.group_id for one in sent}
+
+    def test_who_sends_more_bytes_than_its_share_holds_up_nobody(self, bus: Bus) -> None:
+        loud = [make_signed("loud", position=i, texts=("x" * 4000, f"{i}")) for i in range(40)]
+        quiet = make_signed("quiet")
+        bus.publish([*loud, quiet])
+        shares = {"author_share": 0.5, "others_share": 0.25}
+        for known, share in ((frozenset({quiet.key}), 10_000), (frozenset({quiet.key, loud[0].key}), 20_000)):
+            found = poll(bus, {}, Limits(max_bytes=40_000, known=known, max_others=1000, **shares))
+            assert quiet.group_id in ids(found.received)
+            sizes = [len(one.signed.payload) for one in found.received if one.signed.key == loud[0].key]
+            assert 0 < sum(sizes) <= share
+            assert found.passed == len(loud) - len(sizes)
+            assert poll(bus, found.positions, EVERYTHING).received == ()
+
+    def test_a_poll_passes_over_no_more_than_some_times_what_it_reads(self, bus: Bus) -> None:
+        bus.publish([make_signed("loud", position=i, texts=("x" * 4000, f"{i}")) for i in range(40)])
+        found = poll(bus, {}, Limits(max_bytes=8000, known=frozenset(), max_others=1000, others_share=0.25))
+        assert len(found.received) == 1
+        assert found.passed * 4000 < PASSED * 8000
+        assert poll(bus, found.positions, EVERYTHING).received
 
     def test_a_poll_keeps_to_its_number_of_groups(self, bus: Bus) -> None:
         bus.publish(groups(25))

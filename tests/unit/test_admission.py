@@ -11,7 +11,7 @@ from sapo.config import Config, Task, parse
 from sapo.errors import Refused
 from sapo.manifest import Manifest
 from sapo.records import MAX_SEED, Completion, Group, Received, Recipe, canonical, sha256
-from sapo.rules import MAX_INDEX
+from sapo.rules import MAX_INDEX, MAX_QUESTION, keeps_to
 from sapo.seeds import rng
 from sapo.seen import CROWD
 from sapo.tasks import _pick as pick
@@ -346,3 +346,10 @@ def test_a_fingerprint_is_of_what_is_said_and_not_of_who_says_it() -> None:
     assert fingerprint(make_group(position=1, texts=("1", "2"))) != fingerprint(group)
     answers = tuple(Completion(text=text, finish_reason="length") for text in ("1", "2"))
     assert fingerprint(make_group(completions=answers)) == fingerprint(group)
+
+
+def test_a_question_longer_than_any_data_set_s_is_malformed() -> None:
+    rules = Manifest.model_validate(MANIFEST.model_dump() | {"max_payload_bytes": 10**6})
+    one = received(question="why? " * (MAX_QUESTION // 5) + "why?")
+    with pytest.raises(Refused, match="a question of 65539 characters"):
+        keeps_to(one, rules)

@@ -4,6 +4,7 @@ import gc
 import json
 import multiprocessing
 import random
+import string
 import threading
 import weakref
 from collections.abc import Callable
@@ -33,7 +34,8 @@ from sapo.history.names import names
 from sapo.history.rollouts import Archiver, Counts, group_of
 from sapo.history.tables import Store
 from sapo.identity import Identity, seal
-from sapo.records import SignedGroup, canonical, sha256
+from sapo.records import Completion, SignedGroup, canonical, sha256
+from sapo.rules import MAX_QUESTION
 
 # fmt: off
 NAMED = {
@@ -140,6 +142,21 @@ def test_run_reads_to_the_end_in_bounded_polls(bus: MemoryBus, store: Store) -> 
     counts = archiver(bus, store, limits=Limits(max_groups=3)).run()
     assert (counts.passed, counts.groups, counts.behind) == (10, 10, 0)
     assert groups_held(store) == expected(*records)
+
+
+def test_questions_that_many_answers_repeat_take_little_more_room_than_on_the_bus(
+    bus: MemoryBus, store: Store
+) -> None:
+    rng = random.Random(0)
+    answers = tuple(Completion(text=str(k), finish_reason="stop") for k in range(64))
+    questions = ["".join(rng.choices(string.ascii_letters, k=MAX_QUESTION)) for _ in range(40)]
+    changes = [{"question": question, "completions": answers} for question in questions]
+    sent = [seal(group(i).model_copy(update=change), IDENTITY) for i, change in enumerate(changes)]
+    bus.publish(sent)
+    archiver(bus, store).run()
+    stored = sum(path.stat().st_size for path in Path(store.uri).rglob("rollouts/**/*.parquet"))
+    assert stored < 4 * sum(len(one.payload) for one in sent)
+    assert len(list(Path(store.uri).rglob("rollouts/**/*.parquet"))) == 2, "not all at once"
 
 
 def test_trap_40_records_resent_at_new_offsets_are_recognised(bus: MemoryBus, store: Store) -> None:

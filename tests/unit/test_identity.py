@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from makers import make_group, make_identity, make_signed
 
 from sapo.errors import Refused, UserError
-from sapo.identity import Identity, new_incarnation, seal, unseal, verify
-from sapo.records import Group, SignedGroup, canonical, is_sound_key, sha256
+from sapo.identity import MAX_UNKNOWN, Identity, new_incarnation, seal, unseal, verify
+from sapo.records import SCHEMA_VERSION, Group, SignedGroup, canonical, is_sound_key, sha256
 
 SMALL_ORDER = (
     "00" * 32,
@@ -314,3 +314,12 @@ def test_a_refusal_does_not_hold_what_pydantic_said() -> None:
     with pytest.raises(Refused, match="malformed") as caught:
         unseal(changed(round=-1))
     assert caught.value.__context__ is None
+
+
+def test_more_fields_of_a_schema_to_come_than_it_can_have_are_refused_before_they_are_written_out() -> None:
+    fields = {"schema_version": SCHEMA_VERSION + 1, "more": ["x" * 100] * (MAX_UNKNOWN // 110)}
+    taken = unseal(seal(make_group().model_copy(update=fields), make_identity("peer")))
+    assert taken.model_extra == {"more": fields["more"]}
+    fields["more"] = ["x" * 100] * (MAX_UNKNOWN // 100)
+    with pytest.raises(Refused, match="fields unknown here"):
+        unseal(seal(make_group().model_copy(update=fields), make_identity("peer")))

@@ -210,6 +210,32 @@ def test_a_node_reads_past_forgeries_once_it_has_met_them() -> None:
     assert known.limits().max_groups == 16
 
 
+def test_looks_at_newcomers_end_when_half_of_their_time_is_spent() -> None:
+    known = with_known(K0)
+
+    def look(received: Received) -> Received:
+        known.charge(received.signed.key, 0.2)
+        return received
+
+    records = [*of("s0", 1), *of("s1", 1), *of("s2", 1), *of("s3", 1), *of("k0", 3)]
+    came, rest = known.screen(records, random.Random(0), look)
+    assert names(came)["k0"] == 3
+    assert len(came) - 3 == CREDIT_S / 2 // 0.2 + 1 == 3
+    assert len(rest) == 1
+    assert known.purse > 0
+
+
+def test_a_known_author_whose_looks_cost_more_than_it_earns_is_looked_at_no_more() -> None:
+    known = with_known(K0, K1)
+
+    def look(received: Received) -> Received:
+        known.charge(received.signed.key, 1.0 if received.signed.key == K0 else 0.0)
+        return received
+
+    came, _ = known.screen([*of("k0", 8), *of("k1", 8)], random.Random(0), look)
+    assert names(came) == {"k0": 2, "k1": 8}
+
+
 def test_newcomers_who_are_too_many_have_equal_chances_wherever_they_stand_on_the_bus() -> None:
     records = [make_received(f"s{i}", position=j) for i in range(12) for j in range(1 + 5 * (i == 3))]
     counts: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from sapo.bus.base import Reading
 from sapo.bus.memory import MemoryBus
 from sapo.config import PoolConfig
 from sapo.errors import Refused
-from sapo.pool import SEEN_PER_GROUP, Entry, Pool, Verdict, limits, newcomer_places
+from sapo.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool, Verdict, limits, newcomer_places
 from sapo.records import Group, Outcome, Recipe
 from sapo.seen import fingerprint
 
@@ -448,3 +448,15 @@ def test_what_a_group_says_is_worked_out_once_on_its_way_in(monkeypatch: pytest.
         pool.add(entry)
         pool.met(entry.group, entry.received.signed.content_sha256)
     assert len(asked) == len(set(asked)) == 2
+
+
+def test_a_large_group_takes_as_many_places_as_its_bytes_ask_for() -> None:
+    long = ("x" * (2 * PLACE_BYTES), "y")
+    pool = Pool(config(max_groups=8, max_peer_share=0.5), KNOWN.__contains__)
+    for position in range(3):
+        pool.add(make_entry("k0", position=position, at=900.0 + position, texts=long))
+    for position in range(5):
+        pool.add(make_entry("k1", position=position, at=900.0 + position))
+    assert make_entry(texts=long).places == 3
+    assert pool.evict(1000.0) == {"peer_share": 3}
+    assert holders(pool) == {"k0": 1, "k1": 4}

@@ -35,6 +35,12 @@ def test_a_letter_under_a_mountain_of_marks_is_sorted_in_stretches(mark: str) ->
     assert 0 <= bucket(text, "salt") < 1
 
 
+def test_a_text_whose_form_would_be_many_times_as_long_stays_as_it_is() -> None:
+    phrase = "\ufdfa" * 1000
+    assert compatible(phrase) == phrase
+    assert compatible(phrase[:10] + "a" * 80) == unicodedata.normalize("NFKC", phrase[:10] + "a" * 80)
+
+
 def test_all_that_begins_with_a_mark_is_known() -> None:
     every = [chr(point) for point in range(0x110000)]
     begins = {one for one in every if unicodedata.combining(unicodedata.normalize("NFKD", one)[0])}

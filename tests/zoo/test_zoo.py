@@ -55,6 +55,10 @@ FATES = {
     "time traveller": fate("malformed", sound=True),
     "padder": fate(sound=True),
     "giant learner": fate(rejected="too_costly too_long"),
+    "admission burner": fate("malformed", rejected="too_long"),
+    "byte hog": fate(rejected="too_long"),
+    "archive amplifier": fate("malformed", rejected="too_long question_mismatch"),
+    "small-order signer": fate(unproven="bad_signature"),
     "two thousand identities": fate(unproven="no_room"),
 }
 
