@@ -6,6 +6,7 @@ once (`infra.browser`).
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -77,14 +78,15 @@ def main() -> int:
 
 def shown_by(found: services.Services, swarm: str) -> Shown:
     """What the servers have of a swarm."""
-    mlflow = found.mlflow.url
-    client = load_mlflow().MlflowClient(mlflow)
+    os.environ.update(found.mlflow.credentials())
+    client = load_mlflow().MlflowClient(found.mlflow.url)
     experiment = client.get_experiment_by_name(swarm)
     if experiment is None:
-        raise SapoError(f"MLflow at {mlflow} has no experiment {swarm}: the swarm has not run")
+        raise SapoError(f"MLflow at {found.mlflow.url} has no experiment {swarm}: the swarm has not run")
     number = experiment.experiment_id
     runs = {run.info.run_name: run.info.run_id for run in client.search_runs([number])}
-    return Shown(mlflow, pages_of(found, swarm), swarm, number, runs)
+    pages = pages_of(found, swarm)
+    return Shown(pages.mlflow.partition("/#")[0], pages, swarm, number, runs)
 
 
 def charts(page: "Page", shown: Shown) -> None:

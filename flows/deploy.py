@@ -69,8 +69,9 @@ def _pool(client: SyncPrefectClient, site: Site, tell: Tell) -> None:
     try:
         found = client.read_work_pool(site.pool)
     except ObjectNotFound:
-        template = run_coro_as_sync(get_default_base_job_template_for_infrastructure_type(site.pool_type))
-        made = WorkPoolCreate(name=site.pool, type=site.pool_type, base_job_template=template or {})
+        usual = run_coro_as_sync(get_default_base_job_template_for_infrastructure_type(site.pool_type))
+        template = without_command(usual or {})
+        made = WorkPoolCreate(name=site.pool, type=site.pool_type, base_job_template=template)
         client.create_work_pool(made)
         tell(f"work pool {site.pool}: made ({site.pool_type})")
         return
@@ -78,6 +79,19 @@ def _pool(client: SyncPrefectClient, site: Site, tell: Tell) -> None:
         remedy = "choose another deploy.pool, or the type it has"
         raise UserError("deploy.pool", site.pool, f"is there already, for {found.type}", remedy)
     tell(f"work pool {site.pool}: there ({site.pool_type})")
+
+
+def without_command(template: dict[str, Any]) -> dict[str, Any]:
+    """What a pool's runs are made of, less their command: a run could have any command run on the worker."""
+    left: dict[str, Any] = _without(template, "{{ command }}")
+    left.get("variables", {}).get("properties", {}).pop("command", None)
+    return left
+
+
+def _without(part: Any, gone: str) -> Any:
+    if isinstance(part, dict):
+        return {key: _without(value, gone) for key, value in part.items() if value != gone}
+    return [_without(value, gone) for value in part] if isinstance(part, list) else part
 
 
 def load(path: str) -> Flow[..., Any]:

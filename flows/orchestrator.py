@@ -19,8 +19,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import httpx
 from prefect.exceptions import PrefectException, TerminationSignal
 from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_AUTH_STRING
 
 from sapo.errors import SapoError
+from sapo.gate import basic
 from sapo.services import Service, answers
 
 log = logging.getLogger(__name__)
@@ -333,6 +335,8 @@ class Orchestrator:
             data=json.dumps(wanted).encode(),
             headers={"Content-Type": "application/json"},
         )
+        if login := PREFECT_API_AUTH_STRING.value():
+            request.add_header("Authorization", basic(login))
         try:
             with urllib.request.urlopen(request, timeout=HEALTH_S) as reply:
                 return int(json.load(reply))

@@ -5,6 +5,7 @@ Nothing here knows Prefect: `flows.deploy` makes it so.
 
 import os
 import sys
+import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ BEGIN_S = {"process": 180, "docker": 600, "kubernetes": 600}
 """How long a worker may take from taking a run up to its first line: a container may have to be fetched."""
 PROGRESS, FINISHED, DEPLOYED = "sapo.node.progress", "sapo.node.finished", "sapo.node.deployed"
 """Events of a node: it has made rounds, it has made all of them, it is to make some from now on."""
+ASK_S = 5.0
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled")
 TAG = "sapo"
 
@@ -253,6 +255,15 @@ def refuse_without_server(env: Mapping[str, str]) -> str:
     if not answers(Service("prefect", url.rstrip("/"))):
         raise UserError("PREFECT_API_URL", url, "no server answers there", remedy)
     return url
+
+
+def answers_anybody(url: str) -> bool:
+    """Whether a Prefect API asks for no password."""
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/admin/version", timeout=ASK_S) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
 
 
 def command(home: Home, folder: str) -> list[str]:

@@ -101,7 +101,7 @@ class Home:
 
     @property
     def services(self) -> Path:
-        """Addresses and pids of the servers that run now."""
+        """Addresses, passwords and pids of the servers that run now; for the owner only."""
         return self.root / "services.json"
 
     @property
@@ -447,11 +447,15 @@ def check_reasoning_gym(manifest: Manifest, field: str, value: str) -> None:
         )
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content so that a reader, or a crash, sees the old one or the new one."""
+def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Replace a file's content so that a reader, or a crash, sees the old one or the new one.
+
+    `mode` is its mode, less what the process's umask takes away.
+    """
     # not by the pid alone: containers that share a volume have the same ones
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 from sapo import swarm_run
 from sapo.credentials import public
+from sapo.gate import ENTRANCE, basic
 from sapo.services import Service, Services
 
 ASK_S = 1.0
@@ -17,7 +18,10 @@ ASK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Links of a swarm's pages. `begun` is whether MLflow has an experiment of the swarm."""
+    """Links of a swarm's pages. `begun` is whether MLflow has an experiment of the swarm.
+
+    Those of servers that were started for the swarm hold their passwords.
+    """
 
     mlflow: str
     prefect: str
@@ -31,7 +35,7 @@ class Pages:
 def pages_of(services: Services, swarm: str) -> Pages:
     """The pages of a swarm; MLflow's list of experiments where it does not know the swarm yet."""
     experiment = _experiment(services.mlflow, swarm)
-    base = public(services.mlflow.url)
+    base = _entrance(services.mlflow, public(services.mlflow.url))
     if not base.startswith("http"):
         mlflow = base  # a store without a server has no page
     elif experiment is None:
@@ -45,15 +49,24 @@ def pages_of(services: Services, swarm: str) -> Pages:
 def _prefect(service: Service) -> str:
     """The list of flow runs; the address itself where the page is not beside the API."""
     base = public(service.url)
-    return f"{base.removesuffix('/api')}/runs" if base.endswith("/api") else base
+    return f"{_entrance(service, base.removesuffix('/api'))}/runs" if base.endswith("/api") else base
+
+
+def _entrance(service: Service, base: str) -> str:
+    """What a page's path is put behind, so that the browser is let in."""
+    if service.login is None:
+        return base
+    return f"{base.replace('://', f'://{service.login}@', 1)}{ENTRANCE}"
 
 
 def _experiment(service: Service, swarm: str) -> dict[str, Any] | None:
     """What MLflow's API says of the swarm's experiment; None where it has none, or does not say."""
     asked = urlencode({"experiment_name": swarm})
-    address = f"{service.url}/api/2.0/mlflow/experiments/get-by-name?{asked}"
+    request = urllib.request.Request(f"{service.url}/api/2.0/mlflow/experiments/get-by-name?{asked}")
+    if service.login is not None:
+        request.add_header("Authorization", basic(service.login))
     try:
-        with urllib.request.urlopen(address, timeout=ASK_S) as reply:
+        with urllib.request.urlopen(request, timeout=ASK_S) as reply:
             found: dict[str, Any] = json.load(reply)["experiment"]
             return found
     except (OSError, http.client.HTTPException, ValueError, KeyError):

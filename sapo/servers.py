@@ -1,5 +1,6 @@
 """The servers' own processes: `python -m sapo.servers mlflow|prefect --socket FD [...]`.
 
+The environment names the user and password that they ask for, see `sapo.gate`.
 Both are run inside uvicorn here rather than through their command lines: `mlflow server` imports everything
 twice and leaves a child of its own, and neither would end with its parent.
 """
@@ -10,6 +11,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
+from sapo.gate import LOGIN, Gate
 from sapo.processes import watch_parent
 
 GRACE_S = 2
@@ -57,7 +59,9 @@ def _prefect(descriptor: int) -> None:
 def _serve(app: Any, descriptor: int) -> None:
     import uvicorn
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S)
+    login = os.environ.pop(LOGIN, None)
+    guarded = app if login is None else Gate(app, login)
+    config = uvicorn.Config(guarded, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_S)
     uvicorn.Server(config).run(sockets=[socket.socket(fileno=descriptor)])
 
 

@@ -1,12 +1,14 @@
 """The real servers a swarm runs with: one MLflow and one Prefect, on loopback, in the swarm's own home.
 
-A server the user names (`track.uri`, `PREFECT_API_URL`) is used as it is and never stopped.
+A server the user names (`track.uri`, `PREFECT_API_URL`) is used as it is and never stopped. One that is
+started here asks for a password, a new one each time; clients get it in their environment.
 """
 
 import contextlib
 import http.client
 import json
 import os
+import secrets
 import socket
 import time
 import urllib.request
@@ -17,6 +19,7 @@ from pathlib import Path
 from sapo.config import Config
 from sapo.crew import BACKOFF_S, HEALTHY_S
 from sapo.errors import SapoError, UserError
+from sapo.gate import LOGIN, USER
 from sapo.home import Home, write_atomically
 from sapo.lock import NodeLock
 from sapo.processes import Child, alive, stop_all, tail
@@ -63,7 +66,8 @@ class ServiceFailed(SapoError):
 class Service:
     """A server in use. `pid` is None where somebody else runs it.
 
-    `restarts` counts how often it was started again; `away` says why it does not run now.
+    `restarts` counts how often it was started again; `away` says why it does not run now. `password` is None
+    where it asks for none, or for one that only its user knows.
     """
 
     name: str
@@ -72,6 +76,20 @@ class Service:
     log: str | None = None
     restarts: int = 0
     away: str = ""
+    password: str | None = field(default=None, repr=False)
+
+    @property
+    def login(self) -> str | None:
+        """User and password with a colon between, or None."""
+        return None if self.password is None else f"{USER}:{self.password}"
+
+    def credentials(self) -> dict[str, str]:
+        """The environment in which its clients find user and password; empty where there is none."""
+        if self.login is None or self.password is None:
+            return {}
+        if self.name == "prefect":
+            return {"PREFECT_API_AUTH_STRING": self.login}
+        return {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": self.password}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +108,8 @@ class Services:
             "MLFLOW_TRACKING_URI": self.mlflow.url,
             "PREFECT_API_URL": self.prefect.url,
             "PREFECT_HOME": str(home.prefect),
+            **self.mlflow.credentials(),
+            **self.prefect.credentials(),
         }
 
 
@@ -200,7 +220,7 @@ class Running:
 
     def _write(self) -> None:
         content = asdict(self.services) | {"pid": os.getpid()}
-        write_atomically(self._home.services, json.dumps(content, indent=1) + "\n")
+        write_atomically(self._home.services, json.dumps(content, indent=1) + "\n", mode=0o600)
 
 
 @contextlib.contextmanager
@@ -286,17 +306,30 @@ def _own_store(home: Home) -> str:
 def _mlflow(config: Config, home: Home, store: str, env: Mapping[str, str], kept: dict[str, Kept]) -> Service:
     bound = bind(config.track.port, "track.port")
     arguments = ["mlflow", "--store", store, "--artifacts", str(home.artifacts)]
-    return _start(Service("mlflow", _url(bound)), bound, arguments, home, {**env, **QUIET}, kept)
+    service = Service("mlflow", _url(bound), password=_new_password())
+    return _start(service, bound, arguments, home, {**env, **QUIET}, kept)
 
 
 def _prefect(config: Config, home: Home, env: Mapping[str, str], kept: dict[str, Kept]) -> Service:
     if named := env.get("PREFECT_API_URL"):
         return _named(Service("prefect", named.rstrip("/")), "PREFECT_API_URL")
     bound = bind(config.flow.port, "flow.port")
-    url = f"{_url(bound)}/api"
-    own = {"PREFECT_HOME": str(home.prefect), "PREFECT_API_URL": url, "PREFECT_UI_API_URL": url}
-    own |= prefect_file(home.prefect / "prefect.db", env)
-    return _start(Service("prefect", url), bound, ["prefect"], home, {**env, **QUIET, **LEAN, **own}, kept)
+    service = Service("prefect", f"{_url(bound)}/api", password=_new_password())
+    own = {"PREFECT_HOME": str(home.prefect), **prefect_file(home.prefect / "prefect.db", env)}
+    own |= prefect_access(service.url, service.login)
+    return _start(service, bound, ["prefect"], home, {**env, **QUIET, **LEAN, **own}, kept)
+
+
+def _new_password() -> str:
+    return secrets.token_urlsafe(18)
+
+
+def prefect_access(url: str, login: str | None) -> dict[str, str]:
+    """Where a Prefect server finds itself, whom it answers, and which pages may use its API: its own."""
+    origin = url.removesuffix("/api")
+    found = {"PREFECT_API_URL": url, "PREFECT_UI_API_URL": url, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin}
+    asked = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING")
+    return found if login is None else found | dict.fromkeys(asked, login)
 
 
 def prefect_file(file: Path, env: Mapping[str, str]) -> dict[str, str]:
@@ -318,11 +351,13 @@ def _start(
 ) -> Service:
     """Start a server on a bound socket, and take down how it is started again on the same port."""
     log, port = home.logs / f"{service.name}.log", bound.getsockname()[1]
+    assert service.login is not None
+    asking = {**env, LOGIN: service.login}
 
     def start(on: socket.socket) -> Child:
         with on:
             command = ["-m", "sapo.servers", *arguments, "--socket", str(on.fileno())]
-            return Child.start(service.name, command, log=log, env=env, descriptors=[on.fileno()])
+            return Child.start(service.name, command, log=log, env=asking, descriptors=[on.fileno()])
 
     child = start(bound)
     kept[service.name] = Kept(child, lambda: start(bind(port, f"the port of {service.name}")))

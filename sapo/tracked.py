@@ -31,12 +31,14 @@ def tracking_uri(home: Home, config: Config) -> str:
     """Where this swarm's MLflow is found now, for commands that come after or beside the run.
 
     `track.uri`; else the server that the swarm runs, if it answers; else `$MLFLOW_TRACKING_URI`; else the
-    file that the swarm's own server writes, which need not exist yet.
+    file that the swarm's own server writes, which need not exist yet. The password of the swarm's server is
+    put into the environment, where MLflow's client looks for it.
     """
     if config.track.uri is not None:
         return config.track.uri
     running = services.read(home)
     if running is not None and services.answers(running.mlflow):
+        os.environ.update(running.mlflow.credentials())
         return running.mlflow.url
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.mlflow_db}"
 

@@ -17,6 +17,7 @@ PROGRAMS = (
     "uv",
     ".",
     "chmod",
+    "install",
     "cp",
     "docker",
     "kubectl",

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sapo.gate import LOGIN, basic
 from sapo.processes import Child
-from sapo.services import HOST, QUIET, Service, answers, bind, prefect_file
+from sapo.services import HOST, QUIET, Service, answers, bind, prefect_access, prefect_file
 
 START_S = 300.0
+PREFECT_LOGIN = "sapo:secret-of-a-test"
 SOON = {
     "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
     # an hour of runs every fifteen seconds would be made beforehand, each a row with its events
@@ -37,7 +39,7 @@ class PrefectServer:
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """The answer to a POST of `body`, or to a GET where there is none."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", "Authorization": basic(PREFECT_LOGIN)}
         request = urllib.request.Request(f"{self.url}/{path}", data=data, headers=headers)
         with urllib.request.urlopen(request, timeout=120) as reply:
             text = reply.read()
@@ -84,16 +86,16 @@ def mlflow_server(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def prefect_server(folder: Path) -> Iterator[PrefectServer]:
-    """A server of its own on a free port, stopped at the end."""
+    """A server of its own on a free port, with a password, stopped at the end."""
     bound = bind(None, "port")
     url = f"http://{HOST}:{bound.getsockname()[1]}/api"
-    own = {"PREFECT_HOME": str(folder / "prefect"), "PREFECT_API_URL": url, "PREFECT_UI_API_URL": url}
+    own = {"PREFECT_HOME": str(folder / "prefect"), **prefect_access(url, PREFECT_LOGIN)}
     left = {name: text for name, text in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
     env = {**left, **QUIET, **own, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with bound:
         command = ["-m", "sapo.servers", "prefect", "--socket", str(bound.fileno())]
         log = folder / "prefect.log"
-        its = {**env, **SOON, **prefect_file(folder / "prefect" / "prefect.db", env)}
+        its = {**env, **SOON, LOGIN: PREFECT_LOGIN, **prefect_file(folder / "prefect" / "prefect.db", env)}
         child = Child.start("prefect", command, log=log, env=its, descriptors=[bound.fileno()])
     try:
         wait_for(lambda: started(child, Service("prefect", url)), START_S, "the server does not start")

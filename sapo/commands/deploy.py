@@ -48,6 +48,12 @@ def deploy(
     code = subprocess.run(deploy.command(found, folder), check=False).returncode
     if code:
         raise typer.Exit(code)
+    if deploy.answers_anybody(url):
+        warn(
+            f"{url} asks for no password: accounts of its machine, and pages in browsers there, may run "
+            "commands on workers; set PREFECT_SERVER_API_AUTH_STRING for it, and for workers and here "
+            "PREFECT_API_AUTH_STRING"
+        )
     if settings.track.uri is None and "MLFLOW_TRACKING_URI" not in os.environ:
         warn("track.uri and MLFLOW_TRACKING_URI are unset: metrics wait in journals unless the worker has it")
     print(f"\nits runs: {url.rstrip('/').removesuffix('/api')}/deployments")

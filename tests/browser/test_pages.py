@@ -1,10 +1,18 @@
-"""What people see: the pages that `sapo ui` opens on a real swarm that has finished, in a real browser."""
+"""What people see: the pages that `sapo ui` opens on a real swarm that has finished, in a real browser.
 
+And what others don't: accounts of the machine that lack the password, and pages of other sites.
+"""
+
+import http.server
+import json
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -14,12 +22,17 @@ import pytest
 from finished import ENV, NODES, ROUNDS, FinishedSwarm
 from mlflow import MlflowClient
 from playwright.sync_api import Browser, Page, Response, expect
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from infra.browser.session import browser
 from sapo import services
+from sapo.gate import basic
 from sapo.home import Home
 from sapo.processes import alive
 from sapo.samples import COLUMNS
+from sapo.services import Service, Services
 
 pytestmark = [pytest.mark.browser, pytest.mark.services, pytest.mark.timeout(900)]
 
@@ -39,6 +52,7 @@ class Site:
 
     home: Home
     pages: dict[str, str]
+    found: Services
 
     @property
     def mlflow(self) -> str:
@@ -49,7 +63,7 @@ class Site:
         return self.pages["Prefect"].removesuffix("/runs")
 
     def run(self, name: str) -> Any:
-        client = MlflowClient(self.mlflow)
+        client = MlflowClient(self.found.mlflow.url)
         experiment = client.get_experiment_by_name("tiny").experiment_id
         (found,) = client.search_runs([experiment], f"attributes.run_name = '{name}'")
         return found
@@ -85,8 +99,12 @@ class Watched:
 @pytest.fixture(scope="module")
 def site(finished_swarm: FinishedSwarm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     home = finished_swarm.copy(tmp_path_factory.mktemp("pages")).home
-    with opened(home) as pages:
-        yield Site(home, pages)
+    with opened(home) as pages, pytest.MonkeyPatch.context() as patch:
+        found = services.read(home)
+        assert found is not None
+        for name, value in found.mlflow.credentials().items():
+            patch.setenv(name, value)
+        yield Site(home, pages, found)
 
 
 @contextmanager
@@ -219,3 +237,164 @@ def test_a_flow_runs_page_says_which_rounds_have_tasks(site: Site, watched: Watc
 def test_prefects_dashboard_loads(site: Site, watched: Watched) -> None:
     watched.page.goto(f"{site.prefect}/dashboard")
     expect(watched.page.get_by_text("Flow Runs").first).to_be_visible()
+
+
+# -- who is not let in --------------------------------------------------------------------------------------
+
+NOTHING: dict[str, Any] = {}
+MLFLOW = "/api/2.0/mlflow"
+PLACED = {"name": "theirs", "artifact_location": "/tmp/theirs"}
+ASKED: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("prefect", "/runs", None),
+    ("prefect", "/api/admin/settings", None),
+    ("prefect", "/api/flow_runs/filter", NOTHING),
+    ("prefect", "/api/flows/", {"name": "theirs"}),
+    ("prefect", "/api/work_pools/", {"name": "theirs", "type": "process"}),
+    ("prefect", "/api/block_documents/filter", {"include_secrets": True}),
+    ("mlflow", "/", None),
+    ("mlflow", f"{MLFLOW}/experiments/search?max_results=9", None),
+    ("mlflow", "/get-artifact?run_uuid=RUN&path=rollouts.json", None),
+    ("mlflow", f"{MLFLOW}/experiments/create", PLACED),
+    ("mlflow", "/ajax-api/2.0/mlflow/experiments/create", PLACED),
+    ("mlflow", f"{MLFLOW}/experiments/delete", {"experiment_id": "1"}),
+]
+"""A server, a path, and what is posted there; None gets it."""
+FETCH = """async ([address, how]) => {
+    try {
+        const answer = await fetch(address, how);
+        return answer.type === 'opaque' ? 'not to be read' : await answer.text();
+    } catch (error) {
+        return 'not to be read';
+    }
+}"""
+SUBMIT = """address => {
+    const form = document.createElement('form');
+    Object.assign(form, {action: address, method: 'POST', enctype: 'text/plain'});
+    form.innerHTML = '<input name=\\'{"name":"theirs","x":"\\' value=\\'"}\\'>';
+    document.body.append(form);
+    form.submit();
+}"""
+
+
+def origin(service: Service) -> str:
+    return service.url.removesuffix("/api")
+
+
+def request_of(site: Site, server: str, path: str, body: dict[str, Any] | None) -> urllib.request.Request:
+    url = f"{origin(getattr(site.found, server))}{path.replace('RUN', site.run('n0').info.run_id)}"
+    data = None if body is None else json.dumps(body).encode()
+    return urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+
+
+def status(request: urllib.request.Request) -> int:
+    try:
+        with urllib.request.urlopen(request, timeout=60) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def kept(site: Site) -> tuple[list[str], list[str], list[str]]:
+    """Names of what the servers hold: experiments that are not deleted, flows, work pools."""
+    experiments = [one.name for one in MlflowClient(site.found.mlflow.url).search_experiments()]
+    database = f"{(site.home.prefect / 'prefect.db').as_uri()}?mode=ro"
+    with closing(sqlite3.connect(database, uri=True)) as connection:
+        flows, pools = (
+            [name for (name,) in connection.execute(f"SELECT name FROM {table} ORDER BY name")]
+            for table in ("flow", "work_pool")
+        )
+    return experiments, flows, pools
+
+
+@pytest.mark.parametrize(("server", "path", "body"), ASKED)
+def test_who_lacks_the_password_is_refused(
+    site: Site, server: str, path: str, body: dict[str, Any] | None
+) -> None:
+    before, request = kept(site), request_of(site, server, path, body)
+    assert status(request) == 401
+    request.add_header("Authorization", basic("sapo:guessed"))
+    assert status(request) == 401
+    assert kept(site) == before
+
+
+@pytest.mark.parametrize(("server", "path"), [("prefect", "/api/admin/version"), ("mlflow", "/")])
+def test_who_has_the_password_asks_this_machine_by_its_own_name(site: Site, server: str, path: str) -> None:
+    known = {"Authorization": basic(getattr(site.found, server).login)}
+    url = f"{origin(getattr(site.found, server))}{path}"
+    assert status(urllib.request.Request(url, headers=known)) == 200
+    assert status(urllib.request.Request(url, headers=known | {"Host": "attacker.example"})) == 403
+
+
+def test_prefect_takes_no_events_of_who_lacks_the_password(site: Site) -> None:
+    address = f"{site.found.prefect.url.replace('http', 'ws', 1)}/events/in"
+    with connect(address, subprotocols=[Subprotocol("prefect")]) as socket:
+        socket.send(json.dumps({"type": "auth", "token": "guessed"}))
+        with pytest.raises(ConnectionClosed):
+            socket.recv(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def other_port() -> Iterator[int]:
+    """Where another site has a page."""
+
+    class Empty(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<!doctype html><title>another site</title><body>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def let_in(site: Site, chromium: Browser) -> Iterator[Page]:
+    """A browser that knows both passwords, for its user has followed both links."""
+    context = chromium.new_context()
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    for link in site.pages.values():
+        page.goto(link)
+    yield page
+    context.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_page_of_another_site_reads_and_changes_nothing(
+    site: Site, let_in: Page, other_port: int, host: str
+) -> None:
+    let_in.goto(f"http://{host}:{other_port}/")
+    before, answers = kept(site), []
+    let_in.on("response", lambda response: answers.append((response.status, response.url)))
+    for server, path, body in ASKED:
+        request = request_of(site, server, path, body)
+        for mode, kind in (("cors", "application/json"), ("no-cors", "text/plain")):
+            how: dict[str, Any] = {"mode": mode, "credentials": "include"}
+            if body is not None:
+                how |= {"method": "POST", "body": json.dumps(body), "headers": {"Content-Type": kind}}
+            assert let_in.evaluate(FETCH, [request.full_url, how]) == "not to be read"
+    assert len(answers) >= len(ASKED)
+    assert {code for code, _ in answers} == {403}, answers
+    assert kept(site) == before
+
+
+@pytest.mark.parametrize(
+    ("server", "path"), [("prefect", "/api/flows/"), ("mlflow", f"{MLFLOW}/experiments/create")]
+)
+def test_a_form_of_another_site_is_refused(
+    site: Site, let_in: Page, other_port: int, server: str, path: str
+) -> None:
+    let_in.goto(f"http://127.0.0.1:{other_port}/")
+    before, url = kept(site), f"{origin(getattr(site.found, server))}{path}"
+    with let_in.expect_navigation(url=url) as followed:
+        let_in.evaluate(SUBMIT, url)
+    assert followed.value.status == 403
+    assert kept(site) == before

@@ -11,6 +11,7 @@ import pytest
 from compose_site import DOCKER, Site
 from swarms import SMALL
 
+from sapo.gate import basic
 from sapo.history import read
 from sapo.history.tables import Store
 
@@ -67,12 +68,14 @@ def _succeeds(action: Callable[[], None]) -> bool:
     return True
 
 
-def ask(url: str, *, host: str | None = None, body: Any = None) -> tuple[int, Any]:
+def ask(url: str, *, host: str | None = None, body: Any = None, login: str | None = None) -> tuple[int, Any]:
     """Status and JSON of a server's answer."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     if host is not None:
         request.add_header("Host", host)
+    if login is not None:
+        request.add_header("Authorization", basic(login))
     try:
         with urllib.request.urlopen(request, timeout=30) as reply:
             return reply.status, json.loads(reply.read() or "null")
@@ -84,6 +87,14 @@ def test_mlflow_answers_by_the_name_that_containers_use_and_by_no_other(site: Si
     url = f"http://127.0.0.1:{site.ports[5000]}/api/2.0/mlflow/experiments/search?max_results=1"
     assert ask(url, host=f"mlflow:{site.ports[5000]}")[0] == 200
     assert ask(url, host=f"elsewhere.example:{site.ports[5000]}")[0] == 403
+
+
+def test_prefect_answers_those_who_have_its_password_only(site: Site) -> None:
+    url = f"http://127.0.0.1:{site.ports[4200]}/api"
+    assert ask(f"{url}/flow_runs/filter", body={})[0] == 401
+    assert ask(f"{url}/block_documents/filter", body={"include_secrets": True}, login="other")[0] == 401
+    login = site.environment("node")["PREFECT_API_AUTH_STRING"]
+    assert ask(f"{url}/flow_runs/filter", body={}, login=login) == (200, [])
 
 
 def test_a_site_of_two_nodes_learns_and_leaves_its_traces_everywhere(
@@ -125,5 +136,5 @@ def test_a_site_of_two_nodes_learns_and_leaves_its_traces_everywhere(
     assert {version["name"] for version in versions} == {"composed.n0", "composed.n1"}
     assert list((site.folder / "s3" / "mlflow").rglob("*.safetensors"))
 
-    flows = ask(f"http://127.0.0.1:{site.ports[4200]}/api/flow_runs/count", body={})[1]
-    assert flows >= 3
+    count = f"http://127.0.0.1:{site.ports[4200]}/api/flow_runs/count"
+    assert ask(count, body={}, login=site.environment("node")["PREFECT_API_AUTH_STRING"])[1] >= 3

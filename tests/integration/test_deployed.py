@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -76,10 +77,11 @@ class Site:
         """Start a run of a node's deployment by hand; returns its id."""
         return self.begin(f"node/test.{node}", **parameters)
 
-    def begin(self, name: str, /, **parameters: Any) -> str:
-        """Start a run of any deployment by hand; returns its id."""
+    def begin(self, name: str, /, job: dict[str, Any] | None = None, **parameters: Any) -> str:
+        """Start a run of any deployment by hand, `job` with variables of its own; returns its id."""
         deployment = self.server.ask(f"deployments/name/{name}")["id"]
-        made = self.server.ask(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
+        body = {"parameters": parameters, "job_variables": job or {}}
+        made = self.server.ask(f"deployments/{deployment}/create_flow_run", body)
         return str(made["id"])
 
     def state(self, run: str) -> dict[str, Any]:
@@ -287,11 +289,25 @@ def test_a_node_that_somebody_else_runs_is_refused_soon_and_said_by_whom(site: S
     assert f"is in use by the process with pid {os.getpid()}" in state["message"]
 
 
-@pytest.mark.parametrize("name", ["evaluate/test.n.judge", "maintain/test.n"])
-def test_what_has_no_schedule_is_started_by_hand(site: Site, name: str) -> None:
-    run = site.begin(name)
-    state = wait_for(lambda: ended(site, run), 200, f"{name} does not end")
+def test_what_has_no_schedule_is_started_by_hand(site: Site) -> None:
+    run = site.begin("evaluate/test.n.judge")
+    state = wait_for(lambda: ended(site, run), 200, "the judge does not end")
     assert state["type"] == "COMPLETED", state
+
+
+def test_a_run_does_its_flow_and_no_command_that_it_names(site: Site) -> None:
+    there = site.file.parent / "there"
+    run = site.begin("maintain/test.n", {"command": f"touch {there}"})
+    state = wait_for(lambda: ended(site, run), 200, "maintenance does not end")
+    assert state["type"] == "COMPLETED", state
+    assert not there.exists()
+
+
+def test_who_has_no_password_of_prefects_reads_and_changes_nothing(site: Site) -> None:
+    url = f"{site.server.url}/flow_runs/filter"
+    request = urllib.request.Request(url, data=b"{}", headers={"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(request, timeout=60)
 
 
 def test_a_node_that_stands_still_triggers_its_automation(site: Site) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect_server import PrefectServer, prefect_server, wait_for
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+from prefect_server import PREFECT_LOGIN, PrefectServer, prefect_server, wait_for
 
 from flows.forget import AT_ONCE, forget
 from sapo.errors import Unavailable
@@ -21,8 +21,10 @@ pytestmark = pytest.mark.services
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrefectServer]:
     folder = tmp_path_factory.mktemp("prefect")
-    with prefect_server(folder) as found, temporary_settings({PREFECT_API_URL: found.url}):
-        yield found
+    with prefect_server(folder) as found:
+        known = {PREFECT_API_URL: found.url, PREFECT_API_AUTH_STRING: PREFECT_LOGIN}
+        with temporary_settings(known):
+            yield found
 
 
 def ask(server: PrefectServer, path: str, body: Any) -> Any:

@@ -16,6 +16,7 @@ import yaml
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import ValidationError, validate
+from prefect.workers.process import ProcessWorker
 from rich.console import Console
 from swarms import make_home, small_config
 
@@ -25,7 +26,15 @@ from flows.common import PROCESS, Process
 from flows.deploy import load, trigger_of, version_of
 from sapo.commands.deploy import _again
 from sapo.crew import thread_settings
-from sapo.deploy import FINISHED, PROGRESS, Registration, Site, plan, refuse_without_server
+from sapo.deploy import (
+    FINISHED,
+    PROGRESS,
+    Registration,
+    Site,
+    answers_anybody,
+    plan,
+    refuse_without_server,
+)
 from sapo.errors import UserError
 from sapo.home import Home
 
@@ -179,6 +188,30 @@ def test_without_a_server_the_remedy_is_said() -> None:
         refuse_without_server({})
     with pytest.raises(UserError, match="no server answers there"):
         refuse_without_server({"PREFECT_API_URL": "http://127.0.0.1:9/api"})
+
+
+def test_no_run_of_a_pool_of_containers_chooses_a_command() -> None:
+    containers = [{"env": "{{ env }}", "args": "{{ command }}"}]
+    job = {"command": "{{ command }}", "job_manifest": {"spec": {"containers": containers}}}
+    variables = {"properties": {"command": {"type": "string"}, "env": {"type": "object"}}}
+    assert deploy.without_command({"job_configuration": job, "variables": variables}) == {
+        "job_configuration": {"job_manifest": {"spec": {"containers": [{"env": "{{ env }}"}]}}},
+        "variables": {"properties": {"env": {"type": "object"}}},
+    }
+
+
+def test_no_run_of_a_pool_of_processes_chooses_a_command() -> None:
+    usual = ProcessWorker.get_default_base_job_template()
+    template = deploy.without_command(usual)
+    for part in (template["job_configuration"], template["variables"]["properties"]):
+        assert "command" not in part
+        assert {"env", "working_dir"} <= part.keys()
+    assert "command" in usual["variables"]["properties"], "Prefect's own is left as it is"
+
+
+def test_a_server_that_asks_for_no_password_is_known(healthy: str) -> None:
+    assert answers_anybody(healthy)
+    assert not answers_anybody("http://127.0.0.1:9/api")
 
 
 def test_what_is_another_home_s_is_refused_before_anything_is_changed(

@@ -27,7 +27,13 @@ OWN = ("sapo:",)
 """Images that are built here; all others are pulled."""
 ONCE = {"kafka-topic", "s3-buckets", "site"}
 """Services that do something and end."""
-SECRETS = {"S3_ACCESS_KEY", "S3_SECRET_KEY", "PREFECT_DB_PASSWORD", "MLFLOW_DB_PASSWORD"}
+SECRETS = {
+    "S3_ACCESS_KEY",
+    "S3_SECRET_KEY",
+    "PREFECT_PASSWORD",
+    "PREFECT_DB_PASSWORD",
+    "MLFLOW_DB_PASSWORD",
+}
 
 
 def compose(name: str = "compose.yaml") -> dict[str, Any]:
@@ -155,9 +161,18 @@ def test_no_secret_stands_in_a_command_an_address_or_the_file_itself() -> None:
         assert not SECRETS & set(re.findall(r"\w+", words)), name
         for key, value in service.get("environment", {}).items():
             assert not re.search(r"://[^/@]*:[^/@]*@", str(value)), f"{name}: {key}"
-            if re.search("PASSWORD|SECRET|ACCESS_KEY", key):
+            if re.search("PASSWORD|SECRET|ACCESS_KEY|AUTH_STRING", key):
                 assert re.fullmatch(r"\$\{[A-Z0-9_]+:\?[^}]*\}", value), f"{name}: {key}"
     assert ".env" in (DOCKER / ".gitignore").read_text(encoding="utf-8").splitlines()
+
+
+def test_prefect_asks_for_the_password_that_its_clients_have_and_answers_its_own_pages_only() -> None:
+    server = SERVICES["prefect"]["environment"]
+    asked = server["PREFECT_SERVER_API_AUTH_STRING"]
+    assert asked == SERVICES["node"]["environment"]["PREFECT_API_AUTH_STRING"]
+    assert asked == SERVICES["archive"]["environment"]["PREFECT_API_AUTH_STRING"]
+    origin = server["PREFECT_UI_API_URL"].removesuffix("/api")
+    assert server["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"] == origin
 
 
 def test_kafka_makes_no_topic_by_itself_and_stamps_records_itself() -> None:

@@ -137,6 +137,12 @@ def test_the_manifest_is_that_of_the_preset() -> None:
     assert read_manifest(file, "manifest", str(file)) == Manifest.of(config)
 
 
+def test_the_secret_has_the_passwords_of_servers() -> None:
+    example = (ROOT / "infra" / "kubernetes" / "secrets.env.example").read_text(encoding="utf-8")
+    for name in ("PREFECT_API_AUTH_STRING", "MLFLOW_TRACKING_PASSWORD", "SAPO_KAFKA_PASSWORD"):
+        assert f"\n{name}=\n" in f"\n{example}"
+
+
 def test_no_secret_has_a_value_and_each_comes_from_the_secret() -> None:
     example = (ROOT / "infra" / "kubernetes" / "secrets.env.example").read_text(encoding="utf-8").splitlines()
     assert all(re.fullmatch(r"[A-Z_]+=", line) for line in example)

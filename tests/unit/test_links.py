@@ -5,7 +5,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +15,13 @@ from swarms import make_home, small_config
 
 from sapo import cli, swarm_run
 from sapo.commands.launch import Watcher
+from sapo.gate import basic
 from sapo.home import Home
 from sapo.pages import pages_of
 from sapo.services import Service, Services
+
+asked: dict[str, str | None] = {}
+"""What the last request said of itself."""
 
 
 class MLflow(http.server.BaseHTTPRequestHandler):
@@ -26,6 +30,7 @@ class MLflow(http.server.BaseHTTPRequestHandler):
     experiments: dict[str, Any]
 
     def do_GET(self) -> None:
+        asked["authorization"] = self.headers["Authorization"]
         found = self.experiments.get(self.path.partition("experiment_name=")[2])
         self.send_response(200 if found else 404)
         self.end_headers()
@@ -79,6 +84,18 @@ def test_before_the_first_round_the_link_leads_to_the_list_of_experiments(found:
     pages = pages_of(found, "test")
     assert not pages.begun
     assert pages.mlflow.startswith(f"{found.mlflow.url}/#/experiments?")
+
+
+def test_links_of_a_swarms_own_servers_let_their_reader_in(
+    experiments: dict[str, Any], found: Services
+) -> None:
+    experiments["test"] = experiment(viewed=False)
+    own = Services(replace(found.mlflow, password="open"), replace(found.prefect, password="sesame"))
+    pages = pages_of(own, "test")
+    assert pages.prefect == "http://sapo:sesame@127.0.0.1:9/enter/runs"
+    there = found.mlflow.url.removeprefix("http://")
+    assert pages.mlflow.startswith(f"http://sapo:open@{there}/enter/#/experiments/7/runs?")
+    assert asked["authorization"] == basic("sapo:open")
 
 
 def test_addresses_that_have_no_page_of_their_own_are_left_as_they_are() -> None:

@@ -145,6 +145,44 @@ def test_what_a_home_holds_is_shown_from_there_whatever_the_environment_names(
         assert "sqlite:////shared.db" in started["mlflow"], "a store without a server is served"
 
 
+def test_servers_that_are_started_have_passwords_that_their_clients_and_the_owner_know(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers: dict[str, dict[str, str]] = {}
+
+    def start(name: str, *_: object, env: dict[str, str], **__: object) -> Child:
+        servers[name] = env
+        return real(name, ["-c", ONE], log=home.logs / f"{name}.log", env=env)
+
+    real = Child.start
+    monkeypatch.setattr(services.Child, "start", start)
+    monkeypatch.setattr(services, "answers", lambda *_, **__: True)
+    with services.running(parse({}), home, env={"MLFLOW_TRACKING_PASSWORD": "of another"}) as running:
+        found = running.services
+        assert running.up()
+        assert services.read(home) == found
+        assert home.services.stat().st_mode & 0o777 == 0o600
+    assert servers["prefect"]["SERVER_LOGIN"] == found.prefect.login == f"sapo:{found.prefect.password}"
+    assert servers["prefect"]["PREFECT_SERVER_API_AUTH_STRING"] == found.prefect.login
+    allowed = servers["prefect"]["PREFECT_SERVER_CORS_ALLOWED_ORIGINS"]
+    assert f"{allowed}/api" == found.prefect.url
+    assert servers["mlflow"]["SERVER_LOGIN"] == found.mlflow.login
+    assert len({found.prefect.password, found.mlflow.password}) == 2
+    environment = found.environment(home, {"MLFLOW_TRACKING_PASSWORD": "of another"})
+    assert environment["PREFECT_API_AUTH_STRING"] == found.prefect.login
+    assert environment["MLFLOW_TRACKING_USERNAME"] == "sapo"
+    assert environment["MLFLOW_TRACKING_PASSWORD"] == found.mlflow.password
+    assert str(found.mlflow.password) not in repr(found)
+    assert not home.services.exists(), "the passwords go with the servers"
+
+
+def test_clients_of_a_server_that_somebody_else_runs_keep_its_password(home: Home, healthy: str) -> None:
+    given = {"MLFLOW_TRACKING_PASSWORD": "mine", "PREFECT_API_AUTH_STRING": "mine, too"}
+    config, env = parse({"track": {"uri": healthy}}), {"PREFECT_API_URL": f"{healthy}/api"}
+    with services.running(config, home, env=env) as running:
+        assert running.services.environment(home, given).items() >= given.items()
+
+
 def test_a_home_in_which_nothing_has_run_has_nothing_to_show(home: Home) -> None:
     with pytest.raises(UserError, match="nothing to show"), services.opened(parse({}), home, env={}):
         pytest.fail("it started")

@@ -41,6 +41,18 @@ def test_a_server_of_the_running_swarm_comes_before_the_environment(
     assert tracking_uri(home, Config()) == healthy
 
 
+def test_the_password_of_the_running_swarms_server_is_where_mlflow_looks_for_it(
+    home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, "of another server")
+    said = Services(Service("mlflow", healthy, password="open"), Service("prefect", "http://127.0.0.1:9/api"))
+    home.services.write_text(json.dumps(asdict(said) | {"pid": os.getpid()}))
+    assert tracking_uri(home, Config()) == healthy
+    assert os.environ["MLFLOW_TRACKING_USERNAME"] == "sapo"
+    assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "open"
+
+
 def test_a_server_that_does_not_answer_is_passed_over(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     runs_with(home, "http://127.0.0.1:9")
     assert tracking_uri(home, Config()) == f"sqlite:///{home.mlflow_db}"
