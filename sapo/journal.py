@@ -309,9 +309,10 @@ class Journal:
 
     def peers(self) -> list[PeerRow]:
         """What is known of other authors as of the last committed batch."""
-        sql = "SELECT key, turn, sound, known, balance_s FROM peers ORDER BY key"
+        since = "since" if self._version() >= 4 else "0"
+        sql = f"SELECT key, turn, sound, known, balance_s, {since} FROM peers ORDER BY key"
         rows = self._all(sql) if self._version() >= 3 else []
-        return [PeerRow(key, turn, sound, bool(known), left) for key, turn, sound, known, left in rows]
+        return [PeerRow(key, turn, sound, bool(known), *rest) for key, turn, sound, known, *rest in rows]
 
     def streams(self) -> dict[str, str]:
         """What `sapo.streams` remembers of other authors, as JSON by key, likewise."""

@@ -41,8 +41,12 @@ _PEERS = (
     "CREATE INDEX refusals_round ON refusals (round)",
 )
 """What version 3 adds: what is known of peers, and what was refused."""
-_BEGUN = "ALTER TABLE rounds ADD COLUMN begun INTEGER NOT NULL DEFAULT 0"
-"""What version 4 adds: how often a node came back to a batch whose update it had not finished."""
+_SINCE = (
+    "ALTER TABLE rounds ADD COLUMN begun INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE peers ADD COLUMN since INTEGER NOT NULL DEFAULT 0",
+)
+"""What version 4 adds: how often a node came back to a batch whose update it had not finished, and the rounds
+in which authors became known."""
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE meta (incarnation TEXT NOT NULL, created_at REAL NOT NULL);
@@ -71,7 +75,7 @@ CREATE TABLE checkpoints (
 {_MOVEMENTS_INDEX};
 {_MET};
 {";".join(_PEERS)};
-{_BEGUN};
+{";".join(_SINCE)};
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {JOURNAL_VERSION};
 COMMIT;
@@ -178,7 +182,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
             for statement in _PEERS:
                 connection.execute(statement)
         if _check_version(connection, path) < 4:
-            connection.execute(_BEGUN)
+            for statement in _SINCE:
+                connection.execute(statement)
         connection.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
         connection.execute("COMMIT")
     except BaseException:

@@ -99,7 +99,8 @@ class PeerRow:
     """What is remembered of an author; key "" is the common account of all who are not known yet.
 
     `turn` orders rows by when something of theirs was verified last, `sound` says how many of their groups
-    were verified and found sound, `balance_s` the seconds of verification that they have left.
+    were verified and found sound, `balance_s` the seconds of verification that they have left, `since` the
+    round in which they became known.
     """
 
     key: str
@@ -107,6 +108,7 @@ class PeerRow:
     sound: int
     known: bool
     balance_s: float
+    since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ def remember(db: sqlite3.Connection, round: int, heard: Heard) -> None:
     sql = "INSERT OR IGNORE INTO met (group_id, content_sha256, fingerprint, author, key, stamp) "
     db.executemany(sql + "VALUES (?, ?, ?, ?, ?, ?)", map(_MET_VALUES, heard.met))
     db.executemany("DELETE FROM met WHERE group_id = ?", [(group_id,) for group_id in heard.forgotten])
-    db.executemany("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?)", map(_PEER_VALUES, heard.peers))
+    db.executemany("INSERT OR REPLACE INTO peers VALUES (?, ?, ?, ?, ?, ?)", map(_PEER_VALUES, heard.peers))
     db.executemany("DELETE FROM peers WHERE key = ?", [(key,) for key in heard.gone])
     kept = [(key, content) for key, content in heard.streams.items() if content is not None]
     db.executemany("INSERT OR REPLACE INTO streams VALUES (?, ?)", kept)

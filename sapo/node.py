@@ -198,7 +198,7 @@ class NodeRuntime:
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
             standards = own_standards(now.groups, now.outcomes)
-            parts.peers.earn(self._own_seconds(parts.clock() - started))
+            parts.peers.earn(self._own_seconds(parts.clock() - started), self.round)
             draw = sampling.sample_external(
                 entries,
                 self.config.batch.external,
@@ -217,6 +217,9 @@ class NodeRuntime:
             )
             now.batch = self._batch(local, tokens, draw.chosen)
             self._charge_excess(now.batch)
+            if draw.chosen:
+                recent = sum(parts.peers.recent(entry.group.key) for entry in draw.chosen)
+                now.metrics["share/external_recent"] = recent / len(draw.chosen)
             parts.pool.remove(draw.leaving)
             now.metrics |= parts.refusals.metrics() | parts.peers.metrics()
             undecided = [entry for entry in entries if entry.group_id not in judged]

@@ -38,6 +38,8 @@ CREDIT_S = 1.0
 """What an account may hold in any case: a group of a slow data set needs that at once."""
 CREDIT_ROUNDS = 3.0
 """How many rounds' worth an account may hold where that is more."""
+RECENT = 50
+"""Rounds for which an author who became known is counted as recent: work is cheap for a crowd of names."""
 FLOOR_S = 0.02
 """What a round earns at least, in seconds: own work may be faster than any clock can tell."""
 IN_HAND_S = 0.1
@@ -50,6 +52,8 @@ class _Account:
     sound: int = 0
     turn: int = 0
     """When something of the author was verified last, counted in verifications."""
+    since: int = 0
+    """The round in which the author became known."""
 
 
 class Peers:
@@ -74,7 +78,7 @@ class Peers:
         self._known: OrderedDict[str, _Account] = OrderedDict()
         self._new: OrderedDict[str, _Account] = OrderedDict()
         for row in sorted(rows, key=lambda row: row.turn):
-            account = _Account(row.balance_s, row.sound, row.turn)
+            account = _Account(row.balance_s, row.sound, row.turn, row.since)
             if not row.key:
                 self._common = account
             else:
@@ -84,6 +88,7 @@ class Peers:
         self._gone: dict[str, None] = {}
         self._went = _nothing()
         self._reach = 1
+        self._round = 0
 
     def known(self, key: str) -> bool:
         """Whether an author has a share of their own."""
@@ -93,6 +98,12 @@ class Peers:
         """Whether an author is a newcomer of whom something was found sound: a step that each new name of a
         crowd has yet to make."""
         return key in self._new and self._new[key].sound > 0
+
+    def recent(self, key: str) -> bool:
+        """Whether an author is a newcomer, or was one less than `RECENT` rounds ago."""
+        if not self.known(key):
+            return True
+        return key not in self._trusted and self._round - self._known[key].since < RECENT
 
     def known_keys(self) -> frozenset[str]:
         """All who are known now."""
@@ -157,9 +168,9 @@ class Peers:
 
     # --- verification time -----------------------------------------------------------------------------
 
-    def earn(self, own_seconds: float) -> None:
+    def earn(self, own_seconds: float, round: int = 0) -> None:
         """Credit a round's time for verification, of `own_seconds` of the node's own work; once a round."""
-        config = self.config
+        config, self._round = self.config, round
         earned = max(FLOOR_S, config.verify_share * own_seconds)
         common = config.newcomer_share * earned
         bound = max(CREDIT_S, CREDIT_ROUNDS * common)
@@ -211,6 +222,7 @@ class Peers:
         account.sound += sound
         if sound and key in self._new and account.sound >= self.config.newcomer_groups:
             self._known[key] = self._new.pop(key)
+            account.since = self._round
             self._forget(self._known)
 
     def charge(self, key: str, seconds: float) -> None:
@@ -294,7 +306,7 @@ class Peers:
     def _row(self, key: str) -> PeerRow:
         known = key in self._known
         account = (self._known if known else self._new)[key] if key else self._common
-        return PeerRow(key, account.turn, account.sound, known, account.balance)
+        return PeerRow(key, account.turn, account.sound, known, account.balance, account.since)
 
 
 def _nothing() -> dict[str, float]:

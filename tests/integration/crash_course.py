@@ -41,6 +41,7 @@ CONFIG = (
     "batch.local=2",
     "batch.external=2",
     "batch.completions=4",
+    "generate.max_new_tokens=12",
     # gibberish is below its group's mean: only so is it trained on, and rolled back
     "learn.foreign=as_if_own",
     # by time alone: every second round, and where the node is to go back to

@@ -13,7 +13,7 @@ from scipy.stats import chisquare
 from sapo import peers
 from sapo.config import PoolConfig
 from sapo.journal_rows import PeerRow
-from sapo.peers import CREDIT_S, FLOOR_S, Peers
+from sapo.peers import CREDIT_S, FLOOR_S, RECENT, Peers
 from sapo.pool import looks, newcomer_places
 from sapo.records import Received
 
@@ -421,3 +421,15 @@ def test_a_group_put_off_is_paid_for_and_makes_nobody_rise() -> None:
     known.charge("new", 0.25)
     assert known.purse == CREDIT_S - 0.25
     assert not known.rising("new")
+
+
+def test_an_author_is_recent_for_some_rounds_after_it_became_known_and_a_member_never() -> None:
+    known = with_known(K0)
+    known.earn(OWN_S, 7)
+    sound(known, "a", 3)
+    again = Peers(config(), [K0], known.changed())
+    for peers_ in (known, again):
+        peers_.earn(OWN_S, 7 + RECENT - 1)
+        assert (peers_.recent("a"), peers_.recent("b"), peers_.recent(K0)) == (True, True, False)
+        peers_.earn(OWN_S, 7 + RECENT)
+        assert (peers_.recent("a"), peers_.recent("b"), peers_.recent(K0)) == (False, True, False)
