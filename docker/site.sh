@@ -8,7 +8,8 @@ fi
 begun=$(mktemp -d)
 manifest=/etc/sapo/$SWARM.manifest.json
 if [ ! -f "$manifest" ]; then
-    sapo init --swarm "$SWARM" --site "$SITE" --nodes "$NODES" --preset "$PRESET" --dir "$begun/new"
+    sapo init --swarm "$SWARM" --site "$SITE" --nodes "$NODES" --preset "$PRESET" \
+        --set rules.entry=open --dir "$begun/new"  # who reaches this broker may join
     manifest=$begun/new/$SWARM.manifest.json
 fi
 sapo join "$manifest" --site "$SITE" --nodes "$NODES" --dir "$begun/site" --home "$SAPO_HOME"

@@ -1,5 +1,6 @@
 """Sites of a swarm: the manifest they share, the config and home that each has, and an archive by itself."""
 
+import ipaddress
 import json
 import os
 import threading
@@ -87,15 +88,18 @@ def found_swarm(
 ) -> Founded:
     """Write `<swarm>.manifest.json` and `site-<site>.toml` of a new swarm.
 
-    `file` is a config file to begin from. Raises `UserError` where a setting or task is wrong, no other site
-    could reach the bus, or a file exists.
+    `file` is a config file to begin from. Where the bus is a broker of another machine, and nothing says who
+    may publish, it is by invitation: this site's nodes, which get their keys now, are the first members.
+    Raises `UserError` where a setting or task is wrong, no other site could reach the bus, or a file exists.
     """
     preset = preset or preset_of(file) or DEFAULT_PRESET
     config = _load(preset, file, sets, swarm, site, ())
     target, written = folder / f"{swarm}.manifest.json", config_file(folder, site)
     _refuse_overwriting(target, written)
-    text = site_toml(config, preset)
     check_tasks(config)
+    if _reached_by_strangers(config) and not _says_entry(sets, file):
+        config = _by_invitation(config)
+    text = site_toml(config, preset)
     refuse_unwritable(folder, "--dir", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     advice, left = advise(config, preset)
@@ -103,6 +107,37 @@ def found_swarm(
     write_atomically(target, json.dumps(body, indent=2, ensure_ascii=False) + "\n")
     write_atomically(written, text)
     return Founded(config, target, written, join_sets(config), tuple(left))
+
+
+def _says_entry(sets: Sequence[str], file: Path | None) -> bool:
+    """Whether somebody has decided who may publish."""
+    given = [item.partition("=")[0].strip() for item in sets]
+    return "rules.entry" in [*given, *(keys_of(file) if file is not None else ())]
+
+
+def _reached_by_strangers(config: Config) -> bool:
+    """Whether the bus is a broker that is not on this machine alone."""
+    if not isinstance(config.bus, KafkaBus):
+        return False
+    hosts = [server.rpartition(":")[0].strip("[]") for server in config.bus.servers.split(",")]
+    return any(host != "localhost" and not _is_loopback(host) for host in hosts)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name
+
+
+def _by_invitation(config: Config) -> Config:
+    """The config with its own nodes as members, who may invite others; their keys are made."""
+    home = Home.of(None, config)
+    keys = []
+    for name in config.nodes:
+        home.make_node(name)
+        keys.append(keyring.take(home, config.swarm.name, name, time.time()).identity.key)
+    return load(base=config, sets=['rules.entry="invite"', f"rules.members={json.dumps(keys)}"], env={})
 
 
 def join_swarm(

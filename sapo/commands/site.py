@@ -54,6 +54,7 @@ def init(
     """
     from sapo import sites
     from sapo.advice import describe
+    from sapo.home import Home
     from sapo.unearned import unearned
 
     made = sites.found_swarm(swarm, site, preset, with_nodes(sets, nodes), folder, config)
@@ -67,6 +68,11 @@ def init(
     sets_of_others = [word for item in made.join for word in ("--set", item)]
     words = ["sapo", "join", made.manifest.name, "--site", "OTHER", *sets_of_others]
     print(f"others join with: {shlex.join(words)}")
+    if made.config.rules.entry == "invite":
+        home = shlex.quote(str(Home.of(None, made.config).root))
+        print("who joins needs an invitation for each key that join prints:")
+        print(f"  sapo keys invite KEY --home {home}")
+        print("(--set rules.entry=open lets anybody in who reaches the broker)")
     if made.config.bus.type == "kafka" and made.config.bus.ca_file is not None:
         print(f"hand them {made.config.bus.ca_file}, too")
     if made.config.bus.type == "kafka" and made.config.bus.username is not None:
@@ -100,6 +106,10 @@ def join(
         print(f"{name}: public key {key}")
     for line in describe(joined.config, joined.config.nodes):
         print(line)
+    if joined.config.rules.entry == "invite":
+        place = shlex.quote(str(joined.home.root))
+        print("send these keys to a member, who types for each: sapo keys invite KEY")
+        print(f"then here: sapo keys accept TOKEN --node {joined.config.nodes[0]} --home {place}")
     say_next(joined.file, joined.config.nodes, home)
 
 

@@ -173,8 +173,29 @@ def test_an_unknown_task_or_parameter_is_refused_and_nothing_is_written(
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("more", "entry"),
+    [
+        (["bus.type=kafka", "bus.servers=broker:9092"], "invite"),
+        (["bus.type=kafka", "bus.servers=127.0.0.1:9092,broker:9092"], "invite"),
+        (["bus.type=kafka", "bus.servers=broker:9092", "rules.entry=open"], "open"),
+        (["bus.type=kafka", "bus.servers=127.0.0.1:9092,localhost:9093"], "open"),
+        (["bus.path=bus.sqlite"], "open"),
+    ],
+)
+def test_a_swarm_that_strangers_reach_is_begun_by_invitation_unless_said(
+    more: list[str], entry: str, elsewhere: Path
+) -> None:
+    made = sites.found_swarm("demo", "a", "tiny", [*more, "swarm.nodes=2"], elsewhere)
+    assert read_manifest(made.manifest, "MANIFEST", "").entry == entry
+    home = Home.of(None, made.config)
+    keys = [Identity.load(home.key(name)).key for name in made.config.nodes] if entry == "invite" else []
+    assert list(made.config.rules.members) == keys
+    home.prepare(made.config, Manifest.of(made.config))
+
+
 def test_what_exists_is_not_overwritten(manifest: Path, elsewhere: Path) -> None:
-    before = {path: path.read_bytes() for path in elsewhere.iterdir()}
+    before = {path: path.read_bytes() for path in elsewhere.iterdir() if path.is_file()}
     with pytest.raises(UserError, match="exists already"):
         sites.found_swarm("demo", "c", "tiny", BUS, elsewhere)
     with pytest.raises(UserError, match="exists already"):
