@@ -186,17 +186,6 @@ class Journal:
                 owe(db, "training", result.round, "", size, now)
             owe(db, "track", result.round, "", len(blob), now)
 
-    def begin_again(self, round: int) -> int:
-        """Note that the node came back to a batch whose update did not end; returns how often it did by now.
-
-        Raises `JournalError` unless the round's batch is committed and its result is not.
-        """
-        with self._transaction() as db:
-            self._expect(round, "batch", "another attempt")
-            db.execute("UPDATE rounds SET begun = begun + 1 WHERE round = ?", (round,))
-            (begun,) = db.execute("SELECT begun FROM rounds WHERE round = ?", (round,)).fetchone()
-            return int(begun)
-
     def replace_batch(self, batch: Batch) -> None:
         """Have another batch in place of the one committed: without groups that it had from others.
 

@@ -41,12 +41,8 @@ _PEERS = (
     "CREATE INDEX refusals_round ON refusals (round)",
 )
 """What version 3 adds: what is known of peers, and what was refused."""
-_SINCE = (
-    "ALTER TABLE rounds ADD COLUMN begun INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE peers ADD COLUMN since INTEGER NOT NULL DEFAULT 0",
-)
-"""What version 4 adds: how often a node came back to a batch whose update it had not finished, and the rounds
-in which authors became known."""
+_SINCE = "ALTER TABLE peers ADD COLUMN since INTEGER NOT NULL DEFAULT 0"
+"""What version 4 adds: the round in which an author became known."""
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE meta (incarnation TEXT NOT NULL, created_at REAL NOT NULL);
@@ -75,7 +71,7 @@ CREATE TABLE checkpoints (
 {_MOVEMENTS_INDEX};
 {_MET};
 {";".join(_PEERS)};
-{";".join(_SINCE)};
+{_SINCE};
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {JOURNAL_VERSION};
 COMMIT;
@@ -182,8 +178,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
             for statement in _PEERS:
                 connection.execute(statement)
         if _check_version(connection, path) < 4:
-            for statement in _SINCE:
-                connection.execute(statement)
+            connection.execute(_SINCE)
         connection.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
         connection.execute("COMMIT")
     except BaseException:

@@ -21,6 +21,7 @@ from sapo.identity import seal
 from sapo.intake import Arrivals, own_standards, receive, take_in, verdicts
 from sapo.journal_rows import Heard
 from sapo.learn.advantage import informative
+from sapo.learn.update import StepResult
 from sapo.node_parts import NodeParts, open_parts
 from sapo.pool import Entry
 from sapo.records import Batch, Group, Outcome, Received, RoundResult, SignedGroup, canonical
@@ -31,8 +32,10 @@ from sapo.trust import believes
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS = 1
-"""How often a node comes back to an update that did not end before it leaves out what others wrote."""
+ATTEMPTS = 2
+"""How often an update may die before it is made without what others wrote."""
+UPDATING = "updating"
+"""File in a node's folder while an update is made: the round, and how often its update has died."""
 
 
 @dataclass
@@ -46,8 +49,6 @@ class _Round:
     outcomes: list[tuple[Outcome, ...]] | None = None
     arrivals: Arrivals = field(default_factory=Arrivals)
     batch: Batch | None = None
-    taken_up: bool = False
-    """The batch was drawn by an earlier process."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -347,13 +348,11 @@ class NodeRuntime:
         """
         now, parts = self._now, self.parts
         assert now.batch is not None
-        if now.taken_up:
-            now.batch = self._taken_up(now.batch)
         last = self.round + 1 >= self.config.swarm.rounds
         if not last:
             self._begin_next()
         started = parts.clock()
-        step = parts.learner.step(now.batch)
+        step = self._update(now.batch)
         target = None
         if step.alarm and self.config.guard.action == "rollback":
             target = roll_back(parts)
@@ -396,6 +395,37 @@ class NodeRuntime:
                 raise Paused(f"{self.name} paused after round {result.round}: {step.alarm}")
         return result
 
+    def _update(self, batch: Batch) -> StepResult:
+        """The learner's step, without what others wrote if it died `ATTEMPTS` times with it.
+
+        It may be too much for this machine, and would be so at every start.
+        """
+        mark, died = self.parts.home.node(self.name) / UPDATING, 0
+        if mark.exists():
+            round, _, times = mark.read_text().partition(" ")
+            died = int(times) + 1 if round == str(self.round) else 0
+        if died >= ATTEMPTS:
+            batch = self._now.batch = self._own_part(batch, died)
+        mark.write_text(f"{self.round} {died}")
+        step = self.parts.learner.step(batch)
+        mark.unlink()
+        return step
+
+    def _own_part(self, batch: Batch, died: int) -> Batch:
+        """The batch without foreign groups, in the journal too."""
+        foreign = [group for group in batch.groups if group.source == "external"]
+        if not foreign:
+            return batch
+        log.warning(
+            "%s: round %d: the update did not end %d times; it goes without its %d foreign groups, by %s",
+            *(self.name, self.round, died, len(foreign)),
+            ", ".join(sorted({group.producer_key for group in foreign})),
+        )
+        own = tuple(group for group in batch.groups if group.source == "local")
+        batch = batch.model_copy(update={"groups": own})
+        self.journal.replace_batch(batch)
+        return batch
+
     def _begin_next(self) -> None:
         """Begin to draw the next round's questions, or to answer them too, from the weights before this one's
         update, where that is configured."""
@@ -427,27 +457,6 @@ class NodeRuntime:
             self.parts.pool.seen.add(group, signed.content_sha256)
         if stage[1] == "batch":
             self._now.batch = self.journal.batch(self.round)
-            self._now.taken_up = True
-
-    def _taken_up(self, batch: Batch) -> Batch:
-        """A batch whose update may have been begun before; without what others wrote if that was twice.
-
-        It may be too much for this machine, and would be so at every start.
-        """
-        if self.journal.begin_again(self.round) <= ATTEMPTS:
-            return batch
-        foreign = [group for group in batch.groups if group.source == "external"]
-        if not foreign:
-            return batch
-        log.warning(
-            "%s: round %d: the update did not end %d times; it goes without its %d foreign groups, by %s",
-            *(self.name, self.round, ATTEMPTS + 1, len(foreign)),
-            ", ".join(sorted({group.producer_key for group in foreign})),
-        )
-        own = tuple(group for group in batch.groups if group.source == "local")
-        batch = batch.model_copy(update={"groups": own})
-        self.journal.replace_batch(batch)
-        return batch
 
     def _rng(self, stage: str) -> random.Random:
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage)

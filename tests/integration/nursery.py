@@ -31,10 +31,12 @@ from shared_workers import SharedWorkers, shared_workers
 
 import sapo
 from sapo import models
+from sapo import node as node_module
 from sapo.ahead import Ahead
 from sapo.home import Home
 from sapo.learn.update import Learner
 
+node_module.ATTEMPTS = 10_000  # an update that is killed here is not one that dies by itself
 PACKAGE = str(Path(sapo.__file__).parent)
 ROUND = ("node.py", "asking.py", "ahead.py", "intake.py", "recovery.py", "repeat.py", "checkpoint.py")
 ROUND += ("deliver.py", "training.py")

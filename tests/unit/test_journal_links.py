@@ -167,7 +167,7 @@ def test_a_migration_finds_the_last_batch_with_groups_behind_empty_ones(tmp_path
 def as_version_1(path: Path) -> None:
     """Take back what version 2 added to a journal."""
     with sqlite3.connect(path) as db:
-        for column in ("previous", "chain", "through", "begun"):
+        for column in ("previous", "chain", "through"):
             db.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
         for table in ("movements", "met", "peers", "streams", "refusals"):
             db.execute(f"DROP TABLE {table}")
@@ -241,7 +241,6 @@ def test_a_journal_of_version_2_keeps_what_it_met_and_knows_no_peers_yet(tmp_pat
             db.execute(f"DROP TABLE {table}")
         for column in ("key", "stamp"):
             db.execute(f"ALTER TABLE met DROP COLUMN {column}")
-        db.execute("ALTER TABLE rounds DROP COLUMN begun")
         db.execute("PRAGMA user_version = 2")
     db.close()
     with Journal.read_only(path) as view:
