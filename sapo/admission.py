@@ -6,6 +6,7 @@ what it has met before. docs/admission.md lists every reason with what it proves
 
 from collections.abc import Callable
 
+from sapo.copies import Fates, decide
 from sapo.errors import Refused
 from sapo.identity import unseal
 from sapo.journal_rows import Met
@@ -15,11 +16,11 @@ from sapo.rules import check_rules, check_size
 from sapo.seen import Seen, fingerprint
 from sapo.tasks import drawn_by
 
-__all__ = ["PROVEN", "Refused", "Seen", "admit", "fingerprint", "twin"]
+__all__ = ["PROVEN", "Refused", "Seen", "admit", "fingerprint", "said_before"]
 
 PROVEN = frozenset({"equivocation", "held_out", "key_reuse", "question_mismatch", "token_ids"})
 """Reasons that prove, by the author's own signature, that the author breaks the rules. Others do not: anybody
-can send somebody's bytes again, and a machine can fail. A `copy` is judged by whose question it was."""
+can send somebody's bytes again, and a machine can fail. A `copy` is by `sapo.copies`."""
 
 
 def admit(
@@ -34,11 +35,13 @@ def admit(
     has_control_tokens: Callable[[str], bool],
     has_false_ids: Callable[[Group], bool] = lambda group: False,
     own_group: Callable[[Group], bool] = lambda group: True,
+    drawn: Callable[[Met], bool] = lambda met: met.stamp is None,
 ) -> Group:
     """The group inside, if it may enter the pool. Raises `Refused` otherwise; changes nothing.
 
     `now` is compared with the bus's time stamp, never with the producer's clock. `own_group` tells what of
-    our key's this node may have made.
+    our key's this node may have made, `drawn` whether a group met before answers a question that was its author's
+    to draw.
 
     Codes, besides those of `sapo.rules` and `sapo.identity.unseal`: `own_echo`, `own_key` (signed with our
     key elsewhere), `duplicate`, `equivocation` (a known id with another content), `own_name` (our name under
@@ -67,9 +70,10 @@ def admit(
         raise Refused("control_tokens", "a completion spells one of our control tokens", group)
     if has_false_ids(group):
         raise Refused("token_ids", "ids of our vocabulary do not say what the text says", group)
-    original = twin(group, received.timestamp, seen)
-    if original is not None and not _later(original, received.timestamp):
-        raise Refused("copy", f"says what {original.group_id} says", group)
+    found = said_before(group, received.timestamp, seen, drawn)
+    if found is not None and found[1].arrives != "stays":
+        original, fates = found
+        raise Refused("copy", f"says what {original.group_id} says", group, fates.arrives == "proven")
     return group
 
 
@@ -80,18 +84,16 @@ def _check_age(group: Group, age: float, max_age_s: float) -> None:
         raise Refused("future", f"stamped {-age:.0f} s from now", group)
 
 
-def twin(group: Group, timestamp: float, seen: Seen) -> Met | None:
-    """What was met and says the same as a group that the bus stamped at `timestamp`, if either is a copy.
-
-    Whose questions can be told beforehand, those are also answered beforehand: with the likely answers, by
-    who wants the author's own group to look like the copy. So none is a copy to a question that its author
-    was to draw.
-    """
-    found = seen.alike(group)
-    if found is None or _later(found, timestamp) or not drawn_by(group):
-        return found
-    return None
-
-
-def _later(met: Met, timestamp: float) -> bool:
-    return met.stamp is not None and met.stamp > timestamp
+def said_before(
+    group: Group, timestamp: float, seen: Seen, drawn: Callable[[Met], bool]
+) -> tuple[Met, Fates] | None:
+    """What was met that says the same as a group which the bus stamped at `timestamp`, and who is the copy."""
+    met = seen.alike(group)
+    if met is None:
+        return None
+    return met, decide(
+        met_first=met.stamp is None or met.stamp <= timestamp,
+        arrives_drawn=drawn_by(group),
+        met_drawn=drawn(met),
+        same_author=met.key == group.key,
+    )

@@ -36,9 +36,12 @@ class Refused(SapoError):
     """Something a peer sent is not taken.
 
     `code` is a short snake_case reason (counted in metrics, stored in quarantine), `detail` says more.
-    `group` is the refused group where its signature held, so that what is refused can be described.
+    `group` is the refused group where its signature held, so that what is refused can be described. `proven`
+    says that it counts against its author, whatever the code.
     """
 
-    def __init__(self, code: str, detail: str = "", group: "Group | None" = None) -> None:
-        self.code, self.detail, self.group = code, detail, group
+    def __init__(
+        self, code: str, detail: str = "", group: "Group | None" = None, proven: bool = False
+    ) -> None:
+        self.code, self.detail, self.group, self.proven = code, detail, group, proven
         super().__init__(f"{code}: {detail}" if detail else code)

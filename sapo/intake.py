@@ -4,10 +4,11 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from types import MappingProxyType
 
-from sapo.admission import PROVEN, admit, twin
+from sapo.admission import PROVEN, admit, said_before
 from sapo.allowance import too_costly, too_long
 from sapo.batching import Tokens, false_ids
 from sapo.bus.base import Poll, Positions
@@ -110,13 +111,14 @@ def _looked_at(parts: NodeParts, received: Received, now: float) -> tuple[Entry 
             has_control_tokens=parts.policy.has_control_tokens,
             has_false_ids=lambda group: false_ids(parts.policy, group),
             own_group=lambda group: parts.own_key.may_be_own(group, received.timestamp),
+            drawn=partial(_drawn, parts),
         )
         parts.streams.check(group, received.timestamp)
         if group_id in parts.pool:  # the memory of ids is bounded, and may have forgotten it
             raise Refused("duplicate", "it is in the pool", group)
     except Refused as reason:
         # the one that was raised names frames, which would keep the group for good
-        return None, Refused(reason.code, reason.detail, reason.group)
+        return None, Refused(reason.code, reason.detail, reason.group, reason.proven)
     _turn_out_copy(parts, group, received)
     entry = Entry(received=received, group=group, received_at=now, verdict=Verdict.at_sight(group))
     parts.streams.note(group, received.timestamp)
@@ -129,32 +131,26 @@ def _refuse(parts: NodeParts, refused: Refused, received: Received) -> None:
     parts.pool.refuse(refused)
     parts.refusals.note(refused, received)
     parts.own_key.note(refused, received)
-    if refused.group is not None and (refused.code in PROVEN or _is_copy(parts, refused)):
+    if refused.group is not None and (refused.code in PROVEN or refused.proven):
         parts.peers.fault(refused.group.key, refused.code)
 
 
-def _is_copy(parts: NodeParts, refused: Refused) -> bool:
-    """Whether a refused copy is proven to be one: the question was the other author's, or this node's own."""
-    if refused.code != "copy" or refused.group is None:
-        return False
-    found = parts.pool.seen.alike(refused.group)
-    if found is None or found.key == refused.group.key:
-        return False
-    entry = parts.pool.get(found.group_id)
-    return found.stamp is None or (entry is not None and drawn_by(entry.group))
+def _drawn(parts: NodeParts, met: Met) -> bool:
+    """Whether a group met before answers a question that was its author's to draw, as far as is known."""
+    entry = parts.pool.get(met.group_id)
+    return met.stamp is None or (entry is not None and drawn_by(entry.group))
 
 
 def _turn_out_copy(parts: NodeParts, original: Group, received: Received) -> None:
-    """Take out of the pool what says the same as this group and came to the bus after it, and is a copy."""
-    copy = twin(original, received.timestamp, parts.pool.seen)
-    entry = parts.pool.get(copy.group_id) if copy is not None else None
-    if entry is None or drawn_by(entry.group):
+    """Take out of the pool what says the same as this group and is the copy: partitions may lag."""
+    found = said_before(original, received.timestamp, parts.pool.seen, partial(_drawn, parts))
+    entry = parts.pool.get(found[0].group_id) if found is not None else None
+    if found is None or entry is None or found[1].met == "stays":
         return
-    refused = Refused("copy", f"says what {original.group_id} says", entry.group)
-    parts.pool.refuse(refused)
-    parts.refusals.note(refused, entry.received)
-    if entry.group.key != original.key and drawn_by(original):
-        parts.peers.fault(entry.group.key, refused.code)
+    proven = found[1].met == "proven"
+    _refuse(
+        parts, Refused("copy", f"says what {original.group_id} says", entry.group, proven), entry.received
+    )
     parts.pool.remove([entry.group_id])
 
 

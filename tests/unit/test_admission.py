@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from makers import INCARNATION, make_group, make_identity, make_received
 
-from sapo.admission import Seen, admit, fingerprint, twin
+from sapo.admission import Seen, admit, fingerprint, said_before
 from sapo.config import Config, Task, parse
+from sapo.copies import Fates
 from sapo.errors import Refused
 from sapo.manifest import Manifest
 from sapo.records import MAX_SEED, Completion, Group, Received, Recipe, canonical, sha256
@@ -231,9 +232,9 @@ def test_the_earlier_on_the_bus_is_the_original_whatever_came_first_here() -> No
     seen = Seen()
     seen.add(make_group_of(late), late.signed.content_sha256, late.timestamp)
     assert try_to_admit(early, seen=seen).node == "honest"
-    found = twin(make_group_of(early), early.timestamp, seen)
+    found = said_before(make_group_of(early), early.timestamp, seen, lambda met: False)
     assert found is not None
-    assert found.group_id == late.signed.group_id
+    assert (found[0].group_id, found[1]) == (late.signed.group_id, Fates("stays", "copy"))
 
 
 def make_group_of(one: Received) -> Group:
