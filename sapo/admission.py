@@ -40,8 +40,8 @@ def admit(
     """The group inside, if it may enter the pool. Raises `Refused` otherwise; changes nothing.
 
     `now` is compared with the bus's time stamp, never with the producer's clock. `own_group` tells what of
-    our key's this node may have made, `drawn` whether a group met before answers a question that was its author's
-    to draw.
+    our key's this node may have made, `drawn` whether a group met before answers a question that was its
+    author's to draw.
 
     Codes, besides those of `sapo.rules` and `sapo.identity.unseal`: `own_echo`, `own_key` (signed with our
     key elsewhere), `duplicate`, `equivocation` (a known id with another content), `own_name` (our name under
@@ -87,7 +87,7 @@ def _check_age(group: Group, age: float, max_age_s: float) -> None:
 def said_before(
     group: Group, timestamp: float, seen: Seen, drawn: Callable[[Met], bool]
 ) -> tuple[Met, Fates] | None:
-    """What was met that says the same as a group which the bus stamped at `timestamp`, and who is the copy."""
+    """What was met that says the same as a group stamped by the bus at `timestamp`, and who is the copy."""
     met = seen.alike(group)
     if met is None:
         return None

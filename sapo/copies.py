@@ -1,7 +1,7 @@
 """Who copied whom, of two groups that answer one question in the same words: one function.
 
-The earlier by the bus's clock is the original, unless the later one answers a question that was its author's
-to draw (`sapo.tasks.drawn_by`): an attacker who can compute an author's next question could publish the likely
+The earlier by the bus's clock is the original, unless the later one answers a question that its author was to
+draw (`sapo.tasks.drawn_by`): an attacker who can compute an author's next question could publish the likely
 answers first, so that the author's real group looks like the copy.
 """
 
@@ -24,8 +24,8 @@ def decide(*, met_first: bool, arrives_drawn: bool, met_drawn: bool, same_author
     """Decide between two groups that say the same.
 
     `met_first` says which is the earlier by the bus's clock; own groups always are. `..._drawn` says whether
-    a group's question was its author's own to draw; own groups' are. Of a group that has left the pool that is
-    not known, and False.
+    a group's question was its author's own to draw; own groups' are. Of a group that has left the pool that
+    is not known, and False.
 
     | met first | arrives drawn | met drawn | arrives | met |
     |---|---|---|---|---|
