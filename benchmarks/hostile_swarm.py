@@ -17,8 +17,9 @@ from animals import ZOO, Animal, Grounds, Peer, Sight
 from sapo.bus.memory import MemoryBus
 from sapo.bus.publish import PublishSink
 from sapo.config import Config
+from sapo.experiment.grid import identity
 from sapo.home import Home
-from sapo.identity import Identity
+from sapo.identity import Identity, write_private
 from sapo.manifest import Manifest
 from sapo.node import NodeRuntime
 from sapo.records import SignedGroup
@@ -132,6 +133,9 @@ def arm(config: Config, folder: Path, seed: int) -> Iterator[Arm]:
     """Honest nodes in a home of their own; equal seeds have equal streams of questions and answers."""
     home = Home(folder)
     home.prepare(config, Manifest.of(config))
+    for number, name in enumerate(config.nodes):  # questions follow from keys
+        home.make_node(name)
+        write_private(home.key(name), identity(seed, number).to_pem())
     bus = MemoryBus(PARTITIONS)
     with ExitStack() as stack:
         nodes = [

@@ -37,6 +37,7 @@ from common import STARTER_ROUND, Report, parser
 
 from sapo.cache import default_cache
 from sapo.config import Config, load
+from sapo.experiment.grid import identity
 from sapo.models import TAGS_PROMPT
 from sapo.node_parts import open_workers
 from sapo.records import Question
@@ -148,7 +149,7 @@ def questions(config: Config, rounds: int) -> list[list[Question]]:
             Drawing(
                 workers,
                 config.tasks,
-                (config.swarm.seed, config.swarm.name, "n0", INCARNATION),
+                (config.swarm.name, identity(config.swarm.seed, 0).key, INCARNATION),
                 round,
                 count=config.batch.b,
                 held_out=config.rules.held_out,

@@ -11,7 +11,9 @@ from baselines.child import Requests, Scores, Work, stand_in
 from sapo import node
 from sapo.batching import score_groups
 from sapo.config import parse
+from sapo.experiment.grid import identity
 from sapo.home import Home
+from sapo.identity import write_private
 from sapo.manifest import Manifest
 from sapo.records import Group, Outcome
 from sapo.workers import TaskWorkers
@@ -22,6 +24,8 @@ def main() -> None:
     requests, work = Requests(), Work.read()
     config, home = parse(work.config), Home(Path(work.folder) / "home")
     home.prepare(config, Manifest.of(config))
+    home.make_node("n0")  # whose questions follow from its key
+    write_private(home.key("n0"), identity(config.swarm.seed, 0).to_pem())
     scores: Scores = "verifier"
 
     def scored(workers: TaskWorkers, groups: Sequence[Group]) -> list[tuple[Outcome, ...]]:

@@ -1,0 +1,112 @@
+"""The whole zoo at once, round after round: memory stays flat, no author costs more than its share."""
+
+import gc
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+from animals import ZOO
+from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
+from swarms import small_config
+
+from sapo.config import PoolConfig
+from sapo.peers import CREDIT_S, FLOOR_S, Peers
+from sapo.pool import most_per_author, newcomer_places
+from sapo.workers import TaskWorkers
+
+SETTINGS = (
+    "swarm.nodes=2",
+    "swarm.rounds=100000",
+    "batch.external=8",
+    "checkpoint.every_rounds=100000",
+    "checkpoint.every_seconds=1e9",
+    "rules.max_payload_bytes=200_000",
+    "pool.max_groups=64",
+)
+GROWTH = 96 * 2**20
+"""Bytes that the process may grow by after the first fifth of its rounds."""
+
+
+@dataclass
+class Ledger:
+    """What was earned and spent in the accounts of one node, as its calls say."""
+
+    earned: float = 0.0
+    spent: Counter[str] = field(default_factory=Counter)
+    """Seconds by author; "" is all newcomers, while they are newcomers."""
+    dearest: float = 0.0
+
+    def bounds(self, config: PoolConfig) -> tuple[float, float]:
+        """Seconds that all newcomers together may have cost, and one known author."""
+        newcomers = config.newcomer_share * self.earned + CREDIT_S + self.dearest
+        return newcomers, config.max_peer_share * self.earned + 2 * CREDIT_S + self.dearest
+
+
+@pytest.fixture
+def ledgers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Ledger]:
+    """A ledger for each node's accounts."""
+    found: dict[int, Ledger] = defaultdict(Ledger)
+    charged, earn = Peers._charged, Peers.earn
+
+    def spy_charged(self: Peers, key: str, seconds: float) -> object:
+        ledger = found[id(self)]
+        ledger.spent[key if self.known(key) else ""] += seconds
+        ledger.dearest = max(ledger.dearest, seconds)
+        return charged(self, key, seconds)
+
+    def spy_earn(self: Peers, own_seconds: float, round: int = 0) -> None:
+        found[id(self)].earned += max(FLOOR_S, self.config.verify_share * own_seconds)
+        earn(self, own_seconds, round)
+
+    monkeypatch.setattr(Peers, "_charged", spy_charged)
+    monkeypatch.setattr(Peers, "earn", spy_earn)
+    return found
+
+
+def check_places(attacked: Arm) -> None:
+    """No author, nor all newcomers together, hold more of the pool than they may."""
+    for node in attacked.nodes:
+        held: Counter[str] = Counter()
+        for entry in node.parts.pool.entries():
+            held[entry.group.key] += entry.places
+        assert max(held.values(), default=0) <= most_per_author(node.config.pool)
+        strangers = sum(places for key, places in held.items() if not node.parts.peers.known(key))
+        assert strangers <= newcomer_places(node.config.pool)
+
+
+def endure(rounds: int, folder: Path, ledgers: dict[int, Ledger]) -> None:
+    config = small_config(SETTINGS)
+    process, grown = psutil.Process(), 0
+    with arm(config, folder / "home", 1) as attacked, TaskWorkers(salt=config.rules.salt) as workers:
+        attacked.attack = Attack.of(ZOO, 4, grounds_of(attacked, workers, 1), 1)
+        for number in range(rounds):
+            side_by_side([attacked], 1)
+            check_places(attacked)
+            if number == rounds // 5:
+                gc.collect()
+                grown = process.memory_info().rss
+        gc.collect()
+        grown = process.memory_info().rss - grown
+        print(f"\n{rounds} rounds among the whole zoo; memory grew by {grown >> 20} MB of {GROWTH >> 20}")
+        print(f"{'node':6}{'author':18}{'seconds':>9}{'bound':>9}")
+        for node in attacked.nodes:
+            ledger = ledgers[id(node.parts.peers)]
+            newcomers, known = ledger.bounds(config.pool)
+            for key, seconds in ledger.spent.most_common():
+                name, bound = (key[:12], known) if key else ("all newcomers", newcomers)
+                print(f"{node.name:6}{name:18}{seconds:9.2f}{bound:9.2f}")
+                assert seconds <= bound
+    assert grown < GROWTH
+
+
+def test_a_node_among_the_whole_zoo_keeps_to_its_bounds(tmp_path: Path, ledgers: dict[int, Ledger]) -> None:
+    endure(10, tmp_path, ledgers)
+
+
+@pytest.mark.soak
+def test_a_node_among_the_whole_zoo_for_500_rounds_keeps_to_its_bounds(
+    tmp_path: Path, ledgers: dict[int, Ledger]
+) -> None:
+    endure(500, tmp_path, ledgers)
