@@ -29,7 +29,7 @@ from sapo.history.maintain import maintain_table
 from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store
 from sapo.home import Home
-from sapo.identity import seal
+from sapo.identity import seal, write_private
 from sapo.journal import Journal
 from sapo.records import RoundResult
 from sapo.settings import GuardConfig
@@ -97,6 +97,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     uri = f"sqlite:///{home.mlflow_db}"
     for number, name in enumerate(config.nodes):
         home.node(name).mkdir()
+        write_private(home.key(name), make_identity(name).to_pem())  # questions follow from keys
         Journal(home.journal(name), incarnation=f"{number:016x}").close()
     results: dict[str, list[RoundResult]] = {name: [] for name in config.nodes}
     with ExitStack() as stack:

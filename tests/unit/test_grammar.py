@@ -182,8 +182,10 @@ def test_countdown_wants_the_numbers_given_and_the_four_operations(
     """A target made of constants, functions or powers is a wrong result; other scores are the library's."""
     source = reasoning_gym.create_dataset("countdown", seed=1)
     entry = {"metadata": {"numbers": [3, 4, 5, 6], "target": target}}
-    assert verify.score(source, entry, text, "text") == library
     with pytest.MonkeyPatch.context() as patch:
+        # a test before this one may have put the guards in place, which stay
+        patch.setattr("reasoning_gym.games.countdown.parse_expr", sympy.parse_expr)
+        assert verify.score(source, entry, text, "text") == library
         patch.setattr("reasoning_gym.games.countdown.parse_expr", grammar.arithmetic)
         assert verify.score(source, entry, text, "text") == marks
 
