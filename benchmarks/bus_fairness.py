@@ -14,7 +14,8 @@ from sapo.bus.memory import MemoryBus
 from sapo.config import PoolConfig
 from sapo.identity import Identity, unseal
 from sapo.manifest import AllowedTask, Manifest
-from sapo.pool import Entry, Pool, Verdict, limits
+from sapo.pool import Entry, Pool, Verdict
+from sapo.quotas import limits
 from sapo.records import Group, Outcome, SignedGroup
 from sapo.sampling import sample_external
 from sapo.seeds import rng

@@ -16,7 +16,7 @@ from sapo.bus.kafka import KafkaBus
 from sapo.bus.kafka_send import cut, spread
 from sapo.config import PoolConfig
 from sapo.errors import Unavailable
-from sapo.pool import limits
+from sapo.quotas import limits
 from sapo.records import SignedGroup
 from sapo.seeds import rng
 from sapo.settings import KafkaBus as KafkaSection

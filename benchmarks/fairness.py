@@ -31,8 +31,8 @@ from sapo.bus.memory import MemoryBus
 from sapo.config import PoolConfig
 from sapo.errors import Refused
 from sapo.identity import Identity
-from sapo.peers import Peers
-from sapo.pool import Entry, Pool, Verdict, newcomer_places
+from sapo.pool import Entry, Pool, Verdict
+from sapo.quotas import Quotas
 from sapo.records import Outcome, Received, SignedGroup
 from sapo.sampling import sample_external
 from sapo.seeds import rng
@@ -42,6 +42,7 @@ HONEST, GROUPS, WANT = 4, 8, 8
 """Known peers, groups each publishes in a round, and J."""
 NAMES = 2_000
 POOL = PoolConfig(max_groups=64)
+NEWCOMERS = int(POOL.newcomer_share * POOL.max_groups)
 """As in preset tiny."""
 OWN_S, GROUP_S = 0.3, 0.003
 """Own work of a round, and what verifying a group costs: about those of preset tiny."""
@@ -105,37 +106,37 @@ class Node:
     def __init__(self, bus: MemoryBus, honest: list[Author]) -> None:
         self._bus = bus
         self._honest = frozenset(author.identity.key for author in honest)
-        self._peers = Peers(POOL, self._honest)
-        self._pool = Pool(POOL, self._peers.known)
+        self._quotas = Quotas(POOL, self._honest)
+        self._pool = Pool(POOL, self._quotas.shares)
         self._key = Identity.new().key
         self._positions: Positions = {}
 
     def round(self, number: int, now: float) -> Turn:
         """One round's intake and draw."""
         began = time.process_time()
-        poll = self._bus.poll(self._positions, self._peers.limits(), rng("flood", number, "poll"))
+        poll = self._bus.poll(self._positions, self._quotas.limits(), rng("flood", number, "poll"))
         self._positions = poll.positions
-        self._peers.screen(poll.received, rng("flood", number, "screen"), lambda one: self._admit(one, now))
+        self._quotas.screen(poll.received, rng("flood", number, "screen"), lambda one: self._admit(one, now))
         self._pool.evict(now)
         spent = time.process_time() - began
         entries = self._pool.entries()
         inside = sum(entry.group.key in self._honest for entry in entries)
-        self._peers.earn(OWN_S)
+        self._quotas.earn(OWN_S)
         draw = sample_external(
             entries,
             WANT,
             rng("flood", number, "external"),
             self._verify,
             tolerance=1e-6,
-            ready=lambda entry, beside: self._peers.may_verify(
+            ready=lambda entry, beside: self._quotas.may_verify(
                 entry.group.key, [other.group.key for other in beside]
             ),
-            known=self._peers.known,
-            trials=self._peers.trials(WANT),
+            known=self._quotas.known,
+            trials=self._quotas.trials(WANT),
         )
         self._pool.remove(draw.leaving)
         drawn = sum(entry.group.key in self._honest for entry in draw.chosen)
-        looked = self._peers.metrics()["peers/looked"]
+        looked = self._quotas.metrics()["peers/looked"]
         return Turn(1000 * spent, looked, inside, len(entries) - inside, drawn, len(draw.chosen) - drawn)
 
     def _admit(self, received: Received, now: float) -> Entry | None:
@@ -158,7 +159,7 @@ class Node:
 
     def _verify(self, entries: Sequence[Entry]) -> list[Verdict]:
         for entry in entries:
-            self._peers.judged(entry.group.key, GROUP_S, True)
+            self._quotas.judged(entry.group.key, GROUP_S, True)
         return [DULL if entry.group_id[-1] in "0123" else GOOD for entry in entries]
 
 
@@ -194,7 +195,7 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
             most = max(turn.others_pool for turn in turns)
             report.check(
                 f"{name}, {volume}x: newcomers hold at most their share",
-                most <= newcomer_places(POOL),
+                most <= NEWCOMERS,
                 f"{most} of {POOL.max_groups} places",
             )
             drawn = mean(turn.honest_batch for turn in turns)

@@ -31,8 +31,8 @@ from sapo.config import Config, load
 from sapo.identity import Identity, seal
 from sapo.learn.advantage import informative
 from sapo.node_parts import open_workers
-from sapo.peers import Peers
 from sapo.pool import Entry, Pool, Verdict
+from sapo.quotas import Quotas
 from sapo.records import Completion, Group, Outcome, Question, Received, Recipe
 from sapo.sampling import LEAST_SHARE, Draw, sample_external
 from sapo.seeds import rng
@@ -200,7 +200,7 @@ class Arm:
         self, config: Config, workers: TaskWorkers, items: Mapping[str, Item], *, eager: bool
     ) -> None:
         self._config, self._workers, self._items, self._eager = config, workers, items, eager
-        self._pool, self._peers = Pool(config.pool), Peers(config.pool)
+        self._pool, self._peers = Pool(config.pool), Quotas(config.pool)
         self.ask: Callable[[Sequence[Item]], list[Verdict]] = told
         self.verified = 0
         self._lately = 1.0

@@ -163,7 +163,7 @@ def live(
     with NodeRuntime.open(config, "n0", home, bus=SqliteBus(folder / "bus.db"), deliver=False) as node:
         for signed in met:
             node.parts.streams.note(Group.model_validate_json(signed.payload), time.time())
-            node.parts.peers.judged(signed.key, 0.0, True)
+            node.parts.quotas.judged(signed.key, 0.0, True)
         meter = Meter(node)
         pipe.send(meter.spent())
         while pipe.recv():

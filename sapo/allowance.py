@@ -3,7 +3,7 @@
 An own group has at most `batch.completions` times `generate.max_new_tokens` tokens to learn from: the
 *allowance*. A foreign completion may have `COMPLETION` times the tokens of an own one, and a foreign group
 `GROUP` allowances. So no batch has more than `GROUP` times `batch.external` allowances of foreign tokens.
-What a group has above one is charged to its author (`sapo.peers`), at what a token cost in the last update.
+What a group has above one is charged to its author (`sapo.quotas`), at what a token cost in the last update.
 """
 
 from collections.abc import Sequence

@@ -49,7 +49,7 @@ def receive(parts: NodeParts, rng: random.Random) -> Arrivals:
         parts.refusals.note_malformed(position)
     # by the bus's time stamps: within a poll, too, a copy comes after its original
     received = sorted(poll.received, key=lambda one: one.timestamp)
-    came, no_room = parts.peers.screen(received, rng, lambda one: _admit(parts, one, now))
+    came, no_room = parts.quotas.screen(received, rng, lambda one: _admit(parts, one, now))
     for one in no_room:
         _refuse(parts, Refused("no_room"), one)
     rows = [entry.to_row() for entry in came if entry.group_id in parts.pool]
@@ -79,7 +79,7 @@ def take_in(parts: NodeParts, received: Sequence[Received], arrivals: Arrivals) 
 
 
 def _poll(parts: NodeParts, rng: random.Random) -> Poll:
-    return parts.listener.poll(parts.journal.positions(), parts.peers.limits(), rng)
+    return parts.listener.poll(parts.journal.positions(), parts.quotas.limits(), rng)
 
 
 def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
@@ -90,7 +90,7 @@ def _admit(parts: NodeParts, received: Received, now: float) -> Entry | None:
     if refused is not None:
         _refuse(parts, refused, received)
     if refused is None or is_signed(refused):
-        parts.peers.charge(received.signed.key, time.thread_time() - began)
+        parts.quotas.charge(received.signed.key, time.thread_time() - began)
     return entry
 
 
@@ -132,7 +132,7 @@ def _refuse(parts: NodeParts, refused: Refused, received: Received) -> None:
     parts.refusals.note(refused, received)
     parts.own_key.note(refused, received)
     if refused.group is not None and (refused.code in PROVEN or refused.proven):
-        parts.peers.fault(refused.group.key, refused.code)
+        parts.quotas.fault(refused.group.key, refused.code)
 
 
 def _drawn(parts: NodeParts, met: Met) -> bool:
@@ -177,48 +177,45 @@ def own_standards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]
 
 def verdicts(
     parts: NodeParts, entries: Sequence[Entry], standards: Mapping[str, Standard] = MappingProxyType({})
-) -> list[Verdict | None]:
+) -> list[Verdict]:
     """Regenerate and score foreign groups: no question, answer or score of a peer is believed (DESIGN 2).
 
     A newcomer's group that falls short of the node's own (`own_standards`) is `substandard`: until its author
-    is known nobody learns from it how to be half right. None for a newcomer's group that was not begun, since
-    those before it used up the newcomers' time.
+    is known nobody learns from it how to be half right.
     """
     found: dict[int, Verdict] = {}
-    good, seconds = [], [0.0] * len(entries)
-    strangers = [not parts.peers.known(entry.group.key) for entry in entries]
-    purse, spent = parts.peers.purse, 0.0
+    seconds = [0.0] * len(entries)
     for i, entry in enumerate(entries):
-        if strangers[i] and 0.0 < spent >= purse:
-            continue
         began = time.thread_time()
         entry.tokens = Tokens.of(parts.policy, entry.group)
-        lengths = [len(ids) for ids, _ in entry.tokens.completions]
-        if entry.tokens.longest > parts.policy.max_length or too_long(parts.config, lengths):
-            found[i] = _bad(parts, entry, "too_long")
-        elif too_costly(parts.config, lengths):
-            found[i] = _bad(parts, entry, "too_costly")
-        else:
-            good.append(i)
+        reason = _too_large(parts, entry.tokens)
+        if reason is not None:
+            found[i] = _bad(parts, entry, reason)
         seconds[i] = time.thread_time() - began
-        spent += seconds[i] if strangers[i] else 0.0
-    claims = [_claim(entries[i].group, max(0.0, purse - spent) if strangers[i] else None) for i in good]
-    for i, judgement in zip(good, parts.workers.judge(claims), strict=True):
+    good = [i for i in range(len(entries)) if i not in found]
+    judgements = parts.workers.judge([_claim(entries[i].group) for i in good])
+    for i, judgement in zip(good, judgements, strict=True):
         seconds[i] += judgement.seconds
         if judgement.reason is None:
             found[i] = Verdict(outcomes=judgement.outcomes)
-        elif judgement.reason != "later":
+        else:
             found[i] = _bad(parts, entries[i], judgement.reason)
     for i, entry in enumerate(entries):
-        if i in found:
-            short = strangers[i] and _falls_short(parts, entry.group, found[i], standards)
-            useful = not short and informative(found[i].scores, parts.config.learn.zero_tolerance)
-            parts.peers.judged(entry.group.key, seconds[i], useful)
-            if short:
-                found[i] = found[i].model_copy(update={"reason": "substandard"})
-        elif seconds[i]:
-            parts.peers.charge(entry.group.key, seconds[i])
-    return [found.get(i) for i in range(len(entries))]
+        newcomer = not parts.quotas.known(entry.group.key)
+        short = newcomer and _falls_short(parts, entry.group, found[i], standards)
+        useful = not short and informative(found[i].scores, parts.config.learn.zero_tolerance)
+        parts.quotas.judged(entry.group.key, seconds[i], useful)
+        if short:
+            found[i] = found[i].model_copy(update={"reason": "substandard"})
+    return [found[i] for i in range(len(entries))]
+
+
+def _too_large(parts: NodeParts, tokens: Tokens) -> str | None:
+    """Why a group is more than this node learns from, if it is."""
+    lengths = [len(ids) for ids, _ in tokens.completions]
+    if tokens.longest > parts.policy.max_length or too_long(parts.config, lengths):
+        return "too_long"
+    return "too_costly" if too_costly(parts.config, lengths) else None
 
 
 def _falls_short(parts: NodeParts, group: Group, verdict: Verdict, standards: Mapping[str, Standard]) -> bool:
@@ -231,14 +228,13 @@ def _falls_short(parts: NodeParts, group: Group, verdict: Verdict, standards: Ma
     return standard.above(known, tolerance)
 
 
-def _claim(group: Group, purse: float | None) -> Claim:
-    texts = tuple(completion.text for completion in group.completions)
-    return Claim(group.recipe, group.question, texts, purse)
+def _claim(group: Group) -> Claim:
+    return Claim(group.recipe, group.question, tuple(completion.text for completion in group.completions))
 
 
 def _bad(parts: NodeParts, entry: Entry, reason: str) -> Verdict:
     """The verdict on a group that is unusable as a whole; its author is told of in metrics and history."""
     parts.refusals.note(Refused(reason, "found when it was verified", entry.group), entry.received)
     if reason in PROVEN:
-        parts.peers.fault(entry.group.key, reason)
+        parts.quotas.fault(entry.group.key, reason)
     return Verdict.bad(reason)

@@ -131,11 +131,7 @@ class Batch:
                 self._replace(worker)
 
     def _replace(self, worker: WorkerProcess) -> None:
-        """Start a worker anew, with what it has left. What shared a purse with its last item waits."""
-        if self.op == "judge" and worker.ready:
-            for number in [n for n in worker.pending if n not in self._deaths]:
-                if self.items[number][-1] is not None:
-                    self._settle(worker, number, ("refused", ["later", 0.0]))
+        """Start a worker anew, with what it has left."""
         if worker.pending:
             self._lots.appendleft(worker.pending)
         worker.kill()

@@ -199,7 +199,7 @@ class NodeRuntime:
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
             standards = own_standards(now.groups, now.outcomes)
-            parts.peers.earn(self._own_seconds(parts.clock() - started), self.round)
+            parts.quotas.earn(self._own_seconds(parts.clock() - started), self.round)
             draw = sampling.sample_external(
                 entries,
                 self.config.batch.external,
@@ -210,19 +210,19 @@ class NodeRuntime:
                     [[outcome.score for outcome in row] for row in now.outcomes],
                     self.config.learn.zero_tolerance,
                 ),
-                ready=lambda entry, beside: parts.peers.may_verify(
+                ready=lambda entry, beside: parts.quotas.may_verify(
                     entry.group.key, [other.group.key for other in beside]
                 ),
-                known=parts.peers.known,
-                trials=parts.peers.trials(self.config.batch.external),
+                known=parts.quotas.known,
+                trials=parts.quotas.trials(self.config.batch.external),
             )
             now.batch = self._batch(local, tokens, draw.chosen)
             self._charge_excess(now.batch)
             if draw.chosen:
-                recent = sum(parts.peers.recent(entry.group.key) for entry in draw.chosen)
+                recent = sum(parts.quotas.recent(entry.group.key) for entry in draw.chosen)
                 now.metrics["share/external_recent"] = recent / len(draw.chosen)
             parts.pool.remove(draw.leaving)
-            now.metrics |= parts.refusals.metrics() | parts.peers.metrics()
+            now.metrics |= parts.refusals.metrics() | parts.quotas.metrics()
             undecided = [entry for entry in entries if entry.group_id not in judged]
             self._commit_batch(now.batch, undecided, now.arrivals.useless | draw.rejected)
             now.metrics |= draw.metrics()
@@ -248,7 +248,7 @@ class NodeRuntime:
         for group in batch.groups:
             more = excess(self.config, group)
             if group.source == "external" and more:
-                self.parts.peers.charge(group.producer_key, more * token_s)
+                self.parts.quotas.charge(group.producer_key, more * token_s)
 
     def _own_seconds(self, scoring: float) -> float:
         """Seconds of the node's own work since the draw before: the last update, generation, `scoring`."""
@@ -280,8 +280,8 @@ class NodeRuntime:
             heard=Heard(
                 met=[*own, *arrivals.met],
                 forgotten=pool.seen.forgotten(),
-                peers=self.parts.peers.changed(),
-                gone=self.parts.peers.gone(),
+                peers=self.parts.quotas.changed(),
+                gone=self.parts.quotas.gone(),
                 streams=self.parts.streams.changed(),
                 refusals=self.parts.refusals.rows(),
             ),

@@ -32,8 +32,8 @@ from sapo.manifest import Manifest
 from sapo.membership import refuse_outsider, trusted
 from sapo.models import LoadedPolicy
 from sapo.outage import Outage
-from sapo.peers import Peers
 from sapo.pool import Pool
+from sapo.quotas import Quotas
 from sapo.records import Invitation, Question
 from sapo.refusals import Refusals
 from sapo.streams import Streams
@@ -67,7 +67,7 @@ class NodeParts:
     engine: Engine
     learner: Learner
     bus: Bus
-    peers: Peers
+    quotas: Quotas
     """Who is known here, and how much of the time for verification everybody has left."""
     pool: Pool
     streams: Streams
@@ -172,7 +172,7 @@ def open_parts(
 
     `bus` and `incarnation` are given by tests and experiments; `deliver=False` leaves the outbox undelivered,
     `workers` are somebody else's to close, and with `timed=False` peers have all the time for verification
-    there is (`Peers`), so that nothing depends on the speed of the machine.
+    there is (`Quotas`), so that nothing depends on the speed of the machine.
     Raises `UserError` when the directory is in use, the home is another swarm's, or the model is unusable.
     """
     manifest = home.load_manifest()
@@ -206,8 +206,8 @@ def open_parts(
         engine = open_engine(node_config, policy)
         stack.callback(engine.close)
         trust = trusted(manifest) | {held.identity.key}
-        peers = Peers(node_config.pool, trust, journal.peers(), timed=timed)
-        pool = Pool.restore(node_config.pool, journal.pool(), journal.met(), peers.known, peers.rising)
+        quotas = Quotas(node_config.pool, trust, journal.peers(), timed=timed)
+        pool = Pool.restore(node_config.pool, journal.pool(), journal.met(), quotas.shares)
         history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
         sinks: list[Sink] = [PublishSink(own_bus), history, *tracking]
         probe: Sequence[Question] = ()
@@ -237,9 +237,9 @@ def open_parts(
         engine=engine,
         learner=learner,
         bus=own_bus,
-        peers=peers,
+        quotas=quotas,
         pool=pool,
-        streams=Streams(journal.streams(), peers.known),
+        streams=Streams(journal.streams(), quotas.shares),
         refusals=Refusals(clock),
         dropped=set(journal.dropped()),
         probe=probe,

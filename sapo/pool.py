@@ -1,17 +1,17 @@
 """The pool: foreign groups received and not yet used, bounded in number, age and share per peer."""
 
 import math
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from sapo.admission import Seen, fingerprint
-from sapo.bus.base import Limits
 from sapo.config import PoolConfig
 from sapo.errors import Refused
 from sapo.journal_rows import Met, PoolRow
 from sapo.records import Group, Outcome, Received, Record
+from sapo.shares import Claim, Served, Shares, over
 
 if TYPE_CHECKING:
     from sapo.batching import Tokens
@@ -21,39 +21,6 @@ SEEN_PER_GROUP = 16
 
 PLACE_BYTES = 65_536
 """Of payload to a place: a larger group takes several, so that memory is bounded by their number."""
-LOOKS = 16
-"""Records looked at in a round per place in the pool: forgers of a known key may have sent most of them."""
-
-
-def limits(config: PoolConfig, known: Set[str] | None = None, reach: int = 1) -> Limits:
-    """How much of the bus a round reads: `reach` times as many groups as the pool has places, of one author
-    not more than it may hold, nor of all who are not `known` together; None: everybody is known."""
-    return Limits(
-        max_bytes=config.poll_bytes,
-        max_groups=reach * config.max_groups,
-        tail=config.tail,
-        max_per_author=most_per_author(config),
-        known=known,
-        max_others=newcomer_places(config),
-        author_share=config.max_peer_share,
-        others_share=config.newcomer_share,
-    )
-
-
-def looks(config: PoolConfig) -> tuple[int, int]:
-    """Records looked at in a round: under the keys of known authors, and under others."""
-    most = LOOKS * config.max_groups
-    return most, max(1, int(config.newcomer_share * most))
-
-
-def most_per_author(config: PoolConfig) -> int:
-    """Places that one author may hold."""
-    return max(1, int(config.max_groups * config.max_peer_share + 1e-9))
-
-
-def newcomer_places(config: PoolConfig) -> int:
-    """Places that all newcomers together may hold."""
-    return max(1, int(config.max_groups * config.newcomer_share + 1e-9))
 
 
 def places_of(received: Received) -> int:
@@ -149,24 +116,16 @@ class Entry:
 class Pool:
     """Entries by group id, in the order they came. The bounds hold after `evict`, so call it after adding.
 
-    `known` tells which authors are; all others, the newcomers, together hold no more than `newcomer_share` of
-    the places. So much of them they get also when known authors could fill the pool, or nobody would ever
-    become known; of what is above it, no newcomer takes anything from a known author. Half of it is for
-    newcomers who are `rising`, where they want it: new names that come once leave them a way to be known.
+    `shares` divides its places, and the memory of what was in it, among authors.
     """
 
-    def __init__(
-        self,
-        config: PoolConfig,
-        known: Callable[[str], bool] = lambda key: True,
-        rising: Callable[[str], bool] = lambda key: False,
-    ) -> None:
+    def __init__(self, config: PoolConfig, shares: Shares | None = None) -> None:
         self.config = config
-        self._known, self._rising = known, rising
-        self.seen = Seen(self.memory, known)
+        self.shares = shares or Shares(author=config.max_peer_share)
+        self.seen = Seen(self.memory, self.shares)
         self._entries: dict[str, Entry] = {}
         self._new: set[str] = set()
-        self._places = _Places(self.memory)
+        self._served = Served(self.memory)
         self._dropped = _Dropped()
 
     @classmethod
@@ -175,15 +134,14 @@ class Pool:
         config: PoolConfig,
         rows: Iterable[PoolRow],
         met: Iterable[Met] = (),
-        known: Callable[[str], bool] = lambda key: True,
-        rising: Callable[[str], bool] = lambda key: False,
+        shares: Shares | None = None,
     ) -> "Pool":
         """The pool that the journal kept, with its memory of all that was `met`, in order."""
-        pool = cls(config, known, rising)
+        pool = cls(config, shares)
         for one in met:
             pool.seen.note(one)
             if one.author is not None:
-                pool._places.add(one.author)
+                pool._served.add(one.author)
         for row in rows:
             remembered = pool.seen.digest(row.group_id) is not None
             pool.add(Entry.from_row(row))
@@ -239,91 +197,39 @@ class Pool:
             self._dropped.stale(refused.group)
 
     def evict(self, now: float) -> dict[str, int]:
-        """Drop what exceeds the bounds; how many went, by reason: `age`, `peer_share`, `newcomers`, `number`.
+        """Drop what exceeds the bounds; how many went, by reason: `age` and those of `sapo.shares.over`.
 
-        Of age and share the oldest by the bus's time stamp go first, ties by group id, so that equal pools
-        lose equal groups. Of newcomers, and by number, those go whose authors hold most.
+        The oldest by the bus's time stamp go first, ties by group id, so that equal pools lose equal groups.
         """
-        oldest_first = sorted(self._entries.values(), key=lambda e: (e.received.timestamp, e.group_id))
-        old = [entry for entry in oldest_first if entry.age(now) > self.config.max_age_s]
-        for entry in old:
-            self._dropped.stale(entry.group)
-        kept = [entry for entry in oldest_first if entry.age(now) <= self.config.max_age_s]
-        loud = self._over_share(kept)
-        gone = {entry.group_id for entry in loud}
-        kept = [entry for entry in kept if entry.group_id not in gone]
-        strangers = [entry for entry in kept if not self._known(entry.group.key)]
-        crowd = self._over_newcomers(strangers)
-        room = self.config.max_groups - (_held(strangers) - _held(crowd))
-        familiar = [entry for entry in kept if self._known(entry.group.key)]
-        over = self._over_number(familiar, room, known=True)
-        counts = {}
-        for reason, entries in (("age", old), ("peer_share", loud), ("newcomers", crowd), ("number", over)):
-            self.remove([entry.group_id for entry in entries])
-            if entries:
-                counts[reason] = len(entries)
-                self._dropped.evicted[reason] += len(entries)
+        newest_first = sorted(
+            self._entries.values(), key=lambda e: (e.received.timestamp, e.group_id), reverse=True
+        )
+        gone = {entry.group_id: "age" for entry in newest_first if entry.age(now) > self.config.max_age_s}
+        often = self._served.often(self.shares)
+        claims = [
+            Claim(
+                entry.group_id,
+                entry.group.key,
+                entry.places,
+                late=entry.group_id in self._new and entry.group.key in often,
+            )
+            for entry in newest_first
+            if entry.group_id not in gone
+        ]
+        gone |= over(claims, self.shares, self.config.max_groups)
+        for group_id, reason in gone.items():
+            if reason == "age":
+                self._dropped.stale(self._entries[group_id].group)
+            self._dropped.evicted[reason] += 1
+        self.remove(gone)
         self._settle()
-        return counts
-
-    def _over_share(self, oldest_first: Collection[Entry]) -> list[Entry]:
-        """The oldest groups of every author who has more than their share of the places."""
-        limit = most_per_author(self.config)
-        held: Counter[str] = Counter()
-        for entry in oldest_first:
-            held[entry.group.key] += entry.places
-        result = []
-        for entry in oldest_first:
-            if held[entry.group.key] > limit:
-                held[entry.group.key] -= entry.places
-                result.append(entry)
-        return result
-
-    def _over_newcomers(self, oldest_first: Sequence[Entry]) -> list[Entry]:
-        """What is left when the newcomers' places are dealt out, half of them to those who are rising."""
-        places = newcomer_places(self.config)
-        rising = [entry for entry in oldest_first if self._rising(entry.group.key)]
-        others = [entry for entry in oldest_first if not self._rising(entry.group.key)]
-        over = self._over_number(rising, max((places + 1) // 2, places - _held(others)), known=False)
-        return over + self._over_number(others, places - _held(rising) + _held(over), known=False)
-
-    def _over_number(self, oldest_first: Sequence[Entry], places: int, *, known: bool) -> list[Entry]:
-        """What is left when `places` are dealt out in turns, one place per author and turn.
-
-        An author's newest groups get their turns first. Where the places end within a turn, arrivals whose
-        author had the mean share of the latest places or more stand back, then the older group does. So
-        publishing more than others earns no more places, also where there are more authors than places.
-        The authors are all `known` or all newcomers.
-        """
-        if _held(oldest_first) <= places:
-            return []
-        served = self._places.with_share(lambda author: self._known(author) == known)
-        late = {
-            entry.group_id
-            for entry in oldest_first
-            if entry.group_id in self._new and entry.group.key in served
-        }
-        order = list(reversed(oldest_first))
-        if len({entry.group.key for entry in order}) > places:
-            order.sort(key=lambda entry: entry.group_id in late)  # or they would displace their author's own
-        turns: Counter[str] = Counter()
-        queue = []
-        for place, entry in enumerate(order):
-            turns[entry.group.key] += entry.places
-            queue.append((turns[entry.group.key], entry.group_id in late, place))
-        over = []
-        for _, _, place in sorted(queue):
-            places -= order[place].places
-            if places < 0:
-                over.append(order[place])
-                places += order[place].places
-        return over
+        return dict(Counter(gone.values()))
 
     def _settle(self) -> None:
         """Note whose arrivals have a place now."""
         for entry in self._entries.values():
             if entry.group_id in self._new:
-                self._places.add(entry.group.key)
+                self._served.add(entry.group.key)
         self._new.clear()
 
     def metrics(self, now: float) -> dict[str, float]:
@@ -342,31 +248,6 @@ class Pool:
             metrics["pool/chars"] = sum(_chars(entry.group) for entry in entries) / len(entries)
             metrics["pool/peers"] = float(len({entry.group.key for entry in entries}))
         return metrics
-
-
-class _Places:
-    """Whose groups had the latest places in the pool: a bounded memory that outlives their stay there."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._authors: deque[str] = deque()
-        self._counts: Counter[str] = Counter()
-
-    def add(self, author: str) -> None:
-        """Note a place of `author`."""
-        self._authors.append(author)
-        self._counts[author] += 1
-        if len(self._authors) > self._limit:
-            first = self._authors.popleft()
-            self._counts[first] -= 1
-            if not self._counts[first]:
-                del self._counts[first]
-
-    def with_share(self, among: Callable[[str], bool]) -> set[str]:
-        """Those of the authors `among` whom it is true of, who had as many places as their mean, or more."""
-        counts = {author: count for author, count in self._counts.items() if among(author)}
-        total = sum(counts.values())
-        return {author for author, count in counts.items() if count * len(counts) >= total}
 
 
 class _Dropped:
@@ -389,11 +270,6 @@ class _Dropped:
         if self._stale_chars:
             metrics["pool/stale/chars"] = sum(self._stale_chars) / len(self._stale_chars)
         return metrics
-
-
-def _held(entries: Iterable[Entry]) -> int:
-    """Places that entries take."""
-    return sum(entry.places for entry in entries)
 
 
 def _chars(group: Group) -> float:

@@ -96,8 +96,8 @@ class Draw:
 
 LEAST_SHARE = 1 / 8
 """Of informative groups that is guessed: a draw asks for no more than so many times what it wants."""
-Verify = Callable[[Sequence[Entry]], Sequence[Verdict | None]]
-"""What is found of entries; None where there was no time for one beside the others."""
+Verify = Callable[[Sequence[Entry]], Sequence[Verdict]]
+"""What is found of entries."""
 Ready = Callable[[Entry, Sequence[Entry]], bool]
 """Whether an entry may be verified now, together with others that are about to be."""
 
@@ -161,16 +161,13 @@ def sample_external(
             if not fresh:  # trials share the first call
                 ahead += _on_trial(newcomers, trials, ahead, ready)
             fresh += _verify(ahead, verify)
-            if entry.verdict is None:
-                waiting += 1
-                continue
         reason = _rejection(entry, tolerance)
         if reason is None:
             chosen.append(entry)
         else:
             rejected[entry.group_id] = reason
-    if not fresh and (ahead := _on_trial(newcomers, trials, (), ready)):
-        fresh = _verify(ahead, verify)
+    while ahead := _on_trial(newcomers, trials, (), ready):
+        fresh += _verify(ahead, verify)
     rejected |= {entry.group_id: reason for entry in fresh if (reason := _rejection(entry, tolerance))}
     return Draw(
         tuple(chosen), rejected, len(fresh), _unscorable(fresh), shortfall=want - len(chosen), waiting=waiting
@@ -188,14 +185,14 @@ def _unscorable(entries: Sequence[Entry]) -> dict[tuple[str, str], int]:
 
 
 def _on_trial(newcomers: Sequence[Entry], count: int, beside: Sequence[Entry], ready: Ready) -> list[Entry]:
-    """The first newcomers who are `ready`, until they and those already `beside` them are `count`."""
+    """The next newcomers who are `ready`, until with those `beside` and those verified they are `count`."""
     ids = {entry.group_id for entry in beside}
-    missing = count - sum(entry.group_id in ids for entry in newcomers)
+    missing = count - sum(entry.group_id in ids or entry.verdict is not None for entry in newcomers)
     result: list[Entry] = []
     for entry in newcomers:
         if len(result) >= missing:
             break
-        if entry.group_id not in ids and ready(entry, [*beside, *result]):
+        if entry.verdict is None and entry.group_id not in ids and ready(entry, [*beside, *result]):
             result.append(entry)
     return result
 
@@ -222,15 +219,13 @@ def _needed(ahead: Sequence[Entry], want: int, count: int, tolerance: float, rea
     return result
 
 
-def _verify(entries: Sequence[Entry], verify: Verify) -> list[Entry]:
-    """Have entries verified; returns those that were."""
+def _verify(entries: Sequence[Entry], verify: Verify) -> Sequence[Entry]:
+    """Have entries verified; returns them."""
     for entry, verdict in zip(entries, verify(entries), strict=True):
-        if verdict is None:
-            continue
         if verdict.usable and len(verdict.outcomes) != len(entry.group.completions):
             raise ValueError("a verdict needs one outcome per completion")
         entry.verdict = verdict
-    return [entry for entry in entries if entry.verdict is not None]
+    return entries
 
 
 def _rejection(entry: Entry, tolerance: float) -> str | None:

@@ -1,21 +1,17 @@
 """The groups that a node has met: known again by their ids, and by what they say when somebody else says it.
 
 The memory outlives a group's stay in the pool, because the bus may deliver a group again after it was used.
-When it is full, newcomers together keep a share of it and every known author an equal part of the rest: two
-thousand new names push nobody else's groups out.
+When it is full, `sapo.shares` divides it: two thousand new names push nobody else's groups out.
 """
 
 import re
-from collections import Counter, OrderedDict
-from collections.abc import Callable
-from itertools import islice
+from collections import Counter
 
 from sapo.journal_rows import Met
 from sapo.records import Group, Recipe, canonical, sha256
+from sapo.shares import EQUAL, Claim, Shares, over
 from sapo.texts import compatible
 
-NEWCOMERS = 0.25
-"""Share of the memory that newcomers together keep when it is full."""
 ALIKE = 0.5
 """Share of the smaller group's completions that the other also has, from which on they are one text."""
 CROWD = 64
@@ -27,13 +23,11 @@ _NOTHING_SAID = {code: None for code in range(128) if not chr(code).isalnum()}
 
 
 class Seen:
-    """A bounded memory of groups met before. `known` tells the authors who are not newcomers."""
+    """A bounded memory of groups met before, divided among their authors by `shares`."""
 
-    def __init__(self, limit: int = 10_000, known: Callable[[str], bool] = lambda key: False) -> None:
-        self.known = known
-        self._limit = limit
-        self._met: OrderedDict[str, Met] = OrderedDict()
-        self._authors: dict[str, OrderedDict[str, None]] = {}
+    def __init__(self, limit: int = 10_000, shares: Shares = EQUAL) -> None:
+        self._limit, self._shares = limit, shares
+        self._met: dict[str, Met] = {}
         self._questions: dict[str, list[str]] = {}
         self._forgotten: list[str] = []
         self._last: tuple[Group | None, str] = (None, "")
@@ -61,7 +55,6 @@ class Seen:
         if met.group_id in self._met:
             return
         self._met[met.group_id] = met
-        self._authors.setdefault(met.key, OrderedDict())[met.group_id] = None
         if ":" in met.fingerprint:
             self._questions.setdefault(met.fingerprint[:_QUESTION], []).append(met.group_id)
         if len(self._met) > self._limit:
@@ -92,27 +85,16 @@ class Seen:
         return [group_id for group_id in gone if group_id not in self._met]
 
     def _make_room(self) -> None:
-        """Forget the oldest: of newcomers what exceeds their share, else of whoever holds most."""
-        new = {key for key in self._authors if not self.known(key)}
-        held = sum(len(self._authors[key]) for key in new)
-        excess = len(self._met) - (self._limit - self._limit // 16)
-        share = 0 if len(new) == len(self._authors) else int(NEWCOMERS * self._limit)
-        strangers = (group_id for group_id, met in self._met.items() if met.key in new)
-        gone = list(islice(strangers, min(excess, max(0, held - share))))
-        for group_id in gone:
+        claims = [Claim(met.group_id, met.key) for met in reversed(self._met.values())]
+        bound = max(
+            1, self._limit - self._limit // 16
+        )  # more than one at a time: each time all are looked at
+        for group_id in over(claims, self._shares, bound, lend=True):
             self._drop(group_id)
-        for _ in range(excess - len(gone)):
-            most = max(self._authors.keys() - new, key=lambda key: (len(self._authors[key]), key))
-            gone.append(next(iter(self._authors[most])))
-            self._drop(gone[-1])
-        self._forgotten += gone
+            self._forgotten.append(group_id)
 
     def _drop(self, group_id: str) -> None:
-        met = self._met.pop(group_id)
-        del self._authors[met.key][group_id]
-        if not self._authors[met.key]:
-            del self._authors[met.key]
-        question = met.fingerprint[:_QUESTION]
+        question = self._met.pop(group_id).fingerprint[:_QUESTION]
         if group_id in self._questions.get(question, ()):
             self._questions[question].remove(group_id)
             if not self._questions[question]:

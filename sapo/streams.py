@@ -7,11 +7,12 @@ Partitions that lag, resent groups and a node that publishes hours of silo at on
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 
 from sapo.errors import Refused
 from sapo.records import Group, canonical
+from sapo.shares import EQUAL, Claim, Shares, over
 
 AUTHORS = 4096
 """How many are remembered."""
@@ -75,12 +76,10 @@ class Life:
 
 
 class Streams:
-    """A bounded memory of authors and their incarnations. `known` says who is evicted last."""
+    """A bounded memory of authors and their incarnations, of which newcomers have their part in `shares`."""
 
-    def __init__(
-        self, rows: Mapping[str, str] | None = None, known: Callable[[str], bool] = lambda key: False
-    ) -> None:
-        self._known = known
+    def __init__(self, rows: Mapping[str, str] | None = None, shares: Shares = EQUAL) -> None:
+        self._shares = shares
         self._authors = {key: _read(content) for key, content in (rows or {}).items()}
         self._changed: set[str] = set()
 
@@ -131,12 +130,13 @@ class Streams:
         return dict(sorted(found.items()))
 
     def _evict(self) -> None:
-        """Forget some authors at once, those not heard of for longest first, newcomers before all."""
+        """Forget some authors at once, of their kind those not heard of for longest first."""
 
-        def worth(key: str) -> tuple[bool, float, str]:
-            return self._known(key), max(life.heard for life in self._authors[key].values()), key
+        def heard(key: str) -> tuple[float, str]:
+            return max(life.heard for life in self._authors[key].values()), key
 
-        gone = sorted(self._authors, key=worth)[: len(self._authors) - AUTHORS + AUTHORS // 16]
+        claims = [Claim(key, key) for key in sorted(self._authors, key=heard, reverse=True)]
+        gone = over(claims, self._shares, AUTHORS - AUTHORS // 16, lend=True)
         for key in gone:
             del self._authors[key]
         self._changed.update(gone)

@@ -1,7 +1,7 @@
 """The task worker process: reads lots of work from standard input, answers on standard output, in JSON lines.
 
 Started by `sapo.worker_process` with PYTHONHASHSEED=0. A lot is `[op, items]`; an item is `[dataset, config,
-seed, index]`, and for `score` and `judge` the claimed question, the texts and a purse besides. A reply is
+seed, index]`, and for `score` and `judge` the claimed question and the texts besides. A reply is
 `[kind, n, value]`, n being the item's number in the lot. `["at", [n, ...], seconds]` says which items come
 next, and how long they may take. What the libraries print goes nowhere. No submitted text is looked at in
 this process.
@@ -129,26 +129,19 @@ class Server:
     def _groups(self, items: Sequence[Any], bounds: Any) -> Iterator[Sequence[Any]]:
         """Groups get a cell each; those whose scorer is a plain comparison share one, at the end."""
         shared: list[tuple[int, Any]] = []
-        spent = 0.0
-        for n, (*item, purse) in enumerate(items):
-            if purse is not None and 0.0 < spent >= purse:
-                yield "refused", n, ["later", 0.0]
-                continue
+        for n, item in enumerate(items):
             yield "at", [n], self.limit_s
             began = time.thread_time()
             case = self._case(item)
             seconds = time.thread_time() - began
             if isinstance(case, str):
                 yield "refused", n, [case, seconds]
+                continue
+            case.seconds = seconds
+            if case.plain:
+                shared.append((n, case))
             else:
-                case.seconds = seconds
-                if case.plain:
-                    shared.append((n, case))
-                else:
-                    yield from self._judged([(n, case)], bounds)
-                    seconds = case.seconds
-            if purse is not None:
-                spent += seconds
+                yield from self._judged([(n, case)], bounds)
         if shared:
             yield from self._judged(shared, bounds)
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from sapo.config import Task
 from sapo.errors import UserError
-from sapo.lots import Batch, Reply, divide
+from sapo.lots import Batch, Reply
 from sapo.records import Outcome, Question, Recipe, canonical
 from sapo.tasks import bucket
 from sapo.verify import AnswerFormat
@@ -21,7 +21,7 @@ from sapo.worker_process import WorkerProcess
 
 _FATAL = ("timeout", "memory", "crash")
 _CHECK_SEEDS = (11, 1_234_567)
-_REFUSALS = ("question_mismatch", "slow", "later")
+_REFUSALS = ("question_mismatch", "slow")
 """Why a claim is not scored, besides that its recipe gives no question."""
 _MOST_IN_A_GROUP = 64
 
@@ -33,17 +33,14 @@ class Claim:
     recipe: Recipe
     question: str
     texts: tuple[str, ...]
-    purse: float | None = None
-    """Seconds of processor time after which this one waits, spent in the call on others that have a purse."""
 
 
 @dataclass(frozen=True)
 class Judgement:
     """What came of a claim: one outcome per text, or the reason why the group is not scored at all.
 
-    Reasons are `not_regenerable`, `question_mismatch`, `slow`: a text used up its time, and `later`: nothing
-    was done, for others had used up the purse. `seconds` of processor time is what it cost, regeneration
-    included.
+    Reasons are `not_regenerable`, `question_mismatch`, and `slow`: a text used up its time. `seconds` of
+    processor time is what it cost, regeneration included.
     """
 
     reason: str | None
@@ -138,16 +135,10 @@ class TaskWorkers:
         """Regenerate and score peers' groups, in order: nothing that a claim says is believed (DESIGN 2).
 
         Outcomes are those of `score`, except that a text which takes `foreign_limit_s` of processor time, or
-        `time_limit_s` by the clock, ends its group as `slow`. Claims that have a purse cost no more than that
-        together, but for the last of every lot, and for texts that are only compared.
+        `time_limit_s` by the clock, ends its group as `slow`.
         """
         sizes = [len(claim.texts) for claim in claims]
-        lots = max(1, len(divide(sizes, len(self._workers))))
-        purses = [None if claim.purse is None else claim.purse / lots for claim in claims]
-        items = [
-            [*_place(claim.recipe), claim.question, claim.texts, purse]
-            for claim, purse in zip(claims, purses, strict=True)
-        ]
+        items = [[*_place(claim.recipe), claim.question, claim.texts] for claim in claims]
         batch = self._run("judge", items, sizes)
         judged: list[Judgement] = []
         for number, (kind, value) in enumerate(_replies(batch)):
@@ -282,7 +273,7 @@ def _in_groups(items: Sequence[tuple[Recipe, str]]) -> list[tuple[Recipe, list[s
 
 
 def _scored_items(groups: Sequence[tuple[Recipe, list[str]]]) -> list[list[Any]]:
-    return [[*_place(recipe), None, texts, None] for recipe, texts in groups]
+    return [[*_place(recipe), None, texts] for recipe, texts in groups]
 
 
 def _replies(batch: Batch) -> list[Reply]:

@@ -1,13 +1,13 @@
 """The one interface every bus implements. Delivery is at least once; readers own their positions."""
 
 import random
-from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from sapo.errors import UserError
 from sapo.records import Received, SignedGroup
+from sapo.shares import EQUAL, Meter, Shares
 
 PASSED = 8
 """Times `max_bytes` that a poll may pass over: what lies behind a flood is not to wait for many polls."""
@@ -25,16 +25,9 @@ class Limits:
     max_groups: int = 1_000
     tail: int | None = None
     """Per partition, start no further back than this many records from the end. None reads everything."""
-    max_per_author: int | None = None
-    """Of one author no more groups than this count for `max_groups`: a flood leaves room for the others."""
-    known: Set[str] | None = None
-    """Authors who count for themselves; None: all. The rest, and records of nobody, count together."""
-    max_others: int = 0
-    """No more records of those who are not `known` than this count for `max_groups`."""
-    author_share: float | None = None
-    """Part of `max_bytes` that is taken of one known author; what is beyond it is passed over. None: all."""
-    others_share: float | None = None
-    """Likewise, of all who are not `known` together."""
+    shares: Shares = EQUAL
+    """Of the bytes, what is beyond a share is passed over; of the groups, it does not count for `max_groups`:
+    a flood leaves room for the others. Records of nobody are a newcomer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +58,8 @@ class Reading:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._bytes = self._counted = self._passed = self._passed_bytes = 0
-        self._authors: Counter[str] = Counter()
-        self._author_bytes: Counter[str] = Counter()
+        self._byte_shares = Meter(limits.shares, limits.max_bytes)
+        self._group_shares = Meter(limits.shares, limits.max_groups)
         self._received: list[Received] = []
         self._gaps: list[Gap] = []
         self._malformed: list[str] = []
@@ -101,13 +94,11 @@ class Reading:
         The first record of a poll is taken whatever its size, or a large one would block its partition.
         `end` is the offset to go on from where that is not the next: a batch nobody can read has many.
         """
-        author = self._author(received)
-        over = self._over_share(author, size)
+        author = "" if received is None else received.signed.key
         taken = len(self._received) + len(self._malformed)
-        if over:
-            full = self._passed_bytes + size > PASSED * self._limits.max_bytes
-        else:
-            full = taken > 0 and self._bytes + size > self._limits.max_bytes
+        over = taken > 0 and not self._byte_shares.fits(author, size)
+        full = taken > 0 and self._bytes + size > self._limits.max_bytes
+        full = full or (over and self._passed_bytes + size > PASSED * self._limits.max_bytes)
         if full or self._counted >= self._limits.max_groups:
             return False
         self._skip_to(partition, offset)
@@ -116,32 +107,13 @@ class Reading:
             self._passed, self._passed_bytes = self._passed + 1, self._passed_bytes + size
             return True
         self._bytes += size
-        self._author_bytes[author] += size
+        self._byte_shares.take(author, size)
         if received is None:
             self._malformed.append(f"{partition}:{offset}")
         else:
             self._received.append(received)
-        self._counted += self._counts(author)
+        self._counted += self._group_shares.take(author)
         return True
-
-    def _author(self, received: Received | None) -> str:
-        """Who wrote a record; "" for nobody, and for all who are not known."""
-        key, known = "" if received is None else received.signed.key, self._limits.known
-        return key if known is None or key in known else ""
-
-    def _over_share(self, author: str, size: int) -> bool:
-        """Whether an author, or all who are not known, had their bytes; one record they have in any case."""
-        share = self._limits.author_share if author else self._limits.others_share
-        before = self._author_bytes[author]
-        return share is not None and before > 0 and before + size > share * self._limits.max_bytes
-
-    def _counts(self, author: str) -> bool:
-        """Whether one more record of the author counts for `max_groups`."""
-        most = self._limits.max_per_author
-        if not author:
-            most = None if self._limits.known is None else self._limits.max_others
-        self._authors[author] += 1
-        return most is None or self._authors[author] <= most
 
     def keep(self, partition: str, saved: int) -> None:
         """Leave the caller's position of a partition that cannot be read now as it is."""

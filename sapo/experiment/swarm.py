@@ -70,11 +70,11 @@ class SharedWorkers(TaskWorkers):
         return known
 
     def judge(self, claims: Sequence[Claim]) -> list[Judgement]:
-        """As `TaskWorkers.judge`; a claim without a purse has one verdict, whoever asks."""
+        """As `TaskWorkers.judge`; a claim has one verdict, whoever asks."""
         fresh = [claim for claim in claims if claim not in self._judged]
         found = dict(zip(fresh, super().judge(fresh), strict=True)) if fresh else {}
         known = [found[claim] if claim in found else self._judged[claim] for claim in claims]
-        self._judged |= {claim: one for claim, one in found.items() if claim.purse is None}
+        self._judged |= found
         _forget(self._judged, VERDICTS)
         return known
 

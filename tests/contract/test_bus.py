@@ -20,6 +20,7 @@ from sapo.errors import Unavailable
 from sapo.identity import unseal
 from sapo.records import Received, SignedGroup
 from sapo.settings import KafkaBus as KafkaSection
+from sapo.shares import Shares, nobody
 
 if TYPE_CHECKING:
     from infra.kafka.cluster import Cluster
@@ -277,9 +278,9 @@ class TestBus:
         loud = [make_signed("loud", position=i, texts=("x" * 4000, f"{i}")) for i in range(40)]
         quiet = make_signed("quiet")
         bus.publish([*loud, quiet])
-        shares = {"author_share": 0.5, "others_share": 0.25}
         for known, share in ((frozenset({quiet.key}), 10_000), (frozenset({quiet.key, loud[0].key}), 20_000)):
-            found = poll(bus, {}, Limits(max_bytes=40_000, known=known, max_others=1000, **shares))
+            shares = Shares(author=0.5, newcomers=0.25, known=known.__contains__)
+            found = poll(bus, {}, Limits(max_bytes=40_000, shares=shares))
             assert quiet.group_id in ids(found.received)
             sizes = [len(one.signed.payload) for one in found.received if one.signed.key == loud[0].key]
             assert 0 < sum(sizes) <= share
@@ -288,7 +289,8 @@ class TestBus:
 
     def test_a_poll_passes_over_no_more_than_some_times_what_it_reads(self, bus: Bus) -> None:
         bus.publish([make_signed("loud", position=i, texts=("x" * 4000, f"{i}")) for i in range(40)])
-        found = poll(bus, {}, Limits(max_bytes=8000, known=frozenset(), max_others=1000, others_share=0.25))
+        shares = Shares(newcomers=0.25, known=nobody)
+        found = poll(bus, {}, Limits(max_bytes=8000, shares=shares))
         assert len(found.received) == 1
         assert found.passed * 4000 < PASSED * 8000
         assert poll(bus, found.positions, EVERYTHING).received

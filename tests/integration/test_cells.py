@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -124,22 +123,6 @@ def test_a_text_of_a_peer_that_uses_up_its_time_ends_its_group(workers: TaskWork
     assert (slow.reason, slow.outcomes) == ("slow", ())
     assert (slow.seconds > 0.1) == (act == "spin"), slow.seconds
     assert scores(other) == [1.0]
-
-
-def test_who_shares_a_purse_waits_once_it_is_used_up(workers: TaskWorkers) -> None:
-    slow = replace(claim(workers, GUEST, "right", "spin"), purse=0.05)
-    other = replace(claim(workers, GUEST, "wrong", "right"), purse=0.05)
-    judged = workers.judge([slow, other, replace(other, purse=None)])
-    assert [one.reason for one in judged] == ["slow", "later", None]
-    assert judged[1].seconds == 0.0
-    assert [one.reason for one in workers.judge([other, other])] == [None, None]
-
-
-def test_who_shares_a_purse_with_what_ends_a_worker_waits(workers: TaskWorkers) -> None:
-    endless = Claim(Recipe.make("guest", {}, 13), "?", ("right",), purse=5.0)
-    other = claim(workers, GUEST, "right")
-    judged = workers.judge([endless, replace(other, purse=5.0), other])
-    assert [one.reason for one in judged] == ["not_regenerable", "later", None]
 
 
 def test_an_own_text_that_hangs_loses_its_own_score(workers: TaskWorkers) -> None:

@@ -11,11 +11,12 @@ from sapo.bus.memory import MemoryBus
 from sapo.config import Config
 from sapo.home import Home
 from sapo.node import NodeRuntime
-from sapo.pool import newcomer_places
 from sapo.records import Recipe, SignedGroup
 
 SETTINGS = ("swarm.rounds=40", "pool.max_groups=16", "pool.newcomer_groups=2", "batch.local=6")
 NAMES = 60
+NEWCOMERS = 4
+"""Places of 16 that they may hold together."""
 
 
 def flood(config: Config, round: int) -> list[SignedGroup]:
@@ -44,7 +45,7 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeRunt
             while flooding < 4 and not honest.finished:
                 honest.run_round()
                 hand_over(honest, bus)
-                if node.parts.peers.known(honest.parts.identity.key):
+                if node.parts.quotas.known(honest.parts.identity.key):
                     bus.publish(flood(config, flooding))
                     flooding += 1
                 node.run_round()
@@ -55,7 +56,7 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeRunt
 def test_newcomers_hold_no_more_than_their_places(flooded: tuple[NodeRuntime, Home, MemoryBus]) -> None:
     node, _, _ = flooded
     authors = Counter(entry.group.node for entry in node.parts.pool.entries())
-    assert sum(authors.values()) - authors["n1"] <= newcomer_places(node.config.pool)
+    assert sum(authors.values()) - authors["n1"] <= NEWCOMERS
 
 
 def test_a_known_peer_goes_on_teaching(flooded: tuple[NodeRuntime, Home, MemoryBus]) -> None:
@@ -70,7 +71,7 @@ def test_what_had_no_room_is_counted_and_cost_no_signature_check(
 ) -> None:
     node, _, _ = flooded
     for result in node.journal.results(node.round - 5):
-        assert result.metrics["pool/refused/no_room"] >= NAMES - newcomer_places(node.config.pool) - 6
+        assert result.metrics["pool/refused/no_room"] >= NAMES - NEWCOMERS - 6
         assert result.metrics["peers/looked"] < NAMES / 2
         assert result.metrics["peers/known"] == 1
 
@@ -79,12 +80,12 @@ def test_a_node_knows_its_peers_again_after_a_restart(
     flooded: tuple[NodeRuntime, Home, MemoryBus],
 ) -> None:
     node, home, bus = flooded
-    before = node.parts.peers
+    before = node.parts.quotas
     credit = before.metrics()["peers/credit/newcomers"]
     node.close()
     with open_node(small_config(SETTINGS), home, "n0", bus=bus, deliver=False) as again:
-        assert again.parts.peers.known_keys() == before.known_keys()
-        assert again.parts.peers.metrics()["peers/credit/newcomers"] == credit
+        assert again.parts.quotas.known_keys() == before.known_keys()
+        assert again.parts.quotas.metrics()["peers/credit/newcomers"] == credit
         assert [e.group_id for e in again.parts.pool.entries()] == [
             e.group_id for e in node.parts.pool.entries()
         ]

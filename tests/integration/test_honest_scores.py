@@ -5,6 +5,7 @@ The library's own scorers run unguarded in processes of their own; what they are
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,8 @@ import honest_answers
 import pytest
 
 from sapo import cli, grammar
+from sapo.records import Recipe
+from sapo.workers import TaskWorkers
 
 DATASETS = 106
 RAISING = {"boxnet", "prime_factorization"}
@@ -89,3 +92,16 @@ def test_60000_honest_answers_score_as_the_library_scores_them(
 ) -> None:
     rows = library_rows(seeds=12, texts=60)
     assert differing(rows, tmp_path, capfd) == []
+
+
+@pytest.mark.soak
+def test_10000_answers_in_random_order_over_data_sets_score_the_same_in_one_worker() -> None:
+    """What the generator or scorer of one data set leaves behind is in no other's answers."""
+    rows = library_rows(seeds=8, texts=12)
+    assert len(rows) >= 10_000
+    random.Random(0).shuffle(rows)
+    items = [(Recipe.make(row["dataset"], row["config"], row["seed"]), row["text"]) for row in rows]
+    with TaskWorkers(count=1) as workers:
+        outcomes = workers.score(items)
+    found = [one.reason if one.score is None else one.score for one in outcomes]
+    assert [(row, value) for row, value in zip(rows, found, strict=True) if value != row["score"]] == []

@@ -131,7 +131,7 @@ def receive_and_verify(node: NodeRuntime) -> dict[str, tuple[Entry, Verdict]]:
     """The stages of a round up to the batch; by data set what came in and what was found of it."""
     node.generate()
     node.consume_sample()
-    node.parts.peers.earn(
+    node.parts.quotas.earn(
         1000.0
     )  # seconds of own work, which the verification of so many groups is paid from
     entries = node.parts.pool.entries()

@@ -19,7 +19,6 @@ from sapo.records import Completion, Group, Outcome, Received
 from sapo.seen import Seen
 from sapo.streams import PLACES
 from sapo.tasks import Drawing, bucket
-from sapo.workers import Judgement
 
 CONFIG = small_config(["swarm.rounds=9", "pool.newcomer_share=1", "batch.external=1"])
 NOW = 1_000_000.0
@@ -105,7 +104,7 @@ def test_trap_35_a_copy_that_came_first_leaves_the_pool_when_its_original_comes(
     assert original.signed.group_id in node.parts.pool
     assert copy.signed.group_id not in node.parts.pool
     assert [(row.reason, row.key) for row in node.parts.refusals.rows()] == [("copy", thief.key)]
-    assert node.parts.peers.metrics()["peers/faults"] == 1.0
+    assert node.parts.quotas.metrics()["peers/faults"] == 1.0
 
 
 def test_who_answers_first_on_a_partition_that_lags_does_not_throw_out_whose_question_it_is(
@@ -123,7 +122,7 @@ def test_who_answers_first_on_a_partition_that_lags_does_not_throw_out_whose_que
 def test_a_group_in_the_pool_does_not_come_in_again_when_its_id_is_forgotten(
     node: NodeRuntime, bus: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.parts.peers, "may_verify", lambda key, beside: False)
+    monkeypatch.setattr(node.parts.quotas, "may_verify", lambda key, beside: False)
     beyond_the_window = question_of(node, "quiet").model_copy(update={"position": PLACES})
     one = stamped(beyond_the_window, NOW - 20, "quiet")
     for _ in range(2):
@@ -147,7 +146,7 @@ def test_a_replay_is_refused_also_after_a_restart_and_when_its_id_is_forgotten(
         again.parts.dropped.clear()
         assert group.group_id not in one_round(again, bus, [stamped(group, NOW - 5, "victim")])
         assert refusals(again) == [("replayed", group.key)]
-        assert again.parts.peers.metrics().get("peers/faults", 0.0) == 0.0
+        assert again.parts.quotas.metrics().get("peers/faults", 0.0) == 0.0
 
 
 def test_what_a_draw_finds_out_is_refused_sampled_and_a_fault(node: NodeRuntime, bus: Mailbox) -> None:
@@ -189,29 +188,18 @@ def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_bette
     entry = padded(node, "padder")
     better = {"": Standard(best=1.0, mean=0.3)}
     (short,) = verdicts(node.parts, [entry], better)
-    assert short is not None
     assert (short.reason, len(short.outcomes)) == ("substandard", 8)
-    assert not node.parts.peers.rising(entry.group.key), "nor do they make their author known"
+    assert not node.parts.quotas.rising(entry.group.key), "nor do they make their author known"
     (found,) = verdicts(node.parts, [entry], {"": Standard()})
-    assert found is not None
     assert found.usable
-    assert node.parts.peers.rising(entry.group.key)
-
-
-def test_a_group_that_has_to_wait_has_no_verdict_yet(
-    node: NodeRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node.parts.workers, "judge", lambda claims: [Judgement("later", (), 0.0)])
-    assert verdicts(node.parts, [padded(node, "waiting")]) == [None]
-    assert not node.parts.peers.rising(make_identity("waiting").key)
+    assert node.parts.quotas.rising(entry.group.key)
 
 
 def test_who_is_known_is_measured_by_nobody(node: NodeRuntime) -> None:
     entry = padded(node, "veteran")
     for _ in range(node.config.pool.newcomer_groups):
-        node.parts.peers.judged(entry.group.key, 0.0, sound=True)
+        node.parts.quotas.judged(entry.group.key, 0.0, sound=True)
     (found,) = verdicts(node.parts, [entry], {"": Standard(best=1.0, mean=0.9)})
-    assert found is not None
     assert found.usable
 
 

@@ -15,6 +15,7 @@ from sapo.records import MAX_SEED, Completion, Group, Received, Recipe, canonica
 from sapo.rules import MAX_INDEX, MAX_QUESTION, keeps_to
 from sapo.seeds import rng
 from sapo.seen import CROWD
+from sapo.shares import Shares
 from sapo.tasks import _pick as pick
 from sapo.tasks import bucket, drawn_by
 
@@ -299,7 +300,7 @@ def test_an_envelope_that_only_names_the_own_key_alarms_nobody() -> None:
 
 def test_two_thousand_new_names_push_nobodys_groups_out_of_the_memory() -> None:
     victim = make_identity("victim").key
-    seen = Seen(limit=160, known=lambda key: key == victim)
+    seen = Seen(160, Shares(newcomers=0.25, known=lambda key: key == victim))
     kept = [received("victim", position=position) for position in range(50)]
     for one in kept:
         seen.add(make_group_of(one), one.signed.content_sha256, one.timestamp)
@@ -311,7 +312,7 @@ def test_two_thousand_new_names_push_nobodys_groups_out_of_the_memory() -> None:
 
 
 def test_known_authors_share_the_memory_evenly() -> None:
-    seen = Seen(limit=40, known=lambda key: True)
+    seen = Seen(limit=40)
     quiet = [make_group("quiet", position=position) for position in range(15)]
     for group in [*quiet, *(make_group("loud", position=position) for position in range(500))]:
         seen.add(group, "0" * 64, 1.0)

@@ -8,7 +8,6 @@ from bus_authors import Author, small
 
 from sapo.errors import Refused
 from sapo.identity import unseal
-from sapo.pool import newcomer_places
 
 
 def test_identities_sign_what_they_send(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +27,6 @@ def test_junk_and_forgeries_are_refused_for_their_signature(attack: fairness.Att
 def test_known_peers_keep_their_places(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fairness, "NAMES", 40)
     turns = fairness.rounds(fairness.ATTACKS[name], 2, 3)
-    assert all(turn.others_pool <= newcomer_places(fairness.POOL) for turn in turns)
+    assert all(turn.others_pool <= fairness.NEWCOMERS for turn in turns)
     assert all(turn.honest_pool >= 48 for turn in turns)
     assert all(turn.honest_batch + turn.others_batch == fairness.WANT for turn in turns)

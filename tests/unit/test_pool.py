@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +13,11 @@ from sapo.bus.base import Reading
 from sapo.bus.memory import MemoryBus
 from sapo.config import PoolConfig
 from sapo.errors import Refused
-from sapo.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool, Verdict, limits, newcomer_places
+from sapo.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool, Verdict
+from sapo.quotas import limits
 from sapo.records import Group, Outcome, Recipe
 from sapo.seen import fingerprint
+from sapo.shares import Shares
 
 
 def filled(config: PoolConfig, *entries: Entry) -> Pool:
@@ -122,7 +125,7 @@ def test_a_flood_leaves_room_for_others_in_what_a_round_reads() -> None:
 
 def test_newcomers_and_junk_leave_room_for_known_authors_in_what_a_round_reads() -> None:
     bus = MemoryBus()
-    bounds = limits(config(max_groups=8), frozenset({make_identity("known").key}))
+    bounds = limits(config(max_groups=8), frozenset({make_identity("known").key}).__contains__)
     bus.publish([make_signed(f"p{i}") for i in range(20)])
     bus.publish([make_signed("known", position=i) for i in range(6)])
     bus.publish([make_signed("known", position=6)])
@@ -331,11 +334,12 @@ def test_a_pool_that_was_restored_knows_and_evicts_what_it_would_have_without_th
 # -- newcomers -------------------------------------------------------------------------------------------
 
 KNOWN = frozenset(make_identity(name).key for name in ("k0", "k1"))
+OPEN = Shares(newcomers=0.25, known=KNOWN.__contains__)
 
 
 def crowded(strangers: int, each: int, known: int) -> Pool:
     """16 places, 4 of them for newcomers: many of those with `each` groups, k0 and k1 with `known` each."""
-    pool = Pool(config(max_groups=16), KNOWN.__contains__)
+    pool = Pool(config(max_groups=16), OPEN)
     for i in range(known):
         pool.add(make_entry("k0", position=i, at=900.0 + i))
         pool.add(make_entry("k1", position=i, at=900.0 + i))
@@ -352,11 +356,11 @@ def holders(pool: Pool) -> Counter[str]:
 def test_newcomers_hold_no_more_than_their_share_of_an_otherwise_empty_pool() -> None:
     pool = crowded(strangers=5, each=2, known=0)
     assert pool.evict(1000.0) == {"newcomers": 6}
-    assert sum(holders(pool).values()) == newcomer_places(pool.config) == 4
+    assert sum(holders(pool).values()) == 4
 
 
 def test_every_swarm_has_a_place_for_a_newcomer() -> None:
-    pool = Pool(config(max_groups=2), KNOWN.__contains__)
+    pool = Pool(config(max_groups=2), OPEN)
     pool.add(make_entry("s0", at=950.0))
     assert pool.evict(1000.0) == {}
 
@@ -378,7 +382,7 @@ def test_known_authors_use_the_places_that_no_newcomer_wants() -> None:
 
 
 def test_a_loud_newcomer_gets_no_more_of_the_newcomers_places_than_others() -> None:
-    pool = Pool(config(max_groups=16), KNOWN.__contains__)
+    pool = Pool(config(max_groups=16), OPEN)
     for i in range(20):
         pool.add(make_entry("loud", position=i, at=990.0))
     for i in range(3):
@@ -388,7 +392,7 @@ def test_a_loud_newcomer_gets_no_more_of_the_newcomers_places_than_others() -> N
 
 
 def test_two_thousand_identities_are_dealt_places_like_any_other_newcomer() -> None:
-    pool = Pool(config(max_groups=16, max_age_s=10_000), KNOWN.__contains__)
+    pool = Pool(config(max_groups=16, max_age_s=10_000), OPEN)
     rounds: Counter[str] = Counter()
     for turn in range(100):
         for i in range(20):  # one group each, and never again
@@ -406,7 +410,7 @@ def test_two_thousand_identities_are_dealt_places_like_any_other_newcomer() -> N
 
 def test_who_lied_is_a_newcomer_in_the_pool_at_once() -> None:
     known = set(KNOWN)
-    pool = Pool(config(max_groups=16), lambda key: key in known)
+    pool = Pool(config(max_groups=16), replace(OPEN, known=lambda key: key in known))
     for i in range(8):
         pool.add(make_entry("k0", position=i, at=990.0 + i))
     assert pool.evict(1000.0) == {}
@@ -416,7 +420,7 @@ def test_who_lied_is_a_newcomer_in_the_pool_at_once() -> None:
 
 def test_newcomers_found_sound_before_keep_half_of_the_newcomers_places() -> None:
     rising = make_identity("r0").key
-    pool = Pool(config(max_groups=16), KNOWN.__contains__, lambda key: key == rising)
+    pool = Pool(config(max_groups=16), replace(OPEN, rising=lambda key: key == rising))
     for round in range(5):
         for i in range(3):
             pool.add(make_entry("r0", round, i, at=900.0 + round))
@@ -452,7 +456,7 @@ def test_what_a_group_says_is_worked_out_once_on_its_way_in(monkeypatch: pytest.
 
 def test_a_large_group_takes_as_many_places_as_its_bytes_ask_for() -> None:
     long = ("x" * (2 * PLACE_BYTES), "y")
-    pool = Pool(config(max_groups=8, max_peer_share=0.5), KNOWN.__contains__)
+    pool = Pool(config(max_groups=8), replace(OPEN, author=0.5))
     for position in range(3):
         pool.add(make_entry("k0", position=position, at=900.0 + position, texts=long))
     for position in range(5):

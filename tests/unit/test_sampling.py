@@ -486,6 +486,17 @@ def test_a_newcomer_without_verification_time_leaves_the_trial_to_the_next() -> 
     assert Counter(tried) == {"p2": 2, "p1": 3}
 
 
+def test_newcomers_on_trial_are_verified_one_by_one_where_each_may_cost_all_that_is_left() -> None:
+    entries, verifier = a_pool([GOOD] * 16)
+
+    def one_newcomer(entry: Entry, beside: Sequence[Entry]) -> bool:
+        return entry.group.node != "p2" or all(other.group.node != "p2" for other in beside)
+
+    found = known_first(entries, verifier, 2, trials=3, ready=one_newcomer)
+    assert found.verified == 5
+    assert [sum(by_id(one) == "p2" for one in call) for call in verifier.calls] == [1, 1, 1]
+
+
 def test_groups_without_verification_time_wait_where_they_are() -> None:
     entries, verifier = a_pool([GOOD, DULL] * 8)
     found = draw(entries, verifier, 16, ready=Credit(verifier, {"p0": 0, "p1": 16, "p2": 0}))
@@ -529,29 +540,6 @@ def test_nobody_is_verified_beyond_their_time_however_many_at_once(
 
 def by_id(group_id: str) -> str:
     return next(entry.group.node for entry in ENTRIES if entry.group_id == group_id)
-
-
-def test_what_there_was_no_time_for_beside_others_waits_and_is_asked_for_again() -> None:
-    entries, verifier = a_pool([GOOD] * 4)
-
-    def first_two(some: Sequence[Entry]) -> list[Verdict | None]:
-        return [verdict if place < 2 else None for place, verdict in enumerate(verifier(some))]
-
-    ready = [True]
-    found = sample_external(
-        entries, 4, rng("test", 0), first_two, tolerance=1e-6, ready=lambda entry, beside: ready[0]
-    )
-    assert (len(found.chosen), found.verified, found.waiting) == (4, 4, 0)
-    entries, verifier = a_pool([GOOD] * 4)
-
-    def once(some: Sequence[Entry]) -> list[Verdict | None]:
-        ready[0] = False
-        return first_two(some)
-
-    found = sample_external(
-        entries, 4, rng("test", 0), once, tolerance=1e-6, ready=lambda entry, beside: ready[0]
-    )
-    assert (len(found.chosen), found.verified, found.waiting) == (2, 2, 2)
 
 
 def test_the_share_of_informative_groups_is_guessed_by_own_ones_and_is_never_nothing() -> None:

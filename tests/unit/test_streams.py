@@ -8,6 +8,7 @@ from makers import make_group
 
 from sapo.errors import Refused
 from sapo.records import Group
+from sapo.shares import Shares
 from sapo.streams import AUTHORS, LATE, LIVES, PLACES, WINDOW, Streams
 
 LATER, THIRD = "1" * 16, "2" * 16
@@ -124,7 +125,7 @@ def test_incarnations_of_one_author_are_bounded_and_the_latest_stay() -> None:
 
 def test_a_flood_of_authors_pushes_out_newcomers_and_is_bounded() -> None:
     victim = group(0, author="victim")
-    streams = Streams(known=lambda key: key == victim.key)
+    streams = Streams(shares=Shares(newcomers=0.25, known=lambda key: key == victim.key))
     heard([(victim, at(0))], streams)
     for number in range(AUTHORS + 100):
         streams.note(victim.model_copy(update={"key": f"{number:064x}"}), at(1 + number))

@@ -123,7 +123,7 @@ class Reserve:
             # what the last one left behind would be judged in this one's place, on the time it used up,
             # and so many samples of its refusals were kept that none of this one's would be
             node.parts.pool.remove([entry.group_id for entry in node.parts.pool.entries()])
-            node.parts.peers.earn(REST_S)
+            node.parts.quotas.earn(REST_S)
             node.parts.refusals = Refusals(node.parts.clock)
         for number in range(count):
             coming = [signed for node in self.nodes for signed in self._prepare(node)]

@@ -12,8 +12,7 @@ from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
 from swarms import small_config
 
 from sapo.config import PoolConfig
-from sapo.peers import CREDIT_S, FLOOR_S, Peers
-from sapo.pool import most_per_author, newcomer_places
+from sapo.quotas import CREDIT_S, FLOOR_S, Quotas
 from sapo.workers import TaskWorkers
 
 SETTINGS = (
@@ -48,20 +47,20 @@ class Ledger:
 def ledgers(monkeypatch: pytest.MonkeyPatch) -> dict[int, Ledger]:
     """A ledger for each node's accounts."""
     found: dict[int, Ledger] = defaultdict(Ledger)
-    charged, earn = Peers._charged, Peers.earn
+    charged, earn = Quotas._charged, Quotas.earn
 
-    def spy_charged(self: Peers, key: str, seconds: float) -> object:
+    def spy_charged(self: Quotas, key: str, seconds: float) -> object:
         ledger = found[id(self)]
         ledger.spent[key if self.known(key) else ""] += seconds
         ledger.dearest = max(ledger.dearest, seconds)
         return charged(self, key, seconds)
 
-    def spy_earn(self: Peers, own_seconds: float, round: int = 0) -> None:
+    def spy_earn(self: Quotas, own_seconds: float, round: int = 0) -> None:
         found[id(self)].earned += max(FLOOR_S, self.config.verify_share * own_seconds)
         earn(self, own_seconds, round)
 
-    monkeypatch.setattr(Peers, "_charged", spy_charged)
-    monkeypatch.setattr(Peers, "earn", spy_earn)
+    monkeypatch.setattr(Quotas, "_charged", spy_charged)
+    monkeypatch.setattr(Quotas, "earn", spy_earn)
     return found
 
 
@@ -71,9 +70,10 @@ def check_places(attacked: Arm) -> None:
         held: Counter[str] = Counter()
         for entry in node.parts.pool.entries():
             held[entry.group.key] += entry.places
-        assert max(held.values(), default=0) <= most_per_author(node.config.pool)
-        strangers = sum(places for key, places in held.items() if not node.parts.peers.known(key))
-        assert strangers <= newcomer_places(node.config.pool)
+        shares, bound = node.parts.quotas.shares, node.config.pool.max_groups
+        assert max(held.values(), default=0) <= shares.most(bound)
+        strangers = sum(places for key, places in held.items() if not shares.known(key))
+        assert strangers <= shares.most_newcomers(bound)
 
 
 def endure(rounds: int, folder: Path, ledgers: dict[int, Ledger]) -> int:
@@ -93,7 +93,7 @@ def endure(rounds: int, folder: Path, ledgers: dict[int, Ledger]) -> int:
         print(f"\n{rounds} rounds among the whole zoo; memory grew by {grown >> 20} MB of {GROWTH >> 20}")
         print(f"{'node':6}{'author':18}{'seconds':>9}{'bound':>9}")
         for node in attacked.nodes:
-            ledger = ledgers[id(node.parts.peers)]
+            ledger = ledgers[id(node.parts.quotas)]
             newcomers, known = ledger.bounds(config.pool)
             for key, seconds in ledger.spent.most_common():
                 name, bound = (key[:12], known) if key else ("all newcomers", newcomers)

@@ -178,5 +178,5 @@ def test_a_padded_right_answer_earns_its_literal_score_which_is_less_than_the_ba
 def test_a_lie_that_its_own_signature_proves_makes_nobody_known(reserve: Reserve, passage: Passage) -> None:
     assert passage.metrics["peers/faults"]
     for node in reserve.nodes:
-        assert not node.parts.peers.known(passage.peer.key)
-        assert all(node.parts.peers.known(key) for key in reserve.honest - {node.parts.identity.key})
+        assert not node.parts.quotas.known(passage.peer.key)
+        assert all(node.parts.quotas.known(key) for key in reserve.honest - {node.parts.identity.key})

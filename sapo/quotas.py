@@ -1,41 +1,45 @@
-"""Fair share: who is known here, whose records are looked at, and whose groups are verified.
+"""What peers may cost this node: who is known here, whose records are looked at, whose groups are verified.
 
 An author is a *newcomer* until `pool.newcomer_groups` of their groups were verified here and found sound, and
-informative: their answers differ in score. New identities cost nothing, so all newcomers together share one
-quota of everything: of the places in the pool, of the signatures checked in a round, and of the seconds that
-go into verification.
+informative: their answers differ in score. Whatever a peer costs is bounded by the shares of `sapo.shares`:
+asked for before, charged after. For seconds of admission, of verification, and of what a group costs more to
+learn from than an own one, the bound is what rounds earn, `pool.verify_share` of the node's own work:
 
-Seconds are kept in accounts. A round earns `pool.verify_share` of the node's own work. `pool.newcomer_share`
-of that goes to the newcomers' common account; what it cannot hold, and all the rest, is dealt out evenly
-among known authors, to each at most `pool.max_peer_share`; what one does not need flows to the others. Every
-newcomer has an account besides, filled up only when it is empty, so that a slow one silences itself before
-the others. Nothing is verified for an account in debt. So the newcomers' seconds never exceed
-`newcomer_share` of what was earned, the credit they began with (`CREDIT_S`), and what the last of their
-groups cost (several in one call share a purse, and the worker begins none once it is spent); and nobody
-else's spending lowers the account of a known author.
+    seconds(newcomers) <= newcomer_share * earned + CREDIT_S + the last of their groups
+    seconds(author)    <= max_peer_share * (earned - newcomers' part) + CREDIT_S + the last of its groups
+
+What the newcomers' common account cannot hold, and all the rest, is dealt out evenly among known authors;
+what one does not need flows to the others. So nobody else's spending lowers the account of a known author.
+Every newcomer has an account besides, filled up only when it is empty: a slow one silences itself before the
+others. Nothing is verified for an account in debt, and of newcomers one group at a time: it may cost all that
+they have.
 
 A name that behaves becomes known, whoever is behind it: where that is too cheap, a swarm goes by invitation.
 """
 
 import math
 import random
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TypeVar
 
 from sapo.bus.base import Limits
 from sapo.config import PoolConfig
 from sapo.journal_rows import PeerRow
-from sapo.pool import LOOKS, limits, looks, most_per_author, newcomer_places, places_of
+from sapo.pool import places_of
 from sapo.records import Received
+from sapo.shares import Meter, Shares, everybody
 
 T = TypeVar("T")
 
 MEMORY = 4096
 """Newcomers remembered, and as many known authors; those of whom nothing was verified longest go first."""
-CREDIT_S = 1.0
-"""What an account may hold in any case: a group of a slow data set needs that at once."""
+LOOKS = 16
+"""Records looked at in a round per place in the pool: forgers of a known key may have sent most of them."""
+CREDIT_S = 0.5
+"""What an account begins with, and may hold in any case; whoever has some may go into debt for one group."""
 CREDIT_ROUNDS = 3.0
 """How many rounds' worth an account may hold where that is more."""
 RECENT = 50
@@ -56,8 +60,18 @@ class _Account:
     """The round in which the author became known."""
 
 
-class Peers:
-    """What this node knows of the authors of groups, as the journal's `rows` and this run tell.
+def limits(config: PoolConfig, known: Callable[[str], bool] = everybody, reach: int = 1) -> Limits:
+    """How much of the bus a round reads: `reach` times as many groups as the pool has places."""
+    return Limits(
+        max_bytes=config.poll_bytes,
+        max_groups=reach * config.max_groups,
+        tail=config.tail,
+        shares=Shares(config.max_peer_share, config.newcomer_share, known),
+    )
+
+
+class Quotas:
+    """What this node knows of the authors of groups, from the journal's `rows` and this run.
 
     `trusted` keys are known from the start: the members of a swarm, and the node's own. Equal calls in equal
     order have equal results. Where not `timed`, known authors may always be verified, whatever it costs.
@@ -72,6 +86,7 @@ class Peers:
         timed: bool = True,
     ) -> None:
         self.config = config
+        self.shares = Shares(config.max_peer_share, config.newcomer_share, self.known, self.rising)
         self._timed = timed
         self._trusted = frozenset(trusted)
         self._common = _Account(CREDIT_S)
@@ -111,7 +126,7 @@ class Peers:
 
     def limits(self) -> Limits:
         """How much of the bus is read: past forgeries, where the last poll had many for each good record."""
-        return limits(self.config, self.known_keys(), max(1, self._reach))
+        return limits(self.config, self.known_keys().__contains__, max(1, self._reach))
 
     # --- before signatures are checked -----------------------------------------------------------------
 
@@ -120,30 +135,27 @@ class Peers:
     ) -> tuple[list[T], list[Received]]:
         """Have `admit` look at a poll's records while their authors have room; what it gave, and the rest.
 
-        `admit` checks the signature, and returns None for what it refuses. A known author has room for as
-        many admitted groups as they may hold in the pool, all newcomers together for as many as they may. So
-        who forges a known key takes no room, but tries: there are `sapo.pool.LOOKS` per place, and a share
-        of them for newcomers. Where not all have room, records are looked at in turns, one per author and
-        turn, in an order drawn from `rng`: neither a place on the bus nor the number of records is of use.
-        Newcomers who are `rising` and those who are not come by turns, so that each have half of the room.
+        `admit` checks the signature, charges what that cost, and returns None for what it refuses. Authors
+        have room for as many admitted groups as they may hold in the pool. So who forges a known key takes no
+        room, but looks, of which there are `LOOKS` per place. Where not all have room, records are looked at
+        in turns, one per author and turn, in an order drawn from `rng`: neither a place on the bus nor the
+        number of records is of use. Newcomers who are `rising` and others come by turns.
 
-        What a look costs is charged by `admit`. Looks at newcomers end when half of their common account is
-        spent: the rest is for verification. A known author is looked at while it owes at most `CREDIT_S`.
+        Looks at newcomers end when half of their seconds are spent: the rest is for verification. A known
+        author is looked at while it owes at most `CREDIT_S`.
         """
-        room = _Room(self.config, self.known)
+        places, looks = (Meter(self.shares, many * self.config.max_groups) for many in (1, LOOKS))
         kept = max(0.0, self._common.balance / 2)
-        order = list(received)
-        if not room.enough(received):
-            order = self._in_halves(_in_turns(received, rng))
         came: list[T] = []
         no_room: list[Received] = []
-        for one in order:
-            if not (self._may_look(one.signed.key, kept) and room.look(one.signed.key)):
+        for one in self._order(received, rng):
+            key, size = one.signed.key, places_of(one)
+            if not (self._may_look(key, kept) and places.fits(key, size) and looks.take(key)):
                 no_room.append(one)
                 continue
             entry = admit(one)
             if entry is not None:
-                room.take(one)
+                places.take(key, size)
                 came.append(entry)
         looked = len(received) - len(no_room)
         self._reach = min(LOOKS, looked // max(1, len(came)))
@@ -158,13 +170,17 @@ class Peers:
             return self._balance(self._known, key) > -CREDIT_S
         return self._common.balance > kept and self._balance(self._new, key) > 0
 
-    def _in_halves(self, records: Sequence[Received]) -> list[Received]:
-        """Those of known authors, then of rising newcomers and others by turns while there are both."""
-        known = [one for one in records if self.known(one.signed.key)]
-        rising = [one for one in records if self.rising(one.signed.key)]
-        others = [one for one in records if not (self.known(one.signed.key) or self.rising(one.signed.key))]
-        pairs = [one for pair in zip(rising, others, strict=False) for one in pair]
-        return [*known, *pairs, *rising[len(others) :], *others[len(rising) :]]
+    def _order(self, received: Sequence[Received], rng: random.Random) -> list[Received]:
+        """The bus's order if there is room for all records; else known authors' in turns, then newcomers'."""
+        room = Meter(self.shares, self.config.max_groups)
+        if all(room.take(one.signed.key, places_of(one)) for one in received):
+            return list(received)
+        kinds: dict[str, list[Received]] = {"known": [], "rising": [], "new": []}
+        for one in _in_turns(received, rng):
+            rising = "rising" if self.rising(one.signed.key) else "new"
+            kinds["known" if self.known(one.signed.key) else rising].append(one)
+        pairs = zip_longest(kinds["rising"], kinds["new"])
+        return [*kinds["known"], *(one for pair in pairs for one in pair if one is not None)]
 
     # --- verification time -----------------------------------------------------------------------------
 
@@ -198,19 +214,13 @@ class Peers:
             seconds -= share
             self._changed[key] = None
 
-    @property
-    def purse(self) -> float:
-        """Seconds that newcomers together have left."""
-        return max(0.0, self._common.balance)
-
     def may_verify(self, key: str, beside: Sequence[str] = ()) -> bool:
         """Whether the author's account covers one more group, while groups of the authors `beside` are being
-        verified: of one newcomer one at a time, since the next may cost all that is left. Several newcomers'
-        in one call share the `purse`."""
+        verified: of all newcomers one at a time, since it may cost all that is left."""
         if self.known(key):
             return not self._timed or self._balance(self._known, key) > IN_HAND_S * beside.count(key)
         covered = self._common.balance > 0 and self._balance(self._new, key) > 0
-        return covered and key not in beside
+        return covered and all(self.known(other) for other in beside)
 
     def trials(self, want: int) -> int:
         """How many newcomers' groups are verified beside a draw of `want`, which known authors may fill."""
@@ -226,8 +236,8 @@ class Peers:
             self._forget(self._known)
 
     def charge(self, key: str, seconds: float) -> None:
-        """Charge an author for seconds that say nothing of their groups: of reading them, of verifying one
-        that is verified another time, of learning from one that is larger than the node's own."""
+        """Charge an author for seconds that say nothing of their groups: of reading them, or of learning from
+        one that is larger than the node's own."""
         self._charged(key, seconds)
 
     def fault(self, key: str, code: str) -> None:
@@ -327,39 +337,3 @@ def _in_turns(records: Sequence[Received], rng: random.Random) -> list[Received]
         dealt += [authors[key].pop() for key in order]
         order = [key for key in order if authors[key]]
     return dealt
-
-
-class _Room:
-    """The room that authors have left in one poll, and how many more records are looked at."""
-
-    def __init__(self, config: PoolConfig, known: Callable[[str], bool]) -> None:
-        self._known = known
-        self._each = most_per_author(config)
-        self._places = {True: config.max_groups, False: newcomer_places(config)}
-        self._looks = dict(zip((True, False), looks(config), strict=True))
-        self._taken: Counter[str] = Counter()
-
-    def enough(self, received: Sequence[Received]) -> bool:
-        """Whether there is room for everybody's records."""
-        authors: Counter[str] = Counter()
-        for one in received:
-            authors[one.signed.key] += places_of(one)
-        places = dict.fromkeys(self._places, 0)
-        for key, count in authors.items():
-            places[self._known(key)] += count
-        return max(authors.values(), default=0) <= self._each and all(
-            places[kind] <= self._places[kind] for kind in places
-        )
-
-    def look(self, key: str) -> bool:
-        """Whether one more record of the author is looked at; counts it."""
-        kind = self._known(key)
-        free = self._places[kind] > 0 and self._looks[kind] > 0 and self._taken[key] < self._each
-        self._looks[kind] -= free
-        return free
-
-    def take(self, received: Received) -> None:
-        """Note that a record was admitted."""
-        key, places = received.signed.key, places_of(received)
-        self._places[self._known(key)] -= places
-        self._taken[key] += places
