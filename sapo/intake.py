@@ -188,9 +188,11 @@ def verdicts(
     for i, entry in enumerate(entries):
         began = time.thread_time()
         entry.tokens = Tokens.of(parts.policy, entry.group)
-        reason = _too_large(parts, entry.tokens)
-        if reason is not None:
-            found[i] = _bad(parts, entry, reason)
+        lengths = [len(ids) for ids, _ in entry.tokens.completions]
+        if entry.tokens.longest > parts.policy.max_length or too_long(parts.config, lengths):
+            found[i] = _bad(parts, entry, "too_long")
+        elif too_costly(parts.config, lengths):
+            found[i] = _bad(parts, entry, "too_costly")
         seconds[i] = time.thread_time() - began
     good = [i for i in range(len(entries)) if i not in found]
     judgements = parts.workers.judge([_claim(entries[i].group) for i in good])
@@ -208,14 +210,6 @@ def verdicts(
         if short:
             found[i] = found[i].model_copy(update={"reason": "substandard"})
     return [found[i] for i in range(len(entries))]
-
-
-def _too_large(parts: NodeParts, tokens: Tokens) -> str | None:
-    """Why a group is more than this node learns from, if it is."""
-    lengths = [len(ids) for ids, _ in tokens.completions]
-    if tokens.longest > parts.policy.max_length or too_long(parts.config, lengths):
-        return "too_long"
-    return "too_costly" if too_costly(parts.config, lengths) else None
 
 
 def _falls_short(parts: NodeParts, group: Group, verdict: Verdict, standards: Mapping[str, Standard]) -> bool:
