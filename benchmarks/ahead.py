@@ -27,10 +27,9 @@ from sapo.home import Home
 from sapo.manifest import Manifest
 from sapo.models import load_policy, save, wrap
 from sapo.node import NodeRuntime
-from sapo.node_parts import open_workers
 from sapo.records import Outcome, Recipe
 from sapo.starter import Variant, make_model, prepare
-from sapo.workers import TaskWorkers
+from sapo.workers import TaskWorkers, open_workers
 
 PACKAGES = ("torch", "transformers", "reasoning-gym")
 ALONE = (

@@ -34,9 +34,8 @@ from scipy.stats import t as student
 from sapo.cache import default_cache
 from sapo.config import Config, load
 from sapo.evaluate import evaluate, held_out_set
-from sapo.node_parts import open_workers
 from sapo.starter import prepare
-from sapo.workers import TaskWorkers
+from sapo.workers import TaskWorkers, open_workers
 
 PACKAGES = ("torch", "transformers", "reasoning-gym", "pydantic", "cryptography")
 MOST_LOST = 0.01

@@ -17,20 +17,21 @@ from itertools import count
 from pathlib import Path
 
 from sapo import sampling
-from sapo.batching import Tokens, batch_group, begin_scoring, score_groups
+from sapo.batching import batch_group, begin_scoring, score_groups
 from sapo.cache import default_cache
 from sapo.config import Config, parse
 from sapo.evaluate import evaluate, held_out_set
 from sapo.generate import open_engine
 from sapo.home import Home
 from sapo.identity import Identity
+from sapo.initial import load_initial
 from sapo.learn.update import Learner
-from sapo.node_parts import load_initial, open_workers
 from sapo.pool import Entry, Verdict
 from sapo.records import Batch, Group, Outcome, Question, Received, SignedGroup, Source, canonical
 from sapo.seeds import rng, stream
 from sapo.tasks import Drawing
-from sapo.workers import Claim
+from sapo.tokenise import Tokens
+from sapo.workers import Claim, open_workers
 
 INCARNATION = "0" * 16
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from sapo.config import Config
-from sapo.crew import thread_settings
+from sapo.determinism import thread_settings
 from sapo.home import Home
 from sapo.journal import Journal
 

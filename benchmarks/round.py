@@ -39,10 +39,10 @@ from sapo.cache import default_cache
 from sapo.config import Config, load
 from sapo.experiment.grid import identity
 from sapo.models import TAGS_PROMPT
-from sapo.node_parts import open_workers
 from sapo.records import Question
 from sapo.starter import prepare
 from sapo.tasks import Drawing
+from sapo.workers import open_workers
 
 NAMES = {"trl": "TRL", "genrl": "genrl"}
 INCARNATION = "0123456789abcdef"

@@ -30,13 +30,12 @@ from scipy.stats import chi2, chi2_contingency
 from sapo.config import Config, load
 from sapo.identity import Identity, seal
 from sapo.learn.advantage import informative
-from sapo.node_parts import open_workers
 from sapo.pool import Entry, Pool, Verdict
 from sapo.quotas import Quotas
 from sapo.records import Completion, Group, Outcome, Question, Received, Recipe
 from sapo.sampling import LEAST_SHARE, Draw, sample_external
 from sapo.seeds import rng
-from sapo.workers import Claim, TaskWorkers
+from sapo.workers import Claim, TaskWorkers, open_workers
 
 PACKAGES = ("pydantic", "reasoning-gym", "scipy")
 TOLERANCE = 1e-6

@@ -41,11 +41,11 @@ from sapo.home import Home
 from sapo.identity import Identity, seal
 from sapo.manifest import Manifest
 from sapo.node import NodeRuntime
-from sapo.node_parts import open_workers
 from sapo.records import Completion, Group, Question, Recipe, SignedGroup
 from sapo.seeds import rng
 from sapo.starter import prepare
 from sapo.tasks import is_held_out
+from sapo.workers import open_workers
 
 PACKAGES = ("cryptography", "psutil", "pydantic", "reasoning-gym", "torch")
 MOST = 1.25

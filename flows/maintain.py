@@ -13,14 +13,14 @@ from flows import deployed
 from flows.common import NETWORK, PROCESS, Process, here, parser, run_process
 from flows.forget import forget
 from flows.orchestrator import Orchestrator, at_work
-from sapo import services, upkeep
+from sapo import service_registry, upkeep
 from sapo.crew import OWING
 from sapo.deploy import process_tag, site_tag
 from sapo.errors import Unavailable
 from sapo.history import open_store
 from sapo.history.cuts import Cut, cuts
 from sapo.history.maintain import ORDER, maintain_table
-from sapo.tracked import own_server
+from sapo.tracking_uri import own_server
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def bound(process: Process, service: str) -> dict[str, Any]:
     config, home = process.config, process.home
     with process.own():
         if service == "prefect":
-            running = services.read(home)
+            running = service_registry.read(home)
             alone = running is not None and running.prefect.pid is not None
             tags = () if alone else (site_tag(config), process_tag(config))
             done = {"flow_runs": forget(config.flow.keep_days, *tags)}

@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING
 
 from sapo.errors import SapoError
 from sapo.gate import basic
-from sapo.services import Service, answers
+from sapo.service_registry import Service, answers
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

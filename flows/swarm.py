@@ -13,7 +13,8 @@ from prefect.futures import wait
 
 from flows.common import SMALL, Process, parser, run_process
 from flows.orchestrator import Orchestrator, at_work
-from sapo.crew import Crew, thread_settings
+from sapo.crew import Crew
+from sapo.determinism import thread_settings
 from sapo.nursery import Nursery
 from sapo.processes import POLL_S, stopping_on_signals
 

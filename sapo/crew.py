@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from sapo.config import Config
-from sapo.determinism import FIXED
+from sapo.determinism import thread_settings
 from sapo.home import Home, write_atomically
 from sapo.nursery import Nursery
 from sapo.processes import POLL_S, Child, Started, tail
@@ -277,9 +277,3 @@ def flow_command(home: Home, name: str) -> list[str]:
     if name in (ARCHIVE, EVALUATE):
         return ["-m", f"flows.{name}", *place]
     return ["-m", "flows.node", *place, "--node", name]
-
-
-def thread_settings(threads: int) -> dict[str, str]:
-    """Environment that holds numerical libraries to so many threads and to the same arithmetic every time."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-    return {**dict.fromkeys(names, str(threads)), **FIXED, "TOKENIZERS_PARALLELISM": "false"}

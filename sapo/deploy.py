@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sapo.config import Config
-from sapo.crew import thread_settings
+from sapo.determinism import thread_settings
 from sapo.errors import UserError
 from sapo.home import Home
-from sapo.services import QUIET, Service, answers
+from sapo.service_registry import QUIET, Service, answers
 
 HEARTBEAT_S = 30
 """The shortest that Prefect knows."""

@@ -93,3 +93,9 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def thread_settings(threads: int) -> dict[str, str]:
+    """Environment that holds numerical libraries to so many threads and to the same arithmetic every time."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+    return {**dict.fromkeys(names, str(threads)), **FIXED, "TOKENIZERS_PARALLELISM": "false"}

@@ -15,7 +15,7 @@ from sapo.errors import SapoError, UserError
 from sapo.install import install_command
 
 if TYPE_CHECKING:
-    from sapo.services import Service
+    from sapo.service_registry import Service
 
 Status = Literal["ok", "note", "missing"]
 DISTRIBUTION = "sapo-swarm"
@@ -202,7 +202,7 @@ def check_datasets() -> list[Check]:
 
 def check_unearned(home: Path | None) -> list[Check]:
     """Data sets with full marks for answers that solve nothing, those first that the run asks."""
-    from sapo.commands.options import find_home
+    from sapo.home import find_home
     from sapo.unearned import UNEARNED, unearned
 
     try:
@@ -257,13 +257,14 @@ def check_walls() -> list[Check]:
 def check_bus(home: Path | None) -> list[Check]:
     """The bus of a run, or the one that the environment names where there is no run."""
     from sapo.bus import check_buses
-    from sapo.commands.options import find_home, resolve
+    from sapo.config import DEFAULT_PRESET, load
+    from sapo.home import find_home
 
     try:
         base = find_home(home).load_config()
     except UserError:
         base = None  # `check_home` tells of it
-    config = resolve(None, None, [], base=base)
+    config = load(DEFAULT_PRESET if base is None else None, None, [], base=base)
     if config.bus.type != "kafka":
         return [Check("bus", "ok", f"{config.bus.type}: no server")]
     try:
@@ -283,8 +284,8 @@ def check_bus(home: Path | None) -> list[Check]:
 
 def check_home(home: Path | None) -> list[Check]:
     """The servers of a run, if there is one, and those that the environment names."""
-    from sapo.commands.options import find_home
-    from sapo.services import Service, read
+    from sapo.home import find_home
+    from sapo.service_registry import Service, read
 
     named = [
         Service(name, os.environ[variable].rstrip("/"))
@@ -306,11 +307,11 @@ def check_home(home: Path | None) -> list[Check]:
 
 def check_servers(servers: "Sequence[Service]") -> list[Check]:
     """Whether each answers now."""
-    from sapo import services
+    from sapo import service_registry
 
     checks = []
     for service in servers:
-        if services.answers(service):
+        if service_registry.answers(service):
             checks.append(Check(service.name, "ok", service.url))
         else:
             remedy = f"see {service.log}" if service.log else "start it, or unset the variable that names it"

@@ -7,12 +7,15 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sapo.config import Config
+from sapo.generate import open_engine
 from sapo.generate.base import Engine
 from sapo.home import Home, write_atomically
+from sapo.models import LoadedPolicy
 from sapo.records import Completion, Question, Sampling, canonical, sha256
 from sapo.seeds import stream
 from sapo.tasks import held_out_questions
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
 FULL_SCORE = 1.0 - 1e-9
 CHUNK = 250
 """Questions generated at a time: bounds memory, and is how often progress is told."""
-Progress = Callable[[int, int], None]
+Count = Callable[[int, int], None]
+"""Called with the questions done and their number."""
+Progress = Callable[[str, int, int], None]
+"""Called with what is evaluated, the questions done and their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +121,7 @@ def held_out_digest(config: Config) -> str:
 
 
 def held_out_set(
-    config: Config, home: Home, workers: TaskWorkers, progress: Progress | None = None
+    config: Config, home: Home, workers: TaskWorkers, progress: Count | None = None
 ) -> list[Question]:
     """The swarm's evaluation questions, regenerated once and kept in the home.
 
@@ -151,7 +157,7 @@ def evaluate(
     samples: int = 1,
     seed: int = 0,
     greedy: bool = True,
-    progress: Progress | None = None,
+    progress: Count | None = None,
 ) -> Evaluation:
     """Ask a policy held-out questions; `samples` completions each at temperature 1, and one if `greedy`.
 
@@ -213,3 +219,33 @@ def gain(baselines: Mapping[str, Sequence[float]], nodes: Mapping[str, Sequence[
     ]
     mean, half = statistics.fmean(differences), half_width(differences)
     return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def ask(
+    config: Config,
+    policy: LoadedPolicy,
+    workers: TaskWorkers,
+    questions: Sequence[Question],
+    label: str,
+    progress: Progress | None,
+    *,
+    greedy: bool = True,
+) -> Evaluation:
+    """What a policy does on the held-out questions, with the engine of its config; `label` names it."""
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(label, done, total)
+
+    with closing(open_engine(config, policy)) as engine:
+        return evaluate(
+            policy,
+            engine,
+            workers,
+            questions,
+            max_new_tokens=config.generate.max_new_tokens,
+            samples=config.eval.samples,
+            seed=config.swarm.seed,
+            greedy=greedy,
+            progress=tell,
+        )

@@ -8,7 +8,6 @@ import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-USER = "sapo"
 LOGIN = "SERVER_LOGIN"
 """Environment variable of a server's process: user and password, with a colon between."""
 ENTRANCE = "/enter"

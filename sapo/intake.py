@@ -10,7 +10,6 @@ from types import MappingProxyType
 
 from sapo.admission import PROVEN, admit, said_before
 from sapo.allowance import too_costly, too_long
-from sapo.batching import Tokens, false_ids
 from sapo.bus.base import Poll, Positions
 from sapo.errors import Refused, Unavailable
 from sapo.journal import Met, PoolRow
@@ -20,6 +19,7 @@ from sapo.pool import Entry, Verdict
 from sapo.records import Group, Outcome, Received
 from sapo.refusals import is_signed
 from sapo.tasks import drawn_by
+from sapo.tokenise import Tokens, false_ids
 from sapo.workers import Claim
 
 

@@ -20,24 +20,22 @@ from sapo.cache import default_cache
 from sapo.checkpoint import Checkpoint
 from sapo.config import Config
 from sapo.errors import UserError
-from sapo.evaluate import Evaluation, evaluate, gain, held_out_set
+from sapo.evaluate import Evaluation, Progress, ask, gain, held_out_set
 from sapo.generate import open_engine
 from sapo.home import Home, write_atomically
+from sapo.initial import load_initial
 from sapo.journal import Journal
 from sapo.models import LoadedPolicy
-from sapo.node_parts import load_initial, open_workers
 from sapo.records import Question, Sampling, canonical
 from sapo.seeds import rng, stream
 from sapo.supervise import holder
 from sapo.track import Tracker
 from sapo.tracked import tracker_of
 from sapo.verdicts import Standing, Verdict, Verdicts
-from sapo.workers import TaskWorkers
+from sapo.workers import TaskWorkers, open_workers
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is evaluated, the questions done and their number."""
 EXAMPLES, MOST_EXAMPLES = 2, 6
 """Of each data set, and in all: questions whose answers are kept as text."""
 Rivals = Callable[[str, int], Mapping[int, Path]]
@@ -253,36 +251,6 @@ def _load_newest(home: Home, name: str, policy: LoadedPolicy) -> Checkpoint:
             if found.path.exists() or attempt == ATTEMPTS - 1:
                 raise
     raise UserError("--node", name, "has no whole checkpoint", "let it run until it has taken one")
-
-
-def ask(
-    config: Config,
-    policy: LoadedPolicy,
-    workers: TaskWorkers,
-    questions: Sequence[Question],
-    label: str,
-    progress: Progress | None,
-    *,
-    greedy: bool = True,
-) -> Evaluation:
-    """What a policy does on the held-out questions, with the engine of its config; `label` names it."""
-
-    def tell(done: int, total: int) -> None:
-        if progress is not None:
-            progress(label, done, total)
-
-    with closing(open_engine(config, policy)) as engine:
-        return evaluate(
-            policy,
-            engine,
-            workers,
-            questions,
-            max_new_tokens=config.generate.max_new_tokens,
-            samples=config.eval.samples,
-            seed=config.swarm.seed,
-            greedy=greedy,
-            progress=tell,
-        )
 
 
 def _body(

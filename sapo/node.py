@@ -14,13 +14,14 @@ from typing import Self
 from sapo import asking, sampling
 from sapo.ahead import Ahead, Answered
 from sapo.allowance import excess
-from sapo.batching import Tokens, batch_group, begin_scoring, reward_metrics, score_groups, source_metrics
+from sapo.batching import batch_group, begin_scoring, score_groups
 from sapo.digests import Digests
 from sapo.errors import Paused
 from sapo.identity import seal
 from sapo.intake import Arrivals, own_standards, receive, take_in, verdicts
 from sapo.journal_rows import Heard
 from sapo.learn.advantage import informative
+from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.node_parts import NodeParts, open_parts
 from sapo.pool import Entry
@@ -28,6 +29,7 @@ from sapo.records import Batch, Group, Outcome, Received, RoundResult, SignedGro
 from sapo.recovery import CHECKPOINT_TIME, checkpoint_due, recover, roll_back, take_checkpoint
 from sapo.seeds import rng
 from sapo.tasks import Drawing
+from sapo.tokenise import Tokens
 from sapo.trust import believes
 
 log = logging.getLogger(__name__)

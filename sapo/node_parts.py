@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sapo import keyring, models, starter, walls
+from sapo import keyring, models, walls
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.bus.publish import PublishSink
@@ -24,6 +24,7 @@ from sapo.history import open_store
 from sapo.history.training import TrainingSink
 from sapo.home import Home
 from sapo.identity import Identity
+from sapo.initial import load_initial
 from sapo.journal import Journal
 from sapo.learn.update import Learner
 from sapo.listen import Listener
@@ -38,7 +39,7 @@ from sapo.records import Invitation, Question
 from sapo.refusals import Refusals
 from sapo.streams import Streams
 from sapo.trust import refuse_strange_names
-from sapo.workers import TaskWorkers
+from sapo.workers import TaskWorkers, open_workers
 
 log = logging.getLogger(__name__)
 
@@ -129,29 +130,10 @@ class NodeParts:
         self._stack.close()
 
 
-def open_workers(config: Config, kind: type[TaskWorkers] = TaskWorkers) -> TaskWorkers:
-    """The task workers of a config."""
-    return kind(
-        config.workers.count,
-        config.workers.time_limit_s,
-        config.workers.memory_mb,
-        foreign_limit_s=config.workers.foreign_limit_s,
-        salt=config.rules.salt,
-        answer=config.rules.answer,
-    )
-
-
 def refuse_unwalled(config: Config, workers: TaskWorkers) -> None:
     """Raise `UserError` where texts of peers would be scored behind walls that do not suffice."""
     if config.batch.external and not config.workers.unwalled:
         walls.require(workers.walls)
-
-
-def load_initial(config: Config, workers: TaskWorkers, cache: Path) -> LoadedPolicy:
-    """The policy a node starts from; a missing starter is prepared first."""
-    if config.model.split(":")[0] == "starter":
-        starter.prepare(config, workers, cache=cache)
-    return models.load_policy(config.model, config=config, cache=cache)
 
 
 def open_parts(

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from sapo import swarm_run
 from sapo.credentials import public
 from sapo.gate import ENTRANCE, basic
-from sapo.services import Service, Services
+from sapo.service_registry import Service, Services
 
 ASK_S = 1.0
 """How long MLflow may take to name the experiment."""

@@ -14,7 +14,7 @@ from sapo.records import Group, Outcome, Received, Record
 from sapo.shares import Claim, Served, Shares, over
 
 if TYPE_CHECKING:
-    from sapo.batching import Tokens
+    from sapo.tokenise import Tokens
 
 SEEN_PER_GROUP = 16
 """Groups remembered per place in the pool, so that what was used or evicted does not come in again."""

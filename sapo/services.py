@@ -5,13 +5,11 @@ started here asks for a password, a new one each time; clients get it in their e
 """
 
 import contextlib
-import http.client
 import json
 import os
 import secrets
 import socket
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -19,23 +17,14 @@ from pathlib import Path
 from sapo.config import Config
 from sapo.crew import BACKOFF_S, HEALTHY_S
 from sapo.errors import SapoError, UserError
-from sapo.gate import LOGIN, USER
+from sapo.gate import LOGIN
 from sapo.home import Home, write_atomically
 from sapo.lock import NodeLock
-from sapo.processes import Child, alive, stop_all, tail
+from sapo.processes import Child, stop_all, tail
+from sapo.service_registry import HOST, QUIET, Service, Services, answers
 
-HOST = "127.0.0.1"
 START_LIMIT_S = 300.0
 STOP_GRACE_S = 4.0
-QUIET = {
-    "DO_NOT_TRACK": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-}
-PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "2", "PREFECT_API_REQUEST_TIMEOUT": "20"}
-"""A flow's clients give up soon when Prefect is away: its rounds go on without it (DESIGN 14)."""
 _UNUSED = (
     "CANCELLATION_CLEANUP",
     "CLEANUP_RECONCILER",
@@ -60,57 +49,6 @@ LEAN = {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in _UNUSED} 
 
 class ServiceFailed(SapoError):
     """A server did not come up, or a process of the swarm could not go on; the message ends with its log."""
-
-
-@dataclass(frozen=True, slots=True)
-class Service:
-    """A server in use. `pid` is None where somebody else runs it.
-
-    `restarts` counts how often it was started again; `away` says why it does not run now. `password` is None
-    where it asks for none, or for one that only its user knows.
-    """
-
-    name: str
-    url: str
-    pid: int | None = None
-    log: str | None = None
-    restarts: int = 0
-    away: str = ""
-    password: str | None = field(default=None, repr=False)
-
-    @property
-    def login(self) -> str | None:
-        """User and password with a colon between, or None."""
-        return None if self.password is None else f"{USER}:{self.password}"
-
-    def credentials(self) -> dict[str, str]:
-        """The environment in which its clients find user and password; empty where there is none."""
-        if self.login is None or self.password is None:
-            return {}
-        if self.name == "prefect":
-            return {"PREFECT_API_AUTH_STRING": self.login}
-        return {"MLFLOW_TRACKING_USERNAME": USER, "MLFLOW_TRACKING_PASSWORD": self.password}
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The servers of a swarm."""
-
-    mlflow: Service
-    prefect: Service
-
-    def environment(self, home: Home, base: Mapping[str, str]) -> dict[str, str]:
-        """`base` with what processes of the swarm need to reach the servers."""
-        return {
-            **PATIENCE,
-            **base,
-            **QUIET,
-            "MLFLOW_TRACKING_URI": self.mlflow.url,
-            "PREFECT_API_URL": self.prefect.url,
-            "PREFECT_HOME": str(home.prefect),
-            **self.mlflow.credentials(),
-            **self.prefect.credentials(),
-        }
 
 
 @dataclass
@@ -376,25 +314,6 @@ def _named(service: Service, field: str) -> Service:
     raise UserError(field, service.url, "no server answers there", remedy)
 
 
-def health_url(service: Service) -> str:
-    """Where a server says that it is well."""
-    return f"{service.url}/health"
-
-
-def answers(service: Service, timeout: float = 2.0) -> bool:
-    """Whether the server says now that it is well; a tracking address that is no web server always is.
-
-    What speaks no HTTP, or has an address that is none, does not answer.
-    """
-    if not service.url.startswith(("http://", "https://")):
-        return True
-    try:
-        with urllib.request.urlopen(health_url(service), timeout=timeout) as reply:
-            return bool(reply.status == 200)
-    except (OSError, http.client.HTTPException, ValueError):
-        return False
-
-
 def bind(port: int | None, field: str) -> socket.socket:
     """A socket bound to `port` of loopback, or to a free one; the server inherits it, so nobody can take it.
 
@@ -414,14 +333,3 @@ def bind(port: int | None, field: str) -> socket.socket:
 
 def _url(bound: socket.socket) -> str:
     return f"http://{HOST}:{bound.getsockname()[1]}"
-
-
-def read(home: Home) -> Services | None:
-    """The servers a running swarm wrote down; None where none runs, or the one that did was killed."""
-    try:
-        content = json.loads(home.services.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    if not alive(content["pid"]):
-        return None
-    return Services(Service(**content["mlflow"]), Service(**content["prefect"]))

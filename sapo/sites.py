@@ -354,11 +354,12 @@ def run_archive(home: Home, *, once: bool = False) -> None:
     Raises `ServiceFailed` when it crashes, or could not archive all, and `InterruptedError` when a second
     signal cut it short.
     """
-    from sapo import services
-    from sapo.crew import ARCHIVE, FINAL_ARCHIVE_S, flow_command, thread_settings
+    from sapo import service_registry, services
+    from sapo.crew import ARCHIVE, FINAL_ARCHIVE_S, flow_command
+    from sapo.determinism import thread_settings
 
     stop, insisted, asked_at = threading.Event(), threading.Event(), float("inf")
-    servers = services.read(home)
+    servers = service_registry.read(home)
     known = servers.environment(home, os.environ) if servers else os.environ
     child = Child.start(
         ARCHIVE,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sapo import services
+from sapo import service_registry, services
 from sapo.config import Config
 from sapo.crew import (
     ARCHIVE_GRACE_S,
@@ -25,14 +25,15 @@ from sapo.crew import (
     Member,
     flow_command,
     read_progress,
-    thread_settings,
 )
+from sapo.determinism import thread_settings
 from sapo.errors import UserError
 from sapo.home import Home
 from sapo.journal import Journal, JournalError
 from sapo.lock import NodeLock
 from sapo.processes import ORPHAN_GRACE_S, POLL_S, Child, alive, stopping_on_signals, tail
-from sapo.services import Running, ServiceFailed, Services
+from sapo.service_registry import Services
+from sapo.services import Running, ServiceFailed
 
 SWARM_GRACE_S = NODE_GRACE_S + ARCHIVE_GRACE_S + 1.0
 SWARM_RESTARTS = 2
@@ -288,10 +289,10 @@ def run_node(
         pass  # says at once, and here, that the node runs already
     stop, insisted = stop or threading.Event(), threading.Event()
     base = dict(os.environ if env is None else env)
-    servers = services.read(home)
+    servers = service_registry.read(home)
     if servers is None and not who_runs(home):
         home.stop_flag.unlink(missing_ok=True)
-    known = servers.environment(home, base) if servers else {**services.PATIENCE, **base}
+    known = servers.environment(home, base) if servers else {**service_registry.PATIENCE, **base}
     threads = thread_settings(config.for_node(name).threads)
     child = Child.start(
         name,
@@ -327,7 +328,7 @@ def snapshot(config: Config, home: Home) -> SwarmStatus:
         node_status(config, home, name, members.get(name, Member()), running=pid is not None)
         for name in config.nodes
     )
-    servers = services.read(home) if pid is not None else None
+    servers = service_registry.read(home) if pid is not None else None
     archive, evaluate = members.get("archive", Member()), members.get("evaluate", Member())
     stopping = pid is not None and home.stop_flag.exists()
     progress = read_progress(home) if phase == "evaluating" else None

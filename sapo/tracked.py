@@ -5,12 +5,10 @@ Importing this module does not import torch.
 
 import contextlib
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sapo import services
 from sapo.cache import default_cache
 from sapo.config import Config
 from sapo.credentials import public
@@ -23,37 +21,9 @@ from sapo.track_sinks import TrackSink, VersionSink, open_tracking
 
 if TYPE_CHECKING:
     from sapo.node import NodeRuntime
+from sapo.tracking_uri import own_artifacts, own_server
 
 log = logging.getLogger(__name__)
-
-
-def tracking_uri(home: Home, config: Config) -> str:
-    """Where this swarm's MLflow is found now, for commands that come after or beside the run.
-
-    `track.uri`; else the server that the swarm runs, if it answers; else `$MLFLOW_TRACKING_URI`; else the
-    file that the swarm's own server writes, which need not exist yet. The password of the swarm's server is
-    put into the environment, where MLflow's client looks for it.
-    """
-    if config.track.uri is not None:
-        return config.track.uri
-    running = services.read(home)
-    if running is not None and services.answers(running.mlflow):
-        os.environ.update(running.mlflow.credentials())
-        return running.mlflow.url
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.mlflow_db}"
-
-
-def own_server(home: Home, uri: str) -> bool:
-    """Whether an address is that of the MLflow server this home's swarm runs, or of the file it writes."""
-    running = services.read(home)
-    kept = running is not None and running.mlflow.pid is not None and running.mlflow.url == uri.rstrip("/")
-    return kept or uri == f"sqlite:///{home.mlflow_db}"
-
-
-def own_artifacts(home: Home, uri: str) -> Path | None:
-    """Where a new experiment at an address keeps its files; None leaves it to a server of others."""
-    # a database file has no server, and MLflow would put them into the working folder
-    return home.artifacts if own_server(home, uri) or uri.startswith("sqlite:") else None
 
 
 @contextlib.contextmanager

@@ -17,23 +17,22 @@ from typing import Any
 
 import torch
 
-from sapo import judge, models
-from sapo.batching import reward_metrics, source_metrics
+from sapo import models
 from sapo.cache import default_cache
 from sapo.changes import SECTIONS, Changes, Recorded
 from sapo.config import Config
-from sapo.evaluate import FULL, Evaluation, held_out_set, series_of
+from sapo.evaluate import FULL, Evaluation, Progress, ask, held_out_set, series_of
 from sapo.history import open_store
 from sapo.history.read import Damaged, query
 from sapo.history.rounds import RecordedRound
 from sapo.home import Home
-from sapo.judge import Progress
+from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.models import LoadedPolicy
-from sapo.node_parts import open_workers
 from sapo.repeat import Repeater
 from sapo.replay import Replay, opened
 from sapo.whatif_run import Run
+from sapo.workers import open_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +281,7 @@ def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) 
     swarm = home.load_config()
     with open_workers(swarm) as workers:
         questions = held_out_set(swarm, home, workers)
-        return judge.ask(config, replay.policy, workers, questions, "held-out questions", progress)
+        return ask(config, replay.policy, workers, questions, "held-out questions", progress)
 
 
 def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:

@@ -14,7 +14,7 @@ from sapo.errors import Unavailable
 from sapo.home import Home
 from sapo.records import RoundResult
 from sapo.track import Tracker, params_of, tags_of
-from sapo.tracked import own_artifacts, tracking_uri
+from sapo.tracking_uri import own_artifacts, tracking_uri
 
 TAG = "sapo.replay"
 ROUNDS_AT_ONCE = 25

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Self
 
-from sapo.config import Task
+from sapo.config import Config, Task
 from sapo.errors import UserError
 from sapo.lots import Batch, Reply
 from sapo.records import Outcome, Question, Recipe, canonical
@@ -285,3 +285,15 @@ def _outcomes(findings: Sequence[Reply]) -> list[Outcome]:
     return [
         Outcome.scored(value) if kind == "score" else Outcome.unscorable(value) for kind, value in findings
     ]
+
+
+def open_workers(config: Config, kind: type[TaskWorkers] = TaskWorkers) -> TaskWorkers:
+    """The task workers of a config."""
+    return kind(
+        config.workers.count,
+        config.workers.time_limit_s,
+        config.workers.memory_mb,
+        foreign_limit_s=config.workers.foreign_limit_s,
+        salt=config.rules.salt,
+        answer=config.rules.answer,
+    )

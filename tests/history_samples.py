@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from sapo.archiver import Archiver
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
-from sapo.history.rollouts import Archiver
 from sapo.history.rounds import recorded
 from sapo.history.tables import Store
 from sapo.history.training import TrainingSink

@@ -16,7 +16,8 @@ from typing import Any
 
 from sapo.gate import LOGIN, basic
 from sapo.processes import Child
-from sapo.services import HOST, QUIET, Service, answers, bind, prefect_access, prefect_file
+from sapo.service_registry import HOST, QUIET, Service, answers
+from sapo.services import bind, prefect_access, prefect_file
 
 START_S = 300.0
 PREFECT_LOGIN = "sapo:secret-of-a-test"

@@ -29,7 +29,7 @@ _SHARED: dict[str, SharedWorkers] = {}
 
 def shared_workers(config: Config) -> SharedWorkers:
     """The test run's task workers for a config; a process of theirs that was killed is started again."""
-    from sapo.node_parts import open_workers
+    from sapo.workers import open_workers
 
     kind = repr((config.workers, config.rules.salt, config.rules.answer))
     if kind not in _SHARED:

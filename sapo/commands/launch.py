@@ -13,10 +13,10 @@ from rich.console import Console
 from sapo.advice import describe
 from sapo.cache import default_cache
 from sapo.commands.checks import check_start
-from sapo.commands.options import find_home, program, resolve, typed
+from sapo.commands.options import program, resolve, typed
 from sapo.config import Config, load
 from sapo.errors import UserError
-from sapo.home import Home, write_atomically
+from sapo.home import Home, find_home, write_atomically
 from sapo.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
 
     transformers.logging.disable_progress_bar()  # it would draw over the view
     view.step(loading, 2, 3)
-    from sapo.node_parts import open_workers
+    from sapo.workers import open_workers
 
     view.step(loading, 3, 3)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:

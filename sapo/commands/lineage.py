@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sapo.commands.look import printable
-from sapo.commands.options import HomeOption, JsonOption, find_home, print_json, warn
+from sapo.commands.options import HomeOption, JsonOption, print_json, warn
+from sapo.home import find_home
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,7 +114,7 @@ def explain(home: "Home", what: str) -> tuple[dict[str, Any], str]:
 def of_version(home: "Home", config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
     """Who taught a registered model version."""
     from sapo import lineage
-    from sapo.tracked import tracking_uri
+    from sapo.tracking_uri import tracking_uri
 
     subject = lineage.version_subject(tracking_uri(home, config), what)
     return lineage.teachers(store, subject), subject.name
@@ -130,7 +131,7 @@ def of_node(config: "Config", store: "Store", what: str) -> tuple[dict[str, Any]
 def of_group(home: "Home", config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
     """Where a group ended up. Raises `UserError` where `what` is the beginning of no id, or of several."""
     from sapo import journey
-    from sapo.tracked import tracking_uri
+    from sapo.tracking_uri import tracking_uri
 
     if not _GROUP.fullmatch(what):
         raise not_known(config, what)

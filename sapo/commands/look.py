@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sapo.commands.options import HomeOption, JsonOption, find_home, print_json, program, typed
+from sapo.commands.options import HomeOption, JsonOption, print_json, program, typed
+from sapo.home import find_home
 
 if TYPE_CHECKING:
     import pyarrow as pa

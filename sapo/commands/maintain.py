@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sapo.commands.options import HomeOption, JsonOption, find_home, print_json
+from sapo.commands.options import HomeOption, JsonOption, print_json
+from sapo.home import find_home
 
 if TYPE_CHECKING:
     from sapo.history.cuts import Cut

@@ -12,10 +12,10 @@ from sapo.commands.options import (
     JsonOption,
     PresetOption,
     SetOption,
-    find_home,
     print_json,
     warn,
 )
+from sapo.home import find_home
 
 if TYPE_CHECKING:
     from sapo.home import Home
@@ -192,7 +192,7 @@ def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
     with open_view(config.swarm.name, Console(stderr=True)) as view:
         view.step("loading torch", 0, 1)
         from sapo.judge import judge_swarm, tell_verdicts
-        from sapo.tracked import tracking_uri
+        from sapo.tracking_uri import tracking_uri
 
         view.step("asking one held-out question", 0, 1)
         found = judge_swarm(config, home, nodes)

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sapo.commands.options import (
-    ConfigOption,
-    HomeOption,
-    PresetOption,
-    SetOption,
-    find_home,
-    program,
-    typed,
-    warn,
-)
+from sapo.commands.options import ConfigOption, HomeOption, PresetOption, SetOption, program, typed, warn
+from sapo.home import find_home
 
 if TYPE_CHECKING:
     from sapo.advice import Advice

@@ -5,12 +5,14 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from sapo.commands.options import HomeOption, find_home
+from sapo.commands.options import HomeOption
+from sapo.home import find_home
 
 if TYPE_CHECKING:
     from sapo.config import Config
     from sapo.home import Home
-    from sapo.services import Running, Services
+    from sapo.service_registry import Services
+    from sapo.services import Running
 
 POLL_S = 0.5
 
@@ -44,10 +46,10 @@ def ui(home: HomeOption = None) -> None:
 def of_others(home: "Home") -> "Services | None":
     """The servers that a swarm, or another `sapo ui`, has open on this home; those of a swarm that begins are
     waited for."""
-    from sapo import services
+    from sapo import service_registry
     from sapo.supervise import who_runs
 
-    while (found := services.read(home)) is None and "swarm" in who_runs(home):
+    while (found := service_registry.read(home)) is None and "swarm" in who_runs(home):
         time.sleep(POLL_S)
     return found
 

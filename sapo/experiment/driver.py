@@ -27,7 +27,7 @@ from sapo.experiment.record import (
     tell_progress,
 )
 from sapo.experiment.swarm import SharedWorkers, Swarm, opened
-from sapo.node_parts import open_workers
+from sapo.workers import open_workers
 
 TELL_S = 0.5
 """Seconds between two notes of progress."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from sapo.crew import thread_settings
+from sapo.determinism import thread_settings
 from sapo.experiment.record import Job, progress_path
 from sapo.processes import Child, tail
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from sapo import starter
-from sapo.batching import mean
 from sapo.bus.memory import MemoryBus
 from sapo.cache import default_cache
 from sapo.config import Config
 from sapo.experiment.grid import Arm, identity
 from sapo.home import Home
 from sapo.identity import write_private
+from sapo.learn.batch_metrics import mean
 from sapo.manifest import Manifest
 from sapo.node import NodeRuntime
 from sapo.records import Batch, Outcome, Received, Recipe, RoundResult, SignedGroup

@@ -27,12 +27,12 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from infra.browser.session import browser
-from sapo import services
+from sapo import service_registry
 from sapo.gate import basic
 from sapo.home import Home
 from sapo.processes import alive
 from sapo.samples import COLUMNS
-from sapo.services import Service, Services
+from sapo.service_registry import Service, Services
 
 pytestmark = [pytest.mark.browser, pytest.mark.services, pytest.mark.timeout(900)]
 
@@ -100,7 +100,7 @@ class Watched:
 def site(finished_swarm: FinishedSwarm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     home = finished_swarm.copy(tmp_path_factory.mktemp("pages")).home
     with opened(home) as pages, pytest.MonkeyPatch.context() as patch:
-        found = services.read(home)
+        found = service_registry.read(home)
         assert found is not None
         for name, value in found.mlflow.credentials().items():
             patch.setenv(name, value)
@@ -115,7 +115,7 @@ def opened(home: Home) -> Iterator[dict[str, str]]:
         assert process.stdout is not None
         try:
             yield dict(process.stdout.readline().split() for _ in range(2))
-            found = services.read(home)
+            found = service_registry.read(home)
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 0

@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sapo import services
+from sapo import service_registry
 from sapo.config import Config, load
 from sapo.history import create_tables, open_store
 from sapo.history.tables import TableName
@@ -197,9 +197,9 @@ def kill_node(scene: Scene, name: str) -> None:
 
 def restarted(scene: Scene, service: str, times: int) -> bool:
     """Whether a server was started again so often, and answers."""
-    found = services.read(scene.home)
+    found = service_registry.read(scene.home)
     one = getattr(found, service)
-    return bool(one.restarts >= times and services.answers(one))
+    return bool(one.restarts >= times and service_registry.answers(one))
 
 
 # -- afterwards --------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from oracle import Rules, flaw, flaw_here
 from pydantic import ValidationError
 from swarms import hand_over, make_home, open_node, small_config
 
+from sapo.archiver import Archiver
 from sapo.bus.base import Bus, Limits, Reading
 from sapo.bus.kafka import Ends, KafkaBus
 from sapo.bus.kafka_link import Layout, Place
@@ -33,7 +34,7 @@ from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
 from sapo.config import Config
 from sapo.errors import Refused
-from sapo.history.rollouts import Archiver, group_of
+from sapo.history.rollouts import group_of
 from sapo.history.tables import Store
 from sapo.home import Home
 from sapo.identity import Identity

@@ -3,9 +3,9 @@
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+from sapo.archiver import Archiver
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
-from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store
 from sapo.history.training import TrainingSink
 from sapo.journal import Journal

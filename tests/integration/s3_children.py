@@ -6,10 +6,10 @@ from pathlib import Path
 
 from history_samples import deliver
 
+from sapo.archiver import Archiver
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
 from sapo.errors import Unavailable
-from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store
 
 

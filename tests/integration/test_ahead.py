@@ -13,6 +13,7 @@ from deltalake import DeltaTable
 from swarms import make_home, open_node, small_config
 
 from sapo import ahead, cli
+from sapo.archiver import Archiver
 from sapo.bus import open_bus
 from sapo.cache import default_cache
 from sapo.config import Config
@@ -20,7 +21,6 @@ from sapo.errors import Paused
 from sapo.evaluate import evaluate
 from sapo.generate.transformers import TransformersEngine
 from sapo.history import open_store
-from sapo.history.rollouts import Archiver
 from sapo.home import Home
 from sapo.journal import Journal
 from sapo.models import LoadedPolicy, load_policy

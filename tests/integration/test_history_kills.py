@@ -9,9 +9,9 @@ import history_children
 import pytest
 from history_samples import INCARNATION, batch, batches, result, signed
 
+from sapo.archiver import Archiver
 from sapo.bus.sqlite import SqliteBus
 from sapo.history import read
-from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store
 from sapo.history.training import TrainingSink
 from sapo.journal import Journal, PoolRow

@@ -10,10 +10,10 @@ from history_samples import signed
 from kafka import KafkaAdminClient, TopicPartition
 
 from infra.kafka.cluster import Cluster
+from sapo.archiver import Archiver, Counts
 from sapo.bus.base import Bus, Limits, Poll, Positions
 from sapo.bus.kafka import KafkaBus
 from sapo.history import read
-from sapo.history.rollouts import Archiver, Counts
 from sapo.history.tables import Store
 from sapo.settings import KafkaBus as Section
 

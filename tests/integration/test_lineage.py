@@ -20,13 +20,13 @@ from swarms import make_home, small_config
 from tampering import Row, copied, cover_up, rewrite, rows_of
 
 from sapo import cli, journey, lineage, versions
+from sapo.archiver import Archiver
 from sapo.bus import open_bus
 from sapo.config import Config
 from sapo.errors import UserError
 from sapo.history import open_store
 from sapo.history.cuts import Cut
 from sapo.history.maintain import maintain_table
-from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store
 from sapo.home import Home
 from sapo.identity import seal, write_private

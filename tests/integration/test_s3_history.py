@@ -17,12 +17,12 @@ from recorded_runs import SILO, run_legs
 
 from infra.s3.server import S3Server
 from sapo import journey
+from sapo.archiver import Archiver
 from sapo.bus.base import Poll
 from sapo.bus.sqlite import SqliteBus
 from sapo.errors import Unavailable
 from sapo.history import read
 from sapo.history.read import Damaged
-from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store, commit
 from sapo.lineage import Subject, teachers
 from sapo.made import made_in

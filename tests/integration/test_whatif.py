@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from swarms import open_node, small_config
 from tampering import rewrite, rows_of
 
-from sapo import services
+from sapo import service_registry, services
 from sapo.changes import with_advantages
 from sapo.errors import Unavailable, UserError
 from sapo.history.read import Damaged
@@ -29,7 +29,7 @@ from sapo.settings import LearnConfig
 from sapo.summary import tracked
 from sapo.track import Tracker
 from sapo.track_sinks import TrackSink
-from sapo.tracked import tracking_uri
+from sapo.tracking_uri import tracking_uri
 from sapo.whatif import WhatIf, retrain
 
 pytestmark = pytest.mark.usefixtures("sharing")
@@ -361,7 +361,7 @@ def test_a_swarm_that_ends_meanwhile_with_its_server_breaks_no_what_if(
     with ExitStack() as swarm:
         running = swarm.enter_context(services.running(recording.home.load_config(), recording.home, env=env))
         while not running.up():
-            assert services.answers(running.services.prefect)
+            assert service_registry.answers(running.services.prefect)
         made_at: list[str] = []
 
         def swarm_ends(label: str, done: int, total: int) -> None:

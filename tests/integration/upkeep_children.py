@@ -5,11 +5,11 @@ from pathlib import Path
 
 from history_samples import deliver
 
+from sapo.archiver import Archiver
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
 from sapo.config import load
 from sapo.history.maintain import maintain
-from sapo.history.rollouts import Archiver
 from sapo.history.tables import Store
 
 

@@ -8,13 +8,15 @@ from makers import make_group, make_identity, make_signed
 from policy_samples import policy
 
 from sapo import keyring
-from sapo.batching import Tokens, batch_group, own_ids, reward_metrics, source_metrics
+from sapo.batching import batch_group
 from sapo.config import LearnConfig, load
 from sapo.errors import UserError
 from sapo.home import Home
 from sapo.identity import write_private
+from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.models import LoadedPolicy
 from sapo.records import Batch, BatchGroup, Completion, Outcome
+from sapo.tokenise import Tokens, own_ids
 from sapo.trust import believes, refuse_strange_names
 
 

@@ -8,7 +8,7 @@ from common import Report
 
 from sapo.config import load
 from sapo.learn.advantage import informative
-from sapo.node_parts import open_workers
+from sapo.workers import open_workers
 
 
 def test_groups_are_as_informative_as_they_are_arranged_to_be() -> None:

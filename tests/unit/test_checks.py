@@ -223,7 +223,7 @@ def test_a_folder_of_any_other_name_holds_history_and_journal(
 
 
 def test_mlflow_is_found_in_a_folder_of_any_other_name(elsewhere: Path) -> None:
-    from sapo.tracked import own_artifacts, own_server, tracking_uri
+    from sapo.tracking_uri import own_artifacts, own_server, tracking_uri
     from sapo.versions import load_mlflow, versions_of
 
     home = begun(elsewhere / WEIRD)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from sapo.config import parse
-from sapo.crew import OWING, Crew, CrewState, flow_command, thread_settings
+from sapo.crew import OWING, Crew, CrewState, flow_command
+from sapo.determinism import thread_settings
 from sapo.home import Home
 from sapo.processes import alive
 

@@ -25,7 +25,6 @@ from flows.archive import Archive
 from flows.common import PROCESS, Process
 from flows.deploy import load, trigger_of, version_of
 from sapo.commands.deploy import _again
-from sapo.crew import thread_settings
 from sapo.deploy import (
     FINISHED,
     PROGRESS,
@@ -35,6 +34,7 @@ from sapo.deploy import (
     plan,
     refuse_without_server,
 )
+from sapo.determinism import thread_settings
 from sapo.errors import UserError
 from sapo.home import Home
 

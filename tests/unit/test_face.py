@@ -18,13 +18,13 @@ from makers import finish_round
 from rich.console import Console
 
 from sapo import peaks, toml
-from sapo.batching import reward_metrics, source_metrics
 from sapo.charts import line_chart, rolling_mean, ticks
 from sapo.config import Config, load
 from sapo.errors import UserError
 from sapo.history.tables import Store
 from sapo.home import Home
 from sapo.journal import Journal
+from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.manifest import Manifest
 from sapo.report import page
 from sapo.stories import Story

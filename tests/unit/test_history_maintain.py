@@ -17,6 +17,7 @@ from kept_homes import DONE, kept_home, make_rounds, save
 from swarms import small_config
 
 from sapo import cli
+from sapo.archiver import Archiver
 from sapo.bus.sqlite import SqliteBus
 from sapo.config import Config, load
 from sapo.errors import Unavailable, UserError
@@ -26,7 +27,6 @@ from sapo.history.cuts import Cut, cuts
 from sapo.history.files import TARGET_BYTES, DataFile, runs
 from sapo.history.maintain import TableReport, maintain
 from sapo.history.read import Damaged
-from sapo.history.rollouts import Archiver
 from sapo.history.rounds import Recording, recorded
 from sapo.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
 from sapo.history.training import TrainingSink, rows, transaction_id

@@ -25,13 +25,14 @@ from deltalake import (
 )
 from history_samples import IDENTITY, archive_from_a_process, deliver, group, signed
 
+from sapo.archiver import Archiver, Counts
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
 from sapo.errors import Unavailable, UserError
 from sapo.history import read
 from sapo.history.names import names
-from sapo.history.rollouts import Archiver, Counts, group_of
+from sapo.history.rollouts import group_of
 from sapo.history.tables import Store
 from sapo.identity import Identity, seal
 from sapo.records import Completion, SignedGroup, canonical, sha256

@@ -11,9 +11,10 @@ from flows.common import Process
 from sapo.config import Config
 from sapo.crew import read_progress
 from sapo.errors import UserError
+from sapo.evaluate import Progress
 from sapo.home import Home
 from sapo.journal import Journal
-from sapo.judge import Progress, evaluate_swarm, judge_swarm
+from sapo.judge import evaluate_swarm, judge_swarm
 
 ELSEWHERE = '{"why": "was exported"}'
 

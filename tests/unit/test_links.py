@@ -18,7 +18,7 @@ from sapo.commands.launch import Watcher
 from sapo.gate import basic
 from sapo.home import Home
 from sapo.pages import pages_of
-from sapo.services import Service, Services
+from sapo.service_registry import Service, Services
 
 asked: dict[str, str | None] = {}
 """What the last request said of itself."""

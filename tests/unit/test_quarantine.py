@@ -11,10 +11,10 @@ from deltalake import DeltaTable
 from history_samples import Books, Owed, batch, sink
 from makers import make_group, make_identity, make_signed
 
+from sapo.archiver import SAMPLES, Archiver
 from sapo.bus.memory import MemoryBus
 from sapo.config import load
 from sapo.history import read
-from sapo.history.rollouts import SAMPLES, Archiver
 from sapo.history.tables import QUARANTINE, VERSION_KEY, Store, commit
 from sapo.journal_rows import RefusalRow
 from sapo.manifest import Manifest

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from sapo import services
+from sapo import service_registry, services
 from sapo.config import parse
 from sapo.errors import UserError
 from sapo.home import Home
 from sapo.processes import Child
-from sapo.services import Kept, Running, Service, ServiceFailed, Services
+from sapo.service_registry import Service, Services
+from sapo.services import Kept, Running, ServiceFailed
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
@@ -31,10 +32,10 @@ class Healthy(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def healthy() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer((services.HOST, 0), Healthy)
+    server = http.server.ThreadingHTTPServer((service_registry.HOST, 0), Healthy)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://{services.HOST}:{server.server_address[1]}"
+    yield f"http://{service_registry.HOST}:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
     thread.join()
@@ -48,7 +49,7 @@ def home(tmp_path: Path) -> Home:
 
 def taken() -> socket.socket:
     listener = socket.socket()
-    listener.bind((services.HOST, 0))
+    listener.bind((service_registry.HOST, 0))
     listener.listen()
     return listener
 
@@ -64,10 +65,10 @@ def test_what_speaks_no_http_or_has_no_address_does_not_answer() -> None:
         thread = threading.Thread(target=greet)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        assert not services.answers(Service("mlflow", url))
+        assert not service_registry.answers(Service("mlflow", url))
         thread.join()
     for odd in ("http://127.0.0.1:50a0", "http://[::1"):
-        assert not services.answers(Service("mlflow", odd))
+        assert not service_registry.answers(Service("mlflow", odd))
 
 
 @pytest.mark.parametrize("field", ["track.port", "flow.port"])
@@ -95,15 +96,15 @@ def test_servers_that_somebody_else_runs_are_used_and_left_alone(home: Home, hea
     with services.running(config, home, env={"PREFECT_API_URL": f"{healthy}/api"}) as running:
         found = running.services
         assert (found.mlflow.pid, found.prefect.pid) == (None, None)
-        assert services.read(home) is None
+        assert service_registry.read(home) is None
         assert running.up()
-        assert services.read(home) == found
+        assert service_registry.read(home) == found
         environment = found.environment(home, {"KEPT": "1"})
     assert environment["MLFLOW_TRACKING_URI"] == healthy
     assert environment["PREFECT_API_URL"] == f"{healthy}/api"
     assert environment["PREFECT_HOME"] == str(home.prefect)
     assert environment["KEPT"] == "1"
-    assert services.answers(found.mlflow)
+    assert service_registry.answers(found.mlflow)
     assert not home.services.exists()
 
 
@@ -160,7 +161,7 @@ def test_servers_that_are_started_have_passwords_that_their_clients_and_the_owne
     with services.running(parse({}), home, env={"MLFLOW_TRACKING_PASSWORD": "of another"}) as running:
         found = running.services
         assert running.up()
-        assert services.read(home) == found
+        assert service_registry.read(home) == found
         assert home.services.stat().st_mode & 0o777 == 0o600
     assert servers["prefect"]["SERVER_LOGIN"] == found.prefect.login == f"sapo:{found.prefect.password}"
     assert servers["prefect"]["PREFECT_SERVER_API_AUTH_STRING"] == found.prefect.login
@@ -233,7 +234,7 @@ def test_the_record_of_servers_that_were_killed_is_not_believed(home: Home) -> N
     record["prefect"] = {"name": "prefect", "url": "http://127.0.0.1:9/api", "pid": None}
     record["pid"] = child.pid
     home.services.write_text(json.dumps(record))
-    assert services.read(home) is None
+    assert service_registry.read(home) is None
 
 
 ONE = "import time; time.sleep(60)"
@@ -266,7 +267,7 @@ def test_a_server_that_dies_while_the_swarm_runs_is_started_again(home: Home, he
     assert running.up()
     os.kill(children[0].pid, signal.SIGKILL)
     until(lambda: running.up() and len(children) == 2)
-    found = services.read(home)
+    found = service_registry.read(home)
     assert found is not None
     assert (found.mlflow.pid, found.mlflow.restarts, found.mlflow.away) == (children[1].pid, 1, "")
     said = [line for line in (home.logs / "mlflow.log").read_text().splitlines() if "sapo:" in line]

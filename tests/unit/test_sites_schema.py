@@ -11,11 +11,12 @@ from deltalake import DeltaTable, Schema
 from makers import make_group, make_identity, make_received
 
 from sapo.admission import Seen, admit
+from sapo.archiver import Archiver
 from sapo.bus.memory import MemoryBus
 from sapo.config import load
 from sapo.errors import Refused
 from sapo.history import read
-from sapo.history.rollouts import Archiver, group_of, rollout_rows
+from sapo.history.rollouts import group_of, rollout_rows
 from sapo.history.tables import PARTITIONS, ROLLOUTS, VERSION_KEY, Store, commit
 from sapo.identity import seal, unseal
 from sapo.manifest import Manifest

@@ -12,8 +12,9 @@ from flows import maintain
 from flows.common import Process
 from sapo.config import Config, parse
 from sapo.home import Home
-from sapo.services import Service, Services
-from sapo.tracked import _tracking, tracking_uri
+from sapo.service_registry import Service, Services
+from sapo.tracked import _tracking
+from sapo.tracking_uri import tracking_uri
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ from sapo.generate import open_engine
 from sapo.generate.base import Engine
 from sapo.generate.transformers import TransformersEngine
 from sapo.generate.vllm import VllmEngine, weights
+from sapo.initial import load_initial
 from sapo.learn.update import Learner
 from sapo.models import LoadedPolicy
-from sapo.node_parts import load_initial
 from sapo.records import Completion, Group, Sampling
 from sapo.seeds import stream
 from sapo.tasks import Drawing
