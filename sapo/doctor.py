@@ -15,6 +15,8 @@ from sapo.errors import SapoError, UserError
 from sapo.install import install_command
 
 if TYPE_CHECKING:
+    from sapo.config import Config
+    from sapo.home import Home
     from sapo.service_registry import Service
 
 Status = Literal["ok", "note", "missing"]
@@ -38,19 +40,22 @@ class Check:
         return asdict(self)
 
 
-def examine(home: Path | None = None) -> list[Check]:
-    """Every check, in reading order. A check that itself breaks is reported, not raised."""
+def examine(place: Path, run: "Home | UserError") -> list[Check]:
+    """Every check, in reading order. A check that itself breaks is reported, not raised.
+
+    `place` is where a run would lie, `run` the one that is looked at, or why there is none.
+    """
     parts: list[tuple[str, Callable[[], list[Check]]]] = [
         ("python", check_python),
         ("packages", check_packages),
         ("machine", check_machine),
-        ("disk", lambda: [check_disk(home or Path("."))]),
+        ("disk", lambda: [check_disk(place)]),
         ("task workers", check_workers),
         ("silo-only data sets", check_datasets),
-        ("unearned marks", lambda: check_unearned(home)),
+        ("unearned marks", lambda: check_unearned(run)),
         ("walls", check_walls),
-        ("bus", lambda: check_bus(home)),
-        ("run", lambda: check_home(home)),
+        ("bus", lambda: check_bus(run)),
+        ("run", lambda: check_home(run)),
     ]
     checks: list[Check] = []
     for name, look in parts:
@@ -200,15 +205,12 @@ def check_datasets() -> list[Check]:
     return [Check("silo-only data sets", "note", detail, "leave them out of swarms that share rollouts")]
 
 
-def check_unearned(home: Path | None) -> list[Check]:
+def check_unearned(run: "Home | UserError") -> list[Check]:
     """Data sets with full marks for answers that solve nothing, those first that the run asks."""
-    from sapo.home import find_home
     from sapo.unearned import UNEARNED, unearned
 
-    try:
-        asked = unearned(find_home(home).load_config().manifest_tasks())
-    except UserError:
-        asked = {}  # `check_home` tells of it
+    config = _config(run)
+    asked = {} if config is None else unearned(config.manifest_tasks())
     begin = f"this run asks {', '.join(asked)}; " if asked else ""
     listed = "; ".join(f"{name}: {why}" for name, why in UNEARNED.items())
     return [Check("unearned marks", "note", begin + listed, "leave these data sets out of a swarm's tasks")]
@@ -254,16 +256,22 @@ def check_walls() -> list[Check]:
     return [whole, *parts]
 
 
-def check_bus(home: Path | None) -> list[Check]:
+def _config(run: "Home | UserError") -> "Config | None":
+    """The config of a run, if it can be read; `check_home` says what is wrong with it otherwise."""
+    if isinstance(run, UserError):
+        return None
+    try:
+        return run.load_config()
+    except UserError:
+        return None
+
+
+def check_bus(run: "Home | UserError") -> list[Check]:
     """The bus of a run, or the one that the environment names where there is no run."""
     from sapo.bus import check_buses
     from sapo.config import DEFAULT_PRESET, load
-    from sapo.home import find_home
 
-    try:
-        base = find_home(home).load_config()
-    except UserError:
-        base = None  # `check_home` tells of it
+    base = _config(run)
     config = load(DEFAULT_PRESET if base is None else None, None, [], base=base)
     if config.bus.type != "kafka":
         return [Check("bus", "ok", f"{config.bus.type}: no server")]
@@ -282,9 +290,8 @@ def check_bus(home: Path | None) -> list[Check]:
     ]
 
 
-def check_home(home: Path | None) -> list[Check]:
+def check_home(run: "Home | UserError") -> list[Check]:
     """The servers of a run, if there is one, and those that the environment names."""
-    from sapo.home import find_home
     from sapo.service_registry import Service, read
 
     named = [
@@ -292,13 +299,11 @@ def check_home(home: Path | None) -> list[Check]:
         for name, variable in (("prefect", "PREFECT_API_URL"), ("mlflow", "SAPO_TRACK__URI"))
         if os.environ.get(variable)
     ]
-    try:
-        found = find_home(home)
-    except UserError as error:
-        none = Check("run", "note", f"none looked at: {error.field} {error.problem}", error.remedy)
+    if isinstance(run, UserError):
+        none = Check("run", "note", f"none looked at: {run.field} {run.problem}", run.remedy)
         return [none, *check_servers(named)]
-    servers = read(found)
-    checks = [Check("run", "ok", str(found.root))]
+    servers = read(run)
+    checks = [Check("run", "ok", str(run.root))]
     if servers is None and not named:
         idle = "none is running for this home"
         return [*checks, Check("servers", "note", idle, "sapo swarm --resume starts them")]

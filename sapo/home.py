@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from sapo.config import DEFAULT_PRESET, Config, parse
+from sapo.config import Config, parse
 from sapo.errors import UserError
 from sapo.install import package_command
 from sapo.manifest import ADVICE, Manifest
@@ -460,20 +460,3 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
-
-
-def find_home(home: Path | None) -> Home:
-    """The home a looking command means: `--home`, `$SAPO_HOME`, or the only run under ./runs.
-
-    Raises `UserError` where it holds no swarm, or where there are several to choose from.
-    """
-    if home is not None or os.environ.get("SAPO_HOME"):
-        found = Home.at(home, "")
-    else:
-        runs = sorted(path.parent for path in Path("runs").glob("*/manifest.json"))
-        if len(runs) > 1:
-            names = ", ".join(str(run) for run in runs)
-            raise UserError("--home", "", "there are several runs here", f"name one of {names}")
-        found = Home.at(runs[0] if runs else None, DEFAULT_PRESET)
-    found.load_manifest()
-    return found

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sapo.commands.options import HomeOption, JsonOption, print_json
+from sapo.commands.options import HomeOption, JsonOption, find_home, print_json
 
 if TYPE_CHECKING:
+    from sapo.home import Home
     from sapo.records import Recipe
     from sapo.verify import AnswerFormat
 
@@ -174,9 +175,14 @@ def doctor(home: HomeOption = None, as_json: JsonOption = False) -> None:
     from rich.console import Console
 
     from sapo.doctor import examine, render
+    from sapo.errors import UserError
 
+    try:
+        run: Home | UserError = find_home(home)
+    except UserError as error:
+        run = error
     with Console(stderr=True).status("looking (regenerating every data set twice takes half a minute)"):
-        checks = examine(home)
+        checks = examine(home or Path("."), run)
     ok = all(check.status != "missing" for check in checks)
     if as_json:
         print_json({"ok": ok, "checks": [check.as_dict() for check in checks]})

@@ -13,10 +13,10 @@ from rich.console import Console
 from sapo.advice import describe
 from sapo.cache import default_cache
 from sapo.commands.checks import check_start
-from sapo.commands.options import program, resolve, typed
+from sapo.commands.options import find_home, program, resolve, typed
 from sapo.config import Config, load
 from sapo.errors import UserError
-from sapo.home import Home, find_home, write_atomically
+from sapo.home import Home, write_atomically
 from sapo.manifest import Manifest
 
 if TYPE_CHECKING:

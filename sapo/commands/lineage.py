@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sapo.commands.look import printable
-from sapo.commands.options import HomeOption, JsonOption, print_json, warn
-from sapo.home import find_home
+from sapo.commands.options import HomeOption, JsonOption, find_home, print_json, warn
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from sapo.commands.options import HomeOption, JsonOption, print_json, program, typed
-from sapo.home import find_home
+from sapo.commands.options import HomeOption, JsonOption, find_home, print_json, program, typed
 
 if TYPE_CHECKING:
     import pyarrow as pa

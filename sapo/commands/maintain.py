@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sapo.commands.options import HomeOption, JsonOption, print_json
-from sapo.home import find_home
+from sapo.commands.options import HomeOption, JsonOption, find_home, print_json
 
 if TYPE_CHECKING:
     from sapo.history.cuts import Cut

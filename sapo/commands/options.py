@@ -73,6 +73,27 @@ def resolve(
     return load(preset, file, flags, base=base)
 
 
+def find_home(home: Path | None) -> "Home":
+    """The home a looking command means: `--home`, `$SAPO_HOME`, or the only run under ./runs.
+
+    Raises `UserError` where it holds no swarm, or where there are several to choose from.
+    """
+    from sapo.config import DEFAULT_PRESET
+    from sapo.errors import UserError
+    from sapo.home import Home
+
+    if home is not None or os.environ.get("SAPO_HOME"):
+        found = Home.at(home, "")
+    else:
+        runs = sorted(path.parent for path in Path("runs").glob("*/manifest.json"))
+        if len(runs) > 1:
+            names = ", ".join(str(run) for run in runs)
+            raise UserError("--home", "", "there are several runs here", f"name one of {names}")
+        found = Home.at(runs[0] if runs else None, DEFAULT_PRESET)
+    found.load_manifest()
+    return found
+
+
 def program() -> str:
     """How to type this program's name here: `sapo` when the shell finds it, else its path."""
     script = Path(sys.argv[0])

@@ -12,10 +12,10 @@ from sapo.commands.options import (
     JsonOption,
     PresetOption,
     SetOption,
+    find_home,
     print_json,
     warn,
 )
-from sapo.home import find_home
 
 if TYPE_CHECKING:
     from sapo.home import Home

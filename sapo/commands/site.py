@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sapo.commands.options import ConfigOption, HomeOption, PresetOption, SetOption, program, typed, warn
-from sapo.home import find_home
+from sapo.commands.options import (
+    ConfigOption,
+    HomeOption,
+    PresetOption,
+    SetOption,
+    find_home,
+    program,
+    typed,
+    warn,
+)
 
 if TYPE_CHECKING:
     from sapo.advice import Advice

@@ -5,8 +5,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from sapo.commands.options import HomeOption
-from sapo.home import find_home
+from sapo.commands.options import HomeOption, find_home
 
 if TYPE_CHECKING:
     from sapo.config import Config

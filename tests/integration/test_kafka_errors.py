@@ -367,11 +367,11 @@ class TestCommands:
     ) -> None:
         for key, value in places.plain.bus(places.topic).items():
             monkeypatch.setenv(f"SAPO_BUS__{key.upper()}", value)
-        (found,) = check_bus(None)
+        (found,) = check_bus(UserError("--home", "", "holds no swarm", "start one"))
         assert (found.name, found.status) == ("bus", "ok")
         assert places.plain.cluster_id in found.detail
         assert "3 partitions" in found.detail
         monkeypatch.setenv("SAPO_BUS__SERVERS", NOWHERE)
-        (found,) = check_bus(None)
+        (found,) = check_bus(UserError("--home", "", "holds no swarm", "start one"))
         assert found.status == "missing"
         assert "nobody listens" in found.detail

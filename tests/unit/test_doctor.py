@@ -9,10 +9,13 @@ import reasoning_gym
 from sapo import cli
 from sapo.config import Task, load, presets
 from sapo.doctor import check_disk, check_extra, check_unearned, examine, read_pins
+from sapo.errors import UserError
 from sapo.home import Home
 from sapo.install import install_command
 from sapo.manifest import Manifest
 from sapo.unearned import unearned
+
+NO_RUN = UserError("--home", "", "holds no swarm", "start one")
 
 
 def raising(error: BaseException):  # type: ignore[no-untyped-def]
@@ -30,25 +33,22 @@ def near(numbers: str) -> str:
 def test_doctor_reports_a_check_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("check_machine", "check_workers", "check_datasets"):
         monkeypatch.setattr(f"sapo.doctor.{name}", raising(OSError("no /proc")))
-    found = {item.name: item for item in examine()}
+    found = {item.name: item for item in examine(Path("."), NO_RUN)}
     assert found["task workers"].status == "missing"
     assert "no /proc" in found["task workers"].detail
     assert found["disk"].status in ("ok", "note")
     assert all(item.remedy for item in found.values() if item.status != "ok")
 
 
-def test_doctor_lists_the_data_sets_that_reward_what_solves_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("SAPO_HOME", raising=False)
-    (found,) = check_unearned(None)
+def test_doctor_lists_the_data_sets_that_reward_what_solves_nothing(tmp_path: Path) -> None:
+    (found,) = check_unearned(NO_RUN)
     assert found.status == "note"
     assert found.detail.startswith("coin_flip: full marks for")
     sets = ["swarm.name=s", 'tasks=[{dataset="chain_sum"}, {dataset="puzzle24"}]']
     config = load("tiny", None, sets, env={})
-    Home.at("here", "s").prepare(config, Manifest.of(config))
-    (found,) = check_unearned(Path("here"))
+    home = Home.at(tmp_path / "here", "s")
+    home.prepare(config, Manifest.of(config))
+    (found,) = check_unearned(home)
     assert found.detail.startswith("this run asks puzzle24; ")
 
 
