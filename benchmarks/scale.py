@@ -37,6 +37,7 @@ from bus_authors import INCARNATION
 from sapo.bus.sqlite import SqliteBus
 from sapo.cache import default_cache
 from sapo.config import Config, load
+from sapo.holdout import is_held_out
 from sapo.home import Home
 from sapo.identity import Identity, seal
 from sapo.manifest import Manifest
@@ -44,7 +45,6 @@ from sapo.node import NodeRuntime
 from sapo.records import Completion, Group, Question, Recipe, SignedGroup
 from sapo.seeds import rng
 from sapo.starter import prepare
-from sapo.tasks import is_held_out
 from sapo.workers import open_workers
 
 PACKAGES = ("cryptography", "psutil", "pydantic", "reasoning-gym", "torch")

@@ -4,11 +4,11 @@ These checks need no memory, so the archive makes them too: it takes all that an
 """
 
 from sapo.errors import Refused
+from sapo.holdout import bucket
 from sapo.identity import unseal
 from sapo.manifest import Manifest
 from sapo.membership import check, closed_to
 from sapo.records import Completion, Group, Received, SignedGroup
-from sapo.tasks import bucket
 
 SPARE_TOKENS = 16
 """Ids that a text may have beyond one per byte, for marks that no text shows at its beginning and end."""

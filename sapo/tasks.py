@@ -5,7 +5,6 @@ So every recipe gets its own seed, hashed from where it is used over the whole r
 a question may be trained on is decided by the question.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
@@ -16,10 +15,10 @@ from sapo import seeds
 from sapo.config import Task
 from sapo.errors import SapoError, UserError
 from sapo.records import MAX_SEED, Group, Question, Recipe, canonical
-from sapo.texts import compatible
 
 if TYPE_CHECKING:
     from sapo.workers import TaskWorkers
+from sapo.holdout import is_held_out
 
 MAX_ATTEMPTS = 200
 """Recipes tried for one place before a task counts as giving no questions to train on."""
@@ -28,22 +27,6 @@ LIKELY_ATTEMPTS = 16
 _CHUNK = 256
 Author = Sequence[int | str]
 """Who asks: a node's swarm, public key and incarnation. Whoever holds another key asks something else."""
-
-
-def normalise(text: str) -> str:
-    """A question without what does not make it another question: case, compatibility forms, white space."""
-    return " ".join(compatible(text).casefold().split())
-
-
-def bucket(text: str, salt: str) -> float:
-    """Where a question falls in [0, 1): a salted SHA-256 of its normalised text."""
-    data = f"{len(salt)}:{salt}:{normalise(text)}".encode("utf-8", "surrogatepass")
-    return (int.from_bytes(hashlib.sha256(data).digest()[:8], "big") >> 11) / 2**53
-
-
-def is_held_out(question: Question, share: float) -> bool:
-    """Whether nobody may train on this question; `share` is the manifest's `held_out`."""
-    return question.bucket < share
 
 
 def _pick(tasks: Sequence[Task], rng: Random) -> Recipe:

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 from sapo.config import Config, Task
 from sapo.errors import UserError
+from sapo.holdout import bucket
 from sapo.lots import Batch, Reply
 from sapo.records import Outcome, Question, Recipe, canonical
-from sapo.tasks import bucket
 from sapo.verify import AnswerFormat
 from sapo.worker_process import WorkerProcess
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sapo.config import Config
+from sapo.holdout import is_held_out
 from sapo.identity import Identity, seal
 from sapo.manifest import Manifest
 from sapo.records import MAX_SEED, Completion, Group, Question, Recipe, SignedGroup, sha256
-from sapo.tasks import is_held_out
 from sapo.workers import TaskWorkers
 
 INCARNATION = "bad0bad0bad0bad0"

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from sapo import seeds
+from sapo.holdout import normalise
 from sapo.records import MAX_SEED, Question, Recipe
-from sapo.tasks import Drawing, normalise, sample_tasks, silo_only
+from sapo.tasks import Drawing, sample_tasks, silo_only
 from sapo.workers import TaskWorkers
 
 ITEMS = ((0, 0), (1, 3))

@@ -13,10 +13,11 @@ from swarms import make_home, open_node, small_config
 
 from sapo.bus.memory import MemoryBus
 from sapo.config import Config, Task
+from sapo.holdout import is_held_out
 from sapo.node import NodeRuntime
 from sapo.pool import Entry, Verdict
 from sapo.records import Question, Recipe, canonical
-from sapo.tasks import is_held_out, sample_tasks
+from sapo.tasks import sample_tasks
 from sapo.workers import TaskWorkers
 
 SMALLER = {"rectangle_count": {"width": 20, "height": 20}}

@@ -10,6 +10,7 @@ from swarms import make_home, open_node, small_config
 
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
+from sapo.holdout import bucket
 from sapo.home import Home
 from sapo.identity import seal
 from sapo.intake import Standard, own_standards, receive, verdicts
@@ -18,7 +19,7 @@ from sapo.pool import Entry
 from sapo.records import Completion, Group, Outcome, Received
 from sapo.seen import Seen
 from sapo.streams import PLACES
-from sapo.tasks import Drawing, bucket
+from sapo.tasks import Drawing
 
 CONFIG = small_config(["swarm.rounds=9", "pool.newcomer_share=1", "batch.external=1"])
 NOW = 1_000_000.0

@@ -19,12 +19,12 @@ from sapo import cli, probes, rivals, versions
 from sapo.checkpoint import paths
 from sapo.config import Config
 from sapo.errors import Unavailable, UserError
+from sapo.holdout import bucket
 from sapo.home import Home
 from sapo.journal import Journal
 from sapo.judge import evaluate_swarm, judge_swarm, tell_verdicts
 from sapo.lock import NodeLock
 from sapo.report import write_report
-from sapo.tasks import bucket
 from sapo.tracked import _tracking, tracker_of
 from sapo.verdicts import Verdicts
 

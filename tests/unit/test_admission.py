@@ -10,6 +10,7 @@ from sapo.admission import Seen, admit, fingerprint, said_before
 from sapo.config import Config, Task, parse
 from sapo.copies import Fates
 from sapo.errors import Refused
+from sapo.holdout import bucket
 from sapo.manifest import Manifest
 from sapo.records import MAX_SEED, Completion, Group, Received, Recipe, canonical, sha256
 from sapo.rules import MAX_INDEX, MAX_QUESTION, keeps_to
@@ -17,7 +18,7 @@ from sapo.seeds import rng
 from sapo.seen import CROWD
 from sapo.shares import Shares
 from sapo.tasks import _pick as pick
-from sapo.tasks import bucket, drawn_by
+from sapo.tasks import drawn_by
 
 CONFIG: Config = parse(
     {

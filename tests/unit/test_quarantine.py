@@ -16,11 +16,11 @@ from sapo.bus.memory import MemoryBus
 from sapo.config import load
 from sapo.history import read
 from sapo.history.tables import QUARANTINE, VERSION_KEY, Store, commit
+from sapo.holdout import bucket
 from sapo.journal_rows import RefusalRow
 from sapo.manifest import Manifest
 from sapo.records import Completion, SignedGroup
 from sapo.refusals import MAX_KEPT_BYTES
-from sapo.tasks import bucket
 
 MANIFEST = Manifest.of(
     load(

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from sapo import models, starter
 from sapo.config import Config, Rules, Task
 from sapo.errors import UserError
+from sapo.holdout import bucket
 from sapo.settings import LearnConfig, Starter, Swarm
-from sapo.tasks import bucket
 from sapo.workers import TaskWorkers
 
 SUMS = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2})

@@ -11,8 +11,9 @@ from scipy import stats
 from sapo import seeds
 from sapo.config import Task
 from sapo.errors import SapoError, UserError
+from sapo.holdout import bucket, is_held_out, normalise
 from sapo.records import MAX_SEED, Question, Recipe
-from sapo.tasks import Author, Drawing, bucket, held_out_questions, is_held_out, normalise
+from sapo.tasks import Author, Drawing, held_out_questions
 from sapo.workers import TaskWorkers
 
 SMALL = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})

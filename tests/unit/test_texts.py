@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from sapo.tasks import bucket
+from sapo.holdout import bucket
 from sapo.texts import MARKS, ODD, compatible
 
 
