@@ -114,8 +114,8 @@ app = _group(
     epilog="Exit codes: 0 done, 1 failed or found wrong, 2 bad input, 130 interrupted.",
 )
 about_keys = _group(_before_keys, "Show, back up and restore the keys of nodes; invite others into a swarm.")
-for title, commands in HEADINGS.items():
-    for each in commands:
+for title, listed in HEADINGS.items():
+    for each in listed:
         _offer(app, each, title)
 for each in KEYS:
     _offer(about_keys, each)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sapo.errors import SapoError, UserError
-from sapo.install import install_command
+from sapo.install import ROOT, install_command
 
 if TYPE_CHECKING:
     from sapo.config import Config
@@ -73,7 +73,7 @@ def check_python() -> list[Check]:
 
 def check_packages() -> list[Check]:
     """Every distribution this one requires: whether it is there, and as constraints.txt pins it."""
-    pins = read_pins(Path(__file__).parent.parent / "constraints.txt")
+    pins = read_pins(ROOT / "constraints.txt")
     absent, differing, fine = [], [], []
     for line in metadata.requires(DISTRIBUTION) or []:
         if "extra ==" in line:

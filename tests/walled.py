@@ -17,7 +17,8 @@ LIMIT_S = 200.0
 
 BEGIN = """
 import json, os, sys
-from sapo.walls import deeds, kernel, limits, linux, places, probe, seccomp
+from sapo.walls import deeds, kernel, limits
+from sapo.walls import linux, places, probe, seccomp
 places.libraries()  # loads what another user could not, should Python lie in a closed home
 answer = os.dup(1)
 refused, user = json.loads(sys.argv[1])

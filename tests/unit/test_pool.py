@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from makers import make_entry, make_group, make_identity, make_signed, make_verdict
 
+from sapo import pool as pool_module
+from sapo import seen
 from sapo.bus.base import Reading
 from sapo.bus.memory import MemoryBus
 from sapo.config import PoolConfig
@@ -444,8 +446,8 @@ def test_what_a_group_says_is_worked_out_once_on_its_way_in(monkeypatch: pytest.
         asked.append(group.group_id)
         return fingerprint(group)
 
-    for module in ("seen", "pool"):
-        monkeypatch.setattr(f"sapo.{module}.fingerprint", counted)
+    for module in (seen, pool_module):
+        monkeypatch.setattr(module, "fingerprint", counted)
     pool = Pool(config())
     for entry in (make_entry("a"), make_entry("b")):
         pool.seen.alike(entry.group)
