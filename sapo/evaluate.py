@@ -15,7 +15,6 @@ from sapo.config import Config
 from sapo.generate import open_engine
 from sapo.generate.base import Engine
 from sapo.home import Home, write_atomically
-from sapo.models import LoadedPolicy
 from sapo.records import Completion, Question, Sampling, canonical, sha256
 from sapo.seeds import stream
 from sapo.tasks import held_out_questions
@@ -223,7 +222,7 @@ def gain(baselines: Mapping[str, Sequence[float]], nodes: Mapping[str, Sequence[
 
 def ask(
     config: Config,
-    policy: LoadedPolicy,
+    policy: "LoadedPolicy",
     workers: TaskWorkers,
     questions: Sequence[Question],
     label: str,
