@@ -21,15 +21,15 @@ if __name__ == "__main__":
     # answers --help before what follows is loaded, which takes seconds
     parser(__doc__).parse_args()
 
-from sapo.cache import default_cache
-from sapo.config import Config, load
-from sapo.home import Home
-from sapo.manifest import Manifest
-from sapo.models import load_policy, save, wrap
-from sapo.node import NodeRuntime
-from sapo.records import Outcome, Recipe
-from sapo.starter import Variant, make_model, prepare
-from sapo.workers import TaskWorkers, open_workers
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
+from sapo.core.config.manifest import Manifest
+from sapo.core.types import Outcome, Recipe
+from sapo.core.user_cache import default_cache
+from sapo.node.round import NodeRuntime
+from sapo.policy.models import load_policy, save, wrap
+from sapo.policy.starter import Variant, make_model, prepare
+from sapo.tasks.workers import TaskWorkers, open_workers
 
 PACKAGES = ("torch", "transformers", "reasoning-gym")
 ALONE = (

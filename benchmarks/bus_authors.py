@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sapo.identity import Identity, seal
-from sapo.records import Completion, Group, Recipe, SignedGroup
-from sapo.seeds import rng
+from sapo.core.rng import rng
+from sapo.core.types import Completion, Group, Recipe, SignedGroup
+from sapo.peers.signing import Identity, seal
 
 INCARNATION = "0123456789abcdef"
 Completions = Callable[[random.Random], tuple[Completion, ...]]

@@ -8,17 +8,17 @@ from unittest import mock
 from bus_authors import Author, tiny
 from scipy.stats import chi2
 
-from sapo.admission import admit
 from sapo.bus.base import Positions
 from sapo.bus.memory import MemoryBus
-from sapo.config import PoolConfig
-from sapo.identity import Identity, unseal
-from sapo.manifest import AllowedTask, Manifest
-from sapo.pool import Entry, Pool, Verdict
-from sapo.quotas import limits
-from sapo.records import Group, Outcome, SignedGroup
-from sapo.sampling import sample_external
-from sapo.seeds import rng
+from sapo.core.config.load import PoolConfig
+from sapo.core.config.manifest import AllowedTask, Manifest
+from sapo.core.rng import rng
+from sapo.core.types import Group, Outcome, SignedGroup
+from sapo.peers.admission import admit
+from sapo.peers.pool import Entry, Pool, Verdict
+from sapo.peers.quotas import limits
+from sapo.peers.sampling import sample_external
+from sapo.peers.signing import Identity, unseal
 
 ROUND_S = 10.0
 """Simulated seconds a round takes."""
@@ -144,7 +144,7 @@ def draws(swarm: Swarm, rounds: int, want: int, pool: PoolConfig) -> list[int]:
             opened[signed.group_id] = unseal(signed)
         return opened[signed.group_id]
 
-    with mock.patch("sapo.admission.unseal", once):
+    with mock.patch("sapo.peers.admission.unseal", once):
         for number in range(WARM_UP + rounds):
             chance = rng("fairness", number, "publish")
             batch = []

@@ -12,14 +12,14 @@ from bus_authors import Author, Completions
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from sapo.bus.base import Bus, Limits, Positions
-from sapo.bus.kafka import KafkaBus
-from sapo.bus.kafka_send import cut, spread
-from sapo.config import PoolConfig
-from sapo.errors import Unavailable
-from sapo.quotas import limits
-from sapo.records import SignedGroup
-from sapo.seeds import rng
-from sapo.settings import KafkaBus as KafkaSection
+from sapo.bus.kafka.bus import KafkaBus
+from sapo.bus.kafka.producer import cut, spread
+from sapo.core.config.load import PoolConfig
+from sapo.core.config.schema import KafkaBus as KafkaSection
+from sapo.core.errors import Unavailable
+from sapo.core.rng import rng
+from sapo.core.types import SignedGroup
+from sapo.peers.quotas import limits
 
 CALL = 8
 """Groups one publish call takes: what a node of preset tiny makes in a round."""

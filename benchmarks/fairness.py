@@ -25,17 +25,17 @@ if __name__ == "__main__":
 from bus_authors import Author, small
 from bus_fairness import MANIFEST, PARTITIONS, ROUND_S
 
-from sapo.admission import admit
 from sapo.bus.base import Positions
 from sapo.bus.memory import MemoryBus
-from sapo.config import PoolConfig
-from sapo.errors import Refused
-from sapo.identity import Identity
-from sapo.pool import Entry, Pool, Verdict
-from sapo.quotas import Quotas
-from sapo.records import Outcome, Received, SignedGroup
-from sapo.sampling import sample_external
-from sapo.seeds import rng
+from sapo.core.config.load import PoolConfig
+from sapo.core.errors import Refused
+from sapo.core.rng import rng
+from sapo.core.types import Outcome, Received, SignedGroup
+from sapo.peers.admission import admit
+from sapo.peers.pool import Entry, Pool, Verdict
+from sapo.peers.quotas import Quotas
+from sapo.peers.sampling import sample_external
+from sapo.peers.signing import Identity
 
 PACKAGES = ("cryptography", "pydantic")
 HONEST, GROUPS, WANT = 4, 8, 8

@@ -22,12 +22,12 @@ if __name__ == "__main__":
 import pyarrow.parquet as pq
 from history_rounds import INCARNATION, NODE, PER_ROUND, SWARM, Owed, Rounds
 
-from sapo.config import load
-from sapo.history.files import footprint
-from sapo.history.maintain import maintain_table
-from sapo.history.rounds import Recording
-from sapo.history.tables import Store
-from sapo.history.training import TrainingSink
+from sapo.core.config.load import load
+from sapo.store.history.data_files import footprint
+from sapo.store.history.maintain import maintain_table
+from sapo.store.history.rounds import Recording
+from sapo.store.history.tables import Store
+from sapo.store.history.training_sink import TrainingSink
 
 PACKAGES = ("deltalake", "pyarrow", "pydantic")
 MOST = 2.0

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sapo.config import load
-from sapo.journal_rows import Link, Movement, RefusalRow
-from sapo.records import Batch, BatchGroup, Recipe, RoundResult, Sample, canonical, chained
+from sapo.core.config.load import load
+from sapo.core.types import Batch, BatchGroup, Recipe, RoundResult, Sample, canonical, chained
+from sapo.store.journal.rows import Link, Movement, RefusalRow
 
 SWARM, NODE, INCARNATION = "bench", "n0", "0123456789abcdef"
 COMPLETIONS = 4

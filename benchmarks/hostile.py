@@ -31,11 +31,11 @@ from animals import ZOO
 from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
 from scipy.stats import t as student
 
-from sapo.cache import default_cache
-from sapo.config import Config, load
-from sapo.evaluate import evaluate, held_out_set
-from sapo.starter import prepare
-from sapo.workers import TaskWorkers, open_workers
+from sapo.core.config.load import Config, load
+from sapo.core.user_cache import default_cache
+from sapo.policy.evaluate import evaluate, held_out_set
+from sapo.policy.starter import prepare
+from sapo.tasks.workers import TaskWorkers, open_workers
 
 PACKAGES = ("torch", "transformers", "reasoning-gym", "pydantic", "cryptography")
 MOST_LOST = 0.01

@@ -15,16 +15,16 @@ import psutil
 from animals import ZOO, Animal, Grounds, Peer, Sight
 
 from sapo.bus.memory import MemoryBus
-from sapo.bus.publish import PublishSink
-from sapo.config import Config
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.manifest import Manifest
+from sapo.core.rng import rng
+from sapo.core.types import SignedGroup
 from sapo.experiment.grid import identity
-from sapo.home import Home
-from sapo.identity import Identity, write_private
-from sapo.manifest import Manifest
-from sapo.node import NodeRuntime
-from sapo.records import SignedGroup
-from sapo.seeds import rng
-from sapo.workers import TaskWorkers
+from sapo.node.round import NodeRuntime
+from sapo.peers.signing import Identity, write_private
+from sapo.store.journal.publish_sink import PublishSink
+from sapo.tasks.workers import TaskWorkers
 
 PARTITIONS = 4
 REMEMBERED = 512

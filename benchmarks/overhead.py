@@ -31,9 +31,9 @@ from baselines import shapes
 from common import STARTER_ROUND, Report, parser
 from overhead_programs import Cost, Program, bare, full
 
-from sapo.commands.launch import silo_if_alone
-from sapo.config import Config, load
-from sapo.home import Home
+from sapo.cli.commands.launch import silo_if_alone
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
 
 PACKAGES = ("torch", "transformers", "prefect", "mlflow", "deltalake", "reasoning-gym")
 EQUAL = {

@@ -16,22 +16,22 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from sapo import sampling
-from sapo.batching import batch_group, begin_scoring, score_groups
-from sapo.cache import default_cache
-from sapo.config import Config, parse
-from sapo.evaluate import evaluate, held_out_set
-from sapo.generate import open_engine
-from sapo.home import Home
-from sapo.identity import Identity
-from sapo.initial import load_initial
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, parse
+from sapo.core.rng import rng, stream
+from sapo.core.types import Batch, Group, Outcome, Question, Received, SignedGroup, Source, canonical
+from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
-from sapo.pool import Entry, Verdict
-from sapo.records import Batch, Group, Outcome, Question, Received, SignedGroup, Source, canonical
-from sapo.seeds import rng, stream
-from sapo.tasks import Drawing
-from sapo.tokenise import Tokens
-from sapo.workers import Claim, open_workers
+from sapo.node.batch import batch_group, begin_scoring, score_groups
+from sapo.peers import sampling
+from sapo.peers.pool import Entry, Verdict
+from sapo.peers.signing import Identity
+from sapo.policy.engines import open_engine
+from sapo.policy.evaluate import evaluate, held_out_set
+from sapo.policy.initial import load_initial
+from sapo.policy.tokenise import Tokens
+from sapo.tasks.questions import Drawing
+from sapo.tasks.workers import Claim, open_workers
 
 INCARNATION = "0" * 16
 

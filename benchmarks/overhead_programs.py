@@ -18,24 +18,24 @@ from pathlib import Path
 
 import psutil
 
-from sapo.config import Config
-from sapo.determinism import thread_settings
-from sapo.home import Home
-from sapo.journal import Journal
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.determinism import thread_settings
+from sapo.store.journal.journal import Journal
 
 START_LIMIT_S = 240.0
 ROUND_LIMIT_S = 90.0
 POLL_S = 0.5
 BENCHMARKS = Path(__file__).resolve().parent
 ROLES = {
-    "sapo.servers mlflow": "MLflow server",
-    "sapo.servers prefect": "Prefect server",
+    "sapo.ops.servers mlflow": "MLflow server",
+    "sapo.ops.servers prefect": "Prefect server",
     "flows.archive": "archive",
     "flows.maintain": "maintenance",
     "flows.evaluate": "evaluation",
     "flows.node": "nodes",
     "overhead_bare": "nodes",
-    "sapo.worker_main": "task workers",
+    "sapo.tasks.worker_main": "task workers",
     "flows.nursery": "nursery",
     "flows.swarm": "crew",
 }

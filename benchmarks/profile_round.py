@@ -36,14 +36,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-import sapo.models  # noqa: F401  (fixes what determinism needs before torch computes)
-from sapo.config import LearnConfig, load
-from sapo.home import Home
+import sapo.policy.models  # noqa: F401  (fixes what determinism needs before torch computes)
+from sapo.core.config.home import Home
+from sapo.core.config.load import LearnConfig, load
+from sapo.core.config.manifest import Manifest
+from sapo.core.types import Batch, BatchGroup, Recipe, Sample, sha256
 from sapo.learn.advantage import centred
 from sapo.learn.update import Learner
-from sapo.manifest import Manifest
-from sapo.node import NodeRuntime
-from sapo.records import Batch, BatchGroup, Recipe, Sample, sha256
+from sapo.node.round import NodeRuntime
 
 KINDS = {
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"),

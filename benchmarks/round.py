@@ -35,14 +35,14 @@ from baselines.child import Scores, Work
 from baselines.programs import Program, Round, genrl_python, make_genrl, started
 from common import STARTER_ROUND, Report, parser
 
-from sapo.cache import default_cache
-from sapo.config import Config, load
+from sapo.core.config.load import Config, load
+from sapo.core.types import Question
+from sapo.core.user_cache import default_cache
 from sapo.experiment.grid import identity
-from sapo.models import TAGS_PROMPT
-from sapo.records import Question
-from sapo.starter import prepare
-from sapo.tasks import Drawing
-from sapo.workers import open_workers
+from sapo.policy.models import TAGS_PROMPT
+from sapo.policy.starter import prepare
+from sapo.tasks.questions import Drawing
+from sapo.tasks.workers import open_workers
 
 NAMES = {"trl": "TRL", "genrl": "genrl"}
 INCARNATION = "0123456789abcdef"

@@ -2,7 +2,7 @@
 
     python benchmarks/sampler.py [--json FILE] [--quick]
 
-Lazy is what a node does (`sapo.sampling.sample_external`): it walks a random permutation of the pool,
+Lazy is what a node does (`sapo.peers.sampling.sample_external`): it walks a random permutation of the pool,
 verifies in that order, keeps the verdicts and stops at J informative groups. Eager verifies a group when it
 has got its place in the pool, all of a round in one call, and then draws. Pool, bounds, draw and workers are
 the node's own; questions are ReasoningGYM's, and answers are arranged so that a given share of the groups is
@@ -27,15 +27,15 @@ if __name__ == "__main__":
 import psutil
 from scipy.stats import chi2, chi2_contingency
 
-from sapo.config import Config, load
-from sapo.identity import Identity, seal
+from sapo.core.config.load import Config, load
+from sapo.core.rng import rng
+from sapo.core.types import Completion, Group, Outcome, Question, Received, Recipe
 from sapo.learn.advantage import informative
-from sapo.pool import Entry, Pool, Verdict
-from sapo.quotas import Quotas
-from sapo.records import Completion, Group, Outcome, Question, Received, Recipe
-from sapo.sampling import LEAST_SHARE, Draw, sample_external
-from sapo.seeds import rng
-from sapo.workers import Claim, TaskWorkers, open_workers
+from sapo.peers.pool import Entry, Pool, Verdict
+from sapo.peers.quotas import Quotas
+from sapo.peers.sampling import LEAST_SHARE, Draw, sample_external
+from sapo.peers.signing import Identity, seal
+from sapo.tasks.workers import Claim, TaskWorkers, open_workers
 
 PACKAGES = ("pydantic", "reasoning-gym", "scipy")
 TOLERANCE = 1e-6

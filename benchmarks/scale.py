@@ -35,17 +35,17 @@ import psutil
 from bus_authors import INCARNATION
 
 from sapo.bus.sqlite import SqliteBus
-from sapo.cache import default_cache
-from sapo.config import Config, load
-from sapo.holdout import is_held_out
-from sapo.home import Home
-from sapo.identity import Identity, seal
-from sapo.manifest import Manifest
-from sapo.node import NodeRuntime
-from sapo.records import Completion, Group, Question, Recipe, SignedGroup
-from sapo.seeds import rng
-from sapo.starter import prepare
-from sapo.workers import open_workers
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
+from sapo.core.config.manifest import Manifest
+from sapo.core.rng import rng
+from sapo.core.types import Completion, Group, Question, Recipe, SignedGroup
+from sapo.core.user_cache import default_cache
+from sapo.node.round import NodeRuntime
+from sapo.peers.signing import Identity, seal
+from sapo.policy.starter import prepare
+from sapo.tasks.holdout import is_held_out
+from sapo.tasks.workers import open_workers
 
 PACKAGES = ("cryptography", "psutil", "pydantic", "reasoning-gym", "torch")
 MOST = 1.25

@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import torch
 
-from sapo import asking, node
-from sapo.node import NodeRuntime
+from sapo.node import rollout, round
+from sapo.node.round import NodeRuntime
 
 
 class Stopwatch:
@@ -59,11 +59,11 @@ def by_part(runtime: NodeRuntime, rounds: int) -> list[dict[str, float]]:
     """Let a node make rounds; the seconds of each by part."""
     parts, watch = runtime.parts, Stopwatch()
     wrapped: list[tuple[Any, str, str]] = [
-        (asking, "request", "questions, prompts"),
+        (rollout, "request", "questions, prompts"),
         (parts.engine, "generate", "generation: tokens, records"),
         (parts.policy.model, "forward", MODEL),
-        (node, "seal", "signatures"),
-        (node, "score_groups", "scores, beyond what was hidden"),
+        (round, "seal", "signatures"),
+        (round, "score_groups", "scores, beyond what was hidden"),
         (runtime, "_tokens", "batch"),
         (runtime, "_batch", "batch"),
         (parts.journal, "commit_groups", "journal"),
@@ -73,7 +73,7 @@ def by_part(runtime: NodeRuntime, rounds: int) -> list[dict[str, float]]:
         (parts.learner, "logprobs", "update: forward"),
         (torch.Tensor, "backward", "update: backward"),
         (runtime, "_digests", "digests of weights"),
-        (node, "take_checkpoint", "checkpoints"),
+        (round, "take_checkpoint", "checkpoints"),
     ]
     found = []
     with ExitStack() as stack:

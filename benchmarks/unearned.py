@@ -6,7 +6,7 @@ Asks a few questions of every data set, with default parameters, and answers the
 right answer of another question, and with the right answer shuffled or changed a little. Prints each kind of
 answer that has full marks on three of four questions where it differs from the right one, with an example.
 Some of it is meant (an order that does not matter, a rounding), which only reading the scorer shows; the rest
-is listed in `sapo.unearned`.
+is listed in `sapo.tasks.unearned`.
 """
 
 import random
@@ -14,9 +14,9 @@ import re
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping
 
-from sapo.records import Recipe
-from sapo.tasks import sample_tasks
-from sapo.workers import TaskWorkers
+from sapo.core.types import Recipe
+from sapo.tasks.questions import sample_tasks
+from sapo.tasks.workers import TaskWorkers
 
 SEED = 31_337
 ENOUGH = 0.75

@@ -31,17 +31,17 @@ if __name__ == "__main__":
 import psutil
 from reasoning_gym.factory import DATASETS
 
-from sapo import gym
-from sapo.comparisons import only_compares
-from sapo.config import Task
-from sapo.records import MAX_SEED, Question, Recipe
-from sapo.seeds import rng
-from sapo.tasks import sample_tasks
-from sapo.workers import Claim, TaskWorkers
+from sapo.core.config.load import Task
+from sapo.core.rng import rng
+from sapo.core.types import MAX_SEED, Question, Recipe
+from sapo.tasks import gym
+from sapo.tasks.questions import sample_tasks
+from sapo.tasks.scorer_audit import only_compares
+from sapo.tasks.workers import Claim, TaskWorkers
 
 BOUNDS_MS = {"plain comparison": 0.1, "other scorers": 1.0}
 COMPLETIONS = 8
-UNWALLED = "import sapo.walls\nsapo.walls.around_worker = lambda readable=(): ()\n"
+UNWALLED = "import sapo.tasks.sandbox\nsapo.tasks.sandbox.around_worker = lambda readable=(): ()\n"
 """What a worker without walls is started with: there is no setting that takes them down."""
 
 

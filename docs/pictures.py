@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.browser.session import browser
-from sapo import services, swarm_run
-from sapo.errors import SapoError, UserError
-from sapo.home import Home
-from sapo.pages import Pages, pages_of
-from sapo.versions import load_mlflow
+from sapo.cli.report.pages import Pages, pages_of
+from sapo.core.config.home import Home
+from sapo.core.errors import SapoError, UserError
+from sapo.ops import services
+from sapo.store.tracking import parent_run
+from sapo.store.tracking.model_registry import load_mlflow
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page
@@ -98,7 +99,7 @@ def charts(page: "Page", shown: Shown) -> None:
 
 def rewards(page: "Page", shown: Shown) -> None:
     """The rewards of all nodes, behind the link in the description of the swarm's run."""
-    page.goto(f"{shown.mlflow}/{swarm_run.link(shown.experiment, shown.runs[shown.swarm])}")
+    page.goto(f"{shown.mlflow}/{parent_run.link(shown.experiment, shown.runs[shown.swarm])}")
     link = page.get_by_role("link", name="rewards of all nodes").get_attribute("href")
     page.goto(f"{shown.mlflow}/{link}")
     page.wait_for_function(DRAWN.format(2 * (len(shown.runs) - 1)))
@@ -106,7 +107,7 @@ def rewards(page: "Page", shown: Shown) -> None:
 
 def model(page: "Page", shown: Shown) -> None:
     """A node's registered model, with links to its history."""
-    page.goto(f"{shown.mlflow}/{swarm_run.model_link(f'{shown.swarm}.n0')}")
+    page.goto(f"{shown.mlflow}/{parent_run.model_link(f'{shown.swarm}.n0')}")
     page.get_by_text("Version 1", exact=True).first.wait_for()
 
 

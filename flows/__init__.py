@@ -4,6 +4,6 @@ A process of flows that the supervisor started ends with it, from the first mome
 seconds that importing Prefect takes.
 """
 
-from sapo.processes import watch_parent
+from sapo.core.child_process import watch_parent
 
 watch_parent()

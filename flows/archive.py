@@ -16,14 +16,14 @@ from flows import deployed
 from flows.common import NETWORK, Process, here, parser, run_process
 from flows.deployed import HomePath
 from flows.orchestrator import Orchestrator, at_work, count_tasks
-from sapo.archiver import Archiver
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
-from sapo.crew import OWING
-from sapo.errors import SapoError, Unavailable
-from sapo.history import open_store
-from sapo.outage import Outage
-from sapo.processes import Child, stopping_on_signals
+from sapo.core.child_process import Child, stopping_on_signals
+from sapo.core.errors import SapoError, Unavailable
+from sapo.core.outage import Outage
+from sapo.ops.archiver import Archiver
+from sapo.ops.process_group import OWING
+from sapo.store.history import open_store
 
 log = logging.getLogger(__name__)
 

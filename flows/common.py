@@ -20,12 +20,12 @@ from prefect.settings import temporary_settings
 from prefect.states import State
 
 from flows.orchestrator import Orchestrator
-from sapo.config import Config
-from sapo.crew import BAD_INPUT
-from sapo.deploy import process_tag
-from sapo.errors import Unavailable, UserError
-from sapo.home import Home
-from sapo.processes import stopping_on_signals
+from sapo.core.child_process import stopping_on_signals
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.errors import Unavailable, UserError
+from sapo.ops.deployments import process_tag
+from sapo.ops.process_group import BAD_INPUT
 
 log = logging.getLogger(__name__)
 

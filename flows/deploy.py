@@ -1,4 +1,4 @@
-"""Makes Prefect have what `sapo.deploy` plans for a site: pool, deployments, automations.
+"""Makes Prefect have what `sapo.ops.deployments` plans for a site: pool, deployments, automations.
 
 What is there already and is as it should be is left alone, so registering twice changes nothing.
 """
@@ -30,10 +30,10 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.utilities import get_default_base_job_template_for_infrastructure_type
 
-from sapo.deploy import DEPLOYED, Registration, Site, Watch, plan
-from sapo.errors import SapoError, Unavailable, UserError
-from sapo.home import Home
-from sapo.records import canonical
+from sapo.core.config.home import Home
+from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.core.types import canonical
+from sapo.ops.deployments import DEPLOYED, Registration, Site, Watch, plan
 
 Tell = Callable[[str], None]
 

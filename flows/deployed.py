@@ -19,11 +19,11 @@ from pydantic import Field
 from rich.console import Console
 
 from flows.common import PROCESS, Process
-from sapo import versions
-from sapo.deploy import FINISHED, PROGRESS, resource_of
-from sapo.errors import Unavailable
-from sapo.journal import Journal
-from sapo.tracked import tracker_of
+from sapo.core.errors import Unavailable
+from sapo.node.tracked import tracker_of
+from sapo.ops.deployments import FINISHED, PROGRESS, resource_of
+from sapo.store.journal.journal import Journal
+from sapo.store.tracking import model_registry
 
 log = logging.getLogger(__name__)
 
@@ -158,11 +158,11 @@ def links(process: Process, node: str) -> list[tuple[str, str]]:
     try:
         run = tracker_of(process.config, node, process.home, uri=uri).found()
         if run is not None:
-            with versions.reaching(uri):
-                client = versions.load_mlflow().MlflowClient(uri, uri)
+            with model_registry.reaching(uri):
+                client = model_registry.load_mlflow().MlflowClient(uri, uri)
                 experiment = client.get_run(run).info.experiment_id
             found.append(("MLflow run", f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run}"))
-        known = versions.versions_of(uri, f"{swarm}.{node}")
+        known = model_registry.versions_of(uri, f"{swarm}.{node}")
     except Unavailable as error:
         log.warning("no links to MLflow: %s", error)
         return found

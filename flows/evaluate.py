@@ -15,14 +15,15 @@ from prefect.runtime import flow_run
 from flows import deployed
 from flows.common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
 from flows.orchestrator import Orchestrator, at_work
-from sapo import rivals, swarm_run
-from sapo.crew import OWING, forget_progress, write_progress
-from sapo.errors import SapoError, Unavailable
-from sapo.evaluate import FULL, PROBE, series_of
-from sapo.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
-from sapo.outage import Outage
-from sapo.summary import read_run, summarise
-from sapo.tracked import tracker_of
+from sapo.cli.report.summary import read_run, summarise
+from sapo.core.errors import SapoError, Unavailable
+from sapo.core.outage import Outage
+from sapo.node.tracked import tracker_of
+from sapo.ops import rivals
+from sapo.ops.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
+from sapo.ops.process_group import OWING, forget_progress, write_progress
+from sapo.policy.evaluate import FULL, PROBE, series_of
+from sapo.store.tracking import parent_run
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def sum_up(process: Process) -> None:
     uri, names = process.tracking_uri(), process.home.begun(process.config)
     if uri is None or not names:
         return
-    figures = swarm_run.figures_of(summarise(read_run(process.home)))
+    figures = parent_run.figures_of(summarise(read_run(process.home)))
     tracker = tracker_of(process.config, names[0], process.home, uri=uri)
     tracker.log_swarm(figures, at=process.home.evaluation.stat().st_mtime)
 

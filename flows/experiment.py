@@ -8,11 +8,11 @@ from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
 from flows.deployed import outlive_worker
-from sapo.commands.experiment import run
-from sapo.errors import SapoError
+from sapo.cli.commands.experiment import run
+from sapo.cli.report.experiment_text import SCREEN_HEAD, screen_row, sentence
+from sapo.core.config.home import Home
+from sapo.core.errors import SapoError
 from sapo.experiment.grid import read
-from sapo.experiment.words import SCREEN_HEAD, screen_row, sentence
-from sapo.home import Home
 
 
 @flow(name="experiment", flow_run_name="experiment {grid}", persist_result=False, validate_parameters=False)

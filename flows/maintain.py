@@ -13,14 +13,15 @@ from flows import deployed
 from flows.common import NETWORK, PROCESS, Process, here, parser, run_process
 from flows.forget import forget
 from flows.orchestrator import Orchestrator, at_work
-from sapo import service_registry, upkeep
-from sapo.crew import OWING
-from sapo.deploy import process_tag, site_tag
-from sapo.errors import Unavailable
-from sapo.history import open_store
-from sapo.history.cuts import Cut, cuts
-from sapo.history.maintain import ORDER, maintain_table
-from sapo.tracking_uri import own_server
+from sapo.core import service_registry
+from sapo.core.errors import Unavailable
+from sapo.ops.deployments import process_tag, site_tag
+from sapo.ops.process_group import OWING
+from sapo.store.history import open_store
+from sapo.store.history.maintain import ORDER, maintain_table
+from sapo.store.history.retention import Cut, cuts
+from sapo.store.tracking import metric_retention
+from sapo.store.tracking.uri import own_server
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def bound(process: Process, service: str) -> dict[str, Any]:
             tags = () if alone else (site_tag(config), process_tag(config))
             done = {"flow_runs": forget(config.flow.keep_days, *tags)}
         elif (uri := process.tracking_uri()) is None or own_server(home, uri):
-            done = asdict(upkeep.thin(home.mlflow_db, config.track.keep_rounds))
+            done = asdict(metric_retention.thin(home.mlflow_db, config.track.keep_rounds))
         else:
             done = {}
     log.info("%s: %s", service, done)

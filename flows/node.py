@@ -23,12 +23,12 @@ from flows import deployed
 from flows.common import NETWORK, SMALL, Process, here, parser, run_process
 from flows.deployed import HomePath, NodeName
 from flows.orchestrator import Orchestrator, at_work, count_tasks
-from sapo.crew import OWING, PAUSED
-from sapo.errors import Paused, SapoError
-from sapo.node import NodeRuntime
-from sapo.processes import stopping_on_signals
-from sapo.records import RoundResult
-from sapo.tracked import open_tracked
+from sapo.core.child_process import stopping_on_signals
+from sapo.core.errors import Paused, SapoError
+from sapo.core.types import RoundResult
+from sapo.node.round import NodeRuntime
+from sapo.node.tracked import open_tracked
+from sapo.ops.process_group import OWING, PAUSED
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,11 @@
-"""Loads what nodes, archive and evaluation need, once, and forks them (`sapo.nursery`)."""
+"""Loads what nodes, archive and evaluation need, once, and forks them (`sapo.ops.fork_server`)."""
 
 import argparse
 import contextlib
 import socket
 
 # before all else that imports transformers: who does so first decides what comes along
-import sapo.hugging  # noqa: F401
+import sapo.policy.hf_import  # noqa: F401
 
 # isort: split
 # every node needs these when it registers its first version: 230 modules more held its rounds up for seconds
@@ -15,7 +15,7 @@ import transformers.models.auto.feature_extraction_auto
 import transformers.models.auto.image_processing_auto  # noqa: F401
 
 from flows import archive, evaluate, node
-from sapo.nursery import serve
+from sapo.ops.fork_server import serve
 
 with contextlib.suppress(ImportError):  # optional; where it is installed, MLflow and transformers load it
     import peft  # noqa: F401

@@ -21,9 +21,9 @@ from prefect.exceptions import PrefectException, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_AUTH_STRING
 
-from sapo.errors import SapoError
-from sapo.gate import basic
-from sapo.service_registry import Service, answers
+from sapo.core.errors import SapoError
+from sapo.core.service_registry import Service, answers
+from sapo.ops.gate import basic
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -9,9 +9,9 @@ from prefect import flow, task
 
 from flows.common import NETWORK, Process, here, parser, run_process
 from flows.orchestrator import Orchestrator, at_work, count_tasks
-from sapo.errors import SapoError, Unavailable, UserError
-from sapo.proof import check
-from sapo.replay import opened
+from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.provenance.check import check
+from sapo.provenance.replay import opened
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ DIFFERS = 1
 def prove(process: Process, node: str) -> dict[str, Any]:
     """Repeat and compare all rounds of a node; returns how many, and the weights they end with.
 
-    Raises what `sapo.proof.check` raises of the first round that is not as recorded.
+    Raises what `sapo.provenance.check.check` raises of the first round that is not as recorded.
     """
     with process.own(), opened(process.home, node) as replay:
         checked = check(replay)

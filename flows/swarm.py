@@ -1,7 +1,7 @@
 """Flow `swarm`: nodes beside the archive, a last archive pass, the evaluation.
 
 Nodes, archive and evaluation are processes of their own with flow runs of their own; the tasks here keep them
-going (`sapo.crew`), and last as long as they do.
+going (`sapo.ops.process_group`), and last as long as they do.
 """
 
 import os
@@ -13,10 +13,10 @@ from prefect.futures import wait
 
 from flows.common import SMALL, Process, parser, run_process
 from flows.orchestrator import Orchestrator, at_work
-from sapo.crew import Crew
-from sapo.determinism import thread_settings
-from sapo.nursery import Nursery
-from sapo.processes import POLL_S, stopping_on_signals
+from sapo.core.child_process import POLL_S, stopping_on_signals
+from sapo.core.determinism import thread_settings
+from sapo.ops.fork_server import Nursery
+from sapo.ops.process_group import Crew
 
 CREW: ContextVar[Crew] = ContextVar("crew")
 

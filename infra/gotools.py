@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from sapo.cache import default_cache, locked
-from sapo.errors import Unavailable, UserError
-from sapo.install import install_command
+from sapo.core.errors import Unavailable, UserError
+from sapo.core.install import install_command
+from sapo.core.user_cache import default_cache, locked
 
 LIMIT_S = 900.0
 

@@ -2,7 +2,7 @@
 
 import os
 
-from sapo.determinism import fix
+from sapo.core.determinism import fix
 
 __version__ = "0.1.0"
 

@@ -16,9 +16,9 @@ from typing import Any, Self
 import psutil
 from swarms import SMALL
 
-from sapo.cache import locked
-from sapo.home import Home
-from sapo.supervise import snapshot
+from sapo.core.config.home import Home
+from sapo.core.user_cache import locked
+from sapo.ops.supervisor import snapshot
 
 NODES, ROUNDS = ("n0", "n1", "n2"), 12
 SETS = (

@@ -7,16 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from sapo.archiver import Archiver
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
-from sapo.history.rounds import recorded
-from sapo.history.tables import Store
-from sapo.history.training import TrainingSink
-from sapo.home import Home
-from sapo.identity import Identity, seal
-from sapo.journal_rows import Event, Link, Movement, RefusalRow
-from sapo.records import (
+from sapo.core.config.home import Home
+from sapo.core.types import (
     Batch,
     BatchGroup,
     Completion,
@@ -28,6 +22,12 @@ from sapo.records import (
     canonical,
     chained,
 )
+from sapo.ops.archiver import Archiver
+from sapo.peers.signing import Identity, seal
+from sapo.store.history.rounds import recorded
+from sapo.store.history.tables import Store
+from sapo.store.history.training_sink import TrainingSink
+from sapo.store.journal.rows import Event, Link, Movement, RefusalRow
 
 IDENTITY = Identity.new()
 INCARNATION = "0123456789abcdef"

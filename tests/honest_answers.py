@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from sapo import gym
-from sapo.tasks import sample_tasks
+from sapo.tasks import gym
+from sapo.tasks.questions import sample_tasks
 
 STRIDE, FIRST = 1_000_003, 17
 """How far apart the seeds are, and the first."""

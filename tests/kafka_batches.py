@@ -9,8 +9,8 @@ import zstandard
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecordsBuilder
 
-from sapo.bus.kafka_send import headers
-from sapo.records import SignedGroup
+from sapo.bus.kafka.producer import headers
+from sapo.core.types import SignedGroup
 
 STAMP = 1_700_000_000_000
 LOG_APPEND_TIME = 0x08

@@ -6,12 +6,12 @@ from pathlib import Path
 from history_samples import INCARNATION, batch, deliver, result, signed
 from swarms import make_home, small_config
 
-from sapo import checkpoint
-from sapo.config import Config
-from sapo.history import open_store
-from sapo.history.tables import Store
-from sapo.home import Home
-from sapo.journal import Journal
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.policy import checkpoint
+from sapo.store.history import open_store
+from sapo.store.history.tables import Store
+from sapo.store.journal.journal import Journal
 
 DONE = 12
 """Rounds that each node has made."""

@@ -2,8 +2,8 @@
 
 Run as a program, in a process of its own with PYTHONHASHSEED=0: one JSON object of a recipe and a text a line
 comes in, a score or the name of an exception goes out. What a scorer would evaluate is read in another way
-than `sapo.grammar` does: `eval` reads what is a literal as it stands; `parse_expr` takes sums, products and
-powers of plain numbers and letters, and the stored answer itself; all else is malformed.
+than `sapo.tasks.safe_parse` does: `eval` reads what is a literal as it stands; `parse_expr` takes sums,
+products and powers of plain numbers and letters, and the stored answer itself; all else is malformed.
 """
 
 import ast
@@ -18,7 +18,7 @@ from typing import Any
 import sympy
 from sympy.parsing.sympy_parser import parse_expr
 
-from sapo import grammar, gym
+from sapo.tasks import gym, safe_parse
 
 COIN_FLIP = "reasoning_gym.probability.coin_flip"
 OWN_PROBLEM = "bitwise_arithmetic"
@@ -56,7 +56,7 @@ def forbid_parsing(reading: Reading) -> None:
             continue
         for key, value in list(vars(module).items()):
             if value is Fraction and name == COIN_FLIP:
-                setattr(module, key, grammar.fraction)  # as it is, but for powers that take hours
+                setattr(module, key, safe_parse.fraction)  # as it is, but for powers that take hours
             elif value is parse_expr:
                 setattr(module, key, reading)
             elif value is sympy:

@@ -6,10 +6,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from sapo.identity import Identity, seal
-from sapo.journal import Journal
-from sapo.pool import Entry, Verdict
-from sapo.records import Batch, Completion, Group, Outcome, Received, Recipe, RoundResult, SignedGroup
+from sapo.core.types import Batch, Completion, Group, Outcome, Received, Recipe, RoundResult, SignedGroup
+from sapo.peers.pool import Entry, Verdict
+from sapo.peers.signing import Identity, seal
+from sapo.store.journal.journal import Journal
 
 INCARNATION = "0123456789abcdef"
 

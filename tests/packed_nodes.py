@@ -9,11 +9,11 @@ from typing import Any
 
 from makers import finish_round
 
-from sapo import checkpoint
-from sapo.home import Home
-from sapo.identity import Identity
-from sapo.journal import Journal
-from sapo.records import canonical
+from sapo.core.config.home import Home
+from sapo.core.types import canonical
+from sapo.peers.signing import Identity
+from sapo.policy import checkpoint
+from sapo.store.journal.journal import Journal
 
 Members = list[tuple[tarfile.TarInfo, bytes]]
 

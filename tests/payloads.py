@@ -94,8 +94,8 @@ CHEATS = (
     "setattr(__import__('reasoning_gym').dataset.ProceduralDataset, 'score_answer', lambda *a: 1.0)",
     "[setattr(c, 'score_answer', lambda *a: 1.0) for c in"
     " __import__('reasoning_gym').dataset.ProceduralDataset.__subclasses__()]",
-    "__import__('sys').modules['sapo.verify'].__dict__.update(score=lambda *a: 1.0)",
-    "__import__('sys').modules['sapo.grammar'].__dict__.update(literal=eval)",
+    "__import__('sys').modules['sapo.tasks.verifier'].__dict__.update(score=lambda *a: 1.0)",
+    "__import__('sys').modules['sapo.tasks.safe_parse'].__dict__.update(literal=eval)",
     "__import__('builtins').__dict__.update(float=lambda x: 1.0)",
     "__import__('json').__dict__.update(loads=lambda x: [])",
     "__import__('decimal').__dict__.update(Decimal=lambda x: 0)",

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sapo.gate import LOGIN, basic
-from sapo.processes import Child
-from sapo.service_registry import HOST, QUIET, Service, answers
-from sapo.services import bind, prefect_access, prefect_file
+from sapo.core.child_process import Child
+from sapo.core.service_registry import HOST, QUIET, Service, answers
+from sapo.ops.gate import LOGIN, basic
+from sapo.ops.services import bind, prefect_access, prefect_file
 
 START_S = 300.0
 PREFECT_LOGIN = "sapo:secret-of-a-test"
@@ -75,7 +75,7 @@ def mlflow_server(folder: Path) -> Iterator[str]:
     url = f"http://{HOST}:{bound.getsockname()[1]}"
     with bound:
         store = ["--store", f"sqlite:///{folder / 'mlflow.db'}", "--artifacts", str(folder / "artifacts")]
-        command = ["-m", "sapo.servers", "mlflow", *store, "--socket", str(bound.fileno())]
+        command = ["-m", "sapo.ops.servers", "mlflow", *store, "--socket", str(bound.fileno())]
         log, env = folder / "mlflow.log", {**os.environ, **QUIET}
         child = Child.start("mlflow", command, log=log, env=env, descriptors=[bound.fileno()])
     try:
@@ -94,7 +94,7 @@ def prefect_server(folder: Path) -> Iterator[PrefectServer]:
     left = {name: text for name, text in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
     env = {**left, **QUIET, **own, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with bound:
-        command = ["-m", "sapo.servers", "prefect", "--socket", str(bound.fileno())]
+        command = ["-m", "sapo.ops.servers", "prefect", "--socket", str(bound.fileno())]
         log = folder / "prefect.log"
         its = {**env, **SOON, LOGIN: PREFECT_LOGIN, **prefect_file(folder / "prefect" / "prefect.db", env)}
         child = Child.start("prefect", command, log=log, env=its, descriptors=[bound.fileno()])

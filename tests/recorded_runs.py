@@ -6,9 +6,9 @@ from pathlib import Path
 
 from swarms import make_home, open_node, small_config
 
-from sapo.config import Config
-from sapo.home import Home
-from sapo.manifest import Manifest
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.manifest import Manifest
 
 BASE = ("swarm.rounds=100", "checkpoint.every_rounds=4", "starter.steps=120")
 SILO = ("swarm.nodes=1", "batch.external=0")

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from sapo.config import Config
-from sapo.workers import TaskWorkers
+from sapo.core.config.load import Config
+from sapo.tasks.workers import TaskWorkers
 
 
 class SharedWorkers(TaskWorkers):
@@ -29,7 +29,7 @@ _SHARED: dict[str, SharedWorkers] = {}
 
 def shared_workers(config: Config) -> SharedWorkers:
     """The test run's task workers for a config; a process of theirs that was killed is started again."""
-    from sapo.workers import open_workers
+    from sapo.tasks.workers import open_workers
 
     kind = repr((config.workers, config.rules.salt, config.rules.answer))
     if kind not in _SHARED:
@@ -52,14 +52,16 @@ def end_workers() -> None:
 @contextmanager
 def sharing_workers() -> Iterator[None]:
     """Whatever opens task workers in the block, such as a replay or a judge, gets the shared ones."""
-    from sapo import judge, node_parts, whatif
+    from sapo.node import parts
+    from sapo.ops import judge
+    from sapo.provenance import whatif
 
-    started = node_parts.open_workers
+    started = parts.open_workers
 
     def opened(config: Config, kind: type[TaskWorkers] = TaskWorkers) -> TaskWorkers:
         return shared_workers(config) if kind is TaskWorkers else started(config, kind)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (judge, node_parts, whatif):
+        for module in (judge, parts, whatif):
             patch.setattr(module, "open_workers", opened)
         yield

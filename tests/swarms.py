@@ -8,11 +8,11 @@ from makers import make_identity
 from shared_workers import shared_workers
 
 from sapo.bus.base import Bus
-from sapo.config import Config, load
-from sapo.home import Home
-from sapo.identity import write_private
-from sapo.manifest import Manifest
-from sapo.node import NodeRuntime
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
+from sapo.core.config.manifest import Manifest
+from sapo.node.round import NodeRuntime
+from sapo.peers.signing import write_private
 
 SMALL = (
     "swarm.name=test",

@@ -8,10 +8,10 @@ import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 from pydantic import ValidationError
 
-from sapo.history.rounds import batch_of
-from sapo.history.tables import Store
-from sapo.history.training import row_digest
-from sapo.records import chained
+from sapo.core.types import chained
+from sapo.store.history.rounds import batch_of
+from sapo.store.history.tables import Store
+from sapo.store.history.training_sink import row_digest
 
 Row = dict[str, Any]
 

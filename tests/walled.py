@@ -17,8 +17,8 @@ LIMIT_S = 200.0
 
 BEGIN = """
 import json, os, sys
-from sapo.walls import deeds, kernel, limits
-from sapo.walls import linux, places, probe, seccomp
+from sapo.tasks.sandbox import escape_attempts as deeds, syscalls as kernel, rlimits as limits
+from sapo.tasks.sandbox import layers as linux, readable_paths as places, self_test as probe, seccomp
 places.libraries()  # loads what another user could not, should Python lie in a closed home
 answer = os.dup(1)
 refused, user = json.loads(sys.argv[1])
@@ -67,7 +67,7 @@ def in_child(code: str, before: str = "") -> str:
     inside = f"{before.strip()}\nwalls.around_text()\n{code.strip()}\nos._exit(0)"
     indented = "\n".join(f"    {line}" for line in inside.strip().splitlines())
     return f"""
-from sapo import walls
+from sapo.tasks import sandbox as walls
 walls.around_worker()
 child = os.fork()
 if child == 0:

@@ -2,7 +2,7 @@
 
 from animals.envelopes import BURST
 from animals.peer import Item, Peer, Sight, mixed
-from sapo.records import Completion, Recipe, SignedGroup, canonical
+from sapo.core.types import Completion, Recipe, SignedGroup, canonical
 
 INJECTIONS = (
     "__import__('os').system('touch {mark}')",
@@ -13,7 +13,7 @@ INJECTIONS = (
     "[g.gi_frame.f_back.f_locals for g in [(x for x in [1])]]",
     # monkey-patches the scorer, after which junk would score 1.0
     "__import__('reasoning_gym').algorithmic.binary_matrix.BinaryMatrixDataset.__dict__",
-    "setattr(__import__('sapo.verify').verify, 'score', lambda *a: 1.0)",
+    "setattr(__import__('sapo.tasks.verifier').tasks.verifier, 'score', lambda *a: 1.0)",
     "<answer>exec(\"import socket; socket.create_connection(('127.0.0.1', 9))\")</answer>",
 )
 """`{mark}` is a file that must not be there afterwards."""

@@ -3,8 +3,8 @@
 from kafka import KafkaProducer
 
 from animals.peer import Peer, mixed
-from sapo.bus.kafka_send import headers
-from sapo.records import SignedGroup
+from sapo.bus.kafka.producer import headers
+from sapo.core.types import SignedGroup
 
 BOMB = 100 * 2**20
 """Bytes of zeros in one record: a few thousand on the wire."""

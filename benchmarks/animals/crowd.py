@@ -1,8 +1,8 @@
 """Hostile peers that are many, or loud. What they publish is in good form and useless: answers all alike."""
 
 from animals.peer import Item, Peer, Sight
-from sapo.identity import Identity
-from sapo.records import SignedGroup
+from sapo.core.types import SignedGroup
+from sapo.peers.signing import Identity
 
 USELESS = ("0",) * 8
 LOUD = 32

@@ -3,8 +3,8 @@
 import json
 
 from animals.peer import Peer, Sight, mixed
-from sapo.records import SCHEMA_VERSION, Completion, SignedGroup, canonical, sha256
-from sapo.rules import MAX_QUESTION
+from sapo.core.types import SCHEMA_VERSION, Completion, SignedGroup, canonical, sha256
+from sapo.peers.group_rules import MAX_QUESTION
 
 OTHERS = "0" * 64
 WEAK_KEY = "01" + "00" * 31

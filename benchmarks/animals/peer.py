@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from sapo.config import Config
-from sapo.holdout import is_held_out
-from sapo.identity import Identity, seal
-from sapo.manifest import Manifest
-from sapo.records import MAX_SEED, Completion, Group, Question, Recipe, SignedGroup, sha256
-from sapo.workers import TaskWorkers
+from sapo.core.config.load import Config
+from sapo.core.config.manifest import Manifest
+from sapo.core.types import MAX_SEED, Completion, Group, Question, Recipe, SignedGroup, sha256
+from sapo.peers.signing import Identity, seal
+from sapo.tasks.holdout import is_held_out
+from sapo.tasks.workers import TaskWorkers
 
 INCARNATION = "bad0bad0bad0bad0"
 CHUNK = 16

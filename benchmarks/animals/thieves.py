@@ -4,7 +4,7 @@ import json
 
 from animals.envelopes import BURST
 from animals.peer import Peer, Sight
-from sapo.records import Completion, Group, SignedGroup
+from sapo.core.types import Completion, Group, SignedGroup
 
 
 def copy(peer: Peer, sight: Sight) -> list[SignedGroup]:

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baselines.child import Requests, Scores, Work, stand_in
-from sapo import node
-from sapo.batching import score_groups
-from sapo.config import parse
+from sapo.core.config.home import Home
+from sapo.core.config.load import parse
+from sapo.core.config.manifest import Manifest
+from sapo.core.types import Group, Outcome
 from sapo.experiment.grid import identity
-from sapo.home import Home
-from sapo.identity import write_private
-from sapo.manifest import Manifest
-from sapo.records import Group, Outcome
-from sapo.workers import TaskWorkers
+from sapo.node import round
+from sapo.node.batch import score_groups
+from sapo.peers.signing import write_private
+from sapo.tasks.workers import TaskWorkers
 
 
 def main() -> None:
@@ -37,8 +37,8 @@ def main() -> None:
             for number, group in enumerate(groups)
         ]
 
-    node.score_groups = scored
-    with node.NodeRuntime.open(config, "n0", home, incarnation=work.incarnation) as runtime:
+    round.score_groups = scored
+    with round.NodeRuntime.open(config, "n0", home, incarnation=work.incarnation) as runtime:
         while (asked := requests.next()) is not None:
             scores = asked
             began = time.perf_counter()

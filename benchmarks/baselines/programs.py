@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 
 from baselines.child import Scores, Work
-from sapo.cache import default_cache, locked
-from sapo.errors import SapoError, UserError
+from sapo.core.errors import SapoError, UserError
+from sapo.core.user_cache import default_cache, locked
 
 HERE = Path(__file__).parent
 MODULES = {"ours": "baselines.ours_round", "trl": "baselines.trl_round", "genrl": "baselines.genrl_round"}

@@ -3,7 +3,7 @@
 import sys
 
 from infra.browser.install import install
-from sapo.errors import SapoError, UserError
+from sapo.core.errors import SapoError, UserError
 
 
 def main() -> int:

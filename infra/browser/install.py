@@ -16,9 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from sapo.cache import default_cache, locked
-from sapo.errors import Unavailable, UserError
-from sapo.install import install_command
+from sapo.core.errors import Unavailable, UserError
+from sapo.core.install import install_command
+from sapo.core.user_cache import default_cache, locked
 
 PACKAGE, VERSION = "@sparticuz/chromium", "153.0.0"
 SHA256 = "20e5656fcdcf4118ede85edfb9d6bb9cc1bbb7ffb8b75622fffbcf36a835c3c0"

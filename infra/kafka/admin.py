@@ -25,7 +25,7 @@ from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasR
 
 from infra.kafka import tls
 from infra.kafka.layout import ADMIN, HEADROOM, SCRAM, Layout
-from sapo.errors import UserError
+from sapo.core.errors import UserError
 
 TIMEOUT_S = 20.0
 SETTLE_S = 5.0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from infra.kafka import runtime, tls
 from infra.kafka.layout import ADMIN, SCRAM, Layout
-from sapo.errors import Unavailable
-from sapo.processes import Child, alive, tail
+from sapo.core.child_process import Child, alive, tail
+from sapo.core.errors import Unavailable
 
 START_S = 120.0
 """How long a broker may take until it accepts; two seconds where a core is free."""

@@ -19,8 +19,8 @@ from infra.kafka import console, keep, runtime, warm
 from infra.kafka.admin import Admin, as_dict
 from infra.kafka.cluster import Cluster, running
 from infra.kafka.layout import LOOPBACK, SIZES, Layout
-from sapo import toml
-from sapo.errors import SapoError, UserError
+from sapo.core.config import toml_dump
+from sapo.core.errors import SapoError, UserError
 
 DEFAULT_DIR = Path("runs") / "kafka"
 START_S, STOP_S = 300.0, 60.0
@@ -128,7 +128,7 @@ def start(given: argparse.Namespace) -> int:
         cluster = Cluster.attach(folder)
         print(f"brokers at {cluster.servers}; `python -m infra.kafka stop --dir {given.dir}` ends them")
     section = cluster.bus("") | {"topic": None}  # which is by default the swarm's own
-    print(toml.dumps({"bus": section}), end="")
+    print(toml_dump.dumps({"bus": section}), end="")
     return 0
 
 

@@ -13,8 +13,8 @@ from typing import Self
 from infra.kafka import tls, warm
 from infra.kafka.broker import START_S, Broker, format_all, wait_until_gone
 from infra.kafka.layout import ADMIN, LOOPBACK, Layout
-from sapo.errors import UserError
-from sapo.processes import stop_all
+from sapo.core.child_process import stop_all
+from sapo.core.errors import UserError
 
 STOP_S = 15.0
 USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

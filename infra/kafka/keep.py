@@ -17,8 +17,8 @@ import psutil
 
 from infra.kafka.cluster import Cluster, running
 from infra.kafka.layout import LOOPBACK
-from sapo.errors import SapoError, Unavailable, UserError
-from sapo.processes import POLL_S, stopping_on_signals
+from sapo.core.child_process import POLL_S, stopping_on_signals
+from sapo.core.errors import SapoError, Unavailable, UserError
 
 READY = "ready"
 PID = "keep.pid"

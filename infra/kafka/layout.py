@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from infra.kafka import tls
-from sapo.errors import UserError
+from sapo.core.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 SIZES = (1, 3)

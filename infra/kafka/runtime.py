@@ -14,9 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sapo.cache import default_cache, locked
-from sapo.errors import UserError
-from sapo.install import install_command
+from sapo.core.errors import UserError
+from sapo.core.install import install_command
+from sapo.core.user_cache import default_cache, locked
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext

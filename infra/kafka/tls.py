@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from sapo.errors import UserError
-from sapo.install import install_command
+from sapo.core.errors import UserError
+from sapo.core.install import install_command
 
 if TYPE_CHECKING:
     import trustme

@@ -12,8 +12,8 @@ from pathlib import Path
 from infra.kafka import runtime
 from infra.kafka.broker import START_S, Broker, format_all
 from infra.kafka.layout import Layout
-from sapo.cache import locked
-from sapo.errors import Unavailable
+from sapo.core.errors import Unavailable
+from sapo.core.user_cache import locked
 
 WRITING_S = 120.0
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from infra.s3.install import install
 from infra.s3.server import S3Server
-from sapo.errors import SapoError, UserError
-from sapo.processes import stopping_on_signals
+from sapo.core.child_process import stopping_on_signals
+from sapo.core.errors import SapoError, UserError
 
 
 def main() -> int:

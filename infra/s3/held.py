@@ -8,7 +8,7 @@ import subprocess
 import sys
 from types import FrameType
 
-from sapo.processes import watch_parent
+from sapo.core.child_process import watch_parent
 
 
 def main() -> None:

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Self
 
 from infra.s3.install import install
-from sapo.errors import Unavailable
-from sapo.processes import POLL_S, Child, tail
+from sapo.core.child_process import POLL_S, Child, tail
+from sapo.core.errors import Unavailable
 
 HOST = "127.0.0.1"
 REGION = "us-east-1"

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING
 
 from sapo.bus.base import Bus
 from sapo.bus.sqlite import SqliteBus
-from sapo.config import Config
-from sapo.config import KafkaBus as KafkaBusConfig
-from sapo.config import SqliteBus as SqliteBusConfig
-from sapo.errors import UserError
-from sapo.home import Home
-from sapo.made import made_in
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.load import KafkaBus as KafkaBusConfig
+from sapo.core.config.load import SqliteBus as SqliteBusConfig
+from sapo.core.creation_marker import made_in
+from sapo.core.errors import UserError
 
 if TYPE_CHECKING:
-    from sapo.bus.kafka_check import BusFacts
+    from sapo.bus.kafka.diagnose import BusFacts
 
 
 def open_bus(config: Config, home: Home) -> Bus:
@@ -25,7 +25,7 @@ def open_bus(config: Config, home: Home) -> Bus:
             raise UserError("bus.path", str(path), "its folder does not exist", "create it or name another")
         return SqliteBus(path, made=made_in(home.root))
     if isinstance(section, KafkaBusConfig):
-        from sapo.bus.kafka import KafkaBus
+        from sapo.bus.kafka.bus import KafkaBus
 
         return KafkaBus(section, topic_of(config))
     raise UserError(
@@ -52,7 +52,7 @@ def check_buses(config: Config) -> "list[BusFacts]":
             found[one.bus] = (topic_of(one), writes)
     if not found:
         return []
-    from sapo.bus.kafka_check import check
+    from sapo.bus.kafka.diagnose import check
 
     limit = config.rules.max_payload_bytes
     return [check(bus, topic, max_payload_bytes=limit, write=w) for bus, (topic, w) in found.items()]

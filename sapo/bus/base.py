@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sapo.errors import UserError
-from sapo.records import Received, SignedGroup
-from sapo.shares import EQUAL, Meter, Shares
+from sapo.core.errors import UserError
+from sapo.core.shares import EQUAL, Meter, Shares
+from sapo.core.types import Received, SignedGroup
 
 PASSED = 8
 """Times `max_bytes` that a poll may pass over: what lies behind a flood is not to wait for many polls."""

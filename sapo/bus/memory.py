@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from sapo.bus.base import Limits, Poll, Positions, Reading
-from sapo.errors import Unavailable
-from sapo.records import Received, SignedGroup
+from sapo.core.errors import Unavailable
+from sapo.core.types import Received, SignedGroup
 
 
 class MemoryBus:

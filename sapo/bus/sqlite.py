@@ -17,9 +17,9 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from sapo.bus.base import MAX_RECORD, Limits, Poll, Positions, Reading
-from sapo.errors import Unavailable, UserError
-from sapo.made import Made
-from sapo.records import Received, SignedGroup
+from sapo.core.creation_marker import Made
+from sapo.core.errors import Unavailable, UserError
+from sapo.core.types import Received, SignedGroup
 
 APPLICATION_ID = 0x5341504F
 SCHEMA = 1

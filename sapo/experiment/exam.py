@@ -7,16 +7,16 @@ is reported.
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from sapo.config import Config
-from sapo.errors import UserError
-from sapo.evaluate import evaluate
+from sapo.core.config.load import Config
+from sapo.core.errors import UserError
+from sapo.core.rng import stream
+from sapo.core.types import Question, canonical
 from sapo.experiment.grid import ExamPlan
 from sapo.experiment.record import Exam
-from sapo.node import NodeRuntime
-from sapo.records import Question, canonical
-from sapo.seeds import stream
-from sapo.tasks import held_out_questions
-from sapo.workers import TaskWorkers
+from sapo.node.round import NodeRuntime
+from sapo.policy.evaluate import evaluate
+from sapo.tasks.questions import held_out_questions
+from sapo.tasks.workers import TaskWorkers
 
 
 def questions_for(config: Config, plan: ExamPlan, workers: TaskWorkers, *, tuning: bool) -> list[Question]:

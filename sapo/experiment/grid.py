@@ -16,13 +16,13 @@ from typing import Annotated, Any, Literal, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from sapo.config import Config, load, merge, parse
-from sapo.determinism import UPDATE
-from sapo.errors import UserError
+from sapo.core.config.load import Config, load, merge, parse
+from sapo.core.config.schema import PositiveFloat, PositiveInt, in_words
+from sapo.core.determinism import UPDATE
+from sapo.core.errors import UserError
+from sapo.core.types import canonical, sha256
 from sapo.experiment.record import Job, slug
-from sapo.identity import Identity
-from sapo.records import canonical, sha256
-from sapo.settings import PositiveFloat, PositiveInt, in_words
+from sapo.peers.signing import Identity
 
 RUN = 1
 """Raised when the driver makes another run of the same grid: its records are then made anew."""

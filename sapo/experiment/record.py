@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sapo.home import write_atomically
+from sapo.core.config.home import write_atomically
 
 Series = dict[str, list[list[float | None]]]
 """By name: for each node, in the record's order, a value per round; None where the round has none."""

@@ -10,8 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sapo.errors import UserError
-from sapo.experiment.figures import (
+from sapo.core.config.home import write_atomically
+from sapo.core.errors import UserError
+from sapo.experiment.grid import Compare, Grid
+from sapo.experiment.metrics import (
     LOCAL,
     MEANINGS,
     PASS_END,
@@ -25,8 +27,6 @@ from sapo.experiment.figures import (
     task_passes,
     total,
 )
-from sapo.experiment.grid import Compare, Grid
-from sapo.experiment.plan import Choice, chosen, found, report_jobs
 from sapo.experiment.record import RunRecord
 from sapo.experiment.statistics import (
     Difference,
@@ -43,7 +43,7 @@ from sapo.experiment.statistics import (
     survival_median,
     time_to,
 )
-from sapo.home import write_atomically
+from sapo.experiment.tuning import Choice, chosen, found, report_jobs
 
 RESULTS, REPORT, PICTURE = "results.json", "report.html", "picture.svg"
 LEVEL = 0.05

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
-from sapo.config import LearnConfig
-from sapo.records import FinishReason
+from sapo.core.config.load import LearnConfig
+from sapo.core.types import FinishReason
 
 
 def centred(scores: Sequence[float]) -> list[float]:

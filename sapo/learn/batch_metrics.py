@@ -2,10 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from sapo.records import (
-    Batch,
-    BatchGroup,
-)
+from sapo.core.types import Batch, BatchGroup
 
 
 def mean(values: Sequence[float]) -> float | None:

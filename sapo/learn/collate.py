@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sapo.config import LearnConfig
-from sapo.records import Batch, BatchGroup, Sample
+from sapo.core.config.load import LearnConfig
+from sapo.core.types import Batch, BatchGroup, Sample
 
 BLOCK_TOKENS = 1024
 """A shared prompt and its completions take no longer a row than this (attention grows with its square)."""
@@ -185,7 +185,7 @@ def collate(
 
     So peers whose answers are longer than this node's need no more memory than it does. A sequence that is
     longer than that by itself is alone.
-    `shared` computes common prompts and equal sequences once (see `sapo.learn.forward.shares_prompts`), and
+    `shared` computes common prompts and equal sequences once (see `sapo.learn.logprobs.shares_prompts`), and
     keeps a prompt's completions in as few micro-batches as can be; `dtype` is the model's, in which its
     attention mask is then given. Otherwise every sequence has its own row, sorted by length so that
     micro-batches pad little.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from sapo.config import GuardConfig
+from sapo.core.config.load import GuardConfig
 
 
 def guard(metrics: Mapping[str, float], config: GuardConfig) -> str | None:

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapo.config import LearnConfig
-from sapo.errors import UserError
+from sapo.core.config.load import LearnConfig
+from sapo.core.errors import UserError
 
 
 def open_optimizer(kind: str, tensors: Sequence[Tensor]) -> torch.optim.Optimizer:

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sapo.config import GuardConfig, LearnConfig
-from sapo.errors import UserError
+from sapo.core.config.load import GuardConfig, LearnConfig
+from sapo.core.errors import UserError
+from sapo.core.types import Batch
 from sapo.learn.collate import Chunk, Selection, collate, select
-from sapo.learn.foreign import treat
-from sapo.learn.forward import Forward, shares_prompts
 from sapo.learn.guard import guard
+from sapo.learn.logprobs import Forward, shares_prompts
 from sapo.learn.loss import LOSSES, LossInputs, normaliser
+from sapo.learn.off_policy import treat
 from sapo.learn.optimizer import apply_settings, open_optimizer
-from sapo.records import Batch
 
 
 @dataclass(frozen=True, slots=True)

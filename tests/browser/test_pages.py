@@ -27,12 +27,12 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from infra.browser.session import browser
-from sapo import service_registry
-from sapo.gate import basic
-from sapo.home import Home
-from sapo.processes import alive
-from sapo.samples import COLUMNS
-from sapo.service_registry import Service, Services
+from sapo.core import service_registry
+from sapo.core.child_process import alive
+from sapo.core.config.home import Home
+from sapo.core.service_registry import Service, Services
+from sapo.ops.gate import basic
+from sapo.store.tracking.sample_table import COLUMNS
 
 pytestmark = [pytest.mark.browser, pytest.mark.services, pytest.mark.timeout(900)]
 

@@ -106,7 +106,7 @@ def main() -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         import reasoning_gym
 
-        from sapo.gym import seed_globals
+        from sapo.tasks.gym import seed_globals
 
         for dataset, config, seed, index in recipes:
             seed_globals((dataset, config, seed, index))

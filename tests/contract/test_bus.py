@@ -13,14 +13,14 @@ import pytest
 from makers import make_signed
 
 from sapo.bus.base import PASSED, Bus, Gap, Limits, Poll
-from sapo.bus.kafka import KafkaBus
+from sapo.bus.kafka.bus import KafkaBus
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
-from sapo.errors import Unavailable
-from sapo.identity import unseal
-from sapo.records import Received, SignedGroup
-from sapo.settings import KafkaBus as KafkaSection
-from sapo.shares import Shares, nobody
+from sapo.core.config.schema import KafkaBus as KafkaSection
+from sapo.core.errors import Unavailable
+from sapo.core.shares import Shares, nobody
+from sapo.core.types import Received, SignedGroup
+from sapo.peers.signing import unseal
 
 if TYPE_CHECKING:
     from infra.kafka.cluster import Cluster

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from sapo import seeds
-from sapo.holdout import normalise
-from sapo.records import MAX_SEED, Question, Recipe
-from sapo.tasks import Drawing, sample_tasks, silo_only
-from sapo.workers import TaskWorkers
+from sapo.core import rng
+from sapo.core.types import MAX_SEED, Question, Recipe
+from sapo.tasks.holdout import normalise
+from sapo.tasks.questions import Drawing, sample_tasks, silo_only
+from sapo.tasks.workers import TaskWorkers
 
 ITEMS = ((0, 0), (1, 3))
 """Number of the seed drawn for a data set, and the index under it."""
@@ -32,7 +32,7 @@ def workers() -> Iterator[TaskWorkers]:
 def recipes(workers: TaskWorkers) -> list[Recipe]:
     return [
         Recipe.make(
-            task.dataset, task.config, seeds.rng("registry", task.dataset, n).randrange(MAX_SEED - 9), index
+            task.dataset, task.config, rng.rng("registry", task.dataset, n).randrange(MAX_SEED - 9), index
         )
         for task in sample_tasks(workers.datasets())
         for n, index in ITEMS

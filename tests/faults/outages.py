@@ -16,13 +16,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sapo import service_registry
-from sapo.config import Config, load
-from sapo.history import create_tables, open_store
-from sapo.history.tables import TableName
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.supervise import SwarmStatus, holder, run_swarm, snapshot
+from sapo.core import service_registry
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
+from sapo.ops.supervisor import SwarmStatus, holder, run_swarm, snapshot
+from sapo.store.history import create_tables, open_store
+from sapo.store.history.tables import TableName
+from sapo.store.journal.journal import Journal
 
 ENV = {
     name: value

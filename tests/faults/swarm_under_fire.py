@@ -14,11 +14,11 @@ from deltalake import DeltaTable
 from kafka import KafkaConsumer, TopicPartition
 
 from infra.kafka.cluster import Cluster
-from sapo.config import Config, load
-from sapo.crew import ARCHIVE, CrewState
-from sapo.home import Home
-from sapo.manifest import Manifest
-from sapo.supervise import holder, run_swarm
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
+from sapo.core.config.manifest import Manifest
+from sapo.ops.process_group import ARCHIVE, CrewState
+from sapo.ops.supervisor import holder, run_swarm
 
 TOPIC = "sapo.fire"
 RESUMES = 12

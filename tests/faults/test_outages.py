@@ -30,7 +30,7 @@ from swarms import make_home, small_config
 
 from infra.kafka.cluster import Cluster
 from infra.s3.server import S3Server
-from sapo.config import Config, load
+from sapo.core.config.load import Config, load
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 

@@ -10,10 +10,10 @@ from outages import ENV, nothing_is_missing, table
 from swarm_under_fire import Fire, run_under_fire
 from swarms import make_home, small_config
 
-from sapo.config import Config
-from sapo.home import Home
-from sapo.proof import check
-from sapo.replay import opened
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.provenance.check import check
+from sapo.provenance.replay import opened
 
 SETS = ("flow.every=5", "history.flush_seconds=1", "track.register_every=50", "checkpoint.every_rounds=7")
 

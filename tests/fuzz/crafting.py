@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from makers import make_identity
 from oracle import Envelope, canonical, name_of
 
-from sapo.identity import Identity
-from sapo.records import SignedGroup
+from sapo.core.types import SignedGroup
+from sapo.peers.signing import Identity
 
 Json = Any
 COUNTS = [0, 1, -1, 31, 255, 2**31 - 1, 2**31, 2**53, 2**63, 2**64, 10**30, 10**400, True, False]

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from packed_nodes import Members, files_of, indexed, make_node, rewritten, with_content
 
-from sapo.config import load
-from sapo.errors import UserError
-from sapo.home import Home
-from sapo.manifest import Manifest
-from sapo.moving import INDEX, export_node, import_node
-from sapo.records import canonical, sha256
+from sapo.core.config.home import Home
+from sapo.core.config.load import load
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import UserError
+from sapo.core.types import canonical, sha256
+from sapo.ops.node_export import INDEX, export_node, import_node
 
 CHECKPOINT = "checkpoints/round-000001"
 BLOCK = 512
@@ -305,8 +305,8 @@ def test_a_pack_that_unpacks_to_gigabytes_costs_no_memory(pack: Path, place: Pat
     code = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from sapo.errors import UserError\n"
-        "from sapo.moving import import_node\n"
+        "from sapo.core.errors import UserError\n"
+        "from sapo.ops.node_export import import_node\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n    import_node(Path(sys.argv[1]), Path(sys.argv[2]))\n"
         "except UserError as error:\n    print(error)\n"

@@ -9,9 +9,9 @@ from crafting import sealed
 from makers import make_identity, make_signed
 from oracle import canonical
 
-from sapo.errors import Refused
-from sapo.identity import unseal
-from sapo.records import SignedGroup
+from sapo.core.errors import Refused
+from sapo.core.types import SignedGroup
+from sapo.peers.signing import unseal
 
 GROUP: dict[str, Any] = json.loads(make_signed().payload)
 FIRST, SECOND = GROUP["completions"]

@@ -15,9 +15,9 @@ from makers import make_signed
 
 from infra.kafka.cluster import Cluster
 from sapo.bus.base import Limits
-from sapo.bus.kafka import KafkaBus
-from sapo.bus.kafka_link import Link
-from sapo.settings import KafkaBus as Section
+from sapo.bus.kafka.bus import KafkaBus
+from sapo.bus.kafka.metadata import Link
+from sapo.core.config.schema import KafkaBus as Section
 
 pytestmark = pytest.mark.kafka
 

@@ -26,23 +26,23 @@ from oracle import Rules, flaw, flaw_here
 from pydantic import ValidationError
 from swarms import hand_over, make_home, open_node, small_config
 
-from sapo.archiver import Archiver
 from sapo.bus.base import Bus, Limits, Reading
-from sapo.bus.kafka import Ends, KafkaBus
-from sapo.bus.kafka_link import Layout, Place
+from sapo.bus.kafka.bus import Ends, KafkaBus
+from sapo.bus.kafka.metadata import Layout, Place
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
-from sapo.config import Config
-from sapo.errors import Refused
-from sapo.history.rollouts import group_of
-from sapo.history.tables import Store
-from sapo.home import Home
-from sapo.identity import Identity
-from sapo.node import NodeRuntime
-from sapo.records import Question, Received, SignedGroup
-from sapo.rules import keeps_to
-from sapo.seen import fingerprint
-from sapo.settings import KafkaBus as KafkaSection
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.schema import KafkaBus as KafkaSection
+from sapo.core.errors import Refused
+from sapo.core.types import Question, Received, SignedGroup
+from sapo.node.round import NodeRuntime
+from sapo.ops.archiver import Archiver
+from sapo.peers.dedup import fingerprint
+from sapo.peers.group_rules import keeps_to
+from sapo.peers.signing import Identity
+from sapo.store.history.rollout_rows import group_of
+from sapo.store.history.tables import Store
 
 SETTINGS = (
     "swarm.nodes=4",

@@ -26,12 +26,12 @@ class GuestConfig:
 
 def take_over() -> float:
     """Turn everything in reach that scores or compares."""
-    import sapo.cell
-    import sapo.verify
+    import sapo.tasks.fork_scorer
+    import sapo.tasks.verifier
 
     for kind in (ProceduralDataset, ChainSumDataset, Guest):
         kind.score_answer = lambda *_: 1.0  # type: ignore[method-assign]
-    sapo.verify.score = sapo.cell.score = lambda *_: 1.0
+    sapo.tasks.verifier.score = sapo.tasks.fork_scorer.score = lambda *_: 1.0
     os.environ["TAKEN"] = "yes"
     return 1.0
 

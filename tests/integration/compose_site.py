@@ -19,7 +19,7 @@ import yaml
 from infra.kafka.broker import environment as java_environment
 from infra.kafka.broker import java_command
 from infra.s3.install import install
-from sapo.processes import Child, stop_all, tail
+from sapo.core.child_process import Child, stop_all, tail
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"

@@ -16,22 +16,22 @@ from makers import make_identity
 from swarms import open_node, small_config
 
 from sapo.bus.base import Limits, Poll, Positions
-from sapo.bus.publish import PublishSink
+from sapo.bus.poller import Listener
 from sapo.bus.sqlite import SqliteBus
-from sapo.config import Config
-from sapo.deliver import Lane, Plan, Sink
-from sapo.history import open_store
-from sapo.history.training import TrainingSink
-from sapo.home import Home
-from sapo.identity import seal
-from sapo.journal import Journal
-from sapo.listen import Listener
-from sapo.node import NodeRuntime
-from sapo.records import Completion, Group, Question, Received, SignedGroup
-from sapo.tasks import Drawing
-from sapo.track import Tracker
-from sapo.track_sinks import TrackSink, VersionSink
-from sapo.workers import TaskWorkers
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.types import Completion, Group, Question, Received, SignedGroup
+from sapo.node.round import NodeRuntime
+from sapo.peers.signing import seal
+from sapo.store.history import open_store
+from sapo.store.history.training_sink import TrainingSink
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.outbox import Lane, Plan, Sink
+from sapo.store.journal.publish_sink import PublishSink
+from sapo.store.tracking.sinks import TrackSink, VersionSink
+from sapo.store.tracking.tracker import Tracker
+from sapo.tasks.questions import Drawing
+from sapo.tasks.workers import TaskWorkers
 
 INCARNATION = "0123456789abcdef"
 ROUNDS = 6

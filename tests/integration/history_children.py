@@ -3,12 +3,12 @@
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from sapo.archiver import Archiver
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
-from sapo.history.tables import Store
-from sapo.history.training import TrainingSink
-from sapo.journal import Journal
+from sapo.ops.archiver import Archiver
+from sapo.store.history.tables import Store
+from sapo.store.history.training_sink import TrainingSink
+from sapo.store.journal.journal import Journal
 
 
 def archive(bus: str, uri: str, ready: Event) -> None:

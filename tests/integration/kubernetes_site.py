@@ -17,7 +17,7 @@ import yaml
 from compose_site import DOCKER, Site, program
 
 from infra import gotools
-from sapo.processes import Child
+from sapo.core.child_process import Child
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ROOT / "infra" / "kubernetes"

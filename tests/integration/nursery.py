@@ -30,20 +30,20 @@ from crash_course import Course, arrivals, course_config
 from shared_workers import SharedWorkers, shared_workers
 
 import sapo
-from sapo import models
-from sapo import node as node_module
-from sapo.ahead import Ahead
-from sapo.home import Home
+from sapo.core.config.home import Home
 from sapo.learn.update import Learner
+from sapo.node import round as node_module
+from sapo.node.async_rollout import Ahead
+from sapo.policy import models
 
 node_module.ATTEMPTS = 10_000  # an update that is killed here is not one that dies by itself
 PACKAGE = str(Path(sapo.__file__).parent)
-ROUND = ("node.py", "asking.py", "ahead.py", "intake.py", "recovery.py", "repeat.py", "checkpoint.py")
-ROUND += ("deliver.py", "training.py")
+ROUND = ("round.py", "rollout.py", "async_rollout.py", "receive.py", "recovery.py", "reexecute.py")
+ROUND += ("checkpoint.py", "outbox.py", "training_sink.py")
 """Files whose calls are steps: a round, what comes in, coming back, snapshots, deliveries."""
-VERSION = ("track.py", "versions.py")
+VERSION = ("tracker.py", "model_registry.py")
 """Files whose calls are steps of registering a version."""
-VALUES = ("errors", "records", "seeds", "settings", "files", "lock")
+VALUES = ("errors", "types", "rng", "schema", "fsync", "dir_lock")
 """Rooms of plain values: what is done there is done in memory, in the middle of a step that counts."""
 HALF = "half of the parameters updated"
 INSIDE = "the workers are asked and have not answered"

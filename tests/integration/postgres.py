@@ -18,8 +18,8 @@ from pathlib import Path
 import psycopg2
 from jgo.maven import MavenContext
 
-from sapo.cache import default_cache, locked
-from sapo.processes import Child, tail
+from sapo.core.child_process import Child, tail
+from sapo.core.user_cache import default_cache, locked
 
 VERSION = "18.6.0"
 GROUP = "io.zonky.test.postgres"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from history_samples import deliver
 
-from sapo.archiver import Archiver
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
-from sapo.errors import Unavailable
-from sapo.history.tables import Store
+from sapo.core.errors import Unavailable
+from sapo.ops.archiver import Archiver
+from sapo.store.history.tables import Store
 
 
 def archive(bus: str, uri: str, groups: int, ready: Event, met_an_outage: Event) -> None:

@@ -12,23 +12,24 @@ import torch
 from deltalake import DeltaTable
 from swarms import make_home, open_node, small_config
 
-from sapo import ahead, cli
-from sapo.archiver import Archiver
+from sapo import cli
 from sapo.bus import open_bus
-from sapo.cache import default_cache
-from sapo.config import Config
-from sapo.errors import Paused
-from sapo.evaluate import evaluate
-from sapo.generate.transformers import TransformersEngine
-from sapo.history import open_store
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.models import LoadedPolicy, load_policy
-from sapo.node import NodeRuntime
-from sapo.proof import check
-from sapo.records import Completion, Group
-from sapo.replay import opened
-from sapo.seeds import stream
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.errors import Paused
+from sapo.core.rng import stream
+from sapo.core.types import Completion, Group
+from sapo.core.user_cache import default_cache
+from sapo.node import async_rollout
+from sapo.node.round import NodeRuntime
+from sapo.ops.archiver import Archiver
+from sapo.policy.engines.hf import TransformersEngine
+from sapo.policy.evaluate import evaluate
+from sapo.policy.models import LoadedPolicy, load_policy
+from sapo.provenance.check import check
+from sapo.provenance.replay import opened
+from sapo.store.history import open_store
+from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.usefixtures("sharing"), pytest.mark.timeout(600)]
 
@@ -370,7 +371,7 @@ def test_a_node_that_ends_waits_for_its_thread_and_not_for_ever(
     node.parts.engine.generate = held  # type: ignore[method-assign]
     node.grpo_update()
     threads = [thread for thread in threading.enumerate() if thread.name == "ahead"]
-    monkeypatch.setattr(ahead, "LEAVE_S", 0.01)
+    monkeypatch.setattr(async_rollout, "LEAVE_S", 0.01)
     node.close()
     assert "left to itself after 0.01 s" in caplog.text
     with open_node(config, home, deliver=False) as again:

@@ -8,8 +8,8 @@ from bus_authors import large, small
 from bus_traffic import BareKafka, bytes_per_round, sample, speeds
 
 from infra.kafka.cluster import Cluster
-from sapo.config import PoolConfig
-from sapo.settings import KafkaBus as KafkaSection
+from sapo.core.config.load import PoolConfig
+from sapo.core.config.schema import KafkaBus as KafkaSection
 
 pytestmark = pytest.mark.kafka
 

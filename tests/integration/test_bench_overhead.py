@@ -13,9 +13,9 @@ from overhead_bare import Loop
 from overhead_programs import Cost, Program, Work
 from programs import run_to_end
 
-from sapo.config import load
-from sapo.pool import Verdict
-from sapo.workers import Claim, Judgement
+from sapo.core.config.load import load
+from sapo.peers.pool import Verdict
+from sapo.tasks.workers import Claim, Judgement
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overhead.py"
 WORK = Work(8.0, 4.0, 5.0, 64.0, 400.0, 300.0, 1.0)

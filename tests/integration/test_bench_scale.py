@@ -6,9 +6,9 @@ import pytest
 import scale
 from common import Report
 
-from sapo.admission import fingerprint
-from sapo.identity import unseal
-from sapo.seen import Seen
+from sapo.peers.admission import fingerprint
+from sapo.peers.dedup import Seen
+from sapo.peers.signing import unseal
 
 
 def test_groups_are_really_signed_and_none_passes_for_a_copy() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sapo.records import Outcome, Question, Recipe
-from sapo.workers import Claim, Judgement, TaskWorkers
+from sapo.core.types import Outcome, Question, Recipe
+from sapo.tasks.workers import Claim, Judgement, TaskWorkers
 
 GUESTS = Path(__file__).parents[1] / "guests"
 GUEST = Recipe.make("guest", {}, 7)

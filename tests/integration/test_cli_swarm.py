@@ -8,11 +8,11 @@ import time
 import pytest
 from finished import COMMAND, ENV, NODES, ROUNDS, FinishedSwarm
 
-from sapo.history import read
-from sapo.history.tables import Store
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.supervise import snapshot
+from sapo.core.config.home import Home
+from sapo.ops.supervisor import snapshot
+from sapo.store.history import query
+from sapo.store.history.tables import Store
+from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 
@@ -73,7 +73,7 @@ def home(resumed: FinishedSwarm) -> Home:
 def test_trap_36_the_whole_path_runs_with_a_real_model(home: Home) -> None:
     rounds = home.load_config().swarm.rounds
     sql = "SELECT node, incarnation, list_sort(list(DISTINCT round)) AS rounds FROM training GROUP BY ALL"
-    rows = {row["node"]: row["rounds"] for row in read.query(Store(str(home.history)), sql).to_pylist()}
+    rows = {row["node"]: row["rounds"] for row in query.query(Store(str(home.history)), sql).to_pylist()}
     assert rows.keys() == set(NODES)
     for found in rows.values():
         assert found == sorted(set(found))
@@ -85,7 +85,7 @@ def test_no_completion_is_in_the_history_twice(home: Home) -> None:
         SELECT (SELECT count(*) - count(DISTINCT (node, round, position, k)) FROM training) AS trained,
                (SELECT count(*) - count(DISTINCT (group_id, k)) FROM rollouts) AS published
     """
-    assert read.query(Store(str(home.history)), sql).to_pylist() == [{"trained": 0, "published": 0}]
+    assert query.query(Store(str(home.history)), sql).to_pylist() == [{"trained": 0, "published": 0}]
 
 
 def test_every_foreign_row_was_published(home: Home) -> None:
@@ -93,7 +93,7 @@ def test_every_foreign_row_was_published(home: Home) -> None:
         SELECT count(*) AS unknown FROM training WHERE source = 'external'
         AND (group_id, content_sha256) NOT IN (SELECT group_id, content_sha256 FROM rollouts)
     """
-    [row] = read.query(Store(str(home.history)), sql).to_pylist()
+    [row] = query.query(Store(str(home.history)), sql).to_pylist()
     assert row["unknown"] == 0
 
 
@@ -111,7 +111,7 @@ def test_the_end_says_what_was_learned_and_where_it_lies(home: Home, resumed: Fi
 def test_curves_reach_back_to_the_first_round_though_journals_are_pruned(
     home: Home,
 ) -> None:
-    from sapo.summary import read_run
+    from sapo.cli.report.summary import read_run
 
     run = read_run(home)
     for node in NODES:

@@ -11,9 +11,9 @@ import pytest
 from compose_site import DOCKER, Site
 from swarms import SMALL
 
-from sapo.gate import basic
-from sapo.history import read
-from sapo.history.tables import Store
+from sapo.ops.gate import basic
+from sapo.store.history import query
+from sapo.store.history.tables import Store
 
 pytestmark = [pytest.mark.kafka, pytest.mark.services, pytest.mark.faults, pytest.mark.timeout(900)]
 ROUNDS = 6
@@ -118,9 +118,11 @@ def test_a_site_of_two_nodes_learns_and_leaves_its_traces_everywhere(
     per_group = (
         "SELECT node, count(DISTINCT group_id) AS groups, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1"
     )
-    rows = [tuple(row.values()) for row in read.query(store, per_group).to_pylist()]
+    rows = [tuple(row.values()) for row in query.query(store, per_group).to_pylist()]
     assert rows == [(name, ROUNDS * 3, ROUNDS * 3 * 6) for name in ("n0", "n1")]
-    rounds = read.query(store, "SELECT node, max(round) AS r FROM training GROUP BY 1 ORDER BY 1").to_pylist()
+    rounds = query.query(
+        store, "SELECT node, max(round) AS r FROM training GROUP BY 1 ORDER BY 1"
+    ).to_pylist()
     assert [tuple(row.values()) for row in rounds] == [("n0", ROUNDS - 1), ("n1", ROUNDS - 1)]
 
     shown = json.loads(site.once("archive", ["sapo", "rollouts", "--json", "--limit", "3"]))

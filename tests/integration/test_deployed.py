@@ -19,11 +19,11 @@ import pytest
 from prefect_server import PrefectServer, end_session, mlflow_server, prefect_server, wait_for
 from swarms import small_config
 
-from sapo import toml
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.lock import NodeLock
-from sapo.supervise import holder
+from sapo.core.config import toml_dump
+from sapo.core.config.home import Home
+from sapo.core.dir_lock import NodeLock
+from sapo.ops.supervisor import holder
+from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1200)]
 
@@ -120,7 +120,7 @@ def deployed(folder: Path, *sets: str) -> Iterator[Site]:
     with prefect_server(folder) as server:
         file = folder / "site.toml"
         settings = small_config([*SETS, *sets]).model_dump(mode="json", exclude_none=True)
-        file.write_text(toml.dumps(settings), encoding="utf-8")
+        file.write_text(toml_dump.dumps(settings), encoding="utf-8")
         site = Site(server, Home(folder / "home"), "", file)
         made = site.deploy("--config", str(file))
         assert made.returncode == 0, made.stderr

@@ -23,8 +23,8 @@ from documents import ROOT, Block, blocks, table_commands
 from finished import FinishedSwarm
 
 from infra.kafka.cluster import Cluster, running
-from sapo.history import read
-from sapo.history.tables import Store
+from sapo.store.history import query
+from sapo.store.history.tables import Store
 
 pytestmark = [pytest.mark.services, pytest.mark.kafka, pytest.mark.timeout(2400)]
 
@@ -187,7 +187,7 @@ def make_place(folder: Path, swarm: FinishedSwarm, kafka: Cluster) -> Place:
     shutil.copy(Path(sys.prefix) / "pyvenv.cfg", environment)
     for mark in (".base", ".dev", ".broker"):
         (environment / mark).touch()
-    group = read.rollouts(Store(str(home.history)), nodes=["n0"], source="local", limit=1)["group_id"][
+    group = query.rollouts(Store(str(home.history)), nodes=["n0"], source="local", limit=1)["group_id"][
         0
     ].as_py()
     port = free_port()

@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from sapo import cli, toml
+from sapo import cli
+from sapo.core.child_process import alive
+from sapo.core.config import toml_dump
+from sapo.core.dir_lock import NodeLock
 from sapo.experiment import grid as grids
 from sapo.experiment.record import Job, record_path
-from sapo.lock import NodeLock
-from sapo.processes import alive
 
 LIMIT_S = 240.0
 
@@ -27,7 +28,7 @@ def smoke(folder: Path, **changes: Any) -> Path:
     """The shipped grid with other values, as a file."""
     values = grids.read("smoke").model_dump(mode="json", by_alias=True, exclude_none=True)
     path = folder / "grid.toml"
-    path.write_text(toml.dumps({**values, **changes}), encoding="utf-8")
+    path.write_text(toml_dump.dumps({**values, **changes}), encoding="utf-8")
     return path
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from sapo.experiment.driver import run_arm
+from sapo.core.types import Batch, Outcome, Recipe
 from sapo.experiment.exam import questions_for
 from sapo.experiment.grid import Grid, parse_grid, read
+from sapo.experiment.lockstep_swarm import SharedWorkers, opened
 from sapo.experiment.record import Job, RunRecord, load_record, read_progress, record_path
-from sapo.experiment.swarm import SharedWorkers, opened
-from sapo.records import Batch, Outcome, Recipe
-from sapo.workers import Claim, Judgement, TaskWorkers
+from sapo.experiment.run_arm import run_arm
+from sapo.tasks.workers import Claim, Judgement, TaskWorkers
 
 SHARING = Job(arm="sharing", seed=1)
 

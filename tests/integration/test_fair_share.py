@@ -8,10 +8,10 @@ from makers import make_signed
 from swarms import hand_over, make_home, open_node, small_config
 
 from sapo.bus.memory import MemoryBus
-from sapo.config import Config
-from sapo.home import Home
-from sapo.node import NodeRuntime
-from sapo.records import Recipe, SignedGroup
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.types import Recipe, SignedGroup
+from sapo.node.round import NodeRuntime
 
 SETTINGS = ("swarm.rounds=40", "pool.max_groups=16", "pool.newcomer_groups=2", "batch.local=6")
 NAMES = 60

@@ -9,8 +9,8 @@ import pytest
 from deltalake import DeltaTable
 from finished import NODES, ROUNDS, FinishedSwarm
 
-from sapo.home import Home
-from sapo.supervise import snapshot
+from sapo.core.config.home import Home
+from sapo.ops.supervisor import snapshot
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 

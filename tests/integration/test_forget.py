@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 from prefect_server import PREFECT_LOGIN, PrefectServer, prefect_server, wait_for
 
 from flows.forget import AT_ONCE, forget
-from sapo.errors import Unavailable
+from sapo.core.errors import Unavailable
 
 pytestmark = pytest.mark.services
 

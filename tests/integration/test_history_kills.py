@@ -9,13 +9,13 @@ import history_children
 import pytest
 from history_samples import INCARNATION, batch, batches, result, signed
 
-from sapo.archiver import Archiver
 from sapo.bus.sqlite import SqliteBus
-from sapo.history import read
-from sapo.history.tables import Store
-from sapo.history.training import TrainingSink
-from sapo.journal import Journal, PoolRow
-from sapo.records import Received, SignedGroup
+from sapo.core.types import Received, SignedGroup
+from sapo.ops.archiver import Archiver
+from sapo.store.history import query
+from sapo.store.history.tables import Store
+from sapo.store.history.training_sink import TrainingSink
+from sapo.store.journal.journal import Journal, PoolRow
 
 pytestmark = pytest.mark.faults
 KILLS = 5
@@ -42,17 +42,19 @@ def test_a_killed_archiver_loses_and_doubles_nothing(tmp_path: Path) -> None:
         forged = signed(i).model_copy(update={"signature": "00" * 64})
         bus.publish([signed(i), signed(i // 2), forged, signed(i, answer="5")])
     kill_repeatedly(history_children.archive, str(tmp_path / "bus.sqlite"), store.uri)
-    half = read.query(store, "SELECT count(DISTINCT group_id) AS n FROM rollouts")["n"][0].as_py()
+    half = query.query(store, "SELECT count(DISTINCT group_id) AS n FROM rollouts")["n"][0].as_py()
     assert 0 < half < 150
     Archiver(bus, store, "tiny").run()
     bus.close()
-    rows = read.query(store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1").to_pylist()
+    rows = query.query(
+        store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1"
+    ).to_pylist()
     assert [tuple(row.values()) for row in rows] == sorted((signed(i).group_id, 4) for i in range(150))
     quarantined = (
         'SELECT reason, sum(coalesce("count", 1))::INT AS n, count(*) = count(DISTINCT "offset") AS once '
         "FROM quarantine GROUP BY 1 ORDER BY 1"
     )
-    assert [tuple(row.values()) for row in read.query(store, quarantined).to_pylist()] == [
+    assert [tuple(row.values()) for row in query.query(store, quarantined).to_pylist()] == [
         ("bad_signature", 150, True),
         ("equivocation", 150, True),
     ]
@@ -82,9 +84,9 @@ def test_a_killed_deliverer_writes_every_round_once(tmp_path: Path) -> None:
         sink = TrainingSink(store, "tiny", "n0", INCARNATION)
         sink.deliver(journal.owed("training", 100), journal)
     assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(100)]
-    assert read.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [100 * 16]
+    assert query.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [100 * 16]
     receipts = "SELECT event, count(*) AS n, count(DISTINCT (round, group_id)) AS d FROM receipts GROUP BY 1"
-    assert [tuple(row.values()) for row in read.query(store, f"{receipts} ORDER BY 1").to_pylist()] == [
+    assert [tuple(row.values()) for row in query.query(store, f"{receipts} ORDER BY 1").to_pylist()] == [
         ("received", 200, 200),
         ("trained", 200, 200),
     ]

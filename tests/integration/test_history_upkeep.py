@@ -17,14 +17,14 @@ from flows.common import Process
 from infra.s3.server import S3Server
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
-from sapo.config import load
-from sapo.errors import Unavailable
-from sapo.history import open_store, read
-from sapo.history.cuts import cuts
-from sapo.history.maintain import maintain
-from sapo.history.rounds import recorded
-from sapo.history.tables import Store, TableName
-from sapo.processes import Child
+from sapo.core.child_process import Child
+from sapo.core.config.load import load
+from sapo.core.errors import Unavailable
+from sapo.store.history import open_store, query
+from sapo.store.history.maintain import maintain
+from sapo.store.history.retention import cuts
+from sapo.store.history.rounds import recorded
+from sapo.store.history.tables import Store, TableName
 
 CONTEXT = multiprocessing.get_context("spawn")
 ROUNDS, GROUPS, KILLS = 8, 16, 3
@@ -74,7 +74,7 @@ def whole(store: Store) -> None:
         counts = Counter(zip(rows["node"].to_pylist(), rows["round"].to_pylist(), strict=True))
         assert counts == {(node, r): each for node in ("n0", "n1") for r in range(ROUNDS)}
     sql = "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1"
-    found = [tuple(row.values()) for row in read.query(store, sql).to_pylist()]
+    found = [tuple(row.values()) for row in query.query(store, sql).to_pylist()]
     assert found == sorted((signed(i).group_id, 4) for i in range(GROUPS // 2))
 
 

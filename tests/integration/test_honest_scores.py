@@ -16,9 +16,10 @@ from typing import Any
 import honest_answers
 import pytest
 
-from sapo import cli, grammar
-from sapo.records import Recipe
-from sapo.workers import TaskWorkers
+from sapo import cli
+from sapo.core.types import Recipe
+from sapo.tasks import safe_parse
+from sapo.tasks.workers import TaskWorkers
 
 DATASETS = 106
 RAISING = {"boxnet", "prime_factorization"}
@@ -81,8 +82,8 @@ def test_5000_honest_answers_score_as_the_library_scores_them(
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_leaves_the_work_to_the_verifier_is_malformed(text: str) -> None:
-    for parser in (grammar.expression, grammar.number, grammar.antiderivative):
-        with pytest.raises(grammar.Refused):
+    for parser in (safe_parse.expression, safe_parse.number, safe_parse.antiderivative):
+        with pytest.raises(safe_parse.Refused):
             parser(text)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sapo.hugging import UNUSED, absent
+from sapo.policy.hf_import import UNUSED, absent
 
 ROOT = Path(__file__).parents[2]
 COURSE = """
@@ -61,7 +61,7 @@ def test_a_node_without_a_gpu_does_not_load_the_compiler_for_gpus(loaded: set[st
 
 
 def test_transformers_imported_before_is_taken_as_it_is() -> None:
-    code = "import transformers; transformers.utils.is_scipy_available(); import sapo.models"
+    code = "import transformers; transformers.utils.is_scipy_available(); import sapo.policy.models"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 

@@ -20,9 +20,9 @@ import pytest
 from payloads import SECRET, Lures
 from readings import literally
 
-from sapo.records import Recipe
-from sapo.tasks import sample_tasks
-from sapo.workers import TaskWorkers
+from sapo.core.types import Recipe
+from sapo.tasks.questions import sample_tasks
+from sapo.tasks.workers import TaskWorkers
 
 EVALUATING = {
     *("binary_matrix", "spiral_matrix", "string_insertion", "n_queens", "number_sorting", "coin_flip"),

@@ -12,13 +12,13 @@ from readings import literally
 from swarms import make_home, open_node, small_config
 
 from sapo.bus.memory import MemoryBus
-from sapo.config import Config, Task
-from sapo.holdout import is_held_out
-from sapo.node import NodeRuntime
-from sapo.pool import Entry, Verdict
-from sapo.records import Question, Recipe, canonical
-from sapo.tasks import sample_tasks
-from sapo.workers import TaskWorkers
+from sapo.core.config.load import Config, Task
+from sapo.core.types import Question, Recipe, canonical
+from sapo.node.round import NodeRuntime
+from sapo.peers.pool import Entry, Verdict
+from sapo.tasks.holdout import is_held_out
+from sapo.tasks.questions import sample_tasks
+from sapo.tasks.workers import TaskWorkers
 
 SMALLER = {"rectangle_count": {"width": 20, "height": 20}}
 """Parameters of data sets whose questions are longer than the test's model reads."""

@@ -10,16 +10,16 @@ from swarms import make_home, open_node, small_config
 
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
-from sapo.holdout import bucket
-from sapo.home import Home
-from sapo.identity import seal
-from sapo.intake import Standard, own_standards, receive, verdicts
-from sapo.node import NodeRuntime
-from sapo.pool import Entry
-from sapo.records import Completion, Group, Outcome, Received
-from sapo.seen import Seen
-from sapo.streams import PLACES
-from sapo.tasks import Drawing
+from sapo.core.config.home import Home
+from sapo.core.types import Completion, Group, Outcome, Received
+from sapo.node.receive import Standard, own_standards, receive, verdicts
+from sapo.node.round import NodeRuntime
+from sapo.peers.dedup import Seen
+from sapo.peers.pool import Entry
+from sapo.peers.resend_guard import PLACES
+from sapo.peers.signing import seal
+from sapo.tasks.holdout import bucket
+from sapo.tasks.questions import Drawing
 
 CONFIG = small_config(["swarm.rounds=9", "pool.newcomer_share=1", "batch.external=1"])
 NOW = 1_000_000.0

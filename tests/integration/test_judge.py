@@ -15,18 +15,21 @@ from swarms import make_home, open_node, small_config
 from flows import evaluate
 from flows.common import Process
 from flows.evaluate import evaluate_flow
-from sapo import cli, probes, rivals, versions
-from sapo.checkpoint import paths
-from sapo.config import Config
-from sapo.errors import Unavailable, UserError
-from sapo.holdout import bucket
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.judge import evaluate_swarm, judge_swarm, tell_verdicts
-from sapo.lock import NodeLock
-from sapo.report import write_report
-from sapo.tracked import _tracking, tracker_of
-from sapo.verdicts import Verdicts
+from sapo import cli
+from sapo.cli.report.run_page import write_report
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import Unavailable, UserError
+from sapo.node import probes
+from sapo.node.tracked import _tracking, tracker_of
+from sapo.ops import rivals
+from sapo.ops.judge import evaluate_swarm, judge_swarm, tell_verdicts
+from sapo.ops.judge_store import Verdicts
+from sapo.policy.checkpoint import paths
+from sapo.store.journal.journal import Journal
+from sapo.store.tracking import model_registry
+from sapo.tasks.holdout import bucket
 
 pytestmark = pytest.mark.usefixtures("sharing")
 
@@ -238,11 +241,11 @@ def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
     tracker = tracker_of(config, "n0", home, uri=uri)
     older, newest = paths(home.checkpoints("n0"))[-2:]
     for round, path in ((2, older), (4, newest)):
-        tracker.register(path, round, tags=versions.lineage(path))
+        tracker.register(path, round, tags=model_registry.lineage(path))
     shutil.rmtree(older)  # it is in MLflow only
     assert evaluate.plain(Process.at(str(home.root))) == []
     asked = home.load_evaluation()["nodes"]["n0"]
-    known = versions.versions_of(uri, tracker.model_name)
+    known = model_registry.versions_of(uri, tracker.model_name)
     found = {int(one.tags["sapo.round"]): float(one.tags["sapo.eval.pass_at_1"]) for one in known}
     assert found == {2: asked["earlier"]["2"], 4: asked["pass_at_1"]}
     best = max(found, key=lambda round: (found[round], round))

@@ -10,12 +10,12 @@ from history_samples import signed
 from kafka import KafkaAdminClient, TopicPartition
 
 from infra.kafka.cluster import Cluster
-from sapo.archiver import Archiver, Counts
 from sapo.bus.base import Bus, Limits, Poll, Positions
-from sapo.bus.kafka import KafkaBus
-from sapo.history import read
-from sapo.history.tables import Store
-from sapo.settings import KafkaBus as Section
+from sapo.bus.kafka.bus import KafkaBus
+from sapo.core.config.schema import KafkaBus as Section
+from sapo.ops.archiver import Archiver, Counts
+from sapo.store.history import query
+from sapo.store.history.tables import Store
 
 pytestmark = pytest.mark.kafka
 NUMBERS = itertools.count()
@@ -63,7 +63,7 @@ def archiver(bus: object, store: Store, **more: object) -> Archiver:
 
 
 def held(store: Store) -> list[tuple[str, int]]:
-    rows = read.query(store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1")
+    rows = query.query(store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1")
     return [(row["group_id"], row["n"]) for row in rows.to_pylist()]
 
 
@@ -111,7 +111,7 @@ def test_what_retention_took_from_a_topic_is_recorded_as_a_gap_once(
     archiver(bus, store).run()
     archiver(bus, store).run()
     assert held(store) == sorted((one.group_id, 4) for one in late)
-    found = read.query(store, 'SELECT "partition", "offset", end_offset, reason FROM quarantine').to_pylist()
+    found = query.query(store, 'SELECT "partition", "offset", end_offset, reason FROM quarantine').to_pylist()
     assert {row["reason"] for row in found} == {"gap"}
     assert {row["partition"]: (row["offset"], row["end_offset"]) for row in found} == {
         name: (0, end) for name, end in before.items() if end

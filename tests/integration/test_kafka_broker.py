@@ -27,11 +27,11 @@ from infra.kafka import cli
 from infra.kafka.admin import Admin, Topic, client_options
 from infra.kafka.cluster import Cluster, running
 from infra.kafka.layout import Layout
-from sapo.bus.kafka import KafkaBus
-from sapo.bus.kafka_check import check
-from sapo.errors import Unavailable, UserError
-from sapo.processes import alive
-from sapo.settings import KafkaBus as Section
+from sapo.bus.kafka.bus import KafkaBus
+from sapo.bus.kafka.diagnose import check
+from sapo.core.child_process import alive
+from sapo.core.config.schema import KafkaBus as Section
+from sapo.core.errors import Unavailable, UserError
 
 pytestmark = pytest.mark.kafka
 
@@ -451,8 +451,8 @@ def text(file: Path) -> str:
 
 LOOK = """
 import json, os
-from sapo.bus.kafka_check import check
-from sapo.settings import KafkaBus
+from sapo.bus.kafka.diagnose import check
+from sapo.core.config.schema import KafkaBus
 section = {name[10:].lower(): value for name, value in os.environ.items() if name.startswith("SAPO_BUS__")}
 facts = check(KafkaBus.model_validate(section), section["topic"], max_payload_bytes=1_000_000)
 print(json.dumps({"section": section, "partitions": facts.partitions, "id": facts.cluster_id}))

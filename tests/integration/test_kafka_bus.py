@@ -18,13 +18,13 @@ from makers import make_identity, make_signed
 
 from infra.kafka.cluster import Cluster
 from sapo.bus.base import Limits, Poll, Positions
-from sapo.bus.kafka import GRACE_S, KafkaBus
-from sapo.bus.kafka_link import Place, latest
-from sapo.bus.kafka_send import headers
-from sapo.errors import Refused, Unavailable, UserError
-from sapo.identity import unseal
-from sapo.records import Received, SignedGroup
-from sapo.settings import KafkaBus as Section
+from sapo.bus.kafka.bus import GRACE_S, KafkaBus
+from sapo.bus.kafka.metadata import Place, latest
+from sapo.bus.kafka.producer import headers
+from sapo.core.config.schema import KafkaBus as Section
+from sapo.core.errors import Refused, Unavailable, UserError
+from sapo.core.types import Received, SignedGroup
+from sapo.peers.signing import unseal
 
 pytestmark = pytest.mark.kafka
 

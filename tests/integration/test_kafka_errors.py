@@ -20,13 +20,13 @@ from makers import make_signed
 
 from infra.kafka.cluster import Cluster
 from sapo import cli
-from sapo.bus import kafka_wire
 from sapo.bus.base import Limits
-from sapo.bus.kafka import KafkaBus
-from sapo.bus.kafka_check import BusFacts, check
-from sapo.doctor import check_bus
-from sapo.errors import Unavailable, UserError
-from sapo.settings import KafkaBus as Section
+from sapo.bus.kafka import connection
+from sapo.bus.kafka.bus import KafkaBus
+from sapo.bus.kafka.diagnose import BusFacts, check
+from sapo.core.config.schema import KafkaBus as Section
+from sapo.core.errors import Unavailable, UserError
+from sapo.ops.doctor import check_bus
 
 pytestmark = pytest.mark.kafka
 
@@ -221,7 +221,7 @@ class TestMore:
 
     def test_a_certificate_for_another_name(self, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
         host, _, port = places.secure.servers.rpartition(":")
-        monkeypatch.setattr(kafka_wire, "resolve", lambda *_: [(host, int(port))])
+        monkeypatch.setattr(connection, "resolve", lambda *_: [(host, int(port))])
         error = fault(places.section(servers=f"kafka.example:{port}"))
         assert error.field == "bus.servers"
         assert "certificate is for another name" in error.problem

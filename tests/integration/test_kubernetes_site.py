@@ -10,7 +10,7 @@ from compose_site import Site
 from kubernetes_site import KUBERNETES, Pod, build, pod_template
 from swarms import SMALL
 
-from sapo.home import Home
+from sapo.core.config.home import Home
 
 RELEASES = ("1.30", "1.37")
 KEYS = {"AWS_ACCESS_KEY_ID": "test-only", "AWS_SECRET_ACCESS_KEY": "test-only-secret"}

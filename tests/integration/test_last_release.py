@@ -7,14 +7,14 @@ from history_samples import last_release
 from swarms import open_node
 
 from sapo.bus.memory import MemoryBus
-from sapo.config import Config, load
-from sapo.history import open_store, read
-from sapo.history.rollouts import group_of
-from sapo.history.rounds import RecordedRound, recorded
-from sapo.history.tables import Store
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.records import SignedGroup, chained
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
+from sapo.core.types import SignedGroup, chained
+from sapo.store.history import open_store, query
+from sapo.store.history.rollout_rows import group_of
+from sapo.store.history.rounds import RecordedRound, recorded
+from sapo.store.history.tables import Store
+from sapo.store.journal.journal import Journal
 
 LATER = 9
 INCARNATION = f"{0:016x}"
@@ -44,7 +44,9 @@ def store_of(home: Home) -> Store:
 def bus_of(home: Home) -> MemoryBus:
     """The bus it traded over, as its archive kept it: every group of both nodes."""
     bus = MemoryBus()
-    found = read.query(store_of(home), "SELECT * FROM rollouts ORDER BY round, node, position, k").to_pylist()
+    found = query.query(
+        store_of(home), "SELECT * FROM rollouts ORDER BY round, node, position, k"
+    ).to_pylist()
     for _, rows in groupby(found, key=lambda row: row["group_id"]):
         group = list(rows)
         names = ("group_id", "content_sha256", "key", "signature")
@@ -87,4 +89,4 @@ def test_what_comes_in_now_leaves_receipts(home: Home) -> None:
     gone = {one.group_id for one in moved if one.event != "received"}
     assert len(came) == 2, "n1's last round was on the bus and not yet read"
     assert came - gone == left
-    assert read.query(store_of(home), "SELECT group_id FROM receipts").num_rows == len(moved)
+    assert query.query(store_of(home), "SELECT group_id FROM receipts").num_rows == len(moved)

@@ -19,21 +19,23 @@ from makers import make_group, make_identity
 from swarms import make_home, small_config
 from tampering import Row, copied, cover_up, rewrite, rows_of
 
-from sapo import cli, journey, lineage, versions
-from sapo.archiver import Archiver
+from sapo import cli
 from sapo.bus import open_bus
-from sapo.config import Config
-from sapo.errors import UserError
-from sapo.history import open_store
-from sapo.history.cuts import Cut
-from sapo.history.maintain import maintain_table
-from sapo.history.tables import Store
-from sapo.home import Home
-from sapo.identity import seal, write_private
-from sapo.journal import Journal
-from sapo.records import RoundResult
-from sapo.settings import GuardConfig
-from sapo.tracked import open_tracked, tracker_of
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.schema import GuardConfig
+from sapo.core.errors import UserError
+from sapo.core.types import RoundResult
+from sapo.node.tracked import open_tracked, tracker_of
+from sapo.ops.archiver import Archiver
+from sapo.peers.signing import seal, write_private
+from sapo.provenance import group_lineage, model_lineage
+from sapo.store.history import open_store
+from sapo.store.history.maintain import maintain_table
+from sapo.store.history.retention import Cut
+from sapo.store.history.tables import Store
+from sapo.store.journal.journal import Journal
+from sapo.store.tracking import model_registry
 
 pytestmark = pytest.mark.usefixtures("sharing")
 
@@ -66,12 +68,12 @@ class Ended:
         return found
 
     def teachers(self, what: str, store: Store | None = None) -> dict[str, Any]:
-        subject = lineage.version_subject(self.uri, what)
-        return lineage.teachers(store or self.store, subject)
+        subject = model_lineage.version_subject(self.uri, what)
+        return model_lineage.teachers(store or self.store, subject)
 
     def journey(self, group_id: str, uri: str | None = None) -> dict[str, Any]:
-        found = journey.find(self.store, group_id)
-        return journey.journey(self.store, found, "test", uri or self.uri)
+        found = group_lineage.find(self.store, group_id)
+        return group_lineage.journey(self.store, found, "test", uri or self.uri)
 
 
 def run_round(runtime: Any) -> RoundResult:
@@ -211,7 +213,7 @@ def test_a_sound_versions_links_all_agree(ended: Ended) -> None:
 def test_a_node_is_explained_without_mlflow(
     ended: Ended, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(versions, "load_mlflow", lambda: pytest.fail("MLflow was asked"))
+    monkeypatch.setattr(model_registry, "load_mlflow", lambda: pytest.fail("MLflow was asked"))
     assert cli.invoke(["lineage", "n1", "--home", str(ended.home.root), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["kind"], found["version"], found["rounds"]["count"]) == ("node", None, ROUNDS)
@@ -289,11 +291,11 @@ def test_first_rounds_that_were_not_cut_are_missing(ended: Ended, tmp_path: Path
 
 
 def test_a_version_of_an_earlier_release_says_which_link_is_missing(ended: Ended) -> None:
-    subject = lineage.version_subject(ended.uri, "models:/test.n2@latest")
+    subject = model_lineage.version_subject(ended.uri, "models:/test.n2@latest")
     assert subject.version is not None
     old = {k: v for k, v in subject.version.tags.items() if k not in ("sapo.chain", "sapo.batches")}
     old_subject = replace(subject, version=replace(subject.version, tags=old))
-    found = lineage.teachers(ended.store, old_subject)
+    found = model_lineage.teachers(ended.store, old_subject)
     assert found["problems"] == []
     assert [note.split(":")[0] for note in found["notes"]] == [
         "the version does not say sapo.chain",
@@ -311,11 +313,11 @@ def test_a_version_that_was_copied_for_production_is_as_sound(ended: Ended) -> N
 
 
 def test_other_weights_than_the_history_recorded_are_said(ended: Ended) -> None:
-    subject = lineage.version_subject(ended.uri, "models:/test.n2@latest")
+    subject = model_lineage.version_subject(ended.uri, "models:/test.n2@latest")
     assert subject.version is not None
     tags = {**subject.version.tags, "sapo.weights_sha256": "e" * 64}
     swapped = replace(subject, version=replace(subject.version, tags=tags))
-    (problem,) = lineage.teachers(ended.store, swapped)["problems"]
+    (problem,) = model_lineage.teachers(ended.store, swapped)["problems"]
     assert "sapo.weights_sha256 of test.n2 version 2 is eeeeeeeeeeee…" in problem
 
 
@@ -433,13 +435,13 @@ def test_a_group_is_told_with_its_whole_id_its_task_and_its_question(
 
 
 def test_published_rows_that_make_no_group_are_not_what_was_signed(ended: Ended) -> None:
-    found = journey.find(ended.store, shared(ended)[0])
+    found = group_lineage.find(ended.store, shared(ended)[0])
     for change in ({"finish_reason": "odd"}, {"signature": "odd"}, {"extra": "odd"}):
         altered = replace(found, rollouts=[{**row, **change} for row in found.rollouts])
-        (problem,) = journey.journey(ended.store, altered, "test", ended.uri)["problems"]
+        (problem,) = group_lineage.journey(ended.store, altered, "test", ended.uri)["problems"]
         assert problem.startswith("rollouts: what the history holds is not what was signed")
     altered = replace(found, rollouts=[{**row, "published_at": math.nan} for row in found.rollouts])
-    told = journey.journey(ended.store, altered, "test", ended.uri)
+    told = group_lineage.journey(ended.store, altered, "test", ended.uri)
     assert (told["published"], len(told["problems"])) == (None, 1)
 
 
@@ -499,4 +501,4 @@ def test_what_names_nothing_or_too_much_is_bad_input(
         assert cli.invoke(["lineage", what, "--home", str(ended.home.root)]) == 2
         assert re.fullmatch(r"error: \S.* = .+: .+; .+\n", capsys.readouterr().err)
     with pytest.raises(UserError, match=r"begins the ids of .* name one of"):
-        journey.find(ended.store, "")
+        group_lineage.find(ended.store, "")

@@ -20,12 +20,12 @@ from mlflow.utils import environment, requirements_utils
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from sapo import checkpoint
-from sapo.errors import Unavailable
-from sapo.journal_rows import JournalError, Link
-from sapo.records import RoundResult
-from sapo.track import Tracker
-from sapo.track_sinks import TrackSink, VersionSink
+from sapo.core.errors import Unavailable
+from sapo.core.types import RoundResult
+from sapo.policy import checkpoint
+from sapo.store.journal.rows import JournalError, Link
+from sapo.store.tracking.sinks import TrackSink, VersionSink
+from sapo.store.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.services
 INCARNATION = "0123456789abcdef"
@@ -106,7 +106,7 @@ class Server:
         self.socket.listen()
         self.port = self.socket.getsockname()[1]
         number = self.socket.fileno()
-        command = [sys.executable, "-m", "sapo.servers", "mlflow", "--socket", str(number)]
+        command = [sys.executable, "-m", "sapo.ops.servers", "mlflow", "--socket", str(number)]
         command += [
             "--store",
             f"sqlite:///{self.home}/mlflow.db",

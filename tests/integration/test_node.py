@@ -11,14 +11,14 @@ import pytest
 import torch
 from swarms import hand_over, make_home, open_node, small_config
 
-from sapo import node as node_module
-from sapo import sampling
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
-from sapo.errors import Paused, Unavailable, UserError
+from sapo.core.errors import Paused, Unavailable, UserError
+from sapo.core.types import Batch, Group, SignedGroup
 from sapo.learn.update import Learner, StepResult
-from sapo.node import NodeRuntime
-from sapo.records import Batch, Group, SignedGroup
+from sapo.node import round as node_module
+from sapo.node.round import NodeRuntime
+from sapo.peers import sampling
 
 
 class AwayBus:

@@ -20,12 +20,12 @@ from deltalake import DeltaTable
 from mlflow import MlflowClient
 from swarms import make_home
 
-from sapo import checkpoint
-from sapo.history import create_tables
-from sapo.home import Home
-from sapo.identity import Identity
-from sapo.journal import Journal
-from sapo.records import RoundResult, sha256
+from sapo.core.config.home import Home
+from sapo.core.types import RoundResult, sha256
+from sapo.peers.signing import Identity
+from sapo.policy import checkpoint
+from sapo.store.history import create_tables
+from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -224,7 +224,7 @@ def test_killed_at_every_step_of_registering_versions_it_has_each_once(nursery, 
     while (step := nursery.run(home, visited=str(tmp_path / "visited"), versions=True)) is not None:
         steps.append(step)
     assert len(steps) > 20
-    assert {"versions.store", "client.MlflowClient.create_model_version"} <= set(steps)
+    assert {"model_registry.store", "client.MlflowClient.create_model_version"} <= set(steps)
     client = MlflowClient(f"sqlite:///{home.mlflow_db}")
     found = client.search_model_versions("name = 'test.n0'")
     assert sorted(version.tags["sapo.round"] for version in found) == ["5", "6"]
@@ -244,7 +244,12 @@ def test_killed_at_every_step_while_it_samples_ahead_it_loses_no_more_than_sampl
 ):
     home = another(untouched, tmp_path / "home")
     steps = kill_everywhere(nursery, home, tmp_path / "visited", ahead=True)
-    assert {"ahead.Ahead.begin", "ahead.Ahead.take", "asking.answer", "asking.request"} <= set(steps)
+    assert {
+        "async_rollout.Ahead.begin",
+        "async_rollout.Ahead.take",
+        "rollout.answer",
+        "rollout.request",
+    } <= set(steps)
     payloads = [json.loads(payload) for payload, *_ in query(home.bus, "SELECT payload FROM log")]
     versions = {group["round"]: group["policy_version"] for group in payloads}
     assert all(version in (round, round - 1) for round, version in versions.items())

@@ -11,18 +11,19 @@ import pytest
 from makers import make_group, make_identity
 from swarms import hand_over, make_home, open_node, small_config
 
-from sapo import keyring, node_parts
 from sapo.bus.base import Limits
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
-from sapo.config import Config
-from sapo.errors import UserError
-from sapo.home import Home
-from sapo.identity import seal
-from sapo.keyring import Held
-from sapo.membership import invite
-from sapo.node import NodeRuntime
-from sapo.records import Group, RoundResult, SignedGroup
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.errors import UserError
+from sapo.core.types import Group, RoundResult, SignedGroup
+from sapo.node import parts
+from sapo.node.round import NodeRuntime
+from sapo.peers import keyring
+from sapo.peers.keyring import Held
+from sapo.peers.membership import invite
+from sapo.peers.signing import seal
 
 DAY_S = 86_400
 SOON = int(time.time()) + DAY_S
@@ -49,7 +50,7 @@ def test_a_node_that_is_on_no_list_does_not_start_and_loads_no_model(
 ) -> None:
     home, keys = keys_of(tmp_path / "home")
     config = begun(home, "allow-list", keys["n0"])
-    monkeypatch.setattr(node_parts, "load_initial", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(parts, "load_initial", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(UserError, match="n1 may not publish") as error:
         open_node(config, home, "n1", bus=MemoryBus())
     assert error.value.value == keys["n1"].identity.key

@@ -10,10 +10,10 @@ from swarms import make_home, small_config
 from flows import archive, node
 from flows.common import Process
 from flows.orchestrator import Orchestrator
-from sapo.crew import OWING
-from sapo.history import create_tables
-from sapo.home import Home
-from sapo.journal import Journal
+from sapo.core.config.home import Home
+from sapo.ops.process_group import OWING
+from sapo.store.history import create_tables
+from sapo.store.journal.journal import Journal
 
 ROUNDS = 2
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import pytest
 from swarms import hand_over, make_home, open_node, small_config
 
-from sapo import checkpoint, models
 from sapo.bus.memory import MemoryBus
-from sapo.history import open_store, read
-from sapo.history.rounds import recorded
-from sapo.history.tables import Store
-from sapo.history.training import TrainingSink
-from sapo.journal_rows import Movement
-from sapo.node import NodeRuntime
-from sapo.pool import Verdict
+from sapo.node.round import NodeRuntime
+from sapo.peers.pool import Verdict
+from sapo.policy import checkpoint, models
+from sapo.store.history import open_store, query
+from sapo.store.history.rounds import recorded
+from sapo.store.history.tables import Store
+from sapo.store.history.training_sink import TrainingSink
+from sapo.store.journal.rows import Movement
 
 ROUNDS = 14
 SETTINGS = (
@@ -113,7 +113,7 @@ def test_what_else_left_did_so_for_the_reason_that_its_verdict_gives(run: Run) -
 def test_the_history_holds_just_what_the_journal_says(run: Run) -> None:
     columns = "event, group_id, producer, producer_key, bus_position, published_at, received_at"
     sql = f"SELECT round, {columns} FROM receipts WHERE node = 'n1'"
-    found = Counter(tuple(row.values()) for row in read.query(run.store, sql).to_pylist())
+    found = Counter(tuple(row.values()) for row in query.query(run.store, sql).to_pylist())
     wanted = Counter(
         (round, *(getattr(moved, name) for name in columns.split(", "))) for round, moved in run.movements
     )
@@ -155,4 +155,4 @@ def test_rows_carry_checksums_once_a_round_the_link_and_the_time_it_took(run: Ru
         assert (one.tensors, one.previous, one.chain) == (result.tensors, link.previous, link.chain)
         assert one.seconds == result.metrics["time/round"]
     sql = "SELECT round FROM training WHERE tensor_crc32 IS NOT NULL ORDER BY 1"
-    assert read.query(run.store, sql)["round"].to_pylist() == [3, 7, 11, ROUNDS - 1]
+    assert query.query(run.store, sql)["round"].to_pylist() == [3, 7, 11, ROUNDS - 1]

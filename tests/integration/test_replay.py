@@ -15,17 +15,18 @@ from tampering import CHANGES, copied, cover_up, rewrite, rows_of
 
 from flows.common import Process
 from flows.replay import prove
-from sapo import checkpoint, cli
-from sapo.determinism import differences
-from sapo.errors import SapoError, UserError
-from sapo.history import open_store
-from sapo.history.read import Damaged
-from sapo.history.tables import Store
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.proof import Checked, Differs, check
-from sapo.records import canonical
-from sapo.replay import opened
+from sapo import cli
+from sapo.core.config.home import Home
+from sapo.core.determinism import differences
+from sapo.core.errors import SapoError, UserError
+from sapo.core.types import canonical
+from sapo.policy import checkpoint
+from sapo.provenance.check import Checked, Differs, check
+from sapo.provenance.replay import opened
+from sapo.store.history import open_store
+from sapo.store.history.query import Damaged
+from sapo.store.history.tables import Store
+from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.usefixtures("sharing"), pytest.mark.timeout(600)]
 ALONE = 5

@@ -9,15 +9,15 @@ import pytest
 import torch
 from swarms import make_home, open_node, small_config
 
-from sapo.commands.replay import prove
-from sapo.config import Config
-from sapo.errors import UserError
-from sapo.home import Home
+from sapo.cli.commands.replay import prove
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import UserError
+from sapo.core.types import Batch
 from sapo.learn.update import Learner, StepResult
-from sapo.manifest import Manifest
-from sapo.models import weights_sha256
-from sapo.records import Batch
-from sapo.repeat import Mismatch
+from sapo.policy.models import weights_sha256
+from sapo.provenance.reexecute import Mismatch
 
 SETS = ("swarm.nodes=1", "swarm.rounds=5", "batch.external=0", "checkpoint.every_rounds=100")
 DONE = 3
@@ -138,7 +138,7 @@ def test_rounds_that_another_release_made_are_gone_on_from_and_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     other_arithmetic(monkeypatch)
-    monkeypatch.setattr("sapo.determinism.UPDATE", "next")
+    monkeypatch.setattr("sapo.core.determinism.UPDATE", "next")
     with caplog.at_level(logging.WARNING), open_node(changed(), home, deliver=False) as node:
         assert node.round == DONE
         assert [kept.round for kept in node.journal.checkpoints()] == [0, DONE]
@@ -165,7 +165,7 @@ def test_rounds_that_another_release_made_are_gone_on_from_and_kept(
 def test_rounds_of_another_release_that_end_the_same_need_no_word(
     home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("sapo.determinism.UPDATE", "next")
+    monkeypatch.setattr("sapo.core.determinism.UPDATE", "next")
     with caplog.at_level(logging.WARNING), open_node(changed(), home, deliver=False) as node:
         assert [kept.round for kept in node.journal.checkpoints()] == [0]
     assert "repeated here" not in caplog.text

@@ -16,18 +16,18 @@ from history_samples import INCARNATION, batch, batches, deliver, signed
 from recorded_runs import SILO, run_legs
 
 from infra.s3.server import S3Server
-from sapo import journey
-from sapo.archiver import Archiver
 from sapo.bus.base import Poll
 from sapo.bus.sqlite import SqliteBus
-from sapo.errors import Unavailable
-from sapo.history import read
-from sapo.history.read import Damaged
-from sapo.history.tables import Store, commit
-from sapo.lineage import Subject, teachers
-from sapo.made import made_in
-from sapo.proof import check
-from sapo.replay import opened
+from sapo.core.creation_marker import made_in
+from sapo.core.errors import Unavailable
+from sapo.ops.archiver import Archiver
+from sapo.provenance import group_lineage
+from sapo.provenance.check import check
+from sapo.provenance.model_lineage import Subject, teachers
+from sapo.provenance.replay import opened
+from sapo.store.history import query
+from sapo.store.history.query import Damaged
+from sapo.store.history.tables import Store, commit
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]  # the store is built from source the first time
 GROUPS, ROUNDS = 60, 20
@@ -41,7 +41,7 @@ def test_history_comes_back_from_s3_bit_for_bit(s3: S3Server, tmp_path: Path) ->
     assert Archiver(bus, store, "tiny").run().rows == 0
     deliver(store, 0, 1)
     assert batches(store, "n0", INCARNATION) == [batch(0), batch(1)]
-    assert read.rollouts(store, nodes=["n1"], limit=5).num_rows == 5
+    assert query.rollouts(store, nodes=["n1"], limit=5).num_rows == 5
 
 
 def test_a_real_node_is_replayed_from_s3_and_a_changed_round_is_named(s3: S3Server, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_lineage_is_told_from_s3(s3: S3Server, tmp_path: Path) -> None:
     found = teachers(store, Subject("n0", "tiny", "n0", INCARNATION, 2))
     assert (found["problems"], found["rounds"]["learned"]) == ([], 2)
     foreign = next(group for group in batch(1).groups if group.source == "external")
-    told = journey.find(store, foreign.group_id[:12])
+    told = group_lineage.find(store, foreign.group_id[:12])
     assert {row["event"] for row in told.receipts} == {"received", "trained"}
 
 
@@ -117,12 +117,14 @@ def test_two_archivers_and_two_nodes_write_once_while_the_store_is_killed(
         for child in children:
             child.kill()
             child.join()
-    rows = read.query(store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1").to_pylist()
+    rows = query.query(
+        store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1"
+    ).to_pylist()
     assert [tuple(row.values()) for row in rows] == sorted((signed(i).group_id, 4) for i in range(GROUPS))
     for node in ("n0", "n1"):
         found = [batch.round for batch in batches(store, node, INCARNATION)]
         assert found == list(range(ROUNDS))
-    assert read.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [2 * ROUNDS * 16]
+    assert query.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [2 * ROUNDS * 16]
 
 
 def test_trap_50_a_handle_that_missed_a_commit_is_refused_on_s3_too(s3: S3Server) -> None:

@@ -11,8 +11,8 @@ def test_a_secret_comes_from_a_block_of_prefects(tmp_path: Path) -> None:
     """Over a server of Prefect's own, in a process of its own."""
     code = """
         from prefect.testing.utilities import prefect_test_harness
-        from sapo.credentials import fetch
-        from sapo.errors import UserError
+        from sapo.core.config.secrets import fetch
+        from sapo.core.errors import UserError
 
         with prefect_test_harness(server_startup_timeout=120):
             from prefect.blocks.system import Secret

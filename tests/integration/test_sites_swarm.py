@@ -17,18 +17,19 @@ import pytest
 from swarms import SMALL, hand_over, make_home, open_node, small_config
 
 from infra.kafka.cluster import Cluster
-from sapo import keyring, sites
 from sapo.bus.memory import MemoryBus
-from sapo.config import Config
-from sapo.history import read
-from sapo.history.rollouts import group_of
-from sapo.history.tables import Store
-from sapo.home import Home
-from sapo.identity import unseal
-from sapo.journal import Journal
-from sapo.moving import export_node, import_node
-from sapo.node import NodeRuntime
-from sapo.records import canonical
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.types import canonical
+from sapo.node.round import NodeRuntime
+from sapo.ops import sites
+from sapo.ops.node_export import export_node, import_node
+from sapo.peers import keyring
+from sapo.peers.signing import unseal
+from sapo.store.history import query
+from sapo.store.history.rollout_rows import group_of
+from sapo.store.history.tables import Store
+from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
 
@@ -195,7 +196,7 @@ def begin(place: Path, bus: Mapping[str, str], *more: str) -> tuple[Path, Path]:
 
 def archived(home: Home) -> dict[str, bytes]:
     """Payloads of all groups in a site's history, rebuilt from their rows, by id."""
-    rows = read.query(Store(str(home.history)), "SELECT * FROM rollouts").to_pylist()
+    rows = query.query(Store(str(home.history)), "SELECT * FROM rollouts").to_pylist()
     groups: dict[str, list[dict[str, object]]] = {}
     for row in rows:
         groups.setdefault(str(row["group_id"]), []).append(row)
@@ -212,7 +213,7 @@ def next_release(folder: Path) -> dict[str, str]:
     """A copy of this release that is one schema version further, and the environment that runs it."""
     for package in ("sapo", "flows"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    records = folder / "sapo" / "records.py"
+    records = folder / "sapo" / "core" / "types.py"
     text = records.read_text()
     changes = {
         "SCHEMA_VERSION = 2\n": "SCHEMA_VERSION = 3\n",
@@ -259,11 +260,11 @@ def test_a_rolling_upgrade_over_one_schema_version(tmp_path: Path) -> None:
     sapo("archive", "--once", place=here)
     assert archived(first) == published(bus)
     sapo("archive", "--once", place=there, env=newer)
-    rows = read.query(Store(str(second.history)), "SELECT DISTINCT extra FROM rollouts WHERE k = 1")
+    rows = query.query(Store(str(second.history)), "SELECT DISTINCT extra FROM rollouts WHERE k = 1")
     assert set(rows["extra"].to_pylist()) == {None, canonical({"completion": {"words": 3}})}
     for home in (first, second):
         by_archive = "SELECT count(*) AS n FROM quarantine WHERE node IS NULL"
-        assert read.query(Store(str(home.history)), by_archive).to_pylist() == [{"n": 0}]
+        assert query.query(Store(str(home.history)), by_archive).to_pylist() == [{"n": 0}]
 
 
 @pytest.mark.kafka
@@ -286,7 +287,7 @@ def test_two_sites_with_servers_of_their_own_share_one_swarm_over_kafka(
     everything = []
     for name, home in homes.items():
         sapo("archive", "--once", place=home.root.parent.parent)
-        found = read.query(
+        found = query.query(
             Store(str(home.history)),
             "SELECT source, producer, count(DISTINCT node) AS nodes, count(DISTINCT group_id) AS groups"
             " FROM training GROUP BY ALL",

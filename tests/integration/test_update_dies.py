@@ -6,11 +6,11 @@ import pytest
 from swarms import hand_over, make_home, open_node, small_config
 
 from sapo.bus.memory import MemoryBus
-from sapo.config import Config
-from sapo.home import Home
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.types import Batch
 from sapo.learn.update import Learner, StepResult
-from sapo.node import NodeRuntime
-from sapo.records import Batch
+from sapo.node.round import NodeRuntime
 
 
 class TooMuch(RuntimeError):

@@ -12,9 +12,9 @@ NODE = """
 sys.path.insert(0, {tests!r})
 from pathlib import Path
 from swarms import make_home, open_node, small_config
-from sapo.errors import UserError
-from sapo.node_parts import refuse_unwalled
-from sapo.workers import open_workers
+from sapo.core.errors import UserError
+from sapo.node.parts import refuse_unwalled
+from sapo.tasks.workers import open_workers
 found = {{}}
 config = small_config()
 try:

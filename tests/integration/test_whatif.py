@@ -14,23 +14,24 @@ from mlflow import MlflowClient
 from swarms import open_node, small_config
 from tampering import rewrite, rows_of
 
-from sapo import service_registry, services
-from sapo.changes import with_advantages
-from sapo.errors import Unavailable, UserError
-from sapo.history.read import Damaged
-from sapo.history.rounds import RecordedRound, recorded
-from sapo.history.tables import Store
-from sapo.home import Home
-from sapo.judge import evaluate_swarm
-from sapo.lock import NodeLock
-from sapo.manifest import Manifest
-from sapo.models import weights_sha256
-from sapo.settings import LearnConfig
-from sapo.summary import tracked
-from sapo.track import Tracker
-from sapo.track_sinks import TrackSink
-from sapo.tracking_uri import tracking_uri
-from sapo.whatif import WhatIf, retrain
+from sapo.cli.report.summary import tracked
+from sapo.core import service_registry
+from sapo.core.config.home import Home
+from sapo.core.config.manifest import Manifest
+from sapo.core.config.schema import LearnConfig
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import Unavailable, UserError
+from sapo.ops import services
+from sapo.ops.judge import evaluate_swarm
+from sapo.policy.models import weights_sha256
+from sapo.provenance.whatif import WhatIf, retrain
+from sapo.provenance.whatif_settings import with_advantages
+from sapo.store.history.query import Damaged
+from sapo.store.history.rounds import RecordedRound, recorded
+from sapo.store.history.tables import Store
+from sapo.store.tracking.sinks import TrackSink
+from sapo.store.tracking.tracker import Tracker
+from sapo.store.tracking.uri import tracking_uri
 
 pytestmark = pytest.mark.usefixtures("sharing")
 

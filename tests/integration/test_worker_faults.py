@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from sapo.config import Task
-from sapo.errors import UserError
-from sapo.records import Outcome, Question, Recipe
-from sapo.workers import TaskWorkers
+from sapo.core.config.load import Task
+from sapo.core.errors import UserError
+from sapo.core.types import Outcome, Question, Recipe
+from sapo.tasks.workers import TaskWorkers
 
 pytestmark = pytest.mark.faults
 
@@ -99,8 +99,8 @@ def test_an_interrupt_leaves_the_next_call_right() -> None:
 def test_workers_end_with_their_parent_even_in_the_middle_of_an_item() -> None:
     script = (
         "import sys, threading, time\n"
-        "from sapo.workers import TaskWorkers\n"
-        "from sapo.records import Recipe\n"
+        "from sapo.tasks.workers import TaskWorkers\n"
+        "from sapo.core.types import Recipe\n"
         "pool = TaskWorkers(time_limit_s=600)\n"
         "pool.answers([Recipe.make('chain_sum', {}, 1)])\n"
         "print(pool.pids[0], flush=True)\n"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from history_samples import deliver
 
-from sapo.archiver import Archiver
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
-from sapo.config import load
-from sapo.history.maintain import maintain
-from sapo.history.tables import Store
+from sapo.core.config.load import load
+from sapo.ops.archiver import Archiver
+from sapo.store.history.maintain import maintain
+from sapo.store.history.tables import Store
 
 
 def maintain_for_ever(uri: str, ready: Event) -> None:

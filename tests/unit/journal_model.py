@@ -7,10 +7,10 @@ from typing import Any
 
 from makers import INCARNATION, make_received, make_signed
 
-from sapo.checkpoint import Checkpoint
-from sapo.journal import Journal, JournalError, Link, Movement, Owed, PoolRow
-from sapo.journal_rows import Event
-from sapo.records import Batch, BatchGroup, Group, RoundResult, Sample, SignedGroup, sha256
+from sapo.core.types import Batch, BatchGroup, Group, RoundResult, Sample, SignedGroup, sha256
+from sapo.policy.checkpoint import Checkpoint
+from sapo.store.journal.journal import Journal, JournalError, Link, Movement, Owed, PoolRow
+from sapo.store.journal.rows import Event
 
 KINDS = ("publish", "training", "track", "version")
 NOW = 1000.0

@@ -15,9 +15,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from sapo.config import LearnConfig
+from sapo.core.config.load import LearnConfig
+from sapo.core.types import Batch, BatchGroup, FinishReason, Recipe, Sample, Source, sha256
 from sapo.learn.advantage import group_advantages
-from sapo.records import Batch, BatchGroup, FinishReason, Recipe, Sample, Source, sha256
 
 VOCABULARY = 24
 _SIZE = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -15,7 +15,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from sapo.models import LoadedPolicy, wrap
+from sapo.policy.models import LoadedPolicy, wrap
 
 CHARACTERS = "0123456789+-=?. abcdefghijklmnopqrstuvwxyz<>|/_"
 CHAT = (

@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 from makers import INCARNATION, make_group, make_identity, make_received
 
-from sapo.admission import Seen, admit, fingerprint, said_before
-from sapo.config import Config, Task, parse
-from sapo.copies import Fates
-from sapo.errors import Refused
-from sapo.holdout import bucket
-from sapo.manifest import Manifest
-from sapo.records import MAX_SEED, Completion, Group, Received, Recipe, canonical, sha256
-from sapo.rules import MAX_INDEX, MAX_QUESTION, keeps_to
-from sapo.seeds import rng
-from sapo.seen import CROWD
-from sapo.shares import Shares
-from sapo.tasks import _pick as pick
-from sapo.tasks import drawn_by
+from sapo.core.config.load import Config, Task, parse
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import Refused
+from sapo.core.rng import rng
+from sapo.core.shares import Shares
+from sapo.core.types import MAX_SEED, Completion, Group, Received, Recipe, canonical, sha256
+from sapo.peers.admission import Seen, admit, fingerprint, said_before
+from sapo.peers.copies import Fates
+from sapo.peers.dedup import CROWD
+from sapo.peers.group_rules import MAX_INDEX, MAX_QUESTION, keeps_to
+from sapo.tasks.holdout import bucket
+from sapo.tasks.questions import _pick as pick
+from sapo.tasks.questions import drawn_by
 
 CONFIG: Config = parse(
     {

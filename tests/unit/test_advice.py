@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sapo import cli, sites
-from sapo.advice import LIMITS, OWN, SECTIONS, advise, describe, take
-from sapo.commands import launch
-from sapo.config import Config, load, presets
-from sapo.errors import UserError
-from sapo.home import Home, read_manifest
-from sapo.manifest import Manifest
-from sapo.view import PlainView
+from sapo import cli
+from sapo.cli.commands import launch
+from sapo.cli.report.live_view import PlainView
+from sapo.core.config.advice import LIMITS, OWN, SECTIONS, advise, describe, take
+from sapo.core.config.home import Home, read_manifest
+from sapo.core.config.load import Config, load, presets
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import UserError
+from sapo.ops import sites
 
 BUS = ("bus.type=kafka", "bus.servers=broker:9092")
 FLAGS = [word for item in BUS for word in ("--set", item)]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sapo import allocator
+from sapo.policy import malloc
 
 
 def _glibc() -> bool:
@@ -17,7 +17,7 @@ def _glibc() -> bool:
 COURSE = """
 import sys
 import torch
-from sapo import allocator
+from sapo.policy import malloc as allocator
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
@@ -48,7 +48,7 @@ def test_tensors_that_were_freed_are_given_back_though_small_ones_stay() -> None
 @pytest.mark.skipif(not _glibc(), reason="the C library is not glibc")
 def test_what_the_environment_says_stays() -> None:
     environment = _plain() | {"MALLOC_MMAP_THRESHOLD_": "1048576"}
-    code = "from sapo import allocator; print(allocator.settle())"
+    code = "from sapo.policy import malloc as allocator; print(allocator.settle())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
     )
@@ -57,7 +57,7 @@ def test_what_the_environment_says_stays() -> None:
 
 def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert not allocator.settle()
+    assert not malloc.settle()
 
 
 def _plain() -> dict[str, str]:

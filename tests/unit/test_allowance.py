@@ -4,8 +4,8 @@ import pytest
 from makers import INCARNATION
 from swarms import small_config
 
-from sapo.allowance import COMPLETION, GROUP, allowance, excess, too_costly, too_long
-from sapo.records import BatchGroup, Recipe, Sample
+from sapo.core.types import BatchGroup, Recipe, Sample
+from sapo.peers.allowance import COMPLETION, GROUP, allowance, excess, too_costly, too_long
 
 CONFIG = small_config(["batch.completions=4", "generate.max_new_tokens=10"])
 

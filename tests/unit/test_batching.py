@@ -7,17 +7,17 @@ import pytest
 from makers import make_group, make_identity, make_signed
 from policy_samples import policy
 
-from sapo import keyring
-from sapo.batching import batch_group
-from sapo.config import LearnConfig, load
-from sapo.errors import UserError
-from sapo.home import Home
-from sapo.identity import write_private
+from sapo.core.config.home import Home
+from sapo.core.config.load import LearnConfig, load
+from sapo.core.errors import UserError
+from sapo.core.types import Batch, BatchGroup, Completion, Outcome
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
-from sapo.models import LoadedPolicy
-from sapo.records import Batch, BatchGroup, Completion, Outcome
-from sapo.tokenise import Tokens, own_ids
-from sapo.trust import believes, refuse_strange_names
+from sapo.node.batch import batch_group
+from sapo.peers import keyring
+from sapo.peers.signing import write_private
+from sapo.peers.trust import believes, refuse_strange_names
+from sapo.policy.models import LoadedPolicy
+from sapo.policy.tokenise import Tokens, own_ids
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,7 @@ def test_trap_17_a_shared_text_ends_with_the_receivers_end_token_iff_it_stopped(
 def test_trap_18_no_start_token_stands_between_prompt_and_completion() -> None:
     from policy_samples import model, tokenizer
 
-    from sapo.models import wrap
+    from sapo.policy.models import wrap
 
     starts = wrap("bos", model(), tokenizer(bos=True, chat=False))
     bos = starts.tokenizer.bos_token_id

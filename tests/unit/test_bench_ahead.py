@@ -8,8 +8,8 @@ from pathlib import Path
 import ahead as benchmark
 import pytest
 
-from sapo.records import Recipe
-from sapo.workers import TaskWorkers
+from sapo.core.types import Recipe
+from sapo.tasks.workers import TaskWorkers
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ahead.py"
 

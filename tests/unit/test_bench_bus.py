@@ -15,8 +15,8 @@ from common import Report, percentile, repeat
 from scipy.stats import chisquare
 
 from sapo.bus.memory import MemoryBus
-from sapo.config import PoolConfig
-from sapo.identity import unseal
+from sapo.core.config.load import PoolConfig
+from sapo.peers.signing import unseal
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

@@ -6,8 +6,8 @@ import fairness
 import pytest
 from bus_authors import Author, small
 
-from sapo.errors import Refused
-from sapo.identity import unseal
+from sapo.core.errors import Refused
+from sapo.peers.signing import unseal
 
 
 def test_identities_sign_what_they_send(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,9 @@ import pytest
 from common import Report
 from history_rounds import INCARNATION, NODE, PER_ROUND, SWARM, Rounds, batch
 
-from sapo.history.rounds import recorded
-from sapo.history.tables import Store
-from sapo.records import Batch
+from sapo.core.types import Batch
+from sapo.store.history.rounds import recorded
+from sapo.store.history.tables import Store
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "history.py"
 

@@ -9,7 +9,7 @@ import profile_round
 import pytest
 from stopwatch import Stopwatch
 
-from sapo.starter import VARIANTS
+from sapo.policy.starter import VARIANTS
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "profile_round.py"
 

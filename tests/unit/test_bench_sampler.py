@@ -6,9 +6,9 @@ import pytest
 import sampler
 from common import Report
 
-from sapo.config import load
+from sapo.core.config.load import load
 from sapo.learn.advantage import informative
-from sapo.workers import open_workers
+from sapo.tasks.workers import open_workers
 
 
 def test_groups_are_as_informative_as_they_are_arranged_to_be() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from infra.browser import __main__ as command
 from infra.browser import install
-from sapo.errors import Unavailable
+from sapo.core.errors import Unavailable
 
 
 def tarred(files: dict[str, bytes], mode: str = "w") -> bytes:

@@ -5,12 +5,12 @@ import json
 import pytest
 from history_samples import batch
 
-from sapo.changes import Changes, Recorded, with_advantages
-from sapo.config import Config, parse
-from sapo.errors import UserError
+from sapo.core.config.load import Config, parse
+from sapo.core.config.schema import LearnConfig
+from sapo.core.errors import UserError
+from sapo.core.types import canonical
 from sapo.learn.advantage import group_advantages
-from sapo.records import canonical
-from sapo.settings import LearnConfig
+from sapo.provenance.whatif_settings import Changes, Recorded, with_advantages
 
 LEARN = canonical(LearnConfig(lr=1e-4).model_dump(mode="json"))
 PEER = ("n1", "ab" * 32)

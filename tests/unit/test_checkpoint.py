@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from sapo import checkpoint
-from sapo.checkpoint import BrokenCheckpoint, Checkpoint
-from sapo.errors import UserError
+from sapo.core.errors import UserError
+from sapo.policy import checkpoint
+from sapo.policy.checkpoint import BrokenCheckpoint, Checkpoint
 
 INCARNATION = "0123456789abcdef"
 

@@ -14,14 +14,14 @@ import pytest
 from kept_homes import kept_home, make_rounds
 
 from sapo import cli
-from sapo.commands import checks, options
-from sapo.config import load
-from sapo.errors import UserError
-from sapo.history import open_store
-from sapo.home import Home, refuse_unwritable
-from sapo.lock import NodeLock
-from sapo.manifest import Manifest
-from sapo.verdicts import Verdicts
+from sapo.cli.commands import checks, options
+from sapo.core.config.home import Home, refuse_unwritable
+from sapo.core.config.load import load
+from sapo.core.config.manifest import Manifest
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import UserError
+from sapo.ops.judge_store import Verdicts
+from sapo.store.history import open_store
 
 HEAVY = {"torch", "transformers", "mlflow", "prefect", "deltalake", "duckdb", "pyarrow", "reasoning_gym"}
 WEIRD = "a b#c%ü"
@@ -116,7 +116,7 @@ def test_a_gpu_that_is_not_here_is_said_before_questions_are_drawn(
 def test_an_adapter_without_peft_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load("tiny", sets=["lora.rank=8"], env={})
     checks.check_built(config)
-    monkeypatch.setattr("sapo.model_source.find_spec", lambda name: None)
+    monkeypatch.setattr("sapo.policy.model_source.find_spec", lambda name: None)
     with pytest.raises(UserError, match="peft is not installed"):
         checks.check_built(config)
 
@@ -223,8 +223,8 @@ def test_a_folder_of_any_other_name_holds_history_and_journal(
 
 
 def test_mlflow_is_found_in_a_folder_of_any_other_name(elsewhere: Path) -> None:
-    from sapo.tracking_uri import own_artifacts, own_server, tracking_uri
-    from sapo.versions import load_mlflow, versions_of
+    from sapo.store.tracking.model_registry import load_mlflow, versions_of
+    from sapo.store.tracking.uri import own_artifacts, own_server, tracking_uri
 
     home = begun(elsewhere / WEIRD)
     uri = tracking_uri(home, home.load_config())

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from sapo import cli
-from sapo.commands import checks, launch, look, options
-from sapo.config import load
-from sapo.crew import Member
-from sapo.errors import Unavailable, UserError
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.manifest import Manifest
-from sapo.records import RoundResult
-from sapo.supervise import NodeStatus, SwarmStatus
+from sapo.cli.commands import browse, checks, launch, options
+from sapo.core.config.home import Home
+from sapo.core.config.load import load
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import Unavailable, UserError
+from sapo.core.types import RoundResult
+from sapo.ops.process_group import Member
+from sapo.ops.supervisor import NodeStatus, SwarmStatus
+from sapo.store.journal.journal import Journal
 
 ERROR = re.compile(r"error: \S.*: .+; .+\n")
 
@@ -55,7 +55,7 @@ def home(elsewhere: Path) -> Home:
 
 
 def empty_batch(incarnation: str):  # type: ignore[no-untyped-def]
-    from sapo.records import Batch
+    from sapo.core.types import Batch
 
     return Batch(
         swarm="tiny",
@@ -183,7 +183,7 @@ def test_an_unknown_key_names_what_may_be_meant(
 
 def test_what_may_be_meant_is_known_for_every_setting() -> None:
     """Every dotted key of the resolved config, lists of sections aside, is found by its last name alone."""
-    from sapo import config
+    from sapo.core.config import load as config
 
     def keys(values: dict[str, object], prefix: str = "") -> Iterator[str]:
         for name, value in values.items():
@@ -443,7 +443,7 @@ def test_a_group_is_shown_with_its_scores_and_best_answer(
         "trained_local": True,
         "trained_by": ["n1", "n2"],
     }
-    look.show_groups(pa.Table.from_pylist([row for _ in rows]))
+    browse.show_groups(pa.Table.from_pylist([row for _ in rows]))
     out = capsys.readouterr().out
     if rows:
         words = "n0 17 gcd 01234567 1 0.118 0 8 of 6 and 4? 2\\x1b[2J n0 n1 n2"
@@ -454,11 +454,11 @@ def test_a_group_is_shown_with_its_scores_and_best_answer(
 
 @pytest.mark.parametrize(("text", "range_"), [(None, None), ("7", (7, 7)), ("3..9", (3, 9))])
 def test_rounds_are_one_or_a_range(text: str | None, range_: tuple[int, int] | None) -> None:
-    assert look.parse_rounds(text) == range_
+    assert browse.parse_rounds(text) == range_
 
 
 def test_a_peers_text_cannot_steer_the_terminal() -> None:
-    assert look.printable("a\x1b[2Jb\r\n\u202ec é") == "a\\x1b[2Jb\\r\n\\u202ec é"
+    assert browse.printable("a\x1b[2Jb\r\n\u202ec é") == "a\\x1b[2Jb\\r\n\\u202ec é"
 
 
 class Notes:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sapo import __version__, cli
-from sapo.config import presets
+from sapo.core.config.load import presets
 
 HEAVY = {"pydantic", "rich", "numpy", "torch", "transformers", "prefect", "mlflow", "pyarrow", "duckdb"}
 NAMES = [re.sub("_$", "", command.__name__) for group in cli.HEADINGS.values() for command in group]

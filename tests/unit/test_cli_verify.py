@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from sapo import cli
-from sapo.commands import check
-from sapo.errors import UserError
-from sapo.records import Outcome
-from sapo.workers import TaskWorkers
+from sapo.cli.commands import check
+from sapo.core.errors import UserError
+from sapo.core.types import Outcome
+from sapo.tasks.workers import TaskWorkers
 
 ERROR = re.compile(r"error: \S.*: .+; .+\n")
 
@@ -45,7 +45,7 @@ class Workers:
 
 @pytest.fixture
 def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sapo.workers.TaskWorkers", Workers)
+    monkeypatch.setattr("sapo.tasks.workers.TaskWorkers", Workers)
 
 
 def lines(*rows: object) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from sapo.comparisons import only_compares
-from sapo.verify import EVALUATORS, SYMPY_ALIASES, guard_scorers
+from sapo.tasks.scorer_audit import only_compares
+from sapo.tasks.verifier import EVALUATORS, SYMPY_ALIASES, guard_scorers
 
 
 def made(body: str, **names: Any) -> Callable[..., Any]:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from sapo import cli
-from sapo.commands.options import resolve
-from sapo.config import DEFAULT_PRESET, Config, load, preset_values
-from sapo.errors import UserError
-from sapo.sites import found_swarm
+from sapo.cli.commands.options import resolve
+from sapo.core.config.load import DEFAULT_PRESET, Config, load, preset_values
+from sapo.core.errors import UserError
+from sapo.ops.sites import found_swarm
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +93,6 @@ def test_what_dry_run_leaves_out_is_unset_in_the_default_preset_too() -> None:
 
 
 def test_the_preset_a_swarm_began_with_is_in_its_sites_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sapo.sites.check_tasks", lambda config: None)
+    monkeypatch.setattr("sapo.ops.sites.check_tasks", lambda config: None)
     made = found_swarm("demo", "a", None, ["bus.path=b"], Path("x"), file_of('preset = "paper"\n'))
     assert made.file.read_text().splitlines()[1] == 'preset = "paper"'

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sapo import credentials
-from sapo.credentials import fetch
-from sapo.errors import Unavailable, UserError
+from sapo.core.config import secrets
+from sapo.core.config.secrets import fetch
+from sapo.core.errors import Unavailable, UserError
 
 
 def test_a_secret_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_an_api_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
     done = threading.Event()
     monkeypatch.setattr(Secret, "load", lambda *_, **__: done.wait(10))
-    monkeypatch.setattr(credentials, "BLOCK_S", 0.1)
+    monkeypatch.setattr(secrets, "BLOCK_S", 0.1)
     with (
         temporary_settings({PREFECT_API_URL: "http://127.0.0.1:1/api"}),
         pytest.raises(Unavailable, match="did not answer"),

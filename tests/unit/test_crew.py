@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sapo.config import parse
-from sapo.crew import OWING, Crew, CrewState, flow_command
-from sapo.determinism import thread_settings
-from sapo.home import Home
-from sapo.processes import alive
+from sapo.core.child_process import alive
+from sapo.core.config.home import Home
+from sapo.core.config.load import parse
+from sapo.core.determinism import thread_settings
+from sapo.ops.process_group import OWING, Crew, CrewState, flow_command
 
 STEP = "import sys, time, signal, pathlib\nhere = pathlib.Path({here!r})\n"
 ENDS_WELL = "print('done')"
@@ -136,7 +136,7 @@ def test_a_request_to_stop_ends_all_and_skips_the_evaluation(tmp_path: Path, by:
 def test_a_node_that_does_not_hear_is_ended_after_its_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sapo.crew.NODE_GRACE_S", 0.2)
+    monkeypatch.setattr("sapo.ops.process_group.NODE_GRACE_S", 0.2)
     crew = crew_of(tmp_path, {"n0": "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAITS})
     thread, ended = run_beside(crew)
     log = crew.home.logs / "n0.log"

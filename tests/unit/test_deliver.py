@@ -13,10 +13,10 @@ from makers import INCARNATION
 
 from sapo.bus.base import Limits
 from sapo.bus.memory import MemoryBus
-from sapo.bus.publish import PublishSink
-from sapo.deliver import PLANS, Deliverer, DeliveryFailed, Lane, Plan
-from sapo.errors import Unavailable, UserError
-from sapo.journal import Journal, Owed
+from sapo.core.errors import Unavailable, UserError
+from sapo.store.journal.journal import Journal, Owed
+from sapo.store.journal.outbox import PLANS, Deliverer, DeliveryFailed, Lane, Plan
+from sapo.store.journal.publish_sink import PublishSink
 
 
 class Clock:

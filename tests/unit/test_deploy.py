@@ -24,8 +24,11 @@ from flows import deploy, deployed, evaluate, experiment, maintain
 from flows.archive import Archive
 from flows.common import PROCESS, Process
 from flows.deploy import load, trigger_of, version_of
-from sapo.commands.deploy import _again
-from sapo.deploy import (
+from sapo.cli.commands.deploy import _again
+from sapo.core.config.home import Home
+from sapo.core.determinism import thread_settings
+from sapo.core.errors import UserError
+from sapo.ops.deployments import (
     FINISHED,
     PROGRESS,
     Registration,
@@ -34,9 +37,6 @@ from sapo.deploy import (
     plan,
     refuse_without_server,
 )
-from sapo.determinism import thread_settings
-from sapo.errors import UserError
-from sapo.home import Home
 
 SETS = ("swarm.nodes=3", "flow.rounds_per_run=7", "node.1.flow.rounds_per_run=9", "node.1.threads=2")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sapo.determinism import FIXED, arithmetic, differences, fix
+from sapo.core.determinism import FIXED, arithmetic, differences, fix
 
 STEPS = """
 import sys, threading
@@ -19,10 +19,10 @@ import sapo
 import json, torch
 from learn_support import batch, group
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from sapo.config import LearnConfig
-from sapo.determinism import arithmetic
+from sapo.core.config.load import LearnConfig
+from sapo.core.determinism import arithmetic
 from sapo.learn.update import Learner
-from sapo.models import weights_sha256
+from sapo.policy.models import weights_sha256
 
 torch.set_num_threads(threads)
 over = threading.Event()

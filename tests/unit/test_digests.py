@@ -3,8 +3,8 @@
 import policy_samples as samples
 import pytest
 
-from sapo import digests, models
-from sapo.digests import Digests
+from sapo.policy import models, weights_hash
+from sapo.policy.weights_hash import Digests
 
 
 def test_digests_are_those_of_the_weights() -> None:
@@ -16,6 +16,6 @@ def test_what_hashing_fails_with_is_raised(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(model: object) -> str:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(digests, "weights_sha256", broken)
+    monkeypatch.setattr(weights_hash, "weights_sha256", broken)
     with pytest.raises(MemoryError, match="no room"):
         Digests(samples.model()).result()

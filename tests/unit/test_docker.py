@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from infra.kafka.layout import HEADROOM
-from sapo.settings import Rules
+from sapo.core.config.schema import Rules
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
@@ -188,7 +188,7 @@ def test_kafka_makes_no_topic_by_itself_and_stamps_records_itself() -> None:
 
 
 def test_the_config_that_containers_see_is_a_config() -> None:
-    from sapo.config import load
+    from sapo.core.config.load import load
 
     environment = {
         key: re.sub(r"\$\{([A-Z0-9_]+)[^}]*\}", lambda found: example()[found[1]], str(value))

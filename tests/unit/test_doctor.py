@@ -7,13 +7,13 @@ import pytest
 import reasoning_gym
 
 from sapo import cli
-from sapo.config import Task, load, presets
-from sapo.doctor import check_disk, check_extra, check_unearned, examine, read_pins
-from sapo.errors import UserError
-from sapo.home import Home
-from sapo.install import install_command
-from sapo.manifest import Manifest
-from sapo.unearned import unearned
+from sapo.core.config.home import Home
+from sapo.core.config.load import Task, load, presets
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import UserError
+from sapo.core.install import install_command
+from sapo.ops.doctor import check_disk, check_extra, check_unearned, examine, read_pins
+from sapo.tasks.unearned import unearned
 
 NO_RUN = UserError("--home", "", "holds no swarm", "start one")
 
@@ -32,7 +32,7 @@ def near(numbers: str) -> str:
 
 def test_doctor_reports_a_check_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("check_machine", "check_workers", "check_datasets"):
-        monkeypatch.setattr(f"sapo.doctor.{name}", raising(OSError("no /proc")))
+        monkeypatch.setattr(f"sapo.ops.doctor.{name}", raising(OSError("no /proc")))
     found = {item.name: item for item in examine(Path("."), NO_RUN)}
     assert found["task workers"].status == "missing"
     assert "no /proc" in found["task workers"].detail
@@ -80,7 +80,7 @@ def test_doctor_exits_with_1_when_something_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("check_machine", "check_workers", "check_datasets"):
-        monkeypatch.setattr(f"sapo.doctor.{name}", raising(OSError("gone")))
+        monkeypatch.setattr(f"sapo.ops.doctor.{name}", raising(OSError("gone")))
     assert cli.invoke(["doctor", "--json"]) == 1
     shown = json.loads(capsys.readouterr().out)
     assert shown["ok"] is False

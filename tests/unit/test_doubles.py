@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from makers import INCARNATION, make_group, make_received, make_signed
 
-from sapo.doubles import OwnKey
-from sapo.errors import Refused
-from sapo.journal import Journal
-from sapo.records import Batch, RoundResult
+from sapo.core.errors import Refused
+from sapo.core.types import Batch, RoundResult
+from sapo.peers.key_clones import OwnKey
+from sapo.store.journal.journal import Journal
 
 FORMER, OTHER = "f" * 16, "e" * 16
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sapo.config import Config, load
-from sapo.effects import inert, notes, swarm_notes, twins
+from sapo.core.config.load import Config, load
+from sapo.core.effects import inert, notes, swarm_notes, twins
 from sapo.learn.loss import LOSSES, LossInputs, normaliser
 
 
@@ -116,5 +116,5 @@ def test_two_arms_that_do_the_same_are_named_with_the_reason() -> None:
 
 
 def test_torch_is_not_needed() -> None:
-    code = "import sys, sapo.effects; sys.exit('torch' in sys.modules)"
+    code = "import sys, sapo.core.effects; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,12 +11,12 @@ from makers import make_signed
 
 from sapo.bus import open_bus
 from sapo.bus.base import MAX_RECORD, Gap, Limits
-from sapo.bus.publish import PublishSink
 from sapo.bus.sqlite import SqliteBus
-from sapo.config import Config, parse
-from sapo.errors import SapoError, Unavailable, UserError
-from sapo.home import Home
-from sapo.journal import Journal, Owed
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, parse
+from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.store.journal.journal import Journal, Owed
+from sapo.store.journal.publish_sink import PublishSink
 
 RNG = random.Random(0)
 
@@ -322,7 +322,7 @@ def test_who_waits_for_another_to_create_the_bus_uses_that_one(
 
 
 def test_no_swarm_may_allow_groups_that_a_bus_would_not_read() -> None:
-    from sapo.settings import Rules
+    from sapo.core.config.schema import Rules
 
     most = max(limit.le for limit in Rules.model_fields["max_payload_bytes"].metadata if hasattr(limit, "le"))
     assert most + 4096 < MAX_RECORD

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from experiment_support import grid, record
 
-from sapo.errors import UserError
-from sapo.experiment.conduct import Forecast, taken
-from sapo.experiment.pool import Pool
+from sapo.core.errors import UserError
 from sapo.experiment.record import Job, Progress
+from sapo.experiment.runner import Forecast, taken
+from sapo.experiment.worker_pool import Pool
 
 SILO, SHARER = Job(arm="8/0", seed=1), Job(arm="4/4", seed=1)
 

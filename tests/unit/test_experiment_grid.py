@@ -5,20 +5,12 @@ from typing import Any
 
 import pytest
 
-from sapo.commands.experiment import on_accelerators
-from sapo.config import Config
-from sapo.errors import UserError
-from sapo.experiment.grid import (
-    BESIDE_THE_RUN,
-    TUNING_SEED,
-    Grid,
-    parse_grid,
-    read,
-    run_digest,
-    shipped,
-)
-from sapo.experiment.plan import chosen, report_jobs, tuning_jobs
+from sapo.cli.commands.experiment import on_accelerators
+from sapo.core.config.load import Config
+from sapo.core.errors import UserError
+from sapo.experiment.grid import BESIDE_THE_RUN, TUNING_SEED, Grid, parse_grid, read, run_digest, shipped
 from sapo.experiment.record import Exam, Job, RunRecord, load_record, record_path, save_record, slug
+from sapo.experiment.tuning import chosen, report_jobs, tuning_jobs
 
 
 def grid(**changes: Any) -> Grid:

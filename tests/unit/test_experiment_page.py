@@ -8,12 +8,13 @@ from xml.etree import ElementTree
 import pytest
 from experiment_support import GRID, grid, record
 
-from sapo.charts import interval_chart, line_chart
-from sapo.experiment import results, words
-from sapo.experiment.pictures import picture
-from sapo.experiment.plan import Choice
+from sapo.cli.report import experiment_text
+from sapo.cli.report.experiment_charts import picture
+from sapo.cli.report.experiment_page import page, write_report
+from sapo.cli.report.svg_charts import interval_chart, line_chart
+from sapo.experiment import results
 from sapo.experiment.record import RunRecord
-from sapo.experiment.report import page, write_report
+from sapo.experiment.tuning import Choice
 
 Runs = dict[str, dict[int, RunRecord]]
 
@@ -50,7 +51,7 @@ def test_a_claim_stands_with_its_interval_favourable_or_not(
 ) -> None:
     made = runs(ends)
     found = document(made)
-    said = words.sentence(found["comparisons"][0])
+    said = experiment_text.sentence(found["comparisons"][0])
     assert said.startswith("4/4 against 8/0, held-out pass@1 at the end: ")
     assert said.endswith(f"3 seeds): {verdict}.")
     assert shown in said
@@ -79,15 +80,15 @@ def test_the_picture_of_a_grid_with_a_target_is_of_tokens_to_it() -> None:
 def test_a_comparison_that_was_not_run_says_so() -> None:
     made: Runs = {"8/0": {1: record()}, "4/4": {}}
     found = document(made)
-    assert words.sentence(found["comparisons"][0]).endswith("not run yet.")
+    assert experiment_text.sentence(found["comparisons"][0]).endswith("not run yet.")
     assert "Not complete: 8/0 seed 2, 8/0 seed 3, 4/4 seed 1" in page(found, made)
 
 
 def test_one_seed_makes_a_page_without_intervals() -> None:
     made = runs((0.4,))
     found = document(made, 1)
-    assert "(1 seed): not tested." in words.sentence(found["comparisons"][0])
-    assert words.table_row("4/4", found["arms"]["4/4"])[-1] == "+10.00"
+    assert "(1 seed): not tested." in experiment_text.sentence(found["comparisons"][0])
+    assert experiment_text.table_row("4/4", found["arms"]["4/4"])[-1] == "+10.00"
     assert "Not complete" not in page(found, made)
 
 
@@ -146,7 +147,9 @@ def test_tuned_learning_rates_are_shown_with_what_speaks_for_them() -> None:
 
 
 def test_a_ratio_without_bounds_is_not_printed_in_full() -> None:
-    assert words.percent_more({"mean": 1.5, "low": 0.001, "high": 1e9}) == "+50 % (-100 to over +1000)"
+    assert (
+        experiment_text.percent_more({"mean": 1.5, "low": 0.001, "high": 1e9}) == "+50 % (-100 to over +1000)"
+    )
 
 
 def test_a_band_widens_the_scale_and_is_drawn_below_the_line() -> None:

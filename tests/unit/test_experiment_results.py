@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from experiment_support import grid, record, save
 
-from sapo.errors import UserError
-from sapo.experiment import figures, results, statistics
+from sapo.core.errors import UserError
+from sapo.experiment import metrics, results, statistics
 from sapo.experiment.grid import Grid
-from sapo.experiment.plan import Choice
 from sapo.experiment.record import RunRecord
+from sapo.experiment.tuning import Choice
 
 Runs = dict[str, dict[int, RunRecord]]
 
@@ -31,7 +31,7 @@ def three(last: float = 0.3, other: tuple[float, ...] = (0.31, 0.33, 0.35)) -> R
 
 def test_the_papers_metric_sums_over_nodes_and_rounds() -> None:
     one = record(local=[(0, 0, 0.5, 0.5), (0, 0, 0, 1)], training=[(0.5, 0.5, 0.5, 1), (0, None, 0, 1)])
-    found = figures.figures_of(one)
+    found = metrics.figures_of(one)
     assert (found["total/training_set"], found["total/local"]) == (3.5, 2.0)
     assert found["reward/training_set"] == pytest.approx(3.5 / 7)
     assert found["reward/local"] == pytest.approx(0.25)
@@ -39,21 +39,21 @@ def test_the_papers_metric_sums_over_nodes_and_rounds() -> None:
 
 def test_pass_at_1_is_the_nodes_mean_before_and_after() -> None:
     one = record(passes={0: [0.1, 0.3], 2: [0.9, 0.9], 4: [0.2, 0.6]})
-    found = figures.figures_of(one)
+    found = metrics.figures_of(one)
     assert found["pass_at_1/start"] == pytest.approx(0.2)
     assert found["pass_at_1/end"] == pytest.approx(0.4)
     assert found["pass_at_1/gain"] == pytest.approx(0.2)
 
 
 def test_tokens_are_those_of_all_nodes_and_per_node() -> None:
-    found = figures.figures_of(record(tokens=10))
+    found = metrics.figures_of(record(tokens=10))
     assert found["tokens/generated"] == 80
     assert found["tokens/generated_per_node"] == 40
     assert found["tokens/trained"] == 160
 
 
 def test_what_a_run_has_not_is_left_out() -> None:
-    found = figures.figures_of(record())
+    found = metrics.figures_of(record())
     assert "staleness/rounds" not in found
     assert "oscillation/local" not in found  # four rounds
 
@@ -61,13 +61,13 @@ def test_what_a_run_has_not_is_left_out() -> None:
 def test_every_figure_of_a_run_has_a_meaning() -> None:
     long = [tuple(0.1 * (i % 3) for i in range(40))] * 2
     one = record(local=long, passes={0: [0.1, 0.1], 40: [0.2, 0.2]})
-    assert figures.figures_of(one).keys() <= figures.MEANINGS.keys()
-    assert "oscillation/local" in figures.figures_of(one)
+    assert metrics.figures_of(one).keys() <= metrics.MEANINGS.keys()
+    assert "oscillation/local" in metrics.figures_of(one)
 
 
 def test_the_band_of_figure_2_is_the_least_and_the_greatest_agent() -> None:
     two = [record(seed=1, local=[(0, 0.2), (0.4, 0.4)]), record(seed=2, local=[(0.2, 0.4), (0.4, None)])]
-    found = figures.band(two, "reward/local")
+    found = metrics.band(two, "reward/local")
     assert found is not None
     assert found.low == [pytest.approx(0.1), pytest.approx(0.3)]
     assert found.high == [pytest.approx(0.4), pytest.approx(0.4)]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from experiment_support import grid, record
 
-from sapo.config import load
-from sapo.experiment.tracked import POINTS, Ledger, points, tracking_uri
+from sapo.core.config.load import load
+from sapo.experiment.mlflow_log import POINTS, Ledger, points, tracking_uri
 
 
 def test_a_series_is_thinned_to_means_of_nodes_and_rounds() -> None:

@@ -8,12 +8,13 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from sapo import gym, sampling
-from sapo.config import BUSES, Config
+from sapo.core.config.load import BUSES, Config
+from sapo.core.config.schema import GenerateConfig, LearnConfig, ShareConfig
 from sapo.learn import loss as losses
 from sapo.learn.loss import LOSSES, LossInputs
-from sapo.settings import GenerateConfig, LearnConfig, ShareConfig
-from sapo.verify import score
+from sapo.peers import sampling
+from sapo.tasks import gym
+from sapo.tasks.verifier import score
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -81,10 +82,10 @@ def test_every_way_to_select_is_known_to_the_sampler(select: str) -> None:
 
 def test_every_file_and_name_in_the_docs_exists() -> None:
     for path in re.findall(r"`((?:sapo|tests|benchmarks)/[\w/.]+\.py)`", TEXT):
-        assert (ROOT / path).exists() or path == "sapo/own_tasks.py", path
+        assert (ROOT / path).exists() or path == "sapo/tasks/own_tasks.py", path
     assert {"transformers", "vllm"} == choices(GenerateConfig, "engine")
     for file, names in {
-        "sapo/sampling.py": ("select_subset", "sample_self", "sample_external", "class Draw"),
+        "sapo/peers/sampling.py": ("select_subset", "sample_self", "sample_external", "class Draw"),
         "sapo/bus/base.py": (
             "class Bus(",
             "class Reading",
@@ -94,10 +95,10 @@ def test_every_file_and_name_in_the_docs_exists() -> None:
             "def close",
         ),
         "sapo/bus/__init__.py": ("def open_bus",),
-        "sapo/generate/__init__.py": ("def open_engine",),
+        "sapo/policy/engines/__init__.py": ("def open_engine",),
         "sapo/learn/loss.py": ("LOSSES", "def normaliser"),
-        "sapo/determinism.py": ("UPDATE",),
-        "sapo/sites.py": ("def _load",),
+        "sapo/core/determinism.py": ("UPDATE",),
+        "sapo/ops/sites.py": ("def _load",),
     }.items():
         source = (ROOT / file).read_text(encoding="utf-8")
         assert all(name in source for name in names), file

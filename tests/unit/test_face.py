@@ -17,20 +17,8 @@ from hypothesis import strategies as st
 from makers import finish_round
 from rich.console import Console
 
-from sapo import peaks, toml
-from sapo.charts import line_chart, rolling_mean, ticks
-from sapo.config import Config, load
-from sapo.errors import UserError
-from sapo.history.tables import Store
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.learn.batch_metrics import reward_metrics, source_metrics
-from sapo.manifest import Manifest
-from sapo.report import page
-from sapo.stories import Story
-from sapo.summary import Run, first_and_last, gain_sentence, read_run, summarise, write_summary
-from sapo.swarm_run import figures_of
-from sapo.view import (
+from sapo.cli.report.example_groups import Story
+from sapo.cli.report.live_view import (
     FIRST,
     STOPPING,
     LiveView,
@@ -43,6 +31,19 @@ from sapo.view import (
     print_summary,
     screen,
 )
+from sapo.cli.report.run_page import page
+from sapo.cli.report.summary import Run, first_and_last, gain_sentence, read_run, summarise, write_summary
+from sapo.cli.report.svg_charts import line_chart, rolling_mean, ticks
+from sapo.core.config import toml_dump
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import UserError
+from sapo.experiment import peaks
+from sapo.learn.batch_metrics import reward_metrics, source_metrics
+from sapo.store.history.tables import Store
+from sapo.store.journal.journal import Journal
+from sapo.store.tracking.parent_run import figures_of
 
 EVALUATION: dict[str, Any] = {
     "questions": 2000,
@@ -618,7 +619,7 @@ def without_none(value: Any) -> Any:
 def test_a_config_printed_as_toml_reads_back_as_the_same_config(preset: str, tmp_path: Path) -> None:
     config = load(preset, None, ["node.1.model=starter:bytes", "node.1.batch.local=3"], env={})
     file = tmp_path / "printed.toml"
-    file.write_text(toml.dumps(config.model_dump(mode="json")), encoding="utf-8")
+    file.write_text(toml_dump.dumps(config.model_dump(mode="json")), encoding="utf-8")
     assert load(None, file, env={}) == config
 
 
@@ -641,4 +642,4 @@ values = st.recursive(
 @settings(max_examples=200)
 @given(st.dictionaries(st.text(), values, max_size=4))
 def test_toml_says_what_it_was_given(value: dict[str, Any]) -> None:
-    assert tomllib.loads(toml.dumps(value)) == without_none(value)
+    assert tomllib.loads(toml_dump.dumps(value)) == without_none(value)

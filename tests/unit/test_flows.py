@@ -19,10 +19,10 @@ from flows.archive import Archive
 from flows.common import PROCESS, Process, here
 from flows.node import COLUMNS, TABLE_ROWS, Session, progress_table
 from flows.orchestrator import Attempt, Orchestrator
-from sapo.deploy import process_tag, site_tag
-from sapo.errors import Paused, Unavailable
-from sapo.journal import Journal
-from sapo.records import RoundResult
+from sapo.core.errors import Paused, Unavailable
+from sapo.core.types import RoundResult
+from sapo.ops.deployments import process_tag, site_tag
+from sapo.store.journal.journal import Journal
 
 
 class Switched(http.server.BaseHTTPRequestHandler):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sapo.gate import Gate, Message, Receive, Scope, Send, basic
+from sapo.ops.gate import Gate, Message, Receive, Scope, Send, basic
 
 LOGIN = "sapo:open sesame"
 HOST = "127.0.0.1:4200"

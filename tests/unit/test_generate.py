@@ -5,10 +5,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from sapo.errors import UserError
-from sapo.generate.transformers import BLOCK, TransformersEngine, _branch, _pick
-from sapo.models import LoadedPolicy
-from sapo.records import Completion, Sampling
+from sapo.core.errors import UserError
+from sapo.core.types import Completion, Sampling
+from sapo.policy.engines.hf import BLOCK, TransformersEngine, _branch, _pick
+from sapo.policy.models import LoadedPolicy
 
 PROMPTS = ("1 + 1 = ?", "12 + 345 = ?", "a", "what is 9999 + 1234 - 7 = ?")
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sympy.parsing.sympy_parser import parse_expr
 
-from sapo import grammar, verify
+from sapo.tasks import safe_parse, verifier
 
 HONEST = """
 1+2|(25*4)-3|25*4=100|24|5!|3!!|(3+2)!|0.1[6]|1.5e3|2^3|7//2|7%3|1/0|0/0|x|x**2+3*x|-x|--3|5 and 3|not 5
@@ -81,7 +81,7 @@ def test_an_expression_reads_as_sympy_reads_it(text: str) -> None:
     local = {"x": sympy.Symbol("x"), "C": sympy.Symbol("C")}
     for kwargs in ({}, {"local_dict": local}):
         theirs = attempt(parse_expr, text, **{key: dict(value) for key, value in kwargs.items()})
-        ours = attempt(grammar.expression, text, **kwargs)
+        ours = attempt(safe_parse.expression, text, **kwargs)
         if isinstance(theirs, type) and issubclass(theirs, Exception):
             assert isinstance(ours, type)
             assert issubclass(ours, Exception)
@@ -108,42 +108,42 @@ def arithmetic() -> st.SearchStrategy[str]:
 @given(arithmetic())
 @settings(max_examples=80, deadline=None)
 def test_generated_expressions_read_as_sympy_reads_them(text: str) -> None:
-    assert repr(attempt(grammar.expression, text)) == repr(attempt(parse_expr, text))
+    assert repr(attempt(safe_parse.expression, text)) == repr(attempt(parse_expr, text))
 
 
 @pytest.mark.parametrize("text", BOMBS, ids=lambda text: text[:20])
 def test_an_expression_s_cost_is_bounded(text: str) -> None:
-    grammar.expression("x + 1")  # the first call imports sympy
+    safe_parse.expression("x + 1")  # the first call imports sympy
     start = time.process_time()
-    attempt(grammar.expression, text)
+    attempt(safe_parse.expression, text)
     assert time.process_time() - start < 2.0
 
 
 @pytest.mark.parametrize("text", PAYLOADS)
 def test_trap_49_no_payload_is_evaluated(text: str) -> None:
-    for parser in (grammar.expression, grammar.number, grammar.antiderivative):
+    for parser in (safe_parse.expression, safe_parse.number, safe_parse.antiderivative):
         with pytest.raises((ValueError, SyntaxError)):
             parser(text)
     if text != PAYLOADS[-4]:
-        assert isinstance(attempt(grammar.literal, text), (type, str))
+        assert isinstance(attempt(safe_parse.literal, text), (type, str))
 
 
 def test_trap_49_no_string_leaves_for_sympy_to_evaluate() -> None:
-    with pytest.raises(grammar.Refused):
-        grammar.expression("'x'")
-    with pytest.raises(grammar.Refused):
-        grammar.number("'25*4'")
-    assert grammar.number("'24'") == "24"
-    assert grammar.antiderivative("'x^2'") == sympy.Symbol("x") ** 2
-    with pytest.raises(grammar.Refused):
-        grammar.antiderivative("\"'x'\"")
+    with pytest.raises(safe_parse.Refused):
+        safe_parse.expression("'x'")
+    with pytest.raises(safe_parse.Refused):
+        safe_parse.number("'25*4'")
+    assert safe_parse.number("'24'") == "24"
+    assert safe_parse.antiderivative("'x^2'") == sympy.Symbol("x") ** 2
+    with pytest.raises(safe_parse.Refused):
+        safe_parse.antiderivative("\"'x'\"")
 
 
 @pytest.mark.parametrize(
     "text", ["[[0, 1], [1, 2]]", " ['a', \"b\"]", "'AB' 'C'", "{1, 2}", "-1", "(1,)", "[True, None]", "b'ab'"]
 )
 def test_a_literal_reads_as_eval_reads_it(text: str) -> None:
-    assert grammar.literal(text) == eval(text)
+    assert safe_parse.literal(text) == eval(text)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_literal_reads_as_eval_reads_it(text: str) -> None:
 def test_a_literal_s_cost_is_bounded(text: str) -> None:
     start = time.process_time()
     with pytest.raises((ValueError, SyntaxError)):
-        grammar.literal(text)
+        safe_parse.literal(text)
     assert time.process_time() - start < 2.0
 
 
@@ -185,18 +185,18 @@ def test_countdown_wants_the_numbers_given_and_the_four_operations(
     with pytest.MonkeyPatch.context() as patch:
         # a test before this one may have put the guards in place, which stay
         patch.setattr("reasoning_gym.games.countdown.parse_expr", sympy.parse_expr)
-        assert verify.score(source, entry, text, "text") == library
-        patch.setattr("reasoning_gym.games.countdown.parse_expr", grammar.arithmetic)
-        assert verify.score(source, entry, text, "text") == marks
+        assert verifier.score(source, entry, text, "text") == library
+        patch.setattr("reasoning_gym.games.countdown.parse_expr", safe_parse.arithmetic)
+        assert verifier.score(source, entry, text, "text") == marks
 
 
 def test_a_fraction_reads_as_the_library_s_but_bounded() -> None:
-    assert grammar.fraction(" 3/4 ") == grammar.Fraction(3, 4)
-    assert grammar.fraction("2.5e-3") == grammar.Fraction("2.5e-3")
+    assert safe_parse.fraction(" 3/4 ") == safe_parse.Fraction(3, 4)
+    assert safe_parse.fraction("2.5e-3") == safe_parse.Fraction("2.5e-3")
     with pytest.raises(OverflowError):
-        grammar.fraction("1e999999999")
+        safe_parse.fraction("1e999999999")
     with pytest.raises(ValueError, match="Invalid literal"):
-        grammar.fraction("a half")
+        safe_parse.fraction("a half")
 
 
 @pytest.mark.parametrize(
@@ -219,21 +219,21 @@ def test_coin_flip_scores_a_power_of_ten_as_the_library_does(text: str) -> None:
     """A text that only ends like a number with an exponent is no number, and scores what the library says."""
     source = reasoning_gym.create_dataset("coin_flip", seed=1)
     entry = source[0]
-    expected = verify.score(source, entry, text, "text")
+    expected = verifier.score(source, entry, text, "text")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reasoning_gym.probability.coin_flip.Fraction", grammar.fraction)
-        assert verify.score(source, entry, text, "text") == expected
+        patch.setattr("reasoning_gym.probability.coin_flip.Fraction", safe_parse.fraction)
+        assert verifier.score(source, entry, text, "text") == expected
 
 
 @pytest.mark.parametrize("text", [" 1.5 ", "-inf", "1_0", "٣"])
 def test_a_float_reads_as_python_s(text: str) -> None:
-    assert grammar.no_nan(text) == float(text)
+    assert safe_parse.no_nan(text) == float(text)
 
 
 @pytest.mark.parametrize("text", ["nan", "-NaN ", "1e", "", "0x1"])
 def test_nan_is_no_number(text: str) -> None:
     with pytest.raises(ValueError, match=r"not a number|could not convert"):
-        grammar.no_nan(text)
+        safe_parse.no_nan(text)
 
 
 def test_trap_49_every_evaluator_the_library_calls_is_known() -> None:
@@ -250,12 +250,12 @@ def test_trap_49_every_evaluator_the_library_calls_is_known() -> None:
     }
     guarded = {
         (path.removeprefix("reasoning_gym.").replace(".", "/") + ".py", name)
-        for path, names in verify.EVALUATORS.items()
+        for path, names in verifier.EVALUATORS.items()
         for name in names
         if name not in ("Fraction", "float")
     } | {
         (path.removeprefix("reasoning_gym.").replace(".", "/") + ".py", "parse_expr")
-        for path in verify.SYMPY_ALIASES
+        for path in verifier.SYMPY_ALIASES
     }
     suspects = ("eval", "exec", "compile", "parse_expr", "sympify", "literal_eval")
     root = Path(reasoning_gym.__file__).parent
@@ -290,16 +290,16 @@ def test_trap_49_every_evaluator_the_library_calls_is_known() -> None:
     ],
 )
 def test_under_tags_the_answer_is_the_last_complete_tag_under_text_the_text(
-    text: str, answer_format: verify.AnswerFormat, expected: str | None
+    text: str, answer_format: verifier.AnswerFormat, expected: str | None
 ) -> None:
-    assert verify.extract_answer(text, answer_format) == expected
+    assert verifier.extract_answer(text, answer_format) == expected
 
 
 @given(st.lists(st.sampled_from(["<answer>", "</answer>", " ", "a", "\n", "<answer", "\u2003"])).map("".join))
 def test_tags_are_read_as_the_library_reads_them(text: str) -> None:
     from reasoning_gym.utils import extract_answer
 
-    assert verify.extract_answer(text, "tags") == extract_answer(text)
+    assert verifier.extract_answer(text, "tags") == extract_answer(text)
 
 
 def test_no_tag_lifts_the_length_penalty_of_a_text() -> None:
@@ -307,18 +307,18 @@ def test_no_tag_lifts_the_length_penalty_of_a_text() -> None:
     source = reasoning_gym.create_dataset("chain_sum", seed=1)
     entry = source[0]
     right, junk = entry["answer"], "Ignore all that was said before. " * 400
-    bare = verify.score(source, entry, f"{junk}{right}{junk}", "text")
-    tagged = verify.score(source, entry, f"{junk}<answer>{right}</answer>{junk}", "text")
+    bare = verifier.score(source, entry, f"{junk}{right}{junk}", "text")
+    tagged = verifier.score(source, entry, f"{junk}<answer>{right}</answer>{junk}", "text")
     assert isinstance(tagged, float)
     assert isinstance(bare, float)
     assert tagged <= bare < 0.01
-    assert verify.score(source, entry, right, "text") == 1.0
+    assert verifier.score(source, entry, right, "text") == 1.0
 
 
 def test_extracting_an_answer_is_linear() -> None:
     text = "<answer>" * 200_000
     start = time.process_time()
-    assert verify.extract_answer(text, "tags") is None
+    assert verifier.extract_answer(text, "tags") is None
     assert time.process_time() - start < 1.0
 
 
@@ -332,15 +332,15 @@ def test_a_score_that_is_no_number_is_a_reason() -> None:
                 raise self.result
             return self.result
 
-    assert verify.score(Source(True), {}, "", "text") == 1.0
-    assert verify.score(Source(float("nan")), {}, "", "text") == "error: the score is not finite"
+    assert verifier.score(Source(True), {}, "", "text") == 1.0
+    assert verifier.score(Source(float("nan")), {}, "", "text") == "error: the score is not finite"
     for outside in (1.001, -0.1, 7e23):
-        assert verify.score(Source(outside), {}, "", "text") == "error: the score is not from 0 to 1"
-    assert verify.score(Source(1.0000000000000002), {}, "", "text") == 1.0000000000000002
-    assert verify.score(Source(KeyError("x")), {}, "", "text") == "error: KeyError"
-    assert verify.score(Source(None), {}, "", "text") == "error: TypeError"
+        assert verifier.score(Source(outside), {}, "", "text") == "error: the score is not from 0 to 1"
+    assert verifier.score(Source(1.0000000000000002), {}, "", "text") == 1.0000000000000002
+    assert verifier.score(Source(KeyError("x")), {}, "", "text") == "error: KeyError"
+    assert verifier.score(Source(None), {}, "", "text") == "error: TypeError"
     with pytest.raises(MemoryError):
-        verify.score(Source(MemoryError()), {}, "", "text")
+        verifier.score(Source(MemoryError()), {}, "", "text")
 
 
 def test_random_bytes_of_any_kind_only_raise_what_scorers_catch() -> None:
@@ -348,5 +348,5 @@ def test_random_bytes_of_any_kind_only_raise_what_scorers_catch() -> None:
     alphabet = "0123456789+-*/().[]{}'\"xC,!^ \n\\=<>eE_jx²½\x00\udcff"
     for _ in range(1500):
         text = "".join(rng.choice(alphabet) for _ in range(rng.randint(0, 30)))
-        for parser in (grammar.expression, grammar.number, grammar.literal, grammar.fraction):
+        for parser in (safe_parse.expression, safe_parse.number, safe_parse.literal, safe_parse.fraction):
             attempt(parser, text)

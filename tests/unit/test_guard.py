@@ -3,7 +3,7 @@
 import pytest
 from learn_support import batch, group, plain_logprobs, tiny_model
 
-from sapo.config import GuardConfig, LearnConfig
+from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.learn.guard import guard
 from sapo.learn.update import Learner
 

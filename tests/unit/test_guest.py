@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sapo.generate.guest import Guest, busy
+from sapo.policy.engines.vllm_isolation import Guest, busy
 
 OURS = torch.set_num_threads
 

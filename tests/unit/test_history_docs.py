@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from sapo.history.tables import HISTORY_VERSION, PARTITIONS, SCHEMAS
+from sapo.store.history.tables import HISTORY_VERSION, PARTITIONS, SCHEMAS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "history.md").read_text(encoding="utf-8")
 TYPES = {

@@ -18,18 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tampering import rewrite, rows_of
 
-from sapo import journey, lineage, lineage_page
-from sapo.charts import stacked_bars
-from sapo.config import load
-from sapo.diagrams import Event, Flow, flow_chart, lanes
-from sapo.errors import UserError
-from sapo.history.cuts import Cut
-from sapo.history.lineage import RoundFacts, fates, lasting
-from sapo.history.maintain import maintain_table
-from sapo.history.tables import Store
-from sapo.journey import Found
-from sapo.lineage import Subject, teachers
-from sapo.records import Batch, Recipe, RoundResult, canonical
+from sapo.cli.report import lineage_page
+from sapo.cli.report.svg_charts import stacked_bars
+from sapo.cli.report.svg_diagrams import Event, Flow, flow_chart, lanes
+from sapo.core.config.load import load
+from sapo.core.errors import UserError
+from sapo.core.types import Batch, Recipe, RoundResult, canonical
+from sapo.provenance import group_lineage, model_lineage
+from sapo.provenance.group_lineage import Found
+from sapo.provenance.model_lineage import Subject, teachers
+from sapo.store.history.lineage_queries import RoundFacts, fates, lasting
+from sapo.store.history.maintain import maintain_table
+from sapo.store.history.retention import Cut
+from sapo.store.history.tables import Store
 
 SKIPPED, EMPTY, BACK, TARGET, COUNT = 1, 2, 4, 3, 6
 TAUGHT = (0, 5)
@@ -157,9 +158,9 @@ def test_foreign_completions_that_the_mode_leaves_out_do_not_count(
     peers = {one["source"]: one["completions"] for one in teachers(made, subject(1))["peers"]}
     assert peers == {"local": 3, "external": len(foreign)}
     group = next(g.group_id for g in late.groups if g.source == "external" and g.informative)
-    (entry,) = journey.journey(made, journey.find(made, group), "tiny", f"sqlite:///{tmp_path}/none.db")[
-        "learned"
-    ]
+    (entry,) = group_lineage.journey(
+        made, group_lineage.find(made, group), "tiny", f"sqlite:///{tmp_path}/none.db"
+    )["learned"]
     assert [one["k"] for one in entry["completions"] if one["trained"]] == foreign
     assert entry["tokens"] == sum(k + 1 for k in foreign)
 
@@ -197,15 +198,15 @@ def test_a_long_run_is_told_in_stretches_that_cover_it(tmp_path: Path) -> None:
 def test_a_history_of_the_last_release_is_told_with_what_it_cannot_tell(tmp_path: Path) -> None:
     home = last_release(tmp_path)
     config, store = home.load_config(), Store(str(home.history))
-    found = teachers(store, lineage.node_subject(store, config, "n0"))
+    found = teachers(store, model_lineage.node_subject(store, config, "n0"))
     assert (found["problems"], found["rounds"]["count"]) == ([], 5)
     assert found["totals"]["tokens"] > 0
     assert "kept no chain" in found["notes"][0]
     foreign = next(one for one in found["peers"] if one["source"] == "external")
     assert foreign["producer"] == "n1"
     group = next(iter(_external(store)))
-    told = journey.journey(
-        store, journey.find(store, group), config.swarm.name, f"sqlite:///{tmp_path}/none.db"
+    told = group_lineage.journey(
+        store, group_lineage.find(store, group), config.swarm.name, f"sqlite:///{tmp_path}/none.db"
     )
     assert told["received"] == []
     assert told["notes"] == ["when n0 received it is not recorded: it ran an earlier release then"]
@@ -220,9 +221,9 @@ def _external(store: Store) -> set[str]:
 
 def test_a_prefix_is_found_by_itself_and_a_changed_row_is_named(store: Store) -> None:
     group = of_two_tasks(0).groups[0].group_id
-    assert journey.find(store, group[:8]).group_id == group
+    assert group_lineage.find(store, group[:8]).group_id == group
     with pytest.raises(UserError, match="no group of this id"):
-        journey.find(store, "f" * 12)
+        group_lineage.find(store, "f" * 12)
 
 
 def test_a_round_made_on_a_machine_that_is_none_and_a_number_that_is_none_are_said(store: Store) -> None:
@@ -236,10 +237,10 @@ def test_a_round_made_on_a_machine_that_is_none_and_a_number_that_is_none_are_sa
 
 def test_a_row_without_values_is_named_and_left_out_of_its_groups_life(store: Store, tmp_path: Path) -> None:
     group = of_two_tasks(0).groups[0].group_id
-    rows = journey.find(store, group).training
+    rows = group_lineage.find(store, group).training
     none = [{**rows[0], "advantage": float("nan")}, {**rows[1], "loss_mask": None}, *rows[2:]]
     uri = f"sqlite:///{tmp_path}/none.db"
-    found = journey.journey(store, Found(group, [], none, [], []), "tiny", uri)
+    found = group_lineage.journey(store, Found(group, [], none, [], []), "tiny", uri)
     assert [one["k"] for one in found["learned"][0]["completions"]] == [row["k"] for row in rows[2:]]
     assert found["problems"] == [
         "training: the row of n0, round 0, position 0, completion 0 does not have its digest",

@@ -17,20 +17,20 @@ from kept_homes import DONE, kept_home, make_rounds, save
 from swarms import small_config
 
 from sapo import cli
-from sapo.archiver import Archiver
 from sapo.bus.sqlite import SqliteBus
-from sapo.config import Config, load
-from sapo.errors import Unavailable, UserError
-from sapo.history import files, open_store
-from sapo.history import maintain as keeping
-from sapo.history.cuts import Cut, cuts
-from sapo.history.files import TARGET_BYTES, DataFile, runs
-from sapo.history.maintain import TableReport, maintain
-from sapo.history.read import Damaged
-from sapo.history.rounds import Recording, recorded
-from sapo.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
-from sapo.history.training import TrainingSink, rows, transaction_id
-from sapo.home import Home
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
+from sapo.core.errors import Unavailable, UserError
+from sapo.ops.archiver import Archiver
+from sapo.store.history import data_files, open_store
+from sapo.store.history import maintain as keeping
+from sapo.store.history.data_files import TARGET_BYTES, DataFile, runs
+from sapo.store.history.maintain import TableReport, maintain
+from sapo.store.history.query import Damaged
+from sapo.store.history.retention import Cut, cuts
+from sapo.store.history.rounds import Recording, recorded
+from sapo.store.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
+from sapo.store.history.training_sink import TrainingSink, rows, transaction_id
 
 Kept = tuple[Config, Home, Store]
 ALL = small_config(["swarm.name=tiny"])
@@ -137,11 +137,11 @@ def test_every_run_of_small_files_is_written_anew_once(store: Store, monkeypatch
     for round in range(20):
         deliver(store, round)
     table = store.open("training")
-    monkeypatch.setattr(files, "TARGET_BYTES", files.footprint(table)[1] // 4)
-    planned = files.runs(files.data_files(table, files.TRAINING_LAYOUT))
+    monkeypatch.setattr(data_files, "TARGET_BYTES", data_files.footprint(table)[1] // 4)
+    planned = data_files.runs(data_files.data_files(table, data_files.TRAINING_LAYOUT))
     assert len(planned) > 2
     maintain(ALL, store, [])
-    found = files.data_files(store.open("training"), files.TRAINING_LAYOUT)
+    found = data_files.data_files(store.open("training"), data_files.TRAINING_LAYOUT)
     assert {(run[0].first, run[-1].last) for run in planned} <= {(one.first, one.last) for one in found}
 
 

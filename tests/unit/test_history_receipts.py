@@ -8,12 +8,20 @@ from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 from history_samples import INCARNATION, Books, Owed, batch, batches, deliver, last_release, movement, sink
 
-from sapo.errors import Unavailable, UserError
-from sapo.history import read
-from sapo.history.rounds import recorded
-from sapo.history.tables import HISTORY_VERSION, RECEIPTS, SCHEMAS, VERSION_KEY, Store, TableName, commit
-from sapo.history.training import transaction_id
-from sapo.records import Batch
+from sapo.core.errors import Unavailable, UserError
+from sapo.core.types import Batch
+from sapo.store.history import query
+from sapo.store.history.rounds import recorded
+from sapo.store.history.tables import (
+    HISTORY_VERSION,
+    RECEIPTS,
+    SCHEMAS,
+    VERSION_KEY,
+    Store,
+    TableName,
+    commit,
+)
+from sapo.store.history.training_sink import transaction_id
 
 
 @pytest.fixture
@@ -32,7 +40,7 @@ def expected(*rounds: int) -> list[tuple[int, str, str]]:
 
 def receipts(store: Store, node: str = "n0") -> list[tuple[int, str, str]]:
     sql = "SELECT round, event, group_id FROM receipts WHERE node = ? ORDER BY ALL"
-    return [tuple(row.values()) for row in read.query(store, sql, [node]).to_pylist()]
+    return [tuple(row.values()) for row in query.query(store, sql, [node]).to_pylist()]
 
 
 def version_of(store: Store, name: TableName) -> str | None:
@@ -50,7 +58,7 @@ def later(store: Store, name: TableName, version: str, column: str | None = None
 def test_a_receipt_holds_all_that_the_journal_kept_of_the_movement(store: Store) -> None:
     deliver(store, 3)
     moved = movement(batch(3).groups[2], "received")
-    row = read.query(
+    row = query.query(
         store, "SELECT * FROM receipts WHERE event = 'received' ORDER BY bus_position"
     ).to_pylist()
     assert row[0] == {
@@ -143,7 +151,7 @@ def test_the_table_tells_the_last_round_that_has_rows_from_the_last_delivered(st
 def test_rows_name_the_round_before_and_the_chain_up_to_them(store: Store) -> None:
     books = Books(batch(0), batch(1, groups=0), batch(2))
     sink(store).deliver([Owed(round) for round in range(3)], books)
-    found = read.query(store, "SELECT DISTINCT round, previous_round, chain FROM training ORDER BY ALL")
+    found = query.query(store, "SELECT DISTINCT round, previous_round, chain FROM training ORDER BY ALL")
     links = [(0, books.link(0)), (2, books.link(2))]
     assert [tuple(row.values()) for row in found.to_pylist()] == [
         (round, link.previous, link.chain) for round, link in links
@@ -164,8 +172,8 @@ def test_tables_of_the_last_release_are_read_and_stand_up_to_their_digests(tmp_p
             (None, None, (), None)
         }
         assert all(one.weights_sha256 for one in found)
-    assert read.rollouts(store).num_rows == 96
-    assert read.query(store, "SELECT * FROM receipts").num_rows == 0
+    assert query.rollouts(store).num_rows == 96
+    assert query.query(store, "SELECT * FROM receipts").num_rows == 0
     assert version_of(store, "training") == "1", "reading changes nothing"
 
 
@@ -204,7 +212,7 @@ def test_tables_of_the_next_release_are_read_and_written_and_stay_its_own(store:
     deliver(store, 1)
     assert batches(store, "n0", INCARNATION) == [batch(0), batch(1)]
     assert receipts(store) == expected(0, 1)
-    unknown = read.query(
+    unknown = query.query(
         store, "SELECT DISTINCT unheard_of FROM training UNION SELECT unheard_of FROM receipts"
     )
     assert unknown["unheard_of"].to_pylist() == [None]

@@ -25,18 +25,18 @@ from deltalake import (
 )
 from history_samples import IDENTITY, archive_from_a_process, deliver, group, signed
 
-from sapo.archiver import Archiver, Counts
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
-from sapo.errors import Unavailable, UserError
-from sapo.history import read
-from sapo.history.names import names
-from sapo.history.rollouts import group_of
-from sapo.history.tables import Store
-from sapo.identity import Identity, seal
-from sapo.records import Completion, SignedGroup, canonical, sha256
-from sapo.rules import MAX_QUESTION
+from sapo.core.errors import Unavailable, UserError
+from sapo.core.types import Completion, SignedGroup, canonical, sha256
+from sapo.ops.archiver import Archiver, Counts
+from sapo.peers.group_rules import MAX_QUESTION
+from sapo.peers.signing import Identity, seal
+from sapo.store.history import query
+from sapo.store.history.names import names
+from sapo.store.history.rollout_rows import group_of
+from sapo.store.history.tables import Store
 
 # fmt: off
 NAMED = {
@@ -63,7 +63,7 @@ def archiver(bus: object, store: Store, **more: object) -> Archiver:
 
 def groups_held(store: Store) -> list[tuple[str, int]]:
     """Group ids and how many rows each has."""
-    found = read.query(
+    found = query.query(
         store, "SELECT group_id, count(*) AS n FROM rollouts GROUP BY 1 ORDER BY 1"
     ).to_pylist()
     return [(row["group_id"], row["n"]) for row in found]
@@ -74,7 +74,7 @@ def expected(*records: SignedGroup) -> list[tuple[str, int]]:
 
 
 def reasons(store: Store) -> list[str]:
-    found = read.query(store, "SELECT reason FROM quarantine ORDER BY reason")
+    found = query.query(store, "SELECT reason FROM quarantine ORDER BY reason")
     return [str(value) for value in found["reason"].to_pylist()]
 
 
@@ -105,7 +105,7 @@ def test_the_columns_others_rely_on_are_there(bus: MemoryBus, store: Store) -> N
     bus.publish([signed()])
     archiver(bus, store).run_once()
     assert set(DeltaTable(store.table_uri("rollouts")).schema().to_arrow().names) >= NAMED
-    row = read.query(store, "SELECT * FROM rollouts WHERE k = 2").to_pylist()[0]
+    row = query.query(store, "SELECT * FROM rollouts WHERE k = 2").to_pylist()[0]
     assert (row["published_at"], row["claimed_score"]) == (1_700_000_500.0, 0.1 + 0.2)
     assert row["bus_position"].split(":")[1] == "0"
 
@@ -114,7 +114,7 @@ def test_rows_rebuild_the_signed_payload_byte_for_byte(bus: MemoryBus, store: St
     record = signed(3, 1)
     bus.publish([record])
     archiver(bus, store).run_once()
-    rows = read.query(store, "SELECT * FROM rollouts ORDER BY k DESC").to_pylist()
+    rows = query.query(store, "SELECT * FROM rollouts ORDER BY k DESC").to_pylist()
     assert group_of(rows).canonical().encode() == record.payload
     assert {row["signature"] for row in rows} == {record.signature}
 
@@ -179,7 +179,7 @@ def test_the_same_id_with_other_content_is_equivocation(bus: MemoryBus, store: S
     assert archiver(bus, store).run_once().refused == 2
     assert reasons(store) == ["equivocation", "equivocation"]
     assert groups_held(store) == expected(signed(0), signed(1))
-    kept = read.query(store, 'SELECT payload FROM quarantine ORDER BY "offset"')["payload"].to_pylist()
+    kept = query.query(store, 'SELECT payload FROM quarantine ORDER BY "offset"')["payload"].to_pylist()
     assert other.payload in kept
 
 
@@ -210,7 +210,7 @@ def test_a_record_that_is_no_group_at_all_is_noted(bus: MemoryBus, store: Store)
     bus = MemoryBus()
     bus.publish([signed()])
     assert archiver(Garbled(bus, lambda: None), store).run_once().refused == 1
-    row = read.query(store, "SELECT * FROM quarantine").to_pylist()[0]
+    row = query.query(store, "SELECT * FROM quarantine").to_pylist()[0]
     assert (row["reason"], row["bus_position"], row["payload"]) == ("malformed_record", "0:0", None)
 
 
@@ -223,7 +223,7 @@ def test_a_gap_left_by_retention_is_recorded_once_and_raises_an_alarm(
     assert archiver(bus, store).run_once().gaps == 1
     assert "ALARM: bus records 0:[0, 3) are lost" in caplog.text
     archiver(bus, store).run_once()
-    rows = read.query(store, "SELECT * FROM quarantine").to_pylist()
+    rows = query.query(store, "SELECT * FROM quarantine").to_pylist()
     assert [(r["reason"], r["partition"], r["offset"], r["end_offset"]) for r in rows] == [("gap", "0", 0, 3)]
     assert groups_held(store) == expected(signed(3), signed(4))
 
@@ -250,7 +250,7 @@ def test_a_kill_between_quarantine_and_rows_loses_and_doubles_nothing(
     assert reasons(store) == ["equivocation", "gap"]
     bus.trim(keep=3)  # retention goes on while the archiver is dead
     archiver(bus, store).run_once()
-    found = read.query(store, 'SELECT reason, "offset", end_offset FROM quarantine ORDER BY 2').to_pylist()
+    found = query.query(store, 'SELECT reason, "offset", end_offset FROM quarantine ORDER BY 2').to_pylist()
     assert [tuple(row.values()) for row in found] == [("gap", 0, 1), ("gap", 1, 2), ("equivocation", 4, 5)]
     assert groups_held(store) == expected(signed(2), signed(3))
 
@@ -381,8 +381,8 @@ def test_looking_for_duplicates_reads_no_files_of_other_rounds(bus: MemoryBus, s
     for round in range(5):
         bus.publish([signed(round)])
         archiver(bus, store).run_once()
-    data = read.dataset(store, "rollouts")
-    assert len(list(data.get_fragments((read.ds.field("round") >= 3) & (read.ds.field("round") <= 3)))) == 1
+    data = query.dataset(store, "rollouts")
+    assert len(list(data.get_fragments((query.ds.field("round") >= 3) & (query.ds.field("round") <= 3)))) == 1
 
 
 def test_duckdb_and_polars_read_the_table_as_it_is(bus: MemoryBus, store: Store) -> None:
@@ -460,7 +460,7 @@ def browsed(bus: MemoryBus, store: Store) -> Store:
 
 
 def test_rollouts_tell_who_trained_on_them_and_their_verified_score(browsed: Store) -> None:
-    found = read.rollouts(browsed, nodes=["n1"], rounds=(0, 0)).to_pylist()
+    found = query.rollouts(browsed, nodes=["n1"], rounds=(0, 0)).to_pylist()
     assert len(found) == 8
     assert {(row["trained_local"], tuple(row["trained_by"])) for row in found} == {(False, ("n0",))}
     assert {(row["k"], row["score"], row["outcome"]) for row in found} == {
@@ -472,13 +472,13 @@ def test_rollouts_tell_who_trained_on_them_and_their_verified_score(browsed: Sto
 
 
 def test_own_groups_that_were_not_published_can_be_browsed_too(browsed: Store) -> None:
-    found = read.rollouts(browsed, nodes=["n0"]).to_pylist()
+    found = query.rollouts(browsed, nodes=["n0"]).to_pylist()
     assert len(found) == 8
     assert {(row["published_at"], row["trained_local"]) for row in found} == {(None, True)}
 
 
 def test_rollouts_come_newest_first_without_repeats(browsed: Store) -> None:
-    found = read.rollouts(browsed).to_pylist()
+    found = query.rollouts(browsed).to_pylist()
     assert [row["round"] for row in found] == [1] * 4 + [0] * 16
     assert len({(row["group_id"], row["k"]) for row in found}) == 20
 
@@ -505,12 +505,12 @@ FILTERS = {
 @pytest.mark.parametrize("name", FILTERS)
 def test_rollouts_can_be_filtered(browsed: Store, name: str) -> None:
     arguments, count = FILTERS[name]
-    assert read.rollouts(browsed, **arguments).num_rows == count
+    assert query.rollouts(browsed, **arguments).num_rows == count
 
 
 def test_a_group_is_one_row_whole_though_a_filter_finds_one_completion_of_it(browsed: Store) -> None:
-    rows = read.rollouts(browsed, per="group", nodes=["n1"], scores=(1 / 3, 1)).to_pylist()
-    completions = read.rollouts(browsed, nodes=["n1"], rounds=(0, 0)).to_pylist()
+    rows = query.rollouts(browsed, per="group", nodes=["n1"], scores=(1 / 3, 1)).to_pylist()
+    completions = query.rollouts(browsed, nodes=["n1"], rounds=(0, 0)).to_pylist()
     assert {row["group_id"] for row in rows} == {row["group_id"] for row in completions}
     for row in rows:
         own = [one for one in completions if one["group_id"] == row["group_id"]]
@@ -521,8 +521,8 @@ def test_a_group_is_one_row_whole_though_a_filter_finds_one_completion_of_it(bro
 
 
 def test_a_group_that_nobody_scored_has_no_scores_and_its_first_answer(browsed: Store) -> None:
-    [row] = read.rollouts(browsed, per="group", nodes=["n1"], rounds=(1, 1)).to_pylist()
-    completions = read.rollouts(browsed, nodes=["n1"], rounds=(1, 1)).to_pylist()
+    [row] = query.rollouts(browsed, per="group", nodes=["n1"], rounds=(1, 1)).to_pylist()
+    completions = query.rollouts(browsed, nodes=["n1"], rounds=(1, 1)).to_pylist()
     assert (row["completions"], row["best"], row["mean"], row["outcome"]) == (4, None, None, None)
     assert row["best_text"] == completions[0]["text"]
     assert row["trained_by"] == []
@@ -531,8 +531,8 @@ def test_a_group_that_nobody_scored_has_no_scores_and_its_first_answer(browsed: 
 @pytest.mark.parametrize("name", FILTERS)
 def test_groups_are_those_of_the_completions_that_are_found(browsed: Store, name: str) -> None:
     arguments = {key: value for key, value in FILTERS[name][0].items() if key != "limit"}
-    wanted = read.rollouts(browsed, **arguments).to_pylist()
-    found = read.rollouts(browsed, per="group", **arguments).to_pylist()
+    wanted = query.rollouts(browsed, **arguments).to_pylist()
+    found = query.rollouts(browsed, per="group", **arguments).to_pylist()
     assert [row["group_id"] for row in found] == list(dict.fromkeys(row["group_id"] for row in wanted))
 
 

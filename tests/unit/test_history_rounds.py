@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tampering import CHANGES, Row, copied, cover_up, place, rewrite, rows_of
 
-from sapo.history.read import Damaged, incarnations
-from sapo.history.rounds import Recording, recorded, whole
-from sapo.history.tables import TRAINING, VERSION_KEY, Store
-from sapo.history.training import TrainingSink, row_digest, rows
-from sapo.records import RoundResult
+from sapo.core.types import RoundResult
+from sapo.store.history.query import Damaged, incarnations
+from sapo.store.history.rounds import Recording, recorded, whole
+from sapo.store.history.tables import TRAINING, VERSION_KEY, Store
+from sapo.store.history.training_sink import TrainingSink, row_digest, rows
 
 ROUNDS, EMPTY = 6, 3
 HELD = [round for round in range(ROUNDS) if round != EMPTY]

@@ -23,15 +23,15 @@ from history_samples import (
     sink,
 )
 
-from sapo.config import load
-from sapo.errors import Unavailable, UserError
-from sapo.history import read
-from sapo.history.maintain import maintain_table
-from sapo.history.rounds import whole
-from sapo.history.tables import TRAINING, Store, commit
-from sapo.history.training import TrainingSink, row_digest, rows, transaction_id
-from sapo.journal import Journal
-from sapo.journal_rows import Link
+from sapo.core.config.load import load
+from sapo.core.errors import Unavailable, UserError
+from sapo.store.history import query
+from sapo.store.history.maintain import maintain_table
+from sapo.store.history.rounds import whole
+from sapo.store.history.tables import TRAINING, Store, commit
+from sapo.store.history.training_sink import TrainingSink, row_digest, rows, transaction_id
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.rows import Link
 
 # fmt: off
 NAMED = {
@@ -89,7 +89,7 @@ def test_a_redelivered_round_is_not_written_twice(store: Store) -> None:
     deliver(store, 0, 1)
     deliver(store, 1, 2)
     assert [b.round for b in batches(store, "n0", INCARNATION)] == [0, 1, 2]
-    assert read.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [3 * 16]
+    assert query.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [3 * 16]
 
 
 def test_a_round_with_an_empty_batch_is_recorded_as_done(store: Store) -> None:
@@ -112,13 +112,13 @@ def test_another_incarnation_may_use_the_same_rounds(store: Store) -> None:
     other = "f" * 16
     TrainingSink(store, "tiny", "n0", other).deliver([Owed(0)], Books(batch(0, incarnation=other)))
     assert len(batches(store, "n0", other)) == 1
-    assert read.incarnations(store, "n0") == [INCARNATION, other]
+    assert query.incarnations(store, "n0") == [INCARNATION, other]
 
 
 def test_groups_without_advantage_are_kept(store: Store) -> None:
     deliver(store, 0)
     zero = "SELECT position FROM training GROUP BY position HAVING max(abs(advantage)) = 0 ORDER BY 1"
-    assert read.query(store, zero)["position"].to_pylist() == [1, 3]
+    assert query.query(store, zero)["position"].to_pylist() == [1, 3]
 
 
 def test_duckdb_and_polars_read_the_table_as_it_is(store: Store) -> None:
@@ -163,7 +163,7 @@ def test_threads_that_race_for_creating_the_table_lose_no_row(store: Store) -> N
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert read.query(store, "SELECT count(DISTINCT node) AS n FROM training")["n"].to_pylist() == [8]
+    assert query.query(store, "SELECT count(DISTINCT node) AS n FROM training")["n"].to_pylist() == [8]
 
 
 def test_trap_50_a_copy_of_the_node_that_committed_meanwhile_is_noticed(store: Store) -> None:
@@ -173,7 +173,7 @@ def test_trap_50_a_copy_of_the_node_that_committed_meanwhile_is_noticed(store: S
     deliver(store, 1)
     data = pa.Table.from_pylist(rows(batch(1), result(1)), schema=TRAINING)
     assert commit(stale, data, {mark: 2}) is False
-    assert read.query(store, "SELECT count(*) AS n FROM training WHERE round = 1")["n"].to_pylist() == [16]
+    assert query.query(store, "SELECT count(*) AS n FROM training WHERE round = 1")["n"].to_pylist() == [16]
 
 
 def test_a_skipped_round_in_the_delivery_raises_an_alarm(
@@ -212,14 +212,14 @@ def test_one_changed_value_names_its_round(change: str) -> None:
     column, edit = CHANGES[change]
     found = [dict(row) for row in rows(batch(5), result(5))]
     found[1][column] = edit(found[1])
-    with pytest.raises(read.Damaged, match="n0, round 5: the row at position") as caught:
+    with pytest.raises(query.Damaged, match="n0, round 5: the row at position") as caught:
         whole(found)
     assert (caught.value.node, caught.value.round) == ("n0", 5)
 
 
 def test_a_missing_row_is_noticed_by_the_batch_digest() -> None:
     found = rows(batch(5), result(5))
-    with pytest.raises(read.Damaged, match="do not make the batch"):
+    with pytest.raises(query.Damaged, match="do not make the batch"):
         whole(found[:-1])
 
 
@@ -238,17 +238,17 @@ def test_reading_one_round_touches_its_own_file_only(store: Store) -> None:
     for round in range(6):
         deliver(store, round)
         deliver(store, round, node="n2")
-    data = read.dataset(store, "training")
-    wanted = (read.ds.field("node") == "n2") & (read.ds.field("round") == 3)
+    data = query.dataset(store, "training")
+    wanted = (query.ds.field("node") == "n2") & (query.ds.field("round") == 3)
     assert len(list(data.get_fragments(wanted))) == 1
 
 
 def test_training_rows_can_be_filtered(store: Store) -> None:
     deliver(store, 0, 1)
-    assert read.training(store, source="external", rounds=(1, 1)).num_rows == 8
-    assert read.training(store, tasks=["nothing"]).num_rows == 0
-    assert read.training(store, text="NAÏVE", limit=3).num_rows == 3
-    head = read.training(store, limit=1).to_pylist()[0]
+    assert query.training(store, source="external", rounds=(1, 1)).num_rows == 8
+    assert query.training(store, tasks=["nothing"]).num_rows == 0
+    assert query.training(store, text="NAÏVE", limit=3).num_rows == 3
+    head = query.training(store, limit=1).to_pylist()[0]
     assert (head["round"], head["position"], head["k"]) == (0, 0, 0)
     assert head["environment"] == '{"threads":1,"torch":"2.13.0"}'
 
@@ -260,8 +260,8 @@ def test_foreign_rows_carry_the_digest_of_the_content_they_came_from() -> None:
 
 
 def test_reading_a_history_that_does_not_exist_yet_gives_nothing(store: Store) -> None:
-    assert read.training(store).num_rows == 0
-    assert read.rollouts(store).num_rows == 0
+    assert query.training(store).num_rows == 0
+    assert query.rollouts(store).num_rows == 0
     assert batches(store, "n0", INCARNATION) == []
     assert not Path(store.uri).exists()
 
@@ -278,7 +278,7 @@ def test_a_real_journal_is_delivered_and_read_back(store: Store, tmp_path: Path)
         sink(store).deliver(owed[:2], journal)
         sink(store).deliver(owed, journal)
     assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(3)]
-    found = read.training(store, limit=1).to_pylist()[0]
+    found = query.training(store, limit=1).to_pylist()[0]
     assert found["environment"] == '{"threads":1,"torch":"2.13.0"}'
     assert (found["policy_version_before"], found["policy_version_after"]) == (0, 1)
 

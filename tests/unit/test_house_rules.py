@@ -14,38 +14,25 @@ ROOT = Path(__file__).parents[2]
 SAPO = ROOT / "sapo"
 TRAPS = range(1, 53)
 
-IO = {
-    "sqlite3",
-    "deltalake",
-    "mlflow",
-    "prefect",
-    "transformers",
-    "duckdb",
-    "pyarrow",
-    "kafka",
-    "socket",
-    "subprocess",
-    "urllib",
-    "requests",
-    "httpx",
-    "reasoning_gym",
-}
-FACE = {"cli", "commands", "view", "report", "doctor", "stories", "summary"}
-FACE |= {"charts", "diagrams", "lineage_page", "experiment"}
-"""What people look at; nothing below may know of it."""
-DOWNSTREAM: dict[str, set[str]] = {
-    # a room, and the rooms it must not know: forward only, nothing downstream calls upstream
-    "bus": {"pool", "sampling", "admission", "generate", "learn", "node", "history", "track", "models"},
-    "generate": {"bus", "pool", "sampling", "admission", "journal", "learn", "node", "history", "track"},
-    "pool": {"generate", "learn", "node", "history", "track", "models", "deliver"},
-    "sampling": {"generate", "node", "history", "track", "models", "bus", "journal", "deliver"},
-    "admission": {"generate", "learn", "node", "history", "track", "models", "journal", "deliver"},
-    "learn": {"bus", "generate", "pool", "sampling", "admission", "journal", "node", "history", "models"},
-    "journal": {"bus", "generate", "pool", "sampling", "admission", "learn", "node", "history", "models"},
-    "history": {"generate", "pool", "sampling", "admission", "learn", "node", "models"},
-    "track": {"bus", "generate", "pool", "sampling", "admission", "learn", "node"},
-    "deliver": {"generate", "pool", "sampling", "admission", "learn", "node", "history", "track"},
-}
+ROOMS = (
+    "core",
+    "learn",
+    "tasks",
+    "bus",
+    "policy",
+    "store",
+    "peers",
+    "provenance",
+    "node",
+    "ops",
+    "experiment",
+    "cli",
+)
+"""The rooms of `sapo`, in order: each imports only rooms before it (docs/house.md)."""
+ON_CORE_ALONE = {"learn", "tasks", "bus"}
+SERVICES = {"torch", "transformers", "prefect", "mlflow"}
+LIGHT = ("core", "bus", "store/journal", "peers")
+"""Folders of which no file loads torch or a service when it is imported."""
 
 
 def modules(package: Path) -> list[Path]:
@@ -79,25 +66,17 @@ def imports(path: Path) -> set[str]:
 
 
 def room(name: str) -> str | None:
-    """`sapo.bus.sqlite` is of room `bus`; None outside `sapo`.
-
-    Record types that stand for themselves (`journal_rows`) and interfaces (`bus.base`) are rooms of their
-    own, which everybody may know.
-    """
+    """`sapo.bus.sqlite` is of room `bus`; None outside `sapo`."""
     parts = name.split(".")
-    if parts[0] != "sapo" or len(parts) < 2:
-        return None
-    if parts[2:3] == ["base"]:
-        return f"{parts[1]}.base"
-    return "journal" if parts[1] == "journal_file" else parts[1]
+    return parts[1] if parts[0] == "sapo" and parts[1:2] != ["__version__"] and len(parts) > 1 else None
 
 
 def rooms_of(path: Path) -> set[str]:
-    return {found for name in imports(path) if (found := room(name)) is not None and found != "__version__"}
+    return {found for name in imports(path) if (found := room(name)) is not None}
 
 
 def files_of(name: str) -> list[Path]:
-    return [path for path in modules(SAPO) if room(name_of(path)) == name]
+    return modules(SAPO / name)
 
 
 def loaded_by(code: str) -> set[str]:
@@ -118,38 +97,47 @@ def test_sapo_never_imports_flows() -> None:
     assert not guilty
 
 
-def test_the_bottom_rooms_import_nothing_above_them() -> None:
-    allowed = {
-        "errors": set(),
-        "records": set(),
-        "seeds": set(),
-        "charts": set(),
-        "toml": set(),
-        "install": set(),
-        "config": {"errors", "records", "settings"},
-        "settings": {"errors", "records"},
-        "manifest": {"config", "records", "settings"},
-        "home": {"config", "errors", "install", "manifest", "records"},
-        "identity": {"errors", "records"},
-        "lock": {"errors"},
-        "walls": {"errors"},
+def test_the_rooms_are_all_there_is() -> None:
+    assert {path.name for path in SAPO.iterdir() if path.name != "__pycache__"} == {
+        *ROOMS,
+        "__init__.py",
+        "py.typed",
     }
-    guilty = {
-        name: above
-        for name, below in allowed.items()
-        for path in files_of(name)
-        if (above := rooms_of(path) - below - {name})
-    }
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_imports_only_rooms_before_it(name: str) -> None:
+    allowed = {name, "core"} if name in ON_CORE_ALONE else set(ROOMS[: ROOMS.index(name) + 1])
+    allowed -= {"ops"} if name == "experiment" else set()
+    guilty = {name_of(path): bad for path in files_of(name) if (bad := rooms_of(path) - allowed)}
     assert not guilty
 
 
+def test_no_circle_of_imports_at_any_depth() -> None:
+    known = {name_of(path): path for path in modules(SAPO)}
+
+    def module(name: str) -> str:
+        return name if name in known or not name else module(name.rpartition(".")[0])
+
+    below = {name: {module(one) for one in imports(path)} - {name, "sapo"} for name, path in known.items()}
+    while free := [name for name, others in below.items() if not others & below.keys()]:
+        for name in free:
+            del below[name]
+    assert not below, "these import each other"
+
+
 def test_learn_is_pure_torch() -> None:
-    guilty = {}
-    for path in files_of("learn"):
-        tops = {name.split(".")[0] for name in imports(path)}
-        bad = (tops & IO) | (rooms_of(path) - {"learn", "records", "config", "settings", "seeds", "errors"})
-        if bad:
-            guilty[name_of(path)] = bad
+    allowed = {"torch", "bitsandbytes", "sapo", *sys.stdlib_module_names} - {
+        "sqlite3",
+        "socket",
+        "subprocess",
+        "urllib",
+    }
+    guilty = {
+        name_of(path): bad
+        for path in files_of("learn")
+        if (bad := {name.split(".")[0] for name in imports(path)} - allowed)
+    }
     assert not guilty
 
 
@@ -158,25 +146,14 @@ def test_learn_loads_no_service_when_it_is_imported() -> None:
     assert not found & {"prefect", "mlflow", "deltalake", "duckdb", "transformers", "reasoning_gym"}
 
 
-@pytest.mark.parametrize("name", sorted(DOWNSTREAM))
-def test_nothing_downstream_knows_what_is_upstream(name: str) -> None:
-    guilty = {name_of(path): bad for path in files_of(name) if (bad := rooms_of(path) & DOWNSTREAM[name])}
-    assert files_of(name), f"no file is of room {name}: the picture has changed, so must this test"
-    assert not guilty
+def test_the_light_rooms_load_neither_torch_nor_a_service() -> None:
+    names = [name_of(path) for folder in LIGHT for path in files_of(folder)]
+    assert not loaded_by("".join(f"import {name}\n" for name in names)) & SERVICES
 
 
-def test_only_flows_and_the_command_line_know_the_face() -> None:
-    guilty = {
-        name_of(path): bad
-        for path in modules(SAPO)
-        if room(name_of(path)) not in FACE and (bad := rooms_of(path) & FACE)
-    }
-    assert not guilty
-
-
-def test_config_can_be_read_without_torch_transformers_prefect_or_mlflow() -> None:
-    found = loaded_by("import sapo.config; sapo.config.load('tiny')")
-    assert not found & {"torch", "transformers", "prefect", "mlflow", "numpy", "reasoning_gym"}
+def test_config_can_be_read_without_numpy_or_reasoning_gym() -> None:
+    found = loaded_by("import sapo.core.config.load; sapo.core.config.load.load('tiny')")
+    assert not found & {*SERVICES, "numpy", "reasoning_gym"}
 
 
 def test_the_command_line_loads_nothing_heavy_before_a_command_runs() -> None:
@@ -184,16 +161,19 @@ def test_the_command_line_loads_nothing_heavy_before_a_command_runs() -> None:
     assert not loaded_by("import sapo.cli") & heavy
 
 
-def test_prefect_and_mlflow_stay_in_their_rooms() -> None:
-    allowed = {
-        "prefect": {"servers", "credentials"},
-        "mlflow": {"servers", "metric_store", "track", "versions", "summary"},
-    }
+@pytest.mark.parametrize(
+    ("package", "places"),
+    [
+        ("prefect", ("sapo.ops.", "sapo.core.config.secrets")),
+        ("mlflow", ("sapo.store.tracking.", "sapo.ops.", "sapo.cli.report.")),
+    ],
+)
+def test_prefect_and_mlflow_stay_in_their_rooms(package: str, places: tuple[str, ...]) -> None:
     guilty = {
-        (name_of(path), package)
+        name_of(path)
         for path in modules(SAPO)
-        for package, rooms in allowed.items()
-        if any(name.split(".")[0] == package for name in imports(path)) and room(name_of(path)) not in rooms
+        if any(name.split(".")[0] == package for name in imports(path))
+        and not name_of(path).startswith(places)
     }
     assert not guilty
 

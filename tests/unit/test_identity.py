@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from makers import make_group, make_identity, make_signed
 
-from sapo.errors import Refused, UserError
-from sapo.identity import MAX_UNKNOWN, Identity, new_incarnation, seal, unseal, verify
-from sapo.records import SCHEMA_VERSION, Group, SignedGroup, canonical, is_sound_key, sha256
+from sapo.core.errors import Refused, UserError
+from sapo.core.types import SCHEMA_VERSION, Group, SignedGroup, canonical, is_sound_key, sha256
+from sapo.peers.signing import MAX_UNKNOWN, Identity, new_incarnation, seal, unseal, verify
 
 SMALL_ORDER = (
     "00" * 32,
@@ -208,7 +208,7 @@ def test_nothing_is_parsed_before_the_signature_holds(monkeypatch: pytest.Monkey
     def parsed(*_: object, **__: object) -> None:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr("sapo.identity.Group.model_validate_json", parsed)
+    monkeypatch.setattr("sapo.peers.signing.Group.model_validate_json", parsed)
     assert code(make_signed().model_copy(update={"signature": "00" * 64})) == "bad_signature"
     with pytest.raises(AssertionError, match="parsed"):
         unseal(make_signed())

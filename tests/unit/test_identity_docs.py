@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from sapo import cli
-from sapo.backup import PASSPHRASE
-from sapo.membership import PREFIX
-from sapo.settings import Rules
+from sapo.core.config.schema import Rules
+from sapo.peers.key_backup import PASSPHRASE
+from sapo.peers.membership import PREFIX
 
 TEXT = (Path(__file__).parents[2] / "docs" / "identity.md").read_text(encoding="utf-8")
 

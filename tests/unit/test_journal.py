@@ -10,8 +10,8 @@ import pytest
 from journal_model import NOW, commit_round, make_batch, make_result, make_row, own_groups, snapshot
 from makers import INCARNATION, make_signed
 
-from sapo.errors import UserError
-from sapo.journal import Journal, JournalError
+from sapo.core.errors import UserError
+from sapo.store.journal.journal import Journal, JournalError
 
 
 @pytest.fixture
@@ -284,7 +284,7 @@ def test_a_round_that_is_not_there_is_named(journal):
 
 
 def test_importing_the_journal_does_not_import_torch():
-    code = "import sys, sapo.journal, sapo.deliver; print(json.dumps('torch' in sys.modules))"
+    code = "import sys, sapo.store.journal.outbox; print(json.dumps('torch' in sys.modules))"
     shown = subprocess.run(
         [sys.executable, "-c", f"import json; {code}"], capture_output=True, text=True, check=True
     )

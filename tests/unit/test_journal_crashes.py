@@ -23,7 +23,7 @@ from journal_model import (
 )
 from makers import INCARNATION
 
-from sapo.journal import Journal
+from sapo.store.journal.journal import Journal
 
 Step = Callable[[Any], object]
 """One operation, on a `Journal` or on the `Model`."""

@@ -21,11 +21,11 @@ from journal_model import (
 )
 from makers import INCARNATION
 
-from sapo.errors import UserError
-from sapo.journal import Heard, Journal, JournalError, Link, Met
-from sapo.journal_file import JOURNAL_VERSION
-from sapo.journal_rows import PeerRow, RefusalRow
-from sapo.records import chained
+from sapo.core.errors import UserError
+from sapo.core.types import chained
+from sapo.store.journal.journal import Heard, Journal, JournalError, Link, Met
+from sapo.store.journal.rows import PeerRow, RefusalRow
+from sapo.store.journal.schema import JOURNAL_VERSION
 
 NOTHING: dict[str, Any] = {"positions": {}, "pool_added": [], "pool_removed": [], "verdicts": {}}
 

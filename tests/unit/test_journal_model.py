@@ -23,8 +23,8 @@ from journal_model import (
 )
 from makers import INCARNATION
 
-from sapo.journal import Journal, JournalError
-from sapo.journal_rows import Event
+from sapo.store.journal.journal import Journal, JournalError
+from sapo.store.journal.rows import Event
 
 ROWS = [make_row(90, position) for position in range(12)]
 VERDICTS = st.sampled_from(['{"scores":[0.0,1.0]}', '{"reason":"timeout"}'])

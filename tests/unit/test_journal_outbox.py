@@ -13,7 +13,7 @@ from journal_model import (
 )
 from makers import INCARNATION
 
-from sapo.journal import Journal, JournalError
+from sapo.store.journal.journal import Journal, JournalError
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ from swarms import make_home, small_config
 
 from flows import evaluate
 from flows.common import Process
-from sapo.config import Config
-from sapo.crew import read_progress
-from sapo.errors import UserError
-from sapo.evaluate import Progress
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.judge import evaluate_swarm, judge_swarm
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.errors import UserError
+from sapo.ops.judge import evaluate_swarm, judge_swarm
+from sapo.ops.process_group import read_progress
+from sapo.policy.evaluate import Progress
+from sapo.store.journal.journal import Journal
 
 ELSEWHERE = '{"why": "was exported"}'
 

@@ -7,7 +7,7 @@ import pytest
 from infra.kafka import admin
 from infra.kafka.admin import Admin
 from infra.kafka.layout import Layout
-from sapo.errors import UserError
+from sapo.core.errors import UserError
 
 
 class LateBroker:

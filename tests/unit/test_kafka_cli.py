@@ -13,7 +13,7 @@ from infra.kafka import cli, keep, runtime, tls
 from infra.kafka.broker import environment
 from infra.kafka.cluster import Cluster, running
 from infra.kafka.layout import Layout, free
-from sapo.errors import Unavailable, UserError
+from sapo.core.errors import Unavailable, UserError
 
 RUNS = {
     "cluster_id": "abc",

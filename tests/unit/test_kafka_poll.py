@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from makers import make_received
 
-from sapo.bus import kafka
 from sapo.bus.base import Limits
-from sapo.bus.kafka import GRACE_S, Ends, KafkaBus, NotRead
-from sapo.bus.kafka_link import Layout, Place
-from sapo.bus.kafka_records import Found
-from sapo.errors import Unavailable, UserError
-from sapo.settings import KafkaBus as Section
+from sapo.bus.kafka import bus as kafka
+from sapo.bus.kafka.bus import GRACE_S, Ends, KafkaBus, NotRead
+from sapo.bus.kafka.metadata import Layout, Place
+from sapo.bus.kafka.record_batch import Found
+from sapo.core.config.schema import KafkaBus as Section
+from sapo.core.errors import Unavailable, UserError
 
 
 def test_all_bytes_that_came_are_counted_also_those_left_for_later(monkeypatch: pytest.MonkeyPatch) -> None:

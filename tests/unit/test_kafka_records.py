@@ -24,10 +24,10 @@ from kafka_batches import (
 )
 from makers import make_signed
 
-from sapo.bus import kafka_records
-from sapo.bus.kafka_records import MAX_RECORDS, MAX_UNPACKED, Found, read
-from sapo.bus.kafka_send import CODECS
-from sapo.records import SignedGroup
+from sapo.bus.kafka import record_batch
+from sapo.bus.kafka.producer import CODECS
+from sapo.bus.kafka.record_batch import MAX_RECORDS, MAX_UNPACKED, Found, read
+from sapo.core.types import SignedGroup
 
 
 def groups(count: int) -> list[SignedGroup]:
@@ -87,7 +87,7 @@ def test_a_batch_of_the_brokers_own_is_passed_over() -> None:
 def test_a_batch_nobody_can_read_is_passed_over_whole(
     codec: int, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_records, "MAX_UNPACKED", 2**16)
+    monkeypatch.setattr(record_batch, "MAX_UNPACKED", 2**16)
     good = stamped(batch_of(groups(1)), 3)
     bad, one = found(packed(codec, body) + good)
     assert (bad.offset, bad.end, bad.received) == (0, 3, None)
@@ -158,7 +158,7 @@ def test_a_record_that_lies_about_its_sizes_ends_its_batch_and_no_other(bad: byt
 def test_a_batch_of_too_many_records_is_not_even_unpacked(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_records, "_unpacked", lambda *_: pytest.fail("was unpacked"))
+    monkeypatch.setattr(record_batch, "_unpacked", lambda *_: pytest.fail("was unpacked"))
     values = (0, HEADER - 12, 0, 2, 0, 4, 2, STAMP, STAMP, -1, -1, -1, count)
     (one,) = found(stamped(DefaultRecordBatch.HEADER_STRUCT.pack(*values)))
     assert (one.offset, one.end, one.received) == (0, 3, None)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from makers import make_signed
 
-from sapo.bus import kafka_send
-from sapo.bus.kafka_link import Layout, Place, newer
-from sapo.bus.kafka_send import NotSent, Sender
-from sapo.bus.kafka_wire import Broken, Throttled
-from sapo.records import SignedGroup
+from sapo.bus.kafka import producer
+from sapo.bus.kafka.connection import Broken, Throttled
+from sapo.bus.kafka.metadata import Layout, Place, newer
+from sapo.bus.kafka.producer import NotSent, Sender
+from sapo.core.types import SignedGroup
 
 TOPIC = uuid.UUID(int=1)
 
@@ -99,7 +99,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(kafka_send.time, "sleep", clock.sleep)
+    monkeypatch.setattr(producer.time, "sleep", clock.sleep)
     return clock
 
 

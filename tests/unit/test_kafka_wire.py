@@ -9,11 +9,11 @@ from contextlib import suppress
 
 import pytest
 
-from sapo.bus import kafka_wire
-from sapo.bus.kafka_check import check
-from sapo.bus.kafka_wire import Access, Broken, Connection, resolve
-from sapo.errors import UserError
-from sapo.settings import KafkaBus as Section
+from sapo.bus.kafka import connection as kafka_wire
+from sapo.bus.kafka.connection import Access, Broken, Connection, resolve
+from sapo.bus.kafka.diagnose import check
+from sapo.core.config.schema import KafkaBus as Section
+from sapo.core.errors import UserError
 
 PLAIN = Access(None, None, "env:UNUSED")
 Serve = Callable[[Callable[[socket.socket], None]], tuple[str, int]]

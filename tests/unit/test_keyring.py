@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from packed_nodes import make_node
 
-from sapo import backup, keyring
-from sapo.config import load
-from sapo.errors import UserError
-from sapo.home import Home
-from sapo.identity import Identity
-from sapo.keyring import Held, data_folder, note, place, remember, take
-from sapo.lock import NodeLock
-from sapo.manifest import Manifest
-from sapo.membership import invite
-from sapo.moving import export_node, import_node, mark_moved
+from sapo.core.config.home import Home
+from sapo.core.config.load import load
+from sapo.core.config.manifest import Manifest
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import UserError
+from sapo.ops.node_export import export_node, import_node, mark_moved
+from sapo.peers import key_backup, keyring
+from sapo.peers.keyring import Held, data_folder, note, place, remember, take
+from sapo.peers.membership import invite
+from sapo.peers.signing import Identity
 
 SWARM, NOW = "demo", 1000.0
 
@@ -277,16 +277,16 @@ def test_a_backup_brings_every_key_back(tmp_path: Path, home: Home, passphrase: 
     home.node("n1").mkdir()
     held = [remember(home, take(home, SWARM, name, NOW), "b" * 16) for name in ("n0", "n1")]
     file = tmp_path / "keys.json"
-    backup.write(held, file, passphrase)
+    key_backup.write(held, file, passphrase)
     assert mode(file) == 0o600
     assert (b"ENCRYPTED" in file.read_bytes()) == (passphrase is not None)
     shutil.rmtree(home.root)
     shutil.rmtree(data_folder())
-    found = backup.read(file)
+    found = key_backup.read(file)
     assert found.encrypted == (passphrase is not None)
     again = Home(tmp_path / "again")
-    opened = backup.opened(found.of(None, file), file, passphrase)
-    restored = backup.restore(again, SWARM, opened, None)
+    opened = key_backup.opened(found.of(None, file), file, passphrase)
+    restored = key_backup.restore(again, SWARM, opened, None)
     assert [one.identity.key for one in restored] == [one.identity.key for one in held]
     assert take(again, SWARM, "n1", NOW).card.incarnations == ("b" * 16,)
     assert len(keyring.kept()) == 2
@@ -294,19 +294,19 @@ def test_a_backup_brings_every_key_back(tmp_path: Path, home: Home, passphrase: 
 
 def test_a_backup_is_never_overwritten(tmp_path: Path, home: Home) -> None:
     held = take(home, SWARM, "n0", NOW)
-    backup.write([held], tmp_path / "keys", None)
+    key_backup.write([held], tmp_path / "keys", None)
     before = (tmp_path / "keys").read_bytes()
     with pytest.raises(UserError, match="exists already"):
-        backup.write([held], tmp_path / "keys", None)
+        key_backup.write([held], tmp_path / "keys", None)
     with pytest.raises(UserError, match="FILE"):
-        backup.write([held], tmp_path / "absent" / "keys", None)
+        key_backup.write([held], tmp_path / "absent" / "keys", None)
     assert (tmp_path / "keys").read_bytes() == before
 
 
 @pytest.mark.parametrize("file", ["", ".", "/"])
 def test_a_folder_is_no_file_for_a_backup(home: Home, file: str) -> None:
     with pytest.raises(UserError, match=r"^FILE = .* is a folder"):
-        backup.write([take(home, SWARM, "n0", NOW)], Path(file), None)
+        key_backup.write([take(home, SWARM, "n0", NOW)], Path(file), None)
 
 
 @pytest.mark.parametrize("passphrase", ["long" * 256, "\udcff"])
@@ -314,7 +314,7 @@ def test_a_passphrase_that_cannot_encrypt_is_told_and_not_repeated(
     tmp_path: Path, home: Home, passphrase: str
 ) -> None:
     with pytest.raises(UserError, match=r"^passphrase = '\.\.\.'") as error:
-        backup.write([take(home, SWARM, "n0", NOW)], tmp_path / "keys", passphrase)
+        key_backup.write([take(home, SWARM, "n0", NOW)], tmp_path / "keys", passphrase)
     assert "longlong" not in str(error.value)
     assert not (tmp_path / "keys").exists()
 
@@ -323,18 +323,18 @@ def test_a_passphrase_that_cannot_encrypt_is_told_and_not_repeated(
 def test_a_wrong_passphrase_is_told_and_not_repeated(
     tmp_path: Path, home: Home, passphrase: str | None
 ) -> None:
-    backup.write([take(home, SWARM, "n0", NOW)], tmp_path / "keys", "right")
-    keys = backup.read(tmp_path / "keys").of(None, tmp_path / "keys")
+    key_backup.write([take(home, SWARM, "n0", NOW)], tmp_path / "keys", "right")
+    keys = key_backup.read(tmp_path / "keys").of(None, tmp_path / "keys")
     with pytest.raises(UserError, match=r"^passphrase( =|:) ") as error:
-        backup.opened(keys, tmp_path / "keys", passphrase)
+        key_backup.opened(keys, tmp_path / "keys", passphrase)
     assert "tr0ub4dor" not in str(error.value)
 
 
 def test_a_backup_that_others_may_read_is_refused(tmp_path: Path, home: Home) -> None:
-    backup.write([take(home, SWARM, "n0", NOW)], tmp_path / "keys", None)
+    key_backup.write([take(home, SWARM, "n0", NOW)], tmp_path / "keys", None)
     (tmp_path / "keys").chmod(0o640)
     with pytest.raises(UserError, match="others may read it"):
-        backup.read(tmp_path / "keys")
+        key_backup.read(tmp_path / "keys")
 
 
 @pytest.mark.parametrize("change", [b"", b"{}", b"\xff\x00", b'{"format":1,"keys":[]}', b"[" * 100_000])
@@ -343,14 +343,14 @@ def test_a_damaged_backup_is_the_users_error(tmp_path: Path, change: bytes) -> N
     file.write_bytes(change)
     file.chmod(0o600)
     with pytest.raises(UserError, match="is no whole backup"):
-        backup.read(file)
+        key_backup.read(file)
 
 
 def test_a_backup_whose_key_is_not_its_cards_is_refused(tmp_path: Path, home: Home) -> None:
     held = take(home, SWARM, "n0", NOW)
-    backup.write([Held(Identity.new(), held.card)], tmp_path / "keys", None)
+    key_backup.write([Held(Identity.new(), held.card)], tmp_path / "keys", None)
     with pytest.raises(UserError, match="is another"):
-        backup.opened(backup.read(tmp_path / "keys").keys, tmp_path / "keys", None)
+        key_backup.opened(key_backup.read(tmp_path / "keys").keys, tmp_path / "keys", None)
 
 
 def test_of_several_keys_none_is_restored_where_one_cannot_be(tmp_path: Path, home: Home) -> None:
@@ -361,28 +361,28 @@ def test_of_several_keys_none_is_restored_where_one_cannot_be(tmp_path: Path, ho
     other.node("n1").mkdir(parents=True)
     take(other, SWARM, "n1", NOW)
     with pytest.raises(UserError, match="another key already"):
-        backup.restore(other, SWARM, held, None)
+        key_backup.restore(other, SWARM, held, None)
     assert not other.key("n0").exists()
 
 
 def test_of_several_keys_none_is_restored_where_a_node_runs(tmp_path: Path, home: Home) -> None:
     home.node("n1").mkdir()
-    backup.write([take(home, SWARM, name, NOW) for name in ("n0", "n1")], tmp_path / "keys", None)
-    opened = backup.opened(backup.read(tmp_path / "keys").keys, tmp_path / "keys", None)
+    key_backup.write([take(home, SWARM, name, NOW) for name in ("n0", "n1")], tmp_path / "keys", None)
+    opened = key_backup.opened(key_backup.read(tmp_path / "keys").keys, tmp_path / "keys", None)
     home.key("n0").unlink()
     with NodeLock(home.node("n1")), pytest.raises(UserError, match="in use"):
-        backup.restore(home, SWARM, opened, None)
+        key_backup.restore(home, SWARM, opened, None)
     assert not home.key("n0").exists()
 
 
 def test_one_key_of_a_backup_may_go_to_another_node(tmp_path: Path, home: Home) -> None:
     held = take(home, SWARM, "n0", NOW)
-    backup.write([held], tmp_path / "keys", None)
+    key_backup.write([held], tmp_path / "keys", None)
     shutil.rmtree(home.root)
-    found = backup.read(tmp_path / "keys")
+    found = key_backup.read(tmp_path / "keys")
     with pytest.raises(UserError, match="holds keys of n0"):
         found.of("n5", tmp_path / "keys")
-    [restored] = backup.restore(
-        home, SWARM, backup.opened(found.of("n0", tmp_path / "keys"), tmp_path, None), "n3"
+    [restored] = key_backup.restore(
+        home, SWARM, key_backup.opened(found.of("n0", tmp_path / "keys"), tmp_path, None), "n3"
     )
     assert (restored.card.node, Identity.load(home.key("n3")).key) == ("n3", held.identity.key)

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from sapo import cli, sites
-from sapo.commands import checks, keys
-from sapo.config import load
-from sapo.errors import UserError
-from sapo.home import Home
-from sapo.identity import Identity
-from sapo.keyring import data_folder
-from sapo.manifest import Manifest
-from sapo.membership import Token, invite
+from sapo import cli
+from sapo.cli.commands import checks, keys
+from sapo.core.config.home import Home
+from sapo.core.config.load import load
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import UserError
+from sapo.ops import sites
+from sapo.peers.keyring import data_folder
+from sapo.peers.membership import Token, invite
+from sapo.peers.signing import Identity
 
 ERROR = re.compile(r"error: \S.*: .+; .+\n")
 DEMO = ("--set", "swarm.name=demo", "--home", "here")

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from test_docker import SERVICES, lineage
 
-from sapo.config import load
-from sapo.home import read_manifest
-from sapo.manifest import Manifest
+from sapo.core.config.home import read_manifest
+from sapo.core.config.load import load
+from sapo.core.config.manifest import Manifest
 
 ROOT = Path(__file__).parents[2]
 BASE = ROOT / "infra" / "kubernetes" / "base"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo.config import LearnConfig
+from sapo.core.config.load import LearnConfig
 from sapo.learn.advantage import centred, group_advantages, informative, mean_std
 
 STOP4 = ["stop"] * 4

@@ -10,9 +10,9 @@ from learn_support import batch, group, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from sapo.config import LearnConfig
-from sapo.learn.forward import take_apart
-from sapo.learn.head import BLOCK_BYTES, embed, token_logprobs
+from sapo.core.config.load import LearnConfig
+from sapo.learn.chunked_head import BLOCK_BYTES, embed, token_logprobs
+from sapo.learn.logprobs import take_apart
 from sapo.learn.update import Learner
 
 POSITIONS, WIDTH, TOKENS = 5, 8, 9

@@ -7,9 +7,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from sapo.config import Config, LearnConfig
-from sapo.learn.foreign import treat
+from sapo.core.config.load import Config, LearnConfig
 from sapo.learn.loss import LOSSES, LossInputs, LossOutputs, cispo, dapo, dr_grpo, grpo, gspo, normaliser
+from sapo.learn.off_policy import treat
 
 Loss = Callable[[LossInputs], LossOutputs]
 NAN = float("nan")

@@ -11,12 +11,12 @@ from learn_support import batch, example, group, parameters, same, tiny_model
 from pydantic import ValidationError
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from sapo.config import Config, LearnConfig
-from sapo.determinism import arithmetic, differences
-from sapo.devices import resolve_device
-from sapo.errors import UserError
+from sapo.core.config.load import Config, LearnConfig
+from sapo.core.determinism import arithmetic, differences
+from sapo.core.errors import UserError
+from sapo.core.types import Batch
 from sapo.learn.update import Learner
-from sapo.records import Batch
+from sapo.policy.device import resolve_device
 
 
 def learner(model: torch.nn.Module | None = None, **settings: object) -> Learner:

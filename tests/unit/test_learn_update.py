@@ -21,13 +21,13 @@ from learn_support import (
     tiny_model,
 )
 
-from sapo.config import GuardConfig, LearnConfig
-from sapo.errors import UserError
+from sapo.core.config.load import GuardConfig, LearnConfig
+from sapo.core.errors import UserError
+from sapo.core.types import Batch, BatchGroup
 from sapo.learn.collate import Chunk, Row, collate, select
-from sapo.learn.forward import shares_prompts
+from sapo.learn.logprobs import shares_prompts
 from sapo.learn.loss import LOSSES
 from sapo.learn.update import Learner
-from sapo.records import Batch, BatchGroup
 
 KINDS = ["gpt2", "llama", "qwen2", "qwen3"]
 LOOSE = GuardConfig(max_unscorable=1.0)

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from swarms import make_home, small_config
 
-from sapo import cli, swarm_run
-from sapo.commands.launch import Watcher
-from sapo.gate import basic
-from sapo.home import Home
-from sapo.pages import pages_of
-from sapo.service_registry import Service, Services
+from sapo import cli
+from sapo.cli.commands.launch import Watcher
+from sapo.cli.report.pages import pages_of
+from sapo.core.config.home import Home
+from sapo.core.service_registry import Service, Services
+from sapo.ops.gate import basic
+from sapo.store.tracking import parent_run
 
 asked: dict[str, str | None] = {}
 """What the last request said of itself."""
@@ -59,7 +60,7 @@ def found(experiments: dict[str, Any]) -> Iterator[Services]:
 
 
 def experiment(*, viewed: bool) -> dict[str, Any]:
-    tags = [{"key": key, "value": value} for key, value in swarm_run.VIEW.items()] if viewed else []
+    tags = [{"key": key, "value": value} for key, value in parent_run.VIEW.items()] if viewed else []
     return {"experiment_id": "7", "tags": tags}
 
 
@@ -108,7 +109,7 @@ def test_addresses_that_have_no_page_of_their_own_are_left_as_they_are() -> None
 def test_the_view_shows_the_links_once_and_only_when_there_is_something_on_the_pages(
     experiments: dict[str, Any], found: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sapo.commands.launch.PAGES_POLL_S", 0.0)
+    monkeypatch.setattr("sapo.cli.commands.launch.PAGES_POLL_S", 0.0)
     shown: list[str] = []
     watcher = Watcher(SimpleNamespace(link=lambda name, _: shown.append(name)), "test")  # type: ignore[arg-type]
     watcher.show_pages(SimpleNamespace(services=None))  # type: ignore[arg-type]

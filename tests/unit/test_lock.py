@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from sapo.errors import UserError
-from sapo.lock import NodeLock
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import UserError
 
 HOLDER = """
 import sys
-from sapo.lock import NodeLock
+from sapo.core.dir_lock import NodeLock
 with NodeLock(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

@@ -3,11 +3,11 @@
 import pytest
 from makers import make_group, make_identity
 
-from sapo.config import load
-from sapo.errors import Refused, UserError
-from sapo.manifest import Manifest
-from sapo.membership import Token, check, closed_to, invite, refuse_outsider, trusted
-from sapo.records import Group, Invitation
+from sapo.core.config.load import load
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import Refused, UserError
+from sapo.core.types import Group, Invitation
+from sapo.peers.membership import Token, check, closed_to, invite, refuse_outsider, trusted
 
 MEMBER, PEER, STRANGER = make_identity("member"), make_identity("peer"), make_identity("stranger")
 NOW = 1_000_000.0

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from sapo import cli, install
-from sapo.config import Config, load
-from sapo.errors import UserError
+from sapo import cli
+from sapo.core import install
+from sapo.core.config.load import Config, load
+from sapo.core.config.schema import PATTERNS
+from sapo.core.errors import UserError
 from sapo.experiment.grid import Grid
-from sapo.settings import PATTERNS
 
 
 def patterns(schema: Any) -> set[str]:
@@ -74,7 +75,7 @@ def test_what_is_not_installed_comes_with_a_command_for_this_environment(
 
 
 def test_doctor_names_commands_that_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sapo import doctor
+    from sapo.ops import doctor
 
     monkeypatch.chdir(install.ROOT)
     check = doctor.check_extra("lora", ("absent-package",), "adapters")

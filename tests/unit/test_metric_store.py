@@ -11,7 +11,7 @@ from mlflow.entities import LifecycleStage, Metric, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-from sapo.metric_store import MetricStore
+from sapo.ops.mlflow_sqlite_store import MetricStore
 
 TABLES = ("metrics", "latest_metrics")
 

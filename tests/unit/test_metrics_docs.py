@@ -9,7 +9,7 @@ import pytest
 from swarms import hand_over, make_home, open_node, small_config
 
 from sapo.bus.memory import MemoryBus
-from sapo.evaluate import FULL, PROBE, Evaluation, series_of
+from sapo.policy.evaluate import FULL, PROBE, Evaluation, series_of
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = (
@@ -19,15 +19,15 @@ SERIES = re.compile(rf"(?:{FAMILIES.replace(' ', '|')})/[a-z0-9_*/]+")
 READERS = {
     "experiment",
     "evaluate",
-    "view",
+    "live_view",
     "report",
     "summary",
     "sites",
     "launch",
-    "proof",
+    "check",
     "whatif",
-    "words",
-    "swarm_run",
+    "experiment_text",
+    "parent_run",
 }
 """Modules that read series, or have some of their own that no node logs (docs/experiments.md), or put names
 together (`of_evaluations`)."""

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from sapo import models
-from sapo.config import Config, Lora, Rules
-from sapo.errors import SapoError, UserError
+from sapo.core.config.load import Config, Lora, Rules
+from sapo.core.errors import SapoError, UserError
+from sapo.policy import models
 
 
 def stored(directory: Path, **arguments: object) -> Path:

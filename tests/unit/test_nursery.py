@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from sapo.nursery import Forked, Nursery
-from sapo.processes import alive
+from sapo.core.child_process import alive
+from sapo.ops.fork_server import Forked, Nursery
 
 SERVE = """
 import argparse, os, signal, socket, sys, time
-from sapo.nursery import serve
+from sapo.ops.fork_server import serve
 def says():
     print(os.environ["WORD"], *sys.argv[1:], flush=True)
     print("and to stderr", file=sys.stderr)
@@ -166,7 +166,7 @@ def test_all_ends_when_the_crew_is_killed(tmp_path: Path) -> None:
     crew = f"""
 import json, os, time
 from pathlib import Path
-from sapo.nursery import Nursery
+from sapo.ops.fork_server import Nursery
 here = Path({str(tmp_path)!r})
 nursery = Nursery.start(["-c", {SERVE!r}], log=here / "nursery.log", env=dict(os.environ))
 env = {{**os.environ, "WORD": "hello"}}

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from sapo.services import prefect_file
+from sapo.ops.services import prefect_file
 
 
 def test_writers_take_turns_instead_of_waiting_for_the_file_s_lock(tmp_path: Path) -> None:

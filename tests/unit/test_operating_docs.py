@@ -7,8 +7,8 @@ from typing import get_args
 
 import pytest
 
-from sapo.crew import BAD_INPUT, OWING, PAUSED, State
-from sapo.settings import GuardConfig
+from sapo.core.config.schema import GuardConfig
+from sapo.ops.process_group import BAD_INPUT, OWING, PAUSED, State
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")

@@ -14,18 +14,18 @@ from swarms import make_home, small_config
 
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
+from sapo.bus.poller import Listener
 from sapo.bus.sqlite import SqliteBus
-from sapo.commands.launch import left_undone
-from sapo.crew import Member
-from sapo.errors import Unavailable, UserError
-from sapo.history import create_tables, open_store, tables
-from sapo.history.places import clear_stray
-from sapo.history.tables import SCHEMAS, Store
-from sapo.home import Home
-from sapo.listen import Listener
-from sapo.made import Made, made_in
-from sapo.outage import Outage
-from sapo.supervise import NodeStatus, SwarmStatus
+from sapo.cli.commands.launch import left_undone
+from sapo.core.config.home import Home
+from sapo.core.creation_marker import Made, made_in
+from sapo.core.errors import Unavailable, UserError
+from sapo.core.outage import Outage
+from sapo.ops.process_group import Member
+from sapo.ops.supervisor import NodeStatus, SwarmStatus
+from sapo.store.history import create_tables, open_store, tables
+from sapo.store.history.move_guard import clear_stray
+from sapo.store.history.tables import SCHEMAS, Store
 
 LIMITS = Limits()
 RNG = random.Random(0)

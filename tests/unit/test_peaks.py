@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from sapo import peaks, probes
-from sapo.evaluate import FULL, PROBE, Evaluation, series_of
-from sapo.peaks import Exam
-from sapo.probes import Probe
+from sapo.experiment import peaks
+from sapo.experiment.peaks import Exam
+from sapo.node import probes
+from sapo.node.probes import Probe
+from sapo.policy.evaluate import FULL, PROBE, Evaluation, series_of
 
 INCARNATION = "ab" * 8
 

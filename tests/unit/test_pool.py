@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from makers import make_entry, make_group, make_identity, make_signed, make_verdict
 
-from sapo import pool as pool_module
-from sapo import seen
 from sapo.bus.base import Reading
 from sapo.bus.memory import MemoryBus
-from sapo.config import PoolConfig
-from sapo.errors import Refused
-from sapo.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool, Verdict
-from sapo.quotas import limits
-from sapo.records import Group, Outcome, Recipe
-from sapo.seen import fingerprint
-from sapo.shares import Shares
+from sapo.core.config.load import PoolConfig
+from sapo.core.errors import Refused
+from sapo.core.shares import Shares
+from sapo.core.types import Group, Outcome, Recipe
+from sapo.peers import dedup
+from sapo.peers import pool as pool_module
+from sapo.peers.dedup import fingerprint
+from sapo.peers.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool, Verdict
+from sapo.peers.quotas import limits
 
 
 def filled(config: PoolConfig, *entries: Entry) -> Pool:
@@ -446,7 +446,7 @@ def test_what_a_group_says_is_worked_out_once_on_its_way_in(monkeypatch: pytest.
         asked.append(group.group_id)
         return fingerprint(group)
 
-    for module in (seen, pool_module):
+    for module in (dedup, pool_module):
         monkeypatch.setattr(module, "fingerprint", counted)
     pool = Pool(config())
     for entry in (make_entry("a"), make_entry("b")):

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from sapo.processes import Child, alive, stop_all, stopping_on_signals, tail
+from sapo.core.child_process import Child, alive, stop_all, stopping_on_signals, tail
 
-WATCHED = "from sapo.processes import watch_parent; watch_parent(grace=0.3)\n"
+WATCHED = "from sapo.core.child_process import watch_parent; watch_parent(grace=0.3)\n"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 WAIT = "import time; print('up', flush=True); time.sleep(60)\n"
 GRANDCHILD = """
@@ -72,7 +72,7 @@ def test_a_child_and_what_it_started_end_when_their_parent_is_killed(tmp_path: P
     child_log = tmp_path / "inner.log"
     inner = WATCHED + STUBBORN + GRANDCHILD + "import os; print(os.getpid(), flush=True)\n" + WAIT
     outer = (
-        "import os, time\nfrom pathlib import Path\nfrom sapo.processes import Child\n"
+        "import os, time\nfrom pathlib import Path\nfrom sapo.core.child_process import Child\n"
         f"Child.start('inner', ['-c', {inner!r}], log=Path({str(child_log)!r}), env=dict(os.environ))\n"
         "time.sleep(60)\n"
     )
@@ -86,7 +86,7 @@ def test_a_child_and_what_it_started_end_when_their_parent_is_killed(tmp_path: P
 
 
 def test_a_process_started_by_hand_watches_nobody(tmp_path: Path) -> None:
-    code = "from sapo.processes import watch_parent; raise SystemExit(watch_parent())"
+    code = "from sapo.core.child_process import watch_parent; raise SystemExit(watch_parent())"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -11,16 +11,16 @@ from deltalake import DeltaTable
 from history_samples import Books, Owed, batch, sink
 from makers import make_group, make_identity, make_signed
 
-from sapo.archiver import SAMPLES, Archiver
 from sapo.bus.memory import MemoryBus
-from sapo.config import load
-from sapo.history import read
-from sapo.history.tables import QUARANTINE, VERSION_KEY, Store, commit
-from sapo.holdout import bucket
-from sapo.journal_rows import RefusalRow
-from sapo.manifest import Manifest
-from sapo.records import Completion, SignedGroup
-from sapo.refusals import MAX_KEPT_BYTES
+from sapo.core.config.load import load
+from sapo.core.config.manifest import Manifest
+from sapo.core.types import Completion, SignedGroup
+from sapo.ops.archiver import SAMPLES, Archiver
+from sapo.peers.rejections import MAX_KEPT_BYTES
+from sapo.store.history import query
+from sapo.store.history.tables import QUARANTINE, VERSION_KEY, Store, commit
+from sapo.store.journal.rows import RefusalRow
+from sapo.tasks.holdout import bucket
 
 MANIFEST = Manifest.of(
     load(
@@ -53,7 +53,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def kept(store: Store, columns: str) -> list[tuple[Any, ...]]:
-    found = read.query(store, f'SELECT {columns} FROM quarantine ORDER BY "round", "offset", reason')
+    found = query.query(store, f'SELECT {columns} FROM quarantine ORDER BY "round", "offset", reason')
     return [tuple(row.values()) for row in found.to_pylist()]
 
 
@@ -142,7 +142,7 @@ def test_a_flood_of_refused_records_adds_few_rows_that_count_it(store: Store) ->
     other = [make_signed("other", texts=("x" * MAX_KEPT_BYTES, "1"), **held_out)]
     assert archive(store, [*flood, *other, *forged]).run().refused == 2 * len(flood) + 1
     columns = "reason, key, sum(count) AS n, count(*) AS rows, max(octet_length(payload)) AS bytes"
-    rows = read.query(store, f"SELECT {columns} FROM quarantine GROUP BY ALL").to_pylist()
+    rows = query.query(store, f"SELECT {columns} FROM quarantine GROUP BY ALL").to_pylist()
     rows.sort(key=lambda row: (row["reason"], row["n"]))
     assert [(row["reason"], row["n"], row["rows"]) for row in rows] == [
         ("bad_signature", len(flood), SAMPLES),

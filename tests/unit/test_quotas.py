@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from makers import make_identity, make_received
 from scipy.stats import chisquare
 
-from sapo import quotas
-from sapo.config import PoolConfig
-from sapo.journal_rows import PeerRow
-from sapo.quotas import CREDIT_S, FLOOR_S, LOOKS, RECENT, Quotas
-from sapo.records import Received
+from sapo.core.config.load import PoolConfig
+from sapo.core.types import Received
+from sapo.peers import quotas
+from sapo.peers.quotas import CREDIT_S, FLOOR_S, LOOKS, RECENT, Quotas
+from sapo.store.journal.rows import PeerRow
 
 OWN_S = 10.0
 """Own work of a round in these tests: 5 s are earned, 1.25 of them for newcomers."""

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sapo.reasoning import DRAWING, empty
+from sapo.tasks.gym_import import DRAWING, empty
 
 ROOT = Path(__file__).parents[2]
 PLAYED = """
 import sys
-import sapo.gym, sapo.worker_main
-from sapo.reasoning import reasoning_gym
+import sapo.tasks.gym, sapo.tasks.worker_main
+from sapo.tasks.gym_import import reasoning_gym
 
 for name in ("game_of_life", "game_of_life_halting"):
     data = reasoning_gym.create_dataset(name, seed=1, size=1)

@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from sapo.config import load
-from sapo.recovery import checkpoint_due
+from sapo.core.config.load import load
+from sapo.node.recovery import checkpoint_due
 
 SETS = ["checkpoint.every_rounds=1000", "checkpoint.every_seconds=600", "checkpoint.max_share=0.01"]
 

@@ -5,8 +5,8 @@ import logging
 import pytest
 from makers import make_group, make_identity, make_received
 
-from sapo.errors import Refused
-from sapo.refusals import AFTER_SIGNATURE, LOUDEST, NODE_BYTES, RESERVE, ROWS, SERIES, Refusals
+from sapo.core.errors import Refused
+from sapo.peers.rejections import AFTER_SIGNATURE, LOUDEST, NODE_BYTES, RESERVE, ROWS, SERIES, Refusals
 
 
 def refusals() -> Refusals:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from learn_support import example, tiny_model
 
-from sapo.config import GuardConfig, LearnConfig
+from sapo.core.config.load import GuardConfig, LearnConfig
+from sapo.core.types import Batch, canonical
 from sapo.learn.update import Learner, StepResult
-from sapo.models import weights_sha256
-from sapo.records import Batch, canonical
-from sapo.repeat import Mismatch, Repeater, settings_kept
+from sapo.policy.models import weights_sha256
+from sapo.provenance.reexecute import Mismatch, Repeater, settings_kept
 
 
 class Watched(Learner):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sapo.retention import anchors
+from sapo.policy.retention import anchors
 
 MOST = 8
 

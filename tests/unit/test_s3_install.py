@@ -9,7 +9,7 @@ from infra import gotools
 from infra.s3 import __main__ as command
 from infra.s3 import install
 from infra.s3.server import S3Server
-from sapo.errors import Unavailable
+from sapo.core.errors import Unavailable
 
 
 def with_go(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:

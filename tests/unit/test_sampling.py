@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from makers import make_entry, make_verdict
 from scipy.stats import chisquare
 
-from sapo import sampling
-from sapo.config import ShareConfig
-from sapo.pool import Entry, Verdict
-from sapo.sampling import Draw, Ready, information, sample_external, sample_self, select_subset
-from sapo.seeds import rng
+from sapo.core.config.load import ShareConfig
+from sapo.core.rng import rng
+from sapo.peers import sampling
+from sapo.peers.pool import Entry, Verdict
+from sapo.peers.sampling import Draw, Ready, information, sample_external, sample_self, select_subset
 
 GOOD = (1.0, 0.0)
 DULL = (1.0, 1.0)

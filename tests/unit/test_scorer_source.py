@@ -7,7 +7,7 @@ import pytest
 import reasoning_gym
 from scorer_source import reached
 
-from sapo import verify
+from sapo.tasks import verifier
 
 
 def _is_exception(value: object) -> bool:
@@ -82,12 +82,12 @@ def test_trap_49_who_evaluates_is_known_and_has_a_parser_in_its_place(names: dic
     assert {name: names[name] for name in EVALUATORS} == EVALUATORS
     guarded = {
         (name, path.removeprefix("reasoning_gym.").replace(".", "/") + ".py")
-        for path, parsers in verify.EVALUATORS.items()
+        for path, parsers in verifier.EVALUATORS.items()
         for name in parsers
         if name != "float"
     } | {
         ("parse_expr", path.removeprefix("reasoning_gym.").replace(".", "/") + ".py")
-        for path in verify.SYMPY_ALIASES
+        for path in verifier.SYMPY_ALIASES
     }
     called = {(name, path) for name, paths in EVALUATORS.items() for path in paths} - OWN_TEXT
     assert {(name.rpartition(".")[2], path) for name, path in called} == guarded

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from sapo import service_registry, services
-from sapo.config import parse
-from sapo.errors import UserError
-from sapo.home import Home
-from sapo.processes import Child
-from sapo.service_registry import Service, Services
-from sapo.services import Kept, Running, ServiceFailed
+from sapo.core import service_registry
+from sapo.core.child_process import Child
+from sapo.core.config.home import Home
+from sapo.core.config.load import parse
+from sapo.core.errors import UserError
+from sapo.core.service_registry import Service, Services
+from sapo.ops import services
+from sapo.ops.services import Kept, Running, ServiceFailed
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):

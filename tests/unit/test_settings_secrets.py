@@ -2,8 +2,8 @@
 
 import pytest
 
-from sapo.config import load
-from sapo.errors import UserError
+from sapo.core.config.load import load
+from sapo.core.errors import UserError
 
 KAFKA = ("bus.type=kafka", "bus.servers=localhost:9092")
 PASSWORD = "hunter2-never-seen"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sapo.shares import Claim, Meter, Shares, over
+from sapo.core.shares import Claim, Meter, Shares, over
 
 KNOWN = frozenset("AB")
 OPEN = Shares(author=0.5, newcomers=0.25, known=KNOWN.__contains__)

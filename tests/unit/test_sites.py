@@ -15,16 +15,17 @@ from typing import Any
 import pytest
 from makers import finish_round
 
-from sapo import cli, sites
-from sapo.commands import launch
-from sapo.config import load, presets
-from sapo.errors import UserError
-from sapo.home import Home, read_manifest
-from sapo.identity import Identity
-from sapo.journal import Journal
-from sapo.lock import NodeLock
-from sapo.manifest import Manifest
-from sapo.moving import mark_moved
+from sapo import cli
+from sapo.cli.commands import launch
+from sapo.core.config.home import Home, read_manifest
+from sapo.core.config.load import load, presets
+from sapo.core.config.manifest import Manifest
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import UserError
+from sapo.ops import sites
+from sapo.ops.node_export import mark_moved
+from sapo.peers.signing import Identity
+from sapo.store.journal.journal import Journal
 
 BUS = ("bus.type=kafka", "bus.servers=broker:9092")
 CHECK_TASKS = sites.check_tasks
@@ -390,7 +391,7 @@ def test_an_archive_that_was_cut_short_does_not_say_that_all_is_archived(
     up = elsewhere / "up"
     deaf = "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
     code = f"{deaf} pathlib.Path({str(up)!r}).touch(); time.sleep(60)"
-    monkeypatch.setattr("sapo.crew.flow_command", lambda home, name: ["-c", code])
+    monkeypatch.setattr("sapo.ops.process_group.flow_command", lambda home, name: ["-c", code])
 
     def interrupt() -> None:
         deadline = time.monotonic() + 60

@@ -19,14 +19,15 @@ from packed_nodes import (
     with_content,
 )
 
-from sapo import checkpoint, node_parts, tracked
-from sapo.config import Config, load
-from sapo.errors import UserError
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.lock import NodeLock
-from sapo.manifest import Manifest
-from sapo.moving import INDEX, export_node, import_node, mark_moved
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
+from sapo.core.config.manifest import Manifest
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import UserError
+from sapo.node import parts, tracked
+from sapo.ops.node_export import INDEX, export_node, import_node, mark_moved
+from sapo.policy import checkpoint
+from sapo.store.journal.journal import Journal
 
 
 @pytest.fixture
@@ -125,7 +126,7 @@ def test_a_packed_node_does_not_start_where_it_was_and_the_others_do(home: Home,
 
 
 def test_what_lies_in_the_write_ahead_log_goes_too(home: Home, tmp_path: Path) -> None:
-    from sapo.journal_file import connect
+    from sapo.store.journal.schema import connect
 
     reader = connect(home.journal("a1"), read_only=True)
     try:
@@ -373,7 +374,7 @@ def test_a_failed_write_marks_nothing(home: Home, tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sapo.moving._write", full)
+    monkeypatch.setattr("sapo.ops.node_export._write", full)
     with pytest.raises(OSError, match="No space"):
         export_node(home, "a1", tmp_path / "a1.tar.gz")
     home.refuse_moved("a1")
@@ -388,9 +389,9 @@ def test_a_node_that_is_exported_while_it_starts_does_not_start(
             mark_moved(home, "a1", "was exported")
             super().acquire()
 
-    monkeypatch.setattr(node_parts, "NodeLock", LateLock)
+    monkeypatch.setattr(parts, "NodeLock", LateLock)
     with pytest.raises(UserError, match="was exported"):
-        node_parts.open_parts(config, "a1", home)
+        parts.open_parts(config, "a1", home)
     with NodeLock(home.node("a1")):
         pass  # and holds nothing
 

@@ -10,18 +10,11 @@ import pytest
 from deltalake import DeltaTable, Schema
 from makers import make_group, make_identity, make_received
 
-from sapo.admission import Seen, admit
-from sapo.archiver import Archiver
 from sapo.bus.memory import MemoryBus
-from sapo.config import load
-from sapo.errors import Refused
-from sapo.history import read
-from sapo.history.rollouts import group_of, rollout_rows
-from sapo.history.tables import PARTITIONS, ROLLOUTS, VERSION_KEY, Store, commit
-from sapo.identity import seal, unseal
-from sapo.manifest import Manifest
-from sapo.pool import Entry
-from sapo.records import (
+from sapo.core.config.load import load
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import Refused
+from sapo.core.types import (
     Completion,
     Group,
     Invitation,
@@ -31,6 +24,13 @@ from sapo.records import (
     canonical,
     sha256,
 )
+from sapo.ops.archiver import Archiver
+from sapo.peers.admission import Seen, admit
+from sapo.peers.pool import Entry
+from sapo.peers.signing import seal, unseal
+from sapo.store.history import query
+from sapo.store.history.rollout_rows import group_of, rollout_rows
+from sapo.store.history.tables import PARTITIONS, ROLLOUTS, VERSION_KEY, Store, commit
 
 NEWER: dict[str, Any] = {"mood": "calm", "tags": ["a", "é", {"deep": [1, 2.5, None, 10**30]}], "empty": None}
 NAMES = [
@@ -99,7 +99,7 @@ def archive(store: Store, *groups: SignedGroup, bus: MemoryBus | None = None) ->
     bus = bus or MemoryBus()
     bus.publish(list(groups))
     Archiver(bus, store, "s").run()
-    return read.query(store, "SELECT * FROM rollouts ORDER BY round, k DESC").to_pylist()
+    return query.query(store, "SELECT * FROM rollouts ORDER BY round, k DESC").to_pylist()
 
 
 @pytest.mark.parametrize("each", [{}, {"words": 3}])
@@ -237,7 +237,7 @@ def test_what_has_no_column_is_kept_once_a_group_even_where_it_is_empty(store: S
 def test_two_versions_further_is_kept_in_quarantine_whole(store: Store) -> None:
     signed = newer(4, mood="calm")
     assert archive(store, signed) == []
-    [row] = read.query(store, "SELECT * FROM quarantine").to_pylist()
+    [row] = query.query(store, "SELECT * FROM quarantine").to_pylist()
     assert (row["reason"], row["payload"]) == ("schema_version", signed.payload)
 
 
@@ -260,7 +260,7 @@ def table_without(store: Store, *columns: str) -> None:
 
 def test_a_table_of_an_earlier_release_is_read_and_then_written(store: Store) -> None:
     table_without(store, "extra")
-    [before] = {row["round"]: row for row in read.rollouts(store).to_pylist()}.values()
+    [before] = {row["round"]: row for row in query.rollouts(store).to_pylist()}.values()
     assert before["text"]
     rows = archive(store, newer(mood="calm"))
     old = [row for row in rows if row["round"] == 7]

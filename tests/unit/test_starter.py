@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from sapo import models, starter
-from sapo.config import Config, Rules, Task
-from sapo.errors import UserError
-from sapo.holdout import bucket
-from sapo.settings import LearnConfig, Starter, Swarm
-from sapo.workers import TaskWorkers
+from sapo.core.config.load import Config, Rules, Task
+from sapo.core.config.schema import LearnConfig, Starter, Swarm
+from sapo.core.errors import UserError
+from sapo.policy import models, starter
+from sapo.tasks.holdout import bucket
+from sapo.tasks.workers import TaskWorkers
 
 SUMS = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2})
 

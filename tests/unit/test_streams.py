@@ -6,10 +6,10 @@ from collections.abc import Iterable
 import pytest
 from makers import make_group
 
-from sapo.errors import Refused
-from sapo.records import Group
-from sapo.shares import Shares
-from sapo.streams import AUTHORS, LATE, LIVES, PLACES, WINDOW, Streams
+from sapo.core.errors import Refused
+from sapo.core.shares import Shares
+from sapo.core.types import Group
+from sapo.peers.resend_guard import AUTHORS, LATE, LIVES, PLACES, WINDOW, Streams
 
 LATER, THIRD = "1" * 16, "2" * 16
 

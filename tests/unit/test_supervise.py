@@ -16,15 +16,15 @@ import pytest
 from makers import finish_round
 from swarms import make_home, small_config
 
-from sapo import supervise
-from sapo.crew import CrewState, Member, forget_progress, write_progress
-from sapo.errors import UserError
-from sapo.home import Home
-from sapo.journal import Journal
-from sapo.lock import NodeLock
-from sapo.processes import alive
-from sapo.services import ServiceFailed
-from sapo.supervise import request_stop, run_node, run_swarm, snapshot, who_runs
+from sapo.core.child_process import alive
+from sapo.core.config.home import Home
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import UserError
+from sapo.ops import supervisor
+from sapo.ops.process_group import CrewState, Member, forget_progress, write_progress
+from sapo.ops.services import ServiceFailed
+from sapo.ops.supervisor import request_stop, run_node, run_swarm, snapshot, who_runs
+from sapo.store.journal.journal import Journal
 
 FLOW = """
 import json, os, pathlib, signal, sys, time
@@ -48,7 +48,7 @@ time.sleep(60)
 """
 )
 LINGERS = FLOW + "settle('finished'); time.sleep(60)"
-WATCHED = "from sapo.processes import watch_parent; watch_parent(grace=0.3)\n"
+WATCHED = "from sapo.core.child_process import watch_parent; watch_parent(grace=0.3)\n"
 DEAF = FLOW + "signal.signal(signal.SIGTERM, signal.SIG_IGN); (home / 'up').touch(); time.sleep(60)"
 
 
@@ -57,7 +57,7 @@ def home(tmp_path: Path) -> Home:
     return make_home(tmp_path / "home", small_config())
 
 
-def run(home: Home, healthy: str, code: str, **options: object) -> supervise.SwarmStatus:
+def run(home: Home, healthy: str, code: str, **options: object) -> supervisor.SwarmStatus:
     config = small_config([f"track.uri={healthy}"])
     env = {**os.environ, "PREFECT_API_URL": f"{healthy}/api"}
     return run_swarm(config, home, env=env, command=("-c", code), interval_s=0.05, **options)  # type: ignore[arg-type]
@@ -91,14 +91,14 @@ def test_a_flow_that_crashes_is_restarted_a_bounded_number_of_times_and_its_log_
 ) -> None:
     with pytest.raises(ServiceFailed, match=r"ended with code 9(.|\n)*no luck"):
         run(home, healthy, CRASHES)
-    assert len(list(home.root.glob("start-*"))) == supervise.SWARM_RESTARTS + 1
+    assert len(list(home.root.glob("start-*"))) == supervisor.SWARM_RESTARTS + 1
     assert who_runs(home) == {}
 
 
 def test_a_flow_whose_work_is_done_is_not_waited_for(
     home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "LINGER_S", 0.2)
+    monkeypatch.setattr(supervisor, "LINGER_S", 0.2)
     assert run(home, healthy, LINGERS).phase == "finished"
 
 
@@ -120,7 +120,7 @@ def test_a_request_to_stop_ends_the_flow_in_good_order(home: Home, healthy: str,
 
 
 def test_a_request_to_stop_is_shown_at_once(home: Home, healthy: str) -> None:
-    config, seen = small_config([f"track.uri={healthy}"]), list[supervise.SwarmStatus]()
+    config, seen = small_config([f"track.uri={healthy}"]), list[supervisor.SwarmStatus]()
     env = {**os.environ, "PREFECT_API_URL": f"{healthy}/api"}
     stop = threading.Event()
 
@@ -136,7 +136,7 @@ def test_a_request_to_stop_is_shown_at_once(home: Home, healthy: str) -> None:
 
 
 def test_what_a_start_waits_for_is_counted(home: Home, healthy: str) -> None:
-    seen: list[supervise.SwarmStatus] = []
+    seen: list[supervisor.SwarmStatus] = []
     run(home, healthy, FINISHES, on_status=seen.append)
     assert seen[0].progress == ("nodes", 2, 3), "both servers answer, the nodes have not begun"
 
@@ -144,7 +144,7 @@ def test_what_a_start_waits_for_is_counted(home: Home, healthy: str) -> None:
 def test_a_flow_that_does_not_hear_is_ended(
     home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "SWARM_GRACE_S", 0.3)
+    monkeypatch.setattr(supervisor, "SWARM_GRACE_S", 0.3)
     stop, ended = threading.Event(), []
     thread = threading.Thread(target=lambda: ended.append(run(home, healthy, DEAF, stop=stop)))
     thread.start()
@@ -156,8 +156,9 @@ def test_a_flow_that_does_not_hear_is_ended(
 
 def test_nothing_is_left_when_the_supervisor_is_killed(home: Home, healthy: str) -> None:
     code = (
-        "from pathlib import Path\nfrom sapo.config import load\nfrom sapo.home import Home\n"
-        "from sapo.supervise import run_swarm\n"
+        "from pathlib import Path\nfrom sapo.core.config.load import load\n"
+        "from sapo.core.config.home import Home\n"
+        "from sapo.ops.supervisor import run_swarm\n"
         f"run_swarm(load(sets=['track.uri={healthy}'], env={{}}), Home(Path({str(home.root)!r})),"
         f" command=('-c', {WATCHED + STOPS!r}))"
     )
@@ -202,7 +203,7 @@ def test_bad_input_that_only_the_node_itself_finds_is_still_bad_input(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = "import sys; print('error: model = 3: no such model; name one', file=sys.stderr); sys.exit(2)"
-    monkeypatch.setattr(supervise, "flow_command", lambda home, name: ["-c", script])
+    monkeypatch.setattr(supervisor, "flow_command", lambda home, name: ["-c", script])
     with pytest.raises(UserError, match="model = 3: no such model"):
         run_node(small_config(), home, "n0")
 
@@ -211,7 +212,7 @@ def test_stopping_one_node_leaves_the_others_of_its_home_at_work(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["-c", STOPS, "--home", str(home.root)]
-    monkeypatch.setattr(supervise, "flow_command", lambda home, name: command)
+    monkeypatch.setattr(supervisor, "flow_command", lambda home, name: command)
     stop, ended = threading.Event(), []
     thread = threading.Thread(target=lambda: ended.append(run_node(small_config(), home, "n0", stop=stop)))
     thread.start()
@@ -252,7 +253,7 @@ def test_a_snapshot_has_means_of_the_last_rounds(home: Home) -> None:
     first = snapshot(small_config(["swarm.rounds=13"]), home).nodes[0]
     assert first.metrics == {"reward/local": 12.0}
     assert first.means == {"reward/local": 7.5}, "of rounds 3 to 12"
-    assert first.window == supervise.WINDOW == 10
+    assert first.window == supervisor.WINDOW == 10
 
 
 def test_means_are_of_as_many_rounds_as_there_are(home: Home) -> None:
@@ -276,5 +277,5 @@ def test_a_home_where_nothing_ever_ran_is_idle(home: Home) -> None:
 
 def test_a_node_that_ended_before_its_last_round_counts_as_stopped(home: Home) -> None:
     commit_rounds(home, "n0", [{}])
-    status = supervise.node_status(small_config(), home, "n0", Member("finished", exit_code=0), running=True)
+    status = supervisor.node_status(small_config(), home, "n0", Member("finished", exit_code=0), running=True)
     assert status.state == "stopped"

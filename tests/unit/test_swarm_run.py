@@ -8,11 +8,11 @@ import pytest
 from history_samples import INCARNATION, Books, Owed, batch
 from mlflow import MlflowClient
 
-from sapo import samples, swarm_run
-from sapo.config import Config, load
-from sapo.errors import Unavailable
-from sapo.track import ROLLOUTS, Tracker
-from sapo.track_sinks import TrackSink, open_tracking
+from sapo.core.config.load import Config, load
+from sapo.core.errors import Unavailable
+from sapo.store.tracking import parent_run, sample_table
+from sapo.store.tracking.sinks import TrackSink, open_tracking
+from sapo.store.tracking.tracker import ROLLOUTS, Tracker
 
 PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
 
@@ -56,7 +56,7 @@ def test_every_line_of_a_chart_has_a_colour_of_its_own(uri: str) -> None:
 def test_of_two_parents_made_at_once_the_oldest_stays(uri: str) -> None:
     node(uri).start()
     client, old = MlflowClient(uri), runs(uri)["tiny"]
-    swarm_run.create(client, old.info.experiment_id, "tiny")
+    parent_run.create(client, old.info.experiment_id, "tiny")
     node(uri, "n1").start()
     assert runs(uri)["n1"].data.tags[PARENT] == old.info.run_id == runs(uri)["tiny"].info.run_id
 
@@ -102,7 +102,7 @@ def test_figures_of_a_swarm_are_those_of_its_summary() -> None:
 
     gain = {"mean": 0.15, "low": 0.1, "high": 0.2}
     held_out = {"gain": gain, "gain_greedy": None}
-    found = swarm_run.figures_of(
+    found = parent_run.figures_of(
         {"nodes": {"n0": one(5, 0.2, 0.3), "n1": one(7, 0.4, 0.6)}, "held_out": held_out}
     )
     assert found == {
@@ -113,7 +113,7 @@ def test_figures_of_a_swarm_are_those_of_its_summary() -> None:
         "gain/pass_at_1/low": [(8, 0.1)],
         "gain/pass_at_1/high": [(8, 0.2)],
     }
-    half = swarm_run.figures_of({"nodes": {"n0": one(5, 0.2, None)}, "held_out": held_out})
+    half = parent_run.figures_of({"nodes": {"n0": one(5, 0.2, None)}, "held_out": held_out})
     assert half["eval/full/pass_at_1"] == [(0, 0.2)]
 
 
@@ -121,8 +121,8 @@ def test_an_experiment_says_how_its_runs_are_shown_also_one_of_an_earlier_releas
     MlflowClient(uri).create_experiment("tiny")
     node(uri).start()
     tags = MlflowClient(uri).get_experiment_by_name("tiny").tags
-    assert {key: tags.get(key) for key in swarm_run.VIEW} == swarm_run.VIEW
-    (view,) = swarm_run.VIEW.values()
+    assert {key: tags.get(key) for key in parent_run.VIEW} == parent_run.VIEW
+    (view,) = parent_run.VIEW.values()
     assert len(view) <= 5000, "what MLflow takes"
     assert {card["xAxisKey"] for card in json.loads(view)["compareRunCharts"]} == {"step"}
 
@@ -191,7 +191,7 @@ def test_sample_rollouts_are_logged_every_so_many_rounds_and_once(uri: str, tmp_
     rows = table(uri, tmp_path)["data"]
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
     assert {row[0] for row in rows} == {0, 3, 6}
-    assert rows == [row for round in (0, 3, 6) for row in samples.rows_of(batch(round))]
+    assert rows == [row for round in (0, 3, 6) for row in sample_table.rows_of(batch(round))]
     assert "rollouts.json" in runs(uri)["n0"].data.tags["mlflow.loggedArtifacts"]
 
 
@@ -208,26 +208,26 @@ def test_samples_that_cannot_be_stored_hold_up_no_metrics(
 
 
 def test_own_and_foreign_groups_are_shown_with_their_best_and_worst() -> None:
-    rows = [dict(zip(samples.COLUMNS, row, strict=True)) for row in samples.rows_of(batch(4))]
+    rows = [dict(zip(sample_table.COLUMNS, row, strict=True)) for row in sample_table.rows_of(batch(4))]
     assert {row["source"] for row in rows} == {"local", "external"}
-    assert len(rows) <= 2 * samples.GROUPS
+    assert len(rows) <= 2 * sample_table.GROUPS
     for best, worst in zip(rows[::2], rows[1::2], strict=True):
         assert best["question"] == worst["question"]
         assert best["advantage"] >= worst["advantage"]
 
 
 def test_a_table_of_an_earlier_release_is_gone_on_with() -> None:
-    now = samples.merged(None, samples.rows_of(batch(0)))
+    now = sample_table.merged(None, sample_table.rows_of(batch(0)))
     order = [*range(4), *range(6, 9), 4, 5]
     before = {
         "columns": [now["columns"][place] for place in order],
         "data": [[row[place] for place in order] for row in now["data"]],
     }
-    assert samples.merged(before, []) == now
+    assert sample_table.merged(before, []) == now
 
 
 def test_the_table_keeps_the_newest_rounds_only() -> None:
     kept = None
-    for round in range(samples.ROUNDS + 10):
-        kept = samples.merged(kept, samples.rows_of(batch(round)))
-    assert {row[0] for row in kept["data"]} == set(range(10, samples.ROUNDS + 10))
+    for round in range(sample_table.ROUNDS + 10):
+        kept = sample_table.merged(kept, sample_table.rows_of(batch(round)))
+    assert {row[0] for row in kept["data"]} == set(range(10, sample_table.ROUNDS + 10))

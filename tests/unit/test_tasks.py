@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from sapo import seeds
-from sapo.config import Task
-from sapo.errors import SapoError, UserError
-from sapo.holdout import bucket, is_held_out, normalise
-from sapo.records import MAX_SEED, Question, Recipe
-from sapo.tasks import Author, Drawing, held_out_questions
-from sapo.workers import TaskWorkers
+from sapo.core import rng
+from sapo.core.config.load import Task
+from sapo.core.errors import SapoError, UserError
+from sapo.core.types import MAX_SEED, Question, Recipe
+from sapo.tasks.holdout import bucket, is_held_out, normalise
+from sapo.tasks.questions import Author, Drawing, held_out_questions
+from sapo.tasks.workers import TaskWorkers
 
 SMALL = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
 AUTHOR = ("s", "a" * 64, "0" * 16)
@@ -169,5 +169,5 @@ def test_a_bucket_depends_on_the_question_not_on_its_layout() -> None:
 
 
 def test_buckets_are_uniform() -> None:
-    values = [bucket(f"{seeds.stream('bucket', n)} + {n} =", "sapo") for n in range(5000)]
+    values = [bucket(f"{rng.stream('bucket', n)} + {n} =", "sapo") for n in range(5000)]
     assert stats.kstest(values, "uniform").pvalue > 1e-4

@@ -4,8 +4,8 @@ import unicodedata
 
 import pytest
 
-from sapo.holdout import bucket
-from sapo.texts import MARKS, ODD, compatible
+from sapo.core.unicode import MARKS, ODD, compatible
+from sapo.tasks.holdout import bucket
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 from history_samples import INCARNATION, Books, batch, result
 from mlflow import MlflowClient
 
-from sapo.config import Config, Task, load, merge, parse
-from sapo.errors import SapoError, Unavailable, UserError
-from sapo.records import RoundResult
-from sapo.track import Tracker, params_of, tags_of
-from sapo.track_sinks import TrackSink, open_tracking
+from sapo.core.config.load import Config, Task, load, merge, parse
+from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.core.types import RoundResult
+from sapo.store.tracking.sinks import TrackSink, open_tracking
+from sapo.store.tracking.tracker import Tracker, params_of, tags_of
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from swarms import make_home, small_config
 
 from flows import maintain
 from flows.common import Process
-from sapo.config import Config, parse
-from sapo.home import Home
-from sapo.service_registry import Service, Services
-from sapo.tracked import _tracking
-from sapo.tracking_uri import tracking_uri
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, parse
+from sapo.core.service_registry import Service, Services
+from sapo.node.tracked import _tracking
+from sapo.store.tracking.uri import tracking_uri
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 from test_track import history, tracker
 
-from sapo import upkeep
-from sapo.errors import Unavailable
-from sapo.track_sinks import TrackSink
+from sapo.core.errors import Unavailable
+from sapo.store.tracking import metric_retention
+from sapo.store.tracking.sinks import TrackSink
 
 KEEP = 20
 
@@ -37,9 +37,11 @@ def store(uri: str) -> Path:
 
 def test_newest_rounds_stay_whole_and_older_ones_stand_further_apart(uri: str) -> None:
     long_run(uri, 3000, "reward/local")
-    done = upkeep.thin(store(uri), KEEP)
+    done = metric_retention.thin(store(uri), KEEP)
     left = steps(uri, "reward/local")
-    assert left == [round for round in range(3000) if round % upkeep.spacing(2999 - round, KEEP) == 0]
+    assert left == [
+        round for round in range(3000) if round % metric_retention.spacing(2999 - round, KEEP) == 0
+    ]
     assert left[-KEEP:] == list(range(2980, 3000))
     assert done.rows == 3000 - len(left)
     assert len(left) < KEEP * 4
@@ -47,46 +49,46 @@ def test_newest_rounds_stay_whole_and_older_ones_stand_further_apart(uri: str) -
 
 def test_thinned_again_later_it_is_as_if_thinned_once(uri: str) -> None:
     run = long_run(uri, 700, "reward/local")
-    upkeep.thin(store(uri), KEEP)
+    metric_retention.thin(store(uri), KEEP)
     client = MlflowClient(uri)
     client.log_batch(run, [Metric("reward/local", r / 7, 1000 + r, r) for r in range(700, 1500)])
-    upkeep.thin(store(uri), KEEP)
-    expected = [round for round in range(1500) if round % upkeep.spacing(1499 - round, KEEP) == 0]
+    metric_retention.thin(store(uri), KEEP)
+    expected = [round for round in range(1500) if round % metric_retention.spacing(1499 - round, KEEP) == 0]
     assert steps(uri, "reward/local") == expected
-    assert upkeep.thin(store(uri), KEEP).rows == 0
+    assert metric_retention.thin(store(uri), KEEP).rows == 0
 
 
 def test_evaluations_and_the_latest_value_stay(uri: str) -> None:
     run = long_run(uri, 300, "eval/pass_at_1", "pool/size")
-    upkeep.thin(store(uri), KEEP)
+    metric_retention.thin(store(uri), KEEP)
     assert len(steps(uri, "eval/pass_at_1")) == 300
     assert MlflowClient(uri).get_run(run).data.metrics["pool/size"] == 299 / 7
 
 
 def test_nothing_is_deleted_where_all_is_to_be_kept(uri: str) -> None:
     long_run(uri, 300, "pool/size")
-    assert upkeep.thin(store(uri), 0).rows == 0
+    assert metric_retention.thin(store(uri), 0).rows == 0
     assert len(steps(uri, "pool/size")) == 300
 
 
 def test_a_store_that_stays_locked_is_unavailable(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     long_run(uri, 300, "pool/size")
-    monkeypatch.setattr(upkeep, "BUSY_S", 0.05)
+    monkeypatch.setattr(metric_retention, "BUSY_S", 0.05)
     with closing(sqlite3.connect(store(uri), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Unavailable, match="locked"):
-            upkeep.thin(store(uri), KEEP)
+            metric_retention.thin(store(uri), KEEP)
 
 
 def test_a_swarm_without_a_store_yet_has_nothing_to_thin(tmp_path: Path) -> None:
-    assert upkeep.thin(tmp_path / "mlflow.db", KEEP) == upkeep.Thinned(0, 0, 0)
+    assert metric_retention.thin(tmp_path / "mlflow.db", KEEP) == metric_retention.Thinned(0, 0, 0)
 
 
 def test_what_a_foreign_server_gets_grows_slower_and_slower() -> None:
-    sent = [round for round in range(20_000) if upkeep.logged("reward/local", round, KEEP)]
+    sent = [round for round in range(20_000) if metric_retention.logged("reward/local", round, KEEP)]
     assert sent[:KEEP] == list(range(KEEP))
     assert len(sent) < KEEP * 5
-    assert all(upkeep.logged("eval/pass_at_1", round, KEEP) for round in range(20_000))
+    assert all(metric_retention.logged("eval/pass_at_1", round, KEEP) for round in range(20_000))
 
 
 def test_later_rounds_go_to_a_foreign_server_further_apart(uri: str) -> None:

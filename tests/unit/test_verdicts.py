@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from sapo.verdicts import Verdict, Verdicts, curves
+from sapo.ops.judge_store import Verdict, Verdicts, curves
 
 
 def verdict(judging: int, node: str = "n0", score: float | None = 1.0, **more: object) -> Verdict:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from walled import NOBODY, here, in_child, needs, run, standing
 
-from sapo import walls
-from sapo.errors import SapoError, UserError
-from sapo.walls import landlock
-from sapo.walls import probe as probing
-from sapo.walls.deeds import DEEDS
-from sapo.walls.probe import Probe, probe
+from sapo.core.errors import SapoError, UserError
+from sapo.tasks import sandbox
+from sapo.tasks.sandbox import landlock
+from sapo.tasks.sandbox import self_test as probing
+from sapo.tasks.sandbox.escape_attempts import DEEDS
+from sapo.tasks.sandbox.self_test import Probe, probe
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel walls are Linux's")
-ALL = list(walls.WALLS)
+ALL = list(sandbox.WALLS)
 REFUSED_ANYWAY = {"trace another process", "leave the walls"}
 """Deeds that some machines refuse to everybody."""
 
@@ -37,7 +37,7 @@ def done(found: dict[str, Any]) -> set[str]:
 
 
 def test_all_deeds_are_done_where_there_are_no_walls() -> None:
-    found = run("from sapo.walls import deeds\nsay(deeds.try_all(os.getppid()))")
+    found = run("from sapo.tasks.sandbox import escape_attempts as deeds\nsay(deeds.try_all(os.getppid()))")
     assert found.keys() == DEEDS.keys()
     assert {name for name, refusal in found.items() if refusal is not None} <= REFUSED_ANYWAY
 
@@ -48,7 +48,7 @@ def test_what_a_text_would_try_is_refused(behind: Probe, deed: str) -> None:
 
 
 def test_the_walls_of_this_machine_suffice(behind: Probe) -> None:
-    assert walls.sufficient(behind.standing), behind.walls
+    assert sandbox.sufficient(behind.standing), behind.walls
     assert behind.standing == here()
 
 
@@ -61,7 +61,7 @@ def test_a_machine_too_slow_to_try_the_walls_is_told(monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user runs the other tests as one")
 def test_an_ordinary_user_s_walls_are_as_tight() -> None:
     found = run("probe.main()", user=NOBODY)
-    assert walls.sufficient(standing(found))
+    assert sandbox.sufficient(standing(found))
     assert done(found) == set()
 
 
@@ -85,14 +85,14 @@ def test_a_wall_that_the_machine_refuses_is_left_out_and_the_others_hold(
     refusals = {wall["name"]: wall["detail"] for wall in found["walls"] if wall["name"] in lacking}
     assert all("Operation not permitted" in detail for name, detail in refusals.items() if name in here(user))
     assert done(found) == set()
-    assert walls.sufficient(standing(found))
+    assert sandbox.sufficient(standing(found))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user has no such rights")
 def test_a_worker_of_root_s_gives_up_root_s_rights_also_where_it_gets_no_namespace() -> None:
     found = run(
         """
-from sapo import walls
+from sapo.tasks import sandbox as walls
 standing = walls.around_worker()
 with open("/proc/self/status") as status:
     say([standing, [line.split()[1] for line in status if line.startswith("CapEff")]])
@@ -112,7 +112,7 @@ def test_a_wall_that_would_keep_the_worker_from_its_libraries_is_left_out(tmp_pa
     closed.chmod(0o700)
     found = run(
         f"""
-from sapo import walls
+from sapo.tasks import sandbox as walls
 sys.path.append({str(closed)!r})
 built = walls.build()
 import library
@@ -129,7 +129,7 @@ def test_without_seccomp_the_walls_do_not_suffice() -> None:
     assert standing(found) == [name for name in here() if name != "seccomp"]
     if "landlock" in standing(found):
         assert not {"write a file", "read a file", "read the environment"} & done(found)
-    assert not walls.sufficient(standing(found))
+    assert not sandbox.sufficient(standing(found))
 
 
 def test_a_machine_that_refuses_every_wall_leaves_the_limits() -> None:
@@ -137,7 +137,7 @@ def test_a_machine_that_refuses_every_wall_leaves_the_limits() -> None:
     found = run("probe.main()", refused=refused)
     assert standing(found) == ["limits"]
     assert done(found), "the deeds are real"
-    assert not walls.sufficient(standing(found))
+    assert not sandbox.sufficient(standing(found))
 
 
 def test_a_worker_forks_and_reads_its_libraries_and_nothing_else() -> None:
@@ -145,8 +145,8 @@ def test_a_worker_forks_and_reads_its_libraries_and_nothing_else() -> None:
     found = run(
         """
 import subprocess
-from sapo import walls
-from sapo.walls import deeds
+from sapo.tasks import sandbox as walls
+from sapo.tasks.sandbox import escape_attempts as deeds
 starter = os.getppid()
 walls.around_worker()
 import sqlite3, decimal
@@ -179,7 +179,7 @@ def test_of_a_checkout_only_the_loaded_packages_stay_readable(tmp_path: Path) ->
         f"""
 sys.path.insert(0, {str(tmp_path)!r})
 import package
-from sapo import walls
+from sapo.tasks import sandbox as walls
 walls.around_worker()
 import package.late
 try:
@@ -343,12 +343,12 @@ def test_a_text_that_spins_and_heeds_no_signal_is_ended() -> None:
 def test_foreign_text_wants_a_kernel_wall_against_network_files_and_processes(
     standing: list[str], enough: bool
 ) -> None:
-    assert walls.sufficient(standing) is enough
+    assert sandbox.sufficient(standing) is enough
     if enough:
-        walls.require(standing)
+        sandbox.require(standing)
         return
     with pytest.raises(UserError) as caught:
-        walls.require(standing)
+        sandbox.require(standing)
     assert caught.value.field == "workers.unwalled"
     assert "seccomp" in caught.value.problem
     assert "sapo doctor" in caught.value.remedy
@@ -358,7 +358,7 @@ def test_elsewhere_than_on_linux_limits_are_all_there_is() -> None:
     found = run(
         """
 sys.platform = "darwin"
-from sapo import walls
+from sapo.tasks import sandbox as walls
 standing = walls.around_worker()
 walls.around_text()
 try:
@@ -372,7 +372,7 @@ except FileNotFoundError:
 
 DOCTOR = """
 from dataclasses import asdict
-from sapo.doctor import check_walls
+from sapo.ops.doctor import check_walls
 say([asdict(check) for check in check_walls()])
 """
 

@@ -5,8 +5,8 @@ import struct
 
 import pytest
 
-from sapo.walls import kernel, seccomp
-from sapo.walls.seccomp import ABSENT, ALLOW, ARCHITECTURES, KILL, REFUSE, X32, Filter, Instruction
+from sapo.tasks.sandbox import seccomp, syscalls
+from sapo.tasks.sandbox.seccomp import ABSENT, ALLOW, ARCHITECTURES, KILL, REFUSE, X32, Filter, Instruction
 
 MACHINES = sorted(ARCHITECTURES)
 LIMIT = 4096
@@ -32,7 +32,7 @@ def answer(code: list[Instruction], number: int, arguments: tuple[int, ...] = ()
 
 def worker(machine: str, name: str, *arguments: int) -> int:
     code = seccomp.program(seccomp.worker_rules(), REFUSE, machine)
-    number = kernel.number(name, machine)
+    number = syscalls.number(name, machine)
     assert number is not None
     return answer(code, number, arguments, ARCHITECTURES[machine])
 
@@ -40,7 +40,7 @@ def worker(machine: str, name: str, *arguments: int) -> int:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_call_that_is_not_named_is_refused(machine: str) -> None:
     code = seccomp.program(seccomp.worker_rules(), REFUSE, machine)
-    named = {kernel.number(name, machine) for name in seccomp.worker_rules()}
+    named = {syscalls.number(name, machine) for name in seccomp.worker_rules()}
     others = {number for number in range(1024) if answer(code, number, arch=ARCHITECTURES[machine]) == REFUSE}
     assert others >= set(range(1024)) - named
     assert len(code) <= LIMIT
@@ -93,7 +93,7 @@ def test_a_child_s_filter_only_takes_away(machine: str, may_open: bool) -> None:
     code = seccomp.program(seccomp.child_rules(may_open), ALLOW, machine)
 
     def says(name: str, *arguments: int) -> int:
-        number = kernel.number(name, machine)
+        number = syscalls.number(name, machine)
         return REFUSE if number is None else answer(code, number, arguments, ARCHITECTURES[machine])
 
     refused = ("clone", "fork", "prctl", "seccomp", "prlimit64", "setrlimit")
@@ -106,11 +106,11 @@ def test_a_child_s_filter_only_takes_away(machine: str, may_open: bool) -> None:
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_no_number_stands_for_two_calls(place: int) -> None:
-    numbers = [pair[place] for pair in kernel.NUMBERS.values() if pair[place] is not None]
+    numbers = [pair[place] for pair in syscalls.NUMBERS.values() if pair[place] is not None]
     assert len(numbers) == len(set(numbers))
 
 
 def test_a_filter_for_an_unknown_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "machine", lambda: None)
+    monkeypatch.setattr(syscalls, "machine", lambda: None)
     with pytest.raises(OSError, match="not known"):
         Filter(seccomp.worker_rules(), REFUSE)

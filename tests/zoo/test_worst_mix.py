@@ -11,9 +11,9 @@ from animals import ZOO
 from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
 from swarms import small_config
 
-from sapo.config import PoolConfig
-from sapo.quotas import CREDIT_S, FLOOR_S, Quotas
-from sapo.workers import TaskWorkers
+from sapo.core.config.load import PoolConfig
+from sapo.peers.quotas import CREDIT_S, FLOOR_S, Quotas
+from sapo.tasks.workers import TaskWorkers
 
 SETTINGS = (
     "swarm.nodes=2",

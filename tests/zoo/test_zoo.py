@@ -12,7 +12,7 @@ from animals.answers import INJECTIONS
 from animals.crowd import crowd
 from reserve import WARM, Passage, Reserve, opened
 
-from sapo.records import Group, Question
+from sapo.core.types import Group, Question
 
 ROUNDS = 3
 ANIMALS = ZOO | {"two thousand identities": partial(crowd, arriving=700)}

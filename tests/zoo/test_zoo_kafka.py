@@ -10,8 +10,8 @@ from kafka import KafkaProducer
 from reserve import WARM, Reserve, opened
 
 from infra.kafka.cluster import Cluster
-from sapo.bus.kafka import KafkaBus
-from sapo.settings import KafkaBus as Section
+from sapo.bus.kafka.bus import KafkaBus
+from sapo.core.config.schema import KafkaBus as Section
 
 pytestmark = pytest.mark.kafka
 

@@ -1,0 +1,192 @@
+"""The command line: `sapo …`. Commands import what they need when they run, so `--help` answers at once.
+
+Exit codes: 0 done, 1 something failed or was found wrong, 2 bad input, 130 interrupted.
+"""
+
+import errno
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from sapo import __version__
+from sapo.cli.commands import (
+    browse,
+    check,
+    deploy,
+    experiment,
+    keys,
+    lineage,
+    maintain,
+    replay,
+    run,
+    site,
+    ui,
+)
+from sapo.core.errors import SapoError, Unavailable, UserError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Run a swarm": (run.swarm, run.node, run.stop, deploy.deploy, run.evaluate, maintain.maintain),
+    "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
+    "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, browse.report),
+    "Compare ways to run one": (experiment.experiment,),
+    "Check": (replay.replay, check.verify, check.doctor),
+}
+KEYS = (keys.show, keys.backup, keys.restore, keys.invite, keys.accept)
+
+
+class Grouped(TyperGroup):
+    """Commands whose help lists them under their headings, each with the whole first sentence of its own."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section per heading."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            title = getattr(command, "rich_help_panel", None) or "Commands"
+            sections.setdefault(title, []).append((name, command.get_short_help_str(1000)))
+        for title, rows in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        print(context.get_help())
+        raise typer.Exit
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"sapo {__version__}")
+        raise typer.Exit
+
+
+# typer's own option of a group loads pydantic when a command follows: 0.2 s that no help needs
+HelpOption = Annotated[
+    bool, typer.Option("--help", "-h", is_eager=True, callback=_show_help, help="Show this message and exit.")
+]
+VersionOption = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+]
+
+
+def _before_command(context: typer.Context, version: VersionOption = False, help: HelpOption = False) -> None:
+    """Take the options of `sapo` itself."""
+    _help_if_alone(context)
+
+
+def _before_keys(context: typer.Context, help: HelpOption = False) -> None:
+    """Take the options of `sapo keys` itself."""
+    _help_if_alone(context)
+
+
+def _help_if_alone(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(BAD_INPUT)
+
+
+def _group(callback: Callable[..., None], help: str, **settings: Any) -> typer.Typer:
+    """A group of commands. Its help has no frames: drawing them takes 0.3 s of imports."""
+    group = typer.Typer(
+        cls=Grouped,
+        help=help,
+        add_help_option=False,
+        invoke_without_command=True,
+        rich_markup_mode=None,
+        **settings,
+    )
+    group.callback()(callback)
+    return group
+
+
+def _offer(group: typer.Typer, command: Callable[..., None], heading: str | None = None) -> None:
+    """Make a function a command of the same name, whose help is the function's docstring."""
+    # paragraphs as one line each: the help screen folds them to the terminal's width
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    group.command(command.__name__.rstrip("_"), rich_help_panel=heading, help=text)(command)
+
+
+app = _group(
+    _before_command,
+    "Swarm sAmpling Policy Optimization: several nodes, each with its own language model, learn from each "
+    "other's completions.\n\n"
+    "Begin with `sapo swarm`; `sapo doctor` says what is missing.",
+    name="sapo",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 failed or found wrong, 2 bad input, 130 interrupted.",
+)
+about_keys = _group(_before_keys, "Show, back up and restore the keys of nodes; invite others into a swarm.")
+for title, listed in HEADINGS.items():
+    for each in listed:
+        _offer(app, each, title)
+for each in KEYS:
+    _offer(about_keys, each)
+app.add_typer(about_keys, name="keys", rich_help_panel="Many sites, one swarm")
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with a code that means something; the installed script calls this."""
+    sys.exit(invoke(args))
+
+
+def invoke(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. What a person can act on becomes one line on stderr."""
+    try:
+        result = app(args=args, prog_name="sapo", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except UserError as error:
+        return _say(str(error), BAD_INPUT)
+    except typer.TyperException as error:
+        return _usage(error)
+    except Unavailable as error:
+        return _say(f"{error}; sapo doctor says what is reachable", FAILED)
+    except SapoError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED
+    except (KeyboardInterrupt, InterruptedError, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # the reader (`| head`) went away; a second flush at exit would complain again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0)
+        if remedy is None:
+            raise
+        place = error.filename or "the file system"
+        return _say(f"disk = {str(place)!r}: {os.strerror(error.errno or 0)}; {remedy}", BAD_INPUT)
+
+
+_REMEDIES = {
+    errno.ENOSPC: "free some space, or choose another place",
+    errno.EDQUOT: "free some space, or choose another place",
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "choose a place that can be written, or correct its permissions",
+    errno.ENOTDIR: "choose another place",
+    errno.EEXIST: "choose another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def _say(text: str, code: int) -> int:
+    print("error: " + " ".join(text.split("\n")), file=sys.stderr)
+    return code
+
+
+def _usage(error: typer.TyperException) -> int:
+    """A wrong command line as one line with its remedy."""
+    shown = getattr(error, "format_message", lambda: str(error))().strip()
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "sapo"
+    return _say(f"{shown.rstrip('.')}; see `{command} --help`", BAD_INPUT)

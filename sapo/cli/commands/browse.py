@@ -1,0 +1,290 @@
+"""Commands that look at a run without touching it: `status`, `rollouts`, `report`."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, program, typed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sapo.core.config.home import Home
+    from sapo.ops.supervisor import SwarmStatus
+
+
+def rollouts(
+    home: HomeOption = None,
+    node: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only by this author.")] = None,
+    task: Annotated[list[str] | None, typer.Option(metavar="DATASET", help="Only of this data set.")] = None,
+    round: Annotated[
+        str | None, typer.Option(metavar="N|N..M", help="Only of these rounds of the author.")
+    ] = None,
+    min_score: Annotated[float | None, typer.Option(help="Verified score at least this.")] = None,
+    max_score: Annotated[float | None, typer.Option(help="Verified score at most this.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(metavar="local|external", help="Trained on by its author, or by another node."),
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="Occurs in question or answer, whatever its case.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many rows, newest first.")] = 20,
+    completions: Annotated[bool, typer.Option("--completions", help="A row per completion.")] = False,
+    as_json: JsonOption = False,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write completions as Parquet, instead of showing.")
+    ] = None,
+) -> None:
+    """Browse what was written and how it was scored, newest first: a group a row, with its best answer.
+
+    A group is shown if one of its completions matches. With --completions, --json and --parquet there is a
+    row per completion that matches. Scores are those that learners gave when they trained on a completion;
+    one that nobody used has none.
+    """
+    from sapo.core.errors import UserError
+    from sapo.store.history.names import names
+    from sapo.store.history.tables import Store
+
+    if source not in (None, "local", "external"):
+        raise UserError("--source", source, "is neither local nor external", "choose one of them or neither")
+    if as_json and parquet is not None:
+        raise UserError("--parquet", str(parquet), "goes not with --json", "choose one of them")
+    chosen, scores = parse_rounds(round), score_range(min_score, max_score)
+    found = find_home(home)
+    config = found.load_config()
+    store = Store(config.history.uri or str(found.history))
+    for option, asked, column, own in (
+        ("--node", node, "node", config.nodes),
+        ("--task", task, "dataset", [one.dataset for one in config.manifest_tasks()]),
+    ):
+        if unknown := set(asked or ()) - set(own):  # of other sites, or of earlier configs?
+            there = sorted({*own, *names(store, "node" if column == "node" else "dataset")})
+            if unknown := unknown - set(there):
+                remedy = "name one of them"
+                raise UserError(option, min(unknown), f"the swarm has {', '.join(there)}", remedy)
+    from sapo.store.history import query
+
+    one_by_one = completions or as_json or parquet is not None
+    table = query.rollouts(
+        store,
+        nodes=node or (),
+        tasks=task or (),
+        rounds=chosen,
+        scores=scores,
+        source=narrow(source),
+        text=text,
+        limit=limit,
+        per="completion" if one_by_one else "group",
+    )
+    if parquet is not None:
+        write_parquet(table, parquet)
+    elif as_json:
+        print_json(table.to_pylist())
+    elif completions:
+        show_completions(table)
+    else:
+        show_groups(table)
+
+
+def narrow(source: str | None) -> Literal["local", "external"] | None:
+    """The option's value as the history's filter names it."""
+    return "local" if source == "local" else "external" if source == "external" else None
+
+
+def parse_rounds(text: str | None) -> tuple[int, int] | None:
+    """`17` or `10..20`, both ends included. Raises `UserError` on anything else."""
+    from sapo.core.errors import UserError
+
+    if text is None:
+        return None
+    first, dots, last = text.partition("..")
+    if not first.isdecimal() or (dots and not last.isdecimal()):
+        raise UserError("--round", text, "is neither a round nor a range", "write 17 or 10..20")
+    low, high = int(first), int(last) if dots else int(first)
+    if high < low:
+        raise UserError("--round", text, "ends before it begins", f"write {high}..{low}")
+    return low, high
+
+
+def score_range(low: float | None, high: float | None) -> tuple[float, float] | None:
+    """Both ends included; None when neither is given, so that unscored completions show too."""
+    from sapo.core.errors import UserError
+
+    if low is None and high is None:
+        return None
+    ends = (float("-inf") if low is None else low, float("inf") if high is None else high)
+    if not ends[0] <= ends[1]:
+        raise UserError("--min-score", low, f"is above --max-score {high}", "swap them")
+    if ends[0] > 1:
+        raise UserError("--min-score", low, "no score is above 1", "give a number from 0 to 1")
+    if ends[1] < 0:
+        raise UserError("--max-score", high, "no score is below 0", "give a number from 0 to 1")
+    return ends
+
+
+def write_parquet(table: "pa.Table", path: Path) -> None:
+    """Write a table as Parquet, whole or not at all."""
+    import pyarrow.parquet as pq
+
+    from sapo.core.errors import UserError
+
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        pq.write_table(table, temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError("--parquet", str(path), error.strerror or str(error), "name another file") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    print(f"{table.num_rows} completions in {path}")
+
+
+def show_completions(table: "pa.Table") -> None:
+    """Completions as a table in the terminal."""
+    heads = ("node", "round", "task", "question", "completion", "score", "learned by")
+    rows = [
+        (
+            row["node"],
+            str(row["round"]),
+            row["dataset"],
+            row["question"],
+            row["text"],
+            score_text(row),
+            learners(row),
+        )
+        for row in table.to_pylist()
+    ]
+    show_table(heads, rows, narrow=("node", "round", "score"))
+
+
+def show_groups(table: "pa.Table") -> None:
+    """Groups as a table in the terminal: each with its scores and its best answer."""
+    heads = ("node", "round", "task", "group", "best", "mean", "worst", "of", "question", "best answer")
+    rows = [
+        (
+            row["node"],
+            str(row["round"]),
+            row["dataset"],
+            row["group_id"][:8],
+            *(score_text({**row, "score": row[name]}) for name in ("best", "mean", "worst")),
+            str(row["completions"]),
+            row["question"],
+            row["best_text"],
+            learners(row),
+        )
+        for row in table.to_pylist()
+    ]
+    show_table((*heads, "learned by"), rows, narrow=("node", "round", "group", "best", "mean", "worst", "of"))
+
+
+def learners(row: dict[str, Any]) -> str:
+    """Names of the nodes that trained on a group or completion, its author first."""
+    return " ".join([*([row["node"]] if row["trained_local"] else []), *row["trained_by"]])
+
+
+def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]], narrow: Sequence[str]) -> None:
+    """Rows of text that peers may have written, in the terminal; columns in `narrow` are never wrapped."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not rows:
+        console.print("nothing in the history matches")
+        return
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for name in heads:
+        shown.add_column(name, overflow="fold", no_wrap=name in narrow)
+    for row in rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(shown)
+
+
+def printable(text: str) -> str:
+    """A text that cannot steer a terminal: peers wrote it, and may have written escape sequences."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def score_text(row: dict[str, Any]) -> str:
+    """The verified score, `unscorable`, or a dash where nobody scored it."""
+    if row["score"] is not None:
+        return f"{row['score']:.3g}"
+    return "–" if row["outcome"] is None else str(row["outcome"])
+
+
+def report(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Write report.html and summary.json of a run, which may still be going on."""
+    from sapo.cli.report.run_page import write_report
+
+    found = find_home(home)
+    figures = write_report(found)
+    if as_json:
+        print_json(figures)
+    else:
+        from sapo.cli.report.live_view import print_summary
+
+        print_summary(figures, found, program())
+
+
+def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
+    """Say how far each node is, what runs, and what is still to be delivered."""
+    from sapo.cli.report.pages import pages_of
+    from sapo.ops.sites import notes
+    from sapo.ops.supervisor import snapshot
+
+    found = find_home(home)
+    config = found.load_config()
+    now = snapshot(config, found)
+    owed = {name: owed_by(found, name) for name in config.nodes}
+    said = notes(found, config)
+    if as_json:
+        place = {"swarm": config.swarm.name, "home": str(found.root)}
+        links = {} if now.services is None else pages_of(now.services, config.swarm.name).links()
+        print_json({**place, **dataclasses.asdict(now), "pages": links, "owed": owed, "notes": said})
+    else:
+        show_status(now, owed, config.swarm.name, found)
+        for note in said:
+            print(note)
+
+
+def owed_by(home: "Home", node: str) -> dict[str, int]:
+    """Deliveries a node's journal still owes, by kind; empty where it has none yet."""
+    from sapo.store.journal.journal import Journal
+
+    if not home.journal(node).exists():
+        return {}
+    with Journal.read_only(home.journal(node)) as journal:
+        return {kind: count for kind, count in journal.owed_counts().items() if count}
+
+
+def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str, home: "Home") -> None:
+    """A swarm's snapshot in the terminal."""
+    from rich.console import Console
+
+    from sapo.cli.commands.launch import row
+    from sapo.cli.report.live_view import NodeTable
+
+    console = Console()
+    runs = f"runs (pid {now.pid})" if now.pid is not None else "does not run"
+    stopping = ", and was asked to stop" if now.stopping else ""
+    console.print(f"{now.phase}; the swarm {runs}{stopping}", highlight=False)
+    if now.progress is not None:
+        label, done, total = now.progress
+        console.print(f"held-out questions: {label}: {done:,} of {total:,}", highlight=False)
+    console.print(NodeTable([row(node) for node in now.nodes]))
+    for name, counts in owed.items():
+        if counts:
+            what = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+            console.print(f"{name} has yet to deliver: {what}", highlight=False)
+    if now.services is not None:
+        from sapo.cli.report.pages import pages_of
+
+        away = {"MLflow": now.services.mlflow.away, "Prefect": now.services.prefect.away}
+        for name, link in pages_of(now.services, swarm).links().items():
+            state = f" ({away[name]})" if away[name] else ""
+            console.print(f"{name:<8}{link}{state}", highlight=False, markup=False, soft_wrap=True)
+    elif any(node.rounds for node in now.nodes):
+        line = f"`{typed(home, 'ui')}` opens MLflow and Prefect"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

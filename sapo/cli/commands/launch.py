@@ -1,0 +1,333 @@
+"""What `sapo swarm` and `sapo node` do around a run: check first, write then, show it, and sum it up."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from sapo.cli.commands.checks import check_start
+from sapo.cli.commands.options import find_home, program, resolve, typed
+from sapo.core.config.advice import describe
+from sapo.core.config.home import Home, write_atomically
+from sapo.core.config.load import Config, load
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import UserError
+from sapo.core.user_cache import default_cache
+
+if TYPE_CHECKING:
+    from sapo.cli.report.live_view import NodeRow, View
+    from sapo.ops.supervisor import NodeStatus, SwarmStatus
+    from sapo.tasks.workers import TaskWorkers
+
+DONE, FAILED, INTERRUPTED = 0, 1, 130
+PHASES = {
+    "starting": "starting",
+    "archiving": "writing the last rollouts to the history",
+    "evaluating": "held-out questions",
+    "closing": "stopping the servers",
+}
+"""Phases in which no rounds are made, in words; what exactly is waited for may follow."""
+NEWEST = ("eval/", "pool/size")
+"""Series of which the newest value is shown, not the mean of the last rounds."""
+PAGES_POLL_S = 2.0
+"""How often MLflow is asked whether the swarm has an experiment yet."""
+
+
+def locate(
+    preset: str | None,
+    file: Path | None,
+    sets: Sequence[str] | None,
+    *,
+    nodes: int | None = None,
+    rounds: int | None = None,
+    home: Path | None = None,
+    resume: bool = False,
+) -> tuple[Home, Config]:
+    """Home and config of a swarm that is to begin or to go on. Raises `UserError` where it can do neither."""
+    if not resume:
+        config = resolve(preset, file, sets, nodes=nodes, rounds=rounds)
+        return Home.of(home, config), config
+    if home is None and not os.environ.get("SAPO_HOME") and (preset is not None or file is not None):
+        home = Home.of(None, resolve(preset, file, sets)).root
+    found = find_home(home)
+    # the preset is in the home's config already; laid on top, it would undo what was set beside it
+    config = resolve(None, file, sets, nodes=nodes, rounds=rounds, base=found.load_config())
+    return found, config
+
+
+def pick_node(config: Config, home: Home, name: str | None, option: str = "NAME") -> str:
+    """The node that a command is for: the one named by `option`, or the only one that lives in this home."""
+    if name is not None:
+        home.check_node(config, name, option)
+        home.refuse_moved(name)
+        return name
+    names = home.here(config)
+    if not names:
+        home.refuse_moved(config.nodes[0])
+    if len(names) > 1:
+        site = f"site {config.swarm.site!r} has {len(names)} nodes here: {', '.join(names)}"
+        raise UserError(option, None, site, "name one of them")
+    return names[0]
+
+
+def refuse_moved(config: Config, home: Home) -> None:
+    """Raise `UserError` where one of a swarm's nodes lives elsewhere: this machine cannot run all of them."""
+    here = home.here(config)
+    for name in config.nodes:
+        if name not in here:
+            remedy = f"run those that are here one by one with `{program()} node NAME`: {', '.join(here)}"
+            raise UserError("swarm.nodes", config.swarm.nodes, f"{name} lives elsewhere", remedy)
+
+
+def refuse_second_start(home: Home) -> None:
+    """Raise `UserError` when a home already holds a run: it is gone on with, or left alone."""
+    if home.manifest.exists() and home.node_names():
+        remedy = f"go on with `{typed(home, 'swarm', '--resume')}`, or start afresh with another --home"
+        raise UserError("--home", home.shown, "holds a run already", remedy)
+
+
+def silo_if_alone(config: Config) -> tuple[Config, str | None]:
+    """A swarm of one on a bus of its own has no peers: it goes on in silo, with a warning that says so."""
+    own = config.for_node(config.nodes[0])
+    private = config.bus.type == "memory" or (config.bus.type == "sqlite" and config.bus.path is None)
+    if len(config.nodes) > 1 or own.batch.external == 0 or not private:
+        return config, None
+    sets = ["batch.external=0", *(["node.0.batch.external=0"] if "batch" in config.node.get("0", {}) else [])]
+    text = f"batch.external = {own.batch.external}: a swarm of one node has no peers; it goes on in silo"
+    return load(sets=sets, base=config), text
+
+
+def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> None:
+    """Show what the nodes `names` run, check tasks and models, make what is shared, then write the home.
+
+    `checks.check_start` comes before it. Raises `UserError` for tasks, held-out questions or models that are
+    wrong; the home is then as it was.
+    """
+    for line in describe(config, names):
+        view.note(line)
+    loading = "loading torch, transformers and what a node needs"
+    view.step(loading, 0, 3)
+    import torch  # noqa: F401
+
+    view.step(loading, 1, 3)
+    from sapo.policy.hf_import import transformers
+
+    transformers.logging.disable_progress_bar()  # it would draw over the view
+    view.step(loading, 2, 3)
+    from sapo.tasks.workers import open_workers
+
+    view.step(loading, 3, 3)
+    with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
+        check_tasks(config, workers, view)
+        drawn = draw_held_out(config, home, Home(Path(scratch)), workers, view)
+        for name in config.nodes:
+            prepare_model(config.for_node(name), workers, view)
+        home.prepare(config, Manifest.of(config))
+        if exposed := home.exposed():
+            view.note(exposed)
+        write_atomically(home.held_out, drawn)
+        prepare_history(config, home, view)
+
+
+def check_tasks(config: Config, workers: "TaskWorkers", view: "View") -> None:
+    """Raise `UserError` for a task that cannot be asked, or walls that do not stand around the workers."""
+    from sapo.node.parts import refuse_unwalled
+
+    view.step("checking the tasks", 0, 1)
+    workers.check(config.manifest_tasks())
+    for name in config.nodes:
+        refuse_unwalled(config.for_node(name), workers)
+    view.step("checking the tasks", 1, 1)
+
+
+def draw_held_out(config: Config, home: Home, draft: Home, workers: "TaskWorkers", view: "View") -> str:
+    """The held-out questions of a home, drawn in `draft` where it has none yet, as the text of their file."""
+    from sapo.policy.evaluate import held_out_set
+
+    label, count = "choosing held-out questions", config.eval.questions
+    view.step(label, 0, count)
+    if home.held_out.exists():
+        shutil.copyfile(home.held_out, draft.held_out)
+    held_out_set(config, draft, workers, lambda done, total: view.step(label, done, total))
+    view.step(label, count, count)
+    return draft.held_out.read_text(encoding="utf-8")
+
+
+def prepare_history(config: Config, home: Home, view: "View") -> None:
+    """Make the tables before anybody writes; a store that is away is no reason not to begin."""
+    from sapo.core.errors import Unavailable
+    from sapo.store.history import create_tables
+
+    try:
+        create_tables(config, home)
+    except Unavailable as error:
+        view.note(f"{error}; what is owed to it waits")
+
+
+def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
+    """Make the starter policy a node begins with, once for all runs; load the model to see that it works."""
+    from sapo.policy import models, starter
+    from sapo.policy.model_source import is_starter
+    from sapo.policy.starter_spec import variant_of
+
+    cache = default_cache()
+    if is_starter(config.model):
+        name = variant_of(config)
+        label = f"preparing the starter policy {name}"
+        starter.prepare(
+            config,
+            workers,
+            cache=cache,
+            progress=lambda done, total, what: view.step(f"{label}: {what}", done, total),
+        )
+    models.load_policy(config.model, config=config, cache=cache, threads=config.threads)
+
+
+class Watcher:
+    """Shows each snapshot of the supervisor's, and says once what went wrong with a node.
+
+    The pages of a swarm's own servers are shown once, when there is something on them.
+    """
+
+    def __init__(self, view: "View", swarm: str | None = None) -> None:
+        self._view, self._swarm = view, swarm
+        self._looked_at = float("-inf")
+        self._said: set[tuple[str, str, int]] = set()
+        self._stopping = False
+
+    def __call__(self, status: "SwarmStatus") -> None:
+        for node in status.nodes:
+            self.tell(node)
+        self.tell_servers(status)
+        self.tell_stop(status)
+        self.show_pages(status)
+        if status.phase in PHASES:
+            what, done, total = status.progress or ("", 0, 1)
+            self._view.step(": ".join(filter(None, [PHASES[status.phase], what])), done, total)
+        else:
+            self._view.nodes([row(node) for node in status.nodes])
+
+    def show_pages(self, status: "SwarmStatus") -> None:
+        """Show the links of MLflow and Prefect once the swarm has an experiment."""
+        from sapo.cli.report.pages import pages_of
+
+        now = time.monotonic()
+        if self._swarm is None or status.services is None or now - self._looked_at < PAGES_POLL_S:
+            return
+        self._looked_at = now
+        pages = pages_of(status.services, self._swarm)
+        if pages.begun:
+            self._swarm = None
+            for name, link in pages.links().items():
+                self._view.link(name, link)
+
+    def node(self, status: "SwarmStatus", name: str) -> None:
+        """Show a node that runs without a swarm."""
+        node = pick(status, name)
+        self.tell(node)
+        self.tell_stop(status)
+        self._view.nodes([row(node)])
+
+    def tell_stop(self, status: "SwarmStatus") -> None:
+        """Say once that the run was asked to stop."""
+        if status.stopping and not self._stopping:
+            self._stopping = True
+            self._view.stopping()
+
+    def tell(self, node: "NodeStatus") -> None:
+        """Say once per restart why a node is not going on."""
+        key = (node.name, node.state, node.restarts)
+        if node.state in ("restarting", "failed", "paused", "owing") and key not in self._said:
+            self._said.add(key)
+            last = node.note.strip().splitlines()[-1:] or ["no message"]
+            self._view.note(f"{node.name} {node.state} after round {node.rounds}: {last[0]}")
+        if (node.metrics or {}).get("identity/own_key_elsewhere") and (node.name, "key", 0) not in self._said:
+            self._said.add((node.name, "key", 0))
+            self._view.note(f"somebody else publishes with the key of {node.name}: see docs/identity.md")
+        if (node.metrics or {}).get("pool/refused/own_name") and (node.name, "name", 0) not in self._said:
+            self._said.add((node.name, "name", 0))
+            self._view.note(f"another site has a node {node.name}, too: give each its own swarm.site")
+
+    def tell_servers(self, status: "SwarmStatus") -> None:
+        """Say once when a server has ended, and once when it was started again."""
+        if status.services is None:
+            return
+        for server in (status.services.prefect, status.services.mlflow):
+            what = server.away or ("was started again" if server.restarts else "")
+            key = (server.name, what, server.restarts)
+            if what and key not in self._said:
+                self._said.add(key)
+                self._view.note(f"the {server.name} server {what}; the rounds go on")
+
+
+def row(node: "NodeStatus") -> "NodeRow":
+    """A node's snapshot as the view shows it."""
+    from sapo.cli.report.live_view import NodeRow
+
+    means = {name: value for name, value in (node.means or {}).items() if not name.startswith(NEWEST)}
+    shown = {**(node.metrics or {}), **means}
+    return NodeRow(node.name, node.state, node.rounds, node.rounds_total, shown, node.window)
+
+
+def run(config: Config, home: Home) -> int:
+    """Run a swarm to its end or its interruption, show it, sum it up; returns the exit code."""
+    config = check_start(config, home, config.nodes)
+
+    from sapo.cli.report.live_view import RUN_HINT, open_view, print_summary
+
+    console = Console()
+    with open_view(config.swarm.name, console, hint=RUN_HINT) as view:
+        from sapo.cli.report.run_page import write_report
+        from sapo.ops.supervisor import run_swarm
+
+        prepare(config, home, view, config.nodes)
+        final = run_swarm(config, home, on_status=Watcher(view, config.swarm.name))
+    if any(node.rounds for node in final.nodes):
+        print_summary(write_report(home), home, program(), console)
+    if final.phase == "finished":
+        return DONE
+    for line in left_undone(final):
+        console.print(line, highlight=False, markup=False)
+    goes_on = f"\n{final.phase}; `{typed(home, 'swarm', '--resume')}` goes on"
+    console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
+    return INTERRUPTED if final.phase == "stopped" else FAILED
+
+
+def left_undone(final: "SwarmStatus") -> list[str]:
+    """What the processes of a swarm said last that could not deliver everything."""
+    members = [(node.name, node.state, node.note) for node in final.nodes]
+    members += [
+        (name, getattr(final, name).state, getattr(final, name).note) for name in ("archive", "evaluate")
+    ]
+    last = {name: note.strip().splitlines()[-1:] for name, state, note in members if state == "owing"}
+    return [f"{name}: {''.join(lines)}" for name, lines in last.items()]
+
+
+def run_one(config: Config, home: Home, name: str) -> int:
+    """Run one node of a swarm, alone in its process; returns the exit code."""
+    config = check_start(config, home, [name])
+
+    from sapo.cli.report.live_view import open_view
+
+    console = Console()
+    hint = f"Ctrl-C stops in good order; the same command goes on with {name}"
+    with open_view(config.swarm.name, console, hint=hint) as view:
+        from sapo.ops.supervisor import run_node
+
+        prepare(config, home, view, [name])
+        watcher = Watcher(view)
+        final = run_node(config, home, name, on_status=lambda status: watcher.node(status, name))
+    console.print(
+        f"{name} {final.state} after {final.rounds} of {final.rounds_total} rounds", highlight=False
+    )
+    return {"finished": DONE, "stopped": INTERRUPTED}.get(final.state, FAILED)
+
+
+def pick(status: "SwarmStatus", name: str) -> "NodeStatus":
+    """One node of a snapshot."""
+    return next(node for node in status.nodes if node.name == name)

@@ -1,0 +1,189 @@
+"""`sapo lineage`: who taught a checkpoint, and where a group ended up."""
+
+import os
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sapo.cli.commands.browse import printable
+from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, warn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sapo.core.config.home import Home
+    from sapo.core.config.load import Config
+    from sapo.core.errors import UserError
+    from sapo.store.history.tables import Store
+
+_GROUP = re.compile("[0-9a-f]{8,64}", re.IGNORECASE)
+
+
+def lineage(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHAT",
+            help="models:/<swarm>.<node>@champion (or @latest, /3), a node, or a group's id (8 digits do).",
+        ),
+    ],
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say who taught a checkpoint, or where a group of completions ended up.
+
+    Of a model version, or of a node as the history has it: which peers, tasks and rounds taught it, and how
+    many tokens. Of a group: who wrote it, who received it, who learned from it with what advantage, and in
+    which model versions it is. A page with a picture is written beside the run.
+
+    Exits with 1 where version and history disagree, or the history is not what was written.
+    """
+    from rich.console import Console
+
+    found = find_home(home)
+    check_known(found, what)
+    with Console(stderr=True).status("reading the history"):
+        document, name = explain(found, what)
+        page = written(found, name, document)
+    if as_json:
+        print_json({**document, "page": None if page is None else str(page)})
+    else:
+        show(document, page)
+    if document["problems"]:
+        raise typer.Exit(1)
+
+
+def check_known(home: "Home", what: str) -> None:
+    """Raise `UserError` for a node that neither this site nor its own history knows, alone or as a model.
+
+    Where the history or MLflow is on a server, other sites' nodes may be in it: then it is asked later.
+    """
+    from sapo.core.errors import UserError
+
+    config = home.load_config()
+    model = re.fullmatch(r"models:/(.+)\.([^./@]+)[@/].+", what)
+    if model is not None:
+        own = config.track.uri is None and "MLFLOW_TRACKING_URI" not in os.environ
+        known = model[1] != config.swarm.name or model[2] in {*config.nodes, *home.node_names()}
+        if own and not known:
+            names = ", ".join(config.nodes)
+            raise UserError("WHAT", what, f"there is no node {model[2]}", f"name one of {names}")
+    elif not (what.startswith("models:") or _GROUP.fullmatch(what) or what in config.nodes):
+        elsewhere = config.history.uri is not None
+        if not elsewhere and not (home.history / "training" / f"node={what}").is_dir():
+            raise not_known(config, what)
+
+
+def not_known(config: "Config", what: str) -> "UserError":
+    """What names neither a version nor a node nor a group."""
+    from sapo.core.errors import UserError
+
+    names = ", ".join(config.nodes)
+    remedy = f"name a version (models:/...), a node ({names}), or 8 digits of an id or more"
+    return UserError("WHAT", what, "is neither a model version nor a node nor a group's id", remedy)
+
+
+def written(home: "Home", name: str, document: dict[str, Any]) -> "Path | None":
+    """The page of a document; None, with a warning, where it cannot be written: the answer needs none."""
+    from sapo.cli.report.lineage_page import write_page
+
+    try:
+        return write_page(home, name, document)
+    except OSError as error:
+        warn(f"no page with a picture is written: {error}")
+        return None
+
+
+def explain(home: "Home", what: str) -> tuple[dict[str, Any], str]:
+    """The document that answers the question, and a name for its page. Raises `UserError`, `Unavailable`."""
+    from sapo.store.history.query import incarnations
+    from sapo.store.history.tables import Store
+
+    config = home.load_config()
+    store = Store(config.history.uri or str(home.history))
+    if what.startswith("models:"):
+        return of_version(home, config, store, what)
+    if what in config.nodes or (not _GROUP.fullmatch(what) and incarnations(store, what)):
+        return of_node(config, store, what)
+    return of_group(home, config, store, what)
+
+
+def of_version(home: "Home", config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
+    """Who taught a registered model version."""
+    from sapo.provenance import model_lineage
+    from sapo.store.tracking.uri import tracking_uri
+
+    subject = model_lineage.version_subject(tracking_uri(home, config), what)
+    return model_lineage.teachers(store, subject), subject.name
+
+
+def of_node(config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
+    """Who taught a node, as far as the history has it."""
+    from sapo.provenance import model_lineage
+
+    subject = model_lineage.node_subject(store, config, what)
+    return model_lineage.teachers(store, subject), subject.name
+
+
+def of_group(home: "Home", config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
+    """Where a group ended up. Raises `UserError` where `what` is the beginning of no id, or of several."""
+    from sapo.provenance import group_lineage
+    from sapo.store.tracking.uri import tracking_uri
+
+    if not _GROUP.fullmatch(what):
+        raise not_known(config, what)
+    found = group_lineage.find(store, what.lower())
+    document = group_lineage.journey(store, found, config.swarm.name, tracking_uri(home, config))
+    return document, found.group_id[:16]
+
+
+def show(document: dict[str, Any], page: "Path | None") -> None:
+    """A document in the terminal."""
+    from rich.console import Console
+
+    from sapo.cli.report import lineage_page
+
+    console = Console()
+
+    def say(text: str, style: str = "") -> None:
+        console.print(printable(text), style=style, markup=False, highlight=False)
+
+    if document["kind"] == "group":
+        say(f"group {document['group_id']}", "bold")
+        for line in (*lineage_page.asked(document), *lineage_page.life(document)):
+            say(line)
+        show_table(console, lineage_page.answer_head(document), lineage_page.answer_rows(document))
+    else:
+        say(lineage_page.headline(document), "bold")
+        say(lineage_page.coverage(document))
+        say(lineage_page.amount(document))
+        show_table(console, lineage_page.PEERS, lineage_page.peer_rows(document))
+        show_table(console, lineage_page.TASKS, lineage_page.task_rows(document))
+        show_table(console, ("link", "the version", "the history", ""), lineage_page.link_rows(document))
+        show_table(console, ("digest", ""), lineage_page.digest_rows(document))
+    for note in document.get("notes", ()):
+        say(f"note: {note}")
+    for problem in document["problems"]:
+        say(f"WRONG: {problem}", "bold red")
+    if page is not None:
+        say(f"picture: {page}")
+
+
+def show_table(console: Any, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows as a table in the terminal; nothing where there are none."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from sapo.cli.report.lineage_page import SUMS
+
+    if not rows:
+        return
+    shown = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    for name in head:
+        number, whole = name in SUMS, name in (*SUMS, "key")
+        shown.add_column(Text(name), overflow="fold", no_wrap=whole, justify="right" if number else "left")
+    for row in rows:
+        shown.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(shown)

@@ -1,0 +1,157 @@
+"""`sapo replay`: a node's rounds made again from the history, compared or changed."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, warn
+
+if TYPE_CHECKING:
+    from sapo.core.config.home import Home
+    from sapo.provenance.check import Checked
+
+LOADING, READING = "loading torch", "reading the history and the weights to begin with"
+
+
+def replay(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="n0, n1, ...")],
+    first: Annotated[
+        int | None,
+        typer.Option("--from", min=0, metavar="R", help="The first round; by default the oldest possible."),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option("--to", min=0, metavar="R", help="The last round; by default the last delivered."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare every round with its record; so it is without --set.")
+    ] = False,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Train on the rounds with another setting, e.g. learn.loss=cispo.",
+        ),
+    ] = None,
+    home: HomeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a node's updates again from the history alone, and compare them bit for bit with the record.
+
+    The first round that differs is named, and the exit code is then 1. Nothing is written, and a node that
+    runs is not disturbed. With --set nothing is compared: the recorded batches are trained on under other
+    settings, as an MLflow run of its own.
+    """
+    from sapo.cli.commands import checks
+    from sapo.core.errors import UserError
+    from sapo.provenance.whatif_settings import Changes
+
+    if check and sets:
+        raise UserError("--set", sets[0], "there is then nothing to compare with", "leave out --check")
+    # checked before models are imported, which takes seconds
+    found = find_home(home)
+    config = found.load_config()
+    found.check_node(config, node, "NODE")
+    checks.check_rounds(found, node, first, last)
+    if sets:
+        Changes(config.for_node(node), node, sets)
+    for note in without_effect(found, node, sets or []):
+        warn(note)
+
+    from rich.console import Console
+
+    from sapo.cli.report.live_view import open_view
+
+    with open_view(config.swarm.name, Console(stderr=True)) as view:
+        view.step(LOADING, 0, 1)
+        if sets:
+            from sapo.provenance.whatif import retrain
+
+            view.step(READING, 0, 1)
+            changed = retrain(found, node, sets, first=first, last=last, progress=view.step)
+            body, lines = changed.to_json(), changed.lines()
+        else:
+            checked = prove(found, node, first, last, view.step, as_json=as_json)
+            body, lines = checked.to_json(), said(checked)
+    if as_json:
+        print_json(body)
+    else:
+        print("\n".join(lines))
+
+
+def without_effect(home: "Home", node: str, sets: Sequence[str]) -> list[str]:
+    """What is changed to no effect; nothing where `retrain` is going to refuse it."""
+    from sapo.core.config.load import load
+    from sapo.core.effects import notes
+    from sapo.core.errors import UserError
+
+    config = home.load_config()
+    if node not in config.nodes:
+        return []
+    own = config.for_node(node)
+    try:
+        return notes(load(sets=sets, base=own, env={}), own)
+    except UserError:
+        return []
+
+
+def prove(
+    home: "Home",
+    node: str,
+    first: int | None,
+    last: int | None,
+    step: Callable[[str, int, int], None],
+    *,
+    as_json: bool,
+) -> "Checked":
+    """Repeat and compare; a difference is raised, after it was printed as JSON if that is wanted."""
+    from sapo.provenance.check import Differs, check
+    from sapo.provenance.replay import opened
+    from sapo.store.history.query import Damaged
+
+    step(READING, 0, 1)
+    try:
+        with opened(home, node, first=first, last=last) as replay:
+            known = list(replay.notes)
+            for note in known:
+                warn(note)
+            found = check(replay, step)
+            for note in found.notes[len(known) :]:
+                warn(note)
+            return found
+    except (Damaged, Differs) as error:
+        if as_json:
+            tensor = error.tensor if isinstance(error, Differs) else None
+            place = {"node": node, "round": error.round, "problem": error.problem, "tensor": tensor}
+            print_json({"identical": False, **place})
+        raise
+
+
+def said(checked: "Checked") -> list[str]:
+    """What a replay found, a line each."""
+    rounds = f"rounds {checked.first} to {checked.last}"
+    begun = f"{checked.rounds} repeated from round {checked.begun_at} on"
+    found = [
+        f"{checked.node}: {rounds} are as recorded, bit for bit",
+        f"rounds    {begun}" + (f", {checked.empty} without groups" if checked.empty else ""),
+        f"compared  {checked.rows} rows and {checked.rounds} batches by digest, {checked.losses} losses, "
+        f"{checked.weights} weight hashes",
+    ]
+    if checked.recorded_in is not None:
+        found.append(
+            f"weights   {checked.weights_sha256} after round {checked.last}, as in {checked.recorded_in}"
+        )
+    else:
+        since = f"round {checked.compared_last}" if checked.compared_last is not None else "the checkpoint"
+        found.append(
+            f"weights   {checked.weights_sha256} after round {checked.last}, whose hash is recorded nowhere; "
+            f"the last compared is of {since}"
+        )
+    if checked.run_seconds is not None and checked.ratio is not None:
+        found.append(
+            f"time      {checked.replay_seconds:.1f} s, and {checked.run_seconds:.1f} s when they were run: "
+            f"{checked.ratio:.1f} times as fast"
+        )
+    return found

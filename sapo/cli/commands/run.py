@@ -1,0 +1,218 @@
+"""Commands that run something: `swarm`, `node`, `stop`, `evaluate`."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sapo.cli.commands.options import (
+    ConfigOption,
+    DryRunOption,
+    HomeOption,
+    JsonOption,
+    PresetOption,
+    SetOption,
+    find_home,
+    print_json,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from sapo.core.config.home import Home
+
+STOP_LIMIT_S = 60.0
+"""How long `sapo stop` waits for what it asked to stop."""
+
+RoundsOption = Annotated[int | None, typer.Option(metavar="N", help="Rounds each node makes in all.")]
+
+
+def swarm(
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="How many nodes.")] = None,
+    rounds: RoundsOption = None,
+    home: HomeOption = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Go on with the run in the home, as it was set up; --set and others change that."
+        ),
+    ] = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Run a swarm on this machine: nodes, servers, history, and a report at the end.
+
+    Without --preset and --config it is preset tiny: four small models learn sums on two CPU cores, in
+    about five minutes. Ctrl-C stops everything in good order.
+    """
+    from sapo.cli.commands import checks, launch
+    from sapo.core.config import toml_dump
+    from sapo.core.effects import swarm_notes
+
+    found, settings = launch.locate(
+        preset, config, sets, nodes=nodes, rounds=rounds, home=home, resume=resume
+    )
+    if not resume and not dry_run:
+        launch.refuse_second_start(found)
+    settings, warning = launch.silo_if_alone(settings)
+    if warning:
+        warn(warning)
+    launch.refuse_moved(settings, found)
+    if resume:
+        checks.refuse_fewer_rounds(settings, found, rounds)
+    for note in swarm_notes(settings):
+        warn(note)
+    if dry_run:
+        print(toml_dump.dumps(settings.model_dump(mode="json")), end="")
+        return
+    checks.refuse_running(found, "swarm", *settings.nodes)
+    code = launch.run(settings, found)
+    if code:
+        raise typer.Exit(code)
+
+
+def node(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="n0, n1, ...; not needed where the site has one node."),
+    ] = None,
+    preset: PresetOption = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    nodes: Annotated[
+        int | None, typer.Option(metavar="N", help="How many nodes run here, this one among them.")
+    ] = None,
+    rounds: RoundsOption = None,
+    home: HomeOption = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Run one node of a swarm in this terminal.
+
+    In a home that holds a run the node goes on where it was, under that run's config; what --config and
+    --set name is changed. It uses the servers of a swarm that runs there, else those that PREFECT_API_URL
+    and MLFLOW_TRACKING_URI or track.uri name, else none. Nobody archives beside it: see sapo archive.
+    """
+    from sapo.cli.commands import checks, launch
+    from sapo.core.config import toml_dump
+
+    found, settings = launch.locate(preset, config, sets, nodes=nodes, rounds=rounds, home=home)
+    if found.manifest.exists() and (config is None or found.node_names()):
+        found, settings = launch.locate(
+            preset, config, sets, nodes=nodes, rounds=rounds, home=found.root, resume=True
+        )
+    name = launch.pick_node(settings, found, name)
+    if dry_run:
+        print(toml_dump.dumps(settings.for_node(name).model_dump(mode="json")), end="")
+        return
+    checks.refuse_running(found, name)
+    code = launch.run_one(settings, found, name)
+    if code:
+        raise typer.Exit(code)
+
+
+def stop(home: HomeOption = None) -> None:
+    """Stop a swarm after the rounds in hand, and wait until it has stopped."""
+    from sapo.core.errors import Unavailable
+    from sapo.ops.supervisor import request_stop, who_runs
+
+    found = find_home(home)
+    asked = request_stop(found)
+    if not asked:
+        print(f"nothing runs in {found.root}")
+        return
+    print(f"asked to stop: {', '.join(asked)}", flush=True)
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while who_runs(found):
+        if time.monotonic() > deadline:
+            left = ", ".join(f"{name} (pid {pid})" for name, pid in who_runs(found).items())
+            raise Unavailable(f"still running after {STOP_LIMIT_S:.0f} s: {left}")
+        time.sleep(0.1)
+    print("stopped")
+
+
+def evaluate(
+    home: HomeOption = None,
+    node: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this node.")] = None,
+    question: Annotated[
+        bool, typer.Option("--question", help="One question for every node that has a new round.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask nodes and the policies they started from the same held-out questions; writes evaluation.json.
+
+    It takes each node's newest checkpoint; a swarm that runs is not disturbed. With --question it asks the
+    nodes one question, once for each round it finds them in, and adds to their cumulative judge reward.
+    """
+    from sapo.core.config.home import refuse_unwritable
+
+    # checked before models and tasks are imported, which takes seconds
+    found = find_home(home)
+    found.choose_nodes(found.load_config(), node)
+    refuse_unwritable(found.root, "--home", found.shown)
+    if question:
+        _judge(found, node, as_json)
+        return
+
+    from rich.console import Console
+
+    from sapo.cli.report.live_view import open_view, sentences, summary_table
+    from sapo.cli.report.summary import read_run, summarise
+
+    with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
+        view.step("loading torch", 0, 1)
+        from sapo.ops.judge import evaluate_swarm
+
+        view.step("loading the held-out questions", 0, 1)
+        body = evaluate_swarm(
+            found.load_config(),
+            found,
+            node,
+            progress=lambda label, done, total: view.step(f"held-out questions: {label}", done, total),
+        )
+    if as_json:
+        print_json(body)
+        return
+    figures = summarise(read_run(found))
+    console = Console()
+    console.print(summary_table(figures))
+    for text in sentences(figures):
+        console.print(text)
+
+
+def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
+    """One question for every node, shown; MLflow is told where it can be reached."""
+    from rich.console import Console
+
+    from sapo.cli.commands.browse import printable
+    from sapo.cli.report.live_view import open_view
+    from sapo.core.errors import Unavailable
+
+    config = home.load_config()
+    with open_view(config.swarm.name, Console(stderr=True)) as view:
+        view.step("loading torch", 0, 1)
+        from sapo.ops.judge import judge_swarm, tell_verdicts
+        from sapo.store.tracking.uri import tracking_uri
+
+        view.step("asking one held-out question", 0, 1)
+        found = judge_swarm(config, home, nodes)
+    try:
+        uri = tracking_uri(home, config)
+        for name in found.standings:
+            tell_verdicts(config, home, name, uri=uri)
+    except Unavailable as error:
+        warn(f"MLflow is told of it with the next question: {error}")
+    if as_json:
+        print_json(found.as_dict())
+        return
+    for number, one in enumerate(found.standings.values()):
+        verdict = one.verdict
+        if not number:
+            print(f"question {verdict.judging} ({verdict.dataset}): {printable(verdict.question)}")
+        score = "unscorable" if verdict.score is None else f"{verdict.score:g}"
+        print(
+            f"{verdict.node}, round {verdict.round}: {printable(verdict.answer)!r} scores {score}; "
+            f"{one.cumulative:g} in {one.judged} judged rounds"
+        )
+    for name, why in found.passed_over.items():
+        print(f"{name} {why}")

@@ -1,0 +1,73 @@
+"""Pages of a swarm's servers, for a browser: the curves of its runs in MLflow, its flow runs in Prefect."""
+
+import http.client
+import json
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from sapo.core.config.secrets import public
+from sapo.core.service_registry import Service, Services
+from sapo.ops.gate import ENTRANCE, basic
+from sapo.store.tracking import parent_run
+
+ASK_S = 1.0
+"""How long MLflow may take to name the experiment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Links of a swarm's pages. `begun` is whether MLflow has an experiment of the swarm.
+
+    Those of servers that were started for the swarm hold their passwords.
+    """
+
+    mlflow: str
+    prefect: str
+    begun: bool
+
+    def links(self) -> dict[str, str]:
+        """The links by the names of what they open."""
+        return {"MLflow": self.mlflow, "Prefect": self.prefect}
+
+
+def pages_of(services: Services, swarm: str) -> Pages:
+    """The pages of a swarm; MLflow's list of experiments where it does not know the swarm yet."""
+    experiment = _experiment(services.mlflow, swarm)
+    base = _entrance(services.mlflow, public(services.mlflow.url))
+    if not base.startswith("http"):
+        mlflow = base  # a store without a server has no page
+    elif experiment is None:
+        mlflow = f"{base}/{parent_run.LIST_LINK}"
+    else:
+        viewed = parent_run.VIEW.keys() <= {tag["key"] for tag in experiment.get("tags", ())}
+        mlflow = f"{base}/{parent_run.charts_link(experiment['experiment_id'], viewed=viewed)}"
+    return Pages(mlflow, _prefect(services.prefect), experiment is not None or mlflow == base)
+
+
+def _prefect(service: Service) -> str:
+    """The list of flow runs; the address itself where the page is not beside the API."""
+    base = public(service.url)
+    return f"{_entrance(service, base.removesuffix('/api'))}/runs" if base.endswith("/api") else base
+
+
+def _entrance(service: Service, base: str) -> str:
+    """What a page's path is put behind, so that the browser is let in."""
+    if service.login is None:
+        return base
+    return f"{base.replace('://', f'://{service.login}@', 1)}{ENTRANCE}"
+
+
+def _experiment(service: Service, swarm: str) -> dict[str, Any] | None:
+    """What MLflow's API says of the swarm's experiment; None where it has none, or does not say."""
+    asked = urlencode({"experiment_name": swarm})
+    request = urllib.request.Request(f"{service.url}/api/2.0/mlflow/experiments/get-by-name?{asked}")
+    if service.login is not None:
+        request.add_header("Authorization", basic(service.login))
+    try:
+        with urllib.request.urlopen(request, timeout=ASK_S) as reply:
+            found: dict[str, Any] = json.load(reply)["experiment"]
+            return found
+    except (OSError, http.client.HTTPException, ValueError, KeyError):
+        return None

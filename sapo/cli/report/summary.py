@@ -1,0 +1,283 @@
+"""A run in figures: read from journals, MLflow, history and the held-out evaluation, written to summary.json.
+
+The three rewards of a run stay apart throughout: `reward/local` (a node's own completions),
+`reward/training_set` (everything in its batches, filtered foreign groups included) and the held-out
+`eval/pass_at_1` with `eval/greedy` beside it. Held-out results are compared on equal questions only: those of
+the full evaluation with each other, probes with probes (`sapo.experiment.peaks`).
+"""
+
+import json
+import sqlite3
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sapo.cli.report.svg_charts import Point
+from sapo.core.config.home import Home, write_atomically
+from sapo.core.config.load import Config
+from sapo.core.errors import Unavailable
+from sapo.experiment import peaks
+from sapo.experiment.peaks import Exam
+from sapo.node import probes
+from sapo.store.tracking.model_registry import reaching
+from sapo.store.tracking.tracker import NODE
+
+if TYPE_CHECKING:
+    from sapo.store.history.tables import Store
+    from sapo.store.history.totals import Course
+
+SERIES = ("reward/local", "reward/training_set")
+TENTH = 10
+"""First and last are means over the first and last tenth of a node's rounds: one round is mostly noise."""
+Metrics = dict[str, dict[float, float]]
+"""{series: {round: value}} of a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a home holds: every node's metric series, its probes, and the full evaluation if there is one.
+
+    `curves[node][metric]` is a list of (round, value) in order of rounds. `exams[node]` are the exams
+    on the probe's questions, by round. `no_tokens` are the nodes whose tokens are not known of every
+    round, by series. `notes` say what is missing.
+    """
+
+    home: Home
+    config: Config
+    curves: dict[str, dict[str, list[Point]]]
+    evaluation: dict[str, Any] | None = None
+    exams: dict[str, list[Exam]] = field(default_factory=dict)
+    course: "Course | None" = None
+    no_tokens: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def curve(self, node: str, name: str) -> list[Point]:
+        """One metric of a node where it was measured; empty where it never was."""
+        return self.curves[node].get(name, [])
+
+
+def read_run(home: Home) -> Run:
+    """Read a home without touching it. Raises `UserError` where it holds no swarm.
+
+    A journal is pruned once its rounds are delivered, so older rounds come from MLflow, or from the history
+    if MLflow lacks them. What none of them has is noted.
+    """
+    from sapo.store.history import totals
+    from sapo.store.history.tables import Store
+    from sapo.store.journal.journal import Journal
+
+    config, evaluation = home.load_config(), home.load_evaluation()
+    found: dict[str, Metrics] = {node: {} for node in home.node_names()}
+    notes = []
+    try:
+        for node, name, step, value in tracked(home, config.track.uri, config.swarm.name):
+            if node in found:
+                found[node].setdefault(name, {})[step] = value
+    except (Unavailable, sqlite3.Error) as error:
+        notes.append(f"MLflow cannot be read ({error}).")
+    done, own = {}, {}
+    for node, metrics in found.items():
+        with Journal.read_only(home.journal(node)) as journal:
+            for result in journal.results():
+                for name, value in result.metrics.items():
+                    metrics.setdefault(name, {})[float(result.round)] = value
+            done[node], own[node] = journal.finished_rounds(), journal.incarnation
+    course, no_tokens = None, {}
+    store: Store | None = None
+    try:
+        known = Store(config.history.uri or str(home.history))
+        course, store = totals.course(known, list(found)), known
+    except Unavailable as error:
+        notes.append(f"The history cannot be read ({error}).")
+    for node, metrics in found.items():
+        unknown, note = _complete(store, config.for_node(node), node, own[node], metrics, done[node])
+        no_tokens[node] = unknown
+        notes += note
+    curves = {
+        node: {name: sorted(points.items()) for name, points in metrics.items()}
+        for node, metrics in found.items()
+    }
+    exams = {
+        node: peaks.exams(
+            metrics,
+            probes.read(home.probes(node), own[node]),
+            (evaluation or {}).get("nodes", {}).get(node),
+            every=config.for_node(node).eval.probe_every,
+        )
+        for node, metrics in found.items()
+    }
+    return Run(home, config, curves, evaluation, exams, course, no_tokens, tuple(notes))
+
+
+def _complete(
+    store: "Store | None", config: Config, node: str, incarnation: str, metrics: Metrics, done: int
+) -> tuple[frozenset[str], list[str]]:
+    """Add to a node's metrics what only the history knows of its `done` rounds.
+
+    Returns the token series that stay incomplete, and a note about what is missing.
+    """
+    from sapo.store.history import totals
+
+    known = _rounds(metrics)
+    lost = done - len(known)
+    if lost <= 0:
+        return frozenset(), []
+    unknown = {"learn/tokens"}
+    kept = {} if store is None else totals.by_round(store, node, incarnation)
+    for name, points in kept.items():
+        metrics[name] = points | metrics.get(name, {})
+    left = done - len(known | _rounds(kept))
+    if left or config.batch.b > config.batch.local:
+        unknown.add("tokens/generated")
+    if left:
+        note = (
+            f"{node}: {left:,} of its {done:,} rounds are neither in MLflow nor in the history. Rewards are "
+            "means over the other rounds, tokens are not counted."
+        )
+    else:
+        note = (
+            f"{node}: MLflow lacks the metrics of {lost:,} of its {done:,} rounds. Rewards are taken from "
+            "the history; other curves lack these rounds."
+        )
+    return frozenset(unknown), [note]
+
+
+def _rounds(metrics: Mapping[str, Mapping[float, float]]) -> set[float]:
+    """The rounds that any series has. An evaluation is filed under the round that would come next."""
+    own = [points for name, points in metrics.items() if not name.startswith(("eval/", "judge/"))]
+    return set().union(*own)
+
+
+def tracked(home: Home, uri: str | None, swarm: str) -> Iterator[tuple[str, str, float, float]]:
+    """(node, metric, round, value) of the nodes' own runs in MLflow, told by their tag: what-ifs lack it."""
+    if uri is not None:
+        with reaching(uri):
+            yield from _tracked_by_server(uri, swarm)
+    elif home.mlflow_db.exists():
+        # the server's own file, opened so that it can neither be written nor locked
+        with closing(sqlite3.connect(f"{home.mlflow_db.as_uri()}?mode=ro", uri=True)) as database:
+            yield from database.execute(_TRACKED, (NODE, swarm))
+
+
+_TRACKED = """
+SELECT tags.value, metrics.key, metrics.step, metrics.value
+FROM metrics JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)
+     JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key = ?
+WHERE experiments.name = ? AND NOT metrics.is_nan ORDER BY metrics.timestamp
+"""
+
+
+def _tracked_by_server(uri: str, swarm: str) -> Iterator[tuple[str, str, float, float]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(swarm)
+    own = f"tags.`{NODE}` != ''"
+    for run in client.search_runs([experiment.experiment_id], own) if experiment else []:
+        for name in run.data.metrics:
+            for metric in client.get_metric_history(run.info.run_id, name):
+                yield run.data.tags[NODE], name, metric.step, metric.value
+
+
+def first_and_last(values: Sequence[float]) -> dict[str, float | None]:
+    """Means of the first and the last tenth of a series (at least one value each)."""
+    if not values:
+        return {"first": None, "last": None}
+    window = max(1, len(values) // TENTH)
+    return {"first": statistics.fmean(values[:window]), "last": statistics.fmean(values[-window:])}
+
+
+def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
+    """How many rounds a node has finished: they count from 0 without a gap."""
+    return int(max(_rounds({name: dict(points) for name, points in curves.items()}), default=-1)) + 1
+
+
+def baseline(evaluation: dict[str, Any], node: str) -> dict[str, Any]:
+    """The held-out figures of the policy a node started from."""
+    found = evaluation.get("nodes", {}).get(node, {})
+    # an earlier release had one baseline per model
+    label = found.get("baseline", found.get("model"))
+    own: dict[str, Any] | None = evaluation.get("baselines", {}).get(label)
+    return own or evaluation.get("starter") or {}
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """The figures of a run as plain JSON values; what was not measured is null."""
+    evaluation = run.evaluation or {}
+    nodes: dict[str, Any] = {}
+    for node in run.curves:
+        end, start = evaluation.get("nodes", {}).get(node, {}), baseline(evaluation, node)
+        figures: dict[str, Any] = {
+            "model": run.config.for_node(node).model,
+            "rounds": rounds_done(run.curves[node]),
+            "rounds_total": run.config.swarm.rounds,
+        }
+        for name in SERIES:
+            figures[name] = first_and_last([value for _, value in run.curve(node, name)])
+        figures["eval/pass_at_1"] = {
+            "start": start.get("pass_at_1"),
+            "start_interval": start.get("interval"),
+            "end": end.get("pass_at_1"),
+            "end_interval": end.get("interval"),
+            "per_task": {
+                task: {"start": _task(start, task, "pass_at_1"), "end": _task(end, task, "pass_at_1")}
+                for task in sorted(end.get("per_task", {}))
+            },
+        }
+        figures["eval/greedy"] = {"start": start.get("greedy"), "end": end.get("greedy")}
+        figures["probe"] = peaks.figures(run.exams.get(node, []), end.get("round"))
+        for name, series in (("tokens/generated", "tokens/generated"), ("tokens/trained", "learn/tokens")):
+            whole = series not in run.no_tokens.get(node, ())
+            figures[name] = sum(value for _, value in run.curve(node, series)) if whole else None
+        external = [value for _, value in run.curve(node, "share/external")]
+        figures["share/external"] = statistics.fmean(external) if external else None
+        nodes[node] = figures
+    return {
+        "swarm": run.config.swarm.name,
+        "home": str(run.home.root),
+        "nodes": nodes,
+        "held_out": {
+            "questions": evaluation.get("questions"),
+            "samples": evaluation.get("samples"),
+            "gain": evaluation.get("gain"),
+            "gain_greedy": evaluation.get("gain_greedy"),
+        },
+        "notes": list(run.notes),
+    }
+
+
+def _task(evaluation: dict[str, Any], task: str, name: str) -> float | None:
+    value: float | None = evaluation.get("per_task", {}).get(task, {}).get(name)
+    return value
+
+
+def write_summary(run: Run) -> dict[str, Any]:
+    """Write summary.json whole or not at all, and return what it says."""
+    figures = summarise(run)
+    write_atomically(
+        run.home.summary, json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    )
+    return figures
+
+
+def gain_sentence(figures: dict[str, Any]) -> str:
+    """What the held-out evaluation says of learning: the paired gains with their 95 % intervals."""
+    held_out = figures["held_out"]
+    gain, greedy = held_out["gain"], held_out["gain_greedy"]
+    if gain is None:
+        return "There is no held-out evaluation yet, so whether anything was learned is not known."
+    points = f"mean pass@1 is {_points(gain)} against the policy each node started from"
+    on = f"on {held_out['questions']:,} held-out questions, paired, sampled at temperature 1"
+    beside = "" if greedy is None else f" Greedy: {_points(greedy)}."
+    if gain["low"] > 0:
+        return f"The nodes learned: {points}, {on}.{beside}"
+    if gain["high"] < 0:
+        return f"The nodes got worse: {points}, {on}.{beside}"
+    return f"No gain can be told from chance: {points}, {on}.{beside}"
+
+
+def _points(gain: dict[str, float]) -> str:
+    low, high, mean = gain["low"] * 100, gain["high"] * 100, gain["mean"] * 100
+    return f"{mean:+.1f} points (95 % interval {low:+.1f} to {high:+.1f})"

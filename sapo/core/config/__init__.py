@@ -1,0 +1,1 @@
+"""Settings of a run: schema, files, presets, homes, manifests, secrets."""

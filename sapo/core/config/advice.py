@@ -1,0 +1,302 @@
+"""What a manifest advises beside its rules: the model a swarm trains and how it learns.
+
+Advice binds nobody: it is no part of what makes two manifests differ, and a site may overrule it. A manifest
+comes from another machine, so its advice is untrusted input. It can set the settings of `LIMITS` and no
+others, within bounds, and a value that is not understood is passed over instead of refusing the manifest.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from sapo.core.config.load import Config, merge, parse, preset_values, presets
+from sapo.core.config.manifest import Manifest
+from sapo.core.config.schema import BatchConfig, GenerateConfig, LearnConfig, Lora, Section, Swarm
+from sapo.core.errors import UserError
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "lora": Lora,
+    "swarm": Swarm,
+    "batch": BatchConfig,
+    "generate": GenerateConfig,
+    "learn": LearnConfig,
+}
+LIMITS: Mapping[str, float | None] = {
+    "model": None,
+    "lora.rank": 1024,
+    "lora.alpha": 4096,
+    "lora.target_modules": None,
+    "swarm.rounds": 1_000_000,
+    "batch.local": 256,
+    "batch.external": 256,
+    "batch.completions": 256,
+    "batch.questions": 1024,
+    "batch.choose": None,
+    "generate.max_new_tokens": 32_768,
+    "generate.temperature": 10,
+    "generate.top_p": None,
+    "generate.top_k": 1_000_000,
+    "generate.min_p": None,
+    "learn.loss": None,
+    "learn.lr": 0.1,
+    "learn.beta1": None,
+    "learn.beta2": None,
+    "learn.weight_decay": 1,
+    "learn.grad_clip": 1000,
+    "learn.clip_low": None,
+    "learn.clip_high": 100,
+    "learn.gspo_clip_low": None,
+    "learn.gspo_clip_high": 100,
+    "learn.dr_grpo_length": 32_768,
+    "learn.epochs": 16,
+    "learn.advantage": None,
+    "learn.std_floor": 1,
+    "learn.zero_tolerance": 1,
+    "learn.token_mean": None,
+    "learn.foreign": None,
+    "learn.foreign_late": 1_000_000,
+    "learn.foreign_floor": None,
+    "learn.foreign_weight": None,
+    "learn.foreign_ratio_cap": 100,
+    "learn.truncated": None,
+    "learn.micro_batch": 65_536,
+}
+"""The settings that advice may hold, with an upper bound where the setting itself has none."""
+OWN = frozenset(
+    {
+        "generate.engine",
+        "generate.ahead",
+        "generate.vllm_cache_gb",
+        "learn.trusted_peers",
+        "learn.optimizer",
+        "learn.activation_checkpointing",
+        "learn.autocast",
+        "learn.compile",
+        "lora.dropout",
+    }
+)
+"""Settings of the same sections that are a matter of a site's machine, or of whom it trusts."""
+HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+STARTER = re.compile(r"starter(:[a-z0-9-]{1,40})?")
+MAX_CHARS = 20_000
+"""Of advice as JSON; more than that is passed over."""
+MAX_MODULES = 64
+NAMED = 5
+"""How many settings that were passed over are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a site takes of a manifest's advice.
+
+    `preset` is None without one; `settings` are nested as in a config file; `passed_over` are sentences
+    about what was not taken.
+    """
+
+    preset: str | None
+    settings: Mapping[str, Any]
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str | None:
+        """The model, if the advice names one."""
+        return self.settings.get("model")
+
+
+def advise(config: Config, preset: str) -> tuple[dict[str, Any], list[str]]:
+    """The advice of a config for a manifest, and sentences about what of it cannot be carried."""
+    values, left = config.model_dump(mode="json"), []
+    advice: dict[str, Any] = {"preset": preset}
+    for key in LIMITS:
+        value = _at(values, key)
+        if value is None:
+            continue
+        problem = _problem(key, value)
+        if problem is None and key == "model":
+            value, problem = _model(config)
+        if problem is None:
+            advice = merge(advice, _nested(key, value))
+        else:
+            left.append(f"{key} = {value!r} {problem}: whoever joins has to set it")
+    return advice, left
+
+
+def _model(config: Config) -> tuple[str, str | None]:
+    """How a config's model is named to others, and why it cannot be, or None."""
+    variant = config.starter.variant
+    if config.model == "starter":
+        return ("starter" if variant == Config().starter.variant else f"starter:{variant}"), None
+    local = not STARTER.fullmatch(config.model) and Path(config.model).exists()
+    return config.model, "is a folder on this machine" if local else None
+
+
+def take(found: object, manifest: Manifest) -> Advice | None:
+    """What a site takes of the advice found in a manifest's file; None where there was none."""
+    if found is None:
+        return None
+    if not isinstance(found, dict) or _too_long(found):
+        return Advice(None, {}, ("the manifest's advice is not understood, and passed over",))
+    settings: dict[str, Any] = {}
+    passed, unknown = [], []
+    preset = found.get("preset")
+    if preset is not None and preset not in presets():
+        passed.append(f"preset = {_shown(preset)} is not known here")
+        preset = None
+    for key, value in _leaves({name: value for name, value in found.items() if name != "preset"}):
+        if key in OWN:
+            passed.append(f"{key} is for each site to set")
+            continue
+        if key not in LIMITS:
+            unknown.append(key)
+            continue
+        problem = _problem(key, value) or _against_rules(key, value, manifest)
+        if problem is None:
+            settings = merge(settings, _nested(key, value))
+        else:
+            passed.append(f"{key} = {_shown(value)} {problem}")
+    if unknown:
+        passed.append(f"{_names(unknown)}: not for a manifest to set, or not known to this release")
+    problem = _contradiction(preset, settings, manifest)
+    if problem is not None:
+        settings = {}
+        passed.append(f"the rest does not fit together: {problem}")
+    return Advice(preset, settings, tuple(f"the manifest's advice: {text}; passed over" for text in passed))
+
+
+def _too_long(found: object) -> bool:
+    try:
+        return len(json.dumps(found)) > MAX_CHARS
+    except RecursionError:
+        return True
+
+
+def differing(advised: Mapping[str, Any], config: Config) -> list[str]:
+    """The advised settings that a config has otherwise, as `key = value here (advised: value)`."""
+    values = config.model_dump(mode="json")
+    found = []
+    for key, value in _leaves(advised):
+        here = _at(values, key)
+        if here != value:
+            text = "unset" if here is None else _shown(here)
+            found.append(f"{key} = {text} (advised: {_shown(value)})")
+    return found
+
+
+def beyond(preset: str, advised: Mapping[str, Any]) -> list[str]:
+    """The advised settings that a preset has otherwise, as `key = value`."""
+    values = parse(preset_values(preset)).model_dump(mode="json")
+    return [f"{key} = {_shown(value)}" for key, value in _leaves(advised) if _at(values, key) != value]
+
+
+def describe(config: Config, names: Sequence[str]) -> list[str]:
+    """What the nodes of these names run under a config: a line for each kind of node."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(_kind(config.for_node(name)), []).append(name)
+    return [f"{_names_of(nodes)}: {kind}" for kind, nodes in kinds.items()]
+
+
+def _kind(config: Config) -> str:
+    batch, learn = config.batch, config.learn
+    parts = [
+        config.model + (f" with LoRA of rank {config.lora.rank}" if config.lora else ""),
+        f"lr {_number(learn.lr)}",
+        f"{batch.local}+{batch.external} x {batch.completions}",
+        learn.loss,
+        *([f"foreign {learn.foreign}"] if batch.external else []),
+        f"{config.generate.max_new_tokens} tokens",
+        f"{config.swarm.rounds} rounds",
+    ]
+    return ", ".join(parts)
+
+
+def _names_of(nodes: list[str]) -> str:
+    return ", ".join(nodes) if len(nodes) < 4 else f"{nodes[0]}, {nodes[1]}, ... {nodes[-1]}"
+
+
+def _number(value: float) -> str:
+    """A learning rate as people write it: 1e-4, 0.003."""
+    text = f"{value:.3e}" if 0 < value < 1e-3 else f"{value:g}"
+    return re.sub(r"\.?0*e([+-])0*", r"e\1", text)
+
+
+def _problem(key: str, value: object) -> str | None:
+    """Why a value cannot be a setting's, or None: the setting's own kind and bounds, then `LIMITS`."""
+    if key == "model":
+        named = isinstance(value, str) and (STARTER.fullmatch(value) or HUB_NAME.fullmatch(value))
+        return None if named and ".." not in str(value) else "is no name of a model on the hub"
+    if key == "learn.foreign" and value == "behaviour":
+        return "needs learn.trusted_peers, which each site names for itself"
+    section, _, name = key.partition(".")
+    try:
+        SECTIONS[section].model_validate({name: value}, strict=True)
+    except ValidationError as error:
+        if any(one["loc"] for one in error.errors()):  # what only contradicts a default has no place
+            return "is no value of that setting"
+    limit = LIMITS[key]
+    if isinstance(value, int | float) and limit is not None and value > limit:
+        return f"is more than {limit:g}"
+    if isinstance(value, list) and not (
+        len(value) <= MAX_MODULES and all(re.fullmatch(r"[A-Za-z0-9_.]{1,100}", name) for name in value)
+    ):
+        return "is no list of names of modules"
+    return None
+
+
+def _against_rules(key: str, value: Any, manifest: Manifest) -> str | None:
+    """Why a value cannot be meant with the manifest's own rules, or None."""
+    if key == "generate.max_new_tokens" and value > manifest.max_text_chars:
+        return f"is more than the {manifest.max_text_chars} characters that the swarm takes"
+    return None
+
+
+def _contradiction(preset: str | None, settings: Mapping[str, Any], manifest: Manifest) -> str | None:
+    """Why settings cannot hold together under a manifest's rules, or None."""
+    bounds = {"min_completions": manifest.min_completions, "max_completions": manifest.max_completions}
+    values = {} if preset is None else preset_values(preset)
+    try:
+        parse(merge(merge(values, {"rules": bounds}), settings))
+    except UserError as error:
+        return error.problem
+    return None
+
+
+def _nested(key: str, value: object) -> dict[str, Any]:
+    result: Any = value
+    for part in reversed(key.split(".")):
+        result = {part: result}
+    return dict(result)
+
+
+def _at(values: Mapping[str, Any], key: str) -> Any:
+    """The value at a dotted key, or None."""
+    found: Any = values
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of tables one deep, as advice has them."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            for inner, leaf in value.items():
+                yield f"{name}.{inner}", leaf
+        else:
+            yield name, value
+
+
+def _shown(value: object) -> str:
+    """A value of somebody else's for one line of a terminal: no control characters, and not long."""
+    text = ascii(value) if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+def _names(keys: list[str]) -> str:
+    shown = ", ".join(_shown(key)[1:-1] for key in keys[:NAMED])
+    return shown if len(keys) <= NAMED else f"{shown} and {len(keys) - NAMED} more"

@@ -1,0 +1,463 @@
+"""Where a swarm's files lie: one home, one folder per node inside."""
+
+import json
+import os
+import re
+import secrets
+import shlex
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from sapo.core.config.load import Config, parse
+from sapo.core.config.manifest import ADVICE, Manifest
+from sapo.core.errors import UserError
+from sapo.core.install import package_command
+from sapo.core.types import SCHEMA_VERSION, SchemaVersion
+
+DEFAULT_SITE = "n"
+MAX_MANIFEST_BYTES = 16_000_000
+KEY, CARD, LOCK, MOVED = "key.pem", "key.json", "lock", "moved.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The paths of one swarm's home."""
+
+    root: Path
+    given: str | None = field(default=None, compare=False, repr=False)
+    """The folder as the user wrote it."""
+
+    @classmethod
+    def at(cls, path: Path | str | None, swarm: str) -> "Home":
+        """`path`, else `$SAPO_HOME`, else `./runs/<swarm>`; always absolute.
+
+        Raises `UserError` for a path that a library cannot read back as it is.
+        """
+        chosen = path or os.environ.get("SAPO_HOME") or Path("runs") / swarm
+        root = Path(chosen).expanduser().absolute()
+        unreadable = _UNREADABLE.search(str(root))
+        if unreadable:
+            problem = f"MLflow and Delta tables cannot lie in a folder with {unreadable[0]!r} in its path"
+            raise UserError("--home", str(chosen), problem, "choose another folder, or rename it")
+        return cls(root, str(chosen))
+
+    @property
+    def shown(self) -> str:
+        """The home as the user named it, for commands to type next."""
+        return self.given or str(self.root)
+
+    @classmethod
+    def of(cls, path: Path | str | None, config: Config) -> "Home":
+        """The home of a config's site; `./runs/<swarm>-<site>` by default where the site has a name."""
+        swarm = config.swarm
+        return cls.at(path, swarm.name if swarm.site == DEFAULT_SITE else f"{swarm.name}-{swarm.site}")
+
+    @property
+    def config(self) -> Path:
+        """The resolved config, as JSON."""
+        return self.root / "config.json"
+
+    @property
+    def manifest(self) -> Path:
+        """What all nodes of the swarm agree on."""
+        return self.root / "manifest.json"
+
+    @property
+    def bus(self) -> Path:
+        """The embedded bus."""
+        return self.root / "bus.sqlite"
+
+    @property
+    def history(self) -> Path:
+        """Delta tables `rollouts`, `training`, `receipts`, `quarantine`."""
+        return self.root / "history"
+
+    @property
+    def mlflow_db(self) -> Path:
+        """MLflow's database."""
+        return self.root / "mlflow.db"
+
+    @property
+    def artifacts(self) -> Path:
+        """MLflow's artifacts."""
+        return self.root / "artifacts"
+
+    @property
+    def prefect(self) -> Path:
+        """This swarm's own PREFECT_HOME."""
+        return self.root / "prefect"
+
+    @property
+    def logs(self) -> Path:
+        """One log per process."""
+        return self.root / "logs"
+
+    @property
+    def services(self) -> Path:
+        """Addresses, passwords and pids of the servers that run now; for the owner only."""
+        return self.root / "services.json"
+
+    @property
+    def swarm_state(self) -> Path:
+        """How the swarm's processes stand, or stood when it ended."""
+        return self.root / "swarm.json"
+
+    @property
+    def held_out(self) -> Path:
+        """The evaluation questions, regenerated once and kept."""
+        return self.root / "held-out.json"
+
+    @property
+    def evaluation(self) -> Path:
+        """The last full held-out evaluation."""
+        return self.root / "evaluation.json"
+
+    @property
+    def verdicts(self) -> Path:
+        """What the judge found, round by round."""
+        return self.root / "judge.sqlite"
+
+    @property
+    def report(self) -> Path:
+        """The run as one page."""
+        return self.root / "report.html"
+
+    @property
+    def summary(self) -> Path:
+        """The run's figures."""
+        return self.root / "summary.json"
+
+    @property
+    def lineage(self) -> Path:
+        """Pages about who taught what."""
+        return self.root / "lineage"
+
+    @property
+    def stop_flag(self) -> Path:
+        """Exists while the swarm is asked to stop after the rounds in hand."""
+        return self.root / "stop"
+
+    def node(self, name: str) -> Path:
+        """A node's folder; only its owner writes there."""
+        return self.root / name
+
+    def key(self, name: str) -> Path:
+        """A node's private key."""
+        return self.node(name) / KEY
+
+    def card(self, name: str) -> Path:
+        """What is known of a node's key: whose it is, and which incarnations wrote with it."""
+        return self.node(name) / CARD
+
+    def journal(self, name: str) -> Path:
+        """A node's journal."""
+        return self.node(name) / "journal.sqlite"
+
+    def probes(self, name: str) -> Path:
+        """What a node's probes found, question by question."""
+        return self.node(name) / "probes.jsonl"
+
+    def checkpoints(self, name: str) -> Path:
+        """A node's checkpoints."""
+        return self.node(name) / "checkpoints"
+
+    def moved(self, name: str) -> Path:
+        """Exists in the folder of a node that lives elsewhere: it was exported, or never was here."""
+        return self.node(name) / MOVED
+
+    def here(self, config: Config) -> list[str]:
+        """The nodes of a config that live in this home."""
+        return [name for name in config.nodes if not self.moved(name).exists()]
+
+    def begun(self, config: Config) -> list[str]:
+        """The nodes of a config that live in this home and have a journal."""
+        return [name for name in self.here(config) if self.journal(name).exists()]
+
+    def refuse_moved(self, name: str) -> None:
+        """Raise `UserError` for a node that lives elsewhere: two copies would sign different groups of the
+        same name, which peers refuse as equivocation."""
+        mark = self.moved(name)
+        if mark.exists():
+            raise UserError(
+                "node",
+                name,
+                str(_read_json(mark, str(self.root)).get("why", "lives elsewhere")),
+                f"run it where it lives now; if it is nowhere else, delete {mark}",
+            )
+
+    def check_node(self, config: Config, name: str, option: str = "--node") -> None:
+        """Raise `UserError` naming `option` unless a config has a node of this name."""
+        if name not in config.nodes:
+            raise UserError(option, name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+
+    def choose_nodes(self, config: Config, names: Sequence[str] | None) -> list[str]:
+        """The nodes that were named, else all that have begun here.
+
+        Raises `UserError` for one that is unknown or lives elsewhere, and where none has begun.
+        """
+        for name in names or ():
+            self.check_node(config, name)
+            self.refuse_moved(name)
+        chosen = list(names or self.begun(config))
+        if not chosen:
+            raise UserError("--home", self.shown, "no node has run here", "start one with `sapo swarm`")
+        return chosen
+
+    def prepare(self, config: Config, manifest: Manifest) -> None:
+        """Create the home, or check that it belongs to this swarm and site. Raises `UserError` where not.
+
+        Members that the manifest has and the home's has not, or no longer, are written into the home's.
+        """
+        if self.manifest.exists():
+            self.check(manifest)
+            self.check_site(config)
+            self._check_policies(config)
+        elif self.root.exists() and not all(_before_all(entry) for entry in self.root.iterdir()):
+            raise UserError(
+                "--home", str(self.root), "is not empty and holds no swarm", "choose another folder"
+            )
+        refuse_unwritable(self.root, "--home", self.shown)
+        self.make()
+        self.logs.mkdir(exist_ok=True)
+        write_atomically(self.config, config.model_dump_json(indent=1) + "\n")
+        found = self.load_manifest() if self.manifest.exists() else None
+        wanted = manifest if found is None else found.model_copy(update={"members": manifest.members})
+        if wanted != found:
+            write_atomically(self.manifest, wanted.canonical() + "\n")
+
+    def make(self) -> None:
+        """Create the home's folder, closed to other users: whoever reads a file may also lock it."""
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def make_node(self, name: str) -> Path:
+        """Create a node's folder, and the home round it."""
+        self.make()
+        folder = self.node(name)
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def exposed(self) -> str | None:
+        """A warning with its remedy if other users may enter the home; None if not."""
+        mode = stat.S_IMODE(self.root.stat().st_mode)
+        if not mode & 0o077:
+            return None
+        problem = f"other users may read and lock the files of this home (mode {mode:o})"
+        return f"{problem}: chmod 700 {shlex.quote(self.shown)}"
+
+    def check_site(self, config: Config) -> None:
+        """Raise `UserError` where the home is another site's of the swarm: each has a home of its own."""
+        if not self.config.exists():
+            return
+        site = _read_json(self.config, str(self.root)).get("swarm", {}).get("site", DEFAULT_SITE)
+        if site != config.swarm.site:
+            raise UserError(
+                "--home",
+                str(self.root),
+                f"is the home of site {site!r}, this is {config.swarm.site!r}",
+                "choose another folder or swarm.site",
+            )
+
+    def _check_policies(self, config: Config) -> None:
+        """Raise `UserError` where a node that has begun would go on with another model.
+
+        Its checkpoints hold that model's weights, or only an adapter's; the base is then told by the config.
+        """
+        before = self.load_config() if self.config.exists() else config
+        for name in sorted({*self.node_names()} & {*before.nodes} & {*config.nodes}):
+            begun = any(self.checkpoints(name).glob("round-*"))
+            old, new = before.for_node(name).policy(), config.for_node(name).policy()
+            for key in (key for key in new if begun and new[key] != old[key]):
+                raise UserError(
+                    key,
+                    new[key],
+                    f"{name} began with {old[key]!r}, and its weights are of that model",
+                    "leave it as it was, or begin anew in another folder",
+                )
+
+    def check(self, manifest: Manifest) -> None:
+        """Raise `UserError` unless the home was made by the same swarm, schema and rules."""
+        found = self.load_manifest()
+        differing = found.differing(manifest)
+        if "swarm" in differing:
+            raise UserError(
+                "--home",
+                str(self.root),
+                f"belongs to swarm {found.swarm!r}",
+                "choose another folder or swarm.name",
+            )
+        check_reasoning_gym(found, "--home", str(self.root))
+        if differing:
+            raise UserError(
+                "--home",
+                str(self.root),
+                f"its swarm has other tasks or rules than this config ({', '.join(differing)})",
+                "choose another folder, or resume with the config it was started with",
+            )
+
+    def load_manifest(self) -> Manifest:
+        """The manifest of an existing home. Raises `UserError` where there is none."""
+        self._exists(self.manifest)
+        return read_manifest(self.manifest, "--home", str(self.root))
+
+    def load_config(self) -> Config:
+        """The config an existing home was last started with. Raises `UserError` where there is none."""
+        self._exists(self.config)
+        return parse(_read_json(self.config, str(self.root)), prefix="config.json: ")
+
+    def load_evaluation(self) -> dict[str, Any] | None:
+        """The last full held-out evaluation or None. Raises `UserError` for a broken file."""
+        if not self.evaluation.exists():
+            return None
+        try:
+            found = json.loads(self.evaluation.read_text(encoding="utf-8"))
+            if isinstance(found, dict) and isinstance(found.get("nodes"), dict):
+                return found
+            problem = "is no evaluation"
+        except ValueError as error:
+            problem = f"is not JSON: {error}"
+        remedy = "delete it, or make it anew with `sapo evaluate`"
+        raise UserError("evaluation.json", str(self.evaluation), problem, remedy)
+
+    def _exists(self, path: Path) -> None:
+        if not path.exists():
+            raise UserError(
+                "--home", str(self.root), "holds no swarm", "start one with `sapo swarm`, or name its folder"
+            )
+
+    def node_names(self) -> list[str]:
+        """Nodes that have a journal here, n2 before n10."""
+        names = [path.parent.name for path in self.root.glob("*/journal.sqlite")]
+        return sorted(names, key=lambda name: (len(name), name))
+
+
+_UNREADABLE = re.compile(r"\?|%[0-9A-Fa-f]{2}")
+"""In a path: deltalake takes `%20` for a space, and in the address of an SQLite file `?` ends the path."""
+
+
+def refuse_unwritable(folder: Path, option: str, value: str) -> None:
+    """Raise `UserError` on `option` = `value` unless files can be made in a folder, or where it will be.
+
+    A file is made and removed at once: permissions alone do not show a read-only file system.
+    """
+    place = folder
+    while not os.path.exists(place):  # unlike Path.exists, it takes what is too long for a name
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        problem = f"{place} cannot be written: {os.strerror(error.errno or 0)}"
+        raise UserError(option, value, problem, "choose a folder that can be written") from None
+
+
+def _read_json(path: Path, home: str) -> dict[str, Any]:
+    """A JSON object from a file of a home. Raises `UserError` where it holds none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        problem = "" if isinstance(found, dict) else "not an object"
+    except ValueError as error:
+        found, problem = {}, str(error)
+    if problem:
+        remedy = "restore the file from a backup, or choose another home"
+        raise UserError("--home", home, f"its {path.name} is damaged: {problem}", remedy)
+    return dict(found)
+
+
+def _before_all(entry: Path) -> bool:
+    """Whether an entry of a home may be there before the swarm begins: hidden, or a node's key alone, which
+    `sapo keys show` makes, with what is left of it where that was killed."""
+    if entry.name.startswith("."):
+        return True
+    inside = {file.name for file in entry.iterdir() if file.name[0] != "."} if entry.is_dir() else set()
+    return KEY in inside and inside <= {KEY, CARD, LOCK}
+
+
+def read_manifest(path: Path, field: str, value: str) -> Manifest:
+    """A manifest from its file. Raises `UserError` on `field` = `value` where it cannot be obeyed here."""
+    return parse_manifest(manifest_bytes(path, field, value), field, value)
+
+
+def manifest_bytes(path: Path, field: str, value: str) -> bytes:
+    """A manifest's file, of bounded size. Raises `UserError` on `field` = `value` where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raise UserError(field, value, error.strerror or str(error), "name a readable manifest") from None
+    if len(data) > MAX_MANIFEST_BYTES:
+        problem = f"is longer than {MAX_MANIFEST_BYTES / 1e6:.0f} MB"
+        raise UserError(field, value, problem, "name what `sapo init` wrote: <swarm>.manifest.json")
+    return data
+
+
+def parse_manifest(data: bytes | str, field: str, value: str) -> Manifest:
+    """The rules of a manifest from its JSON; its advice is left out (`sapo.core.config.advice.take` reads
+    it).
+
+    Raises `UserError` on `field` = `value` where the rules cannot be obeyed here.
+
+    One of the next schema version is taken if it sets no rule that is unknown here: rules are there to be
+    kept, so one that cannot be is never passed over, as an unknown field of a group is.
+    """
+    try:
+        found = json.loads(data)
+        known = found["schema_version"] is not None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        known = False
+    if not known:
+        raise UserError(field, value, "is no manifest", "name what `sapo init` wrote: <swarm>.manifest.json")
+    try:
+        TypeAdapter(SchemaVersion).validate_python(found["schema_version"], strict=True)
+    except ValidationError:
+        raise UserError(
+            field,
+            value,
+            f"was written with schema version {found['schema_version']!r}, this is {SCHEMA_VERSION}",
+            "choose another, or a sapo release that reads it",
+        ) from None
+    known_names = {*Manifest.model_fields, ADVICE}
+    unknown = [name for name in found if name not in known_names and found[name] is not None]
+    if unknown:
+        remedy = "install the sapo release that the swarm's other sites run"
+        raise UserError(field, value, f"has rules this release does not know: {', '.join(unknown)}", remedy)
+    rules = {name: rule for name, rule in found.items() if name in Manifest.model_fields}
+    try:
+        return Manifest.model_validate_json(json.dumps(rules))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        problem = f"is damaged: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        raise UserError(field, value, problem, "restore it from another site") from None
+
+
+def check_reasoning_gym(manifest: Manifest, field: str, value: str) -> None:
+    """Raise `UserError` unless the installed reasoning-gym makes the questions that the swarm agreed on."""
+    installed = version("reasoning-gym")
+    if manifest.reasoning_gym != installed:
+        raise UserError(
+            field,
+            value,
+            f"pins reasoning-gym {manifest.reasoning_gym}, installed is {installed}",
+            package_command(f"reasoning-gym=={manifest.reasoning_gym}"),
+        )
+
+
+def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
+    """Replace a file's content so that a reader, or a crash, sees the old one or the new one.
+
+    `mode` is its mode, less what the process's umask takes away.
+    """
+    # not by the pid alone: containers that share a volume have the same ones
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,84 @@
+"""The manifest: what all nodes of a swarm agree on, and what a peer's recipe may ask for."""
+
+from importlib.metadata import version
+from typing import Any, Literal, Self
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
+
+from sapo.core.config.load import Config, Rules
+from sapo.core.types import SCHEMA_VERSION, Hex64, Name, Recipe, Record, SchemaVersion, canonical
+
+ADVICE = "advice"
+"""Beside the rules in a manifest's file: what a swarm runs (`sapo.core.config.advice`). It binds nobody."""
+
+
+class AllowedTask(Record):
+    """A data set with one set of parameters (canonical JSON) that recipes may name."""
+
+    dataset: str
+    config: str
+
+
+class Manifest(Record):
+    """Tasks, limits and versions of a swarm; equal in every node but for the schema version and members."""
+
+    schema_version: SchemaVersion = SCHEMA_VERSION
+    """Of the release that wrote it."""
+    swarm: Name
+    reasoning_gym: str
+    tasks: tuple[AllowedTask, ...]
+    held_out: float
+    salt: str
+    answer: Literal["text", "tags"]
+    min_completions: int
+    max_completions: int
+    max_text_chars: int
+    max_payload_bytes: int
+    entry: Literal["open", "allow-list", "invite"] = "open"
+    """Who may publish: anybody, `members`, or `members` and whom they invite."""
+    members: tuple[Hex64, ...] = ()
+    """Public keys. They may change in a running swarm; a site takes a change up when it next starts."""
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The manifest a config stands for, with the installed reasoning-gym version."""
+        rules: Rules = config.rules
+        return cls(
+            swarm=config.swarm.name,
+            reasoning_gym=version("reasoning-gym"),
+            tasks=tuple(
+                sorted(
+                    (
+                        AllowedTask(dataset=t.dataset, config=canonical(t.config))
+                        for t in config.manifest_tasks()
+                    ),
+                    key=lambda t: (t.dataset, t.config),
+                )
+            ),
+            held_out=rules.held_out,
+            salt=rules.salt,
+            answer=rules.answer,
+            min_completions=rules.min_completions,
+            max_completions=rules.max_completions,
+            max_text_chars=rules.max_text_chars,
+            max_payload_bytes=rules.max_payload_bytes,
+            entry=rules.entry,
+            members=tuple(rules.members),
+        )
+
+    @model_serializer(mode="wrap")
+    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An open swarm says nothing of entry: the release before knows no such rule, and may take part."""
+        values: dict[str, Any] = write(self)
+        if self.entry == "open":
+            values = {name: value for name, value in values.items() if name not in ("entry", "members")}
+        return values
+
+    def differing(self, other: "Manifest") -> list[str]:
+        """Names of the rules that another manifest has otherwise; members may differ."""
+        names = type(self).model_fields.keys() - {"schema_version", "members"}
+        return sorted(name for name in names if getattr(self, name) != getattr(other, name))
+
+    def allows(self, recipe: Recipe) -> bool:
+        """Whether a recipe names one of the swarm's tasks with exactly its parameters."""
+        return AllowedTask(dataset=recipe.dataset, config=recipe.config) in self.tasks

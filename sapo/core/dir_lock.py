@@ -1,0 +1,53 @@
+"""One process per node: a lock on the node's directory that the kernel lets go when its holder dies."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Self
+
+from sapo.core.errors import UserError
+
+
+class NodeLock:
+    """Holds a node's directory from `acquire` to `release`, or while a `with` block runs.
+
+    Acquiring raises `UserError` naming the pid of the process that has it. The lock file stays: deleting it
+    would let two processes hold locks on two files of the same name.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        self._directory = Path(directory)
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def acquire(self) -> None:
+        """Take the directory, creating it if need be. Raises `UserError` when another process has it."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(descriptor)
+            raise UserError(
+                "node directory",
+                str(self._directory),
+                f"is in use by the process with pid {holder}",
+                "stop it first with `sapo stop`, or name another folder",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Let the directory go. Releasing twice is harmless."""
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,107 @@
+"""Settings of the update that can't make a difference, and why. Imports no torch.
+
+In the first step on a batch the old log-probabilities are the policy's own, so every ratio is 1: no clip
+acts, and a loss is minus advantage times log-probability, averaged in one way or another.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+from sapo.core.config.load import Config
+from sapo.core.config.schema import LearnConfig
+
+FIRST_STEP = "with learn.epochs = 1 every ratio is 1, so no clip acts"
+CLIPS = ("clip_low", "clip_high")
+GSPO_CLIPS = ("gspo_clip_low", "gspo_clip_high")
+FOREIGN = ("foreign", "foreign_late", "foreign_floor", "foreign_weight", "foreign_ratio_cap", "trusted_peers")
+
+
+def inert(config: Config) -> dict[str, str]:
+    """Keys of section `learn` that don't influence a node's update under this config, with the reason."""
+    learn = config.learn
+    found: dict[str, str] = {}
+    if learn.advantage != "mean_std":
+        found["std_floor"] = 'it belongs to learn.advantage = "mean_std"'
+    if learn.loss != "dr_grpo":
+        found["dr_grpo_length"] = 'it belongs to learn.loss = "dr_grpo"'
+    if learn.foreign != "bounded":
+        found["foreign_floor"] = 'it belongs to learn.foreign = "bounded"'
+    if learn.foreign != "positive_late":
+        found["foreign_late"] = 'it belongs to learn.foreign = "positive_late"'
+    if learn.foreign != "behaviour":
+        found["foreign_ratio_cap"] = 'it belongs to learn.foreign = "behaviour"'
+    for names, others in ((GSPO_CLIPS, learn.loss != "gspo"), (CLIPS, learn.loss == "gspo")):
+        which = (
+            "only gspo clips by it" if names is GSPO_CLIPS else "gspo clips by learn.gspo_clip_low and _high"
+        )
+        found |= dict.fromkeys(names, which) if others else {}
+    if learn.epochs == 1:
+        found |= dict.fromkeys((*CLIPS, *GSPO_CLIPS), FIRST_STEP)
+    if config.batch.external == 0:
+        found |= dict.fromkeys(FOREIGN, "batch.external = 0: there is nothing foreign in a batch")
+    if learn.lr == 0:
+        found |= dict.fromkeys(
+            {*LearnConfig.model_fields} - {"lr"}, "learn.lr = 0: the policy stays as it is"
+        )
+    return found
+
+
+def same_update(config: Config) -> str:
+    """The loss that stands for all those that make this config's updates: of two such, the better known."""
+    learn = config.learn
+    if learn.epochs > 1:
+        return learn.loss
+    if learn.loss == "cispo":
+        return "dapo"
+    # advantages of single tokens, which `behaviour` makes, are averaged first by gspo and last by grpo
+    averaged = learn.foreign != "behaviour" or config.batch.external == 0
+    return "grpo" if learn.loss == "gspo" and averaged else learn.loss
+
+
+def update(config: Config) -> dict[str, Any]:
+    """What shapes the updates: section `learn` without inert keys, equal losses under one name."""
+    kept = config.learn.model_dump(mode="json") | {"loss": same_update(config)}
+    return {name: kept[name] for name in kept.keys() - inert(config).keys()}
+
+
+def notes(config: Config, before: Config | None = None) -> list[str]:
+    """One line for every setting of a node that differs from `before`, or its default, to no effect."""
+    learn = config.learn
+    old = before.learn if before is not None else LearnConfig()
+    why = inert(config)
+    found = [
+        f"learn.{name} = {getattr(learn, name)} makes no difference: {why[name]}"
+        for name in LearnConfig.model_fields
+        if name in why and getattr(learn, name) != getattr(old, name)
+    ]
+    if learn.loss != old.loss and "loss" not in why:
+        other = config.model_copy(update={"learn": learn.model_copy(update={"loss": old.loss})})
+        if same_update(other) == same_update(config):
+            found.append(
+                f"learn.loss = {learn.loss} makes the updates of {old.loss}: {FIRST_STEP}; "
+                "set learn.epochs = 2 or more"
+            )
+    return found
+
+
+def swarm_notes(config: Config) -> list[str]:
+    """The notes on all nodes of a swarm, each once."""
+    return list(dict.fromkeys(note for name in config.nodes for note in notes(config.for_node(name))))
+
+
+def twins(arms: Mapping[str, Config]) -> Iterator[str]:
+    """One line for every two arms of an experiment that differ in settings, and not in what they do."""
+    for (one, first), (other, second) in combinations(arms.items(), 2):
+        if first != second and _acts(first) == _acts(second):
+            pairs = [(first.for_node(name), second.for_node(name)) for name in first.nodes]
+            why = [note for old, new in pairs for note in (*notes(new, old), *notes(old, new))]
+            yield f"arms {one} and {other} make the same updates: {why[0] if why else 'no setting acts'}"
+
+
+def _acts(config: Config) -> list[dict[str, Any]]:
+    """All that a swarm's nodes act on."""
+    nodes = [config.for_node(name) for name in config.nodes]
+    return [
+        node.model_dump(mode="json", exclude={"learn", "node"}) | {"learn": update(node)} for node in nodes
+    ]

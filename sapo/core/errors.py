@@ -1,0 +1,47 @@
+"""Errors a person can act on: each names the field, the value and the remedy."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sapo.core.types import Group
+
+
+class SapoError(Exception):
+    """Base of the errors this package raises on purpose."""
+
+
+class UserError(SapoError):
+    """Bad input. The command line prints it as one line and exits with code 2.
+
+    `field` is the option, key or path at fault, `value` what was given there,
+    `problem` what is wrong with it and `remedy` what to do instead. A `value` of None means that none
+    was given; the line then leaves it out.
+    """
+
+    def __init__(self, field: str, value: object, problem: str, remedy: str) -> None:
+        self.field, self.value, self.problem, self.remedy = field, value, problem, remedy
+        given = "" if value is None else f" = {value!r}"
+        super().__init__(f"{field}{given}: {problem}; {remedy}")
+
+
+class Paused(SapoError):
+    """A guard or a bound stopped the node; it goes on when it is started again."""
+
+
+class Unavailable(SapoError):
+    """A service (bus, history store, tracking server) cannot be reached now; trying later may work."""
+
+
+class Refused(SapoError):
+    """Something a peer sent is not taken.
+
+    `code` is a short snake_case reason (counted in metrics, stored in quarantine), `detail` says more.
+    `group` is the refused group where its signature held, so that what is refused can be described. `proven`
+    says that it counts against its author, whatever the code.
+    """
+
+    def __init__(
+        self, code: str, detail: str = "", group: "Group | None" = None, proven: bool = False
+    ) -> None:
+        self.code, self.detail, self.group, self.proven = code, detail, group, proven
+        super().__init__(f"{code}: {detail}" if detail else code)

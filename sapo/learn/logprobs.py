@@ -1,0 +1,215 @@
+"""From a micro-batch to log-probabilities: how a model is called in the update, and what of it is kept."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from sapo.core.config.load import LearnConfig
+from sapo.core.errors import UserError
+from sapo.learn.chunked_head import embed, token_logprobs
+from sapo.learn.collate import Chunk
+
+SHARING = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
+"""Model types known to take a four-dimensional mask and explicit positions as they are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A model taken apart: what gives its last hidden states, the linear head, the embedding.
+
+    `embedding` is None where the model looks up its ids in another way than plainly.
+    """
+
+    backbone: torch.nn.Module
+    head: torch.nn.Linear
+    embedding: torch.nn.Embedding | None
+
+
+class Forward:
+    """Calls a model for the learner.
+
+    Where the model is a backbone with a plain linear head after it, the head is computed in blocks
+    (`sapo.learn.chunked_head`); of any other the logits of the trained columns of one micro-batch are made at
+    once.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.parts = take_apart(model)
+        self._compiled: Callable[..., Any] | None = None
+        self._layers = [module for module in model.modules() if _is_layer(module)]
+        self._model_takes = _arguments(_base(model))
+        self._backbone_takes = _arguments(self.parts.backbone) if self.parts else frozenset()
+
+    def check(self, learn: LearnConfig) -> None:
+        """Raises `UserError` where the model or the machine cannot do what the settings ask for."""
+        if learn.activation_checkpointing and not self._layers:
+            raise UserError(
+                "learn.activation_checkpointing",
+                True,
+                f"{type(_base(self.model)).__name__} has no layers that could be computed again",
+                "leave it out and lower learn.micro_batch",
+            )
+        if learn.compile and self.parts is None:
+            raise UserError(
+                "learn.compile",
+                True,
+                f"{type(_base(self.model)).__name__} is no backbone with a plain linear head",
+                "leave it out",
+            )
+
+    def __call__(self, chunk: Chunk, learn: LearnConfig, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probability [S, W] of every trained token, and entropy in nats without gradient; float32."""
+        kind = chunk.input_ids.device.type
+        mixed = torch.autocast(kind, dtype=torch.bfloat16) if learn.autocast else nullcontext()
+        again = _computed_again(self._layers) if learn.activation_checkpointing else nullcontext()
+        with mixed, again:
+            if self.parts is not None:
+                flat, entropy = self._in_blocks(self.parts, chunk, learn, temperature)
+            else:
+                flat, entropy = self._at_once(chunk, temperature)
+        entropy = entropy.index_select(0, chunk.rows)
+        shape, index = chunk.index.shape, chunk.index.reshape(-1)
+        return flat.index_select(0, index).reshape(shape), entropy.index_select(0, index).reshape(shape)
+
+    def _in_blocks(
+        self, parts: Parts, chunk: Chunk, learn: LearnConfig, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        states = _states(parts, self._backbone(parts, learn), chunk, self._backbone_takes)
+        hidden = states[:, -chunk.keep :].flatten(0, 1).index_select(0, chunk.places)
+        weight, bias = parts.head.weight, parts.head.bias
+        return token_logprobs(hidden, weight, bias, chunk.rows, chunk.targets, temperature=temperature)
+
+    def _at_once(self, chunk: Chunk, temperature: float) -> tuple[Tensor, Tensor]:
+        arguments: dict[str, Any] = {"input_ids": chunk.input_ids} | _context(chunk, self._model_takes)
+        if "logits_to_keep" in self._model_takes:
+            arguments["logits_to_keep"] = chunk.keep
+        logits = self.model(**arguments).logits[:, -chunk.keep :]
+        wanted = logits.flatten(0, 1).index_select(0, chunk.places)
+        everything = torch.log_softmax(wanted.float() / temperature, dim=-1)
+        with torch.no_grad():
+            entropy = torch.special.entr(everything.exp()).sum(-1)
+        return everything[chunk.rows, chunk.targets], entropy
+
+    def _backbone(self, parts: Parts, learn: LearnConfig) -> Callable[..., Any]:
+        if not learn.compile:
+            return parts.backbone
+        if self._compiled is None:
+            # one graph for all lengths: rounds differ in them, and each graph of its own takes minutes
+            self._compiled = torch.compile(parts.backbone, dynamic=True)
+        return self._compiled
+
+
+def take_apart(model: torch.nn.Module) -> Parts | None:
+    """Backbone, head and embedding; None where the logits are not just `head(backbone(ids))`.
+
+    Tried on two tokens: some models scale or bend their logits after the head.
+    """
+    base = _base(model)
+    find = getattr(base, "get_output_embeddings", None)
+    head = find() if find is not None else None
+    backbone = getattr(base, "base_model", base)
+    if type(head) is not torch.nn.Linear or backbone is base or not head.weight.is_leaf:
+        return None
+    looked_up = base.get_input_embeddings()  # type: ignore[operator]
+    embedding = looked_up if _plain(looked_up) else None
+    for parts in (Parts(backbone, head, embedding), Parts(backbone, head, None)):
+        if _agree(model, parts):
+            return parts
+    return None
+
+
+def shares_prompts(model: torch.nn.Module) -> bool:
+    """Whether a prompt may be computed once for all its completions.
+
+    It needs an architecture with plain causal attention that takes the mask as given: sliding windows and
+    recurrent layers would see the neighbouring completion.
+    """
+    config = getattr(model, "config", None)
+    layers = getattr(config, "layer_types", None) or ["full_attention"]
+    return (
+        getattr(config, "model_type", None) in SHARING
+        and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
+        and set(layers) == {"full_attention"}
+    )
+
+
+def _base(model: torch.nn.Module) -> torch.nn.Module:
+    """The model itself, without a LoRA wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+
+
+def _arguments(module: torch.nn.Module) -> frozenset[str]:
+    return frozenset(inspect.signature(module.forward).parameters)
+
+
+def _context(chunk: Chunk, accepted: frozenset[str]) -> dict[str, Any]:
+    """The arguments besides the tokens, as far as the model knows them."""
+    arguments = {
+        "attention_mask": chunk.attention_mask,
+        "position_ids": chunk.position_ids,
+        "use_cache": False,
+    }
+    return {name: value for name, value in arguments.items() if name in accepted}
+
+
+def _states(parts: Parts, call: Callable[..., Any], chunk: Chunk, accepted: frozenset[str]) -> Tensor:
+    """Last hidden states [B, T, H]."""
+    tokens = _tokens(parts, chunk.input_ids)
+    states: Tensor = call(**tokens, **_context(chunk, accepted)).last_hidden_state
+    return states
+
+
+def _tokens(parts: Parts, ids: Tensor) -> dict[str, Tensor]:
+    if parts.embedding is None:
+        return {"input_ids": ids}
+    return {"inputs_embeds": embed(ids, parts.embedding.weight, parts.embedding.padding_idx)}
+
+
+def _plain(embedding: torch.nn.Module) -> bool:
+    """Whether an embedding does nothing but look rows up."""
+    return (
+        type(embedding) is torch.nn.Embedding
+        and embedding.weight.is_leaf
+        and embedding.max_norm is None
+        and not embedding.scale_grad_by_freq
+        and not embedding.sparse
+    )
+
+
+def _is_layer(module: torch.nn.Module) -> bool:
+    """Whether transformers marks a module as one whose activations may be computed again."""
+    return any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__)
+
+
+@torch.no_grad()
+def _agree(model: torch.nn.Module, parts: Parts) -> bool:
+    """Whether the parts, one after the other, give the model's own logits, bit for bit."""
+    ids = torch.tensor([[0, min(1, len(parts.head.weight) - 1)]], device=parts.head.weight.device)
+    if parts.embedding is not None and "inputs_embeds" not in _arguments(parts.backbone):
+        return False
+    whole = model(input_ids=ids).logits
+    ours = parts.head(parts.backbone(**_tokens(parts, ids)).last_hidden_state)
+    return whole.shape == ours.shape and torch.allclose(whole, ours, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@contextmanager
+def _computed_again(layers: list[torch.nn.Module]) -> Iterator[None]:
+    """Layers called in here keep nothing for their backward pass but their inputs.
+
+    The library's own switch acts in training mode only, where dropout would act too.
+    """
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward

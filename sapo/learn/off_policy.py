@@ -1,0 +1,75 @@
+"""How foreign tokens enter the loss (TRAPS 1): which of them count, and with what weight.
+
+`positive` takes only completions above their group's mean: off-policy text that failed pushes probability
+away from what the own policy no longer writes, and the more stale it is, the more harm that does
+(docs/results.md). `positive_late` does so for stale groups only. `as_if_own` treats all foreign tokens as
+the own policy's, so the ratio of the first step is 1 (the paper). `bounded` leaves out tokens the own policy
+finds nearly impossible. `behaviour` weighs tokens of trusted producers by the ratio to the policy that wrote
+them. In every mode the loss of what is foreign is multiplied by `foreign_weight`.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sapo.core.config.load import LearnConfig
+from sapo.learn.loss import LOG_RATIO_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """The trained tokens that remain, and the factor of each one's advantage; both [S, T].
+
+    `metrics` are counts, as scalar tensors: `foreign_masked` (below the floor), `nonfinite` (left out for
+    a NaN or infinite log-probability), `clamped` (log-ratios past the limit) and `ratio_truncated`.
+    """
+
+    mask: Tensor
+    weights: Tensor
+    metrics: dict[str, Tensor]
+
+
+def treat(
+    learn: LearnConfig, own: Tensor, mask: Tensor, external: Tensor, behaviour: Tensor, known: Tensor
+) -> Treatment:
+    """Apply the mode to a batch.
+
+    `own` [S, T] are the own policy's log-probabilities at the start of the update, `mask` [S, T] the
+    trained tokens, `external` [S] says which sequences are foreign. `behaviour` [S, T] are the producer's
+    log-probabilities where `known` [S], for trusted producers only. Local tokens are never changed.
+    """
+    found = _by_mode(learn, own.detach(), mask, external, behaviour, known)
+    if learn.foreign_weight == 1.0:
+        return found
+    factor = torch.where(external, learn.foreign_weight, 1.0)[:, None].to(found.weights)
+    return replace(found, weights=found.weights * factor)
+
+
+def _by_mode(
+    learn: LearnConfig, own: Tensor, mask: Tensor, external: Tensor, behaviour: Tensor, known: Tensor
+) -> Treatment:
+    weights = torch.ones_like(own)
+    if learn.foreign == "bounded":
+        # A comparison that NaN fails: such tokens are not "below the floor", the loss counts them.
+        low = mask & external[:, None] & (own < learn.foreign_floor) & own.isfinite()
+        return Treatment(mask & ~low, weights, {"foreign_masked": low.sum()})
+    if learn.foreign == "behaviour":
+        return _weigh(own, behaviour, mask, mask & (external & known)[:, None], learn.foreign_ratio_cap)
+    return Treatment(mask, weights, {})
+
+
+def _weigh(own: Tensor, behaviour: Tensor, mask: Tensor, affected: Tensor, cap: float) -> Treatment:
+    """Ratio of own to producing policy, truncated to [1/cap, cap] (truncated importance sampling)."""
+    usable = affected & behaviour.isfinite() & own.isfinite()
+    raw = torch.where(usable, own, 0.0) - torch.where(usable, behaviour, 0.0)
+    ratio = raw.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    weights = ratio.clamp(1.0 / cap, cap)
+    # Where only the producer's value is unusable the token leaves: silently 1 would mean "on-policy".
+    lost = affected & ~usable & own.isfinite()
+    metrics = {
+        "nonfinite": lost.sum(),
+        "clamped": (raw.abs() > LOG_RATIO_LIMIT).sum(),
+        "ratio_truncated": (weights != ratio).sum(),
+    }
+    return Treatment(mask & ~lost, weights, metrics)

@@ -1,0 +1,86 @@
+"""From groups to a batch: scores, token ids under the receiver's vocabulary, advantages."""
+
+from collections.abc import Sequence
+from itertools import repeat
+
+from sapo.core.config.load import LearnConfig
+from sapo.core.types import BatchGroup, Group, Outcome, Recipe, Sample, SignedGroup, Source
+from sapo.learn.advantage import group_advantages
+from sapo.policy.models import LoadedPolicy
+from sapo.policy.tokenise import ONE, ZERO, Tokens
+from sapo.tasks.workers import TaskWorkers
+
+
+def score_groups(workers: TaskWorkers, groups: Sequence[Group]) -> list[tuple[Outcome, ...]]:
+    """Outcomes of every completion of every group, in one call to the workers."""
+    outcomes = iter(workers.score(_answers(groups)))
+    return [tuple(next(outcomes) for _ in group.completions) for group in groups]
+
+
+def begin_scoring(workers: TaskWorkers, groups: Sequence[Group]) -> None:
+    """Have the workers begin to score groups; `score_groups` then has less to wait for."""
+    workers.begin_score(_answers(groups))
+
+
+def _answers(groups: Sequence[Group]) -> list[tuple[Recipe, str]]:
+    return [(group.recipe, completion.text) for group in groups for completion in group.completions]
+
+
+def batch_group(
+    policy: LoadedPolicy,
+    learn: LearnConfig,
+    group: Group,
+    signed: SignedGroup,
+    outcomes: Sequence[Outcome],
+    *,
+    source: Source,
+    position: int,
+    age_s: float,
+    bus_position: str | None = None,
+    tokens: Tokens | None = None,
+    believed: bool = False,
+) -> BatchGroup:
+    """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion.
+
+    A foreign author's log-probabilities are kept if it is `believed` (`sapo.peers.trust`) and the mode uses
+    them. Own groups carry the engine's log-probabilities too, from which the learner measures how far engine
+    and learner are apart (TRAPS 2).
+    """
+    tokens = tokens or Tokens.of(policy, group)
+    prompt = tokens.prompt
+    scores = [outcome.score for outcome in outcomes]
+    advantages = group_advantages(scores, [c.finish_reason for c in group.completions], learn)
+    told = source == "local" or (believed and learn.foreign == "behaviour")
+    samples = []
+    for k, (completion, outcome, advantage, (ids, retokenised)) in enumerate(
+        zip(group.completions, outcomes, advantages, tokens.completions, strict=True)
+    ):
+        usable = told and not retokenised and group.sampling.whole_support
+        samples.append(
+            Sample(
+                k=k,
+                token_ids=prompt + ids,
+                loss_mask=(*repeat(ZERO, len(prompt)), *repeat(ONE, len(ids))),
+                text=completion.text,
+                finish_reason=completion.finish_reason,
+                outcome=outcome.outcome,
+                score=outcome.score,
+                advantage=advantage,
+                behaviour_logprobs=completion.logprobs if usable else None,
+                retokenised=retokenised,
+            )
+        )
+    return BatchGroup(
+        position=position,
+        group_id=signed.group_id,
+        content_sha256=signed.content_sha256,
+        source=source,
+        producer=group.node,
+        producer_key=group.key,
+        producer_version=group.policy_version,
+        recipe=group.recipe,
+        question=group.question,
+        age_s=age_s,
+        bus_position=bus_position,
+        samples=tuple(samples),
+    )

@@ -1,0 +1,240 @@
+"""What a node is made of, and how it is opened: lock, key, journal, policy, learner, bus, pool, deliverer."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sapo.bus import open_bus
+from sapo.bus.base import Bus
+from sapo.bus.poller import Listener
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.manifest import Manifest
+from sapo.core.determinism import arithmetic
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import Paused, UserError
+from sapo.core.outage import Outage
+from sapo.core.types import Invitation, Question
+from sapo.core.user_cache import default_cache
+from sapo.learn.update import Learner
+from sapo.peers import keyring
+from sapo.peers.key_clones import OwnKey
+from sapo.peers.membership import refuse_outsider, trusted
+from sapo.peers.pool import Pool
+from sapo.peers.quotas import Quotas
+from sapo.peers.rejections import Refusals
+from sapo.peers.resend_guard import Streams
+from sapo.peers.signing import Identity
+from sapo.peers.trust import refuse_strange_names
+from sapo.policy import models
+from sapo.policy.engines import open_engine
+from sapo.policy.engines.base import Engine
+from sapo.policy.evaluate import held_out_set
+from sapo.policy.initial import load_initial
+from sapo.policy.models import LoadedPolicy
+from sapo.store.history import open_store
+from sapo.store.history.training_sink import TrainingSink
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.outbox import Deliverer, Plan, Sink
+from sapo.store.journal.publish_sink import PublishSink
+from sapo.tasks import sandbox
+from sapo.tasks.workers import TaskWorkers, open_workers
+
+log = logging.getLogger(__name__)
+
+SERVICES = {"publish": "bus", "training": "history", "track": "tracking", "version": "tracking"}
+"""Which service takes what is owed, by kind."""
+
+
+@dataclass
+class NodeParts:
+    """Everything a `NodeRuntime` works with; closed in reverse order."""
+
+    config: Config
+    name: str
+    home: Home
+    manifest: Manifest
+    clock: Callable[[], float]
+    lock: NodeLock
+    identity: Identity
+    invitation: Invitation | None
+    """By which the node may publish, where it is no member."""
+    own_key: OwnKey
+    """Whether somebody else publishes with the node's key."""
+    journal: Journal
+    workers: TaskWorkers
+    policy: LoadedPolicy
+    engine: Engine
+    learner: Learner
+    bus: Bus
+    quotas: Quotas
+    """Who is known here, and how much of the time for verification everybody has left."""
+    pool: Pool
+    streams: Streams
+    """What other authors' rounds looked like on the bus."""
+    refusals: Refusals
+    """What was refused of peers in the round in hand."""
+    dropped: set[str]
+    """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
+    probe: Sequence[Question]
+    deliverer: Deliverer | None
+    history: TrainingSink
+    """What carries finished rounds into the history."""
+    listener: Listener
+    bus_outage: Outage
+    """Whether the bus can be read; the deliverer knows whether it can be written."""
+    beside: Callable[[], Mapping[str, float]] = dict
+    """More series for every round, of what goes on around the node."""
+    last_checkpoint_at: float = 0.0
+    last_checkpoint_s: float = 0.0
+    """How long it took, as its round recorded."""
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where this node's checkpoints lie."""
+        return self.home.checkpoints(self.name)
+
+    def weights_sha256(self) -> str:
+        """Digest of the policy's weights as they are now."""
+        return models.weights_sha256(self.policy.model)
+
+    def check(self) -> None:
+        """Raise what the deliverer's thread met that is not a mere outage, and `Paused` at the bound of what
+        may be owed: history is never dropped (DESIGN 9)."""
+        if self.deliverer is not None:
+            self.deliverer.check()
+        owed, bound = self.journal.owed_bytes(), self.config.history.max_owed_mb * 2**20
+        if owed > bound:
+            raise Paused(
+                f"{self.name} owes {owed / 2**20:.0f} MB, more than history.max_owed_mb = "
+                f"{self.config.history.max_owed_mb}; bring back the bus, history and tracking it waits for"
+            )
+
+    def outages(self) -> dict[str, float]:
+        """The series `outage/*`: 1 for what is away now."""
+        away = {"bus"} if self.bus_outage.away else set()
+        if self.deliverer is not None:
+            states = self.deliverer.states().items()
+            away |= {SERVICES[kind] for kind, state in states if state.down_since is not None}
+        return {f"outage/{service}": 1.0 for service in sorted(away)}
+
+    def metrics(self) -> dict[str, float]:
+        """The series `outage/*` and `owed/*`, and what `beside` adds."""
+        owed = {f"owed/{kind}": float(count) for kind, count in self.journal.owed_counts().items()}
+        return self.outages() | owed | dict(self.beside())
+
+    def close(self) -> None:
+        """Stop threads and workers, release files and the lock."""
+        self._stack.close()
+
+
+def refuse_unwalled(config: Config, workers: TaskWorkers) -> None:
+    """Raise `UserError` where texts of peers would be scored behind walls that do not suffice."""
+    if config.batch.external and not config.workers.unwalled:
+        sandbox.require(workers.walls)
+
+
+def open_parts(
+    config: Config,
+    name: str,
+    home: Home,
+    *,
+    clock: Callable[[], float] = time.time,
+    bus: Bus | None = None,
+    tracking: Sequence[Sink] = (),
+    incarnation: str | None = None,
+    deliver: bool = True,
+    cache: Path | None = None,
+    workers: TaskWorkers | None = None,
+    timed: bool = True,
+) -> NodeParts:
+    """Open a node's parts. `config` is the whole swarm's; `tracking` are further sinks, such as MLflow's.
+
+    `bus` and `incarnation` are given by tests and experiments; `deliver=False` leaves the outbox undelivered,
+    `workers` are somebody else's to close, and with `timed=False` peers have all the time for verification
+    there is (`Quotas`), so that nothing depends on the speed of the machine.
+    Raises `UserError` when the directory is in use, the home is another swarm's, or the model is unusable.
+    """
+    manifest = home.load_manifest()
+    home.check(Manifest.of(config))
+    if name not in config.nodes:
+        raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+    home.refuse_moved(name)
+    node_config = config.for_node(name)
+    refuse_strange_names(node_config)
+    folder = home.make_node(name)
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(NodeLock(folder))
+        home.refuse_moved(name)  # again: it may have been exported while this process came here
+        held = keyring.take(home, manifest.swarm, name, clock())
+        refuse_outsider(name, held.identity.key, held.card.invitation, manifest, clock())
+        journal = stack.enter_context(Journal(home.journal(name), clock=clock, incarnation=incarnation))
+        held = keyring.remember(home, held, journal.incarnation)
+        own_bus = bus if bus is not None else open_bus(config, home)
+        stack.callback(own_bus.close)
+        if workers is None:
+            workers = open_workers(node_config)
+            stack.callback(workers.close)
+        refuse_unwalled(node_config, workers)
+        policy = load_initial(node_config, workers, cache or default_cache())
+        learner = Learner(
+            policy.model,
+            node_config.learn,
+            temperature=node_config.generate.temperature,
+            guard=node_config.guard,
+        )
+        engine = open_engine(node_config, policy)
+        stack.callback(engine.close)
+        trust = trusted(manifest) | {held.identity.key}
+        quotas = Quotas(node_config.pool, trust, journal.peers(), timed=timed)
+        pool = Pool.restore(node_config.pool, journal.pool(), journal.met(), quotas.shares)
+        history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
+        sinks: list[Sink] = [PublishSink(own_bus), history, *tracking]
+        probe: Sequence[Question] = ()
+        if node_config.eval.probe_questions:
+            probe = held_out_set(config, home, workers)[: node_config.eval.probe_questions]
+        plans = {"training": Plan(items=64, flush_s=node_config.history.flush_seconds)}
+        journal.set_environment(environment(node_config, policy.device.type))
+        listener = Listener(own_bus)
+        stack.callback(listener.close)
+        deliverer = Deliverer(home.journal(name), sinks, clock=clock, plans=plans) if deliver else None
+        if deliverer is not None:
+            stack.callback(deliverer.close)
+        kept = stack.pop_all()
+    return NodeParts(
+        config=node_config,
+        name=name,
+        home=home,
+        manifest=manifest,
+        clock=clock,
+        lock=lock,
+        identity=held.identity,
+        invitation=held.card.invitation,
+        own_key=OwnKey(journal, held.card.incarnations),
+        journal=journal,
+        workers=workers,
+        policy=policy,
+        engine=engine,
+        learner=learner,
+        bus=own_bus,
+        quotas=quotas,
+        pool=pool,
+        streams=Streams(journal.streams(), quotas.shares),
+        refusals=Refusals(clock),
+        dropped=set(journal.dropped()),
+        probe=probe,
+        deliverer=deliverer,
+        history=history,
+        listener=listener,
+        bus_outage=Outage("the bus is", log, consequence="going on in silo", who=name),
+        _stack=kept,
+    )
+
+
+def environment(config: Config, device: str) -> dict[str, str | int]:
+    """What a round's bits depend on besides its inputs (DESIGN 8)."""
+    return {"config": config.digest(), "threads": config.threads, **arithmetic(device)}

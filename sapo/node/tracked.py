@@ -1,0 +1,102 @@
+"""A node with its MLflow run: opened together, and closed so that the run says how it ended.
+
+Importing this module does not import torch.
+"""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.secrets import public
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import Unavailable
+from sapo.core.user_cache import default_cache
+from sapo.store.journal.journal import Journal
+from sapo.store.tracking.sinks import TrackSink, VersionSink, open_tracking
+from sapo.store.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from sapo.node.round import NodeRuntime
+from sapo.store.tracking.uri import own_artifacts, own_server
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def open_tracked(config: Config, name: str, home: Home, *, uri: str | None) -> "Iterator[NodeRuntime]":
+    """A node whose metrics and model versions go to the MLflow at `uri`; None keeps them owed in the journal.
+
+    `config` is the whole swarm's. Raises as `NodeRuntime.open` does.
+    """
+    from sapo.node.round import NodeRuntime
+
+    if uri is None:
+        with NodeRuntime.open(config, name, home) as runtime:
+            yield runtime
+        return
+    tracker, sinks = _tracking(config, name, home, uri, incarnation_of(config, home, name))
+    status = "FAILED"
+    try:
+        with NodeRuntime.open(config, name, home, tracking=sinks) as runtime:
+            sinks[1].history_version = lambda: runtime.parts.history.version
+            yield runtime
+            status = "FINISHED" if runtime.finished else "KILLED"
+    finally:
+        _end(tracker, status)
+
+
+def _end(tracker: Tracker, status: str) -> None:
+    try:
+        tracker.end(status)
+    except Unavailable as error:
+        log.warning("the run of %s is left open: %s", tracker.node, error)
+
+
+def tracker_of(config: Config, name: str, home: Home, *, uri: str) -> Tracker:
+    """The MLflow run of a node that has run in this home, and may be running; `config` is the swarm's.
+
+    It is added to as it stands: a run that has ended is not marked as running again.
+    """
+    with Journal.read_only(home.journal(name)) as journal:
+        return _tracking(config, name, home, uri, journal.incarnation, afterwards=True)[0]
+
+
+def _tracking(
+    config: Config, name: str, home: Home, uri: str, incarnation: str, *, afterwards: bool = False
+) -> tuple[Tracker, tuple[TrackSink, VersionSink]]:
+    node_config = config.for_node(name)
+
+    def whole(checkpoint: Path, destination: Path) -> None:
+        from sapo.policy import models
+
+        models.export(checkpoint, destination, config=node_config, cache=default_cache())
+
+    artifacts = own_artifacts(home, uri)
+    history = public(config.history.uri or str(home.history))
+    return open_tracking(
+        config,
+        name,
+        incarnation,
+        uri=uri,
+        artifacts=artifacts,
+        thinned=own_server(home, uri),
+        whole=whole,
+        history=history,
+        afterwards=afterwards,
+    )
+
+
+def incarnation_of(config: Config, home: Home, name: str) -> str:
+    """The incarnation of a node's journal, which is made where there is none.
+
+    Raises `UserError` for an unknown node, one that runs already, or one that lives elsewhere.
+    """
+    home.check_node(config, name)
+    with NodeLock(home.node(name)):
+        home.refuse_moved(name)
+        with Journal(home.journal(name)) as journal:
+            return journal.incarnation

@@ -1,0 +1,1 @@
+"""What keeps nodes running: supervisor, servers, archiver, judge, deployments, moves, doctor."""

@@ -1,0 +1,286 @@
+"""The archive: from the bus into the `rollouts` table, each published completion exactly once.
+
+The table is the only state: the offset to go on from, per partition of the bus, is an application
+transaction of the same commit that adds the rows (DESIGN 10, TRAPS 50).
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from sapo.bus.base import Bus, Gap, Limits, Poll, Positions
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import Refused, UserError
+from sapo.core.rng import rng
+from sapo.core.types import Group, Received
+from sapo.peers.group_rules import keeps_to
+from sapo.peers.rejections import MAX_KEPT_BYTES, is_signed
+from sapo.peers.signing import unseal
+from sapo.store.history.data_files import admitting, columns_of
+from sapo.store.history.rollout_rows import rollout_rows, split_position
+from sapo.store.history.tables import QUARANTINE, ROLLOUTS, Store, commit, until_committed
+
+log = logging.getLogger(__name__)
+
+_HELD = ("group_id", "content_sha256")
+POLL_BYTES = 2_000_000
+"""Of the bus, read at a time: each row has the question of its group, so they take many times more."""
+SAMPLES = 16
+"""Rows of one author and reason that a poll adds to `quarantine`."""
+KEPT_BYTES = 1 << 20
+"""Of refused payloads, likewise: a flood cannot fill the disk faster than it fills the bus."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a run of the archiver did: offsets passed, and what became of the records there.
+
+    `behind` is how many offsets it left on the bus, of those that existed when it began.
+    """
+
+    passed: int = 0
+    groups: int = 0
+    rows: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    gaps: int = 0
+    behind: int = 0
+
+    def plus(self, later: "Counts") -> "Counts":
+        """The sums with a later run, and what that one left."""
+        sums = {f.name: getattr(self, f.name) + getattr(later, f.name) for f in fields(self)}
+        return Counts(**sums | {"behind": later.behind})
+
+
+class Archiver:
+    """Moves what a bus holds into `rollouts`, and what it refuses into `quarantine`.
+
+    Any number of archivers may run at once, be paused anywhere and be killed: nothing is lost or doubled.
+    With a `manifest` it takes only what some node may take.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store,
+        swarm: str,
+        *,
+        manifest: Manifest | None = None,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.bus, self.store, self.swarm, self.clock = bus, store, swarm, clock
+        self.manifest = manifest
+        self.limits = limits or Limits(max_bytes=POLL_BYTES)
+        if self.limits.tail is not None:
+            raise ValueError("an archiver reads everything: limits.tail must be None")
+
+    def run_once(self) -> Counts:
+        """Archive one poll's worth of records.
+
+        Raises `Unavailable` when bus or store are away, `UserError` for a table filled from another bus.
+        """
+        return until_committed(self.store.table_uri("rollouts"), self._attempt)
+
+    def run(self) -> Counts:
+        """Archive until nothing is left that was on the bus when the last poll began; returns the sums."""
+        total = Counts()
+        while True:
+            done = self.run_once()
+            total = total.plus(done)
+            if not done.behind or not done.passed:
+                return total
+
+    def _attempt(self) -> Counts | None:
+        table = self.store.open("rollouts")
+        ends = self.bus.end_positions()
+        positions = self._saved(table, ends)
+        poll = self.bus.poll(positions, self.limits, rng("archive", self.swarm, table.version()))
+        moved = {p: offset for p, offset in poll.positions.items() if offset > positions.get(p, 0)}
+        behind = sum(max(0, end - poll.positions.get(p, 0)) for p, end in ends.items())
+        if not moved:
+            return Counts(behind=behind)
+        groups, duplicates, refused = self._sort(table, poll)
+        self._quarantine(poll, refused, moved)
+        rows = [row for received, group in groups for row in rollout_rows(received, group)]
+        data = pa.Table.from_pylist(rows, schema=ROLLOUTS)
+        if not commit(table, data, self._marks(table, moved)):
+            return None
+        for gap in poll.gaps:
+            log.error("ALARM: bus records %s:[%d, %d) are lost", gap.partition, gap.first, gap.end)
+        passed = sum(offset - positions.get(p, 0) for p, offset in moved.items())
+        refusals = len(refused) + len(poll.malformed)
+        return Counts(passed, len(groups), len(rows), duplicates, refusals, len(poll.gaps), behind)
+
+    def _mark(self, partition: str) -> str:
+        return f"archive:{self.swarm}:{partition}"
+
+    def _marks(self, table: DeltaTable, moved: Positions) -> dict[str, int]:
+        """The new offsets, and a counter that makes any two archivers' commits meet whatever they read."""
+        common = f"archive:{self.swarm}"
+        count = (table.transaction_version(common) or 0) + 1
+        return {self._mark(p): offset for p, offset in moved.items()} | {common: count}
+
+    def _saved(self, table: DeltaTable, ends: Positions) -> dict[str, int]:
+        saved = {p: table.transaction_version(self._mark(p)) or 0 for p in ends}
+        for partition, offset in saved.items():
+            if offset > ends[partition]:
+                raise UserError(
+                    "history",
+                    table.table_uri,
+                    f"was filled up to {partition}:{offset}, another bus: this one ends at {ends[partition]}",
+                    "use the bus this history belongs to, or another history.uri",
+                )
+        return saved
+
+    def _sort(
+        self, table: DeltaTable, poll: Poll
+    ) -> tuple[list[tuple[Received, Group]], int, list[tuple[Received, Refused]]]:
+        """New groups, the number of records held already, and what is refused with its reason."""
+        sound: list[tuple[Received, Group]] = []
+        refused: list[tuple[Received, Refused]] = []
+        for received in poll.received:
+            try:
+                sound.append((received, self._unseal(received)))
+            except Refused as reason:
+                # the one that was raised names frames, and pydantic's errors: kept in one of these frames it
+                # would make a circle that Python cannot collect, and the poll would stay in memory for good
+                refused.append((received, Refused(reason.code, reason.detail, reason.group)))
+        held = _held(self.store, table, [group for _, group in sound])
+        new: list[tuple[Received, Group]] = []
+        for received, group in sound:
+            content = received.signed.content_sha256
+            first = held.get(group.group_id)
+            if first is None:
+                held[group.group_id] = content
+                new.append((received, group))
+            elif first != content:
+                refused.append((received, Refused("equivocation", f"{first} has this id", group)))
+        return new, len(poll.received) - len(new) - len(refused), refused
+
+    def _unseal(self, received: Received) -> Group:
+        if self.manifest is not None:
+            return keeps_to(received, self.manifest)
+        group = unseal(received.signed)
+        if group.swarm != self.swarm:
+            raise Refused("wrong_swarm", group.swarm, group)
+        return group
+
+    def _quarantine(self, poll: Poll, refused: Sequence[tuple[Received, Refused]], moved: Positions) -> None:
+        """Record what is refused or lost, once; before the positions move on, so that none is forgotten."""
+        if poll.gaps or poll.malformed or refused:
+            now = self.clock()
+            found = [("", self._malformed_row(position, now)) for position in poll.malformed]
+            for received, reason in refused:
+                author = received.signed.key if is_signed(reason) else ""
+                found.append((author, self._refused_row(received, reason, now)))
+            uri = self.store.table_uri("quarantine")
+            until_committed(uri, lambda: self._attempt_quarantine(found, poll.gaps, moved, now))
+
+    def _attempt_quarantine(
+        self,
+        refused: Sequence[tuple[str, Mapping[str, Any]]],
+        gaps: Sequence[Gap],
+        moved: Positions,
+        now: float,
+    ) -> bool | None:
+        table = self.store.open("quarantine")
+        saved = {p: table.transaction_version(self._mark(p)) or 0 for p in moved}
+        marks = {self._mark(p): offset for p, offset in moved.items() if offset > saved[p]}
+        # before they are sampled: a row that is there already must not count for those that are not
+        due = sampled([(who, row) for who, row in refused if row["offset"] >= saved[row["partition"]]])
+        for gap in gaps:
+            # gaps have marks of their own: retention may lengthen one between a crash and the next poll
+            mark = f"gaps:{self.swarm}:{gap.partition}"
+            first = max(gap.first, table.transaction_version(mark) or 0)
+            if first < gap.end:
+                due.append(self._gap_row(Gap(gap.partition, first, gap.end), now))
+                marks[mark] = gap.end
+        if not due:
+            return True
+        return True if commit(table, pa.Table.from_pylist(due, schema=QUARANTINE), marks) else None
+
+    def _place(self, partition: str, first: int, end: int, now: float) -> dict[str, Any]:
+        return {
+            "swarm": self.swarm,
+            "partition": partition,
+            "offset": first,
+            "end_offset": end,
+            "found_at": now,
+            "payload_bytes": 0,
+        }
+
+    def _gap_row(self, gap: Gap, now: float) -> dict[str, Any]:
+        return self._place(gap.partition, gap.first, gap.end, now) | {
+            "reason": "gap",
+            "count": 1,
+            "detail": f"{gap.end - gap.first} records were gone before they could be archived",
+        }
+
+    def _malformed_row(self, position: str, now: float) -> dict[str, Any]:
+        partition, offset = split_position(position)
+        return self._place(partition, offset, offset + 1, now) | {
+            "reason": "malformed_record",
+            "detail": "no signed group at all",
+            "count": 1,
+            "bus_position": position,
+        }
+
+    def _refused_row(self, received: Received, reason: Refused, now: float) -> dict[str, Any]:
+        partition, offset = split_position(received.bus_position)
+        signed = received.signed
+        return self._place(partition, offset, offset + 1, now) | {
+            "reason": reason.code,
+            "detail": reason.detail,
+            "count": 1,
+            "bus_position": received.bus_position,
+            "published_at": received.timestamp,
+            "group_id": signed.group_id,
+            "content_sha256": signed.content_sha256,
+            "key": signed.key,
+            "signature": signed.signature,
+            "payload": signed.payload[:MAX_KEPT_BYTES],
+            "payload_bytes": len(signed.payload),
+        }
+
+
+def sampled(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """At most `SAMPLES` rows of one author and reason; the last stands for those after it, and counts them.
+
+    Rows come with their author; where no signature held, anybody's key may be named, and there is none. The
+    payloads of all together are kept up to `KEPT_BYTES`.
+    """
+    kept: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    size = 0
+    for author, row in rows:
+        same = kept.setdefault((author, row["reason"]), [])
+        if len(same) < SAMPLES:
+            payload = row.get("payload") or b""
+            size += len(payload)
+            same.append({**row, "payload": row.get("payload") if size <= KEPT_BYTES else None})
+        else:
+            same[-1]["count"] += 1
+    return [row for same in kept.values() for row in same]
+
+
+def _held(store: Store, table: DeltaTable, groups: Sequence[Group]) -> dict[str, str]:
+    """Which of these groups the table holds, with their content digests.
+
+    The rounds are part of the ids: files whose statistics admit none of these very rounds are not opened, not
+    even those between a low round and a high one.
+    """
+    if not groups:
+        return {}
+    files = admitting(table, "round", {group.round for group in groups})
+    wanted = pa.array(sorted({group.group_id for group in groups}))
+    held: dict[str, str] = {}
+    for rows in columns_of(table, store.storage_options(), files, _HELD):
+        found = rows.filter(pc.is_in(rows["group_id"], value_set=wanted))
+        held.update(zip(*(found[name].to_pylist() for name in _HELD), strict=True))
+    return held

@@ -1,0 +1,308 @@
+"""The swarm's judge: every node, at its newest checkpoint, on the same held-out questions.
+
+A sweep asks all of them, of the policies the nodes started from too. A judging asks each node one, as the
+judge of the paper's demo does after every round (section 6, Figure 3). There is no global round: a judging
+finds each node in whatever round its newest whole checkpoint is of, and asks only those that have one that
+was not judged yet.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sapo.core.config.home import Home, write_atomically
+from sapo.core.config.load import Config
+from sapo.core.errors import UserError
+from sapo.core.rng import rng, stream
+from sapo.core.types import Question, Sampling, canonical
+from sapo.core.user_cache import default_cache
+from sapo.node import probes
+from sapo.node.tracked import tracker_of
+from sapo.ops.judge_store import Standing, Verdict, Verdicts
+from sapo.ops.supervisor import holder
+from sapo.policy import checkpoint, models
+from sapo.policy.checkpoint import Checkpoint
+from sapo.policy.engines import open_engine
+from sapo.policy.evaluate import Evaluation, Progress, ask, gain, held_out_set
+from sapo.policy.initial import load_initial
+from sapo.policy.models import LoadedPolicy
+from sapo.store.journal.journal import Journal
+from sapo.store.tracking.tracker import Tracker
+from sapo.tasks.workers import TaskWorkers, open_workers
+
+log = logging.getLogger(__name__)
+
+EXAMPLES, MOST_EXAMPLES = 2, 6
+"""Of each data set, and in all: questions whose answers are kept as text."""
+Rivals = Callable[[str, int], Mapping[int, Path]]
+"""From a node and its newest round: directories with weights to ask as well, by round."""
+ATTEMPTS = 5
+"""A running node may delete a checkpoint while it is being read; then there is a newer one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """What became of one question: how each node stands that answered it, and why the others did not."""
+
+    standings: Mapping[str, Standing]
+    passed_over: Mapping[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON. `question` is null where nobody was asked."""
+        first = next(iter(self.standings.values()), None)
+        asked = None if first is None else first.verdict
+        return {
+            "judging": None if asked is None else asked.judging,
+            "dataset": None if asked is None else asked.dataset,
+            "question": None if asked is None else asked.question,
+            "nodes": {
+                name: {
+                    "round": one.verdict.round,
+                    "answer": one.verdict.answer,
+                    "score": one.verdict.score,
+                    "judged": one.judged,
+                    "cumulative": one.cumulative,
+                }
+                for name, one in self.standings.items()
+            },
+            "passed_over": dict(self.passed_over),
+        }
+
+
+def judge_swarm(
+    config: Config,
+    home: Home,
+    nodes: Sequence[str] | None = None,
+    *,
+    cache: Path | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Judging:
+    """Ask every node that has a new round the same held-out question, once; keeps the verdicts.
+
+    The question is drawn by the seed and the number of the judging. Raises `UserError` for a home without
+    nodes, or when there are too few held-out questions.
+    """
+    with closing(Verdicts(home.verdicts)) as verdicts:
+        passed_over: dict[str, str] = {}
+        new = []
+        for name in home.choose_nodes(config, nodes):
+            found = checkpoint.load_latest(home.checkpoints(name))
+            if found is None:
+                passed_over[name] = "has no whole checkpoint yet"
+            elif found.round <= verdicts.last_round(name, found.incarnation):
+                passed_over[name] = (
+                    f"has no checkpoint after the one of round {found.round}, which was judged"
+                )
+            else:
+                new.append(name)
+        standings: dict[str, Standing] = {}
+        if new:
+            number = verdicts.next_judging()
+            with open_workers(config) as workers:
+                questions = held_out_set(config, home, workers)
+                question = questions[rng(config.swarm.seed, "judge", number).randrange(len(questions))]
+                for name in new:
+                    answered = _judge(config, home, name, workers, question, number, cache, clock)
+                    if verdicts.add(answered):
+                        standings[name] = verdicts.standings(name, answered.incarnation)[-1]
+                    else:
+                        passed_over[name] = f"was judged at round {answered.round} by another judge meanwhile"
+    return Judging(standings, passed_over)
+
+
+def _judge(
+    config: Config,
+    home: Home,
+    name: str,
+    workers: TaskWorkers,
+    question: Question,
+    number: int,
+    cache: Path | None,
+    clock: Callable[[], float],
+) -> Verdict:
+    """One node's one answer, sampled once at temperature 1, and its score."""
+    own = config.for_node(name)
+    policy = load_initial(own, workers, cache or default_cache())
+    found = _load_newest(home, name, policy)
+    with closing(open_engine(own, policy)) as engine:
+        ((completion,),) = engine.generate(
+            [policy.encode_prompt(question.text)],
+            completions=1,
+            max_new_tokens=own.generate.max_new_tokens,
+            sampling=Sampling(),
+            seed=stream(config.swarm.seed, "judge", number),
+        )
+    (outcome,) = workers.score([(question.recipe, completion.text)])
+    return Verdict(
+        judging=number,
+        node=name,
+        incarnation=found.incarnation,
+        round=found.round,
+        dataset=question.recipe.dataset,
+        question=question.text,
+        answer=completion.text,
+        score=outcome.score,
+        at=clock(),
+    )
+
+
+def tell_verdicts(config: Config, home: Home, node: str, *, uri: str) -> int:
+    """Log a node's verdicts that the MLflow at `uri` was not told of, at their rounds; returns how many.
+
+    Telling one again changes nothing. Raises `Unavailable` when MLflow is away.
+    """
+    tracker = tracker_of(config, node, home, uri=uri)
+    with closing(Verdicts(home.verdicts)) as verdicts:
+        due = verdicts.untold(node, tracker.incarnation)
+        for one in due:
+            series = {"judge/reward": one.verdict.reward, "judge/cumulative": one.cumulative}
+            tracker.log_metrics(series, round=one.verdict.round, at=one.verdict.at)
+        if due:
+            leave_run(config, home, tracker)
+        verdicts.acknowledge(due)
+    return len(due)
+
+
+def leave_run(config: Config, home: Home, tracker: Tracker) -> None:
+    """End a node's run that was left open, as a killed node leaves it, at the time of the last round.
+
+    One that has ended keeps its end; that of a running node is left.
+    """
+    if holder(home.node(tracker.node)) is not None:
+        return
+    with Journal.read_only(home.journal(tracker.node)) as journal:
+        stage = journal.stage()
+        done = 0 if stage is None else stage[0] + (stage[1] == "result")
+        at = journal.result(done - 1).finished_at if done else time.time()
+    tracker.close("FINISHED" if done >= config.for_node(tracker.node).swarm.rounds else "KILLED", at)
+
+
+def evaluate_swarm(
+    config: Config,
+    home: Home,
+    nodes: Sequence[str] | None = None,
+    *,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    rivals: Rivals | None = None,
+) -> dict[str, Any]:
+    """Evaluate nodes at their newest checkpoints and their starting policies; writes `evaluation.json`.
+
+    Policies of earlier rounds that `rivals` finds are asked the same questions, sampled only.
+
+    Nodes that have no whole checkpoint yet are left out, unless they are named. Raises `UserError` for a
+    named one, when no node has any, or when there are too few held-out questions.
+    """
+    names = home.choose_nodes(config, nodes)
+    if not nodes:
+        whole = [name for name in names if checkpoint.load_latest(home.checkpoints(name)) is not None]
+        for name in sorted({*names} - {*whole}):
+            log.warning("%s is not evaluated: it has no whole checkpoint yet", name)
+        names = whole or names
+    with open_workers(config) as workers:
+        questions = held_out_set(config, home, workers)
+        baselines: dict[str, Evaluation] = {}
+        labels: dict[str, str] = {}
+        evaluations: dict[str, Evaluation] = {}
+        rounds: dict[str, int] = {}
+        earlier: dict[str, dict[str, float]] = {}
+        for name in names:
+            node_config = config.for_node(name)
+            policy = load_initial(node_config, workers, cache or default_cache())
+            begun = _begun_with(node_config)
+            if begun not in labels:
+                model = node_config.model
+                label = labels[begun] = model if model not in baselines else f"{model} as of {name}"
+                baselines[label] = ask(node_config, policy, workers, questions, label, progress)
+            rounds[name] = _load_newest(home, name, policy).round
+            evaluations[name] = ask(node_config, policy, workers, questions, name, progress)
+            earlier[name] = {}
+            for round, weights in (rivals(name, rounds[name]) if rivals else {}).items():
+                models.load_weights(policy, weights)
+                label = f"{name} after {round} rounds"
+                found = ask(node_config, policy, workers, questions, label, progress, greedy=False)
+                earlier[name][str(round)] = found.pass_at_1
+    body = _body(config, questions, baselines, labels, evaluations, rounds)
+    for name, by_round in earlier.items():
+        body["nodes"][name]["earlier"] = by_round
+    write_atomically(home.evaluation, json.dumps(body, indent=1) + "\n")
+    return body
+
+
+def _begun_with(config: Config) -> str:
+    """Names what a node's held-out figures are set against: its starting policy, and the room for answers."""
+    return canonical([config.policy(), config.generate.max_new_tokens])
+
+
+def _load_newest(home: Home, name: str, policy: LoadedPolicy) -> Checkpoint:
+    """Load the newest whole checkpoint's weights. Raises `UserError` where there is none."""
+    for attempt in range(ATTEMPTS):
+        found = checkpoint.load_latest(home.checkpoints(name))
+        if found is None:
+            break
+        try:
+            models.load_weights(policy, found.path)
+            return found
+        except Exception:
+            if found.path.exists() or attempt == ATTEMPTS - 1:
+                raise
+    raise UserError("--node", name, "has no whole checkpoint", "let it run until it has taken one")
+
+
+def _body(
+    config: Config,
+    questions: Sequence[Question],
+    baselines: dict[str, Evaluation],
+    labels: dict[str, str],
+    evaluations: dict[str, Evaluation],
+    rounds: dict[str, int],
+) -> dict[str, Any]:
+    own = {name: labels[_begun_with(config.for_node(name))] for name in evaluations}
+    start = {name: baselines[label] for name, label in own.items()}
+    main = baselines[labels.get(_begun_with(config), next(iter(baselines)))]
+    shown = _examples(questions)
+
+    def answers(found: Evaluation) -> dict[str, Any]:
+        return {"answers": [[found.answers[place], found.greedy[place]] for place in shown]}
+
+    return {
+        "questions": len(main.sampled),
+        "samples": config.eval.samples,
+        "examples": [[questions[place].recipe.dataset, questions[place].text] for place in shown],
+        "starter": main.summary(),
+        "baselines": {label: found.summary() | answers(found) for label, found in baselines.items()},
+        "nodes": {
+            name: found.summary()
+            | answers(found)
+            | {"round": rounds[name], "model": config.for_node(name).model, "baseline": own[name]}
+            | {"probe": _probe(found, config.for_node(name).eval.probe_questions)}
+            for name, found in evaluations.items()
+        },
+        "gain": gain(
+            {n: e.sampled for n, e in start.items()}, {n: e.sampled for n, e in evaluations.items()}
+        ),
+        "gain_greedy": gain(
+            {n: e.greedy for n, e in start.items()}, {n: e.greedy for n, e in evaluations.items()}
+        ),
+    }
+
+
+def _probe(found: Evaluation, count: int) -> dict[str, Any] | None:
+    """The part of an evaluation that compares with the node's probes; None for a node without any."""
+    if not count:
+        return None
+    probe = found.probe(count)
+    return probe.summary() | probes.bits(probe)
+
+
+def _examples(questions: Sequence[Question]) -> list[int]:
+    """Places of the questions whose answers are shown: the first ones of each data set."""
+    by_task: dict[str, list[int]] = {}
+    for place, question in enumerate(questions):
+        by_task.setdefault(question.recipe.dataset, []).append(place)
+    return sorted(place for places in by_task.values() for place in places[:EXAMPLES])[:MOST_EXAMPLES]

@@ -1,0 +1,133 @@
+"""What the judge found, kept in the home: one verdict per node and round, however often it is asked again.
+
+The paper's judge (its section 6 and Figure 3) asks each node one held-out question a round. The table is what
+the cumulative reward is summed from; MLflow is told of what is not `told` yet.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from sapo.core.errors import UserError
+
+_BUSY_S = 30.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS verdicts (
+    judging INTEGER NOT NULL, node TEXT NOT NULL, incarnation TEXT NOT NULL, round INTEGER NOT NULL,
+    dataset TEXT NOT NULL, question TEXT NOT NULL, answer TEXT NOT NULL, score REAL, at REAL NOT NULL,
+    told INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (node, incarnation, round))
+"""
+_COLUMNS = "judging, node, incarnation, round, dataset, question, answer, score, at"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One answer of a node: `round` counts the rounds its policy has seen, `judging` the judge's questions.
+
+    `score` is the verifier's, None where it could give none. `at` is in seconds since 1970.
+    """
+
+    judging: int
+    node: str
+    incarnation: str
+    round: int
+    dataset: str
+    question: str
+    answer: str
+    score: float | None
+    at: float
+
+    @property
+    def reward(self) -> float:
+        """What is summed: the verifier's score, partial credit included; nothing where there is none."""
+        return self.score or 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A verdict, how many its node has with it, and the sum of their rewards."""
+
+    verdict: Verdict
+    judged: int
+    cumulative: float
+
+
+class Verdicts:
+    """The table in a home's `judge.sqlite`; made where there is none. Several processes may judge at once.
+
+    Raises `UserError` where the file cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._connection = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self._connection.execute(_SCHEMA)
+        except sqlite3.OperationalError as error:
+            remedy = "choose a --home that can be written"
+            raise UserError("--home", str(path.parent), f"{path.name}: {error}", remedy) from None
+
+    def close(self) -> None:
+        """Release the file."""
+        self._connection.close()
+
+    def next_judging(self) -> int:
+        """The number of the question that is due: one more than any that was answered."""
+        sql = "SELECT coalesce(max(judging), -1) + 1 FROM verdicts"
+        return int(self._connection.execute(sql).fetchone()[0])
+
+    def last_round(self, node: str, incarnation: str) -> int:
+        """The newest round at which a node was judged; -1 where it never was."""
+        sql = "SELECT coalesce(max(round), -1) FROM verdicts WHERE (node, incarnation) = (?, ?)"
+        return int(self._connection.execute(sql, (node, incarnation)).fetchone()[0])
+
+    def add(self, verdict: Verdict) -> bool:
+        """Keep a verdict; False, and nothing changed, where its node was judged at this round before."""
+        sql = f"INSERT OR IGNORE INTO verdicts ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        return self._connection.execute(sql, astuple(verdict)).rowcount == 1
+
+    def standings(self, node: str, incarnation: str) -> list[Standing]:
+        """All verdicts of a node's incarnation, by round."""
+        sql = f"SELECT {_COLUMNS} FROM verdicts WHERE (node, incarnation) = (?, ?) ORDER BY round"
+        return list(_summed(Verdict(*row) for row in self._connection.execute(sql, (node, incarnation))))
+
+    def untold(self, node: str, incarnation: str) -> list[Standing]:
+        """Those that MLflow was not told of."""
+        sql = "SELECT round FROM verdicts WHERE (node, incarnation, told) = (?, ?, 0)"
+        rounds = {row[0] for row in self._connection.execute(sql, (node, incarnation))}
+        return [one for one in self.standings(node, incarnation) if one.verdict.round in rounds]
+
+    def acknowledge(self, standings: Sequence[Standing]) -> None:
+        """MLflow was told of these."""
+        keys = [(one.verdict.node, one.verdict.incarnation, one.verdict.round) for one in standings]
+        sql = "UPDATE verdicts SET told = 1 WHERE (node, incarnation, round) = (?, ?, ?)"
+        self._connection.executemany(sql, keys)
+
+
+def _summed(verdicts: Iterator[Verdict]) -> Iterator[Standing]:
+    total = 0.0
+    for judged, verdict in enumerate(verdicts, start=1):
+        total += verdict.reward
+        yield Standing(verdict, judged, total)
+
+
+def curves(path: Path) -> dict[str, list[tuple[float, float]]]:
+    """(judged rounds, cumulative reward) of each node's newest incarnation; empty where nobody was judged.
+
+    Reads only: a missing file is not made.
+    """
+    if not path.exists():
+        return {}
+    newest = "SELECT node, incarnation, max(judging) FROM verdicts GROUP BY node"
+    every = "SELECT node, incarnation, score FROM verdicts ORDER BY node, round"
+    uri = f"{path.absolute().as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as database:
+        own = {(node, incarnation) for node, incarnation, _ in database.execute(newest)}
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for node, incarnation, score in database.execute(every):
+            if (node, incarnation) in own:
+                line = lines.setdefault(node, [])
+                line.append((len(line) + 1.0, (line[-1][1] if line else 0.0) + (score or 0.0)))
+    return lines

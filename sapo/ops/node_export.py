@@ -1,0 +1,333 @@
+"""Moving a node: packed on one machine, unpacked on another, where it goes on bit for bit.
+
+A node must not run twice: two copies of one journal sign different groups of the same name, which peers
+refuse as equivocation. So a folder that was packed is marked, and its node does not start there any more.
+"""
+
+import json
+import os
+import shutil
+import socket
+import sqlite3
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO
+
+from sapo.core.config.home import Home, check_reasoning_gym, parse_manifest, write_atomically
+from sapo.core.config.load import Config, load, parse
+from sapo.core.config.manifest import Manifest
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import UserError
+from sapo.core.fsync import sync_directory, sync_file
+from sapo.ops.node_archive import (
+    CARD,
+    INDEX,
+    JOURNAL,
+    KEY,
+    Pack,
+    PackedFile,
+    Progress,
+    copy,
+    damaged,
+    opened,
+    read_index,
+    silent,
+    unpack,
+)
+from sapo.peers.keyring import find_card
+from sapo.peers.signing import Identity
+from sapo.policy import checkpoint
+from sapo.policy.retention import anchors
+from sapo.store.journal.journal import Journal
+from sapo.store.journal.schema import connect, explained
+
+FREE_AFTER = 100 * 2**20
+"""Bytes of the disk that unpacking must leave free."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A node that was unpacked."""
+
+    pack: Pack
+    home: Home
+    config: Config
+
+
+# -- packing ------------------------------------------------------------------------------------------------
+
+
+def export_node(home: Home, name: str, output: Path, progress: Progress = silent) -> Pack:
+    """Pack a node's key, journal, newest checkpoint, config and manifest, and mark its folder as moved.
+
+    The file holds the private key and only its owner may read it. What stays: MLflow, the embedded bus, and
+    a history in this home, with the checkpoints its replay begins at; those go along when `history.uri` names
+    a store. Raises `UserError` for a node that runs, was moved, is unknown or damaged, or a file that exists.
+    """
+    home.load_manifest()
+    if name not in home.node_names():
+        raise UserError("NODE", name, "has no journal here", f"nodes here: {', '.join(home.node_names())}")
+    if output.exists():
+        raise UserError("--output", str(output), "exists already", "name another file")
+    if not output.parent.is_dir():
+        raise UserError("--output", str(output), "its folder does not exist", "make it, or name another")
+    with NodeLock(home.node(name)), tempfile.TemporaryDirectory(prefix="sapo-export-") as scratch:
+        home.refuse_moved(name)
+        copy = Path(scratch) / JOURNAL
+        copy_journal(home.journal(name), copy)
+        sources = _sources(home, name, copy)
+        pack = _index(home, name, sources, progress)
+        with _private_file(output) as file:
+            _write(file, pack, sources, progress)
+            why = f"was exported to {output.absolute()} on {time.strftime('%Y-%m-%d %H:%M')}"
+            mark_moved(home, name, f"{why} at {socket.gethostname()}")
+    return pack
+
+
+def copy_journal(path: Path, target: Path) -> None:
+    """A consistent copy of a journal in one file, what lies in its write-ahead log included."""
+    with (
+        explained(path),
+        closing(connect(path, read_only=True)) as source,
+        closing(sqlite3.connect(target)) as destination,
+    ):
+        source.backup(destination)
+
+
+def mark_moved(home: Home, name: str, why: str) -> None:
+    """From now on the node does not start in this home; `why` completes the sentence "node n0 ..."."""
+    home.make_node(name)
+    write_atomically(home.moved(name), json.dumps({"node": name, "why": why}, indent=1) + "\n")
+    sync_directory(home.node(name))
+
+
+def _sources(home: Home, name: str, journal: Path) -> dict[str, Path]:
+    """Where the files of a pack lie, by their names in it."""
+    folder = home.node(name)
+    if not (folder / KEY).exists():
+        raise UserError("NODE", name, f"has no {KEY}", "restore its folder from a backup")
+    sources = {KEY: folder / KEY, JOURNAL: journal}
+    sources |= {CARD: folder / CARD} if (folder / CARD).exists() else {}
+    with Journal.read_only(home.journal(name)) as held:
+        done, kept = held.finished_rounds(), held.pinned_checkpoints()
+        newest = checkpoint.load_latest(home.checkpoints(name), incarnation=held.incarnation, at_most=done)
+        if newest is None and done:
+            raise UserError("NODE", name, "has no whole checkpoint", "restore its folder from a backup")
+        kept |= _replayed_from(home, name, held.checkpoints(), done) | ({newest.path} if newest else set())
+    kept = {path for path in kept if path.is_dir()}
+    for path in sorted(kept):
+        for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
+            sources[f"checkpoints/{path.name}/{file.relative_to(path).as_posix()}"] = file
+    return sources
+
+
+def _replayed_from(home: Home, name: str, kept: Sequence[checkpoint.Checkpoint], done: int) -> set[Path]:
+    """The checkpoints that the node's replay may begin at, where the history is as near to its new place; a
+    history in this home stays here, and they with it."""
+    history = home.load_config().for_node(name).history
+    if history.uri is None:
+        return set()
+    wanted = anchors([one.round for one in kept], done, history.keep_rounds)
+    return {one.path for one in kept if one.round in wanted}
+
+
+def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progress) -> Pack:
+    total, done = sum(path.stat().st_size for path in sources.values()), 0
+    files = {}
+    for member, path in sources.items():
+        with path.open("rb") as file:
+            size, digest = copy(file, None)
+        files[member] = PackedFile(bytes=size, sha256=digest)
+        done += size
+        progress("reading", done, total)
+    with Journal.read_only(home.journal(name)) as journal:
+        return Pack(
+            sapo=version("sapo-swarm"),
+            swarm=home.load_manifest().swarm,
+            node=name,
+            key=Identity.load_or_create(home.node(name) / KEY).key,
+            incarnation=journal.incarnation,
+            rounds=journal.finished_rounds(),
+            owed=journal.owed_counts(),
+            manifest=json.loads(home.manifest.read_bytes()),
+            config=json.loads(home.config.read_bytes()),
+            files=files,
+        )
+
+
+@contextmanager
+def _private_file(path: Path) -> Iterator[IO[bytes]]:
+    """A new file that only its owner may read; it has its name when the block ends, or is not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        sync_file(temporary)
+        temporary.rename(path)
+        sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(file: IO[bytes], pack: Pack, sources: Mapping[str, Path], progress: Progress) -> None:
+    total, done = sum(entry.bytes for entry in pack.files.values()), 0
+    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8") as index:
+            index.write(pack.model_dump_json(indent=1))
+            index.flush()
+            archive.add(index.name, INDEX, filter=_plain)
+        for member, path in sources.items():
+            archive.add(path, member, filter=_plain)
+            done += pack.files[member].bytes
+            progress("packing", done, total)
+
+
+def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Nobody's in particular, readable by the owner only."""
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mode = 0o600
+    return member
+
+
+# -- unpacking ----------------------------------------------------------------------------------------------
+
+
+def import_node(
+    file: Path, home: Path | None = None, sets: Sequence[str] = (), progress: Progress = silent
+) -> Imported:
+    """Unpack a node into a home, its own or one of the same site, where it then goes on.
+
+    `sets` change the config, such as how the bus is reached from here. Nothing is put in place before all of
+    the pack was read and checked. Raises `UserError` where the pack is damaged or cannot be used here.
+    """
+    with opened(file) as archive:
+        pack = read_index(archive, file)
+        manifest = parse_manifest(json.dumps(pack.manifest), "FILE", str(file))
+        check_reasoning_gym(manifest, "FILE", str(file))
+        config = load(base=parse(pack.config, prefix=f"{INDEX}: config."), sets=sets)
+        target = Home.of(home, config)
+        config = _fitting(target, config, manifest, sets, pack)
+        with _scratch(target.root, file, pack) as place:
+            unpack(archive, file, pack, place, progress)
+            _check_node(place, file, pack)
+            _refuse_older(place, target, pack)
+            _settle(place, target, config, manifest, pack)
+    return Imported(pack, target, config)
+
+
+@contextmanager
+def _scratch(root: Path, file: Path, pack: Pack) -> Iterator[Path]:
+    """An empty folder on the disk of a home; refused where that has no room for what is to be unpacked."""
+    disk = next(folder for folder in (root, *root.absolute().parents) if folder.exists())
+    need, free = pack.unpacked_bytes, shutil.disk_usage(disk).free
+    if need + FREE_AFTER > free:
+        problem = f"needs {need / 2**20:,.0f} MB, {disk} has {free / 2**20:,.0f} MB free"
+        raise UserError("FILE", str(file), problem, "free some space or choose another --home")
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix=".sapo-import-", dir=disk)
+    except OSError as error:
+        raise UserError("--home", str(root), error.strerror or str(error), "choose another folder") from None
+    with scratch:
+        place = Path(scratch.name) / pack.node
+        place.mkdir()
+        yield place
+
+
+def _fitting(home: Home, config: Config, manifest: Manifest, sets: Sequence[str], pack: Pack) -> Config:
+    """The config the node is to run with: that of the home where there is one, which must be its site's."""
+    if pack.node not in config.nodes:
+        raise UserError(
+            "--set", "swarm", f"this site has no node {pack.node}", "leave swarm.nodes and .site out"
+        )
+    differing = Manifest.of(config).differing(manifest)
+    if differing:
+        raise UserError("--set", differing[0], "is for the whole swarm to say", "leave it out")
+    if not home.manifest.exists():
+        return config
+    home.check(manifest)
+    home.check_site(config)
+    held = load(base=home.load_config(), sets=sets)
+    if pack.node not in held.nodes:
+        remedy = f"raise it with --set swarm.nodes={len(config.nodes)}"
+        raise UserError("swarm.nodes", held.swarm.nodes, f"the home has no node {pack.node}", remedy)
+    if home.journal(pack.node).exists() and not home.moved(pack.node).exists():
+        raise UserError("--home", str(home.root), f"{pack.node} lives here already", "choose another folder")
+    return held
+
+
+def _check_node(place: Path, file: Path, pack: Pack) -> None:
+    """Raise `UserError` unless key, journal and checkpoints are whole, and those the index speaks of."""
+    if Identity.load_or_create(place / KEY).key != pack.key:
+        raise damaged(file, "its key is another")
+    if (place / CARD).exists():
+        card = find_card(place / CARD)
+        if card is None or card.key != pack.key:
+            raise damaged(file, "its key card is damaged, or another's")
+    try:
+        _refuse_code(place / JOURNAL, file)
+        with Journal.read_only(place / JOURNAL) as journal:
+            if (journal.incarnation, journal.finished_rounds()) != (pack.incarnation, pack.rounds):
+                raise damaged(file, "its journal is another")
+    except (sqlite3.Error, TypeError, ValueError) as error:
+        raise damaged(file, f"its journal cannot be read ({error})") from None
+    folders = sorted((place / "checkpoints").iterdir()) if (place / "checkpoints").exists() else []
+    try:
+        found = [checkpoint.verify(folder) for folder in folders]
+    except (checkpoint.BrokenCheckpoint, RecursionError) as error:
+        raise damaged(file, f"checkpoint: {error}") from None
+    if pack.rounds and not found:
+        raise damaged(file, "it has no checkpoint")
+
+
+def _refuse_code(journal: Path, file: Path) -> None:
+    """Raise `UserError` for a database that does more than hold rows: a view may never come to an end."""
+    with explained(journal), closing(connect(journal, read_only=True)) as held:
+        odd = "SELECT type FROM sqlite_master WHERE type NOT IN ('table', 'index') LIMIT 1"
+        if found := held.execute(odd).fetchone():
+            raise damaged(file, f"its journal holds a {found[0]}")
+
+
+def _refuse_older(place: Path, home: Home, pack: Pack) -> None:
+    """Raise `UserError` for a node that was further here: it would sign other groups of the same name."""
+    journal = home.journal(pack.node)
+    if not journal.exists():
+        return
+    with Journal.read_only(journal) as here, Journal.read_only(place / JOURNAL) as packed:
+        if here.incarnation == packed.incarnation and _reached(here) > _reached(packed):
+            rounds, begun = _reached(here)
+            problem = f"{pack.node} had {rounds} rounds here, the pack has {pack.rounds}"
+            if rounds == pack.rounds and begun:
+                problem = f"{pack.node} had begun round {rounds} here, in the pack it has not"
+            raise UserError("--home", str(home.root), problem, "import a pack that was made later")
+
+
+def _reached(journal: Journal) -> tuple[int, bool]:
+    """A journal's finished rounds, and whether it holds groups of one more, which peers may have."""
+    stage = journal.stage()
+    return journal.finished_rounds(), stage is not None and stage[1] != "result"
+
+
+def _settle(place: Path, home: Home, config: Config, manifest: Manifest, pack: Pack) -> None:
+    """Put an unpacked node where it belongs; a folder it had there before is kept aside."""
+    fresh = not home.manifest.exists()
+    home.prepare(config, manifest)
+    if fresh:
+        for name in config.nodes:
+            if name != pack.node:
+                mark_moved(home, name, f"stayed where {pack.node} was exported from")
+    folder = home.node(pack.node)
+    with NodeLock(folder):
+        aside = home.root / ".moved" / f"{pack.node}-{time.time_ns()}"
+        aside.parent.mkdir(exist_ok=True)
+        folder.rename(aside)
+        place.rename(folder)
+        sync_directory(home.root)

@@ -1,0 +1,335 @@
+"""The real servers a swarm runs with: one MLflow and one Prefect, on loopback, in the swarm's own home.
+
+A server the user names (`track.uri`, `PREFECT_API_URL`) is used as it is and never stopped. One that is
+started here asks for a password, a new one each time; clients get it in their environment.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from sapo.core.child_process import Child, stop_all, tail
+from sapo.core.config.home import Home, write_atomically
+from sapo.core.config.load import Config
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import SapoError, UserError
+from sapo.core.service_registry import HOST, QUIET, Service, Services, answers
+from sapo.ops.gate import LOGIN
+from sapo.ops.process_group import BACKOFF_S, HEALTHY_S
+
+START_LIMIT_S = 300.0
+STOP_GRACE_S = 4.0
+_UNUSED = (
+    "CANCELLATION_CLEANUP",
+    "CLEANUP_RECONCILER",
+    "DB_VACUUM",
+    "EVENT_PERSISTER",
+    "FOREMAN",
+    "LATE_RUNS",
+    "PAUSE_EXPIRATIONS",
+    "REPOSSESSOR",
+    "SCHEDULER",
+    "TRIGGERS",
+)
+"""Prefect server services that act on deployments, schedules and automations; the swarm's server has none."""
+_RECORDER = "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER"
+LEAN = {f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in _UNUSED} | {
+    f"{_RECORDER}_BATCH_SIZE": "50",
+    f"{_RECORDER}_READ_BATCH_SIZE": "50",
+    f"{_RECORDER}_FLUSH_INTERVAL": "1",
+}
+"""Measured: a task run recorded in batches costs the server 6 ms of CPU instead of 23."""
+
+
+class ServiceFailed(SapoError):
+    """A server did not come up, or a process of the swarm could not go on; the message ends with its log."""
+
+
+@dataclass
+class Kept:
+    """A server that was started here, and is started again when it ends while the swarm runs."""
+
+    child: Child
+    start: Callable[[], Child]
+    """Starts it at the same address. Raises `UserError` when the port was taken meanwhile."""
+    started_at: float = field(default_factory=time.monotonic)
+    used: int = 0
+    """Restarts since it last ran for long."""
+    due_at: float | None = None
+    """When it is to be started again; None while it runs, infinite when it is given up."""
+
+
+class Running:
+    """The servers of a swarm that runs: their addresses are known at once, `up` says when they answer.
+
+    `kept` are those that were started here, by name.
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        kept: dict[str, Kept],
+        home: Home,
+        limit: float = START_LIMIT_S,
+        backoff_s: Sequence[float] = BACKOFF_S,
+    ) -> None:
+        self.services, self._kept, self._home = services, kept, home
+        self._limit, self._backoff = limit, backoff_s
+        self._waiting = [services.mlflow, services.prefect]
+        self._deadline = time.monotonic() + limit
+        self._up = False
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Names of the servers that have not answered yet."""
+        return tuple(service.name for service in self._waiting)
+
+    def up(self) -> bool:
+        """Whether all have answered; the first time they have, `services.json` is written.
+
+        To be called repeatedly: from then on a server that ends is started again, a bounded number of times,
+        and the swarm goes on without it meanwhile. Raises `ServiceFailed` with the end of the log when a
+        server ended before, or takes too long.
+        """
+        if self._up:
+            for name, kept in self._kept.items():
+                self._keep(name, kept)
+            return True
+        for service in self._waiting:
+            kept_one = self._kept.get(service.name)
+            if kept_one is not None and (code := kept_one.child.poll()) is not None:
+                raise _did_not_start(service, f"ended with code {code} at its start", kept_one.child.log)
+        self._waiting = [service for service in self._waiting if not answers(service, timeout=0.5)]
+        if self._waiting and time.monotonic() > self._deadline:
+            service = self._waiting[0]
+            raise _did_not_start(
+                service, f"did not answer within {self._limit:.0f} s", Path(service.log or "")
+            )
+        self._up = not self._waiting
+        if self._up:
+            self._write()
+        return self._up
+
+    def _keep(self, name: str, kept: Kept) -> None:
+        """Start a server again that has ended, once it has waited long enough."""
+        now = time.monotonic()
+        if kept.due_at is None:
+            code = kept.child.poll()
+            if code is not None:
+                kept.used = 0 if now - kept.started_at > HEALTHY_S else kept.used
+                self._plan(name, kept, f"ended with code {code}")
+        elif now >= kept.due_at:
+            try:
+                kept.child = kept.start()
+            except (UserError, OSError) as error:
+                self._plan(name, kept, f"could not be started: {error}")
+                return
+            kept.started_at, kept.due_at = now, None
+            restarts = self._service(name).restarts + 1
+            self._note(name, f"is started again, restart {restarts}", pid=kept.child.pid, restarts=restarts)
+
+    def _plan(self, name: str, kept: Kept, what: str) -> None:
+        """Take down that a server is away, and when it is to be started again."""
+        if kept.used >= len(self._backoff):
+            kept.due_at = float("inf")
+            self._note(name, f"{what}; it is not started again", away=what)
+            return
+        wait = self._backoff[kept.used]
+        kept.used, kept.due_at = kept.used + 1, time.monotonic() + wait
+        self._note(name, f"{what}; it is started again in {wait:g} s", away=what)
+
+    def _service(self, name: str) -> Service:
+        return self.services.mlflow if name == "mlflow" else self.services.prefect
+
+    def _note(self, name: str, text: str, *, away: str = "", **changes: int) -> None:
+        """Write what happened to a server into its log, and how it stands into `services.json`."""
+        service = replace(self._service(name), away=away, **changes)  # type: ignore[arg-type]
+        self.services = replace(self.services, **{name: service})
+        if service.log is not None:
+            with Path(service.log).open("a", encoding="utf-8") as log:
+                log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} sapo: the {name} server {text}\n")
+        self._write()
+
+    def _write(self) -> None:
+        content = asdict(self.services) | {"pid": os.getpid()}
+        write_atomically(self._home.services, json.dumps(content, indent=1) + "\n", mode=0o600)
+
+
+@contextlib.contextmanager
+def running(config: Config, home: Home, *, env: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """Start the servers that are not there yet, and at the end stop those that were started.
+
+    Does not wait until they answer: what else has to be loaded may be loaded meanwhile. Raises `UserError`
+    for a port in use, a named server that does not answer, or servers that are open on this home already.
+    """
+    base = dict(os.environ if env is None else env)
+    with _serving(config, home, base, named=config.track.uri, store=_own_store(home)) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def opened(config: Config, home: Home, *, env: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """The servers that show a swarm that does not run now; stopped at the end, if they were started here.
+
+    What lies in the home is shown from there. Where it has no metrics or no flow runs, the servers are those
+    that `track.uri`, `MLFLOW_TRACKING_URI` and `PREFECT_API_URL` name; a named store without a server is
+    served. Raises as `running` does, and `UserError` for a home in which nothing has run.
+    """
+    base = dict(os.environ if env is None else env)
+    own = _own_store(home) if home.mlflow_db.exists() else None
+    store = config.track.uri or own or base.get("MLFLOW_TRACKING_URI")
+    if store is None:
+        problem = "no swarm has run here, so there is nothing to show"
+        raise UserError("--home", home.shown, problem, "start one with `sapo swarm`")
+    if (home.prefect / "prefect.db").exists():
+        base.pop("PREFECT_API_URL", None)
+    named = store if store.startswith(("http://", "https://")) else None
+    with _serving(config, home, base, named=named, store=store) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def _serving(
+    config: Config, home: Home, env: Mapping[str, str], *, named: str | None, store: str
+) -> Iterator[Running]:
+    """MLflow where it is `named`, else a server of `store`; and Prefect."""
+    kept: dict[str, Kept] = {}
+    with _only_these(home):
+        try:
+            if named is not None:
+                mlflow = _named(Service("mlflow", named.rstrip("/")), "track.uri")
+            else:
+                mlflow = _mlflow(config, home, store, env, kept)
+            prefect = _prefect(config, home, env, kept)
+            yield Running(Services(mlflow, prefect), kept, home)
+        finally:
+            home.services.unlink(missing_ok=True)
+            stop_all([one.child for one in kept.values()], STOP_GRACE_S)
+
+
+@contextlib.contextmanager
+def _only_these(home: Home) -> Iterator[None]:
+    """Hold what servers write to; raises `UserError` where others have it open."""
+    lock = NodeLock(home.prefect)
+    try:
+        lock.acquire()
+    except UserError as error:
+        problem = f"its MLflow and Prefect are open already: {home.prefect.name} {error.problem}"
+        remedy = "end the `sapo ui` of that pid with Ctrl-C first"
+        raise UserError("--home", home.shown, problem, remedy) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def refuse_opened(home: Home) -> None:
+    """Raise `UserError` where servers have a home's files open, as those of `sapo ui` have."""
+    if home.prefect.exists():
+        with _only_these(home):
+            pass
+
+
+def _own_store(home: Home) -> str:
+    """The address of the file that the home's own MLflow server keeps."""
+    return f"sqlite:///{home.mlflow_db}"
+
+
+def _mlflow(config: Config, home: Home, store: str, env: Mapping[str, str], kept: dict[str, Kept]) -> Service:
+    bound = bind(config.track.port, "track.port")
+    arguments = ["mlflow", "--store", store, "--artifacts", str(home.artifacts)]
+    service = Service("mlflow", _url(bound), password=_new_password())
+    return _start(service, bound, arguments, home, {**env, **QUIET}, kept)
+
+
+def _prefect(config: Config, home: Home, env: Mapping[str, str], kept: dict[str, Kept]) -> Service:
+    if named := env.get("PREFECT_API_URL"):
+        return _named(Service("prefect", named.rstrip("/")), "PREFECT_API_URL")
+    bound = bind(config.flow.port, "flow.port")
+    service = Service("prefect", f"{_url(bound)}/api", password=_new_password())
+    own = {"PREFECT_HOME": str(home.prefect), **prefect_file(home.prefect / "prefect.db", env)}
+    own |= prefect_access(service.url, service.login)
+    return _start(service, bound, ["prefect"], home, {**env, **QUIET, **LEAN, **own}, kept)
+
+
+def _new_password() -> str:
+    return secrets.token_urlsafe(18)
+
+
+def prefect_access(url: str, login: str | None) -> dict[str, str]:
+    """Where a Prefect server finds itself, whom it answers, and which pages may use its API: its own."""
+    origin = url.removesuffix("/api")
+    found = {"PREFECT_API_URL": url, "PREFECT_UI_API_URL": url, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": origin}
+    asked = ("PREFECT_SERVER_API_AUTH_STRING", "PREFECT_API_AUTH_STRING")
+    return found if login is None else found | dict.fromkeys(asked, login)
+
+
+def prefect_file(file: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """What has a Prefect server use SQLite as it can bear it, unless its environment names a database."""
+    named = ("PREFECT_SERVER_DATABASE_CONNECTION_URL", "PREFECT_API_DATABASE_CONNECTION_URL")
+    if any(name in env for name in named):
+        return {}
+    # the plugin is sapo.ops.prefect_sqlite_pool
+    return {named[0]: f"sqlite+aiosqlite:///{file}?plugin=sapo"}
+
+
+def _start(
+    service: Service,
+    bound: socket.socket,
+    arguments: list[str],
+    home: Home,
+    env: Mapping[str, str],
+    kept: dict[str, Kept],
+) -> Service:
+    """Start a server on a bound socket, and take down how it is started again on the same port."""
+    log, port = home.logs / f"{service.name}.log", bound.getsockname()[1]
+    assert service.login is not None
+    asking = {**env, LOGIN: service.login}
+
+    def start(on: socket.socket) -> Child:
+        with on:
+            command = ["-m", "sapo.ops.servers", *arguments, "--socket", str(on.fileno())]
+            return Child.start(service.name, command, log=log, env=asking, descriptors=[on.fileno()])
+
+    child = start(bound)
+    kept[service.name] = Kept(child, lambda: start(bind(port, f"the port of {service.name}")))
+    return replace(service, pid=child.pid, log=str(log))
+
+
+def _did_not_start(service: Service, what: str, log: Path) -> ServiceFailed:
+    return ServiceFailed(f"the {service.name} server {what}; the end of {log}:\n{tail(log)}")
+
+
+def _named(service: Service, field: str) -> Service:
+    """A server that somebody else runs. Raises `UserError` naming `field` when it does not answer."""
+    if answers(service):
+        return service
+    remedy = "start it, or leave this unset and sapo runs its own"
+    raise UserError(field, service.url, "no server answers there", remedy)
+
+
+def bind(port: int | None, field: str) -> socket.socket:
+    """A socket bound to `port` of loopback, or to a free one; the server inherits it, so nobody can take it.
+
+    Raises `UserError` naming `field` when the port is in use.
+    """
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    # a port whose last connections are still closing is free; one with a listener is not
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((HOST, port or 0))
+    except OSError as error:
+        bound.close()
+        remedy = f"choose another, or leave {field} unset for a free one"
+        raise UserError(field, port, f"this port cannot be used: {error.strerror}", remedy) from None
+    return bound
+
+
+def _url(bound: socket.socket) -> str:
+    return f"http://{HOST}:{bound.getsockname()[1]}"

@@ -1,0 +1,99 @@
+"""What must hold before a peer's group may enter the pool (DESIGN 2, 4; TRAPS 13, 35).
+
+`sapo.peers.group_rules` asks what needs no memory; here a group meets this node: its keys, its clock, its
+tokenizer, and what it has met before. docs/admission.md lists every reason with what it proves.
+"""
+
+from collections.abc import Callable
+
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import Refused
+from sapo.core.types import Group, Received
+from sapo.peers.copies import Fates, decide
+from sapo.peers.dedup import Seen, fingerprint
+from sapo.peers.group_rules import check_rules, check_size
+from sapo.peers.signing import unseal
+from sapo.store.journal.rows import Met
+from sapo.tasks.questions import drawn_by
+
+__all__ = ["PROVEN", "Refused", "Seen", "admit", "fingerprint", "said_before"]
+
+PROVEN = frozenset({"equivocation", "held_out", "key_reuse", "question_mismatch", "token_ids"})
+"""Reasons that prove, by the author's own signature, that the author breaks the rules. Others do not: anybody
+can send somebody's bytes again, and a machine can fail. A `copy` is by `sapo.peers.copies`."""
+
+
+def admit(
+    received: Received,
+    *,
+    manifest: Manifest,
+    own_key: str,
+    own_node: str,
+    now: float,
+    max_age_s: float,
+    seen: Seen,
+    has_control_tokens: Callable[[str], bool],
+    has_false_ids: Callable[[Group], bool] = lambda group: False,
+    own_group: Callable[[Group], bool] = lambda group: True,
+    drawn: Callable[[Met], bool] = lambda met: met.stamp is None,
+) -> Group:
+    """The group inside, if it may enter the pool. Raises `Refused` otherwise; changes nothing.
+
+    `now` is compared with the bus's time stamp, never with the producer's clock. `own_group` tells what of
+    our key's this node may have made, `drawn` whether a group met before answers a question that was its
+    author's to draw.
+
+    Codes, besides those of `sapo.peers.group_rules` and `sapo.peers.signing.unseal`: `own_echo`, `own_key`
+    (signed with our key elsewhere), `duplicate`, `equivocation` (a known id with another content), `own_name`
+    (our name under another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not say what
+    the text says), `stale`, `future`, `copy` (what somebody said before, under another id).
+    """
+    signed = received.signed
+    check_size(signed, manifest)
+    known = seen.digest(signed.group_id)
+    if known == signed.content_sha256:
+        raise Refused("own_echo" if signed.key == own_key else "duplicate")
+    group = unseal(signed)
+    if signed.key == own_key:
+        if known is None and own_group(group):
+            raise Refused("own_echo")
+        raise Refused(
+            "own_key", f"round {group.round} of incarnation {group.incarnation}, not made here", group
+        )
+    if known is not None:
+        raise Refused("equivocation", f"{signed.group_id} was {known} before", group)
+    check_rules(group, manifest, received.timestamp)
+    if group.node == own_node:
+        raise Refused("own_name", f"{group.key} calls itself {group.node}", group)
+    _check_age(group, now - received.timestamp, max_age_s)
+    if any(has_control_tokens(completion.text) for completion in group.completions):
+        raise Refused("control_tokens", "a completion spells one of our control tokens", group)
+    if has_false_ids(group):
+        raise Refused("token_ids", "ids of our vocabulary do not say what the text says", group)
+    found = said_before(group, received.timestamp, seen, drawn)
+    if found is not None and found[1].arrives != "stays":
+        original, fates = found
+        raise Refused("copy", f"says what {original.group_id} says", group, fates.arrives == "proven")
+    return group
+
+
+def _check_age(group: Group, age: float, max_age_s: float) -> None:
+    if age > max_age_s:
+        raise Refused("stale", f"{age:.0f} s old", group)
+    if age < -max_age_s:
+        raise Refused("future", f"stamped {-age:.0f} s from now", group)
+
+
+def said_before(
+    group: Group, timestamp: float, seen: Seen, drawn: Callable[[Met], bool]
+) -> tuple[Met, Fates] | None:
+    """What was met that says the same as a group stamped by the bus at `timestamp`, and who is the copy."""
+    met = seen.alike(group)
+    if met is None:
+        return None
+    return met, decide(
+        met_first=met.stamp is None or met.stamp <= timestamp,
+        arrives_drawn=drawn_by(group),
+        met_drawn=drawn(met),
+        same_author=met.key == group.key,
+    )

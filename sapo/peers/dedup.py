@@ -1,0 +1,133 @@
+"""The groups that a node has met: known again by their ids, and by what they say when somebody else says it.
+
+The memory outlives a group's stay in the pool, because the bus may deliver a group again after it was used.
+When it is full, `sapo.core.shares` divides it: two thousand new names push nobody else's groups out.
+"""
+
+import re
+from collections import Counter
+
+from sapo.core.shares import EQUAL, Claim, Shares, over
+from sapo.core.types import Group, Recipe, canonical, sha256
+from sapo.core.unicode import compatible
+from sapo.store.journal.rows import Met
+
+ALIKE = 0.5
+"""Share of the smaller group's completions that the other also has, from which on they are one text."""
+CROWD = 64
+"""Groups that answer one question: whatever else is said to it is nothing new."""
+_DIGITS = 10
+_QUESTION = 16
+_NO_LETTERS = re.compile(r"[\W_]+")
+_NOTHING_SAID = {code: None for code in range(128) if not chr(code).isalnum()}
+
+
+class Seen:
+    """A bounded memory of groups met before, divided among their authors by `shares`."""
+
+    def __init__(self, limit: int = 10_000, shares: Shares = EQUAL) -> None:
+        self._limit, self._shares = limit, shares
+        self._met: dict[str, Met] = {}
+        self._questions: dict[str, list[str]] = {}
+        self._forgotten: list[str] = []
+        self._last: tuple[Group | None, str] = (None, "")
+
+    def __len__(self) -> int:
+        return len(self._met)
+
+    def add(self, group: Group, content_sha256: str, stamp: float | None = None) -> None:
+        """Remember a group that the bus stamped at `stamp`; own groups, which nobody can have said before,
+        belong in here too, or a peer's copy of them is not noticed."""
+        self.note(Met(group.group_id, content_sha256, self.mark(group), None, group.key, stamp))
+
+    def mark(self, group: Group) -> str:
+        """The group's fingerprint; on its way in, one group is asked about several times in a row."""
+        if self._last[0] is not group:
+            self._last = (group, fingerprint(group))
+        return self._last[1]
+
+    def get(self, group_id: str) -> Met | None:
+        """What is remembered of the group with this id."""
+        return self._met.get(group_id)
+
+    def note(self, met: Met) -> None:
+        """Remember a group as the journal keeps it; one that is known is left as it is."""
+        if met.group_id in self._met:
+            return
+        self._met[met.group_id] = met
+        if ":" in met.fingerprint:
+            self._questions.setdefault(met.fingerprint[:_QUESTION], []).append(met.group_id)
+        if len(self._met) > self._limit:
+            self._make_room()
+
+    def digest(self, group_id: str) -> str | None:
+        """`content_sha256` of the group with this id, if it is remembered."""
+        met = self._met.get(group_id)
+        return None if met is None else met.content_sha256
+
+    def alike(self, group: Group) -> Met | None:
+        """Another group that answers the same question in the same words, if one is remembered.
+
+        Nobody asks one question twice, and so many answers to one are no chance: then any words are the same.
+        """
+        mark = self.mark(group)
+        others = [
+            self._met[one] for one in self._questions.get(mark[:_QUESTION], ()) if one != group.group_id
+        ]
+        for met in others[:CROWD]:
+            if met.key == group.key or _alike(mark, met.fingerprint):
+                return met
+        return others[0] if len(others) >= CROWD else None
+
+    def forgotten(self) -> list[str]:
+        """Ids forgotten since this was last asked."""
+        gone, self._forgotten = self._forgotten, []
+        return [group_id for group_id in gone if group_id not in self._met]
+
+    def _make_room(self) -> None:
+        claims = [Claim(met.group_id, met.key) for met in reversed(self._met.values())]
+        bound = max(
+            1, self._limit - self._limit // 16
+        )  # more than one at a time: each time all are looked at
+        for group_id in over(claims, self._shares, bound, lend=True):
+            self._drop(group_id)
+            self._forgotten.append(group_id)
+
+    def _drop(self, group_id: str) -> None:
+        question = self._met.pop(group_id).fingerprint[:_QUESTION]
+        if group_id in self._questions.get(question, ()):
+            self._questions[question].remove(group_id)
+            if not self._questions[question]:
+                del self._questions[question]
+
+
+def fingerprint(group: Group) -> str:
+    """What a group says, whoever signed it: `<question>:<texts>`, hashes cut short, the texts' in order.
+
+    Of seed and index only the sum counts, for both name one entry (TRAPS 45); of a text letters and digits.
+    """
+    texts = sorted(sha256(_said(completion.text))[:_DIGITS] for completion in group.completions)
+    return f"{_question(group.recipe)}:{''.join(texts)}"
+
+
+def _question(recipe: Recipe) -> str:
+    place = [recipe.dataset, recipe.config, recipe.seed + recipe.index]
+    return sha256(canonical(place))[:_QUESTION]
+
+
+def _said(text: str) -> str:
+    """A text without what does not make it another: case, compatibility forms, all but letters and digits."""
+    if text.isascii():
+        return text.lower().translate(_NOTHING_SAID)
+    return _NO_LETTERS.sub("", compatible(text).casefold())
+
+
+def _alike(one: str, other: str) -> bool:
+    mine, theirs = _texts(one), _texts(other)
+    common = sum((mine & theirs).values())
+    return common >= ALIKE * min(mine.total(), theirs.total())
+
+
+def _texts(mark: str) -> Counter[str]:
+    body = mark[_QUESTION + 1 :]
+    return Counter(body[at : at + _DIGITS] for at in range(0, len(body), _DIGITS))

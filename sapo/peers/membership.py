@@ -1,0 +1,134 @@
+"""Who may publish in a swarm: anybody, its members, or those whom a member has invited."""
+
+import base64
+import time
+
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import Refused, UserError
+from sapo.core.types import Group, Invitation, Name, PublicKey, Record, canonical
+from sapo.peers.signing import Identity, verify
+
+__all__ = ["Refused", "Token", "check", "closed_to", "invite", "refuse_outsider", "trusted"]
+
+PREFIX = "sapo-invitation-"
+LISTS = 8
+"""Lists of members kept as sets: a process has few swarms."""
+
+
+class Token(Record):
+    """An invitation as one line of text, with the swarm and the key it is for."""
+
+    swarm: Name
+    key: PublicKey
+    invitation: Invitation
+
+    def text(self) -> str:
+        """The line: letters, digits, dashes and underscores."""
+        return PREFIX + base64.urlsafe_b64encode(self.canonical().encode()).decode().rstrip("=")
+
+    @classmethod
+    def read(cls, text: str) -> "Token":
+        """The token in a line. Raises `UserError` where there is none."""
+        body = text.strip().removeprefix(PREFIX)
+        try:
+            return cls.model_validate_json(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4)))
+        except ValueError:
+            shown = text if len(text) < 40 else f"{text[:30]}..."
+            remedy = "give the whole line that `sapo keys invite` printed"
+            raise UserError("TOKEN", shown, "is no invitation", remedy) from None
+
+    def refuse_unfit(self, manifest: Manifest, key: str, now: float) -> None:
+        """Raise `UserError` where it does not let `key` into the swarm at a time in unix seconds."""
+        flaw = None if _is_member(key, manifest) else _flaw(key, self.invitation, manifest, now)
+        if self.swarm != manifest.swarm:
+            problem = f"is for swarm {self.swarm!r}, this is {manifest.swarm!r}"
+        elif self.key != key:
+            problem = f"is for the key {self.key}, this node's is {key}"
+        elif flaw is not None:
+            problem = flaw[1]
+        else:
+            return
+        raise UserError("TOKEN", "...", problem, f"ask a member for `sapo keys invite {key}`")
+
+
+def trusted(manifest: Manifest) -> frozenset[str]:
+    """The keys that are known from the start: the members."""
+    return frozenset(manifest.members)
+
+
+def closed_to(key: str, manifest: Manifest) -> bool:
+    """Whether whatever names this key as its author can be refused unseen, before a signature is checked."""
+    return manifest.entry == "allow-list" and not _is_member(key, manifest)
+
+
+def check(group: Group, manifest: Manifest, now: float) -> None:
+    """Raise `Refused` for a group whose author may not publish in the swarm.
+
+    `now` is the bus's time stamp of the group, in unix seconds, so that all nodes decide alike. Codes:
+    `not_member`, `bad_invitation` (forged, for another key or swarm, or by nobody who is a member now),
+    `invitation_expired`.
+    """
+    flaw = _flaw(group.key, group.invitation, manifest, now)
+    if flaw is not None:
+        raise Refused(*flaw, group)
+
+
+def refuse_outsider(
+    node: str, key: str, invitation: Invitation | None, manifest: Manifest, now: float
+) -> None:
+    """Raise `UserError` for an own node whose groups its peers would refuse at a time in unix seconds."""
+    flaw = _flaw(key, invitation, manifest, now)
+    if flaw is None:
+        return
+    remedy = "have this key put into rules.members at every site"
+    if manifest.entry == "invite":
+        remedy = f"ask a member for `sapo keys invite {key}`, then `sapo keys accept TOKEN --node {node}`"
+    raise UserError("rules.members", key, f"{node} may not publish: {flaw[1]}", remedy)
+
+
+def invite(inviter: Identity, swarm: str, key: str, until: int) -> Invitation:
+    """A signed invitation of `key` into a swarm, good until a moment in unix seconds."""
+    return Invitation(inviter=inviter.key, until=until, signature=inviter.sign(_statement(swarm, key, until)))
+
+
+def day(moment: float) -> str:
+    """A moment in unix seconds, as people write it, in UTC."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))
+
+
+_sets: dict[int, tuple[tuple[str, ...], frozenset[str]]] = {}
+
+
+def _is_member(key: str, manifest: Manifest) -> bool:
+    """Whether a key is on the list, in a time that does not grow with it (DESIGN 7)."""
+    held = _sets.get(id(manifest.members))
+    if held is None:
+        if len(_sets) >= LISTS:
+            _sets.clear()
+        # the list is held too, so that no other one gets its id meanwhile
+        held = _sets[id(manifest.members)] = (manifest.members, frozenset(manifest.members))
+    return key in held[1]
+
+
+def _flaw(key: str, invitation: Invitation | None, manifest: Manifest, now: float) -> tuple[str, str] | None:
+    """Code and text of what is wrong with a key's wish to publish, if anything is."""
+    if manifest.entry == "open" or _is_member(key, manifest):
+        return None
+    if manifest.entry == "allow-list":
+        return "not_member", f"{key[:12]} is not on the allow-list"
+    if invitation is None:
+        return "not_member", f"{key[:12]} is no member and has no invitation"
+    if not _is_member(invitation.inviter, manifest):
+        return "bad_invitation", f"{invitation.inviter[:12]}, who invited, is no member"
+    if not verify(
+        invitation.inviter, invitation.signature, _statement(manifest.swarm, key, invitation.until)
+    ):
+        return "bad_invitation", "the signature is not the inviter's over this swarm, key and time"
+    if now > invitation.until:
+        return "invitation_expired", f"the invitation was good until {day(invitation.until)}"
+    return None
+
+
+def _statement(swarm: str, key: str, until: int) -> bytes:
+    """What is signed; a group's payload is a JSON object, so neither can be taken for the other."""
+    return canonical([swarm, "invitation", key, until]).encode()

@@ -1,0 +1,340 @@
+"""What peers may cost this node: who is known here, whose records are looked at, whose groups are verified.
+
+An author is a *newcomer* until `pool.newcomer_groups` of their groups were verified here and found sound, and
+informative: their answers differ in score. Whatever a peer costs is bounded by the shares of
+`sapo.core.shares`: asked for before, charged after. For seconds of admission, of verification, and of what a
+group costs more to learn from than an own one, the bound is what rounds earn, `pool.verify_share` of the
+node's own work:
+
+    seconds(newcomers) <= newcomer_share * earned + CREDIT_S + the last of their groups
+    seconds(author)    <= max_peer_share * (earned - newcomers' part) + CREDIT_S + the last of its groups
+
+What the newcomers' common account cannot hold, and all the rest, is dealt out evenly among known authors;
+what one does not need flows to the others. So nobody else's spending lowers the account of a known author.
+Every newcomer has an account besides, filled up only when it is empty: a slow one silences itself before the
+others. Nothing is verified for an account in debt, and of newcomers one group at a time: it may cost all that
+they have.
+
+A name that behaves becomes known, whoever is behind it: where that is too cheap, a swarm goes by invitation.
+"""
+
+import math
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TypeVar
+
+from sapo.bus.base import Limits
+from sapo.core.config.load import PoolConfig
+from sapo.core.shares import Meter, Shares, everybody
+from sapo.core.types import Received
+from sapo.peers.pool import places_of
+from sapo.store.journal.rows import PeerRow
+
+T = TypeVar("T")
+
+MEMORY = 4096
+"""Newcomers remembered, and as many known authors; those of whom nothing was verified longest go first."""
+LOOKS = 16
+"""Records looked at in a round per place in the pool: forgers of a known key may have sent most of them."""
+CREDIT_S = 0.5
+"""What an account begins with, and may hold in any case; whoever has some may go into debt for one group."""
+CREDIT_ROUNDS = 3.0
+"""How many rounds' worth an account may hold where that is more."""
+RECENT = 50
+"""Rounds for which an author who became known is counted as recent: work is cheap for a crowd of names."""
+FLOOR_S = 0.02
+"""What a round earns at least, in seconds: own work may be faster than any clock can tell."""
+IN_HAND_S = 0.1
+"""What a known author's group is taken to cost while it is being verified: far more than most."""
+
+
+@dataclass(slots=True)
+class _Account:
+    balance: float
+    sound: int = 0
+    turn: int = 0
+    """When something of the author was verified last, counted in verifications."""
+    since: int = 0
+    """The round in which the author became known."""
+
+
+def limits(config: PoolConfig, known: Callable[[str], bool] = everybody, reach: int = 1) -> Limits:
+    """How much of the bus a round reads: `reach` times as many groups as the pool has places."""
+    return Limits(
+        max_bytes=config.poll_bytes,
+        max_groups=reach * config.max_groups,
+        tail=config.tail,
+        shares=Shares(config.max_peer_share, config.newcomer_share, known),
+    )
+
+
+class Quotas:
+    """What this node knows of the authors of groups, from the journal's `rows` and this run.
+
+    `trusted` keys are known from the start: the members of a swarm, and the node's own. Equal calls in equal
+    order have equal results. Where not `timed`, known authors may always be verified, whatever it costs.
+    """
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        trusted: Collection[str] = (),
+        rows: Iterable[PeerRow] = (),
+        *,
+        timed: bool = True,
+    ) -> None:
+        self.config = config
+        self.shares = Shares(config.max_peer_share, config.newcomer_share, self.known, self.rising)
+        self._timed = timed
+        self._trusted = frozenset(trusted)
+        self._common = _Account(CREDIT_S)
+        self._known: OrderedDict[str, _Account] = OrderedDict()
+        self._new: OrderedDict[str, _Account] = OrderedDict()
+        for row in sorted(rows, key=lambda row: row.turn):
+            account = _Account(row.balance_s, row.sound, row.turn, row.since)
+            if not row.key:
+                self._common = account
+            else:
+                (self._known if row.known else self._new)[row.key] = account
+        self._turn = max((one.turn for one in (*self._known.values(), *self._new.values())), default=0)
+        self._changed: dict[str, None] = {}
+        self._gone: dict[str, None] = {}
+        self._went = _nothing()
+        self._reach = 1
+        self._round = 0
+
+    def known(self, key: str) -> bool:
+        """Whether an author has a share of their own."""
+        return key in self._known or (key in self._trusted and key not in self._new)
+
+    def rising(self, key: str) -> bool:
+        """Whether an author is a newcomer of whom something was found sound: a step that each new name of a
+        crowd has yet to make."""
+        return key in self._new and self._new[key].sound > 0
+
+    def recent(self, key: str) -> bool:
+        """Whether an author is a newcomer, or was one less than `RECENT` rounds ago."""
+        if not self.known(key):
+            return True
+        return key not in self._trusted and self._round - self._known[key].since < RECENT
+
+    def known_keys(self) -> frozenset[str]:
+        """All who are known now."""
+        return frozenset(self._known) | (self._trusted - self._new.keys())
+
+    def limits(self) -> Limits:
+        """How much of the bus is read: past forgeries, where the last poll had many for each good record."""
+        return limits(self.config, self.known_keys().__contains__, max(1, self._reach))
+
+    # --- before signatures are checked -----------------------------------------------------------------
+
+    def screen(
+        self, received: Sequence[Received], rng: random.Random, admit: Callable[[Received], T | None]
+    ) -> tuple[list[T], list[Received]]:
+        """Have `admit` look at a poll's records while their authors have room; what it gave, and the rest.
+
+        `admit` checks the signature, charges what that cost, and returns None for what it refuses. Authors
+        have room for as many admitted groups as they may hold in the pool. So who forges a known key takes no
+        room, but looks, of which there are `LOOKS` per place. Where not all have room, records are looked at
+        in turns, one per author and turn, in an order drawn from `rng`: neither a place on the bus nor the
+        number of records is of use. Newcomers who are `rising` and others come by turns.
+
+        Looks at newcomers end when half of their seconds are spent: the rest is for verification. A known
+        author is looked at while it owes at most `CREDIT_S`.
+        """
+        places, looks = (Meter(self.shares, many * self.config.max_groups) for many in (1, LOOKS))
+        kept = max(0.0, self._common.balance / 2)
+        came: list[T] = []
+        no_room: list[Received] = []
+        for one in self._order(received, rng):
+            key, size = one.signed.key, places_of(one)
+            if not (self._may_look(key, kept) and places.fits(key, size) and looks.take(key)):
+                no_room.append(one)
+                continue
+            entry = admit(one)
+            if entry is not None:
+                places.take(key, size)
+                came.append(entry)
+        looked = len(received) - len(no_room)
+        self._reach = min(LOOKS, looked // max(1, len(came)))
+        self._went["looked"] += looked
+        return came, no_room
+
+    def _may_look(self, key: str, kept: float) -> bool:
+        """Whether an author's account allows one more look; newcomers have to leave `kept` seconds."""
+        if not self._timed:
+            return True
+        if self.known(key):
+            return self._balance(self._known, key) > -CREDIT_S
+        return self._common.balance > kept and self._balance(self._new, key) > 0
+
+    def _order(self, received: Sequence[Received], rng: random.Random) -> list[Received]:
+        """The bus's order if there is room for all records; else known authors' in turns, then newcomers'."""
+        room = Meter(self.shares, self.config.max_groups)
+        if all(room.take(one.signed.key, places_of(one)) for one in received):
+            return list(received)
+        kinds: dict[str, list[Received]] = {"known": [], "rising": [], "new": []}
+        for one in _in_turns(received, rng):
+            rising = "rising" if self.rising(one.signed.key) else "new"
+            kinds["known" if self.known(one.signed.key) else rising].append(one)
+        pairs = zip_longest(kinds["rising"], kinds["new"])
+        return [*kinds["known"], *(one for pair in pairs for one in pair if one is not None)]
+
+    # --- verification time -----------------------------------------------------------------------------
+
+    def earn(self, own_seconds: float, round: int = 0) -> None:
+        """Credit a round's time for verification, of `own_seconds` of the node's own work; once a round."""
+        config, self._round = self.config, round
+        earned = max(FLOOR_S, config.verify_share * own_seconds)
+        common = config.newcomer_share * earned
+        bound = max(CREDIT_S, CREDIT_ROUNDS * common)
+        before = self._common.balance
+        self._common.balance = min(bound, before + common)
+        paid = max(0.0, self._common.balance - before)
+        self._changed[""] = None
+        debtors = {key: one for key, one in self._new.items() if one.balance <= 0}
+        self._deal(debtors, common, most=common, bound=config.max_peer_share * bound)
+        rest = earned - paid
+        most = config.max_peer_share * rest
+        self._deal(self._known, rest, most=most, bound=max(CREDIT_S, CREDIT_ROUNDS * most))
+
+    def _deal(self, accounts: Mapping[str, _Account], seconds: float, *, most: float, bound: float) -> None:
+        """Deal out seconds evenly, to each at most `most` and up to `bound`; others get what one leaves."""
+        needs = [
+            (min(most, bound - one.balance), key) for key, one in accounts.items() if one.balance < bound
+        ]
+        for key in [key for key, one in accounts.items() if one.balance > bound]:
+            accounts[key].balance = bound  # a clock that was set, a machine that slept: no credit for that
+            self._changed[key] = None
+        for place, (need, key) in enumerate(sorted(needs)):
+            share = min(need, seconds / (len(needs) - place))
+            accounts[key].balance += share
+            seconds -= share
+            self._changed[key] = None
+
+    def may_verify(self, key: str, beside: Sequence[str] = ()) -> bool:
+        """Whether the author's account covers one more group, while groups of the authors `beside` are being
+        verified: of all newcomers one at a time, since it may cost all that is left."""
+        if self.known(key):
+            return not self._timed or self._balance(self._known, key) > IN_HAND_S * beside.count(key)
+        covered = self._common.balance > 0 and self._balance(self._new, key) > 0
+        return covered and all(self.known(other) for other in beside)
+
+    def trials(self, want: int) -> int:
+        """How many newcomers' groups are verified beside a draw of `want`, which known authors may fill."""
+        return math.ceil(self.config.newcomer_share * want)
+
+    def judged(self, key: str, seconds: float, sound: bool) -> None:
+        """Charge what verifying a group cost. `sound`: its recipe gave its question; it is informative."""
+        account = self._charged(key, seconds)
+        account.sound += sound
+        if sound and key in self._new and account.sound >= self.config.newcomer_groups:
+            self._known[key] = self._new.pop(key)
+            account.since = self._round
+            self._forget(self._known)
+
+    def charge(self, key: str, seconds: float) -> None:
+        """Charge an author for seconds that say nothing of their groups: of reading them, or of learning from
+        one that is larger than the node's own."""
+        self._charged(key, seconds)
+
+    def fault(self, key: str, code: str) -> None:
+        """A proven lie of the key's owner, such as `equivocation`: they are a newcomer again."""
+        self._went["faults"] += 1
+        self._went[f"faults/{code}"] = self._went.get(f"faults/{code}", 0.0) + 1
+        if not self.known(key) and key not in self._new:
+            return  # nothing to lose, and not worth remembering
+        account = self._touched(key)
+        self._known.pop(key, None)
+        self._new[key] = account
+        account.sound = 0
+        account.balance = min(account.balance, self._start)
+        self._forget(self._new)
+
+    # --- what the journal and the metrics are told -----------------------------------------------------
+
+    def changed(self) -> list[PeerRow]:
+        """Rows that are not as they were when this was last asked."""
+        changed, self._changed = self._changed, {}
+        return [self._row(key) for key in changed]
+
+    def gone(self) -> list[str]:
+        """Keys forgotten since this was last asked."""
+        gone, self._gone = self._gone, {}
+        return list(gone)
+
+    def metrics(self) -> dict[str, float]:
+        """The series `peers/*`: who is remembered, and what went on since this was last asked."""
+        went, self._went = self._went, _nothing()
+        return {f"peers/{name}": amount for name, amount in went.items()} | {
+            "peers/known": float(len(self._known)),
+            "peers/newcomers": float(len(self._new)),
+            "peers/credit/newcomers": self._common.balance,
+        }
+
+    # --- inside ----------------------------------------------------------------------------------------
+
+    @property
+    def _start(self) -> float:
+        """What a new author's account holds; a newcomer never gets more of the common account's than this."""
+        return self.config.max_peer_share * CREDIT_S
+
+    def _balance(self, accounts: Mapping[str, _Account], key: str) -> float:
+        return accounts[key].balance if key in accounts else self._start
+
+    def _charged(self, key: str, seconds: float) -> _Account:
+        """The author's account, `seconds` lower; so is that of all newcomers where the author is one."""
+        account = self._touched(key)
+        account.balance -= seconds
+        self._went["seconds"] += seconds
+        if not self.known(key):
+            self._common.balance -= seconds
+            self._changed[""] = None
+            self._went["seconds/newcomers"] += seconds
+        return account
+
+    def _touched(self, key: str) -> _Account:
+        """The author's account, made where there is none, as that of the author last seen."""
+        accounts = self._known if self.known(key) else self._new
+        account = accounts.setdefault(key, _Account(self._start))
+        self._gone.pop(key, None)
+        self._turn += 1
+        account.turn = self._turn
+        accounts.move_to_end(key)
+        self._changed[key] = None
+        self._forget(accounts)
+        return account
+
+    def _forget(self, accounts: OrderedDict[str, _Account]) -> None:
+        while len(accounts) > MEMORY:
+            key, _ = accounts.popitem(last=False)
+            self._changed.pop(key, None)
+            self._gone[key] = None
+
+    def _row(self, key: str) -> PeerRow:
+        known = key in self._known
+        account = (self._known if known else self._new)[key] if key else self._common
+        return PeerRow(key, account.turn, account.sound, known, account.balance, account.since)
+
+
+def _nothing() -> dict[str, float]:
+    return dict.fromkeys(("looked", "faults", "seconds", "seconds/newcomers"), 0.0)
+
+
+def _in_turns(records: Sequence[Received], rng: random.Random) -> list[Received]:
+    """A record of every author, another of every author, and so on; authors and records in random order."""
+    authors: dict[str, list[Received]] = {}
+    for one in records:
+        authors.setdefault(one.signed.key, []).append(one)
+    order = sorted(authors)
+    rng.shuffle(order)
+    for key in order:
+        rng.shuffle(authors[key])
+    dealt: list[Received] = []
+    while order:
+        dealt += [authors[key].pop() for key in order]
+        order = [key for key in order if authors[key]]
+    return dealt

@@ -1,0 +1,37 @@
+"""Whose log-probabilities `learn.foreign = "behaviour"` believes: keys, and nodes of this site by name."""
+
+import re
+
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.errors import UserError
+from sapo.core.types import Group
+from sapo.peers.keyring import find_card
+
+_KEY = re.compile("[0-9a-f]{64}")
+
+
+def believes(config: Config, home: Home, group: Group) -> bool:
+    """Whether the signed author of a group is in `learn.trusted_peers`.
+
+    Anybody may call itself by a name, so a name stands for the key that the node of this site has.
+    """
+    trusted = config.learn.trusted_peers
+    if group.key in trusted:
+        return True
+    if group.node not in trusted or group.node not in config.nodes:
+        return False
+    card = find_card(home.card(group.node))
+    return card is not None and card.key == group.key
+
+
+def refuse_strange_names(config: Config) -> None:
+    """Raise `UserError` for a trusted peer that is neither a public key nor a node of this site."""
+    for peer in config.learn.trusted_peers:
+        if _KEY.fullmatch(peer) is None and peer not in config.nodes:
+            raise UserError(
+                "learn.trusted_peers",
+                peer,
+                "is no node of this site, and anybody may take a name",
+                "give the public key that `sapo keys show` prints where it runs",
+            )

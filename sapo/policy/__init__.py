@@ -1,0 +1,1 @@
+"""The policy: model, starter, checkpoints, engines, held-out evaluation."""

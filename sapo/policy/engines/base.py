@@ -1,0 +1,49 @@
+"""The interface of a generation engine: prompts in, groups of completions out."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from sapo.core.errors import UserError
+from sapo.core.types import Completion, Sampling
+
+if TYPE_CHECKING:
+    from sapo.policy.models import LoadedPolicy
+
+
+class Engine(Protocol):
+    """Samples completions from the current policy."""
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        completions: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        seed: int,
+        greedy: bool = False,
+    ) -> list[list[Completion]]:
+        """`completions` completions for each prompt (token ids), in the prompts' order.
+
+        The same policy, prompts and `seed` give the same completions. Every completion carries text,
+        `finish_reason`, `token_ids` (with the final stop token iff it stopped) and `logprobs` under the
+        sampling distribution at `sampling.temperature`. `greedy` takes the most probable token instead.
+        """
+
+    def update_weights(self) -> None:
+        """Take over the policy's weights as they are now; costs nothing where they are the same."""
+
+    def close(self) -> None:
+        """Free what the engine holds; it generates no more."""
+
+
+def refuse_long(policy: "LoadedPolicy", prompts: Sequence[Sequence[int]]) -> None:
+    """Raise `UserError` for a prompt that leaves no room in the model's context (TRAPS 26)."""
+    for prompt in prompts:
+        if not prompt or not policy.fits(prompt):
+            raise UserError(
+                "prompt",
+                f"{len(prompt)} tokens",
+                f"the model's context is {policy.max_length} tokens",
+                "leave such questions out: prompts are not truncated",
+            )

@@ -1,0 +1,288 @@
+"""The engine that samples with the learner's own model: no server, and no copy of the weights unless asked.
+
+Prompts are left-padded and prefilled once. From there every completion walks a tree: completions of a prompt
+that have written the same so far share a row of the key-value cache and of every forward pass. A confident
+policy writes few different answers, so there are far fewer rows than completions.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import DynamicCache
+
+from sapo.core.rng import torch_generator
+from sapo.core.types import Completion, Sampling
+from sapo.policy.engines.base import refuse_long
+from sapo.policy.models import LoadedPolicy
+
+KEEP_SHARE = 0.8
+"""Finished rows leave the cache once no more than this share of the rows still runs: moving it costs too."""
+BLOCK = 512
+"""Tokens whose probabilities are summed before a draw looks at single ones."""
+BELOW_ONE = 1.0 - 2.0**-53
+WHOLE_MASKS = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
+"""Model types that take a four-dimensional attention mask as it is: to make one of a mask of the tokens, anew
+for every token, takes them a quarter of a small model's time."""
+
+
+class TransformersEngine:
+    """Samples from a `LoadedPolicy`. `max_rows` bounds the completions that are decoded side by side.
+
+    With `own_copy` it samples from a copy of the model, which `update_weights` brings up to date: then the
+    policy may be trained meanwhile.
+    """
+
+    def __init__(self, policy: LoadedPolicy, max_rows: int = 512, *, own_copy: bool = False) -> None:
+        self.policy = policy
+        self.max_rows = max_rows
+        self._model: Any = policy.model
+        self._whole_masks = _takes_whole_masks(policy.model)
+        if own_copy:
+            # As trainable as the original: torch multiplies in another order by what wants no gradient.
+            self._model = copy.deepcopy(policy.model).eval()
+
+    def update_weights(self) -> None:
+        """Copy the trained parameters; nothing to do where the weights are shared."""
+        if self._model is self.policy.model:
+            return
+        pairs = zip(self._model.parameters(), self.policy.model.parameters(), strict=True)
+        with torch.no_grad():
+            for own, theirs in pairs:
+                # not by its version counter: a fused optimiser does not raise it
+                if theirs.requires_grad:
+                    own.copy_(theirs)
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self._model = None
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        completions: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        seed: int,
+        greedy: bool = False,
+    ) -> list[list[Completion]]:
+        """See `Engine.generate`. The draw of (prompt i, completion k, token t) depends on `seed`, i, k and t
+        only, not on what else is in the batch.
+
+        Raises `UserError` for a prompt that leaves no room in the model's context (TRAPS 26).
+        """
+        refuse_long(self.policy, prompts)
+        rows: list[list[Completion]] = [[] for _ in prompts]
+        order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        step = max(1, self.max_rows // completions)
+        training = self._model.training
+        self._model.eval()
+        try:
+            for start in range(0, len(order), step):
+                chosen = order[start : start + step]
+                draws = None if greedy else _draws(seed, chosen, completions, max_new_tokens)
+                found = self._chunk(
+                    [prompts[i] for i in chosen], completions, max_new_tokens, sampling, draws
+                )
+                for place, i in enumerate(chosen):
+                    rows[i] = found[place * completions : (place + 1) * completions]
+        finally:
+            self._model.train(training)
+        return rows
+
+    def _chunk(
+        self,
+        prompts: Sequence[Sequence[int]],
+        repeats: int,
+        max_new_tokens: int,
+        sampling: Sampling,
+        draws: Tensor | None,
+    ) -> list[Completion]:
+        """Completions of some prompts, `repeats` each, prompt by prompt; `draws` is [completions, tokens].
+
+        `row` says where each completion that still runs stands in the cache; `who` which one it is.
+        """
+        cache, logits, mask, lengths = self._prefill(prompts)
+        device = logits.device
+        draws = None if draws is None else draws.to(device)
+        stops = torch.tensor(self.policy.stop_ids, device=device)
+        row = torch.arange(len(prompts), device=device).repeat_interleave(repeats)
+        who = torch.arange(len(row), device=device)
+        limits = (self.policy.max_length - lengths).clamp(max=max_new_tokens)[row]
+        steps = int(limits.max())
+        # -1 where a completion has ended; a last column, so that there is always one
+        tokens = torch.full((len(row), steps + 1), -1, device=device)
+        logprobs = torch.zeros(len(row), steps, device=device)
+        for t in range(steps):
+            token, logprob = _pick(logits, row, sampling, None if draws is None else draws[who, t])
+            tokens[who, t], logprobs[who, t] = token, logprob
+            going = (~torch.isin(token, stops) & (limits[who] > t + 1)).nonzero().squeeze(1)
+            if not len(going):
+                break
+            who = who[going]
+            parent, ids, row = _branch(row[going], token[going], len(logits))
+            if parent is not None:
+                cache.batch_select_indices(parent)
+                lengths = lengths[parent]
+                mask = None if mask is None else mask[parent]
+            if mask is not None:
+                mask = functional.pad(mask, (0, 1), value=0.0 if mask.is_floating_point() else 1)
+            logits = self._model(
+                input_ids=ids[:, None],
+                attention_mask=mask,
+                # A finished row that was kept runs on to no effect, inside the context.
+                position_ids=(lengths + t).clamp(max=self.policy.max_length - 1)[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            ).logits[:, -1]
+        return self._completions(tokens.tolist(), logprobs.tolist())
+
+    def _prefill(
+        self, prompts: Sequence[Sequence[int]]
+    ) -> tuple[DynamicCache, Tensor, Tensor | None, Tensor]:
+        """Cache, next-token logits, what the next token's attention mask begins with, and prompt lengths.
+
+        It is None where nothing is padded, [rows, 1, 1, tokens] in `WHOLE_MASKS` models, else [rows, tokens].
+        """
+        device = self._model.device
+        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        width = max(len(prompt) for prompt in prompts)
+        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+        places = torch.arange(width, device=device) - (width - lengths[:, None])
+        # Masks come from lengths, never from ids: the pad id may be a real token (TRAPS 21).
+        padded = min(len(prompt) for prompt in prompts) < width
+        mask = after = (places >= 0).long() if padded else None
+        if padded and self._whole_masks:
+            mask = _whole_mask(places >= 0, self._model.dtype)
+            after = mask[:, :, -1:]
+        cache = DynamicCache(config=self._model.config)
+        logits = self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=places.clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+        return cache, logits, after, lengths
+
+    def _completions(self, tokens: list[list[int]], logprobs: list[list[float]]) -> list[Completion]:
+        """Records of rows of ids, each ended by -1; equal answers are decoded once."""
+        texts: dict[tuple[int, ...], str] = {}
+        found = []
+        for row, values in zip(tokens, logprobs, strict=True):
+            ids = tuple(row[: row.index(-1)])
+            if ids not in texts:
+                texts[ids] = self.policy.decode(ids)
+            found.append(
+                Completion(
+                    text=texts[ids],
+                    finish_reason="stop" if ids[-1] in self.policy.stop_ids else "length",
+                    token_ids=ids,
+                    logprobs=tuple(values[: len(ids)]),
+                )
+            )
+        return found
+
+
+def _takes_whole_masks(model: Any) -> bool:
+    """Whether a model attends just where a four-dimensional mask says: sliding windows are not in ours."""
+    config = getattr(model, "config", None)
+    layers = getattr(config, "layer_types", None) or ["full_attention"]
+    return (
+        getattr(config, "model_type", None) in WHOLE_MASKS
+        and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
+        and set(layers) == {"full_attention"}
+    )
+
+
+def _whole_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to attention [rows, 1, tokens, tokens]: much to what comes after or is not `seen`."""
+    width = seen.shape[1]
+    before = torch.ones(width, width, dtype=torch.bool, device=seen.device).tril()
+    hidden = ~(before & seen[:, None, None, :])
+    return torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(
+        hidden, torch.finfo(dtype).min
+    )
+
+
+def _branch(row: Tensor, token: Tensor, rows: int) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The next rows: which of the `rows` rows each goes on from (None: they stay where they are), the token
+    it reads, and the row of every completion.
+
+    Completions in one row that drew the same token stay together.
+    """
+    size = int(token.max()) + 1
+    distinct, place = torch.unique(row * size + token, return_inverse=True)
+    parent, ids = distinct // size, distinct % size
+    alone = len(parent) == len(torch.unique_consecutive(parent))
+    if not alone or len(parent) <= KEEP_SHARE * rows:
+        return parent, ids, place
+    everywhere = ids.new_zeros(rows)
+    everywhere[parent] = ids
+    return None, everywhere, parent[place]
+
+
+def _draws(seed: int, prompts: Sequence[int], completions: int, tokens: int) -> Tensor:
+    """Uniform numbers [prompts * completions, tokens], counted by the prompts' places in the call."""
+    blocks = [
+        torch.rand(completions, tokens, generator=torch_generator(seed, "draw", i), dtype=torch.float64)
+        for i in prompts
+    ]
+    return torch.cat(blocks)
+
+
+def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+    """One token per entry of `row` [completions], which says where in `logits` [rows, vocabulary] it stands,
+    and its log-probability at the temperature.
+
+    Sampling inverts the distribution function at `uniform`; None takes the most probable token. The
+    log-probability is that of the whole distribution, before top_k, top_p and min_p cut it (TRAPS 3, 4).
+    """
+    scaled = logits.float() if sampling.temperature == 1.0 else logits.float() / sampling.temperature
+    highest, likeliest = scaled.max(dim=-1, keepdim=True)
+    rows, size = scaled.shape
+    padded = scaled.new_zeros(rows, -(-size // BLOCK), BLOCK)
+    weights = padded.view(rows, -1)[:, :size]
+    torch.sub(scaled, highest, out=weights).exp_()
+    norm = highest.squeeze(1) + weights.sum(dim=-1).log()
+    if uniform is None:
+        token = likeliest.squeeze(1)[row]
+    else:
+        if not sampling.whole_support:
+            _cut(weights, sampling)
+        token = _invert(padded, row, uniform)
+    return token, scaled[row, token] - norm[row]
+
+
+def _invert(weights: Tensor, row: Tensor, uniform: Tensor) -> Tensor:
+    """The token of each entry of `row` at which the distribution `weights` [rows, blocks, BLOCK] reaches
+    `uniform` [completions]; never one without weight.
+
+    First over blocks of the vocabulary, then inside one: float64 is needed for few numbers only.
+    """
+    upto = weights.sum(dim=-1).double().cumsum(dim=-1)[row]
+    target = (uniform * upto[:, -1]).clamp(max=upto[:, -1] * BELOW_ONE)[:, None]
+    block = torch.searchsorted(upto, target, right=True)
+    left = upto.gather(1, block) - target
+    inside = weights[row, block.squeeze(1)].double().cumsum(dim=-1)
+    end = inside[:, -1:]
+    place = torch.searchsorted(inside, (end - left).clamp(min=0.0).minimum(end * BELOW_ONE), right=True)
+    return (block * BLOCK + place).squeeze(1)
+
+
+def _cut(weights: Tensor, sampling: Sampling) -> None:
+    """Set to zero what top_k, then top_p (of what is left), then min_p exclude. The likeliest token stays."""
+    values, order = weights.sort(dim=-1, descending=True, stable=True)
+    if sampling.top_k:
+        values[:, sampling.top_k :] = 0
+    share = values.double() / values.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    before = share.cumsum(dim=-1) - share
+    values = values.masked_fill(before >= sampling.top_p, 0) if sampling.top_p < 1 else values
+    values = values.masked_fill(values < sampling.min_p * values[:, :1], 0)
+    weights.scatter_(1, order, values)

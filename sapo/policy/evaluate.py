@@ -1,0 +1,250 @@
+"""Held-out evaluation: the same questions for everyone, sampled once at temperature 1, greedy beside it.
+
+A completion passes when the verifier gives it the full score; partial credit does not count here.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sapo.core.config.home import Home, write_atomically
+from sapo.core.config.load import Config
+from sapo.core.rng import stream
+from sapo.core.types import Completion, Question, Sampling, canonical, sha256
+from sapo.policy.engines import open_engine
+from sapo.policy.engines.base import Engine
+from sapo.tasks.questions import held_out_questions
+from sapo.tasks.workers import TaskWorkers
+
+if TYPE_CHECKING:
+    from sapo.policy.models import LoadedPolicy
+
+FULL_SCORE = 1.0 - 1e-9
+CHUNK = 250
+"""Questions generated at a time: bounds memory, and is how often progress is told."""
+Count = Callable[[int, int], None]
+"""Called with the questions done and their number."""
+Progress = Callable[[str, int, int], None]
+"""Called with what is evaluated, the questions done and their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What one policy did: per question, in the questions' order, the share of sampled and greedy passes.
+
+    `first` is whether the first sampled completion passed, `answers` are the greedy completions. Both
+    `greedy` and `answers` are empty where nothing was asked greedily.
+    """
+
+    tasks: tuple[str, ...]
+    sampled: tuple[float, ...]
+    greedy: tuple[float, ...]
+    first: tuple[float, ...]
+    answers: tuple[str, ...]
+
+    def probe(self, count: int) -> "Evaluation":
+        """The result on the first `count` questions with one sample each: what a probe of the same policy
+        would find, as a probe asks these questions under the same random numbers."""
+        first = self.first[:count]
+        return Evaluation(self.tasks[:count], first, self.greedy[:count], first, self.answers[:count])
+
+    @property
+    def pass_at_1(self) -> float:
+        """Mean share of passes over all questions, sampled at temperature 1."""
+        return statistics.fmean(self.sampled)
+
+    @property
+    def greedy_pass(self) -> float:
+        """Share of questions whose most probable answer passes."""
+        return statistics.fmean(self.greedy)
+
+    def per_task(self) -> dict[str, dict[str, float]]:
+        """`pass_at_1`, `greedy` and the number of `questions` of every task."""
+        result = {}
+        for task in sorted(set(self.tasks)):
+            at = [i for i, name in enumerate(self.tasks) if name == task]
+            result[task] = {
+                "pass_at_1": statistics.fmean(self.sampled[i] for i in at),
+                "greedy": statistics.fmean(self.greedy[i] for i in at),
+                "questions": float(len(at)),
+            }
+        return result
+
+    def summary(self) -> dict[str, Any]:
+        """Plain figures; `interval` is the 95 % half-width of `pass_at_1` over questions."""
+        return {
+            "questions": len(self.tasks),
+            "pass_at_1": self.pass_at_1,
+            "interval": half_width(self.sampled),
+            "greedy": self.greedy_pass,
+            "per_task": self.per_task(),
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """A probe as metric series (DESIGN 13)."""
+        return series_of(self.summary(), PROBE)
+
+
+PROBE, FULL = "eval", "eval/full"
+"""Where series of a probe and of a full evaluation lie, which asks other questions: no line joins them."""
+
+
+def series_of(summary: Mapping[str, Any], under: str) -> dict[str, float]:
+    """The figures of a `summary` as metric series, whose names begin with `under`: `PROBE` or `FULL`."""
+    result = {f"{under}/{name}": summary[name] for name in ("pass_at_1", "greedy", "interval", "questions")}
+    for task, figures in summary["per_task"].items():
+        result |= {f"{under}/{name}/{task}": figures[name] for name in ("pass_at_1", "greedy")}
+    return result
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of the normal 95 % confidence interval of a mean; 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    return 1.959964 * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def held_out_digest(config: Config) -> str:
+    """Names the evaluation questions of a config: equal for equal questions."""
+    wanted = {
+        "tasks": [task.model_dump(mode="json") for task in config.manifest_tasks()],
+        "count": config.eval.questions,
+        "seed": config.swarm.seed,
+        "rules": config.rules.model_dump(mode="json"),
+    }
+    return sha256(canonical(wanted))
+
+
+def held_out_set(
+    config: Config, home: Home, workers: TaskWorkers, progress: Count | None = None
+) -> list[Question]:
+    """The swarm's evaluation questions, regenerated once and kept in the home.
+
+    `progress` is called with how many are found, and how many it will be.
+    Raises `UserError` when the data sets have fewer held-out questions than `eval.questions`.
+    """
+    digest = held_out_digest(config)
+    if home.held_out.exists():
+        kept = json.loads(home.held_out.read_text(encoding="utf-8"))
+        if kept["digest"] == digest:
+            return [Question.model_validate_json(canonical(item)) for item in kept["questions"]]
+    questions = held_out_questions(
+        workers,
+        config.manifest_tasks(),
+        swarm=config.swarm.name,
+        seed=config.swarm.seed,
+        count=config.eval.questions,
+        held_out=config.rules.held_out,
+        progress=progress,
+    )
+    body = {"digest": digest, "questions": [question.model_dump(mode="json") for question in questions]}
+    write_atomically(home.held_out, canonical(body) + "\n")
+    return questions
+
+
+def evaluate(
+    policy: "LoadedPolicy",
+    engine: Engine,
+    workers: TaskWorkers,
+    questions: Sequence[Question],
+    *,
+    max_new_tokens: int,
+    samples: int = 1,
+    seed: int = 0,
+    greedy: bool = True,
+    progress: Count | None = None,
+) -> Evaluation:
+    """Ask a policy held-out questions; `samples` completions each at temperature 1, and one if `greedy`.
+
+    The random stream of a question depends on `seed` and its place only, so that policies compared on
+    the same questions are compared under common random numbers, which narrows the interval of their
+    difference.
+    """
+    sampled: list[list[float]] = []
+    probable: list[list[float]] = []
+    answers: list[str] = []
+    for start in range(0, len(questions), CHUNK):
+        chunk = questions[start : start + CHUNK]
+        asked = ((sampled, samples, False), (probable, 1, True))
+        for passes, repeat, is_greedy in asked if greedy else asked[:1]:
+            groups = engine.generate(
+                [policy.encode_prompt(question.text) for question in chunk],
+                completions=repeat,
+                max_new_tokens=max_new_tokens,
+                sampling=Sampling(),
+                seed=stream(seed, "evaluate", start, int(is_greedy)),
+                greedy=is_greedy,
+            )
+            passes += _passes(workers, chunk, groups)
+            if is_greedy:
+                answers += [completion.text for (completion,) in groups]
+        if progress is not None:
+            progress(len(sampled), len(questions))
+    return Evaluation(
+        tasks=tuple(question.recipe.dataset for question in questions),
+        sampled=tuple(statistics.fmean(passes) for passes in sampled),
+        greedy=tuple(passes[0] for passes in probable),
+        first=tuple(passes[0] for passes in sampled),
+        answers=tuple(answers),
+    )
+
+
+def _passes(
+    workers: TaskWorkers, questions: Sequence[Question], groups: Sequence[Sequence[Completion]]
+) -> list[list[float]]:
+    """Per question and completion 1 where it passes, else 0."""
+    items = [
+        (question.recipe, completion.text)
+        for question, group in zip(questions, groups, strict=True)
+        for completion in group
+    ]
+    hits = iter([float((outcome.score or 0.0) >= FULL_SCORE) for outcome in workers.score(items)])
+    return [[next(hits) for _ in group] for group in groups]
+
+
+def gain(baselines: Mapping[str, Sequence[float]], nodes: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Mean over nodes of (node minus its own baseline), paired by question, with its 95 % interval.
+
+    Both mappings are keyed by node; a baseline is the policy that node started from.
+    """
+    count = len(next(iter(nodes.values())))
+    differences = [
+        statistics.fmean(scores[q] - baselines[node][q] for node, scores in nodes.items())
+        for q in range(count)
+    ]
+    mean, half = statistics.fmean(differences), half_width(differences)
+    return {"mean": mean, "low": mean - half, "high": mean + half}
+
+
+def ask(
+    config: Config,
+    policy: "LoadedPolicy",
+    workers: TaskWorkers,
+    questions: Sequence[Question],
+    label: str,
+    progress: Progress | None,
+    *,
+    greedy: bool = True,
+) -> Evaluation:
+    """What a policy does on the held-out questions, with the engine of its config; `label` names it."""
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(label, done, total)
+
+    with closing(open_engine(config, policy)) as engine:
+        return evaluate(
+            policy,
+            engine,
+            workers,
+            questions,
+            max_new_tokens=config.generate.max_new_tokens,
+            samples=config.eval.samples,
+            seed=config.swarm.seed,
+            greedy=greedy,
+            progress=tell,
+        )

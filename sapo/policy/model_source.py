@@ -1,0 +1,55 @@
+"""Where a model's files are: the starters' cache, a folder, or the Hugging Face hub. Imports no torch."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from sapo.core.config.load import Config
+from sapo.core.errors import UserError
+from sapo.core.install import install_command
+from sapo.policy.starter_spec import variant_of
+
+HUB_S = 10.0
+"""How long the hub may take to answer whether it has a model."""
+
+
+def is_starter(spec: str) -> bool:
+    """Whether `model` names a starter policy, which is made here."""
+    return spec == "starter" or spec.startswith("starter:")
+
+
+def folder_of(spec: str) -> Path | None:
+    """The directory that `model` names; None for a name on the hub. Raises `UserError` for one that cannot be
+    either."""
+    path = Path(spec).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise UserError("model", spec, "holds no config.json", "name a Hugging Face model directory")
+        return path
+    if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
+        raise UserError("model", spec, "there is no such directory", "name a model directory that exists")
+    return None
+
+
+def check_source(config: Config) -> None:
+    """Raise `UserError` where a node's model cannot be found, or the package for its adapter is missing.
+
+    The hub is asked about a model that is not in its cache; nothing is downloaded.
+    """
+    if config.lora is not None and find_spec("peft") is None:
+        raise UserError("lora", "...", "peft is not installed", install_command("lora"))
+    spec = config.model
+    if is_starter(spec):
+        variant_of(config)
+        return
+    if folder_of(spec) is not None:
+        return
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    try:
+        if not isinstance(try_to_load_from_cache(spec, "config.json"), str):
+            HfApi().model_info(spec, timeout=HUB_S)
+    except Exception as error:  # of the hub, of its HTTP library, or a name that none can have
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        problem = f"is no folder here, not in the Hugging Face cache, and the hub does not give it: {reason}"
+        remedy = "name a folder, a model of the hub, or starter"
+        raise UserError("model", spec, problem, remedy) from None

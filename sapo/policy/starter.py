@@ -1,0 +1,263 @@
+"""The starter policy: a small model made here, as no weights can be assumed to be downloadable (DESIGN 17).
+
+A Llama-architecture model learns, by supervised steps on questions outside the held-out buckets, just enough
+to be right now and then; the rest is left to the swarm. Like a base model it also knows more than one way to
+put an answer: part of its supervised answers are sentences, which verifiers give little for. Equal settings
+share one cached directory.
+
+Not Qwen2: transformers 5 loads any tokenizer of a `qwen2` directory as Qwen2's own, which cuts text
+elsewhere.
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from tokenizers.trainers import BpeTrainer
+
+from sapo.core.config.load import Config
+from sapo.core.errors import UserError
+from sapo.core.rng import rng, stream
+from sapo.core.types import canonical
+from sapo.core.user_cache import locked
+from sapo.policy.hf_import import transformers
+from sapo.policy.models import TAGS_PROMPT, LoadedPolicy, save, wrap
+from sapo.policy.starter_spec import VARIANTS, Variant, location, variant_of
+from sapo.tasks.questions import Drawing
+from sapo.tasks.workers import TaskWorkers
+
+OWNER = "*starter*"
+"""Names the starter's stream of questions; no node or swarm can be called so."""
+PASSES = 3
+"""Times each supervised question is seen."""
+SENTENCE = "The answer is {}."
+INITIAL_SPREAD = 0.06
+"""Standard deviation of fresh weights; with the usual 0.02 a model this narrow takes twice the steps."""
+PAD, USER, ASSISTANT, END = "<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"
+TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}{{ '<|user|>' + message['content'] + '<|assistant|>' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + '<|end|>' }}{% endif %}"
+    "{% endfor %}"
+)
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One supervised pair."""
+
+    question: str
+    answer: str
+
+
+def prepare(config: Config, workers: TaskWorkers, *, cache: Path, progress: Progress | None = None) -> Path:
+    """The cached directory of the config's starter, made now if it is not there yet.
+
+    Processes that ask at once wait for the first; a killed one leaves nothing behind that counts.
+    `progress(done, total, what)` counts supervised steps.
+    """
+    target = location(config, cache=cache)
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.with_suffix(".lock")):
+        if target.is_dir():
+            return target
+        building = target.with_suffix(".building")
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
+        _build(config, workers, building, progress or (lambda done, total, what: None))
+        building.rename(target)
+    return target
+
+
+def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
+    """Endless supervised pairs of the config's tasks, never from a held-out bucket (DESIGN 4)."""
+    round = 0
+    while True:
+        questions = Drawing(
+            workers,
+            config.tasks,
+            (config.starter.seed, OWNER, OWNER, ""),
+            round,
+            count=512,
+            held_out=config.rules.held_out,
+        ).result()
+        answers = workers.answers([question.recipe for question in questions])
+        pairs = [(q, a) for q, a in zip(questions, answers, strict=True) if a is not None]
+        if not pairs:
+            raise UserError(
+                "tasks",
+                sorted({task.dataset for task in config.tasks}),
+                "no data set among them tells its answers, so the starter has nothing to learn from",
+                "add one that does, or set model to a trained one",
+            )
+        random = rng(config.starter.seed, OWNER, "style", round)
+        for question, answer in pairs:
+            if random.random() < config.starter.bare:
+                yield Example(question.text, target_text(answer, config.rules.answer))
+            else:
+                yield Example(question.text, SENTENCE.format(answer))
+        round += 1
+
+
+def target_text(answer: str, form: str) -> str:
+    """A bare answer in the form that `rules.answer` asks for."""
+    return f"<answer>{answer}</answer>" if form == "tags" else answer
+
+
+def make_tokenizer(variant: Variant, texts: Sequence[str]) -> transformers.PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on `texts`; no token is partly a number."""
+    specials = [PAD, USER, ASSISTANT, END]
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=variant.digits),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator(
+        texts if variant.vocabulary else [],
+        BpeTrainer(
+            vocab_size=variant.vocabulary or len(alphabet) + len(specials),
+            special_tokens=specials,
+            initial_alphabet=alphabet,
+            show_progress=False,
+        ),
+    )
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=PAD,
+        eos_token=END,
+        chat_template=TEMPLATE,
+        additional_special_tokens=[USER, ASSISTANT],
+    )
+
+
+def make_model(
+    variant: Variant, tokenizer: transformers.PreTrainedTokenizerFast, seed: int
+) -> transformers.LlamaForCausalLM:
+    """A fresh model of a variant's shape, the same for the same seed."""
+    config = transformers.LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=variant.hidden,
+        intermediate_size=variant.inner,
+        num_hidden_layers=variant.layers,
+        num_attention_heads=variant.heads,
+        num_key_value_heads=variant.heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        initializer_range=INITIAL_SPREAD,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(seed, OWNER, "weights"))
+        model = transformers.LlamaForCausalLM(config)
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    return model
+
+
+def supervise(policy: LoadedPolicy, pairs: Sequence[Example], config: Config, progress: Progress) -> float:
+    """Supervised steps on the answers' tokens; returns the mean loss of the last tenth, in nats a token."""
+    starter = config.starter
+    encoded = [
+        (policy.encode_prompt(pair.question), policy.encode_completion(pair.answer, "stop")) for pair in pairs
+    ]
+    optimiser = torch.optim.AdamW(
+        policy.model.parameters(), lr=starter.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
+    warmup = max(1, starter.steps // 20)
+    order: list[int] = []
+    random = rng(starter.seed, OWNER, "order")
+    losses = []
+    policy.model.train()
+    for step in range(starter.steps):
+        while len(order) < starter.batch:
+            order += random.sample(range(len(encoded)), len(encoded))
+        chosen, order = order[: starter.batch], order[starter.batch :]
+        share = min((step + 1) / warmup, (starter.steps - step) / (starter.steps - warmup + 1))
+        for group in optimiser.param_groups:
+            group["lr"] = starter.lr * share
+        loss = _loss(policy.model, [encoded[i] for i in chosen])
+        optimiser.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        optimiser.step()
+        losses.append(float(loss.detach()))
+        progress(step + 1, starter.steps, "supervised steps")
+    policy.model.eval()
+    last = losses[-max(1, len(losses) // 10) :]
+    return sum(last) / len(last)
+
+
+def _loss(model: Any, batch: Sequence[tuple[Sequence[int], Sequence[int]]]) -> torch.Tensor:
+    """Mean cross-entropy of the answers' tokens; right-padded, masked by lengths (TRAPS 21)."""
+    width = max(len(prompt) + len(answer) for prompt, answer in batch)
+    ids = torch.zeros(len(batch), width, dtype=torch.long)
+    trained = torch.zeros(len(batch), width, dtype=torch.bool)
+    for row, (prompt, answer) in enumerate(batch):
+        end = len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor([*prompt, *answer])
+        trained[row, len(prompt) : end] = True
+    # Right padding comes after all that is trained, so the causal mask alone keeps it out of sight.
+    logits = model(input_ids=ids).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits[trained[:, 1:]], ids[:, 1:][trained[:, 1:]])
+
+
+def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Progress) -> None:
+    """Make tokenizer and model in `directory`, with all that was taught and a note of how it went."""
+    began = time.monotonic()
+    starter = config.starter
+    name = variant_of(config)
+    variant = VARIANTS[name]
+    wanted = -(-starter.steps * starter.batch // PASSES)
+    source = examples(config, workers)
+    pairs = []
+    for done in range(wanted):
+        pairs.append(next(source))
+        if (done + 1) % 512 == 0 or done + 1 == wanted:
+            progress(done + 1, wanted, "questions")
+    texts = [text for pair in pairs[:4096] for text in (pair.question, pair.answer)]
+    tokenizer = make_tokenizer(variant, texts)
+    system = TAGS_PROMPT if config.rules.answer == "tags" else None
+    policy = wrap("starter", make_model(variant, tokenizer, starter.seed), tokenizer, system=system)
+    made = time.monotonic()
+    with _threads(min(4, len(os.sched_getaffinity(0)))):
+        loss = supervise(policy, pairs, config, progress)
+    save(policy, directory)
+    lines = (canonical({"question": pair.question, "answer": pair.answer}) for pair in pairs)
+    (directory / "supervised.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    note = {
+        "variant": name,
+        "parameters": sum(parameter.numel() for parameter in policy.model.parameters()),
+        "questions": len(pairs),
+        "loss": loss,
+        "seconds": {"questions": made - began, "training": time.monotonic() - made},
+    }
+    (directory / "starter.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""Replay, what-if and lineage: how a model came about."""

@@ -1,0 +1,157 @@
+"""Recorded updates made again: what resume, replay and what-if have in common.
+
+A round is repeated under the settings, threads and order it was recorded with, so that weights and optimiser
+end where they ended then, bit for bit.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from sapo.core.config.load import GuardConfig, LearnConfig
+from sapo.core.errors import SapoError, UserError
+from sapo.core.types import Batch
+from sapo.learn.update import Learner, StepResult
+from sapo.policy import checkpoint, models
+from sapo.policy.checkpoint import Checkpoint
+from sapo.policy.models import LoadedPolicy
+
+Environment = Mapping[str, Any]
+
+
+class Mismatch(SapoError):
+    """Weights or rounds are not what was recorded."""
+
+
+class Recorded(Protocol):
+    """What is recorded of a round's update, in the journal's result or in the history."""
+
+    @property
+    def skipped(self) -> str | None: ...
+    @property
+    def rolled_back_to(self) -> int | None: ...
+    @property
+    def weights_sha256(self) -> str: ...
+
+
+class Repeater:
+    """Repeats rounds on one policy and learner, in order; begin where `load` has put them.
+
+    `back_to` says which rounds go back to the weights of which: they are kept in memory while needed.
+    `find` gives the checkpoint of an earlier round than those repeated, or None.
+    """
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        learner: Learner,
+        *,
+        back_to: Mapping[int, int] | None = None,
+        find: Callable[[int], Checkpoint | None] = lambda round: None,
+    ) -> None:
+        self.policy, self.learner, self._find = policy, learner, find
+        self._back_to = dict(back_to or {})
+        self._kept: dict[int, Snapshot] = {}
+        self._at = 0
+
+    def load(self, found: Checkpoint) -> None:
+        """Put a checkpoint's weights and optimiser in place of the present ones.
+
+        Raises `Mismatch` when it does not hold the weights it names.
+        """
+        load(self.policy, self.learner, found)
+        self._at = found.round
+
+    def repeat(self, batch: Batch, recorded: Recorded, environment: Environment | None) -> StepResult:
+        """Make a recorded round again: its step, and the way back to older weights where it went back."""
+        result = self.step(batch, environment)
+        if recorded.rolled_back_to is not None:
+            self.go_back(batch.round, recorded.rolled_back_to)
+        return result
+
+    def step(self, batch: Batch, environment: Environment | None) -> StepResult:
+        """The update on a batch under the settings and threads it was recorded with."""
+        self._keep(batch.round)
+        if environment and "threads" in environment:
+            torch.set_num_threads(int(environment["threads"]))
+        self.learner.set_learn(
+            LearnConfig.model_validate(json.loads(batch.learn)), temperature=batch.temperature
+        )
+        self.learner.guard = GuardConfig.model_validate(json.loads(batch.guard))
+        return self.learner.step(batch)
+
+    def go_back(self, round: int, target: int) -> None:
+        """Weights and optimiser as they were after `target` rounds, at the end of round `round`.
+
+        Raises `Mismatch` where these are neither in memory nor in a checkpoint.
+        """
+        kept = self._kept.get(target)
+        self._back_to.pop(round, None)
+        if target not in self._back_to.values():
+            self._kept.pop(target, None)
+        if kept is not None:
+            kept.restore(self.policy, self.learner)
+            return
+        found = self._find(target)
+        if found is None or target > round:
+            raise Mismatch(f"round {round} went back to the weights of round {target}, which are gone")
+        load(self.policy, self.learner, found)
+
+    def _keep(self, round: int) -> None:
+        """Keep the present weights where a later round goes back to them; empty rounds change nothing."""
+        for target in set(self._back_to.values()) - self._kept.keys():
+            if self._at <= target <= round:
+                self._kept[target] = Snapshot(self.policy, self.learner)
+        self._at = round + 1
+
+
+class Snapshot:
+    """Weights and optimiser, in memory."""
+
+    def __init__(self, policy: LoadedPolicy, learner: Learner) -> None:
+        self._weights = {name: p.detach().clone() for name, p in _trained(policy)}
+        self._state = copy.deepcopy(learner.state_dict())
+
+    def restore(self, policy: LoadedPolicy, learner: Learner) -> None:
+        """Put them back; the snapshot stays as it is."""
+        with torch.no_grad():
+            for name, parameter in _trained(policy):
+                parameter.copy_(self._weights[name])
+        learner.load_state_dict(copy.deepcopy(self._state))
+
+
+def _trained(policy: LoadedPolicy) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    return ((name, p) for name, p in policy.model.named_parameters() if p.requires_grad)
+
+
+def load(policy: LoadedPolicy, learner: Learner, found: Checkpoint) -> None:
+    """Put a checkpoint's weights and optimiser in place of the present ones.
+
+    Raises `Mismatch` when it does not hold the weights it names, `UserError` when they are another model's.
+    """
+    try:
+        models.load_weights(policy, found.path)
+        learner.load_state_dict(checkpoint.optimizer_state(found))
+    except (SapoError, ValueError) as error:
+        problem = f"is of another model than the config names: {error}"
+        remedy = "set model, starter, lora and dtype as they were when it was written"
+        raise UserError("checkpoint", found.path.name, problem, remedy) from error
+    if models.weights_sha256(policy.model) != found.weights_sha256:
+        raise Mismatch(f"checkpoint {found.path.name} does not hold the weights it names")
+
+
+@contextmanager
+def settings_kept(learner: Learner) -> Iterator[None]:
+    """Have the learner's settings, and torch's threads, afterwards as they are now."""
+    learn, guard, temperature = learner.learn, learner.guard, learner.temperature
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        learner.set_learn(learn, temperature=temperature)
+        learner.guard = guard
+        torch.set_num_threads(threads)

@@ -1,0 +1,312 @@
+"""What if: a node's recorded batches, trained on again under other settings, as an MLflow run of its own.
+
+Nothing is generated but the answers to the held-out questions at the end, and nothing of the node is touched:
+neither its folder, nor its history, nor its own run. Alarms leave their step out here; that the node paused
+or rolled back in the recorded run is not repeated, because other weights set off other alarms.
+"""
+
+import json
+import re
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.user_cache import default_cache
+from sapo.learn.batch_metrics import reward_metrics, source_metrics
+from sapo.learn.update import StepResult
+from sapo.policy import models
+from sapo.policy.evaluate import FULL, Evaluation, Progress, ask, held_out_set, series_of
+from sapo.policy.models import LoadedPolicy
+from sapo.provenance.reexecute import Repeater
+from sapo.provenance.replay import Replay, opened
+from sapo.provenance.whatif_mlflow import Run
+from sapo.provenance.whatif_settings import SECTIONS, Changes, Recorded
+from sapo.store.history import open_store
+from sapo.store.history.query import Damaged, query
+from sapo.store.history.rounds import RecordedRound
+from sapo.tasks.workers import open_workers
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What became of a node's recorded rounds under other settings.
+
+    `changes` has the changed settings with their values as text, `unchanged` those that say what was so
+    anyway. `left_out` counts the rounds without a step by reason. `diverged` is the round after which the
+    model computed nothing finite any more: nothing after it was repeated, asked or kept. `rollbacks` are
+    those of the recorded run, which were not repeated. `figures` are those of the new model on the held-out
+    questions, `own` the node's and `start` those of the policy it began with, where they were evaluated.
+    `own_weights_sha256` is empty where the last round has no digest recorded. `notes` say what was passed
+    over on the way.
+    """
+
+    node: str
+    incarnation: str
+    changes: dict[str, str]
+    unchanged: tuple[str, ...]
+    run_id: str
+    run_name: str
+    uri: str
+    experiment: str
+    model: str | None
+    first: int
+    last: int
+    rounds: int
+    steps: int
+    left_out: dict[str, int]
+    rollbacks: int
+    diverged: int | None
+    weights_sha256: str
+    own_weights_sha256: str
+    figures: dict[str, Any] | None
+    own: dict[str, Any] | None
+    start: dict[str, Any] | None
+    seconds: float
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return asdict(self) | {"unchanged": list(self.unchanged), "notes": list(self.notes)}
+
+    def lines(self) -> list[str]:
+        """What a person wants to see of it, a line each."""
+        return [*self._course(), *self._weights(), *self._held_out(), *self._place()]
+
+    def _course(self) -> Iterator[str]:
+        rounds = f"{self.rounds} recorded rounds ({self.first} to {self.last})"
+        yield f"{self.run_name}: {rounds} in {self.seconds:.1f} s"
+        yield from self.notes
+        if self.unchanged:
+            yield f"as it was recorded anyway: {', '.join(self.unchanged)}"
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
+        yield f"steps made: {self.steps}, left out: {sum(self.left_out.values())}" + (
+            f" ({reasons})" if reasons else ""
+        )
+        if self.rollbacks:
+            yield f"recorded rollbacks, not repeated here: {self.rollbacks}"
+        if self.diverged is not None:
+            yield (
+                f"it went astray: after round {self.diverged} the model computes nothing finite any more; "
+                "no later round was repeated, no question asked, no model kept"
+            )
+
+    def _weights(self) -> Iterator[str]:
+        yield f"weights: {self.weights_sha256}"
+        if self.own_weights_sha256 == self.weights_sha256:
+            yield f"they are {self.node}'s own, bit for bit: the change made no difference"
+
+    def _held_out(self) -> Iterator[str]:
+        if self.figures is None:
+            return
+        named = [("pass@1", "pass_at_1"), ("greedy", "greedy")]
+        tasks = sorted(self.figures["per_task"])
+        if len(tasks) > 1:
+            named += [(f"pass@1 {task}", task) for task in tasks]
+        for label, name in named:
+            found = [(who, _figure(figures, name)) for who, figures in self._compared()]
+            shown = "   ".join(f"{who} {value:.1%}" for who, value in found if value is not None)
+            yield f"{label}: {shown}"
+
+    def _compared(self) -> list[tuple[str, dict[str, Any]]]:
+        after = f"{self.node}'s own after {self.own['round']} rounds" if self.own is not None else ""
+        compared = [("this", self.figures), (after, self.own), ("at the start", self.start)]
+        return [(who, figures) for who, figures in compared if figures is not None]
+
+    def _place(self) -> Iterator[str]:
+        yield f"MLflow: run {self.run_id} of experiment {self.experiment} at {self.uri}"
+        if self.model is not None:
+            yield f"model: runs:/{self.run_id}/model"
+
+
+def _figure(figures: Mapping[str, Any], name: str) -> float | None:
+    value: float | None = figures.get(name, figures["per_task"].get(name, {}).get("pass_at_1"))
+    return value
+
+
+@dataclass(slots=True)
+class _Course:
+    """How the rounds went."""
+
+    rounds: int = 0
+    steps: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    rollbacks: int = 0
+    diverged: int | None = None
+    chain: str | None = None
+    own_weights_sha256: str = ""
+    seconds: float = 0.0
+
+    def note(self, recorded: RecordedRound, step: StepResult) -> None:
+        """Count a round whose step was made or left out."""
+        self.rounds += 1
+        self.rollbacks += recorded.rolled_back_to is not None
+        self.chain, self.own_weights_sha256 = recorded.chain, recorded.weights_sha256
+        if step.skipped is None:
+            self.steps += 1
+        else:
+            # a guard names its threshold after the value of the round, which differs every time
+            threshold = re.search(r"guard\.\w+ = \S+", step.skipped)
+            self.left_out[f"past {threshold[0]}" if threshold else step.skipped] += 1
+
+    def tags(self, weights_sha256: str) -> dict[str, str]:
+        """What the run says of it in the end."""
+        left_out = json.dumps(dict(self.left_out))
+        tags = {"weights_sha256": weights_sha256, "steps": str(self.steps), "left_out": left_out}
+        tags |= {"chain": self.chain} if self.chain is not None else {}
+        tags |= {"diverged_after": str(self.diverged)} if self.diverged is not None else {}
+        return tags
+
+
+def retrain(
+    home: Home,
+    node: str,
+    sets: Sequence[str],
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    progress: Progress | None = None,
+    cache: Path | None = None,
+) -> WhatIf:
+    """Train on a node's recorded rounds `first` to `last` again, with `key=value` settings laid over theirs.
+
+    Rounds between the checkpoint that is loaded and `first` are repeated as they were. The run appears in the
+    swarm's experiment as the work begins. Raises `UserError` for settings that shape no update, clash with
+    the recorded ones or need what is not in the history; `Unavailable` when MLflow or the history is away;
+    `Damaged` for a round that is not what was written.
+    """
+    changes = Changes(home.load_config().for_node(node), node, sets)
+    with opened(home, node, first=first, last=last, cache=cache) as replay:
+        settled = changes.settle(_recorded(home, replay))
+        run = Run(home, node, replay.incarnation, settled, replay.first, replay.last)
+        run_id = run.start()
+        with run.going():
+            course = _repeat(replay, changes, run, progress)
+            evaluation, model = None, None
+            if course.diverged is None:
+                evaluation = _ask(home, replay, settled.config, progress)
+                run.log(replay.last + 1, _series(evaluation, settled.config))
+                model = _keep(run, replay, settled.config, cache)
+            digest = models.weights_sha256(replay.policy.model)
+            run.finish(course.tags(digest))
+    own, start = _evaluated(home, node, settled.config.model)
+    return WhatIf(
+        node=node,
+        incarnation=replay.incarnation,
+        changes=settled.values,
+        unchanged=settled.unchanged,
+        run_id=run_id,
+        run_name=run.tracker.run_name,
+        uri=run.tracker.uri,
+        experiment=run.tracker.swarm,
+        model=model,
+        first=replay.first,
+        last=replay.last,
+        rounds=course.rounds,
+        steps=course.steps,
+        left_out=dict(course.left_out),
+        rollbacks=course.rollbacks,
+        diverged=course.diverged,
+        weights_sha256=digest,
+        own_weights_sha256=course.own_weights_sha256,
+        figures=None if evaluation is None else evaluation.summary(),
+        own=own,
+        start=start,
+        seconds=course.seconds,
+        notes=tuple(replay.notes),
+    )
+
+
+def _recorded(home: Home, replay: Replay) -> list[Recorded]:
+    """The settings that the rounds were recorded under, and who taught the node then, in order."""
+    sql = (
+        "SELECT learn, guard, source, producer, producer_key, min(round) AS first FROM training "
+        "WHERE node = ? AND incarnation = ? AND round BETWEEN ? AND ? GROUP BY ALL ORDER BY first"
+    )
+    values = [replay.node, replay.incarnation, replay.first, replay.last]
+    found: dict[tuple[str, str], dict[tuple[str, str], int]] = {}
+    for row in query(open_store(home.load_config(), home), sql, values).to_pylist():
+        for name, section in SECTIONS.items():
+            try:
+                section.model_validate(json.loads(row[name]))
+            except ValueError as error:
+                raise Damaged(replay.node, row["first"], f"its `{name}` holds no such settings") from error
+        authors = found.setdefault((row["learn"], row["guard"]), {})
+        if row["source"] == "external":
+            authors[row["producer"], row["producer_key"]] = row["first"]
+    return [Recorded(learn, guard, authors) for (learn, guard), authors in found.items()]
+
+
+def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | None) -> _Course:
+    """Every recorded round's step on its changed batch; stops where the model computes nothing finite."""
+    course, started, round = _Course(), time.monotonic(), replay.first
+    changed = Repeater(replay.policy, replay.learner)
+    tell = progress or (lambda label, done, total: None)
+    for recorded in replay.rounds():
+        round, batch = recorded.round, recorded.batch
+        if round < replay.first:
+            replay.repeater.repeat(batch, recorded, recorded.environment)
+            tell("rounds before", round - replay.start.round + 1, replay.first - replay.start.round)
+            continue
+        before = time.monotonic()
+        step = changed.step(changes.batch(batch), recorded.environment)
+        course.note(recorded, step)
+        took = {"time/update": time.monotonic() - before}
+        run.log(round, step.metrics | reward_metrics(batch.groups) | source_metrics(batch) | took)
+        if (step.alarm or "").startswith("non-finite") and not _finite(replay.policy):
+            break
+        tell("rounds", round - replay.first + 1, replay.last - replay.first + 1)
+    course.seconds = time.monotonic() - started
+    course.diverged = None if _finite(replay.policy) else round
+    return course
+
+
+@torch.inference_mode()
+def _finite(policy: LoadedPolicy) -> bool:
+    """Whether the weights are finite, and what the model makes of a question."""
+    ids = torch.tensor([policy.encode_prompt("1 + 1 = ?")])
+    logits = policy.model(input_ids=ids).logits
+    return all(bool(values.isfinite().all()) for values in (logits, *policy.model.parameters()))
+
+
+def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) -> Evaluation:
+    """The new model on the swarm's held-out questions, asked as the node itself is."""
+    swarm = home.load_config()
+    with open_workers(swarm) as workers:
+        questions = held_out_set(swarm, home, workers)
+        return ask(config, replay.policy, workers, questions, "held-out questions", progress)
+
+
+def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
+    """The series of an evaluation, and those of the probe that it includes."""
+    series = series_of(evaluation.summary(), FULL)
+    if config.eval.probe_questions:
+        series |= evaluation.probe(config.eval.probe_questions).metrics()
+    return series
+
+
+def _keep(run: Run, replay: Replay, config: Config, cache: Path | None) -> str:
+    """Store the new model with its run, in the form of the node's versions; returns its address."""
+
+    def whole(checkpoint: Path, destination: Path) -> None:
+        models.export(checkpoint, destination, config=config, cache=cache or default_cache())
+
+    with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as folder:
+        models.save(replay.policy, Path(folder))
+        return run.keep(Path(folder), replay.last + 1, whole=whole)
+
+
+def _evaluated(home: Home, node: str, model: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The figures of the node and of the policy it began with, where the swarm was evaluated."""
+    body = home.load_evaluation()
+    if body is None:
+        return None, None
+    own = body["nodes"].get(node)
+    return own, body["baselines"].get((own or {}).get("baseline", model))

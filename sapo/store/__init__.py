@@ -1,0 +1,1 @@
+"""What a node keeps: its journal, the history tables, MLflow."""

@@ -1,0 +1,199 @@
+"""What the history says of who taught whom: a node's rounds and what was learned in them, and a group's way.
+
+A group's round is not known from its id, so it is looked for by id alone, over few columns; what is read of
+it then is narrowed to the nodes and rounds that were found.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from sapo.store.history.query import dataset, query
+from sapo.store.history.rounds import Recording
+from sapo.store.history.tables import Store, TableName
+
+Fate = Literal["learned", "skipped", "undone"]
+BINS = 120
+"""Into how many stretches a node's rounds are divided at most, to say who taught it when."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFacts:
+    """One round of a node as its rows tell it. `digests` holds more than one where the rows disagree.
+
+    `previous` and `chain` are None in rows of a release that did not record them.
+    """
+
+    round: int
+    rows: int
+    digests: tuple[str, ...]
+    skipped: str | None
+    rolled_back_to: int | None
+    weights_sha256: str
+    previous: int | None
+    chain: str | None
+    config: str | None
+    finished_at: float
+
+
+_ROUNDS = """
+SELECT round, count(*) AS rows, list_sort(list(DISTINCT batch_digest)) AS digests,
+       max(skipped) AS skipped, max(rolled_back_to) AS rolled_back_to, max(weights_sha256) AS weights_sha256,
+       {previous} AS previous, {chain} AS chain,
+       max(CASE WHEN json_valid(environment) THEN json_extract_string(environment, '$.config') END) AS config,
+       max(finished_at) AS finished_at
+FROM training WHERE node = ? AND incarnation = ? AND round < ? GROUP BY round ORDER BY round
+"""
+
+
+def rounds(store: Store, node: str, incarnation: str, before: int = 2**31) -> list[RoundFacts]:
+    """A node's rounds earlier than `before` that have rows, in order; an empty batch has left none."""
+    held = dataset(store, "training").schema.names
+    columns = {"previous": ("previous_round", "NULL::BIGINT"), "chain": ("chain", "NULL::VARCHAR")}
+    # the table of an earlier release that nobody has written to since lacks both
+    chosen = {name: f"max({one})" if one in held else null for name, (one, null) in columns.items()}
+    found = query(store, _ROUNDS.format(**chosen), [node, incarnation, before]).to_pylist()
+    return [RoundFacts(**row | {"digests": tuple(row["digests"])}) for row in found]
+
+
+def lasting(rollbacks: Mapping[int, int], count: int) -> list[range]:
+    """Rounds whose steps are in the weights after `count` rounds, newest first.
+
+    `rollbacks` says which rounds went back to the weights that which round began with: all from that one to
+    the one that went back, itself too, is undone.
+    """
+    found = []
+    while count > 0:
+        latest = max((at for at in rollbacks if at < count), default=-1)
+        found.append(range(latest + 1, count))
+        count = min(rollbacks.get(latest, 0), latest)
+    return found
+
+
+def fates(facts: Sequence[RoundFacts], count: int) -> dict[int, Fate]:
+    """What became of each round by the time `count` were made: a step that lasts, none, or one undone."""
+    back = {one.round: one.rolled_back_to for one in facts if one.rolled_back_to is not None}
+    kept = lasting(back, count)
+    found: dict[int, Fate] = {}
+    for one in facts:
+        if one.skipped is not None and one.round not in back:
+            found[one.round] = "skipped"
+        else:
+            found[one.round] = "learned" if any(one.round in span for span in kept) else "undone"
+    return found
+
+
+def rollbacks(store: Store, swarm: str, node: str, incarnation: str) -> dict[int, int]:
+    """Rounds of a node that went back to older weights, and to those of which round."""
+    table = store.find("training")
+    if table is None:
+        return {}
+    recording = Recording(table, swarm, node, incarnation)
+    return recording.rolled_back(0, recording.count() - 1)
+
+
+_TAUGHT = """
+WITH chosen AS (SELECT unnest(?) AS round),
+rows AS (  -- a completion is trained on as `LearnConfig.admits` has it
+    SELECT *, advantage <> 0 AND (
+        source = 'local' OR advantage > 0 OR CASE learn->>'$.foreign'
+            WHEN 'positive' THEN false
+            WHEN 'positive_late' THEN round - producer_version <= (learn->>'$.foreign_late')::BIGINT
+            ELSE true END
+    ) AS trained
+    FROM training SEMI JOIN chosen USING (round)
+    WHERE node = ? AND incarnation = ? AND round <= ?
+),
+groups AS (
+    SELECT round * ? // ? AS bin, source, producer, producer_key, dataset, group_id,
+           any_value(age_s) AS age_s, any_value(producer_version) AS version,
+           count(*) FILTER (trained) AS completions,
+           coalesce(sum(list_sum(loss_mask)) FILTER (trained), 0) AS tokens,
+           coalesce(sum(abs(advantage)) FILTER (trained), 0) AS weight
+    FROM rows
+    GROUP BY ALL
+)
+SELECT bin, source, producer, producer_key, dataset,
+       count(*) AS groups, count(*) FILTER (completions > 0) AS informative,
+       coalesce(sum(completions), 0)::BIGINT AS completions, coalesce(sum(tokens), 0)::BIGINT AS tokens,
+       sum(weight) / nullif(sum(completions), 0) AS advantage,
+       median(age_s) FILTER (completions > 0) AS age_s,
+       min(version) FILTER (completions > 0) AS first_version,
+       max(version) FILTER (completions > 0) AS last_version
+FROM groups
+GROUP BY GROUPING SETS (
+    (source, producer, producer_key, dataset), (source, producer, producer_key), (source, dataset),
+    (bin, source, producer, producer_key), ()
+)
+ORDER BY tokens DESC, source, producer, dataset, bin
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What some groups contributed to a node. A field that was summed over is None.
+
+    `groups` were in batches whose step lasts, `informative` of them had completions that were trained on:
+    those with an advantage that the mode of `learn.foreign` admits. `completions` and `tokens` count these,
+    `advantage` is the mean of its absolute value. `age_s` is the median
+    age of the informative groups in seconds when they were trained on, `first_version` and `last_version`
+    the range of their writer's policy versions. `bin` counts stretches of rounds.
+    """
+
+    bin: int | None
+    source: str | None
+    producer: str | None
+    producer_key: str | None
+    dataset: str | None
+    groups: int
+    informative: int
+    completions: int
+    tokens: int
+    advantage: float | None
+    age_s: float | None
+    first_version: int | None
+    last_version: int | None
+
+
+def taught(store: Store, node: str, incarnation: str, learned: Collection[int], count: int) -> list[Taught]:
+    """Contributions to the rounds `learned` of a node's first `count`, most tokens first: by peer and task,
+    by peer, by task, by peer in each stretch of rounds, and all together (nothing but sums)."""
+    values = [sorted(learned), node, incarnation, max(learned, default=-1), min(BINS, count), max(count, 1)]
+    return [Taught(**row) for row in query(store, _TAUGHT, values).to_pylist()]
+
+
+PLACES: dict[TableName, tuple[str, ...]] = {
+    "rollouts": ("group_id", "node", "incarnation", "round"),
+    "training": ("group_id", "node", "incarnation", "round"),
+    "receipts": ("group_id", "node", "incarnation", "round"),
+    "quarantine": ("group_id",),
+}
+"""What is read of each table to find a group."""
+
+
+def places(store: Store, prefix: str) -> dict[TableName, list[dict[str, Any]]]:
+    """Where groups whose id begins with `prefix` occur: the distinct values of `PLACES` in every table."""
+    # as a range, which file statistics can answer; hexadecimal digits end before "g"
+    wanted = (ds.field("group_id") >= prefix) & (ds.field("group_id") < prefix + "g")
+    found: dict[TableName, list[dict[str, Any]]] = {}
+    for name, columns in PLACES.items():
+        rows = dataset(store, name).to_table(columns=list(columns), filter=wanted)
+        found[name] = rows.group_by(list(columns)).aggregate([]).sort_by("group_id").to_pylist()
+    return found
+
+
+def rows_of(
+    store: Store, name: TableName, group_id: str, found: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """The whole rows of a group in a table, read at the places that `places` found."""
+    if not found:
+        return
+    wanted = ds.field("group_id") == group_id
+    if "node" in found[0]:
+        wanted &= ds.field("node").isin(sorted({row["node"] for row in found}))
+        wanted &= ds.field("round").isin(sorted({row["round"] for row in found}))
+    rows: pa.Table = dataset(store, name).to_table(filter=wanted)
+    yield from rows.to_pylist()

@@ -1,0 +1,413 @@
+"""The Delta tables of the history: their columns, how they are opened, and the one way rows are added.
+
+Any Delta reader can read them as they are: reader version 1, no deletion vectors, no column mapping.
+Floats that replay depends on are 64 bits wide and kept bit for bit; times are seconds since the epoch.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.exceptions import (
+    CommitFailedError,
+    DeltaError,
+    DeltaProtocolError,
+    SchemaMismatchError,
+    TableNotFoundError,
+)
+
+from sapo.core.creation_marker import Made
+from sapo.core.errors import Unavailable, UserError
+from sapo.store.history.move_guard import clear_stray, in_its_place
+from sapo.store.history.parquet_options import writing
+
+HISTORY_VERSION = 2
+"""Version of the tables' columns and their meaning, kept in each table under `sapo.schema_version`. The next
+one may only add optional columns and tables: so a release reads its own, the one before and the one after."""
+VERSION_KEY = "sapo.schema_version"
+REMOTE: Mapping[str, str] = {
+    "connect_timeout": "5s",
+    "timeout": "20s",
+    "max_retries": "3",
+    "retry_timeout": "10s",
+}
+"""Of every store that is no folder: one that is away is known to be within half a minute, not after three."""
+CONDITIONAL: Mapping[str, str] = {"aws_conditional_put": "etag"}
+"""Of S3: a commit is put only where nobody else's is; without it two writers could both believe they won."""
+ATTEMPTS = 50
+"""How often a commit that met another one is started afresh before the store counts as away."""
+T = TypeVar("T")
+TableName = Literal["rollouts", "training", "receipts", "quarantine"]
+
+log = logging.getLogger(__name__)
+
+_TEXT, _INT, _REAL = pa.string(), pa.int64(), pa.float64()
+_IDS, _INTS, _REALS = pa.list_(pa.int32()), pa.list_(pa.int64()), pa.list_(pa.float64())
+
+
+def _schema(required: Mapping[str, pa.DataType], optional: Mapping[str, pa.DataType]) -> pa.Schema:
+    fields = [pa.field(name, kind, nullable=False) for name, kind in required.items()]
+    return pa.schema(fields + [pa.field(name, kind) for name, kind in optional.items()])
+
+
+ROLLOUTS = _schema(
+    {
+        "swarm": _TEXT,
+        "node": _TEXT,
+        "incarnation": _TEXT,
+        "round": _INT,
+        "group_id": _TEXT,
+        "content_sha256": _TEXT,
+        "k": pa.int32(),
+        "dataset": _TEXT,
+        "config": _TEXT,
+        "seed": _INT,
+        "index": _INT,
+        "question": _TEXT,
+        "text": _TEXT,
+        "finish_reason": _TEXT,
+        "policy_version": _INT,
+        "published_at": _REAL,
+        "bus_position": _TEXT,
+        "key": _TEXT,
+        "signature": _TEXT,
+        "schema_version": _INT,
+        "position": _INT,
+        "temperature": _REAL,
+        "top_p": _REAL,
+        "top_k": _INT,
+        "min_p": _REAL,
+        "created_at": _REAL,
+    },
+    {"claimed_score": _REAL, "tokenizer": _TEXT, "token_ids": _IDS, "logprobs": _REALS, "extra": _TEXT},
+)
+"""One row per published completion; a group's rows rebuild its signed payload byte for byte. `extra` holds
+as JSON what has no column: fields of a newer schema version. It is null where there are none."""
+
+TRAINING = _schema(
+    {
+        "swarm": _TEXT,
+        "node": _TEXT,
+        "incarnation": _TEXT,
+        "round": _INT,
+        "position": _INT,
+        "group_id": _TEXT,
+        "k": pa.int32(),
+        "source": _TEXT,
+        "producer": _TEXT,
+        "dataset": _TEXT,
+        "token_ids": _IDS,
+        "loss_mask": pa.list_(pa.int8()),
+        "text": _TEXT,
+        "outcome": _TEXT,
+        "advantage": _REAL,
+        "age_s": _REAL,
+        "policy_version_before": _INT,
+        "policy_version_after": _INT,
+        "content_sha256": _TEXT,
+        "producer_key": _TEXT,
+        "producer_version": _INT,
+        "config": _TEXT,
+        "seed": _INT,
+        "index": _INT,
+        "question": _TEXT,
+        "finish_reason": _TEXT,
+        "retokenised": pa.bool_(),
+        "schema_version": _INT,
+        "learn": _TEXT,
+        "guard": _TEXT,
+        "temperature": _REAL,
+        "finished_at": _REAL,
+        "weights_sha256": _TEXT,
+        "row_digest": _TEXT,
+        "batch_digest": _TEXT,
+    },
+    {
+        "score": _REAL,
+        "bus_position": _TEXT,
+        "behaviour_logprobs": _REALS,
+        "skipped": _TEXT,
+        "rolled_back_to": _INT,
+        "loss": _REAL,
+        "environment": _TEXT,
+        "previous_round": _INT,
+        "chain": _TEXT,
+        "tensor_crc32": _INTS,
+        "seconds": _REAL,
+    },
+)
+"""One row per completion of a batch. `row_digest` covers every other column but the batch's digest.
+
+`previous_round` and `chain` are the round's link (`journal_rows.Link`), null in rows of version 1;
+`tensor_crc32` is on a round's first row, where `weights_sha256` is not empty; `seconds` is how long the round
+took when it was run."""
+
+RECEIPTS = _schema(
+    {
+        "swarm": _TEXT,
+        "node": _TEXT,
+        "incarnation": _TEXT,
+        "round": _INT,
+        "group_id": _TEXT,
+        "producer": _TEXT,
+        "producer_key": _TEXT,
+        "event": _TEXT,
+        "bus_position": _TEXT,
+        "published_at": _REAL,
+        "received_at": _REAL,
+    },
+    {},
+)
+"""One row per foreign group that entered or left a node's pool, in which round of the node's own."""
+
+QUARANTINE = _schema(
+    {
+        "swarm": _TEXT,
+        "partition": _TEXT,
+        "offset": _INT,
+        "end_offset": _INT,
+        "reason": _TEXT,
+        "detail": _TEXT,
+        "found_at": _REAL,
+        "payload_bytes": _INT,
+    },
+    {
+        "bus_position": _TEXT,
+        "published_at": _REAL,
+        "group_id": _TEXT,
+        "content_sha256": _TEXT,
+        "key": _TEXT,
+        "signature": _TEXT,
+        "payload": pa.binary(),
+        "node": _TEXT,
+        "round": _INT,
+        "count": _INT,
+    },
+)
+"""One row per gap, offsets [offset, end_offset) that were gone (reason `gap`), and per sample of what was
+refused; it stands for `count` records. Rows of the archive name no `node` and no `round` of one."""
+
+SCHEMAS: dict[TableName, pa.Schema] = {
+    "rollouts": ROLLOUTS,
+    "training": TRAINING,
+    "receipts": RECEIPTS,
+    "quarantine": QUARANTINE,
+}
+PARTITIONS: dict[TableName, list[str]] = {
+    "rollouts": [],
+    "training": ["node"],
+    "receipts": ["node"],
+    "quarantine": [],
+}
+"""`training` and `receipts` by node: each commit comes from one node anyway, and reading one node touches its
+files only. `rollouts` not: one archiver's commit holds everybody's rows, and would become a file per node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Where the tables lie: a folder, or any address deltalake can write.
+
+    Keys and endpoint of a remote store come from its usual environment variables (`AWS_*` for S3), so that no
+    config holds them; `options` are laid over what `storage_options` says. With `made` a table is created
+    once and never again.
+    """
+
+    uri: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    made: Made | None = None
+
+    def table_uri(self, name: TableName) -> str:
+        """Address of one table."""
+        return f"{self.uri.rstrip('/')}/{name}"
+
+    def local_path(self) -> Path | None:
+        """The folder, when the store is one."""
+        parsed = urlparse(self.uri)
+        if parsed.scheme == "file":
+            return Path(unquote(parsed.path))
+        return None if len(parsed.scheme) > 1 else Path(self.uri)
+
+    def storage_options(self) -> dict[str, str] | None:
+        """What deltalake is told about the store, besides the environment; None for a folder."""
+        if self.local_path() is not None:
+            return dict(self.options) or None
+        conditional = CONDITIONAL if urlparse(self.uri).scheme in ("s3", "s3a") else {}
+        return {**REMOTE, **conditional, **self.options}
+
+    def find(self, name: TableName) -> DeltaTable | None:
+        """The table at its newest version, or None where there is none yet.
+
+        Raises `Unavailable` when the store cannot be reached, `UserError` when the table is of another schema
+        version.
+        """
+        uri = self.table_uri(name)
+        try:
+            table = DeltaTable(uri, storage_options=self.storage_options())
+            found = table.metadata().configuration.get(VERSION_KEY)
+        except TableNotFoundError:
+            return None
+        except (OSError, DeltaError) as error:
+            raise away(uri, error) from error
+        if _version(found) not in range(max(1, HISTORY_VERSION - 1), HISTORY_VERSION + 2):
+            raise UserError(
+                "history",
+                uri,
+                f"has schema version {found}, this is {HISTORY_VERSION}",
+                "choose another history.uri, or the sapo release that made it",
+            )
+        return table
+
+    def open(self, name: TableName) -> DeltaTable:
+        """The table at its newest version, ready to be written; writers may race for it. Raises as `find`.
+
+        It is created if need be, and `Unavailable` where it was there before. A table of an earlier release
+        gets the optional columns it lacks, where its rows have null, and this release's version.
+        """
+        uri = self.table_uri(name)
+        try:
+            table = self.find(name)
+            if table is None and self.made is not None and self.made.has(name, uri):
+                raise Unavailable(f"history: {self.made.missing(name, uri)}")
+        except Unavailable:
+            local = self.local_path()
+            if local is not None and self.made is not None and self.made.has(name, uri):
+                clear_stray(local / name)
+            raise
+        table = self._create(name) if table is None else self._widened(name, table)
+        if self.made is not None:
+            self.made.note(name, uri)
+        return table
+
+    def _create(self, name: TableName) -> DeltaTable:
+        """A new table; where somebody else was faster, theirs."""
+        uri = self.table_uri(name)
+        try:
+            local = self.local_path()
+            if local is not None:
+                (local / name).mkdir(parents=True, exist_ok=True)
+            DeltaTable.create(
+                uri,
+                schema=SCHEMAS[name],
+                mode="error",
+                partition_by=PARTITIONS[name],
+                name=name,
+                configuration={VERSION_KEY: str(HISTORY_VERSION)},
+                storage_options=self.storage_options(),
+                raise_if_key_not_exists=False,
+            )
+        except (OSError, DeltaError) as error:
+            table = self.find(name)
+            if table is None:
+                raise away(uri, error) from error
+            return table
+        table = self.find(name)
+        if table is None:
+            raise Unavailable(f"the table at {uri} vanished after it was created")
+        return table
+
+    def _widened(self, name: TableName, table: DeltaTable) -> DeltaTable:
+        """The table with every optional column of this release, and of its version or a later one."""
+        held = column_names(table)
+        missing = [column for column in SCHEMAS[name] if column.nullable and column.name not in held]
+        old = (_version(table.metadata().configuration.get(VERSION_KEY)) or 0) < HISTORY_VERSION
+        if not missing and not old:
+            return table
+        try:
+            if missing:
+                table.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+            if old:
+                table.alter.set_table_properties(
+                    {VERSION_KEY: str(HISTORY_VERSION)}, raise_if_not_exists=False
+                )
+        except CommitFailedError:
+            pass  # somebody else was at the table, perhaps with the same columns
+        except (OSError, DeltaError) as error:
+            raise away(table.table_uri, error) from error
+        return self.open(name)
+
+
+def _version(text: str | None) -> int | None:
+    """A schema version as a number; None where it is none."""
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,6}", text) else None
+
+
+def column_names(table: DeltaTable) -> list[str]:
+    """Names of a table's columns, in order."""
+    return [column.name for column in table.schema().fields]
+
+
+def fitted(table: DeltaTable, rows: pa.Table) -> pa.Table:
+    """`rows` with null in those optional columns of the table that a newer release has added."""
+    for column in table.schema().fields:
+        if column.nullable and column.name not in rows.column_names:
+            arrow = pa.field(Schema([column]).to_arrow().field(0))
+            rows = rows.append_column(arrow, pa.nulls(rows.num_rows, arrow.type))
+    return rows
+
+
+def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> bool:
+    """Append `rows` together with application transactions, through this handle and its snapshot (TRAPS 50).
+
+    Returns False when somebody else committed one of these transactions, or changed the table, since the
+    handle was opened: open a fresh one and decide afresh what is still to be written. Raises `Unavailable`
+    when the store is away, `UserError` when the table has other columns.
+    """
+    with in_its_place(table.table_uri):
+        return _append(table, rows, transactions)
+
+
+def _append(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> bool:
+    marks = [Transaction(name, version) for name, version in sorted(transactions.items())]
+    try:
+        write_deltalake(
+            table,
+            fitted(table, rows),
+            mode="append",
+            writer_properties=writing(),
+            commit_properties=CommitProperties(app_transactions=marks),
+        )
+    except CommitFailedError as error:
+        log.info("commit to %s met another one: %s", table.table_uri, one_line(error))
+        return False
+    except (SchemaMismatchError, DeltaProtocolError) as error:
+        raise UserError(
+            "history",
+            table.table_uri,
+            one_line(error),
+            "choose another history.uri, or the release that made it",
+        ) from error
+    except (OSError, DeltaError) as error:
+        raise away(table.table_uri, error) from error
+    return True
+
+
+def until_committed(uri: str, attempt: Callable[[], T | None]) -> T:
+    """Call `attempt` until it returns something: None says that its commit met another one.
+
+    Raises `Unavailable` after `ATTEMPTS` such meetings, and when the store goes away in the middle of one:
+    opened tables read what they need of a remote store only when they are asked for it.
+    """
+    for _ in range(ATTEMPTS):
+        try:
+            result = attempt()
+        except (OSError, DeltaError) as error:
+            raise away(uri, error) from error
+        if result is not None:
+            return result
+    raise Unavailable(f"{ATTEMPTS} commits to {uri} in a row met another one")
+
+
+def away(uri: str, error: Exception) -> Unavailable:
+    """The store at `uri` cannot be used now, in one line."""
+    return Unavailable(f"history at {uri}: {one_line(error)}")
+
+
+def one_line(error: Exception) -> str:
+    """An error's text without colours and line breaks."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())

@@ -1,0 +1,309 @@
+"""What every update was made of: the batches of a node's journal as rows of the `training` table, what came
+of the groups it received, as rows of `receipts`, and what it refused, as rows of `quarantine`."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from json.encoder import encode_basestring
+from typing import Any, Literal, Protocol
+
+import pyarrow as pa
+
+from sapo.core.types import Batch, BatchGroup, RoundResult, Sample, canonical, sha256
+from sapo.store.history.rollout_rows import split_position
+from sapo.store.history.tables import (
+    QUARANTINE,
+    RECEIPTS,
+    TRAINING,
+    Store,
+    TableName,
+    commit,
+    until_committed,
+)
+from sapo.store.journal.rows import Link, Movement, RefusalRow
+
+log = logging.getLogger(__name__)
+
+_SORTED = sorted(TRAINING.names)
+"""Columns in the order of a row's canonical JSON."""
+_OWN = frozenset(
+    {
+        "k",
+        "token_ids",
+        "loss_mask",
+        "text",
+        "finish_reason",
+        "outcome",
+        "score",
+        "advantage",
+        "behaviour_logprobs",
+        "retokenised",
+        "tensor_crc32",
+    }
+)
+"""Those of them that are a completion's own."""
+
+
+class OwedRound(Protocol):
+    """A delivery the journal owes; its round is all that is asked of it here."""
+
+    @property
+    def round(self) -> int: ...
+
+
+class Rounds(Protocol):
+    """The part of a journal that the sink reads."""
+
+    def batch(self, round: int, /) -> Batch: ...
+    def result(self, round: int, /) -> RoundResult: ...
+    def environment(self, round: int, /) -> Mapping[str, str | int] | None: ...
+    def batch_digest(self, round: int, /) -> str: ...
+    def link(self, round: int, /) -> Link: ...
+    def movements(self, round: int, /) -> Sequence[Movement]: ...
+    def refusals(self, round: int, /) -> Sequence[RefusalRow]: ...
+
+
+Counter = Literal["training", "training-rows", "receipts", "refusals", "cut"]
+
+
+def transaction_id(swarm: str, node: str, incarnation: str, counter: Counter = "training") -> str:
+    """Name of a Delta application transaction of a node's incarnation.
+
+    `training` holds the next round to be delivered, whether or not it has rows; `training-rows` the one after
+    the last that has rows; both are of the table `training`. `receipts` is that table's: the one after the
+    last round delivered with receipts; `refusals` is `quarantine`'s, likewise. `cut`, of either of the first
+    two tables, is the first round that retention left.
+    """
+    return f"{counter}:{swarm}:{node}:{incarnation}"
+
+
+class TrainingSink:
+    """Delivers finished rounds into the history, each exactly once, several in one commit.
+
+    A round whose batch is empty has no rows, but counts as delivered. Nodes write to one table at the same
+    time. `receipts` and `quarantine` are not touched where there is nothing for them.
+    """
+
+    kind = "training"
+
+    def __init__(self, store: Store, swarm: str, node: str, incarnation: str) -> None:
+        self.store = store
+        self.place = {"swarm": swarm, "node": node, "incarnation": incarnation}
+        self.mark = transaction_id(swarm, node, incarnation)
+        self.rows_mark = transaction_id(swarm, node, incarnation, "training-rows")
+        self.receipts_mark = transaction_id(swarm, node, incarnation, "receipts")
+        self.refusals_mark = transaction_id(swarm, node, incarnation, "refusals")
+        self.version: int | None = None
+        """Of the table `training` as this sink left it last; None before its first commit."""
+
+    def deliver(self, items: Sequence[OwedRound], journal: Rounds) -> None:
+        """Append what of these rounds the tables lack. Raises `Unavailable` when the store is away."""
+        rounds = sorted({item.round for item in items})
+        if not rounds:
+            return
+        until_committed(self.store.table_uri("training"), lambda: self._attempt(rounds, journal))
+        receipts = [
+            {**self.place, "round": round, **_columns(movement)}
+            for round in rounds
+            for movement in journal.movements(round)
+        ]
+        self._add("receipts", RECEIPTS, self.receipts_mark, receipts)
+        refusals = [self._refused(round, one) for round in rounds for one in journal.refusals(round)]
+        self._add("quarantine", QUARANTINE, self.refusals_mark, refusals)
+
+    def _attempt(self, rounds: Sequence[int], journal: Rounds) -> bool | None:
+        table = self.store.open("training")
+        written = table.transaction_version(self.mark)
+        due = [round for round in rounds if round >= (written or 0)]
+        if not due:
+            return True
+        if written is not None and due[0] > written:
+            log.error("history: rounds %d to %d were never delivered (%s)", written, due[0] - 1, self.mark)
+        found: list[dict[str, Any]] = [
+            row
+            for round in due
+            for row in rows(
+                journal.batch(round),
+                journal.result(round),
+                journal.environment(round),
+                journal.link(round),
+                digest=journal.batch_digest(round),
+            )
+        ]
+        marks = {self.mark: due[-1] + 1}
+        if found:
+            marks[self.rows_mark] = int(found[-1]["round"]) + 1
+        data = pa.Table.from_pylist(found, schema=TRAINING)
+        if not commit(table, data, marks):
+            return None
+        self.version = table.version()
+        return True
+
+    def _refused(self, round: int, refusal: RefusalRow) -> dict[str, Any]:
+        """The row of a sample; its place on the bus tells partition and offset."""
+        partition, offset = split_position(refusal.bus_position)
+        row = _columns(refusal) | {"round": round, "partition": partition, "offset": offset}
+        return row | {"end_offset": offset + 1, "swarm": self.place["swarm"], "node": self.place["node"]}
+
+    def _add(self, name: TableName, schema: pa.Schema, mark: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append rows of rounds to a table, unless `mark` says that these rounds are there."""
+
+        def attempt() -> bool | None:
+            table = self.store.open(name)
+            written = table.transaction_version(mark) or 0
+            due = [row for row in rows if row["round"] >= written]
+            if not due:
+                return True
+            data = pa.Table.from_pylist(due, schema=schema)
+            return True if commit(table, data, {mark: due[-1]["round"] + 1}) else None
+
+        if rows:
+            until_committed(self.store.table_uri(name), attempt)
+
+
+def _columns(row: Movement | RefusalRow) -> dict[str, Any]:
+    """The row's fields by name; `asdict` would copy each of them."""
+    return {name: getattr(row, name) for name in row.__slots__}
+
+
+def rows(
+    batch: Batch,
+    result: RoundResult,
+    environment: Mapping[str, str | int] | None = None,
+    link: Link | None = None,
+    *,
+    digest: str | None = None,
+) -> list[dict[str, Any]]:
+    """One row per completion of a batch, in batch order, with the digests that replay checks first.
+
+    `environment` says what the update depended on besides: versions, threads, CPU, config digest. `link` is
+    how the round hangs on those before it. `digest` is the batch's, where it is known.
+    Raises `ValueError` for a batch whose rows could not be put back in order: places or completions out of
+    order, or a group without completions.
+    """
+    _check_order(batch)
+    shared = {
+        "swarm": batch.swarm,
+        "node": batch.node,
+        "incarnation": batch.incarnation,
+        "round": batch.round,
+        "policy_version_before": batch.policy_version,
+        "policy_version_after": result.policy_version,
+        "schema_version": batch.schema_version,
+        "learn": batch.learn,
+        "guard": batch.guard,
+        "temperature": batch.temperature,
+        "finished_at": result.finished_at,
+        "weights_sha256": result.weights_sha256,
+        "skipped": result.skipped,
+        "rolled_back_to": result.rolled_back_to,
+        "loss": result.metrics.get("learn/loss"),
+        "environment": None if environment is None else canonical(dict(environment)),
+        "previous_round": link.previous if link else None,
+        "chain": link.chain if link else None,
+        "seconds": result.metrics.get("time/round"),
+    }
+    digest = digest or batch.digest()
+    of_round = _texts(shared)
+    found: list[dict[str, Any]] = []
+    for group in batch.groups:
+        columns = _group_columns(group)
+        of_group = {**shared, **columns, "batch_digest": digest}
+        frame = _frame(of_round | _texts(columns))
+        for sample in group.samples:
+            own = _sample_columns(sample)
+            own["tensor_crc32"] = list(result.tensors) if result.tensors and not found else None
+            found.append({**of_group, **own, "row_digest": _digest(frame, _texts(own))})
+    return found
+
+
+def _check_order(batch: Batch) -> None:
+    places = [group.position for group in batch.groups]
+    if places != sorted(set(places)):
+        raise ValueError(f"round {batch.round}: positions are not in ascending order: {places}")
+    for group in batch.groups:
+        ks = [sample.k for sample in group.samples]
+        if not ks or ks != sorted(set(ks)):
+            raise ValueError(f"round {batch.round}, group {group.group_id}: completions out of order: {ks}")
+
+
+def _group_columns(group: BatchGroup) -> dict[str, Any]:
+    return {
+        "position": group.position,
+        "group_id": group.group_id,
+        "content_sha256": group.content_sha256,
+        "source": group.source,
+        "producer": group.producer,
+        "producer_key": group.producer_key,
+        "producer_version": group.producer_version,
+        "dataset": group.recipe.dataset,
+        "config": group.recipe.config,
+        "seed": group.recipe.seed,
+        "index": group.recipe.index,
+        "question": group.question,
+        "age_s": group.age_s,
+        "bus_position": group.bus_position,
+    }
+
+
+def _sample_columns(sample: Sample) -> dict[str, Any]:
+    logprobs = sample.behaviour_logprobs
+    return {
+        "k": sample.k,
+        "token_ids": list(sample.token_ids),
+        "loss_mask": list(sample.loss_mask),
+        "text": sample.text,
+        "finish_reason": sample.finish_reason,
+        "outcome": sample.outcome,
+        "score": sample.score,
+        "advantage": sample.advantage,
+        "behaviour_logprobs": None if logprobs is None else list(logprobs),
+        "retokenised": sample.retokenised,
+    }
+
+
+def _texts(columns: Mapping[str, Any]) -> dict[str, str]:
+    """Each column that is not null as it stands in a row's canonical JSON."""
+    return {name: f'"{name}":{_text(value)}' for name, value in columns.items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    """A value as canonical JSON, faster for what most of a completion's columns are."""
+    kind = type(value)
+    if kind is str:
+        return encode_basestring(value)
+    if kind is bool:
+        return "true" if value else "false"
+    if kind is int or (kind is float and math.isfinite(value)):
+        return repr(value)
+    if kind is list:
+        kinds = set(map(type, value))
+        if kinds <= {int} or (kinds == {float} and all(map(math.isfinite, value))):
+            return str(value).replace(" ", "")
+    return canonical(value)
+
+
+def _frame(texts: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Canonical JSON of a group's rows, cut where a completion's own columns belong: what stands before each,
+    and its name, which is empty at the end."""
+    frame: list[tuple[str, str]] = []
+    before: list[str] = []
+    for name in (*_SORTED, ""):
+        if name in _OWN:
+            frame.append((",".join(before), name))
+            before = []
+        elif name in texts:
+            before.append(texts[name])
+    return [*frame, (",".join(before), "")]
+
+
+def _digest(frame: Sequence[tuple[str, str]], own: Mapping[str, str]) -> str:
+    """`row_digest` of the row that has a group's columns and these of its own."""
+    texts = [text for before, name in frame for text in (before, own.get(name)) if text]
+    return sha256(f"{{{','.join(texts)}}}")
+
+
+def row_digest(row: Mapping[str, Any]) -> str:
+    """Hex SHA-256 of a row as canonical JSON without digests and nulls: new columns are null in old rows."""
+    kept = {k: v for k, v in row.items() if v is not None and k not in ("row_digest", "batch_digest")}
+    return sha256(canonical(kept))

@@ -1,0 +1,239 @@
+"""The deliverer: carries what a journal owes to the bus, the history and MLflow, beside the rounds.
+
+Every sink has a thread and a journal connection of its own, so that one that is slow or away holds up no
+other. Within a sink everything goes in order and is acknowledged only once the sink has it: at least once,
+which the sinks make exactly once by ids, transactions and tags (DESIGN 1, 9, 10).
+"""
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.store.journal.journal import Journal, Owed
+
+_log = logging.getLogger(__name__)
+
+_FIRST_RETRY_S = 0.5
+_LAST_RETRY_S = 15.0
+_CLOSE_S = 30.0
+
+
+class Sink(Protocol):
+    """Where obligations of one kind go. It runs in a thread of its own."""
+
+    @property
+    def kind(self) -> str:
+        """Which obligations it takes: `publish`, `training`, `track` or `version`."""
+
+    def deliver(self, items: Sequence[Owed], journal: Journal) -> None:
+        """Deliver all of `items`, in order; what was delivered before must do no harm.
+
+        `journal` may be read, nothing else. Raises `Unavailable` to be asked again later with the same.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How many obligations go to a sink at once, and how long the oldest may wait for more, in seconds.
+
+    A lane that waits for more is not woken by every kick: it looks when the time is up, or every second.
+    """
+
+    items: int = 64
+    flush_s: float = 0.0
+
+
+PLANS: Mapping[str, Plan] = {
+    "publish": Plan(items=256),
+    "training": Plan(items=64, flush_s=10.0),
+    "track": Plan(items=64, flush_s=10.0),
+    "version": Plan(items=1),
+}
+
+
+class DeliveryFailed(SapoError):
+    """A sink failed in a way that trying again does not mend; its cause says how."""
+
+
+@dataclass(slots=True)
+class LaneState:
+    """What has become of one sink's deliveries since the deliverer was started."""
+
+    delivered: int = 0
+    outages: int = 0
+    failed_attempts: int = 0
+    """In the outage that lasts now; 0 when there is none."""
+    down_since: float | None = None
+    error: Exception | None = None
+    """What ended the lane, other than an outage."""
+
+
+class Lane:
+    """One sink's way out of the journal; whoever runs it calls `step` again and again."""
+
+    def __init__(self, sink: Sink, plan: Plan, *, clock: Callable[[], float], rng: random.Random) -> None:
+        self.sink, self.plan, self.state = sink, plan, LaneState()
+        self._clock, self._rng = clock, rng
+        self._retry_at = 0.0
+        self._flush_seen = 0
+        self.flushed = 0
+        """The latest flush request that found, or left, nothing owed."""
+
+    def step(self, journal: Journal, flush: int = 0) -> float | None:
+        """Make at most one delivery; returns seconds until the next may be due, None when nothing is owed.
+
+        `flush` counts requests to deliver all that is owed at once: a new one cuts short the waiting for
+        more and, once, the waiting after a failure. Raises what the sink raises, but not `Unavailable`.
+        """
+        now = self._clock()
+        if flush > self._flush_seen:
+            self._flush_seen, self._retry_at = flush, now
+        if 0 < self._retry_at - now <= _LAST_RETRY_S:  # more than that: the clock was set back
+            return self._retry_at - now
+        items = journal.owed(self.sink.kind, self.plan.items)
+        if not items:
+            self.flushed = flush
+            return None
+        waited = now - items[0].owed_at
+        if len(items) < self.plan.items and flush == self.flushed and 0 <= waited < self.plan.flush_s:
+            return self.plan.flush_s - waited
+        try:
+            self.sink.deliver(items, journal)
+        except Unavailable as error:
+            return self._failed(error)
+        journal.acknowledge(self.sink.kind, items[-1].seq)
+        self._succeeded(len(items))
+        return 0.0
+
+    def _failed(self, error: Unavailable) -> float:
+        state, now = self.state, self._clock()
+        if state.down_since is None:
+            state.down_since = now
+            state.outages += 1
+            _log.warning("%s: unavailable, what is owed waits in the journal: %s", self.sink.kind, error)
+        state.failed_attempts += 1
+        longest = min(_FIRST_RETRY_S * 2.0 ** min(state.failed_attempts - 1, 20), _LAST_RETRY_S)
+        wait = longest * (0.5 + 0.5 * self._rng.random())
+        self._retry_at = now + wait
+        return wait
+
+    def _succeeded(self, count: int) -> None:
+        state = self.state
+        state.delivered += count
+        if state.down_since is not None:
+            seconds = self._clock() - state.down_since
+            _log.warning(
+                "%s: available again after %.1f s and %d attempts",
+                self.sink.kind,
+                seconds,
+                state.failed_attempts,
+            )
+            state.down_since, state.failed_attempts = None, 0
+
+
+class Deliverer:
+    """Runs one lane per sink in background threads, from construction until `close`.
+
+    `plans` replaces the batch sizes and waiting times of `PLANS` for single kinds. `interval_s` bounds how
+    long an obligation goes unnoticed when nobody kicks.
+    """
+
+    def __init__(
+        self,
+        journal_path: Path | str,
+        sinks: Sequence[Sink],
+        *,
+        clock: Callable[[], float] = time.time,
+        interval_s: float = 1.0,
+        plans: Mapping[str, Plan] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._path, self._interval = Path(journal_path), interval_s
+        self._changed = threading.Condition()
+        self._kicks = 0
+        self._flushes = 0
+        self._closing = False
+        chosen = {**PLANS, **(plans or {})}
+        shared = rng or random.Random()
+        self._lanes = [Lane(sink, chosen.get(sink.kind, Plan()), clock=clock, rng=shared) for sink in sinks]
+        self._threads = [
+            threading.Thread(target=self._run, args=(lane,), name=f"deliver-{lane.sink.kind}", daemon=True)
+            for lane in self._lanes
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def kick(self) -> None:
+        """Say that something new may be owed; returns at once."""
+        with self._changed:
+            self._kicks += 1
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise what ended a lane: a `UserError` as it is, anything else as `DeliveryFailed` caused by it."""
+        for lane in self._lanes:
+            if isinstance(lane.state.error, UserError):
+                raise lane.state.error
+            if lane.state.error is not None:
+                raise DeliveryFailed(f"{lane.sink.kind}: {lane.state.error!r}") from lane.state.error
+
+    def drain(self, timeout: float) -> bool:
+        """Deliver all that is owed now within `timeout` seconds; whether that was done. Raises as `check`."""
+        with self._changed:
+            self._flushes += 1
+            wanted = self._flushes
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._settled(wanted), timeout)
+        self.check()
+        return all(lane.flushed >= wanted for lane in self._lanes)
+
+    def states(self) -> dict[str, LaneState]:
+        """What has become of each kind's deliveries so far."""
+        return {lane.sink.kind: replace(lane.state) for lane in self._lanes}
+
+    def close(self) -> None:
+        """Let deliveries in hand finish and stop; what is owed stays in the journal. Twice is harmless."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        end = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                _log.warning("%s is still busy after %.0f s and is left alone", thread.name, _CLOSE_S)
+
+    def _pause(self, lane: Lane, kicks: int, flush: int, seconds: float) -> None:
+        """Tell a waiting `drain` how far the lane is, then wait for news since `kicks` and `flush`."""
+        patient = lane.plan.flush_s >= seconds
+
+        def news() -> bool:
+            return self._closing or self._flushes != flush or (self._kicks != kicks and not patient)
+
+        with self._changed:
+            if flush:
+                self._changed.notify_all()
+            self._changed.wait_for(news, seconds)
+
+    def _settled(self, wanted: int) -> bool:
+        return self._closing or all(lane.flushed >= wanted or lane.state.error for lane in self._lanes)
+
+    def _run(self, lane: Lane) -> None:
+        """A lane's thread. Whatever ends it is kept for `check`: it must not die unnoticed."""
+        try:
+            # an acknowledgement that is lost means one more delivery, which does no harm
+            with Journal(self._path, durable=False) as journal:
+                while not self._closing:
+                    kicks, flush = self._kicks, self._flushes
+                    wait = lane.step(journal, flush)
+                    pause = self._interval if wait is None else min(wait, self._interval)
+                    self._pause(lane, kicks, flush, pause)
+        except Exception as error:
+            _log.exception("%s: delivery failed", lane.sink.kind)
+            lane.state.error = error
+            self.kick()

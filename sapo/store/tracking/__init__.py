@@ -1,0 +1,1 @@
+"""MLflow: metrics and model versions of each node."""

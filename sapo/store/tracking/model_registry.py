@@ -1,0 +1,209 @@
+"""Model versions: as files in the form that `mlflow.transformers.load_model` reads, and read back with tags.
+
+Of a checkpoint only what a model needs is kept (no optimiser state), nothing is fetched from a network, and
+the files name the swarm and not a folder of the machine they were made on. MLflow and transformers are
+imported when needed; that takes seconds.
+"""
+
+import importlib.metadata
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from sapo.core.errors import Unavailable, UserError
+from sapo.policy.checkpoint import verify
+
+SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+LATEST = "latest"
+NOT_THE_MODEL = frozenset({"optimizer.pt", "checkpoint.json"})
+ADAPTER = "adapter_config.json"
+REQUIREMENTS = ("torch", "transformers", "tokenizers", "safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A registered model version; `created_at` is in seconds."""
+
+    name: str
+    number: int
+    aliases: tuple[str, ...]
+    tags: Mapping[str, str]
+    created_at: float
+
+
+def find(uri: str, name: str, which: str) -> Version:
+    """The version of a registered model that `which` names: a number, an alias, or `latest`.
+
+    Raises `UserError` where there is none, `Unavailable` when MLflow is away.
+    """
+    known = versions_of(uri, name)
+    field, value = "MODEL", f"models:/{name}{'/' if which.isdecimal() else '@'}{which}"
+    if not known:
+        remedy = "name it <swarm>.<node>, or choose the --home of the swarm that made it"
+        raise UserError(field, value, f"MLflow at {uri} has no version of {name}", remedy)
+    for version in known:
+        if which in (str(version.number), *version.aliases):
+            return version
+    if which == LATEST:
+        return known[-1]
+    aliases = [f"@{alias}" for version in known for alias in version.aliases]
+    there = ", ".join([f"versions {known[0].number} to {known[-1].number}", *aliases])
+    raise UserError(field, value, f"there is no such version of {name}", f"name one of its {there}")
+
+
+def versions_of(uri: str, name: str) -> list[Version]:
+    """All versions of a registered model, oldest first; none of a store that was not made yet.
+
+    Raises `Unavailable` when MLflow is away.
+    """
+    kind, sign, file = uri.partition(":///")
+    # SQLAlchemy takes the path as it is, without any quoting, up to a question mark
+    if sign and kind == "sqlite" and not Path(file.partition("?")[0]).exists():
+        return []
+    with reaching(uri):
+        client = load_mlflow().MlflowClient(uri, uri)
+        found = _all(client, name)
+        held = client.get_registered_model(name).aliases if found else {}
+    return sorted(
+        (
+            Version(
+                name=name,
+                number=int(one.version),
+                aliases=tuple(sorted(alias for alias, n in held.items() if int(n) == int(one.version))),
+                tags=dict(one.tags),
+                created_at=one.creation_timestamp / 1000,
+            )
+            for one in found
+        ),
+        key=lambda version: version.number,
+    )
+
+
+def _all(client: Any, name: str) -> list[Any]:
+    found, token = [], None
+    while True:
+        page = client.search_model_versions(f"name = '{name}'", page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+@contextmanager
+def reaching(uri: str) -> Iterator[None]:
+    """Turn whatever MLflow raises in the block into `Unavailable`."""
+    from requests import RequestException
+
+    failures = (load_mlflow().MlflowException, RequestException, OSError)
+    try:
+        yield
+    except failures as error:
+        raise Unavailable(f"MLflow at {uri}: {' '.join(str(error).split())[:500]}") from error
+
+
+def load_mlflow() -> Any:
+    """MLflow, told to give up soon: the journal retries, and better than an HTTP client does."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    import mlflow
+
+    return mlflow
+
+
+@contextmanager
+def model_directory(checkpoint: Path, whole: Callable[[Path, Path], None]) -> Iterator[Path]:
+    """A whole Hugging Face directory made of a checkpoint, there until the block ends.
+
+    A checkpoint of weights lends its files by links; of an adapter, `whole(checkpoint, destination)` makes
+    the model it belongs to.
+    """
+    with tempfile.TemporaryDirectory(prefix="sapo-version-") as folder:
+        directory = Path(folder)
+        if (checkpoint / ADAPTER).exists():
+            whole(checkpoint, directory)
+        else:
+            for path in checkpoint.iterdir():
+                if path.name not in NOT_THE_MODEL:
+                    (directory / path.name).symlink_to(path.absolute())
+        yield directory
+
+
+def lineage(checkpoint: Path) -> dict[str, str]:
+    """What a version says of its checkpoint. Raises `BrokenCheckpoint` where that is not whole."""
+    found = verify(checkpoint)
+    return {
+        "sapo.weights_sha256": found.weights_sha256,
+        "sapo.config_digest": found.config_digest,
+        "sapo.checkpoint": checkpoint.name,
+    }
+
+
+def store(client: Any, logged: Any, directory: Path, name: str, tags: Mapping[str, str]) -> None:
+    """Write the model in `directory` to the place MLflow has for the logged model."""
+    place = _local(logged.artifact_location)
+    if place is not None:
+        _save(directory, place, logged, name, tags)
+        return
+    with tempfile.TemporaryDirectory(prefix="sapo-version-") as folder:
+        place = Path(folder) / "model"
+        _save(directory, place, logged, name, tags)
+        client.log_model_artifacts(logged.model_id, str(place))
+
+
+def _save(directory: Path, place: Path, logged: Any, name: str, tags: Mapping[str, str]) -> None:
+    import mlflow.transformers
+    from huggingface_hub import ModelCard
+    from mlflow.models import Model
+
+    # where the history lies is the machine's, not the model's
+    said = {key: value for key, value in sorted(tags.items()) if not key.startswith("sapo.history")}
+    facts = "".join(f"- {key}: {value}\n" for key, value in said.items())
+    with _requirements_as_given():
+        mlflow.transformers.save_model(
+            str(directory),
+            str(place),
+            task="text-generation",
+            # a card and requirements are given because MLflow would look for both on the network
+            model_card=ModelCard(f"---\nlicense: unknown\n---\n\n# {name}\n\nTrained by a swarm.\n\n{facts}"),
+            pip_requirements=[f"{package}=={_version(package)}" for package in REQUIREMENTS],
+            mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
+        )
+    (place / "LICENSE.txt").unlink(missing_ok=True)
+    written = Model.load(str(place / "MLmodel"))
+    written.flavors["transformers"]["source_model_name"] = name
+    written.save(str(place / "MLmodel"))
+
+
+@contextmanager
+def _requirements_as_given() -> Iterator[None]:
+    """MLflow does not compare a model's requirements with what is installed, which takes it three seconds of
+    reading every package's list of files: they were taken from there."""
+    from mlflow.utils import environment
+
+    name = "warn_dependency_requirement_mismatches"
+    compare = getattr(environment, name)
+    setattr(environment, name, lambda requirements: None)
+    try:
+        yield
+    finally:
+        setattr(environment, name, compare)
+
+
+def _version(package: str) -> str:
+    return importlib.metadata.version(package).split("+")[0]
+
+
+def _local(location: str) -> Path | None:
+    parsed = urlparse(location)
+    if parsed.scheme == "file":
+        return Path(unquote(parsed.path))
+    return Path(location) if not parsed.scheme else None

@@ -1,0 +1,162 @@
+"""What carries a journal's debts to MLflow: metrics and sample rollouts of rounds, and model versions."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from sapo.core.config.load import Config
+from sapo.core.errors import Unavailable
+from sapo.core.types import Batch, RoundResult, canonical
+from sapo.policy.checkpoint import BrokenCheckpoint
+from sapo.store.journal.rows import JournalError, Link
+from sapo.store.tracking import model_registry, sample_table
+from sapo.store.tracking.metric_retention import logged
+from sapo.store.tracking.tracker import (
+    BATCHES,
+    CHAIN,
+    HISTORY,
+    HISTORY_VERSION,
+    Family,
+    Tracker,
+    params_of,
+    tags_of,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Owed(Protocol):
+    """A delivery the journal owes: the finished round, or the rounds a checkpoint has seen and its path."""
+
+    @property
+    def round(self) -> int: ...
+    @property
+    def ref(self) -> str: ...
+
+
+class Results(Protocol):
+    """The part of a journal that the sinks read."""
+
+    def result(self, round: int, /) -> RoundResult: ...
+    def link(self, round: int, /) -> Link: ...
+    def batch(self, round: int, /) -> Batch: ...
+    def batch_digest(self, round: int, /) -> str: ...
+
+
+class TrackSink:
+    """Delivers the metrics of finished rounds to MLflow, and of every `samples_every`th sample rollouts.
+
+    The samples are for people to look at: where only they can't be stored, that holds up no metrics. With
+    `keep_rounds` later rounds are logged further apart (`upkeep.logged`): the server deletes nothing.
+    """
+
+    kind = "track"
+
+    def __init__(self, tracker: Tracker, samples_every: int = 0, keep_rounds: int = 0) -> None:
+        self.tracker, self.samples_every, self.keep_rounds = tracker, samples_every, keep_rounds
+
+    def deliver(self, items: Sequence[Owed], journal: Results) -> None:
+        """Log these rounds. Raises `Unavailable` when MLflow is away."""
+        self.tracker.log_rounds([self._thinned(journal.result(item.round)) for item in items])
+        every = self.samples_every
+        rounds = [item.round for item in items if every and item.round % every == 0]
+        if not rounds:
+            return
+        rows = [
+            row
+            for round in rounds[-sample_table.ROUNDS :]
+            for row in sample_table.rows_of(journal.batch(round))
+        ]
+        try:
+            self.tracker.log_samples(rows)
+        except Unavailable as error:
+            log.warning("%s: sample rollouts of rounds %s are not logged: %s", self.kind, rounds, error)
+
+    def _thinned(self, result: RoundResult) -> RoundResult:
+        if not self.keep_rounds or result.round < self.keep_rounds:
+            return result
+        values = result.metrics.items()
+        kept = {name: value for name, value in values if logged(name, result.round, self.keep_rounds)}
+        return result.model_copy(update={"metrics": kept})
+
+
+class VersionSink:
+    """Registers checkpoints as model versions.
+
+    `whole(checkpoint, destination)` makes a self-contained model directory where the checkpoint holds only an
+    adapter. `history` is the address of the tables; `history_version` says the version of `training` where
+    that is known without asking the store: registering does not depend on it.
+    """
+
+    kind = "version"
+
+    def __init__(
+        self, tracker: Tracker, whole: Callable[[Path, Path], None], history: str | None = None
+    ) -> None:
+        self.tracker, self.whole, self.history = tracker, whole, history
+        self.history_version: Callable[[], int | None] = lambda: None
+
+    def deliver(self, items: Sequence[Owed], journal: Results) -> None:
+        """Register each checkpoint once. Raises `Unavailable` when MLflow is away."""
+        for item in items:
+            checkpoint = Path(item.ref)
+            try:
+                tags = model_registry.lineage(checkpoint)
+            except BrokenCheckpoint as problem:
+                log.error("ALARM: no model version can be made of %s: %s", checkpoint, problem)
+                continue
+            tags |= self._links(item.round - 1, journal)
+            with model_registry.model_directory(checkpoint, self.whole) as directory:
+                self.tracker.register(directory, item.round, tags=tags)
+
+    def _links(self, last: int, journal: Results) -> dict[str, str]:
+        """Tags that name what made a version whose last round is `last`; without those that are not known."""
+        try:
+            links: dict[str, str | None] = {
+                CHAIN: journal.link(last).chain,
+                BATCHES: journal.batch_digest(last),
+            }
+        except JournalError as gone:
+            # a release that did not keep this round for the version may have pruned it
+            log.warning("a version of %s is registered without its links: %s", self.tracker.node, gone)
+            links = {}
+        version = self.history_version()
+        links |= {HISTORY: self.history, HISTORY_VERSION: None if version is None else str(version)}
+        return {tag: value for tag, value in links.items() if value is not None}
+
+
+def open_tracking(
+    swarm: Config,
+    node: str,
+    incarnation: str,
+    *,
+    uri: str,
+    artifacts: Path | None,
+    thinned: bool = False,
+    whole: Callable[[Path, Path], None],
+    history: str | None = None,
+    afterwards: bool = False,
+) -> tuple[Tracker, tuple[TrackSink, VersionSink]]:
+    """A node's tracker and its sinks for the deliverer.
+
+    `swarm` is the whole swarm's config; `afterwards` is as `Tracker` wants it, `whole` and `history` as
+    `VersionSink` does. A server whose metrics maintenance keeps `thinned` gets all of them, any other
+    fewer. Reaches for nothing yet: a node may start while MLflow is away.
+    """
+    config, own = swarm.for_node(node), swarm.node.get(node.removeprefix(swarm.swarm.site))
+    tags = {"sapo.site": config.swarm.site, "sapo.own": canonical(dict(own)) if own else "none"}
+    tracker = Tracker(
+        uri,
+        config.swarm.name,
+        node,
+        incarnation,
+        params=params_of(config),
+        tags=tags_of(config) | tags,
+        artifacts=artifacts,
+        family=Family(params_of(swarm), tags_of(swarm)),
+        afterwards=afterwards,
+    )
+    keep = 0 if thinned else config.track.keep_rounds
+    metrics = TrackSink(tracker, config.track.samples_every, keep)
+    return tracker, (metrics, VersionSink(tracker, whole, history))

@@ -1,0 +1,1 @@
+"""Questions and their verifier, in worker processes behind a sandbox."""

@@ -1,0 +1,209 @@
+"""Endless questions that do not overlap: recipes drawn far apart, held-out questions set aside by content.
+
+Seeds of ReasoningGYM are no streams and hold nothing out (TRAPS 45, 46): entry (s, i) is (s + 1, i - 1).
+So every recipe gets its own seed, hashed from where it is used over the whole range below 2**31, and whether
+a question may be trained on is decided by the question.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from sapo.core import rng as seeds
+from sapo.core.config.load import Task
+from sapo.core.errors import SapoError, UserError
+from sapo.core.types import MAX_SEED, Group, Question, Recipe, canonical
+
+if TYPE_CHECKING:
+    from sapo.tasks.workers import TaskWorkers
+from sapo.tasks.holdout import is_held_out
+
+MAX_ATTEMPTS = 200
+"""Recipes tried for one place before a task counts as giving no questions to train on."""
+LIKELY_ATTEMPTS = 16
+"""Recipes within which a place finds its question, whatever share is held out, but for one in thousands."""
+_CHUNK = 256
+Author = Sequence[int | str]
+"""Who asks: a node's swarm, public key and incarnation. Whoever holds another key asks something else."""
+
+
+def _pick(tasks: Sequence[Task], rng: Random) -> Recipe:
+    """A recipe of one of the tasks, drawn by weight, with a seed from the whole range."""
+    cumulative = list(accumulate(task.weight for task in tasks))
+    task = rng.choices(tasks, cum_weights=cumulative)[0]
+    return Recipe.make(task.dataset, task.config, rng.randrange(MAX_SEED))
+
+
+class Drawing:
+    """A round's questions for one node: never held out, fixed by the arguments, fresh in every round.
+
+    Each place draws recipe after recipe from its own counted stream until one can be regenerated and is not
+    held out. The workers may be at it while the caller does something else: `begin` has them make the first
+    questions, `look` takes these and has more made for the places still open, `result` does what is left.
+    """
+
+    def __init__(
+        self,
+        workers: "TaskWorkers",
+        tasks: Sequence[Task],
+        author: Author,
+        round: int,
+        *,
+        count: int,
+        held_out: float,
+    ) -> None:
+        self.round = round
+        self._workers, self._tasks, self._held_out = workers, tasks, held_out
+        self._path = (*author, round, "question")
+        self._found: dict[int, Question] = {}
+        self._open = list(range(count))
+        self._attempt = 0
+        self._recipes = self._draw()
+
+    def begin(self) -> None:
+        """Ask for the first questions; nothing is raised that concerns them."""
+        self._workers.begin_questions(self._recipes)
+
+    def look(self) -> None:
+        """Take what was asked for and ask for what is missing; an error waits for `result`."""
+        try:
+            self._take()
+        except SapoError:
+            return
+        if self._open:
+            self.begin()
+
+    def result(self) -> list[Question]:
+        """The questions in the order of their places.
+
+        Raises `UserError` when a place finds none, as with a data set of very few questions.
+        """
+        while self._open:
+            if self._attempt == MAX_ATTEMPTS:
+                raise self._nothing()
+            self._take()
+        return [self._found[place] for place in sorted(self._found)]
+
+    def _draw(self) -> list[Recipe]:
+        return [_pick(self._tasks, seeds.rng(*self._path, place, self._attempt)) for place in self._open]
+
+    def _take(self) -> None:
+        made = self._workers.questions(self._recipes)
+        for place, question in zip(self._open, made, strict=True):
+            if isinstance(question, Question) and not is_held_out(question, self._held_out):
+                self._found[place] = question
+        self._open = [place for place in self._open if place not in self._found]
+        self._attempt += 1
+        self._recipes = self._draw()
+
+    def _nothing(self) -> UserError:
+        return UserError(
+            "tasks",
+            ", ".join(sorted({task.dataset for task in self._tasks})),
+            f"{MAX_ATTEMPTS} recipes in a row gave no question to train on "
+            f"({self._held_out:.0%} of all questions are held out)",
+            "widen the data sets' parameters, or lower rules.held_out",
+        )
+
+
+def drawn_by(group: Group) -> bool:
+    """Whether a group's question is one that its author was to draw for its place.
+
+    The seed of a recipe does not depend on the tasks, nor on any setting of its author's.
+    """
+    recipe = group.recipe
+    path = (group.swarm, group.key, group.incarnation, group.round, "question", group.position)
+    task = Task(dataset=recipe.dataset, config=recipe.params)
+    return any(_pick([task], seeds.rng(*path, attempt)) == recipe for attempt in range(LIKELY_ATTEMPTS))
+
+
+def held_out_questions(
+    workers: "TaskWorkers",
+    tasks: Sequence[Task],
+    *,
+    swarm: str,
+    seed: int,
+    count: int,
+    held_out: float,
+    among: tuple[float, float] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Question]:
+    """`count` distinct held-out questions, the same for every node of the swarm, drawn by the tasks' weights.
+
+    With `among` only those whose buckets lie within, the second bound excluded. `progress` is called with
+    how many are found, and `count`.
+
+    Raises `UserError` when the data sets cannot give so many; it says how many distinct ones were found. Of m
+    equally likely questions, 8 m draws in a row that give nothing new miss one with less than e**-8.
+    """
+    found: dict[float, Question] = {}
+    seen: set[float] = set()
+    stale = stale_held_out = attempt = 0
+    while len(found) < count:
+        recipes = [_pick(tasks, seeds.rng(seed, swarm, "held-out", attempt + step)) for step in range(_CHUNK)]
+        attempt += _CHUNK
+        for question in workers.questions(recipes):
+            if not isinstance(question, Question):
+                stale += 1
+                continue
+            # A bucket is 53 bits of the question's hash: equal buckets are equal questions.
+            key = question.bucket
+            stale = stale + 1 if key in seen else 0
+            seen.add(key)
+            if is_held_out(question, held_out) and (among is None or among[0] <= key < among[1]):
+                stale_held_out = stale_held_out + 1 if key in found else 0
+                if len(found) < count:
+                    found.setdefault(key, question)
+        if progress is not None:
+            progress(len(found), count)
+        dry = stale > 8 * len(seen) + _CHUNK or stale_held_out > 8 * len(found) + _CHUNK
+        if len(found) < count and (dry or (not found and attempt * held_out > 30)):
+            raise _too_few(tasks, count, len(found), held_out)
+    return list(found.values())
+
+
+def _too_few(tasks: Sequence[Task], count: int, found: int, held_out: float) -> UserError:
+    named = ", ".join(f"{task.dataset} {canonical(task.config)}" for task in tasks)
+    return UserError(
+        "eval.questions",
+        count,
+        f"the data sets have about {found} distinct held-out questions ({held_out:.0%} of all): {named}",
+        f"ask for {found} or fewer, widen the data sets' parameters, or raise rules.held_out",
+    )
+
+
+def sample_tasks(names: Sequence[str]) -> list[Task]:
+    """Each data set with its default parameters; `composite`, which has none, over two others."""
+    parts: list[dict[str, Any]] = [
+        {"name": name, "weight": 1.0, "config": {}} for name in ("chain_sum", "gcd")
+    ]
+    return [Task(dataset=n, config={"datasets": parts} if n == "composite" else {}) for n in names]
+
+
+def silo_only(tasks: Sequence[Task] | None = None, *, items: int = 3, seed: int = 0) -> dict[str, str]:
+    """Data sets that two processes don't regenerate alike, with the reason: usable at home, not on a bus.
+
+    Computed live: two workers regenerate `items` recipes per task (every data set with its default
+    parameters when `tasks` is None), one of them in reverse order, and compare digests of whole entries.
+    An entry that can't be regenerated at all counts as different only if the other process could.
+    """
+    from sapo.tasks.workers import TaskWorkers
+
+    with TaskWorkers() as one, TaskWorkers() as other:
+        chosen = sample_tasks(one.datasets()) if tasks is None else tasks
+        recipes = [
+            Recipe.make(task.dataset, task.config, seeds.rng(seed, "silo", number, item).randrange(MAX_SEED))
+            for number, task in enumerate(chosen)
+            for item in range(items)
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            forward = pool.submit(one.digests, recipes)
+            backward = pool.submit(other.digests, recipes[::-1])
+            pairs = zip(recipes, forward.result(), backward.result()[::-1], strict=True)
+    differing = [recipe for recipe, first, second in pairs if first != second]
+    return {
+        recipe.dataset: f"two processes differ at seed {recipe.seed} (config {recipe.config})"
+        for recipe in differing
+    }

@@ -1,0 +1,222 @@
+"""The task worker process: reads lots of work from standard input, answers on standard output, in JSON lines.
+
+Started by `sapo.tasks.worker_process` with PYTHONHASHSEED=0. A lot is `[op, items]`; an item is `[dataset,
+config, seed, index]`, and for `score` and `judge` the claimed question and the texts besides. A reply is
+`[kind, n, value]`, n being the item's number in the lot. `["at", [n, ...], seconds]` says which items come
+next, and how long they may take. What the libraries print goes nowhere. No submitted text is looked at in
+this process.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, TextIO
+
+from sapo.tasks import sandbox
+from sapo.tasks.verifier import AnswerFormat, score
+
+EXIT_MEMORY = 3
+WARM_UPS = 4
+GRACE_S = 5.0
+"""Time beyond its limit that a cell gets to end, and this process to say so."""
+
+
+def main(argv: list[str]) -> int:
+    """Serve until input closes.
+
+    Arguments: parent's pid, answer format, time limit, limit for peers' texts, memory in MiB.
+    """
+    parent, answer, limit, foreign, memory = (
+        int(argv[0]),
+        argv[1],
+        float(argv[2]),
+        float(argv[3]),
+        int(argv[4]),
+    )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    replies = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (memory << 20, memory << 20))
+    server = Server(answer, limit, foreign)  # type: ignore[arg-type]
+    standing = sandbox.around_worker()
+    os.dup2(nowhere, 2)
+    _send(replies, ["ready", None, standing])
+    return _serve(server, sys.stdin, replies, Watch(parent))
+
+
+def _serve(server: "Server", requests: TextIO, replies: int, watch: "Watch") -> int:
+    for line in requests:
+        op, items = json.loads(line)
+        try:
+            watch.allow(server.limit_s)
+            for reply in server.handle(op, items):
+                if reply[0] == "at":
+                    watch.allow(reply[2])
+                _send(replies, reply)
+        except MemoryError as error:
+            # A traceback keeps the frames alive, and with them what filled the memory.
+            traceback.clear_frames(error.__traceback__)
+            _send(replies, ["memory", None, None])
+            return EXIT_MEMORY
+        watch.rest()
+    return 0
+
+
+def _send(replies: int, reply: Sequence[Any]) -> None:
+    data = memoryview(json.dumps(reply).encode() + b"\n")
+    while data:
+        data = data[os.write(replies, data) :]
+
+
+class Watch:
+    """Ends this process when its parent has ended, or at work that takes far longer than it may."""
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._until = 0.0
+        signal.signal(signal.SIGALRM, self._look)
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+
+    def allow(self, seconds: float) -> None:
+        """Work begins that may take this long. Where Python code is stuck in C, the kernel counts."""
+        self._until = time.monotonic() + 1.5 * seconds + GRACE_S
+        signal.setitimer(signal.ITIMER_REAL, 0.5, 0.5)
+        signal.setitimer(signal.ITIMER_PROF, 1.5 * seconds + GRACE_S)
+
+    def rest(self) -> None:
+        """Nothing is being done: the next read ends when the parent does."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        if os.getppid() != self._parent or time.monotonic() > self._until:
+            os._exit(1)
+
+
+class Server:
+    """Answers lots of work."""
+
+    def __init__(self, answer: AnswerFormat, limit_s: float, foreign_limit_s: float) -> None:
+        from sapo.tasks import fork_scorer, gym
+
+        self.limit_s = limit_s
+        self._gym, self._cell = gym, fork_scorer
+        self._items = gym.Gym()
+        self._met: dict[str, list[str]] = {}
+        self._bounds = {
+            "score": fork_scorer.Bounds(limit_s, None, answer),
+            "judge": fork_scorer.Bounds(limit_s, foreign_limit_s, answer),
+        }
+        fork_scorer.make_forks_cheap()
+
+    def handle(self, op: str, items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Replies to one lot, as they come; raises `MemoryError` only."""
+        if op in self._bounds:
+            yield from self._groups(items, self._bounds[op])
+            return
+        for n, item in enumerate(items):
+            kind, value = self._single(op, item)
+            yield kind, n, value
+
+    def _groups(self, items: Sequence[Any], bounds: Any) -> Iterator[Sequence[Any]]:
+        """Groups get a cell each; those whose scorer is a plain comparison share one, at the end."""
+        shared: list[tuple[int, Any]] = []
+        for n, item in enumerate(items):
+            yield "at", [n], self.limit_s
+            began = time.thread_time()
+            case = self._case(item)
+            seconds = time.thread_time() - began
+            if isinstance(case, str):
+                yield "refused", n, [case, seconds]
+                continue
+            case.seconds = seconds
+            if case.plain:
+                shared.append((n, case))
+            else:
+                yield from self._judged([(n, case)], bounds)
+        if shared:
+            yield from self._judged(shared, bounds)
+
+    def _judged(self, cases: Sequence[tuple[int, Any]], bounds: Any) -> Iterator[Sequence[Any]]:
+        texts = sum(len(case.texts) for _, case in cases)
+        yield "at", [n for n, _ in cases], texts * self._cell.TRIES * bounds.clock_s + GRACE_S
+        self._cell.judge([case for _, case in cases], bounds)
+        for n, case in cases:
+            if case.slow:
+                yield "refused", n, ["slow", case.seconds]
+            else:
+                yield "scores", n, [case.findings, case.seconds]
+
+    def _case(self, item: Sequence[Any]) -> Any:
+        """A group before its judge, or the reason why it does not come so far."""
+        *recipe, claimed, texts = item
+        try:
+            dataset, entry = self._items.entry(*recipe)
+        except MemoryError:
+            raise
+        except Exception as error:  # a generator may raise anything; its message is the reason
+            return _reason(error)
+        if claimed is not None and entry["question"] != claimed:
+            return "question_mismatch"
+        case = self._cell.Case(dataset, entry, texts)
+        if not case.plain and isinstance(entry["answer"], str):
+            self._warm_up(recipe[0], case)
+        return case
+
+    def _warm_up(self, name: str, case: Any) -> None:
+        """Let a scorer load and remember what it needs, for all cells to come: by the library's own answers,
+        this question's and, as wrong ones, those of the data set's first few."""
+        right = case.entry["answer"]
+        score(case.dataset, case.entry, right, "text")
+        met = self._met.setdefault(name, [])
+        if len(met) < WARM_UPS:
+            for wrong in met:
+                score(case.dataset, case.entry, wrong, "text")
+            met.append(right)
+
+    def _single(self, op: str, item: Sequence[Any]) -> tuple[str, Any]:
+        if op == "names":
+            return "names", sorted(self._gym.DATASETS)
+        try:
+            if op == "check":
+                self._gym.construct(item[0], json.loads(item[1]), item[2], item[3])
+                return "ok", None
+            _, entry = self._items.entry(*item)
+        except self._gym.ParameterError as error:
+            if op == "check":
+                return "parameter", [error.field, error.value, error.problem, error.remedy]
+            return "unscorable", _reason(error)
+        except MemoryError:
+            raise
+        except Exception as error:  # a generator may raise anything; its message is the reason
+            return "unscorable", _reason(error)
+        return self._answer(op, entry)
+
+    def _answer(self, op: str, entry: dict[str, Any]) -> tuple[str, Any]:
+        if op == "question":
+            question = entry["question"]
+            if not isinstance(question, str):
+                return "unscorable", "error: the question is no text"
+            return "question", question
+        if op == "answer":
+            answer = entry["answer"]
+            return "answer", None if answer is None else str(answer)
+        if op == "digest":
+            return "digest", self._gym.digest(entry)
+        return "unscorable", f"error: unknown request {op!r}"
+
+
+def _reason(error: Exception) -> str:
+    return f"error: {type(error).__name__}: {error}"[:300]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

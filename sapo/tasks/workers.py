@@ -1,0 +1,300 @@
+"""Task workers: generate questions and score texts, in processes of their own that the kernel walls in.
+
+A worker can hang or die without harm: the item in hand is `unscorable`, a fresh process does the rest. It
+looks at no submitted text itself, but forks a cell per group that does (`sapo.tasks.fork_scorer`). Imports
+neither torch nor ReasoningGYM.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Self
+
+from sapo.core.config.load import Config, Task
+from sapo.core.errors import UserError
+from sapo.core.types import Outcome, Question, Recipe, canonical
+from sapo.tasks.holdout import bucket
+from sapo.tasks.verifier import AnswerFormat
+from sapo.tasks.work_batch import Batch, Reply
+from sapo.tasks.worker_process import WorkerProcess
+
+_FATAL = ("timeout", "memory", "crash")
+_CHECK_SEEDS = (11, 1_234_567)
+_REFUSALS = ("question_mismatch", "slow")
+"""Why a claim is not scored, besides that its recipe gives no question."""
+_MOST_IN_A_GROUP = 64
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A peer's group as its author presents it: the recipe, the question it says that gives, the texts."""
+
+    recipe: Recipe
+    question: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came of a claim: one outcome per text, or the reason why the group is not scored at all.
+
+    Reasons are `not_regenerable`, `question_mismatch`, and `slow`: a text used up its time. `seconds` of
+    processor time is what it cost, regeneration included.
+    """
+
+    reason: str | None
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+
+
+class TaskWorkers:
+    """Long-lived task workers behind blocking calls; safe to share between threads, started at first use.
+
+    `time_limit_s` is for one question or one text, `foreign_limit_s` of processor time for one text of a
+    peer, `memory_mb` for one process. `salt` decides the held-out buckets of questions, `answer` which part
+    of a text is scored (`sapo.tasks.verifier.extract_answer`).
+    """
+
+    def __init__(
+        self,
+        count: int = 1,
+        time_limit_s: float = 10.0,
+        memory_mb: int = 2048,
+        *,
+        foreign_limit_s: float = 1.0,
+        salt: str = "sapo",
+        answer: AnswerFormat = "text",
+    ) -> None:
+        self.salt = salt
+        self.restarts = 0
+        self._limit = time_limit_s
+        self._lock = threading.RLock()
+        self._ahead: Batch | None = None
+        self._workers = [
+            WorkerProcess(time_limit_s, foreign_limit_s, memory_mb, answer) for _ in range(count)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes. A later call starts them again."""
+        with self._lock:
+            self._ahead = None
+            for worker in self._workers:
+                worker.kill()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        return [worker.process.pid for worker in self._workers if worker.process is not None]
+
+    def questions(self, recipes: Sequence[Recipe]) -> list[Question | Outcome]:
+        """Each recipe's regenerated question, or an unscorable outcome that says why there is none."""
+        return [
+            Question(recipe=recipe, text=value, bucket=bucket(value, self.salt))
+            if kind == "question"
+            else Outcome.unscorable(value)
+            for recipe, (kind, value) in zip(recipes, self._each("question", recipes), strict=True)
+        ]
+
+    def begin_questions(self, recipes: Sequence[Recipe]) -> None:
+        """Have the workers begin what `questions` with these recipes will be asked: it then waits the less.
+
+        Only what was begun last is remembered. What goes wrong is raised by the call that it was begun for.
+        """
+        self._begin("question", [_place(recipe) for recipe in recipes], [1] * len(recipes))
+
+    def begin_score(self, items: Sequence[tuple[Recipe, str]]) -> None:
+        """Have the workers begin what `score` with these items will be asked, as `begin_questions` does."""
+        groups = _in_groups(items)
+        self._begin("score", _scored_items(groups), [len(texts) for _, texts in groups])
+
+    def score(self, items: Sequence[tuple[Recipe, str]]) -> list[Outcome]:
+        """The outcome of each text under its recipe's verifier, in order.
+
+        Texts of one recipe in a row are a group. A text that hangs, kills or exhausts its cell is
+        `unscorable` ("timeout", "crash", "memory"), as is one whose scorer raises ("error: <exception>");
+        nothing else is touched by it.
+        """
+        groups = _in_groups(items)
+        batch = self._run("score", _scored_items(groups), [len(texts) for _, texts in groups])
+        outcomes: list[Outcome] = []
+        for (kind, value), (_, texts) in zip(_replies(batch), groups, strict=True):
+            if kind == "scores":
+                outcomes += _outcomes(value[0])
+            else:
+                outcomes += [Outcome.unscorable(value if kind == "unscorable" else value[0])] * len(texts)
+        return outcomes
+
+    def judge(self, claims: Sequence[Claim]) -> list[Judgement]:
+        """Regenerate and score peers' groups, in order: nothing that a claim says is believed (DESIGN 2).
+
+        Outcomes are those of `score`, except that a text which takes `foreign_limit_s` of processor time, or
+        `time_limit_s` by the clock, ends its group as `slow`.
+        """
+        sizes = [len(claim.texts) for claim in claims]
+        items = [[*_place(claim.recipe), claim.question, claim.texts] for claim in claims]
+        batch = self._run("judge", items, sizes)
+        judged: list[Judgement] = []
+        for number, (kind, value) in enumerate(_replies(batch)):
+            if kind == "scores":
+                judged.append(Judgement(None, tuple(_outcomes(value[0])), value[1]))
+            elif kind == "refused":
+                reason = value[0] if value[0] in _REFUSALS else "not_regenerable"
+                judged.append(Judgement(reason, (), value[1]))
+            else:
+                judged.append(Judgement("not_regenerable", (), batch.seconds[number]))
+        return judged
+
+    @property
+    def walls(self) -> tuple[str, ...]:
+        """Names of the kernel walls round the processes (`sapo.tasks.sandbox`); starts one where none
+        runs."""
+        self.datasets()
+        return self._workers[0].walls
+
+    def answers(self, recipes: Sequence[Recipe]) -> list[str | None]:
+        """The stored answers; None where the data set has none or the recipe can't be regenerated."""
+        return [value if kind == "answer" else None for kind, value in self._each("answer", recipes)]
+
+    def digests(self, recipes: Sequence[Recipe]) -> list[str]:
+        """SHA-256 over question, answer and metadata as regenerated; the reason where that fails."""
+        return [value for _, value in self._each("digest", recipes)]
+
+    def datasets(self) -> list[str]:
+        """Names of ReasoningGYM's data sets."""
+        names: list[str] = _replies(self._run("names", [[]]))[0][1]
+        return names
+
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Raise `UserError` unless every data set and parameter is known, valid and gives questions."""
+        batch = self._run("check", [[task.dataset, canonical(task.config), 0, 0] for task in tasks])
+        for number, (task, (kind, value)) in enumerate(zip(tasks, _replies(batch), strict=True)):
+            if kind == "parameter":
+                field, given, problem, remedy = value
+                raise UserError(f"tasks.{number}.{field}", given, f"{task.dataset}: {problem}", remedy)
+            if kind != "ok":
+                raise self._no_questions(number, task, value)
+        failed = self._barren(tasks, _CHECK_SEEDS)
+        for number, reason in failed.items():
+            raise self._no_questions(number, tasks[number], reason)
+
+    def _barren(self, tasks: Sequence[Task], tries: Sequence[int]) -> dict[int, str]:
+        """Tasks, by number, that gave no question at any of the seeds; one that hangs is not asked again."""
+        failed: dict[int, str] = dict.fromkeys(range(len(tasks)), "")
+        for seed in tries:
+            again = [number for number, reason in failed.items() if reason not in _FATAL]
+            recipes = [Recipe.make(tasks[number].dataset, tasks[number].config, seed) for number in again]
+            for number, made in zip(again, self.questions(recipes), strict=True):
+                if isinstance(made, Question):
+                    del failed[number]
+                else:
+                    failed[number] = str(made.reason)
+        return failed
+
+    def _no_questions(self, number: int, task: Task, reason: str | None) -> UserError:
+        limits = f"limits are {self._limit:g} s and {self._workers[0].memory_mb} MiB"
+        return UserError(
+            f"tasks.{number}",
+            f"{task.dataset} {canonical(task.config)}",
+            f"gives no questions: {reason} ({limits})",
+            "choose parameters that give smaller puzzles, or raise workers.time_limit_s or workers.memory_mb",
+        )
+
+    def _each(self, op: str, recipes: Sequence[Recipe]) -> list[Reply]:
+        return _replies(self._run(op, [_place(recipe) for recipe in recipes]))
+
+    def _run(self, op: str, items: Sequence[Any], sizes: Sequence[int] | None = None) -> Batch:
+        """Have all items answered, or take up what was begun of them."""
+        with self._lock:
+            ahead = self._ahead
+            if ahead is not None and (ahead.op, ahead.items) == (op, items):
+                self._ahead = None
+                self._see_through(ahead)
+                return ahead
+            self._settle()
+            batch = Batch(op, items, sizes or [1] * len(items), self._workers)
+            self._see_through(batch)
+            return batch
+
+    def _begin(self, op: str, items: Sequence[Any], sizes: Sequence[int]) -> None:
+        with self._lock:
+            self._settle()
+            self._ahead = batch = Batch(op, items, sizes, self._workers)
+            try:
+                batch.begin()
+            except OSError:  # no process could be started; whoever waits for the answer tries again
+                self._give_up()
+
+    def _settle(self) -> None:
+        """See through what was begun before the workers get other work; its answers are kept."""
+        if self._ahead is not None and not self._ahead.done:
+            try:
+                self._see_through(self._ahead)
+            except Exception:
+                self._ahead = None  # whoever waits for it asks again, and is told
+
+    def _see_through(self, batch: Batch) -> None:
+        """Run a batch to its end. Kills what was left in hand when it is interrupted."""
+        try:
+            batch.run()
+        except BaseException:
+            self._give_up()
+            raise
+        finally:
+            self.restarts += batch.restarts
+            batch.restarts = 0
+
+    def _give_up(self) -> None:
+        self._ahead = None
+        for worker in self._workers:
+            if worker.pending:
+                worker.kill()
+
+
+def _place(recipe: Recipe) -> list[Any]:
+    return [recipe.dataset, recipe.config, recipe.seed, recipe.index]
+
+
+def _in_groups(items: Sequence[tuple[Recipe, str]]) -> list[tuple[Recipe, list[str]]]:
+    """Texts of one recipe in a row, `_MOST_IN_A_GROUP` at most."""
+    groups: list[tuple[Recipe, list[str]]] = []
+    for recipe, same in groupby(items, key=lambda item: item[0]):
+        found = [text for _, text in same]
+        groups += [
+            (recipe, found[start : start + _MOST_IN_A_GROUP])
+            for start in range(0, len(found), _MOST_IN_A_GROUP)
+        ]
+    return groups
+
+
+def _scored_items(groups: Sequence[tuple[Recipe, list[str]]]) -> list[list[Any]]:
+    return [[*_place(recipe), None, texts] for recipe, texts in groups]
+
+
+def _replies(batch: Batch) -> list[Reply]:
+    """All replies, in the items' order."""
+    return [reply for reply in batch.replies if reply is not None]
+
+
+def _outcomes(findings: Sequence[Reply]) -> list[Outcome]:
+    return [
+        Outcome.scored(value) if kind == "score" else Outcome.unscorable(value) for kind, value in findings
+    ]
+
+
+def open_workers(config: Config, kind: type[TaskWorkers] = TaskWorkers) -> TaskWorkers:
+    """The task workers of a config."""
+    return kind(
+        config.workers.count,
+        config.workers.time_limit_s,
+        config.workers.memory_mb,
+        foreign_limit_s=config.workers.foreign_limit_s,
+        salt=config.rules.salt,
+        answer=config.rules.answer,
+    )
