@@ -212,10 +212,21 @@ def batches(
 
 def last_release(folder: Path) -> Home:
     """A home that the release with journal and history of version 1 left behind, as `tests/data` says."""
-    with zipfile.ZipFile(Path(__file__).parent / "data" / "history-v1.zip") as archive:
-        archive.extractall(folder / "v1")
-    home = Home(folder / "v1")
-    (home.node("n0") / "key.pem").chmod(0o600)
+    return left_behind("history-v1", folder, "n0")
+
+
+def before_the_rooms(folder: Path) -> Home:
+    """A home that the last commit before the package had rooms left behind, as `tests/data` says."""
+    return left_behind("home-v4", folder, "n0", "n1")
+
+
+def left_behind(name: str, folder: Path, *nodes: str) -> Home:
+    """A home of `tests/data`, unpacked into a folder."""
+    with zipfile.ZipFile(Path(__file__).parent / "data" / f"{name}.zip") as archive:
+        archive.extractall(folder / name)
+    home = Home(folder / name)
+    for node in nodes:
+        (home.node(node) / "key.pem").chmod(0o600)
     config = json.loads(home.config.read_text())
     home.config.write_text(json.dumps(config | {"model": str(home.root / "model")}))
     return home

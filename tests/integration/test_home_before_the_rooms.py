@@ -1,0 +1,68 @@
+"""A home of the last commit before the package had rooms opens, goes on, replays, lists and is maintained."""
+
+import json
+from contextlib import closing
+
+import pytest
+from history_samples import before_the_rooms
+from swarms import open_node
+
+from sapo import cli
+from sapo.bus import open_bus
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config, load
+from sapo.core.determinism import differences
+from sapo.provenance.check import Differs, check
+from sapo.provenance.replay import opened
+from sapo.store.history import open_store
+from sapo.store.history.rounds import recorded
+from sapo.store.journal.journal import Journal
+
+BEFORE, LATER = 6, 9
+
+
+@pytest.fixture
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return before_the_rooms(tmp_path_factory.mktemp("before"))
+
+
+def longer(home: Home) -> Config:
+    return load(base=home.load_config(), sets=[f"swarm.rounds={LATER}"], env={})
+
+
+def test_a_node_goes_on_and_takes_in_what_the_other_published_then(home: Home) -> None:
+    config = longer(home)
+    with closing(open_bus(config, home)) as bus, open_node(config, home, bus=bus, deliver=True) as node:
+        assert node.round == BEFORE
+        while not node.finished:
+            node.run_round()
+        node.parts.journal.acknowledge("track", 10**6)
+        assert node.drain(60)
+    with Journal.read_only(home.journal("n0")) as journal:
+        moved = [moved for round in range(BEFORE, LATER) for moved in journal.movements(round)]
+        assert journal.finished_rounds() == LATER
+    assert {one.event for one in moved} >= {"received"}, "n1's last round was on the bus and not yet read"
+
+
+def test_its_rounds_are_repeated_to_the_last_bit(home: Home) -> None:
+    rounds = list(recorded(open_store(home.load_config(), home), "n0", f"{0:016x}"))
+    other = differences(rounds[0].environment)
+    with opened(home, "n0") as replay:
+        if other:  # another processor has other bits, and the replay says which it was
+            with pytest.raises(Differs, match="was"):
+                check(replay)
+            return
+        checked = check(replay)
+    assert (checked.first, checked.last, checked.rounds + checked.empty) == (0, BEFORE - 1, BEFORE)
+    assert checked.weights == BEFORE
+
+
+def test_its_rollouts_are_listed_and_its_tables_maintained(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.invoke(["rollouts", "--json", "--limit", "3", "--home", str(home.root)]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
+    assert cli.invoke(["status", "--json", "--home", str(home.root)]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {node["name"]: node["rounds"] for node in shown["nodes"]} == {"n0": BEFORE, "n1": BEFORE}
+    assert cli.invoke(["maintain", "--home", str(home.root)]) == 0
