@@ -93,7 +93,7 @@ class Archive:
         return asdict(counts)
 
     def passes(self, seconds: float, one: Callable[[], dict[str, int]]) -> int:
-        """Make one pass after another for so many seconds, or until told to stop; returns the rows written.
+        """Make one pass after another for so many seconds, or until stopped; returns the rows written.
 
         It makes one at least. What is unavailable is left for the next pass: it stays on the bus.
         """
@@ -191,7 +191,7 @@ def _pass(home: str, archive: Archive) -> dict[str, int]:
 
 
 def work(process: Process, orchestrator: Orchestrator, *, once: bool) -> int:
-    """Archive until told to stop, and then once more: the nodes have ended by then."""
+    """Archive until stopped, and then once more: the nodes have ended by then."""
     archive = Archive(process)
     ARCHIVE.set(archive)
     while not once and not process.stop.is_set():

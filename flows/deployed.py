@@ -70,7 +70,7 @@ def _hush(console: Console) -> None:
 
 
 def stop_without(parent: int, stop: threading.Event) -> None:
-    """Nobody could cancel an orphan; it ends in good order, and the schedule starts the next."""
+    """An orphan could not be cancelled; it ends in good order, and the schedule starts the next."""
     while os.getppid() == parent:
         if stop.wait(PARENT_POLL_S):
             return
@@ -89,7 +89,7 @@ def rounds_made(process: Process, node: str) -> int:
 
 
 def nothing_left(process: Process, node: str) -> bool:
-    """Whether a node has made all its rounds, and owes nobody anything."""
+    """Whether a node has made all its rounds, and owes nothing."""
     total = process.config.for_node(node).swarm.rounds
     if rounds_made(process, node) < total:
         return False
@@ -98,7 +98,7 @@ def nothing_left(process: Process, node: str) -> bool:
 
 
 def tell_progress(process: Process, node: str, made: int) -> None:
-    """Raise the event that a node which stands still does not raise, if it made rounds or has no more.
+    """Emit the progress event if the node advanced or finished; a stalled node emits none.
 
     `made` are those of the flow run so far.
     """
@@ -113,9 +113,9 @@ def tell_progress(process: Process, node: str, made: int) -> None:
 def progress_shown(
     key: str, what: str, done: Callable[[], float], moved: Callable[[], None]
 ) -> Iterator[None]:
-    """A bar in Prefect's UI at the share `done` says, 0 to 1, every five seconds while the block runs.
+    """A bar in Prefect's UI at the share `done`, 0 to 1, every five seconds while the block runs.
 
-    When that has grown `moved` is called, at most once a minute. All of it is told by a thread of its own:
+    When that has grown `moved` is called, at most once a minute. All of it is sent by a thread of its own:
     rounds do not wait for a server that is slow or away.
     """
     bar, over = create_progress_artifact(0.0, key=key, description=what), threading.Event()

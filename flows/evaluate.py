@@ -197,7 +197,7 @@ def _sweep(
 
 
 def _question(process: Process, ask: Callable[[], dict[str, Any]], give: Callable[[str], int]) -> list[str]:
-    """Ask the nodes that have a new round one question; tell MLflow of all it was not told of."""
+    """Ask the nodes that have a new round one question; log to MLflow all that is not there yet."""
     ask()
     nodes = process.home.begun(process.config)
     return _told(
@@ -210,7 +210,7 @@ def _question(process: Process, ask: Callable[[], dict[str, Any]], give: Callabl
 def _told(
     process: Process, give: Mapping[str, Callable[[], object]], again: Mapping[str, Callable[[], object]]
 ) -> list[str]:
-    """Tell MLflow of each node; the nodes it could not be told of within `MLFLOW_S`.
+    """Log each node to MLflow; returns the nodes that could not be logged within `MLFLOW_S`.
 
     While it is away plainly, by `again`, or Prefect would log every failure.
     """

@@ -111,7 +111,7 @@ def plain(process: Process) -> dict[str, Any]:
 
 
 def _services(names: Sequence[str], keep: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """One that is away keeps nobody from the others; the next time does it."""
+    """One that is away does not hold up the others; the next run does it."""
     done: dict[str, Any] = {}
     for name in names:
         try:

@@ -338,7 +338,7 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
 
 
 def deliver_the_rest(session: Session) -> bool:
-    """Deliver what is owed, briefly when somebody waits for the end; whether nothing is owed any more."""
+    """Deliver what is owed, briefly if a caller waits for the end; whether nothing is owed any more."""
     until = time.monotonic() + LAST_DRAIN_S
     while not session.process.stopping() and time.monotonic() < until:
         if session.runtime.drain(1.0):

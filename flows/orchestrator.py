@@ -131,7 +131,7 @@ class Attempt(Generic[T]):
 
     @property
     def recorded(self) -> bool:
-        """Whether Prefect has been told of everything, including the end."""
+        """Whether Prefect has received everything, including the end."""
         told = self.error is self.work_error or not isinstance(self.error, PREFECT_FAULTS)
         return self.ended and told
 
@@ -231,7 +231,7 @@ class Orchestrator:
         """`flow()`, or `plain()` when Prefect is away before or during it; raises what the work raises.
 
         `meanwhile` is a step of the same work, taken again and again while a slow Prefect has not begun the
-        flow, until it says that there is no further one.
+        flow, until there is no further one.
         """
         if self._server is None:
             return plain()
@@ -266,7 +266,7 @@ class Orchestrator:
             attempt.wait_ended(max(0.0, deadline - time.monotonic()))
 
     def _left_alone(self, attempt: Attempt[T], plain: Callable[[], T]) -> T:
-        """The work is done, and Prefect could not, or not yet, be told."""
+        """The work is done, and Prefect does not know it, or not yet."""
         self._left.append(attempt)
         self._uncounted.append(attempt)
         if attempt.ended:

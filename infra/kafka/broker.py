@@ -33,7 +33,7 @@ class Broker:
         self._place = layout.broker_folder(number)
 
     def launch(self) -> None:
-        """Start it, unless it runs; `wait` tells when it accepts."""
+        """Start it, unless it runs; `wait` returns when it accepts."""
         if self.child is not None and self.child.poll() is None:
             return
         (self._place / "pid").unlink(missing_ok=True)
@@ -145,7 +145,7 @@ def java_command(main: str, arguments: Sequence[str], place: Path, options: Sequ
 
 
 def wait_until_gone(pid: int) -> None:
-    """Wait for the end of a process that was told to end. Raises Unavailable when it does not."""
+    """Wait for the end of a process that was asked to end. Raises Unavailable when it does not."""
     deadline = time.monotonic() + GONE_S
     while not _gone(pid):
         if time.monotonic() > deadline:

@@ -116,13 +116,13 @@ def _ports(text: str) -> list[int]:
 
 
 def start(given: argparse.Namespace) -> int:
-    """Start a process that keeps the brokers; a second start says that they run."""
+    """Start a process that keeps the brokers; a second start reports that they run."""
     folder = given.dir.absolute()
     if running(folder):
         cluster = _as_asked(Cluster.attach(folder), given)
         print(f"runs already: {cluster.servers}")
     else:
-        runtime.jars()  # here, where somebody sees the progress
+        runtime.jars()  # here, where the progress is visible
         warm.options()
         keep.start(folder, _wanted(given), START_S)
         cluster = Cluster.attach(folder)

@@ -1,4 +1,4 @@
-"""Brokers in the background: a process of its own keeps them until it is told to end.
+"""Brokers in the background: a process of its own keeps them until it is stopped.
 
 `python -m infra.kafka.keep --dir DIR [--brokers N] [--secured] [--host HOST] [--ports P,P,P]`
 """
@@ -43,7 +43,7 @@ def start(folder: Path, arguments: Sequence[str], limit_s: float) -> None:
         with process.stdout as said:
             words = said.readline().decode().strip()
     except BaseException:
-        process.terminate()  # nobody waits for the brokers any more
+        process.terminate()  # nothing waits for the brokers any more
         raise
     finally:
         late.cancel()

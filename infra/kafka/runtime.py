@@ -115,7 +115,7 @@ OPTIONS = (
     # what Java thinks of its own caches is of no use in a broker's log
     "-Xlog:disable",
     "-Xlog:all=error:stderr",
-    # native zstd, lz4 and snappy, and what Java 25 says about them otherwise
+    # native zstd, lz4 and snappy, and Java 25's warnings about them
     "--enable-native-access=ALL-UNNAMED",
     "--sun-misc-unsafe-memory-access=allow",
 )

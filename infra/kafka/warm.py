@@ -19,7 +19,7 @@ WRITING_S = 120.0
 
 
 def options() -> list[str]:
-    """What Java is to be told; nothing where such a cache can't be made."""
+    """Options for Java; none if such a cache can't be made."""
     jars = runtime.jars()
     file = jars.with_name(f"{jars.name}-{runtime.java_version()}.aot")
     if not file.exists():

@@ -124,7 +124,7 @@ class S3Server:
             time.sleep(POLL_S)
 
     def answers(self) -> bool:
-        """Whether it says now that it is well."""
+        """Whether it is healthy now."""
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=2.0) as reply:
             return bool(reply.status == 200)
         return False

@@ -27,7 +27,7 @@ class Limits:
     """Per partition, start no further back than this many records from the end. None reads everything."""
     shares: Shares = EQUAL
     """Of the bytes, what is beyond a share is passed over; of the groups, it does not count for `max_groups`:
-    a flood leaves room for the others. Records of nobody are a newcomer's."""
+    a flood leaves room for the others. Records without an author count as a newcomer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Reading:
         """Take the record at `offset` of `size` bytes (None: malformed); False when the limits are reached.
 
         The first record of a poll is taken whatever its size, or a large one would block its partition.
-        `end` is the offset to go on from where that is not the next: a batch nobody can read has many.
+        `end` is the offset to go on from where that is not the next: an unreadable batch spans many.
         """
         author = "" if received is None else received.signed.key
         taken = len(self._received) + len(self._malformed)

@@ -36,12 +36,12 @@ SIZES = """
 SELECT offset, CASE typeof(payload) WHEN 'blob' THEN length(payload) END
 FROM log WHERE offset >= ? AND offset < ? ORDER BY offset
 """
-"""What can be told of a record without reading it: who may write here may have written anything."""
+"""Checks on a record before it is read: any process with access may have written anything."""
 ROW = "SELECT timestamp, group_id, content_sha256, key, signature, payload FROM log WHERE offset = ?"
 
 
 class _Link:
-    """A connection. Writing and reading have one each: who waits to write keeps nobody from reading."""
+    """A connection. Writing and reading have one each: a blocked writer does not block readers."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -152,7 +152,7 @@ class SqliteBus:
     def _state(self, db: sqlite3.Connection) -> tuple[str, int, float]:
         """The partition's name, the offset after its last record, and that one's time stamp.
 
-        Raises `Unavailable` where somebody else wrote there what this release never does.
+        Raises `Unavailable` if another program wrote what this release never does.
         """
         rows = db.execute("SELECT partition, next, stamp FROM bus LIMIT 2").fetchall()
         if len(rows) == 1:
@@ -201,7 +201,7 @@ class SqliteBus:
                 raise
             link.db, link.inode = db, _inode(self._path)
         elif link.inode != _inode(self._path):
-            # an open connection would go on writing to the file that nobody can find any more
+            # an open connection would keep writing to the unlinked file
             raise Unavailable(f"the bus {self._path} was removed or replaced while in use: restart the node")
         return link.db
 

@@ -93,7 +93,7 @@ class Child:
     def poll(self) -> int | None:
         """The exit code (minus the signal's number after a signal), or None while it runs.
 
-        What the child started and left behind is ended before its pid can be given to somebody else.
+        What the child started and left behind is ended before its pid can be reused.
         """
         with self._lock:
             if self._process.returncode is None and _has_exited(self.pid):
@@ -223,6 +223,6 @@ def alive(pid: int) -> bool:
 
 
 def _has_exited(pid: int) -> bool:
-    """Whether a child has ended, without collecting it: until then its pid belongs to nobody else."""
+    """Whether a child has ended, without collecting it: until then its pid is not reused."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, pid, flags) is not None

@@ -1,7 +1,7 @@
 """Bit for bit: what an update depends on besides its inputs, fixed before torch is used and recorded.
 
 Importing `sapo` calls `fix`, so every process that trains or repeats has the same settings, whoever started
-it and whatever its caller's environment says. Importing this module does not import torch.
+it and whatever its caller's environment holds. Importing this module does not import torch.
 """
 
 import ctypes
@@ -13,9 +13,9 @@ from pathlib import Path
 FIXED: Mapping[str, str] = {"MKL_CBWR": "AUTO", "MKL_DYNAMIC": "FALSE", "OMP_DYNAMIC": "FALSE"}
 """MKL's reproducible mode: the best code path of the CPU at hand, with fixed cache sizes, reductions in one
 order and static scheduling, wherever the data lies in memory. It asks for a fixed number of threads besides,
-so neither library may give fewer than it is told."""
+so neither library may give fewer than asked for."""
 BANNED = ("OMP_THREAD_LIMIT",)
-"""Would give fewer threads than the config says, and nothing would say so."""
+"""Would silently give fewer threads than the config asks for."""
 MODES = {1: "OFF", 2: "AUTO", 3: "COMPATIBLE"}
 """What MKL calls its modes; the others name instruction sets."""
 
@@ -55,7 +55,7 @@ def differences(recorded: Mapping[str, str | int] | None, device: str = "cpu") -
     """What is other here than where a round was recorded: `torch was 2.13.0, is 2.14.0`; empty if nothing.
 
     `device` is the kind of device the model lives on here. Only what both know is compared: a record of an
-    older release says less.
+    older release holds less.
     """
     import torch
 

@@ -35,9 +35,9 @@ class Unavailable(SapoError):
 class Refused(SapoError):
     """Something a peer sent is not taken.
 
-    `code` is a short snake_case reason (counted in metrics, stored in quarantine), `detail` says more.
+    `code` is a short snake_case reason (counted in metrics, stored in quarantine), `detail` adds to it.
     `group` is the refused group where its signature held, so that what is refused can be described. `proven`
-    says that it counts against its author, whatever the code.
+    means that it counts against its author, whatever the code.
     """
 
     def __init__(

@@ -25,9 +25,9 @@ PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "2", "PREFECT_API_REQUEST_TIMEOUT": "2
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A server in use. `pid` is None where somebody else runs it.
+    """A server in use. `pid` is None if it is run elsewhere.
 
-    `restarts` counts how often it was started again; `away` says why it does not run now. `password` is None
+    `restarts` counts how often it was started again; `away` is why it does not run now. `password` is None
     where it asks for none, or for one that only its user knows.
     """
 
@@ -75,12 +75,12 @@ class Services:
 
 
 def health_url(service: Service) -> str:
-    """Where a server says that it is well."""
+    """A server's health page."""
     return f"{service.url}/health"
 
 
 def answers(service: Service, timeout: float = 2.0) -> bool:
-    """Whether the server says now that it is well; a tracking address that is no web server always is.
+    """Whether the server is healthy now; a tracking address that is no web server always is.
 
     What speaks no HTTP, or has an address that is none, does not answer.
     """

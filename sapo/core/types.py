@@ -45,7 +45,7 @@ def _sound(key: str) -> str:
 
 
 PublicKey = Annotated[Hex64, AfterValidator(_sound)]
-"""An Ed25519 public key that somebody is to be known by."""
+"""An Ed25519 public key that identifies an author."""
 Hex128 = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 Incarnation = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -143,7 +143,7 @@ class Question(Record):
 
 
 class Outcome(Record):
-    """What the verifier says of one text: a raw task score, or why there is none (never a bare float)."""
+    """The verifier's outcome for one text: a raw task score, or why there is none (never a bare float)."""
 
     outcome: Literal["score", "unscorable"]
     score: float | None = None

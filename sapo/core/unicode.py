@@ -18,7 +18,7 @@ GROWTH = 4
 
 
 def compatible(text: str) -> str:
-    """A text's compatibility form (NFKC); where a letter has more marks than any writing, of stretches.
+    """NFKC; texts with absurdly long runs of combining marks are normalised in chunks to stay linear.
 
     The text itself if its form would be more than `GROWTH` times as long.
     """

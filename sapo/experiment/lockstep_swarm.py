@@ -1,6 +1,6 @@
 """A run's swarm: nodes of one process in lock-step, on a bus in memory, by a clock that counts rounds.
 
-Nothing here depends on how fast the machine is: ages are in rounds, and nobody's groups wait for verification
+Nothing here depends on how fast the machine is: ages are in rounds, and no groups wait for verification
 time. The controls of an experiment are in here too, so that a node knows nothing of them.
 """
 
@@ -26,7 +26,7 @@ from sapo.tasks.questions import Drawing
 from sapo.tasks.workers import Claim, Judgement, TaskWorkers
 
 EPOCH = 1_000_000.0
-"""What the clock says before the first round; a round is a second."""
+"""The clock before the first round; a round is a second."""
 ALL_DEBTS = 2**62
 VERDICTS, ANSWERS = 4096, 32_768
 """How many of peers' groups and of nodes' own answers are remembered, the newest."""
@@ -116,7 +116,7 @@ class Swarm:
         return found
 
     def _ask_the_same(self) -> None:
-        """One drawing for all nodes, in nobody's name."""
+        """One stream of questions for all nodes, under no author."""
         config = self.config
         drawing = Drawing(
             self.nodes[0].parts.workers,

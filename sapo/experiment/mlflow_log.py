@@ -33,7 +33,7 @@ def tracking_uri(grid: Grid, folder: Path) -> str:
 
 
 class Ledger:
-    """Logs records in a thread of its own. Where MLflow is away it says so once and logs no more."""
+    """Logs records in a thread of its own. If MLflow is away it warns once and logs no more."""
 
     def __init__(self, grid: Grid, folder: Path, warn: Callable[[str], None]) -> None:
         self._grid, self._folder, self._warn = grid, folder, warn
@@ -64,7 +64,7 @@ class Ledger:
 
     def _log(self, record: RunRecord) -> None:
         if self._parent is None:
-            # creating a store tells of each of its tables otherwise
+            # creating a store logs each of its tables otherwise
             for chatty in ("alembic", "mlflow.store.db.utils"):
                 logging.getLogger(chatty).setLevel(logging.WARNING)
             self._parent = self._whole()

@@ -1,7 +1,7 @@
 """Where a node stood best, and whether it ends below: its exams on the probe's questions, compared in pairs.
 
 A probe and the end of the run answer the same questions under the same random numbers. The best of several
-probes is lucky as well as good, so a small difference says little; the interval says how small.
+probes is lucky as well as good, so a small difference means little; the interval shows how small.
 """
 
 import statistics

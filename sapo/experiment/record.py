@@ -110,7 +110,7 @@ class Progress(_Kept):
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate, from the rounds so far; None while nothing can be told."""
+        """An estimate, from the rounds so far; None while it is unknown."""
         return (self.at - self.began) * (self.rounds - self.done) / self.done if self.done else None
 
 

@@ -1,6 +1,6 @@
 """results.json: every arm's figures with intervals over seeds, and the comparisons registered beforehand.
 
-Raw records go in, plain JSON values come out; what was not measured, or cannot be told, is null.
+Raw records go in, plain JSON values come out; what was not measured, or is unknown, is null.
 """
 
 import json
@@ -49,7 +49,7 @@ RESULTS, REPORT, PICTURE = "results.json", "report.html", "picture.svg"
 LEVEL = 0.05
 """An adjusted p below this is called a difference."""
 PLANS = (3, 5, 8, 10, 20)
-"""Numbers of seeds for which the smallest difference that can be shown is told."""
+"""Numbers of seeds for which the smallest detectable difference is given."""
 POINTS = 200
 """At most so many points of a reward curve go into results.json."""
 METHODS = {
@@ -147,7 +147,7 @@ def estimate(values: Mapping[int, float]) -> dict[str, Any] | None:
 
 
 def gather(runs: Mapping[int, RunRecord], read: Callable[[RunRecord], Mapping[str, float]]) -> dict[str, Any]:
-    """What `read` says of each run, as estimates over the seeds by name."""
+    """`read` of each run, as estimates over the seeds by name."""
     by_name: dict[str, dict[int, float]] = {}
     for seed, record in runs.items():
         for name, value in read(record).items():
@@ -290,14 +290,14 @@ def until_target(times: Mapping[int, tuple[float, bool]], own: Mapping[int, tupl
 
 
 def swarm_size(record: RunRecord) -> int:
-    """How many nodes learn from each other: 1 where nobody learns from anybody, however many run."""
+    """How many nodes learn from each other: 1 if no node learns from another, however many run."""
     return len(record.nodes) if total(record, "sampler/external") else 1
 
 
 def planned_section(
     grid: Grid, choices: Mapping[str, Choice], seeds: int | None = None
 ) -> dict[str, Any] | None:
-    """What the reported runs will be able to show of held-out pass@1, told by the tuning runs alone; None
+    """The smallest detectable difference in held-out pass@1, estimated from the tuning runs alone; None
     below two arms that were tuned on two seeds."""
     tuned = [choice.scores[f"{choice.lr:g}"] for choice in choices.values()]
     spread = spread_beside_seeds(tuned) if tuned else None

@@ -39,7 +39,7 @@ def run_arm(grid: Grid, job: Job, folder: Path, cache: Path | None = None) -> Pa
 
     A run that was cut short begins anew. `cache` is where starters are kept. Sets the process's number of
     torch threads and, while it runs, its folder for keys. Raises `UserError` for what cannot be run, `Paused`
-    where a guard of the config says so.
+    if a guard of the config demands it.
     """
     path = record_path(folder, job)
     digest = run_digest(grid, job)
@@ -145,7 +145,7 @@ def _cpu_of(pids: list[int]) -> float:
 
 @contextmanager
 def _keys_in(folder: Path) -> Iterator[None]:
-    """Keep a run's keys, which are secret to nobody, away from the user's own."""
+    """Keep a run's keys, which are no secret, apart from the user's own."""
     before = os.environ.get("SAPO_KEYS")
     os.environ["SAPO_KEYS"] = str(folder)
     try:

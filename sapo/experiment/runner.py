@@ -25,7 +25,7 @@ TICK_S = 0.5
 
 
 class Watcher(Protocol):
-    """Somebody who is told how it goes."""
+    """An observer of the progress."""
 
     def ended(self, job: Job, record: RunRecord | None, error: str | None, done: int, total: int) -> None:
         """A run is over: its record, or why there is none."""

@@ -1,6 +1,6 @@
 """What seeds can say: intervals, paired comparisons, power, censored times. The formulas are scipy's.
 
-Every function takes plain floats and gives plain floats; None stands for what cannot be told.
+Every function takes plain floats and gives plain floats; None stands for unknown.
 """
 
 import math
@@ -14,7 +14,7 @@ from scipy import optimize, stats
 CONFIDENCE, POWER = 0.95, 0.8
 ALPHA = 0.05
 ARRANGEMENTS = 3_500
-"""Of runs on two sides: up to so many, as of seven and seven, all are counted, of more so many are drawn."""
+"""Permutation test: enumerate all splits up to this many (7 vs 7), sample this many beyond."""
 HALF = 0.5 + 1e-9
 """A survival curve has come down to one half here: products of fractions miss it by a rounding error."""
 
@@ -127,7 +127,7 @@ def adjusted(ps: Sequence[float | None]) -> list[float | None]:
 
 
 def power(difference: float, spread: float, n: int, alpha: float = ALPHA) -> float:
-    """Chance that a paired t-test of n seeds tells a true difference from none at `alpha`, two-sided."""
+    """Power of a paired t-test of n seeds at `alpha`, two-sided."""
     if difference == 0:
         return alpha
     # a noncentral t squared is a noncentral F: scipy's t is NaN at some centres, its F wrong at 0 alone
@@ -176,7 +176,7 @@ def same_survival(ours: Times, theirs: Times) -> float | None:
     """Two-sided p that both reach the end alike: the log-rank statistic among those of all arrangements of
     the runs on two such sides. With a handful of runs its usual approximation is far too sure.
 
-    None where nobody reaches it, or all who do at one time, or a side has one run: that says nothing of who
+    None if no run reaches it, or all at one time, or a side has one run: that is no evidence of who
     is sooner.
     """
     times, reached = [*ours[0], *theirs[0]], [*ours[1], *theirs[1]]

@@ -1,4 +1,4 @@
-"""A process of an experiment's pool: makes the runs it is told of over its line, until that is closed."""
+"""A process of an experiment's pool: makes the runs named on its line, until that is closed."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ from sapo.experiment.record import Job
 
 
 def main() -> None:
-    """Read jobs, a JSON line each, and answer each with a line that says what became of it."""
+    """Read jobs, a JSON line each, and answer each with a line: its result."""
     watch_parent()
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path)

@@ -110,7 +110,7 @@ class _Worker:
 
     def give(self, job: Job) -> None:
         self.job = job
-        with contextlib.suppress(OSError):  # it is dead: the next `hear` says so
+        with contextlib.suppress(OSError):  # it is dead: the next `hear` reports it
             self.line.sendall(job.model_dump_json().encode() + b"\n")
 
     def hear(self) -> Ended | None:

@@ -57,7 +57,7 @@ class Chunk:
 
     Of the logits only the last `keep` columns are needed, and of the flattened [B, keep] only the entries
     `places` [P]. The n-th distinct trained token, `targets` [N], is predicted at the `rows` [N]-th of these.
-    `index` [S, W] says which of the N a sequence's trained token is, where `mask` [S, W]. `behaviour` [S, W]
+    `index` [S, W] maps a sequence's trained token to one of the N, where `mask` [S, W]. `behaviour` [S, W]
     holds values where `known` [S].
     """
 

@@ -36,7 +36,7 @@ def treat(
     """Apply the mode to a batch.
 
     `own` [S, T] are the own policy's log-probabilities at the start of the update, `mask` [S, T] the
-    trained tokens, `external` [S] says which sequences are foreign. `behaviour` [S, T] are the producer's
+    trained tokens, `external` [S] marks foreign sequences. `behaviour` [S, T] are the producer's
     log-probabilities where `known` [S], for trusted producers only. Local tokens are never changed.
     """
     found = _by_mode(learn, own.detach(), mask, external, behaviour, known)

@@ -25,9 +25,9 @@ from sapo.learn.optimizer import apply_settings, open_optimizer
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What became of a batch. `skipped` says why no optimiser step was made; weights are then untouched.
+    """What became of a batch. `skipped` is why no optimiser step was made; weights are then untouched.
 
-    `alarm` says which guard was set off, or that something was not finite; what to do about it beyond
+    `alarm` names the guard that was set off, or what was not finite; what to do about it beyond
     leaving the step out (pause, rollback) is the caller's. `metrics` are finite.
     """
 

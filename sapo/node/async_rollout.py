@@ -36,7 +36,7 @@ class Ahead:
     """At most one round's completions, sampled in a thread of their own from the weights it began with.
 
     The engine needs a copy of the weights. Called by whoever runs the round; while a round is in hand here,
-    nobody else may use the engine.
+    nothing else may use the engine.
     """
 
     def __init__(self, parts: NodeParts) -> None:
@@ -69,7 +69,7 @@ class Ahead:
             self._work.dropped = True
 
     def end(self) -> BaseException | None:
-        """Wait for the thread, at most `LEAVE_S` seconds; returns what it failed with, if nobody was told."""
+        """Wait for the thread, at most `LEAVE_S` seconds; returns its error if none was raised yet."""
         work, self._work = self._work, None
         if work is None:
             return None

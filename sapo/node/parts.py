@@ -63,7 +63,7 @@ class NodeParts:
     invitation: Invitation | None
     """By which the node may publish, where it is no member."""
     own_key: OwnKey
-    """Whether somebody else publishes with the node's key."""
+    """Whether another process publishes with the node's key."""
     journal: Journal
     workers: TaskWorkers
     policy: LoadedPolicy
@@ -155,7 +155,7 @@ def open_parts(
     """Open a node's parts. `config` is the whole swarm's; `tracking` are further sinks, such as MLflow's.
 
     `bus` and `incarnation` are given by tests and experiments; `deliver=False` leaves the outbox undelivered,
-    `workers` are somebody else's to close, and with `timed=False` peers have all the time for verification
+    The caller closes `workers`, and with `timed=False` peers have all the time for verification
     there is (`Quotas`), so that nothing depends on the speed of the machine.
     Raises `UserError` when the directory is in use, the home is another swarm's, or the model is unusable.
     """

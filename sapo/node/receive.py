@@ -29,7 +29,7 @@ class Arrivals:
 
     rows: list[PoolRow] = field(default_factory=list)
     useless: dict[str, str] = field(default_factory=dict)
-    """Reasons, by group id, of those that left at once, judged at sight: they take nobody's place."""
+    """Reasons, by group id, of those that left at once, judged at sight: they never had a place."""
     met: list[Met] = field(default_factory=list)
     positions: Positions = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -142,7 +142,7 @@ def _drawn(parts: NodeParts, met: Met) -> bool:
 
 
 def _turn_out_copy(parts: NodeParts, original: Group, received: Received) -> None:
-    """Take out of the pool what says the same as this group and is the copy: partitions may lag."""
+    """Remove from the pool a copy of this group that arrived first: partitions may lag."""
     found = said_before(original, received.timestamp, parts.pool.seen, partial(_drawn, parts))
     entry = parts.pool.get(found[0].group_id) if found is not None else None
     if found is None or entry is None or found[1].met == "stays":
@@ -181,7 +181,7 @@ def verdicts(
     """Regenerate and score foreign groups: no question, answer or score of a peer is believed (DESIGN 2).
 
     A newcomer's group that falls short of the node's own (`own_standards`) is `substandard`: until its author
-    is known nobody learns from it how to be half right.
+    is known, half-right answers are not learned from.
     """
     found: dict[int, Verdict] = {}
     seconds = [0.0] * len(entries)
@@ -227,7 +227,7 @@ def _claim(group: Group) -> Claim:
 
 
 def _bad(parts: NodeParts, entry: Entry, reason: str) -> Verdict:
-    """The verdict on a group that is unusable as a whole; its author is told of in metrics and history."""
+    """The verdict on a group that is unusable as a whole; counted by author in metrics and history."""
     parts.refusals.note(Refused(reason, "found when it was verified", entry.group), entry.received)
     if reason in PROVEN:
         parts.quotas.fault(entry.group.key, reason)

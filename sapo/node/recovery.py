@@ -70,7 +70,7 @@ def _repeat_since(parts: NodeParts, found: checkpoint.Checkpoint) -> str:
     for result in results:
         environment = parts.journal.environment(result.round)
         step = repeater.repeat(parts.journal.batch(result.round), result, environment)
-        # a round that says nothing of its machine is of an older release
+        # a round without an environment is of an older release
         other = differences(environment or {"update": "1"}, kind) or unsteady
         problem = _problem(parts, step, result)
         if problem and not other:
@@ -84,7 +84,7 @@ def _repeat_since(parts: NodeParts, found: checkpoint.Checkpoint) -> str:
 
 
 def _problem(parts: NodeParts, step: StepResult, result: RoundResult) -> str | None:
-    """In what a repeated round differs from its record, as far as that tells."""
+    """How a repeated round differs from its record, as far as that is known."""
     if (step.skipped is None) != (result.skipped is None):
         return f"was skipped as {result.skipped!r}, now {step.skipped!r}"
     if result.weights_sha256 and parts.weights_sha256() != result.weights_sha256:

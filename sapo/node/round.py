@@ -186,7 +186,7 @@ class NodeRuntime:
         take_in(self.parts, received, self._now.arrivals)
 
     def ask(self, drawing: Drawing) -> None:
-        """Have the round to come ask these questions, not its own."""
+        """Use these questions in the next round instead of drawing new ones."""
         self._next = drawing
 
     # -- 4. SampleSelf, SampleExternal, verification -----------------------------------------------------
@@ -359,7 +359,7 @@ class NodeRuntime:
         target = None
         if step.alarm and self.config.guard.action == "rollback":
             target = roll_back(parts)
-            self._ahead.drop()  # nobody learns from weights that were given up
+            self._ahead.drop()  # samples of weights that were given up are useless
         finished = parts.clock()
         checkpoint = checkpoint_due(parts, self.round + 1, finished, last=last)
         digests = self._digests(checkpoint)
@@ -480,7 +480,7 @@ class NodeRuntime:
     def close(self) -> None:
         """Stop the deliverer and the workers, release the lock. What is owed stays in the journal.
 
-        Raises what sampling ahead failed with, where nobody was told of it before.
+        Raises the error of sampling ahead if it was not raised before.
         """
         unseen = self._end()
         if unseen is not None:

@@ -1,4 +1,4 @@
-"""A node with its MLflow run: opened together, and closed so that the run says how it ended.
+"""A node with its MLflow run: opened together, and closed with the run's final status.
 
 Importing this module does not import torch.
 """

@@ -59,7 +59,7 @@ class Watch:
     tag: str | None = None
     """Of the flow runs it is about."""
     crash: str | None = None
-    """What the crashed run's state says; None does nothing but raise Prefect's own event."""
+    """Message of the crashed run's state; None only raises Prefect's own event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def _watches(config: Config, label: str) -> tuple[Watch, ...]:
 
 
 def refuse_without_server(env: Mapping[str, str]) -> str:
-    """Prefect's address. Raises `UserError` where none is named, or nobody answers there."""
+    """Prefect's address. Raises `UserError` if none is named or it does not answer."""
     url = env.get("PREFECT_API_URL")
     remedy = "start one with `prefect server start` and name it: PREFECT_API_URL=http://127.0.0.1:4200/api"
     if not url:

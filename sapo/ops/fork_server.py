@@ -198,7 +198,7 @@ class Forked:
 def serve(line: socket.socket, lifeline: int, mains: Mains) -> None:
     """Fork what is asked for until the crew is gone.
 
-    No thread of this process may hold a lock: in a forked process there would be nobody to release it.
+    No thread of this process may hold a lock: in a forked process no thread would release it.
     """
     heard, running = b"", set[int]()
     gc.collect()
@@ -281,7 +281,7 @@ def _become(
 
 
 def _write_title(words: Sequence[str]) -> None:
-    """Let `ps` show what this process is; only Linux says where the command line lies."""
+    """Let `ps` show what this process is; only Linux exposes where the command line lies."""
     try:
         stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

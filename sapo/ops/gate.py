@@ -1,6 +1,6 @@
 """Who is let into a server that sapo starts: whoever knows its password, and no page of another site.
 
-Loopback alone keeps nobody out: other accounts of the machine reach it, and any page in its user's browser.
+Loopback alone is no protection: other accounts of the machine reach it, and any page in its user's browser.
 """
 
 import base64
@@ -14,7 +14,7 @@ ENTRANCE = "/enter"
 """Before a page's path in a link with the password. The browser is sent on from there: a page's own requests
 fail where its address names a password."""
 NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
-"""What a browser may call this machine; a name of somebody's own could lead here, too."""
+"""What a browser may call this machine; any other name could resolve here, too."""
 HEALTH = frozenset({"/health", "/api/health"})
 
 Scope = MutableMapping[str, Any]

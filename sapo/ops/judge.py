@@ -53,7 +53,7 @@ class Judging:
     passed_over: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON. `question` is null where nobody was asked."""
+        """Plain values, for JSON. `question` is null if no node was asked."""
         first = next(iter(self.standings.values()), None)
         asked = None if first is None else first.verdict
         return {
@@ -152,7 +152,7 @@ def _judge(
 
 
 def tell_verdicts(config: Config, home: Home, node: str, *, uri: str) -> int:
-    """Log a node's verdicts that the MLflow at `uri` was not told of, at their rounds; returns how many.
+    """Log a node's verdicts that are not in the MLflow at `uri` yet, at their rounds; returns how many.
 
     Telling one again changes nothing. Raises `Unavailable` when MLflow is away.
     """

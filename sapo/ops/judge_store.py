@@ -1,7 +1,7 @@
 """What the judge found, kept in the home: one verdict per node and round, however often it is asked again.
 
 The paper's judge (its section 6 and Figure 3) asks each node one held-out question a round. The table is what
-the cumulative reward is summed from; MLflow is told of what is not `told` yet.
+the cumulative reward is summed from; verdicts that are not `told` yet are logged to MLflow.
 """
 
 import contextlib
@@ -94,13 +94,13 @@ class Verdicts:
         return list(_summed(Verdict(*row) for row in self._connection.execute(sql, (node, incarnation))))
 
     def untold(self, node: str, incarnation: str) -> list[Standing]:
-        """Those that MLflow was not told of."""
+        """Those not logged to MLflow yet."""
         sql = "SELECT round FROM verdicts WHERE (node, incarnation, told) = (?, ?, 0)"
         rounds = {row[0] for row in self._connection.execute(sql, (node, incarnation))}
         return [one for one in self.standings(node, incarnation) if one.verdict.round in rounds]
 
     def acknowledge(self, standings: Sequence[Standing]) -> None:
-        """MLflow was told of these."""
+        """Mark these as logged to MLflow."""
         keys = [(one.verdict.node, one.verdict.incarnation, one.verdict.round) for one in standings]
         sql = "UPDATE verdicts SET told = 1 WHERE (node, incarnation, round) = (?, ?, ?)"
         self._connection.executemany(sql, keys)
@@ -114,7 +114,7 @@ def _summed(verdicts: Iterator[Verdict]) -> Iterator[Standing]:
 
 
 def curves(path: Path) -> dict[str, list[tuple[float, float]]]:
-    """(judged rounds, cumulative reward) of each node's newest incarnation; empty where nobody was judged.
+    """(judged rounds, cumulative reward) of each node's newest incarnation; empty if none was judged.
 
     Reads only: a missing file is not made.
     """

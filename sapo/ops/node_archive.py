@@ -1,7 +1,7 @@
 """Reading a pack, the file that holds a node which moves, as if a stranger had made it.
 
 What a tar file may hold besides plain files is refused, and so is what would take memory or space beyond all
-that an honest pack can have: nothing is written before it is known to be what the index says.
+that an honest pack can have: nothing is written before it is checked against the index.
 """
 
 import gzip
@@ -31,7 +31,7 @@ MEMBER = re.compile(
     r"key\.(?:pem|json)|journal\.sqlite|checkpoints/round-\d{6,12}(/\w[\w.-]{0,99}){1,4}", re.ASCII
 )
 CHUNK = 2**16
-"""Bytes read at once: of what a tar file says before a member, more is refused unread."""
+"""Bytes read at once: more header bytes before a member are refused unread."""
 MOST_PACKED = 400
 """What one byte of a pack may unpack to; the fastest gzip, which packs are made with, makes 230 of it."""
 
@@ -40,7 +40,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(label: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
+    """Progress that is discarded."""
 
 
 class PackedFile(Record):
@@ -51,7 +51,7 @@ class PackedFile(Record):
 
 
 class Pack(Record):
-    """What a pack says of itself, in its first file."""
+    """A pack's index: its first file."""
 
     format: Literal[1] = 1
     sapo: str
@@ -75,7 +75,7 @@ class Pack(Record):
 
 
 class _Bounded(io.RawIOBase):
-    """A stream in small pieces only: `tarfile` reads a header as large as that says it is."""
+    """A stream in small pieces only: `tarfile` reads a header of any declared size."""
 
     def __init__(self, source: gzip.GzipFile) -> None:
         self._source = source
@@ -117,7 +117,7 @@ def damaged(file: Path, what: str) -> UserError:
 
 
 def read_index(archive: tarfile.TarFile, file: Path) -> Pack:
-    """What a pack says of itself. Raises `UserError` for what no pack says."""
+    """Read a pack's index. Raises `UserError` if it is malformed."""
     first = _following(archive)
     if first is None or first.name != INDEX or not _plain(first) or first.size > MAX_INDEX_BYTES:
         raise damaged(file, f"it does not begin with {INDEX}")

@@ -191,7 +191,7 @@ def _write(file: IO[bytes], pack: Pack, sources: Mapping[str, Path], progress: P
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Nobody's in particular, readable by the owner only."""
+    """A neutral tar entry, readable by the owner only."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mode = 0o600

@@ -3,7 +3,7 @@
 Prefect's server has up to fifteen. While one of its threads waits for the file's lock it holds a connection's
 mutex; where the thread of the event loop then drops a cursor of that connection, it waits for the mutex and
 keeps the interpreter from everybody, also from the lock's owner, which could not commit before the minute of
-Prefect's busy timeout was over: the whole server stood still. Nobody waits for a lock that has one user.
+Prefect's busy timeout was over: the whole server stood still. A lock with one user needs no waiting.
 """
 
 from typing import Any

@@ -36,7 +36,7 @@ NODE_GRACE_S = 6.0
 """For the round in hand, the deliveries and a checkpoint; what is cut short is done again on resume."""
 ARCHIVE_GRACE_S = 3.0
 FINAL_ARCHIVE_S = 60.0
-"""For the archive's last pass when nobody is in a hurry."""
+"""For the archive's last pass if there is no hurry."""
 ARCHIVE, EVALUATE = "archive", "evaluate"
 
 
@@ -187,27 +187,27 @@ class Crew:
 
     # -- one process --------------------------------------------------------------------------------------
 
-    def _keep(self, name: str, grace: float, told: Callable[[], bool], extra: Sequence[str] = ()) -> Member:
-        """Run a process until it has ended for good, or until `told` to end it within `grace` seconds."""
-        while self._can_start(told):
+    def _keep(self, name: str, grace: float, ending: Callable[[], bool], extra: Sequence[str] = ()) -> Member:
+        """Run a process until it has ended for good, or, once `ending`, end it within `grace` seconds."""
+        while self._can_start(ending):
             started = time.monotonic()
             child = self._start(name, extra)
             self._set(name, state="running", pid=child.pid, exit_code=None, note="")
-            code = self._await(child, grace, told)
-            if self._settled(name, code, child, told):
+            code = self._await(child, grace, ending)
+            if self._settled(name, code, child, ending):
                 return self.member(name)
             if time.monotonic() - started > HEALTHY_S:
                 self._set(name, restarts=0)
-            if not self._wait_for_restart(name, told):
+            if not self._wait_for_restart(name, ending):
                 return self.member(name)
         self._set(name, state="stopped")
         return self.member(name)
 
-    def _can_start(self, told: Callable[[], bool]) -> bool:
+    def _can_start(self, ending: Callable[[], bool]) -> bool:
         """Wait until a process can be started at once; False when it is not to be started any more."""
-        while self._nursery is not None and not self._nursery.ready() and not told():
+        while self._nursery is not None and not self._nursery.ready() and not ending():
             time.sleep(POLL_S)
-        return not told()
+        return not ending()
 
     def _start(self, name: str, extra: Sequence[str]) -> Started:
         config = self.config.for_node(name) if name in self.config.nodes else self.config
@@ -215,21 +215,21 @@ class Crew:
         launch = Child.start if self._nursery is None else self._nursery.launch
         return launch(name, [*self._command(name), *extra], log=self.home.logs / f"{name}.log", env=env)
 
-    def _await(self, child: Started, grace: float, told: Callable[[], bool]) -> int:
+    def _await(self, child: Started, grace: float, ending: Callable[[], bool]) -> int:
         while (code := child.poll()) is None:
-            if told():
+            if ending():
                 return child.stop(ARCHIVE_GRACE_S if self.stop.is_set() and child.name == ARCHIVE else grace)
             time.sleep(POLL_S)
         return code
 
-    def _settled(self, name: str, code: int, child: Started, told: Callable[[], bool]) -> bool:
+    def _settled(self, name: str, code: int, child: Started, ending: Callable[[], bool]) -> bool:
         """Take down how a process ended; whether it is not to be started again."""
         note = "" if code == 0 else tail(child.log)
         self._set(name, pid=None, exit_code=code, note=note)
         if code == 0:
             cut_short = self.stop.is_set() and name != ARCHIVE
             self._set(name, state="stopped" if cut_short else "finished")
-        elif code != OWING and told():
+        elif code != OWING and ending():
             self._set(name, state="stopped")
         elif code in FINAL:
             self._set(name, state=FINAL[code])
@@ -238,7 +238,7 @@ class Crew:
             return False
         return True
 
-    def _wait_for_restart(self, name: str, told: Callable[[], bool]) -> bool:
+    def _wait_for_restart(self, name: str, ending: Callable[[], bool]) -> bool:
         """Wait before the next start of a process that crashed; False when it has none left."""
         member = self.member(name)
         if member.restarts >= len(self.backoff_s):
@@ -249,7 +249,7 @@ class Crew:
         self._set(name, state="restarting", restarts=member.restarts + 1)
         log.warning("%s ended with code %s, restarting in %g s", name, member.exit_code, wait)
         deadline = time.monotonic() + wait
-        while time.monotonic() < deadline and not told():
+        while time.monotonic() < deadline and not ending():
             time.sleep(POLL_S)
         return True
 

@@ -19,7 +19,7 @@ GRACE_S = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until told to end. Raises what the server raises when it cannot start."""
+    """Serve until stopped. Raises the server's error if it cannot start."""
     parser = argparse.ArgumentParser(prog="python -m sapo.ops.servers")
     parser.add_argument("server", choices=("mlflow", "prefect"))
     parser.add_argument("--socket", type=int, required=True, help="descriptor of a bound TCP socket")

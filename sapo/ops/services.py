@@ -66,7 +66,7 @@ class Kept:
 
 
 class Running:
-    """The servers of a swarm that runs: their addresses are known at once, `up` says when they answer.
+    """The servers of a swarm that runs: their addresses are known at once, `up` whether they answer.
 
     `kept` are those that were started here, by name.
     """
@@ -307,7 +307,7 @@ def _did_not_start(service: Service, what: str, log: Path) -> ServiceFailed:
 
 
 def _named(service: Service, field: str) -> Service:
-    """A server that somebody else runs. Raises `UserError` naming `field` when it does not answer."""
+    """A server run elsewhere. Raises `UserError` naming `field` when it does not answer."""
     if answers(service):
         return service
     remedy = "start it, or leave this unset and sapo runs its own"
@@ -315,7 +315,8 @@ def _named(service: Service, field: str) -> Service:
 
 
 def bind(port: int | None, field: str) -> socket.socket:
-    """A socket bound to `port` of loopback, or to a free one; the server inherits it, so nobody can take it.
+    """A socket bound to `port` of loopback, or to a free one; the server inherits it, so no other process can
+    take it.
 
     Raises `UserError` naming `field` when the port is in use.
     """

@@ -98,7 +98,7 @@ def found_swarm(
 ) -> Founded:
     """Write `<swarm>.manifest.json` and `site-<site>.toml` of a new swarm.
 
-    `file` is a config file to begin from. Where the bus is a broker of another machine, and nothing says who
+    `file` is a config file to begin from. Where the bus is a broker of another machine, and no rule says who
     may publish, it is by invitation: this site's nodes, which get their keys now, are the first members.
     Raises `UserError` where a setting or task is wrong, no other site could reach the bus, or a file exists.
     """
@@ -120,7 +120,7 @@ def found_swarm(
 
 
 def _says_entry(sets: Sequence[str], file: Path | None) -> bool:
-    """Whether somebody has decided who may publish."""
+    """Whether the rules decide who may publish."""
     given = [item.partition("=")[0].strip() for item in sets]
     return "rules.entry" in [*given, *(keys_of(file) if file is not None else ())]
 
@@ -228,7 +228,7 @@ def config_file(folder: Path, site: str) -> Path:
 
 
 def shared_settings(manifest: Manifest) -> tuple[str, ...]:
-    """What a manifest says, as settings."""
+    """A manifest's content as settings."""
     tasks = [{"dataset": task.dataset, "config": json.loads(task.config)} for task in manifest.tasks]
     rules = {name: getattr(manifest, name) for name in SHOWN["rules"]}
     return (
@@ -246,7 +246,7 @@ def _load(
     more: Sequence[str],
     below: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The config of a site, of one node unless it says otherwise, on a bus that other sites can reach.
+    """The config of a site, of one node by default, on a bus that other sites can reach.
 
     `below` are settings that lie under everything else; `more` those that win over everything else.
     """

@@ -288,7 +288,7 @@ def run_node(
     """
     home.check_node(config, name)
     with NodeLock(home.node(name)):
-        pass  # says at once, and here, that the node runs already
+        pass  # fails at once, and here, if the node runs already
     stop, insisted = stop or threading.Event(), threading.Event()
     base = dict(os.environ if env is None else env)
     servers = service_registry.read(home)
@@ -362,7 +362,7 @@ def node_status(config: Config, home: Home, name: str, member: Member, *, runnin
 
 
 def _ended(code: int | None, rounds: int, total: int) -> str:
-    """The state of a node that no supervisor has told the end of."""
+    """The state of a node whose end no supervisor recorded."""
     if rounds >= total:
         return "owing" if code == OWING else "finished"
     return "paused" if code == PAUSED else "stopped"
@@ -398,7 +398,7 @@ def _newest(config: Config, home: Home, name: str) -> NodeStatus:
 
 
 def holder(directory: Path) -> int | None:
-    """The pid of the process that holds a home or a node's directory; None when nobody does."""
+    """The pid of the process that holds a home or a node's directory; None if none does."""
     try:
         text = (directory / "lock").read_text(encoding="ascii").strip()
     except (FileNotFoundError, NotADirectoryError):

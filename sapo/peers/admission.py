@@ -20,7 +20,7 @@ __all__ = ["PROVEN", "Refused", "Seen", "admit", "fingerprint", "said_before"]
 
 PROVEN = frozenset({"equivocation", "held_out", "key_reuse", "question_mismatch", "token_ids"})
 """Reasons that prove, by the author's own signature, that the author breaks the rules. Others do not: anybody
-can send somebody's bytes again, and a machine can fail. A `copy` is by `sapo.peers.copies`."""
+can resend an author's bytes, and a machine can fail. A `copy` is by `sapo.peers.copies`."""
 
 
 def admit(
@@ -39,14 +39,14 @@ def admit(
 ) -> Group:
     """The group inside, if it may enter the pool. Raises `Refused` otherwise; changes nothing.
 
-    `now` is compared with the bus's time stamp, never with the producer's clock. `own_group` tells what of
+    `now` is compared with the bus's time stamp, never with the producer's clock. `own_group` decides what of
     our key's this node may have made, `drawn` whether a group met before answers a question that was its
     author's to draw.
 
     Codes, besides those of `sapo.peers.group_rules` and `sapo.peers.signing.unseal`: `own_echo`, `own_key`
     (signed with our key elsewhere), `duplicate`, `equivocation` (a known id with another content), `own_name`
-    (our name under another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not say what
-    the text says), `stale`, `future`, `copy` (what somebody said before, under another id).
+    (our name under another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not decode to
+    the text), `stale`, `future`, `copy` (content published before under another id).
     """
     signed = received.signed
     check_size(signed, manifest)
@@ -87,7 +87,8 @@ def _check_age(group: Group, age: float, max_age_s: float) -> None:
 def said_before(
     group: Group, timestamp: float, seen: Seen, drawn: Callable[[Met], bool]
 ) -> tuple[Met, Fates] | None:
-    """What was met that says the same as a group stamped by the bus at `timestamp`, and who is the copy."""
+    """The known group with the same content as one stamped by the bus at `timestamp`, and which is the
+    copy."""
     met = seen.alike(group)
     if met is None:
         return None

@@ -14,7 +14,7 @@ Fate = Literal["stays", "copy", "proven"]
 
 @dataclass(frozen=True, slots=True)
 class Fates:
-    """What becomes of the group that arrives, and of the one that was met before and says the same."""
+    """The fate of the arriving group, and of the earlier one with the same content."""
 
     arrives: Fate
     met: Fate
@@ -23,9 +23,9 @@ class Fates:
 def decide(*, met_first: bool, arrives_drawn: bool, met_drawn: bool, same_author: bool) -> Fates:
     """Decide between two groups that say the same.
 
-    `met_first` says which is the earlier by the bus's clock; own groups always are. `..._drawn` says whether
-    a group's question was its author's own to draw; own groups' are. Of a group that has left the pool that
-    is not known, and False.
+    `met_first` is whether the known one is earlier by the bus's clock; own groups always are. `..._drawn` is
+    whether a group's question was its author's own to draw; own groups' are. Of a group that has left the
+    pool that is not known, and False.
 
     | met first | arrives drawn | met drawn | arrives | met |
     |---|---|---|---|---|
@@ -36,7 +36,7 @@ def decide(*, met_first: bool, arrives_drawn: bool, met_drawn: bool, same_author
     | no | yes | no | stays | proven |
     | no | no | no | stays | copy |
 
-    Nobody is proven to have copied from itself: of one author, `proven` is `copy`.
+    An author cannot copy from itself: for one author, `proven` is `copy`.
     """
     if met_first:
         fate: Fate = "stays" if arrives_drawn else _copy(met_drawn and not same_author)

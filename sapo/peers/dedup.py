@@ -1,7 +1,7 @@
-"""The groups that a node has met: known again by their ids, and by what they say when somebody else says it.
+"""The groups that a node has met: recognised by id, and by content under another author.
 
 The memory outlives a group's stay in the pool, because the bus may deliver a group again after it was used.
-When it is full, `sapo.core.shares` divides it: two thousand new names push nobody else's groups out.
+When it is full, `sapo.core.shares` divides it: two thousand new names evict no known author's groups.
 """
 
 import re
@@ -36,8 +36,8 @@ class Seen:
         return len(self._met)
 
     def add(self, group: Group, content_sha256: str, stamp: float | None = None) -> None:
-        """Remember a group that the bus stamped at `stamp`; own groups, which nobody can have said before,
-        belong in here too, or a peer's copy of them is not noticed."""
+        """Remember a group that the bus stamped at `stamp`; own groups, which no peer can have published
+        before, belong in here too, or a peer's copy of them is not noticed."""
         self.note(Met(group.group_id, content_sha256, self.mark(group), None, group.key, stamp))
 
     def mark(self, group: Group) -> str:
@@ -68,7 +68,7 @@ class Seen:
     def alike(self, group: Group) -> Met | None:
         """Another group that answers the same question in the same words, if one is remembered.
 
-        Nobody asks one question twice, and so many answers to one are no chance: then any words are the same.
+        Honest nodes never repeat a question; beyond `CROWD` groups on one, every further group is a copy.
         """
         mark = self.mark(group)
         others = [
@@ -102,7 +102,7 @@ class Seen:
 
 
 def fingerprint(group: Group) -> str:
-    """What a group says, whoever signed it: `<question>:<texts>`, hashes cut short, the texts' in order.
+    """A group's content, whoever signed it: `<question>:<texts>`, hashes cut short, the texts' in order.
 
     Of seed and index only the sum counts, for both name one entry (TRAPS 45); of a text letters and digits.
     """

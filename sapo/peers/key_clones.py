@@ -1,4 +1,4 @@
-"""Whether somebody else publishes with a node's own key: a copy of its home, a restored backup, a thief."""
+"""Detects another process that publishes with a node's own key: a copied home, a restored backup, a thief."""
 
 import logging
 from collections.abc import Collection

@@ -98,7 +98,7 @@ def invited_until(home: Home, node: str) -> int | None:
 
 
 def note(home: Home, held: Held) -> Held:
-    """Write a key's card where it says something new, and keep both in the data folder."""
+    """Write a key's card if it changed, and keep both in the data folder."""
     path = home.card(held.card.node)
     text = held.card.canonical() + "\n"
     if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -238,7 +238,7 @@ def _private_folder() -> Path:
 
 
 def _holds(pem: Path, identity: Identity) -> bool:
-    """Whether a file holds this key, for nobody else to read."""
+    """Whether a file holds this key and is private."""
     try:
         return Identity.load(pem).key == identity.key
     except UserError:

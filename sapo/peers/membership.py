@@ -65,7 +65,7 @@ def check(group: Group, manifest: Manifest, now: float) -> None:
     """Raise `Refused` for a group whose author may not publish in the swarm.
 
     `now` is the bus's time stamp of the group, in unix seconds, so that all nodes decide alike. Codes:
-    `not_member`, `bad_invitation` (forged, for another key or swarm, or by nobody who is a member now),
+    `not_member`, `bad_invitation` (forged, for another key or swarm, or not by a current member),
     `invitation_expired`.
     """
     flaw = _flaw(group.key, group.invitation, manifest, now)

@@ -29,7 +29,7 @@ def places_of(received: Received) -> int:
 
 
 class Verdict(Record):
-    """What the receiver's own verifier says of a foreign group."""
+    """The receiver's own verdict on a foreign group."""
 
     outcomes: tuple[Outcome, ...] = ()
     """One per completion, in their order; empty for a group that could not be scored as a whole."""

@@ -10,7 +10,7 @@ node's own work:
     seconds(author)    <= max_peer_share * (earned - newcomers' part) + CREDIT_S + the last of its groups
 
 What the newcomers' common account cannot hold, and all the rest, is dealt out evenly among known authors;
-what one does not need flows to the others. So nobody else's spending lowers the account of a known author.
+what one does not need flows to the others. So no other author's spending lowers a known author's account.
 Every newcomer has an account besides, filled up only when it is empty: a slow one silences itself before the
 others. Nothing is verified for an account in debt, and of newcomers one group at a time: it may cost all that
 they have.
@@ -254,7 +254,7 @@ class Quotas:
         account.balance = min(account.balance, self._start)
         self._forget(self._new)
 
-    # --- what the journal and the metrics are told -----------------------------------------------------
+    # --- for the journal and the metrics ---------------------------------------------------------------
 
     def changed(self) -> list[PeerRow]:
         """Rows that are not as they were when this was last asked."""

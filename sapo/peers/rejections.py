@@ -61,7 +61,7 @@ class Refusals:
     def note(self, refused: Refused, received: Received) -> None:
         """Count a refused record, and keep a sample of it where there is none of this peer and reason yet.
 
-        It counts for the key that signed it, and for nobody where no signature held.
+        It counts for the key that signed it, and for no one if no signature held.
         """
         self._reasons[refused.code] += 1
         if refused.code == "own_name" and not self._told:

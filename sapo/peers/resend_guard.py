@@ -1,9 +1,9 @@
-"""What each author's stream of rounds looked like on the bus: tells old signed groups that are sent again.
+"""What each author's stream of rounds looked like on the bus: detects old signed groups that are resent.
 
-A signature says who made a group, not who sends it now. Groups met lately are known by their ids; this memory
-knows far more of them in little room, as a window over the rounds of an author, and what lies behind it by
-time: an author publishes in the order of rounds, so a round is new to the bus only before the later ones.
-Partitions that lag, resent groups and a node that publishes hours of silo at once stay within that.
+A signature proves who made a group, not who sends it now. Groups met lately are known by their ids; this
+memory knows far more of them in little room, as a window over the rounds of an author, and what lies behind
+it by time: an author publishes in the order of rounds, so a round is new to the bus only before the later
+ones. Partitions that lag, resent groups and a node that publishes hours of silo at once stay within that.
 """
 
 import json
@@ -21,7 +21,7 @@ LIVES = 4
 LATE = 256
 """Rounds. At most so many groups wait for a partition that is away: no honest one comes later than that."""
 PLACES = 32
-"""Groups of a round that the window tells apart; more of them are known by their ids only."""
+"""Groups of a round that the window distinguishes; further ones are known by id only."""
 STEP = 64
 """Rounds between the steps by which the time of rounds before the window is remembered."""
 WINDOW = LATE + STEP
@@ -91,7 +91,7 @@ class Streams:
 
         `replayed`: it was met before, or is sent again long after the rounds that came next; anybody may do
         that with an author's bytes. `key_reuse`: two nodes sign with one key; this is the older of the two.
-        Who began when is read from signed times, which only the author chose: nobody else can make an
+        Who began when is read from signed times, which only the author chose: no other peer can make an
         author's groups look old or reused.
         """
         lives = self._authors.get(group.key, {})

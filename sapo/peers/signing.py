@@ -1,4 +1,4 @@
-"""Keys, incarnations and signatures: who made a group, and that nobody changed it since (DESIGN 1)."""
+"""Keys, incarnations and signatures: who made a group, and that it is unchanged since (DESIGN 1)."""
 
 import os
 import secrets
@@ -97,9 +97,9 @@ class Identity:
         return self._private.sign(data).hex()
 
     def secret(self, purpose: str) -> str:
-        """64 hex digits that nobody without the private key can tell, the same for equal purposes.
+        """64 hex digits that are secret without the private key, the same for equal purposes.
 
-        Derived from a signature (Ed25519 makes one of equal data), which nobody may ever see.
+        Derived from a signature (Ed25519 makes one of equal data), which must stay secret.
         """
         return sha256(self.sign(canonical(["sapo secret", purpose]).encode()))
 

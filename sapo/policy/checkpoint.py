@@ -126,7 +126,7 @@ def load_latest(
 
 
 def paths(directory: Path) -> list[Path]:
-    """Directories named like checkpoints, by round; whether they are whole, `verify` says."""
+    """Directories named like checkpoints, by round; `verify` checks whether they are whole."""
     if not directory.is_dir():
         return []
     return sorted((path for path in directory.iterdir() if _NAME.fullmatch(path.name)), key=round_of)
@@ -243,7 +243,7 @@ def _is_full(error: BaseException) -> bool:
 
 
 def _clean(directory: Path, round: int, keep: int, pinned: Collection[Path]) -> None:
-    """Delete leftovers of crashes, and checkpoints beyond the `keep` newest that nobody has pinned.
+    """Delete leftovers of crashes, and checkpoints beyond the `keep` newest that are not pinned.
 
     Those of rounds after `round` are of another course, such as that of a journal since deleted: they must
     not push out the new ones.

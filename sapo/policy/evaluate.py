@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FULL_SCORE = 1.0 - 1e-9
 CHUNK = 250
-"""Questions generated at a time: bounds memory, and is how often progress is told."""
+"""Questions generated at a time: bounds memory, and sets how often progress is reported."""
 Count = Callable[[int, int], None]
 """Called with the questions done and their number."""
 Progress = Callable[[str, int, int], None]

@@ -33,7 +33,8 @@ def _faithful(policy: LoadedPolicy, completion: Completion, ids: tuple[int, ...]
 
 
 def false_ids(policy: LoadedPolicy, group: Group) -> bool:
-    """Whether a completion carries ids of this vocabulary that do not decode to its text: nobody errs so.
+    """Whether a completion carries ids of this vocabulary that do not decode to its text: no honest node errs
+    so.
 
     A last id that ends a completion elsewhere, but not here, is no lie.
     """

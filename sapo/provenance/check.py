@@ -36,7 +36,7 @@ class Checked:
 
     `rounds` counts the repeated rounds with a batch, `empty` those without. `recorded_sha256` is None where
     neither history nor checkpoints have a digest of the last weights; `compared_last` is then the last round
-    whose weights were compared, if any. Times are seconds; `run_seconds` is None where nothing says how long
+    whose weights were compared, if any. Times are seconds; `run_seconds` is None if no record says how long
     the rounds took.
     """
 
@@ -126,7 +126,7 @@ class _Check:
         )
 
     def _check_start(self, first: RecordedRound) -> None:
-        """Compare the checkpoint with what the history says of the round before it."""
+        """Compare the checkpoint with the history of the round before it."""
         replay, before = self.replay, self.replay.recording.before(first)
         if before is None or not before.weights_sha256:
             return
@@ -186,7 +186,7 @@ class _Check:
         return f"it ends with other weights, first in tensor {self.tensor}"
 
     def _witness(self, found: RecordedRound) -> Iterator[str]:
-        """Compare with the node's journal: it tells also of changes that no update shows."""
+        """Compare with the node's journal: it also shows changes that no update shows."""
         chain = self.committed.get(found.round)
         if chain is not None and chain != found.chain:
             alone = self.witnessed or found.previous is None

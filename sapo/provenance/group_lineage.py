@@ -1,6 +1,6 @@
 """Where a group ended up: who wrote it, who received it, who learned from it, in which model version it is.
 
-Read from the history by the group's id alone; the versions come from MLflow, and the rest is told without
+Read from the history by the group's id alone; the versions come from MLflow, and the rest is shown without
 them where that is away.
 """
 
@@ -61,7 +61,7 @@ def find(store: Store, prefix: str) -> Found:
 
 
 def journey(store: Store, found: Found, swarm: str, uri: str) -> dict[str, Any]:
-    """A group's life as plain JSON values. `uri` is MLflow's; where it is away, `mlflow.away` says why.
+    """A group's life as plain JSON values. `uri` is MLflow's; if it is away, `mlflow.away` is why.
 
     Rows with missing values, or numbers that are none, are named in `problems` and left out.
     """
@@ -117,7 +117,7 @@ def _problems(found: Found) -> list[str]:
 
 
 def _tellable(found: Found) -> Found:
-    """The group without rows that nothing can be told of: values are missing, or numbers are none."""
+    """The group without the rows that cannot be read: values are missing, or numbers are none."""
     training = [row for row in _numbers(found.training) if lacking(row) is None]
     rollouts, receipts = _numbers(found.rollouts), _numbers(found.receipts)
     return Found(found.group_id, rollouts, training, receipts, _numbers(found.quarantine))
@@ -145,7 +145,7 @@ def _signed(found: Found) -> SignedGroup:
 
 
 def _author(found: Found) -> dict[str, Any]:
-    """Who wrote it and what it answers; null where only a receipt or the quarantine tells of it."""
+    """Who wrote it and what it answers; null if only a receipt or the quarantine knows it."""
     if found.rollouts:
         row = found.rollouts[0]
         author = {name: row[name] for name in ("node", "key", "incarnation", "round", "policy_version")}

@@ -1,6 +1,6 @@
 """Who taught a checkpoint: a model version, or a node as it stands, followed back to the authors.
 
-The figures come from the history's `training` table; what a version says of itself in MLflow is held against
+The figures come from the history's `training` table; a version's tags in MLflow are held against
 it, and the rows are checked against their digests, so that what is said is what was trained on.
 """
 
@@ -88,7 +88,7 @@ def node_subject(store: Store, config: Config, node: str) -> Subject:
 def teachers(store: Store, subject: Subject) -> dict[str, Any]:
     """Which peers, tasks and rounds taught these weights, as plain JSON values.
 
-    `problems` says every disagreement between version and history and where the history is damaged; it is
+    `problems` lists every disagreement between version and history and where the history is damaged; it is
     empty where all links hold. Raises `Unavailable` when the history is away.
     """
     facts = lineage_queries.rounds(store, subject.node, subject.incarnation, subject.count)
@@ -201,14 +201,14 @@ def _damage(store: Store, subject: Subject, facts: Sequence[RoundFacts]) -> list
 
 
 def _links(subject: Subject, facts: Sequence[RoundFacts]) -> list[dict[str, Any]]:
-    """What the version says of itself, held against the history: agrees, differs, missing (the version does
+    """The version's tags, held against the history: agrees, differs, missing (the version does
     not say it) or unknown (the history cannot tell)."""
     assert subject.version is not None
     tags, last = subject.version.tags, facts[-1] if facts else None
     newest = last if last is not None and last.round == subject.count - 1 else None
     name, own = subject.version.name, f"{subject.swarm}."
     pairs = {
-        # of a copy under another name, as for production, the name says nothing
+        # a copy under another name, as for production, has another name
         NODE: (tags.get(NODE), name.removeprefix(own) if name.startswith(own) else None),
         "sapo.rounds": (tags.get("sapo.rounds"), f"0-{subject.count - 1}"),
         CHAIN: (tags.get(CHAIN), None if last is None else last.chain),

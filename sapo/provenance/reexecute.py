@@ -41,7 +41,7 @@ class Recorded(Protocol):
 class Repeater:
     """Repeats rounds on one policy and learner, in order; begin where `load` has put them.
 
-    `back_to` says which rounds go back to the weights of which: they are kept in memory while needed.
+    `back_to` maps rounds to the one whose weights they go back to: they are kept in memory while needed.
     `find` gives the checkpoint of an earlier round than those repeated, or None.
     """
 

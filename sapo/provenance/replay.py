@@ -62,7 +62,7 @@ def opened(
 
     Without `first` it is the oldest there is, of round 0 while that is kept; without `last` everything is
     replayed that was delivered. Raises `UserError` for rounds that cannot be replayed here, `Mismatch` for a
-    checkpoint that is not what it says, `Unavailable` when the history is away.
+    checkpoint that does not match its digest, `Unavailable` when the history is away.
     """
     swarm = home.load_config()
     home.check_node(swarm, node, "NODE")

@@ -157,7 +157,7 @@ class _Course:
             self.left_out[f"past {threshold[0]}" if threshold else step.skipped] += 1
 
     def tags(self, weights_sha256: str) -> dict[str, str]:
-        """What the run says of it in the end."""
+        """The run's note of it in the end."""
         left_out = json.dumps(dict(self.left_out))
         tags = {"weights_sha256": weights_sha256, "steps": str(self.steps), "left_out": left_out}
         tags |= {"chain": self.chain} if self.chain is not None else {}

@@ -20,7 +20,7 @@ TAG = "sapo.replay"
 ROUNDS_AT_ONCE = 25
 """Rounds whose metrics go to MLflow together."""
 PATIENCE_S = 60.0
-"""How long an MLflow that is away is waited for where what was worked out would be lost otherwise."""
+"""How long to retry MLflow if giving up would lose results."""
 RETRY_S = 1.0
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """Cells: children that a task worker forks to look at submitted texts. Nothing a text did outlives its cell.
 
-The worker reads what a cell says as it would a peer's message: bounded, in order, of a known form.
+The worker reads a cell's output as it would a peer's message: bounded, in order, of a known form.
 """
 
 import ctypes
@@ -147,7 +147,7 @@ def _listen(reading: int, count: int, found: list[Finding], limit_s: float) -> s
 
 
 def _read(line: bytes) -> Finding | None:
-    """A finding as a cell wrote it; None if it is none, for who writes there may not be our code any more."""
+    """A finding as a cell wrote it; None if malformed: the child may be compromised."""
     text = line.decode("ascii", "replace")
     if len(text) > LONGEST_LINE:
         return None

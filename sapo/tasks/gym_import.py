@@ -3,7 +3,7 @@
     from sapo.tasks.gym_import import reasoning_gym
 
 cellpylib, which plays the game of life for two data sets, can also draw it and imports matplotlib for that:
-38 MB and a third of a second in every worker, for pictures that nobody draws there.
+38 MB and a third of a second in every worker, for pictures that are never drawn there.
 """
 
 import sys

@@ -18,5 +18,5 @@ def bucket(text: str, salt: str) -> float:
 
 
 def is_held_out(question: Question, share: float) -> bool:
-    """Whether nobody may train on this question; `share` is the manifest's `held_out`."""
+    """Whether this question is held out from training; `share` is the manifest's `held_out`."""
     return question.bucket < share

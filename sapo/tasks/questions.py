@@ -135,7 +135,7 @@ def held_out_questions(
     With `among` only those whose buckets lie within, the second bound excluded. `progress` is called with
     how many are found, and `count`.
 
-    Raises `UserError` when the data sets cannot give so many; it says how many distinct ones were found. Of m
+    Raises `UserError` if the data sets cannot give so many, with the number of distinct ones found. Of m
     equally likely questions, 8 m draws in a row that give nothing new miss one with less than e**-8.
     """
     found: dict[float, Question] = {}

@@ -1,4 +1,4 @@
-"""The verifier: which part of a text is the answer, and what the library's scorer says of it.
+"""The verifier: which part of a text is the answer, and the library's score for it.
 
 Runs inside the worker processes. The scorers that would evaluate a text get the parsers of
 `sapo.tasks.safe_parse` in place of the evaluator they call; everything else about them stays the library's,
@@ -79,8 +79,8 @@ class _Sympy(types.ModuleType):
 def guard_scorers() -> None:
     """Put the parsers where the library's scorers look for their evaluators, in this process.
 
-    Raises `AttributeError` where a scorer no longer has the name it is known for: then the guard would stand
-    beside the road.
+    Raises `AttributeError` if a scorer no longer has the expected name: otherwise the patch would silently
+    not apply.
     """
     for path, names in EVALUATORS.items():
         module = importlib.import_module(path)

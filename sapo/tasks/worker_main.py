@@ -2,9 +2,9 @@
 
 Started by `sapo.tasks.worker_process` with PYTHONHASHSEED=0. A lot is `[op, items]`; an item is `[dataset,
 config, seed, index]`, and for `score` and `judge` the claimed question and the texts besides. A reply is
-`[kind, n, value]`, n being the item's number in the lot. `["at", [n, ...], seconds]` says which items come
-next, and how long they may take. What the libraries print goes nowhere. No submitted text is looked at in
-this process.
+`[kind, n, value]`, n being the item's number in the lot. `["at", [n, ...], seconds]` announces which items
+come next, and how long they may take. What the libraries print goes nowhere. No submitted text is looked at
+in this process.
 """
 
 import json

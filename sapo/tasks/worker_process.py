@@ -66,7 +66,7 @@ class WorkerProcess:
         self.flush()
 
     def _next(self) -> None:
-        """The first item that is not settled is in hand, unless the process says otherwise."""
+        """The first item that is not settled is in hand, unless the process announces others."""
         self.hand = self.pending[:1]
         self._clock(self.limit_s if self.ready else STARTUP_LIMIT_S)
 

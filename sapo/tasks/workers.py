@@ -28,7 +28,7 @@ _MOST_IN_A_GROUP = 64
 
 @dataclass(frozen=True)
 class Claim:
-    """A peer's group as its author presents it: the recipe, the question it says that gives, the texts."""
+    """A peer's group as its author presents it: the recipe, the question it claims, the texts."""
 
     recipe: Recipe
     question: str
@@ -94,7 +94,7 @@ class TaskWorkers:
         return [worker.process.pid for worker in self._workers if worker.process is not None]
 
     def questions(self, recipes: Sequence[Recipe]) -> list[Question | Outcome]:
-        """Each recipe's regenerated question, or an unscorable outcome that says why there is none."""
+        """Each recipe's regenerated question, or an unscorable outcome with the reason."""
         return [
             Question(recipe=recipe, text=value, bucket=bucket(value, self.salt))
             if kind == "question"
@@ -132,7 +132,7 @@ class TaskWorkers:
         return outcomes
 
     def judge(self, claims: Sequence[Claim]) -> list[Judgement]:
-        """Regenerate and score peers' groups, in order: nothing that a claim says is believed (DESIGN 2).
+        """Regenerate and score peers' groups, in order: nothing in a claim is believed (DESIGN 2).
 
         Outcomes are those of `score`, except that a text which takes `foreign_limit_s` of processor time, or
         `time_limit_s` by the clock, ends its group as `slow`.
@@ -237,7 +237,7 @@ class TaskWorkers:
             try:
                 self._see_through(self._ahead)
             except Exception:
-                self._ahead = None  # whoever waits for it asks again, and is told
+                self._ahead = None  # the caller that waits for it asks again and gets the error
 
     def _see_through(self, batch: Batch) -> None:
         """Run a batch to its end. Kills what was left in hand when it is interrupted."""

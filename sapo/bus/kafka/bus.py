@@ -1,6 +1,6 @@
 """The bus over Apache Kafka: one topic per swarm, groups keyed by their ids, any number of partitions.
 
-Reading knows no consumer group: each reader keeps its own positions, so nobody waits for a rebalance, and
+Reading knows no consumer group: each reader keeps its own positions, so no reader waits for a rebalance, and
 what a poll reads from the network is bounded (DESIGN 7).
 """
 
@@ -162,10 +162,10 @@ class KafkaBus:
         try:
             yield
         except BaseException as error:
-            self._reader.close()  # answers may be under way that nobody waits for
+            self._reader.close()  # answers may be under way that are not awaited
             if isinstance(error, Broken | NoTopic | NotRead):
                 self._rest.failed(self._clock(), str(error))
-                self._behind.clear()  # what a broker says on its return is another story
+                self._behind.clear()  # a broker that returns is asked afresh
             raise
         self._rest = Rest()
 

@@ -1,7 +1,7 @@
 """One connection to a Kafka broker, with a limit on every wait; kafka-python's protocol classes on it.
 
 kafka-python's own clients retry in background threads and tell hardly one cause from another. Here every
-call returns or fails in time, and says at which step it failed.
+call returns or fails in time, and names the step that failed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from sapo.core.config.secrets import fetch
 from sapo.core.errors import SapoError
 
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
-"""What goes wrong is told once by the caller, with its cause; kafka-python would tell it at every retry."""
+"""The caller logs each failure once, with its cause; kafka-python would log it at every retry."""
 
 Step = Literal["resolve", "connect", "tls", "hello", "login", "request"]
 MECHANISM = "SCRAM-SHA-512"
@@ -62,7 +62,7 @@ class Access:
 
     @classmethod
     def of(cls, section: Section) -> "Access":
-        """What the config says."""
+        """The connection's settings."""
         return cls(section.ca_file, section.username, section.password)
 
     @property

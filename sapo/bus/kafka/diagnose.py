@@ -1,7 +1,7 @@
 """Why a Kafka bus cannot be used, step by step: each cause gets its own message, within seconds.
 
-kafka-python says "Unable to bootstrap" to most of them. Here a server that can be reached is asked one thing
-after the other, and the first answer that is wrong is the one that is told.
+kafka-python reports most of them as "Unable to bootstrap". Here a server that can be reached is asked one
+thing after the other, and the first wrong answer is reported.
 """
 
 import ssl
@@ -52,10 +52,10 @@ def check(
     timeout_s: float = 8.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> BusFacts:
-    """Connect as the config says and see that the bus can be used.
+    """Connect with the config's settings and check that the bus is usable.
 
-    One server that works is enough; otherwise the first one's fault is told. Raises `UserError` whose field
-    is the setting at fault, in `timeout_s` seconds and a little.
+    One server that works is enough; otherwise the first one's fault is reported. Raises `UserError` whose
+    field is the setting at fault, in `timeout_s` seconds and a little.
     """
     end = clock() + timeout_s
     access = Access.of(section)
@@ -99,7 +99,7 @@ def _check_authorities(access: Access) -> None:
 def _examine(
     connection: Connection, section: Section, topic: str, max_payload_bytes: int, write: bool, read: bool
 ) -> BusFacts:
-    """Cluster, topic, rights and limits, as the broker at the other end tells them."""
+    """Cluster, topic, rights and limits, as reported by the broker."""
     who = "nobody in particular" if section.username is None else f"user {section.username!r}"
     try:
         layout = ask(connection, topic, rights=True)

@@ -36,7 +36,7 @@ class NoTopic(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One partition: its number, who leads it (None: nobody now), and in which term of office."""
+    """One partition: its number, its leader (None: no leader now), and the leader epoch."""
 
     number: int
     leader: int | None
@@ -164,7 +164,8 @@ class Link:
             connection.abort()
 
     def _ask(self, everyone: bool) -> list[Layout]:
-        """What a server says of the topic, or what all say that answer; those known longest come last."""
+        """The topic's metadata from one server, or merged from all that answer; those known longest come
+        last."""
         known = [] if self._layout is None else list(self._layout.brokers.values())
         servers = list(dict.fromkeys([*known, *self._servers]))
         open_now = [s for s in servers if s in self._open and not self._open[s].closed]
@@ -193,7 +194,7 @@ def split_servers(text: str) -> list[tuple[str, int]]:
 
 
 def ask(connection: Connection, topic: str, *, rights: bool = False) -> Layout:
-    """What a broker says of a topic. Raises `Broken` and `NoTopic`."""
+    """Fetch a topic's metadata from a broker. Raises `Broken` and `NoTopic`."""
     wanted = MetadataRequest.MetadataRequestTopic(name=topic, topic_id=uuid.UUID(int=0))
     request = MetadataRequest(
         topics=[wanted],
@@ -221,9 +222,9 @@ def _place(partition: Any) -> Place:
 
 
 def newer(old: Layout | None, new: Layout) -> Layout:
-    """What to believe after another answer: of each partition the later term of office.
+    """Merge another answer: of each partition the entry with the later leader epoch.
 
-    A broker cut off for a while still tells of the past: its news of a partition may be older than what is
+    A broker cut off for a while reports stale metadata: its leader of a partition may be older than what is
     known, and the offsets it would give are too. Partitions it does not know yet are there all the same.
     """
     if old is None or old.topic_id != new.topic_id:

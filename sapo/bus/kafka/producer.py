@@ -84,7 +84,7 @@ class Sender:
             raise
         except BaseException:
             self._producer = None
-            self._link.close()  # answers may be under way that nobody waits for
+            self._link.close()  # answers may be under way that are not awaited
             raise
 
     def _send(self, groups: Sequence[SignedGroup], limit_s: float) -> None:
@@ -267,5 +267,5 @@ def headers(group: SignedGroup) -> list[tuple[str, bytes]]:
         found = json.loads(group.payload)
         named += [(name, str(found[name])) for name in ("schema_version", "node")]
     except (ValueError, KeyError, TypeError):
-        pass  # these two say what the payload says; one that is no group has none
+        pass  # both repeat the payload; a record that is no group has none
     return [(name, value.encode()) for name, value in named]

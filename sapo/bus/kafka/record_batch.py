@@ -72,7 +72,7 @@ def read(data: bytes, partition: str, position: int) -> Iterator[Found]:
         first, length = PREFIX.unpack_from(data, at)
         end = at + PREFIX.size + length
         if length <= MAGIC_AT - PREFIX.size or end > len(data):
-            return  # cut off, or nobody knows where the next batch begins
+            return  # cut off: where the next batch begins is unknown
         raw, at = data[at:end], end
         if raw[MAGIC_AT] != MAGIC or len(raw) < HEADER.size:
             # of a format that no broker of today writes, only the offset is known

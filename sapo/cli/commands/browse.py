@@ -41,7 +41,7 @@ def rollouts(
 
     A group is shown if one of its completions matches. With --completions, --json and --parquet there is a
     row per completion that matches. Scores are those that learners gave when they trained on a completion;
-    one that nobody used has none.
+    an unused one has none.
     """
     from sapo.core.errors import UserError
     from sapo.store.history.names import names
@@ -208,7 +208,7 @@ def printable(text: str) -> str:
 
 
 def score_text(row: dict[str, Any]) -> str:
-    """The verified score, `unscorable`, or a dash where nobody scored it."""
+    """The verified score, `unscorable`, or a dash if it was not scored."""
     if row["score"] is not None:
         return f"{row['score']:.3g}"
     return "–" if row["outcome"] is None else str(row["outcome"])

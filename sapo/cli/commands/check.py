@@ -1,4 +1,4 @@
-"""`sapo verify` scores texts; `sapo doctor` says what is installed, reachable and missing."""
+"""`sapo verify` scores texts; `sapo doctor` lists what is installed, reachable and missing."""
 
 import json
 import sys

@@ -99,7 +99,7 @@ def run(
     jobs: int | None,
     stop: threading.Event | None = None,
 ) -> tuple[int, dict[str, Any] | None]:
-    """Make what is missing, write results and report; the exit code, and what results.json says.
+    """Make what is missing, write results and report; the exit code, and the content of results.json.
 
     `stop`, once set, ends it as a signal does.
     """

@@ -212,7 +212,7 @@ def accept(
 def _locate(
     preset: str | None, file: Path | None, sets: list[str] | None, nodes: int | None, home: Path | None
 ) -> "tuple[Home, Config]":
-    """Home and config of a swarm that has begun, or is to begin as the command line says."""
+    """Home and config of a swarm that has begun, or that the command line describes."""
     from sapo.cli.commands import launch
 
     said = preset is not None or file is not None or nodes is not None or set(sets or ()) - set(OPEN)

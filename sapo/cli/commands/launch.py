@@ -92,7 +92,7 @@ def refuse_second_start(home: Home) -> None:
 
 
 def silo_if_alone(config: Config) -> tuple[Config, str | None]:
-    """A swarm of one on a bus of its own has no peers: it goes on in silo, with a warning that says so."""
+    """A swarm of one on a bus of its own has no peers: it goes on in silo, with a warning."""
     own = config.for_node(config.nodes[0])
     private = config.bus.type == "memory" or (config.bus.type == "sqlite" and config.bus.path is None)
     if len(config.nodes) > 1 or own.batch.external == 0 or not private:
@@ -189,7 +189,7 @@ def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
 
 
 class Watcher:
-    """Shows each snapshot of the supervisor's, and says once what went wrong with a node.
+    """Shows each snapshot of the supervisor's, and reports once what went wrong with a node.
 
     The pages of a swarm's own servers are shown once, when there is something on them.
     """

@@ -18,7 +18,7 @@ def maintain(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compact the history's tables, cut what is not to be kept, delete files that nobody needs.
+    """Compact the history's tables, cut what is not to be kept, delete files that are not needed.
 
     Nodes, archives and readers go on meanwhile. What history.keep_rounds keeps stays replayable: rows are cut
     only below a checkpoint that a node still has. The archive does the same every history.maintain_seconds.

@@ -91,7 +91,7 @@ def node(
 
     In a home that holds a run the node goes on where it was, under that run's config; what --config and
     --set name is changed. It uses the servers of a swarm that runs there, else those that PREFECT_API_URL
-    and MLFLOW_TRACKING_URI or track.uri name, else none. Nobody archives beside it: see sapo archive.
+    and MLFLOW_TRACKING_URI or track.uri name, else none. No archiver runs beside it: see sapo archive.
     """
     from sapo.cli.commands import checks, launch
     from sapo.core.config import toml_dump
@@ -181,7 +181,7 @@ def evaluate(
 
 
 def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
-    """One question for every node, shown; MLflow is told where it can be reached."""
+    """One question for every node, shown; logged to MLflow if it can be reached."""
     from rich.console import Console
 
     from sapo.cli.commands.browse import printable

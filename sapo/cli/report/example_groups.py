@@ -1,4 +1,5 @@
-"""A handful of shared groups from the history, told so that a person can follow them from hand to hand."""
+"""A handful of shared groups from the history, laid out so that a reader can follow them from node to
+node."""
 
 from dataclasses import dataclass
 

@@ -157,7 +157,7 @@ def target_svg(target: Json) -> str:
 
 
 def picture(document: Json) -> str:
-    """The experiment in one picture, for a page of somebody else's: an SVG file with a background of its own.
+    """The experiment in one picture, for another page: an SVG file with a background of its own.
 
     With a target, tokens to it by arm; else what every arm has of the first arm's three rewards.
     """

@@ -13,7 +13,7 @@ from sapo.experiment.metrics import LOCAL, PASS_END, PASS_START, figures_of
 from sapo.experiment.record import Job, Progress, RunRecord
 
 PLAIN_SECONDS = 30.0
-"""How often a line says what is under way, from the first run on, where there is no terminal."""
+"""How often a line reports what is under way, from the first run on, without a terminal."""
 
 
 class ProgressView:

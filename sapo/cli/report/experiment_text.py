@@ -137,7 +137,7 @@ def costs_row(name: str, arm: Json) -> tuple[str, ...]:
 
 
 def sentence(row: Json) -> str:
-    """What a registered comparison says, favourable or not, with its interval."""
+    """A registered comparison in words, favourable or not, with its interval."""
     name = NAMES[row["figure"]]
     said = f"{row['arm']} against {row['with']}, {name}: "
     if row["verdict"] == "not tested" and not row["n"]:

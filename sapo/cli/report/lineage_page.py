@@ -109,7 +109,7 @@ def _sums(one: Document) -> tuple[str, ...]:
 
 
 def link_rows(document: Document) -> list[tuple[str, ...]]:
-    """What the version says, what the history says, and whether they agree."""
+    """The version's claims beside the history, and whether they agree."""
     return [
         (link["link"], short(link["version"]), short(link["history"]), link["state"])
         for link in document["links"]
@@ -220,7 +220,7 @@ def _legend(labels: Mapping[tuple[str, str], tuple[str, str]]) -> str:
 
 
 def asked(document: Document) -> list[str]:
-    """The task and its question; nothing where only a receipt or the quarantine tells of the group."""
+    """The task and its question; nothing if only a receipt or the quarantine knows the group."""
     task = document["task"]
     return [] if task is None else [f"{task['dataset']} asked:", *str(task["question"]).splitlines()]
 

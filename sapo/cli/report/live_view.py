@@ -30,7 +30,7 @@ RATE_SECONDS = 60.0
 SETTLE_SECONDS, SETTLE_STEPS = 10.0, 2
 """No time left is shown before the pace was seen for this long and over so many steps."""
 FIRST = "getting ready"
-"""What a live view shows before it is told anything: it is there before what is heavy is imported."""
+"""What a live view shows before any snapshot: it appears before heavy imports."""
 RUN_HINT = "Ctrl-C stops in good order; sapo swarm --resume goes on"
 STOPPING = "stopping after the rounds in hand; Ctrl-C again stops at once"
 

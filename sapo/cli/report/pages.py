@@ -60,7 +60,7 @@ def _entrance(service: Service, base: str) -> str:
 
 
 def _experiment(service: Service, swarm: str) -> dict[str, Any] | None:
-    """What MLflow's API says of the swarm's experiment; None where it has none, or does not say."""
+    """The swarm's experiment from MLflow's API; None if there is none or it does not answer."""
     asked = urlencode({"experiment_name": swarm})
     request = urllib.request.Request(f"{service.url}/api/2.0/mlflow/experiments/get-by-name?{asked}")
     if service.login is not None:

@@ -165,7 +165,7 @@ def rounds(figures: dict[str, Any]) -> str:
 
 
 def what_was_run(run: Run) -> str:
-    """Settings, time and machine: what somebody needs who wants to run it again."""
+    """Settings, time and machine: what it takes to run it again."""
     return table(("", ""), [*_facts(run)])
 
 

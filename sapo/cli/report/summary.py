@@ -151,7 +151,8 @@ def _rounds(metrics: Mapping[str, Mapping[float, float]]) -> set[float]:
 
 
 def tracked(home: Home, uri: str | None, swarm: str) -> Iterator[tuple[str, str, float, float]]:
-    """(node, metric, round, value) of the nodes' own runs in MLflow, told by their tag: what-ifs lack it."""
+    """(node, metric, round, value) of the nodes' own runs in MLflow, recognised by their tag: what-ifs lack
+    it."""
     if uri is not None:
         with reaching(uri):
             yield from _tracked_by_server(uri, swarm)
@@ -254,7 +255,7 @@ def _task(evaluation: dict[str, Any], task: str, name: str) -> float | None:
 
 
 def write_summary(run: Run) -> dict[str, Any]:
-    """Write summary.json whole or not at all, and return what it says."""
+    """Write summary.json atomically, and return its content."""
     figures = summarise(run)
     write_atomically(
         run.home.summary, json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -263,7 +264,7 @@ def write_summary(run: Run) -> dict[str, Any]:
 
 
 def gain_sentence(figures: dict[str, Any]) -> str:
-    """What the held-out evaluation says of learning: the paired gains with their 95 % intervals."""
+    """What the held-out evaluation shows: the paired gains with their 95 % intervals."""
     held_out = figures["held_out"]
     gain, greedy = held_out["gain"], held_out["gain_greedy"]
     if gain is None:

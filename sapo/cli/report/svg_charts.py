@@ -65,10 +65,10 @@ def line_chart(
 ) -> str:
     """One chart as an `<svg>` element. Series keep their colour by place, empty ones too.
 
-    With `window` above 1 the rolling mean is drawn bold over the faint raw line; `marks` draws a dot at
-    every point instead. A series' `bands` are shaded, its `bars` are intervals of single points; a point of
-    no line has a hollow mark and stands a little to the right.
-    `y_range` is shown at least, so that charts can share a scale. A chart without any point says so.
+    With `window` above 1 the rolling mean is drawn bold over the faint raw line; `marks` draws a dot at every
+    point instead. A series' `bands` are shaded, its `bars` are intervals of single points; a point of no line
+    has a hollow mark and stands a little to the right. `y_range` is shown at least, so that charts can share
+    a scale. A chart without any point is labelled as empty.
     """
     points = [point for line in series.values() for point in line]
     parts = opening(title, WIDTH, HEIGHT)

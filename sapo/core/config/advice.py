@@ -1,8 +1,8 @@
 """What a manifest advises beside its rules: the model a swarm trains and how it learns.
 
-Advice binds nobody: it is no part of what makes two manifests differ, and a site may overrule it. A manifest
-comes from another machine, so its advice is untrusted input. It can set the settings of `LIMITS` and no
-others, within bounds, and a value that is not understood is passed over instead of refusing the manifest.
+Advice is not binding: it is no part of what makes two manifests differ, and a site may overrule it. A
+manifest comes from another machine, so its advice is untrusted input. It can set the settings of `LIMITS` and
+no others, within bounds, and a value that is not understood is passed over instead of refusing the manifest.
 """
 
 import json
@@ -292,7 +292,7 @@ def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _shown(value: object) -> str:
-    """A value of somebody else's for one line of a terminal: no control characters, and not long."""
+    """A foreign value for one line of a terminal: no control characters, and not long."""
     text = ascii(value) if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."
 

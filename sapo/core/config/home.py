@@ -267,7 +267,7 @@ class Home:
     def _check_policies(self, config: Config) -> None:
         """Raise `UserError` where a node that has begun would go on with another model.
 
-        Its checkpoints hold that model's weights, or only an adapter's; the base is then told by the config.
+        Its checkpoints hold that model's weights, or only an adapter's; the base is then the config's.
         """
         before = self.load_config() if self.config.exists() else config
         for name in sorted({*self.node_names()} & {*before.nodes} & {*config.nodes}):

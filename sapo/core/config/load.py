@@ -144,7 +144,7 @@ class Config(Section):
         return list(seen.values())
 
     def policy(self) -> dict[str, Any]:
-        """What says which model a node trains, by setting: none of it can change once the node has begun."""
+        """Settings that decide which model a node trains: none of it can change once the node has begun."""
         own = self.model_dump(mode="json", include={"model", "dtype", "lora", "starter"})
         return own | {"starter": own["starter"] if self.model.startswith("starter") else None}
 

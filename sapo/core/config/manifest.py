@@ -9,7 +9,7 @@ from sapo.core.config.load import Config, Rules
 from sapo.core.types import SCHEMA_VERSION, Hex64, Name, Recipe, Record, SchemaVersion, canonical
 
 ADVICE = "advice"
-"""Beside the rules in a manifest's file: what a swarm runs (`sapo.core.config.advice`). It binds nobody."""
+"""Beside the rules in a manifest's file: what a swarm runs (`sapo.core.config.advice`). It is not binding."""
 
 
 class AllowedTask(Record):
@@ -68,7 +68,7 @@ class Manifest(Record):
 
     @model_serializer(mode="wrap")
     def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An open swarm says nothing of entry: the release before knows no such rule, and may take part."""
+        """An open swarm omits the rule of entry: the release before lacks it, and may take part."""
         values: dict[str, Any] = write(self)
         if self.entry == "open":
             values = {name: value for name, value in values.items() if name not in ("entry", "members")}

@@ -92,7 +92,7 @@ class Rules(Section):
     """What every node of the swarm must agree on, besides the tasks; part of the manifest."""
 
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of all questions that nobody may train on."""
+    """Share of all questions that are held out from training."""
     salt: str = "sapo"
     """Mixed into the hash that decides which questions are held out: another salt holds out others."""
     answer: Literal["text", "tags"] = "text"
@@ -493,7 +493,7 @@ class DeployConfig(Section):
     judge_seconds: Annotated[float, Field(ge=0)] = 300.0
     """Between the judge's questions, one to each node that has a new checkpoint; 0 leaves that to hand."""
     lost_seconds: Annotated[float, Field(ge=60)] = 120.0
-    """A flow run that was not heard of for so long is marked as crashed; it tells of itself each 30 s."""
+    """A flow run without a heartbeat for so long is marked as crashed; it sends one each 30 s."""
     stalled_minutes: PositiveFloat = 60.0
     """A node that made no round for so long raises an event."""
 

@@ -105,7 +105,7 @@ class TransformersEngine:
     ) -> list[Completion]:
         """Completions of some prompts, `repeats` each, prompt by prompt; `draws` is [completions, tokens].
 
-        `row` says where each completion that still runs stands in the cache; `who` which one it is.
+        `row` is the cache row of each running completion; `who` is which one it is.
         """
         cache, logits, mask, lengths = self._prefill(prompts)
         device = logits.device
@@ -191,7 +191,7 @@ class TransformersEngine:
 
 
 def _takes_whole_masks(model: Any) -> bool:
-    """Whether a model attends just where a four-dimensional mask says: sliding windows are not in ours."""
+    """Whether a model follows a four-dimensional mask: sliding windows are not in ours."""
     config = getattr(model, "config", None)
     layers = getattr(config, "layer_types", None) or ["full_attention"]
     return (
@@ -202,7 +202,8 @@ def _takes_whole_masks(model: Any) -> bool:
 
 
 def _whole_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to attention [rows, 1, tokens, tokens]: much to what comes after or is not `seen`."""
+    """Additive attention mask [rows, 1, tokens, tokens]: very negative for later tokens and those not
+    `seen`."""
     width = seen.shape[1]
     before = torch.ones(width, width, dtype=torch.bool, device=seen.device).tril()
     hidden = ~(before & seen[:, None, None, :])
@@ -238,7 +239,7 @@ def _draws(seed: int, prompts: Sequence[int], completions: int, tokens: int) -> 
 
 
 def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
-    """One token per entry of `row` [completions], which says where in `logits` [rows, vocabulary] it stands,
+    """One token per entry of `row` [completions], its place in `logits` [rows, vocabulary],
     and its log-probability at the temperature.
 
     Sampling inverts the distribution function at `uniform`; None takes the most probable token. The

@@ -304,7 +304,7 @@ def _scales(model: torch.nn.Module) -> dict[str, float]:
 def _set_scales(model: torch.nn.Module, own: dict[str, float], temperature: float) -> None:
     """Divide logits by the temperature as they are made.
 
-    vLLM tells log-probabilities either before the temperature or after top_k and top_p have cut; those of
+    vLLM returns log-probabilities either before the temperature or after top_k and top_p have cut; those of
     the whole distribution at the temperature (TRAPS 3, 4) are the former, of scaled logits.
     """
     for name, scale in own.items():

@@ -28,7 +28,7 @@ SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "",
 }
-"""Environment in which vLLM is imported and opened, whatever the user's says."""
+"""Environment in which vLLM is imported and opened, whatever the user's holds."""
 PATCHED: tuple[ModuleType, ...] = (torch, torch.cuda, torch.accelerator)
 """Modules some of whose functions vLLM replaces by its own."""
 _gate = threading.RLock()
@@ -77,7 +77,7 @@ class Guest:
 
 @contextmanager
 def _shy_hidden() -> Iterator[None]:
-    """Without modules that hold what raises when it is looked at, such as flask's proxies outside a request:
+    """Hide modules with objects that raise on inspection, such as flask's proxies outside a request:
     vLLM looks at everything that is imported."""
     shy = {name: module for name, module in list(sys.modules.items()) if module and _is_shy(module)}
     for name in shy:

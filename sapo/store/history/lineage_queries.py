@@ -1,4 +1,4 @@
-"""What the history says of who taught whom: a node's rounds and what was learned in them, and a group's way.
+"""Who taught whom, from the history: a node's rounds and what was learned in them, and a group's way.
 
 A group's round is not known from its id, so it is looked for by id alone, over few columns; what is read of
 it then is narrowed to the nodes and rounds that were found.
@@ -53,7 +53,7 @@ def rounds(store: Store, node: str, incarnation: str, before: int = 2**31) -> li
     """A node's rounds earlier than `before` that have rows, in order; an empty batch has left none."""
     held = dataset(store, "training").schema.names
     columns = {"previous": ("previous_round", "NULL::BIGINT"), "chain": ("chain", "NULL::VARCHAR")}
-    # the table of an earlier release that nobody has written to since lacks both
+    # an earlier release's table that was not written to since lacks both
     chosen = {name: f"max({one})" if one in held else null for name, (one, null) in columns.items()}
     found = query(store, _ROUNDS.format(**chosen), [node, incarnation, before]).to_pylist()
     return [RoundFacts(**row | {"digests": tuple(row["digests"])}) for row in found]
@@ -62,7 +62,7 @@ def rounds(store: Store, node: str, incarnation: str, before: int = 2**31) -> li
 def lasting(rollbacks: Mapping[int, int], count: int) -> list[range]:
     """Rounds whose steps are in the weights after `count` rounds, newest first.
 
-    `rollbacks` says which rounds went back to the weights that which round began with: all from that one to
+    `rollbacks` maps rounds to the one whose starting weights they went back to: all from that one to
     the one that went back, itself too, is undone.
     """
     found = []

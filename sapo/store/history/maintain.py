@@ -31,13 +31,13 @@ from sapo.store.history.training_sink import transaction_id
 MARK = "maintain"
 """Name of the application transaction that counts the commits of maintainers in a table."""
 ROW_GROUP = 2048
-"""Rows that are read together at least. With fewer, what a file says of its groups would take longer to read
+"""Rows that are read together at least. With fewer, a file's statistics would take longer to read
 than the rows."""
 LOG_HOURS = 24
 """What the table's log keeps for readers of old versions. A day of commits every ten seconds is listed in
 milliseconds, a month of them in seconds, by everybody who opens the table."""
 ORPHAN_HOURS = 24
-"""Files that no version ever named may be somebody's next commit for so long."""
+"""Files that no version ever named may be another writer's next commit for so long."""
 ORDER: tuple[TableName, ...] = ("training", "receipts", "rollouts", "quarantine")
 """What `rollouts` keeps depends on what `training` does."""
 
@@ -67,7 +67,8 @@ class TableReport:
 def maintain(
     config: Config, store: Store, decided: Sequence[Cut], *, dry_run: bool = False
 ) -> list[TableReport]:
-    """Maintain all tables that there are, cutting what was `decided`; `dry_run` only says what would be done.
+    """Maintain all tables that there are, cutting what was `decided`; `dry_run` only reports what would be
+    done.
 
     Raises `Unavailable` when the store cannot be reached or is too busy; what was done until then stays.
     """
@@ -119,7 +120,7 @@ class _Keeper:
     def cut_rounds(self, config: Config, decided: Sequence[Cut]) -> int:
         """Delete the rows of each node's rounds below its cut; returns how many.
 
-        The same commit says so, so that rounds that were cut can be told from rounds that are missing.
+        The same commit records it, which distinguishes cut rounds from missing ones.
         """
         steps = [partial(self._cut, swarm=config.swarm.name, cut=cut) for cut in decided]
         return sum(self._committed(step) for step in steps)
@@ -180,7 +181,7 @@ class _Keeper:
         files = data_files(table, self._layout)
         run = [file for file in files if file.group == group and first <= file.first and file.last <= last]
         if not runs(run):
-            return 0  # somebody else has done it
+            return 0  # another process has done it
         where, rows = self._rows(table, run)
         if rows.num_rows < sum(file.rows for file in run):
             raise SapoError(f"{table.table_uri}: its log counts more rows than its files have, in {where}")

@@ -1,4 +1,4 @@
-"""Tables that are folders, and are moved away while somebody writes to them."""
+"""Tables that are folders, and are moved away while a process writes to them."""
 
 import contextlib
 import shutil

@@ -1,4 +1,4 @@
-"""How data files are written: small, and without statistics that nobody asks for."""
+"""How data files are written: small, and without unused statistics."""
 
 from deltalake import ColumnProperties, WriterProperties
 

@@ -98,7 +98,7 @@ def rollouts(
     author trained on (`local`) or some other node did (`external`).
 
     Besides the columns of `rollouts` that DESIGN names: `score` and `outcome` as a learner's verifier found
-    them (null while nobody trained on it), `trained_local` (by its author) and `trained_by` (other nodes).
+    them (null while no node trained on it), `trained_local` (by its author) and `trained_by` (other nodes).
 
     `per="group"` gives the groups of these completions, each whole and in one row. There `completions` counts
     them; `best`, `mean` and `worst` are over the scores there are, null where there is none; `best_text` is

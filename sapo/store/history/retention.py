@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Rows of an incarnation of a node below `round` are not kept; 0 keeps all, and `why` says why."""
+    """Rows of an incarnation of a node below `round` are not kept; 0 keeps all, and `why` is the reason."""
 
     node: str
     incarnation: str

@@ -56,7 +56,7 @@ def rollout_rows(received: Received, group: Group) -> list[dict[str, Any]]:
 
 
 def _without_column(record: Record, version: int, *elsewhere: str) -> dict[str, Any]:
-    """What a record of a schema version says in fields that have no column, whether they are known or not.
+    """Fields of a record of a schema version that have no column, known or not.
 
     Not even an empty one is left out: the release before rebuilds the signed bytes without knowing of it.
     """

@@ -132,7 +132,7 @@ class Recording:
         try:
             return next((whole(rows) for rows in self._by_round(round, round)), None)
         except Damaged:
-            return None  # it was not asked for, and says nothing that could be relied on
+            return None  # it was not asked for, and cannot be relied on
 
     def rolled_back(self, first: int, last: int) -> dict[int, int]:
         """Rounds `first` to `last` that went back to older weights, and to those of which round."""
@@ -177,7 +177,7 @@ class Recording:
             try:
                 found = whole(following)
             except Damaged:
-                return  # it was not asked for, and says nothing that could be relied on
+                return  # it was not asked for, and cannot be relied on
             if found.chain is not None and (found.previous is None or found.previous <= last):
                 self._check_gap(found.previous, found.round, before, first)
             return
@@ -231,9 +231,9 @@ class Recording:
     def _read_changed(
         self, data: ds.Dataset, columns: list[str] | None, wanted: pc.Expression, error: pa.ArrowInvalid
     ) -> pa.Table:
-        """Read files of a folder as they are now, where one is not as long as the log says.
+        """Read files of a folder as they are now, if one is not as long as the log has it.
 
-        Somebody wrote over it; the digests of its rows tell which round was changed. Raises `Damaged` for
+        It was overwritten; the digests of its rows show which round was changed. Raises `Damaged` for
         the first round of a file that no rows can be read from.
         """
         root = urlparse(self.table.table_uri)
@@ -285,7 +285,7 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:
 
 
 def lacking(row: Mapping[str, Any]) -> str | None:
-    """The first column that every row has and this one has not, as in a table that somebody made anew."""
+    """The first column that every row has and this one has not, as in a table that was recreated."""
     return next((name for name in _NEEDED if row.get(name) is None), None)
 
 
@@ -323,7 +323,7 @@ def _place(row: Mapping[str, Any]) -> str:
 
 
 def _check_rows(rows: Sequence[Mapping[str, Any]]) -> None:
-    """That each row has its digest, stands at its place once, and says what the others of its round say."""
+    """That each row has its digest, stands at its place once, and agrees with the others of its round."""
     places: set[tuple[int, int]] = set()
     groups: dict[int, Mapping[str, Any]] = {}
     for row in rows:

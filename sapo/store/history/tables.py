@@ -39,7 +39,7 @@ REMOTE: Mapping[str, str] = {
 }
 """Of every store that is no folder: one that is away is known to be within half a minute, not after three."""
 CONDITIONAL: Mapping[str, str] = {"aws_conditional_put": "etag"}
-"""Of S3: a commit is put only where nobody else's is; without it two writers could both believe they won."""
+"""Of S3: a commit is put only if none is there; without it two writers could both believe they won."""
 ATTEMPTS = 50
 """How often a commit that met another one is started afresh before the store counts as away."""
 T = TypeVar("T")
@@ -214,7 +214,7 @@ class Store:
     """Where the tables lie: a folder, or any address deltalake can write.
 
     Keys and endpoint of a remote store come from its usual environment variables (`AWS_*` for S3), so that no
-    config holds them; `options` are laid over what `storage_options` says. With `made` a table is created
+    config holds them; `options` are laid over `storage_options`. With `made` a table is created
     once and never again.
     """
 
@@ -234,7 +234,7 @@ class Store:
         return None if len(parsed.scheme) > 1 else Path(self.uri)
 
     def storage_options(self) -> dict[str, str] | None:
-        """What deltalake is told about the store, besides the environment; None for a folder."""
+        """Storage options for deltalake, besides the environment; None for a folder."""
         if self.local_path() is not None:
             return dict(self.options) or None
         conditional = CONDITIONAL if urlparse(self.uri).scheme in ("s3", "s3a") else {}
@@ -285,7 +285,7 @@ class Store:
         return table
 
     def _create(self, name: TableName) -> DeltaTable:
-        """A new table; where somebody else was faster, theirs."""
+        """A new table; if another process was faster, theirs."""
         uri = self.table_uri(name)
         try:
             local = self.local_path()
@@ -326,7 +326,7 @@ class Store:
                     {VERSION_KEY: str(HISTORY_VERSION)}, raise_if_not_exists=False
                 )
         except CommitFailedError:
-            pass  # somebody else was at the table, perhaps with the same columns
+            pass  # another process changed the table, perhaps with the same columns
         except (OSError, DeltaError) as error:
             raise away(table.table_uri, error) from error
         return self.open(name)
@@ -354,7 +354,7 @@ def fitted(table: DeltaTable, rows: pa.Table) -> pa.Table:
 def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> bool:
     """Append `rows` together with application transactions, through this handle and its snapshot (TRAPS 50).
 
-    Returns False when somebody else committed one of these transactions, or changed the table, since the
+    Returns False if another process committed one of these transactions, or changed the table, since the
     handle was opened: open a fresh one and decide afresh what is still to be written. Raises `Unavailable`
     when the store is away, `UserError` when the table has other columns.
     """
@@ -388,7 +388,7 @@ def _append(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) 
 
 
 def until_committed(uri: str, attempt: Callable[[], T | None]) -> T:
-    """Call `attempt` until it returns something: None says that its commit met another one.
+    """Call `attempt` until it returns something: None if its commit met another one.
 
     Raises `Unavailable` after `ATTEMPTS` such meetings, and when the store goes away in the middle of one:
     opened tables read what they need of a remote store only when they are asked for it.

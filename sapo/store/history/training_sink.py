@@ -140,13 +140,13 @@ class TrainingSink:
         return True
 
     def _refused(self, round: int, refusal: RefusalRow) -> dict[str, Any]:
-        """The row of a sample; its place on the bus tells partition and offset."""
+        """The row of a sample; its place on the bus gives partition and offset."""
         partition, offset = split_position(refusal.bus_position)
         row = _columns(refusal) | {"round": round, "partition": partition, "offset": offset}
         return row | {"end_offset": offset + 1, "swarm": self.place["swarm"], "node": self.place["node"]}
 
     def _add(self, name: TableName, schema: pa.Schema, mark: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Append rows of rounds to a table, unless `mark` says that these rounds are there."""
+        """Append rows of rounds to a table, unless `mark` shows that these rounds are there."""
 
         def attempt() -> bool | None:
             table = self.store.open(name)
@@ -176,7 +176,7 @@ def rows(
 ) -> list[dict[str, Any]]:
     """One row per completion of a batch, in batch order, with the digests that replay checks first.
 
-    `environment` says what the update depended on besides: versions, threads, CPU, config digest. `link` is
+    `environment` is what the update depended on besides: versions, threads, CPU, config digest. `link` is
     how the round hangs on those before it. `digest` is the batch's, where it is known.
     Raises `ValueError` for a batch whose rows could not be put back in order: places or completions out of
     order, or a group without completions.

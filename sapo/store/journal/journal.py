@@ -143,7 +143,7 @@ class Journal:
 
         `positions` replaces the saved ones whole. Rows are added first, then `verdicts` (JSON by group id)
         are set, then `pool_removed` leave; a removed group is remembered with its verdict (`dropped`).
-        Every coming and going is kept as a movement; `rejected` says which groups left for their scores.
+        Every coming and going is kept as a movement; `rejected` names the groups that left for their scores.
         What was `heard` of peers is known again when the node comes back.
         Raises `JournalError` unless the round's groups are committed and its batch is not, and when a group
         is added that the pool holds, or judged or removed that it does not hold.

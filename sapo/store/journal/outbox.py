@@ -58,7 +58,7 @@ PLANS: Mapping[str, Plan] = {
 
 
 class DeliveryFailed(SapoError):
-    """A sink failed in a way that trying again does not mend; its cause says how."""
+    """A sink failed in a way that a retry does not mend; see its cause."""
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Deliverer:
     """Runs one lane per sink in background threads, from construction until `close`.
 
     `plans` replaces the batch sizes and waiting times of `PLANS` for single kinds. `interval_s` bounds how
-    long an obligation goes unnoticed when nobody kicks.
+    long an obligation goes unnoticed without a kick.
     """
 
     def __init__(

@@ -80,10 +80,10 @@ class Movement:
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """A group that was met, own or foreign: it must be known when it comes again, or as somebody's copy.
+    """A group that was met, own or foreign: it must be known when it comes again, or as a copy.
 
     `fingerprint` is that of `sapo.peers.admission`; `author` the key whose place in the pool it took, if any.
-    `key` signed it, and the bus stamped it at `stamp` (None: an own group, which nobody can have said
+    `key` signed it, and the bus stamped it at `stamp` (None: an own group, which no peer can have published
     before).
     """
 
@@ -99,7 +99,7 @@ class Met:
 class PeerRow:
     """What is remembered of an author; key "" is the common account of all who are not known yet.
 
-    `turn` orders rows by when something of theirs was verified last, `sound` says how many of their groups
+    `turn` orders rows by when something of theirs was verified last, `sound` is how many of their groups
     were verified and found sound, `balance_s` the seconds of verification that they have left, `since` the
     round in which they became known.
     """
@@ -116,7 +116,7 @@ class PeerRow:
 class RefusalRow:
     """A refused record, standing for `count` of one author and one reason in a round.
 
-    `found_at` is the node's clock, `published_at` the bus's; what the record says of itself is None where it
+    `found_at` is the node's clock, `published_at` the bus's; what the record claims is None where it
     holds no signed group. `payload` is its beginning, None where the round kept enough of others.
     """
 
@@ -211,7 +211,7 @@ def record_movements(db: sqlite3.Connection, round: int, events: Iterable[tuple[
 def departures(
     batch: Batch, removed: Collection[str], rejected: Mapping[str, Event]
 ) -> list[tuple[Event, str]]:
-    """Why each group leaves the pool with `batch`: what it has not, and nobody rejected, is evicted."""
+    """Why each group leaves the pool with `batch`: what it lacks and was not rejected is evicted."""
     drawn = {group.group_id for group in batch.groups if group.source == "external"}
     return [
         ("trained" if group_id in drawn else rejected.get(group_id, "evicted"), group_id)

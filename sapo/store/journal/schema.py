@@ -15,7 +15,7 @@ from sapo.core.types import sha256
 JOURNAL_VERSION = 4
 """A journal of an earlier version is brought to this one when it is opened to be written."""
 APPLICATION_ID = 0x5341504F
-"""`SAPO` in ASCII: tells a journal from other SQLite files."""
+"""`SAPO` in ASCII: distinguishes a journal from other SQLite files."""
 _BUSY_S = 60.0
 
 _MOVEMENTS = """
@@ -80,7 +80,7 @@ COMMIT;
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn what SQLite says of a full disk, a foreign file or damage into a `UserError` naming `path`."""
+    """Turn SQLite's errors for a full disk, a foreign file or damage into a `UserError` naming `path`."""
     try:
         yield
     except sqlite3.DatabaseError as error:

@@ -1,7 +1,7 @@
 """Retention of metrics: a swarm that runs for months keeps few values of rounds long ago.
 
 MLflow's API can delete no single value. In the store of the swarm's own server rows are deleted by statement,
-in short transactions; what goes to a server of somebody else is thinned out before it is sent (`logged`).
+in short transactions; what goes to an external server is thinned out before it is sent (`logged`).
 """
 
 import sqlite3

@@ -111,7 +111,7 @@ def reaching(uri: str) -> Iterator[None]:
 
 
 def load_mlflow() -> Any:
-    """MLflow, told to give up soon: the journal retries, and better than an HTTP client does."""
+    """MLflow with short time-outs: the journal retries, and better than an HTTP client does."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     import mlflow
@@ -138,7 +138,7 @@ def model_directory(checkpoint: Path, whole: Callable[[Path, Path], None]) -> It
 
 
 def lineage(checkpoint: Path) -> dict[str, str]:
-    """What a version says of its checkpoint. Raises `BrokenCheckpoint` where that is not whole."""
+    """A version's tags about its checkpoint. Raises `BrokenCheckpoint` where that is not whole."""
     found = verify(checkpoint)
     return {
         "sapo.weights_sha256": found.weights_sha256,

@@ -158,7 +158,7 @@ def mean_rewards(client: Any, experiment: str, parent: Any) -> list[tuple[str, f
 
 
 def figures_of(summary: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
-    """What summary.json says of a whole swarm, as (round, value) by name; what was not measured is left out.
+    """A whole swarm's figures in summary.json, as (round, value) by name; what was not measured is left out.
 
     Held-out shares are means over nodes, before the first round and after the last.
     """

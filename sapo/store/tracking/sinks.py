@@ -85,7 +85,7 @@ class VersionSink:
     """Registers checkpoints as model versions.
 
     `whole(checkpoint, destination)` makes a self-contained model directory where the checkpoint holds only an
-    adapter. `history` is the address of the tables; `history_version` says the version of `training` where
+    adapter. `history` is the address of the tables; `history_version` is the version of `training` where
     that is known without asking the store: registering does not depend on it.
     """
 

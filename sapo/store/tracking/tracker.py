@@ -41,12 +41,12 @@ TABLES = {"mlflow.loggedArtifacts": json.dumps([{"path": ROLLOUTS, "type": "tabl
 
 
 SOURCE = {"mlflow.source.name": "sapo", "mlflow.source.type": "LOCAL"}
-"""Tags by which the table of runs says what made one."""
+"""Tags by which the table of runs shows what made one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the swarm's own run says of itself; the runs of its nodes lie below it."""
+    """The swarm's own run; the runs of its nodes lie below it."""
 
     params: Mapping[str, str]
     tags: Mapping[str, str]
@@ -358,7 +358,7 @@ class Tracker:
                 raise
 
     def _of_version(self, run: str, round: int, version: Any) -> str:
-        """What the page of a version says, with links to what made it."""
+        """Text of a version's page, with links to what made it."""
         tags = version.tags
         lines = [
             f"{self.node} of {self.swarm} after {round} rounds, made by "

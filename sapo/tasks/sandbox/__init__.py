@@ -39,7 +39,7 @@ def around_worker() -> tuple[str, ...]:
 
     Python's own files and the libraries' stay readable; nothing can be written, no program started, no socket
     made. Returns the walls that stand, a part of `WALLS`. Called once, after the imports: what is loaded
-    tells what else is the libraries'.
+    finds what else belongs to the libraries.
     """
     return tuple(wall.name for wall in build() if wall.stands)
 
@@ -74,7 +74,7 @@ def _attempt(name: str, step: Callable[[], str]) -> Wall:
 def around_text() -> tuple[str, ...]:
     """Narrow the walls in this process, a child that the worker forked to look at submitted texts.
 
-    It makes no process or thread and signals nobody but itself; it opens no file, except that behind Landlock
+    It makes no process or thread and signals only itself; it opens no file, except that behind Landlock
     it may read what the worker may. Returns the walls that stand.
     """
     from sapo.tasks.sandbox import rlimits

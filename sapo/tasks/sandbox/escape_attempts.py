@@ -43,7 +43,7 @@ def reach_a_local_service(other: int) -> None:
 
 
 def run_a_program(other: int) -> None:
-    """Ask for a program that is not there: a kernel that would run one says so."""
+    """Ask for a program that is not there: a kernel that would run one answers ENOENT."""
     try:
         os.execv("./no-such-program", ["none"])
     except FileNotFoundError:

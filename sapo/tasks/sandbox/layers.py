@@ -8,7 +8,7 @@ from sapo.tasks.sandbox import landlock, namespaces, readable_paths, seccomp, sy
 
 
 def steps() -> list[tuple[str, Callable[[], str]]]:
-    """Each kernel wall's name and what builds it; a builder says what stands, or raises `OSError`."""
+    """Each kernel wall's name and its builder, which returns what stands or raises `OSError`."""
     with suppress(OSError):
         syscalls.no_new_privileges()
     paths = readable_paths.libraries()
@@ -57,7 +57,7 @@ def _readable(path: str) -> bool:
 
 def _try_first(step: Callable[[], object], needed: Sequence[str]) -> None:
     """Build a wall in a throwaway child. Raises `OSError` where it would keep the worker from its libraries,
-    as root's walls do where the libraries are in the closed home of somebody else."""
+    as root's walls do if the libraries are in another user's closed home."""
     child = os.fork()
     if child == 0:
         code = 1

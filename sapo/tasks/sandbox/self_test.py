@@ -33,7 +33,7 @@ class Probe:
 
 
 def probe() -> Probe:
-    """Start the throwaway process and hear what it found. Raises `SapoError` where it says nothing."""
+    """Run the throwaway process and return its findings. Raises `SapoError` if it prints none."""
     path = os.pathsep.join(
         [str(Path(walls.__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
