@@ -1,7 +1,8 @@
 """What README and docs say to type works as typed, in a checkout in which `make swarm` has been run.
 
 Every block of commands or Python is run as it stands, in the order of its page, in a folder of the page's own
-that holds a finished swarm: README's in CI, without what takes minutes; all pages' by `make soak`.
+that holds a finished swarm: README's and the commands of the tour's table in CI, without what takes minutes;
+all pages' by `make soak`.
 Names that stand for something else, such as GROUP_ID, are filled in. What needs another machine, or a day, is
 not run; `tests/unit/test_documented_commands.py` reads its options.
 """
@@ -65,7 +66,7 @@ LEFT_OUT = {
     "extending.0": "tests/unit/test_extending.py runs it",
     "extending.1": "the same",
     "kafka.1": "start.2 types it",
-    "replay.0": "README.3 types it, with the option that does nothing more",
+    "replay.0": "tour.2 types it, with the option that does nothing more",
 }
 LOOKS = ("sapo replay", "sapo lineage", "sapo doctor", "make swarm")
 """Commands that change nothing, so that each is typed once, on the first page that has it."""
@@ -235,7 +236,7 @@ def typed(block: Block, *, whole: bool) -> list[str]:
 
 def once(whole: bool) -> list[Block]:
     """The blocks to run, without those that an earlier page has line by line."""
-    met: set[str] = {usual(line) for line in table_commands("README")}
+    met: set[str] = {usual(line) for line in table_commands("tour")}
     found = []
     for block in blocks():
         lines = block.lines if block.python else typed(block, whole=whole)
@@ -262,9 +263,9 @@ def test_sapo_is_on_the_path_after_readmes_first_block(places: Callable[[str], P
     assert "held-out" in bare.type("\n".join(first.lines))
 
 
-@pytest.mark.parametrize("line", table_commands("README"))
-def test_a_command_of_readmes_table_works_as_typed(line: str, places: Callable[[str], Place]) -> None:
-    shown = places("README").type(line)
+@pytest.mark.parametrize("line", table_commands("tour"))
+def test_a_command_of_the_tours_table_works_as_typed(line: str, places: Callable[[str], Place]) -> None:
+    shown = places("tour").type(line)
     assert "nothing in the history matches" not in shown
 
 

@@ -15,9 +15,9 @@ from sapo import cli
 
 
 def lines() -> list[str]:
-    """Commands of `sapo`: those of blocks, of README's table, and within sentences if they have options."""
+    """Commands of `sapo`: those of blocks, of the tour's table, and within sentences if they have options."""
     found = {line for block in blocks() for line in block.lines if line.startswith("sapo ")}
-    found |= set(table_commands("README"))
+    found |= set(table_commands("tour"))
     for path in PAGES:
         found |= set(re.findall(r"`(sapo [a-z]+ -[^`]*)`", path.read_text(encoding="utf-8")))
     return sorted(found)
