@@ -5,12 +5,14 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from journal_model import NOW, commit_round, make_batch, make_result, make_row, own_groups, snapshot
 from makers import INCARNATION, make_signed
 
 from sapo.core.errors import UserError
+from sapo.store.journal import journal as journal_module
 from sapo.store.journal.journal import Journal, JournalError
 
 
@@ -69,6 +71,20 @@ def test_results_after_a_round_are_the_later_ones_in_order(journal):
     for round in range(3):
         commit_round(journal, round)
     assert [result.round for result in journal.results(after_round=0)] == [1, 2]
+
+
+def test_results_are_of_one_moment_though_the_node_forgets_rounds_meanwhile(journal, path, monkeypatch):
+    for round in range(3):
+        commit_round(journal, round)
+    unpack = journal_module.unpack
+
+    def forgetting(*args: Any) -> bytes:
+        damage(path, "DELETE FROM rounds WHERE round < 2")
+        return unpack(*args)
+
+    monkeypatch.setattr(journal_module, "unpack", forgetting)
+    with Journal.read_only(path) as view:
+        assert [result.round for result in view.results()] == [0, 1, 2]
 
 
 def test_each_transaction_moves_the_stage_on(journal):

@@ -261,9 +261,15 @@ class Journal:
         return [Movement(*row) for row in rows]
 
     def results(self, after_round: int = -1) -> list[RoundResult]:
-        """Results of all rounds later than `after_round`, in order."""
-        sql = "SELECT round FROM rounds WHERE round > ? AND stage = 'result' ORDER BY round"
-        return [self.result(row[0]) for row in self._all(sql, after_round)]
+        """Results of all rounds later than `after_round`, in order, as of one moment."""
+        sql = """SELECT round, result, result_sha256 FROM rounds
+            WHERE round > ? AND stage = 'result' ORDER BY round"""
+        return [
+            RoundResult.model_validate_json(
+                unpack(packed, sha256, self._path, f"the result of round {round}")
+            )
+            for round, packed, sha256 in self._all(sql, after_round)
+        ]
 
     def positions(self) -> dict[str, int]:
         """Bus positions as of the last committed batch."""
