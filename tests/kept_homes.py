@@ -1,5 +1,8 @@
 """Homes whose nodes have journals, checkpoints and a history, for the tests of its maintenance."""
 
+import functools
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,14 +29,29 @@ def kept_home(
     sets: Sequence[str] = (),
 ) -> tuple[Config, Home, Store]:
     """A home whose nodes made `done` rounds, delivered them one by one and hold these checkpoints."""
-    config = small_config(["swarm.name=tiny", f"swarm.nodes={len(nodes)}", *sets])
-    home = make_home(folder, config)
+    shutil.copytree(Path(_made(tuple(nodes), done).name) / "home", folder)
+    config, home = _empty(folder, nodes, sets)
     store = open_store(config, home)
     for node in nodes:
-        make_rounds(home, store, node, done)
         for round in checkpoints:
             save(home, node, round)
     return config, home, store
+
+
+@functools.cache
+def _made(nodes: tuple[str, ...], done: int) -> "tempfile.TemporaryDirectory[str]":
+    """The home that others are copies of: to make one is seconds of commits."""
+    folder = tempfile.TemporaryDirectory(prefix="sapo-kept-home-")
+    config, home = _empty(Path(folder.name) / "home", nodes)
+    for node in nodes:
+        make_rounds(home, open_store(config, home), node, done)
+    return folder
+
+
+def _empty(folder: Path, nodes: Sequence[str], sets: Sequence[str] = ()) -> tuple[Config, Home]:
+    """A home for so many nodes, prepared with these settings."""
+    config = small_config(["swarm.name=tiny", f"swarm.nodes={len(nodes)}", *sets])
+    return config, make_home(folder, config)
 
 
 def make_rounds(home: Home, store: Store, node: str, done: int, *, first: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""5,000 honest answers over all data sets score as the library scores them, through `sapo verify`.
+"""Honest answers over all data sets score as the library scores them, through `sapo verify`.
 
 The library's own scorers run unguarded in processes of their own; what they are given is honest text.
 """
@@ -67,14 +67,14 @@ def differing(rows: Sequence[dict[str, Any]], folder: Path, capfd: pytest.Captur
     return [(row, value) for row, value in zip(rows, found, strict=True) if value != row["score"]]
 
 
-def test_5000_honest_answers_score_as_the_library_scores_them(
+def test_honest_answers_of_every_data_set_score_as_the_library_scores_them(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rows = library_rows(seeds=8, texts=6)
-    assert len(rows) >= 5000
+    rows = library_rows(seeds=2, texts=8)
+    assert len(rows) >= 1600
     assert differing(rows, tmp_path, capfd) == []
     counts = Counter(row["dataset"] for row in rows)
-    assert (len(counts), min(counts.values())) == (DATASETS, 48)
+    assert (len(counts), min(counts.values())) == (DATASETS, 16)
     assert {row["dataset"] for row in rows if isinstance(row["score"], str)} <= RAISING
     right = {row["dataset"] for row in rows if row["score"] == 1.0}
     assert counts.keys() - right <= {"boxnet", "rush_hour"}, "right answers are among them"

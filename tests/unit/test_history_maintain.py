@@ -409,6 +409,7 @@ def test_there_is_nothing_to_do_before_there_are_tables(store: Store) -> None:
 
 def test_a_table_that_is_missing_is_away_and_not_made_anew(tmp_path: Path) -> None:
     config, home, store = kept_home(tmp_path / "home", done=1, checkpoints=())
+    make_rounds(home, store, "n0", 2, first=1)
     shutil.rmtree(store.uri)
     with pytest.raises(Unavailable, match="missing"):
         maintain(config, open_store(config, home), [])

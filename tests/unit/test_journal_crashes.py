@@ -29,6 +29,8 @@ Step = Callable[[Any], object]
 """One operation, on a `Journal` or on the `Model`."""
 
 ENVIRONMENT = {"torch": "2", "threads": 1}
+EVERY = 5
+"""Of the statements, before every so-manyth of which it is killed in a short run."""
 
 
 def script(elsewhere: Path) -> list[Step]:
@@ -127,22 +129,32 @@ def run_in_child(folder: Path, steps: Sequence[Step], kill_at: int) -> tuple[boo
     return os.WIFSIGNALED(status), done
 
 
-def test_killed_before_any_statement_it_reopens_between_two_steps_and_goes_on(memory):
-    steps = script(memory / "checkpoints")
+def test_killed_before_a_statement_it_reopens_between_two_steps_and_goes_on(memory: Path) -> None:
+    kill_before(memory, every=EVERY)
+
+
+@pytest.mark.soak
+def test_killed_before_any_statement_it_reopens_between_two_steps_and_goes_on(memory: Path) -> None:
+    kill_before(memory, every=1)
+
+
+def kill_before(folder: Path, *, every: int) -> None:
+    """Kill a journal before every so-manyth of its statements, and have it go on each time."""
+    steps = script(folder / "checkpoints")
     expected = states(steps)
-    folder = memory / "n0"
+    home = folder / "n0"
     kill_at, killed = 0, True
     while killed:
-        folder.mkdir()
-        killed, done = run_in_child(folder, steps, kill_at)
-        with open_journal(folder) as journal:
+        home.mkdir()
+        killed, done = run_in_child(home, steps, kill_at)
+        with open_journal(home) as journal:
             assert snapshot(journal) == expected[done], f"killed before statement {kill_at}"
             for step in steps[done:]:
                 step(journal)
             assert snapshot(journal) == expected[-1]
             assert journal._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        shutil.rmtree(folder)
-        kill_at += 1
+        shutil.rmtree(home)
+        kill_at += every
     assert done == len(steps)
     assert kill_at > 4 * len(steps)
 

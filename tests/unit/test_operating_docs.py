@@ -1,6 +1,7 @@
 """docs/operating.md explains every warning and alarm of the log, every exit code, state, outage and guard."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 from typing import get_args
@@ -16,6 +17,7 @@ LEAST = 10
 """Letters that a message must have of its own: what has fewer passes on what another error says."""
 
 
+@functools.cache
 def spoken() -> dict[str, str]:
     """Messages of warnings and errors, with the file that says each."""
     found = {}
