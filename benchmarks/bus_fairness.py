@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from unittest import mock
 
 from bus_authors import Author, tiny
@@ -17,7 +17,7 @@ from sapo.core.types import Group, Outcome, SignedGroup
 from sapo.peers.admission import admit
 from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import limits
-from sapo.peers.sampling import sample_external
+from sapo.peers.sampling import sample_external, walk
 from sapo.peers.signing import Identity, unseal
 
 ROUND_S = 10.0
@@ -112,22 +112,22 @@ class Reader:
             self._pool.add(Entry(received=received, group=group, received_at=now))
         self._pool.evict(now)
         draw = sample_external(
-            self._pool.entries(),
+            walk(self._pool.entries(), rng("fairness", self.name, number, "external")),
             want,
-            rng("fairness", self.name, number, "external"),
             verify,
             tolerance=1e-6,
         )
+        self._pool.keep(draw.verified)
         self._pool.remove(draw.leaving)
         if count:
             self.drawn.update(entry.group.key for entry in draw.chosen)
 
 
-def verify(entries: Sequence[Entry]) -> list[Verdict]:
+def verify(entries: Sequence[Entry]) -> list[Entry]:
     """A fixed rule in place of scoring: a quarter of all groups, by id, are uninformative."""
     good = Verdict(outcomes=(Outcome.scored(1.0), Outcome.scored(0.0)))
     dull = Verdict(outcomes=(Outcome.scored(1.0), Outcome.scored(1.0)))
-    return [dull if entry.group_id[-1] in "0123" else good for entry in entries]
+    return [replace(entry, verdict=dull if entry.group_id[-1] in "0123" else good) for entry in entries]
 
 
 def draws(swarm: Swarm, rounds: int, want: int, pool: PoolConfig) -> list[int]:

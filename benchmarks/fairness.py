@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
@@ -34,7 +34,7 @@ from sapo.core.types import Outcome, Received, SignedGroup
 from sapo.peers.admission import admit
 from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import Quotas
-from sapo.peers.sampling import sample_external
+from sapo.peers.sampling import sample_external, walk
 from sapo.peers.signing import Identity
 
 PACKAGES = ("cryptography", "pydantic")
@@ -123,9 +123,8 @@ class Node:
         inside = sum(entry.group.key in self._honest for entry in entries)
         self._quotas.earn(OWN_S)
         draw = sample_external(
-            entries,
+            walk(entries, rng("flood", number, "external"), self._quotas.known),
             WANT,
-            rng("flood", number, "external"),
             self._verify,
             tolerance=1e-6,
             ready=lambda entry, beside: self._quotas.may_verify(
@@ -134,6 +133,7 @@ class Node:
             known=self._quotas.known,
             trials=self._quotas.trials(WANT),
         )
+        self._pool.keep(draw.verified)
         self._pool.remove(draw.leaving)
         drawn = sum(entry.group.key in self._honest for entry in draw.chosen)
         looked = self._quotas.metrics()["peers/looked"]
@@ -157,10 +157,10 @@ class Node:
         self._pool.add(entry)
         return entry
 
-    def _verify(self, entries: Sequence[Entry]) -> list[Verdict]:
+    def _verify(self, entries: Sequence[Entry]) -> list[Entry]:
         for entry in entries:
             self._quotas.judged(entry.group.key, GROUP_S, True)
-        return [DULL if entry.group_id[-1] in "0123" else GOOD for entry in entries]
+        return [replace(one, verdict=DULL if one.group_id[-1] in "0123" else GOOD) for one in entries]
 
 
 def rounds(attack: Attack | None, volume: int, count: int) -> list[Turn]:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -126,7 +126,7 @@ class Loop:
         return {
             "informative": sum(group.informative for group in batch.groups),
             "external": len(draw.chosen),
-            "verified": draw.verified,
+            "verified": len(draw.verified),
             "completions": len(completions),
             "generated": sum(len(one.token_ids or ()) for one in completions),
             "trained": learned.get("learn/tokens", 0.0),
@@ -140,27 +140,26 @@ class Loop:
 
     def draw(self, round: int, want: int, own: Sequence[sampling.Scores]) -> sampling.Draw:
         """Foreign groups, scored as a draw needs them and by as many a call as a node's; none was before."""
-        random = rng("draw", round)
-        entries = list(self.foreign)
-        for entry in entries:
-            entry.verdict = None
         return sampling.sample_external(
-            entries,
+            sampling.walk(self.foreign, rng("draw", round)),
             want,
-            random,
-            self.verdicts,
+            self.verified,
             tolerance=self.config.learn.zero_tolerance,
             share=sampling.informative_share(own, self.config.learn.zero_tolerance),
         )
 
-    def verdicts(self, entries: Sequence[Entry]) -> list[Verdict]:
+    def verified(self, entries: Sequence[Entry]) -> list[Entry]:
         """Regenerate and score, in the same workers as a node does."""
         groups = [entry.group for entry in entries]
         claims = [
             Claim(group.recipe, group.question, tuple(one.text for one in group.completions))
             for group in groups
         ]
-        return [Verdict(outcomes=judged.outcomes) for judged in self.workers.judge(claims)]
+        judged = self.workers.judge(claims)
+        return [
+            replace(entry, verdict=Verdict(outcomes=one.outcomes))
+            for entry, one in zip(entries, judged, strict=True)
+        ]
 
     def batch(
         self,

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common import STARTER_ROUND, Report, benchmark, parser
@@ -33,7 +33,7 @@ from sapo.core.types import Completion, Group, Outcome, Question, Received, Reci
 from sapo.learn.advantage import informative
 from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import Quotas
-from sapo.peers.sampling import LEAST_SHARE, Draw, sample_external
+from sapo.peers.sampling import LEAST_SHARE, Draw, sample_external, walk
 from sapo.peers.signing import Identity, seal
 from sapo.tasks.workers import Claim, TaskWorkers, open_workers
 
@@ -144,6 +144,11 @@ def verdicts(workers: TaskWorkers, items: Sequence[Item]) -> list[Verdict]:
     ]
 
 
+def judged(entries: Sequence[Entry], verdicts: Sequence[Verdict]) -> list[Entry]:
+    """The entries with these verdicts."""
+    return [replace(one, verdict=verdict) for one, verdict in zip(entries, verdicts, strict=True)]
+
+
 def told(items: Sequence[Item]) -> list[Verdict]:
     """What they would say, from a table."""
     return [GOOD if item.useful else DULL for item in items]
@@ -218,11 +223,11 @@ class Arm:
         entries = self._pool.entries()
         began, cpu = time.perf_counter(), time.process_time()
         if self._eager:
-            new = [entry for entry in entries if entry.verdict is None]
-            for entry, verdict in zip(new, self._verify(new), strict=True):
-                entry.verdict = verdict
-        want, order = self._config.batch.external, rng("sampler", "draw", number)
-        draw = sample_external(entries, want, order, self._verify, tolerance=TOLERANCE, share=self._lately)
+            self._pool.keep(self._verify([entry for entry in entries if entry.verdict is None]))
+            entries = self._pool.entries()
+        want, order = self._config.batch.external, walk(entries, rng("sampler", "draw", number))
+        draw = sample_external(order, want, self._verify, tolerance=TOLERANCE, share=self._lately)
+        self._pool.keep(draw.verified)
         seen = len(draw.chosen) + len(draw.rejected)
         self._lately = max(LEAST_SHARE, len(draw.chosen) / seen) if seen else 1.0
         self._seconds += time.perf_counter() - began
@@ -233,12 +238,12 @@ class Arm:
         """Take groups out of the pool."""
         self._pool.remove(group_ids)
 
-    def _verify(self, entries: Sequence[Entry]) -> list[Verdict]:
+    def _verify(self, entries: Sequence[Entry]) -> list[Entry]:
         self.verified += len(entries)
         found = self.ask([self._items[entry.group_id] for entry in entries])
         for entry, verdict in zip(entries, found, strict=True):
             self._peers.judged(entry.group.key, 0.0, informative(verdict.scores, TOLERANCE))
-        return found
+        return judged(entries, found)
 
     def spent(self) -> tuple[float, float, float]:
         """Groups verified, seconds, and processor seconds of node and workers, so far."""
@@ -316,10 +321,9 @@ def distribution(report: Report, setting: Setting, sizes: Sizes, peers: Publishe
                 for place, (entry, verdict) in enumerate(zip(entries, verdicts, strict=True))
             ]
             draw = sample_external(
-                pool,
+                walk(pool, rng("sampler", name, number)),
                 WANT,
-                rng("sampler", name, number),
-                lambda some: told([peers.items[entry.group_id] for entry in some]),
+                lambda some: judged(some, told([peers.items[entry.group_id] for entry in some])),
                 tolerance=TOLERANCE,
             )
             drawn.update(entry.group_id for entry in draw.chosen)

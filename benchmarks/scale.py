@@ -190,10 +190,9 @@ class Meter:
         began = time.process_time()
         node.consume_sample()
         self._consume += time.process_time() - began
-        before = self._commit
         began = time.process_time() + self._workers()
         node.verify()
-        self._verify += time.process_time() + self._workers() - began - (self._commit - before)
+        self._verify += time.process_time() + self._workers() - began
         self._drawn += node.grpo_update().metrics["sampler/external"]
 
     def spent(self) -> Spent:

@@ -100,14 +100,13 @@ def generate(node: str, round: int) -> list[str]:
 
 @task(name="publish", task_run_name="{node} · round {round} · publish", **NETWORK)
 def publish(node: str, round: int) -> int:
-    """Hand the round's groups to the deliverer and wait until the bus has them; returns how many it got.
+    """Wait until the bus has the round's groups, which are journalled; returns how many it got.
 
     Runs beside the rest of the round. What the bus does not take now stays owed and is delivered later: 0.
     """
     session = SESSION.get()
     journal = session.runtime.journal
     owed = len([item for item in journal.owed("publish", 10_000) if item.round == round])
-    session.runtime.publish()
     deadline = time.monotonic() + PUBLISH_WAIT_S
     while any(item.round <= round for item in journal.owed("publish", 1)) and not session.process.stopping():
         if time.monotonic() > deadline or "outage/bus" in session.runtime.outages():
@@ -118,7 +117,7 @@ def publish(node: str, round: int) -> int:
 
 @task(name="consume_sample", task_run_name="{node} · round {round} · consume_sample", **NETWORK)
 def consume_sample(node: str, round: int) -> int:
-    """Read what others published; returns the size of the pool."""
+    """Read what others published and draw the order in which it is verified; returns the size of the pool."""
     session = SESSION.get()
     with session.process.own():
         return int(session.runtime.consume_sample())
@@ -126,7 +125,7 @@ def consume_sample(node: str, round: int) -> int:
 
 @task(name="verify", task_run_name="{node} · round {round} · verify", **SMALL)
 def verify(node: str, round: int) -> int:
-    """Draw foreign groups, verify, and commit the batch; returns its number of groups."""
+    """Verify foreign groups until enough are informative; returns how many groups the round learns from."""
     session = SESSION.get()
     with session.process.own():
         return int(session.runtime.verify())
@@ -134,7 +133,7 @@ def verify(node: str, round: int) -> int:
 
 @task(name="grpo_update", task_run_name="{node} · round {round} · grpo_update", **SMALL)
 def grpo_update(node: str, round: int) -> dict[str, float]:
-    """One policy gradient step; returns the round's rewards."""
+    """Advantages and one policy gradient step; returns the round's rewards."""
     session = SESSION.get()
     with session.process.own():
         result = session.runtime.grpo_update()
@@ -146,6 +145,9 @@ def orchestrated_round(node: str, round: int) -> PrefectFuture[int]:
     """One round as tasks; returns the publishing that may still be under way."""
     count_tasks(TASKS)
     generate(node, round)
+    session = SESSION.get()
+    with session.process.own():
+        session.runtime.publish()
     published = publish.submit(node, round)
     consume_sample(node, round)
     verify(node, round)

@@ -108,6 +108,7 @@ class Swarm:
             self._ask_the_same()
         for node in self.nodes:
             node.generate()
+            node.publish()
         coming = {node.name: self._published(node) for node in self.nodes}
         if self._arm.control in (None, "shuffled"):
             self._publish([signed for groups in coming.values() for signed in groups])
@@ -158,12 +159,10 @@ class Swarm:
         return [Received(signed=signed, bus_position="", timestamp=now) for signed in chosen]
 
     def _learn(self, node: NodeRuntime, past_the_bus: Sequence[Received]) -> dict[str, float | None]:
-        node.consume_sample()
-        node.take_in(past_the_bus)
+        node.consume_sample(past_the_bus)
         node.verify()
-        batch = node.batch
+        result, batch = node.grpo_update(), node.batch
         assert batch is not None
-        result = node.grpo_update()
         for kind in node.journal.owed_counts():
             node.journal.acknowledge(kind, ALL_DEBTS)
         return series_of(batch, result)

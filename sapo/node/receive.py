@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
 from types import MappingProxyType
@@ -71,8 +71,9 @@ def take_in(parts: NodeParts, received: Sequence[Received], arrivals: Arrivals) 
     """Put groups into the pool that no bus brought, past admission: an experiment's controls do that."""
     now = parts.clock()
     for one in received:
-        entry = Entry(received=one, group=Group.model_validate_json(one.signed.payload), received_at=now)
-        if Verdict.at_sight(entry.group) is None:
+        group = Group.model_validate_json(one.signed.payload)
+        if Verdict.at_sight(group) is None:
+            entry = Entry(received=one, group=group, received_at=now)
             arrivals.rows.append(entry.to_row())
             parts.pool.add(entry)
     parts.pool.evict(now)
@@ -175,21 +176,22 @@ def own_standards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]
     return {name: Standard(max(found), fmean(found)) for name, found in scores.items() if found}
 
 
-def verdicts(
+def verified(
     parts: NodeParts, entries: Sequence[Entry], standards: Mapping[str, Standard] = MappingProxyType({})
-) -> list[Verdict]:
+) -> list[Entry]:
     """Regenerate and score foreign groups: no question, answer or score of a peer is believed (DESIGN 2).
 
-    A newcomer's group that falls short of the node's own (`own_standards`) is `substandard`: until its author
-    is known, half-right answers are not learned from.
+    Returns the entries with their verdicts and tokens. A newcomer's group that falls short of the node's own
+    (`own_standards`) is `substandard`: until its author is known, half-right answers are not learned from.
     """
     found: dict[int, Verdict] = {}
+    tokens: list[Tokens] = []
     seconds = [0.0] * len(entries)
     for i, entry in enumerate(entries):
         began = time.thread_time()
-        entry.tokens = Tokens.of(parts.policy, entry.group)
-        lengths = [len(ids) for ids, _ in entry.tokens.completions]
-        if entry.tokens.longest > parts.policy.max_length or too_long(parts.config, lengths):
+        tokens.append(Tokens.of(parts.policy, entry.group))
+        lengths = [len(ids) for ids, _ in tokens[i].completions]
+        if tokens[i].longest > parts.policy.max_length or too_long(parts.config, lengths):
             found[i] = _bad(parts, entry, "too_long")
         elif too_costly(parts.config, lengths):
             found[i] = _bad(parts, entry, "too_costly")
@@ -209,7 +211,7 @@ def verdicts(
         parts.quotas.judged(entry.group.key, seconds[i], useful)
         if short:
             found[i] = found[i].model_copy(update={"reason": "substandard"})
-    return [found[i] for i in range(len(entries))]
+    return [replace(entry, verdict=found[i], tokens=tokens[i]) for i, entry in enumerate(entries)]
 
 
 def _falls_short(parts: NodeParts, group: Group, verdict: Verdict, standards: Mapping[str, Standard]) -> bool:

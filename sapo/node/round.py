@@ -1,12 +1,20 @@
 """One node: Algorithm 1 of arXiv:2509.08721 as five stages over a journal, in plain Python.
 
-generate -> publish -> consume_sample -> verify -> grpo_update. Each stage can be entered again after a
-crash: what the journal holds is taken from there, the rest is done once more.
+| Line of Algorithm 1 | Stage | Continues in |
+|---|---|---|
+| SampleBatch, generate | `generate` | `rollout.request`, `rollout.answer` |
+| SelectSubset, Communicate | `publish` | `peers.sampling.select_subset`, `store.journal.outbox` |
+| SampleExternal: the pool, in random order | `consume_sample` | `receive`, `peers.sampling.walk` |
+| SampleSelf, verify, drop zero advantages | `verify` | `receive.verified`, `peers.sampling.sample_external` |
+| PolicyGradient: advantages, loss, step | `grpo_update` | `batch.batch_group`, `learn.update` |
+
+Each stage can be entered again after a crash: what the journal holds is taken from there, the rest is done
+once more. The journal takes a round in three transactions: groups, batch, result.
 """
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -21,11 +29,12 @@ from sapo.node import rollout
 from sapo.node.async_rollout import Ahead, Answered
 from sapo.node.batch import batch_group, begin_scoring, score_groups
 from sapo.node.parts import NodeParts, open_parts
-from sapo.node.receive import Arrivals, own_standards, receive, take_in, verdicts
+from sapo.node.receive import Arrivals, own_standards, receive, take_in, verified
 from sapo.node.recovery import CHECKPOINT_TIME, checkpoint_due, recover, roll_back, take_checkpoint
 from sapo.peers import sampling
 from sapo.peers.allowance import excess
 from sapo.peers.pool import Entry
+from sapo.peers.sampling import Draw
 from sapo.peers.signing import seal
 from sapo.peers.trust import believes
 from sapo.policy.tokenise import Tokens
@@ -43,15 +52,24 @@ UPDATING = "updating"
 
 @dataclass
 class _Round:
-    """What the stages of the round in hand tell each other; all of it can be made again from the journal."""
+    """What the stages of the round in hand pass on; all of it can be made again from the journal."""
 
     groups: list[Group] = field(default_factory=list)
     prompts: Sequence[tuple[int, ...]] = ()
     """Ids of the groups' questions, where they were asked in this process."""
     signed: list[SignedGroup] = field(default_factory=list)
+    """The same groups as they are journalled, once they are published."""
     outcomes: list[tuple[Outcome, ...]] | None = None
     arrivals: Arrivals = field(default_factory=Arrivals)
+    order: Sequence[Entry] | None = None
+    """The pool in the order in which it is walked, once it is drawn."""
+    local: Sequence[int] = ()
+    """Places of the own groups that enter the batch."""
+    tokens: Sequence[Tokens] = ()
+    """Theirs, in that order."""
+    draw: Draw | None = None
     batch: Batch | None = None
+    """Once it is journalled."""
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -69,6 +87,7 @@ class NodeRuntime:
         """Seconds of the last update, where it was made in this process."""
         self._next: Drawing | None = None
         """Of the next round's questions, begun beside an update."""
+        self._batch: Batch | None = None
         self._now = _Round()
         self._load_round()
 
@@ -114,34 +133,23 @@ class NodeRuntime:
     # -- 1. SampleBatch and generation -------------------------------------------------------------------
 
     def generate(self) -> tuple[str, ...]:
-        """Answer B fresh questions L times each, sign and journal the groups; returns their ids."""
+        """Answer B fresh questions L times each; returns the groups' ids."""
         now, parts = self._now, self.parts
         parts.check()
         started = parts.clock()
-        if not now.signed:
+        if not now.groups:
             ahead = self._ahead.take()  # before the probe, which uses the same engine
             waited = parts.clock() - started
             now.metrics |= rollout.probe(parts, self.round)
             started = parts.clock() - waited
             now.groups = self._new_groups(ahead)
             begin_scoring(parts.workers, now.groups)
-            now.groups, chosen = rollout.select(parts, self.round, now.groups)
-            now.signed = [seal(group, parts.identity) for group in now.groups]
-            owed = [
-                now.signed[i].group_id
-                for i in chosen
-                if rollout.within_rules(parts, now.groups[i], now.signed[i])
-            ]
-            now.metrics["share/withheld"] = float(len(chosen) - len(owed))
-            self.journal.commit_groups(self.round, now.signed, owed)
-            for group, signed in zip(now.groups, now.signed, strict=True):
-                parts.pool.seen.add(group, signed.content_sha256)
         tokens = sum(len(c.token_ids or ()) for group in now.groups for c in group.completions)
         now.metrics["tokens/generated"] = float(tokens)
         now.metrics["time/generate"] = parts.clock() - started
         if self.config.generate.ahead:
             now.metrics["staleness/own_rounds"] = float(self.round - now.groups[0].policy_version)
-        return tuple(signed.group_id for signed in now.signed)
+        return tuple(group.group_id for group in now.groups)
 
     def _new_groups(self, ahead: Answered | None) -> list[Group]:
         """The round's groups, of what was sampled ahead or else from the weights as they are."""
@@ -157,81 +165,95 @@ class NodeRuntime:
         self._now.prompts = asked.prompts
         return rollout.as_groups(parts, asked, rollout.answer(parts, asked))
 
-    # -- 2. Communicate ----------------------------------------------------------------------------------
+    # -- 2. SelectSubset, Communicate --------------------------------------------------------------------
 
     def publish(self) -> None:
-        """Wake the deliverer, which owes this round's groups to the bus; it works beside the round."""
-        if self.parts.deliverer is not None:
-            self.parts.deliverer.kick()
+        """Select what peers get, sign and journal the groups (transaction 1), and wake the deliverer.
 
-    # -- 3. What others published ------------------------------------------------------------------------
+        The deliverer (`store.journal.outbox`) sends what is owed to the bus beside the round.
+        """
+        now, parts, started = self._now, self.parts, self.parts.clock()
+        if not now.signed:
+            now.groups, chosen = rollout.select(parts, self.round, now.groups)
+            now.signed = [seal(group, parts.identity) for group in now.groups]
+            owed = [
+                now.signed[i].group_id
+                for i in chosen
+                if rollout.within_rules(parts, now.groups[i], now.signed[i])
+            ]
+            now.metrics["share/withheld"] = float(len(chosen) - len(owed))
+            self.journal.commit_groups(self.round, now.signed, owed)
+            for group, signed in zip(now.groups, now.signed, strict=True):
+                parts.pool.seen.add(group, signed.content_sha256)
+            now.metrics["time/generate"] += parts.clock() - started
+        if parts.deliverer is not None:
+            parts.deliverer.kick()
 
-    def consume_sample(self) -> int:
-        """Read the bus, admit what may enter the pool; returns the pool's size."""
+    # -- 3. SampleExternal: what may be drawn, in which order ---------------------------------------------
+
+    def consume_sample(self, past_the_bus: Sequence[Received] = ()) -> int:
+        """Read the bus, admit what may enter the pool, draw the order in which it is walked; returns the
+        pool's size.
+
+        An experiment's controls give groups `past_the_bus` and admission.
+        """
         self.parts.check()
-        now, started = self._now, self.parts.clock()
-        if now.batch is None and self.config.batch.external > 0:
-            now.arrivals = receive(self.parts, self._private_rng("poll"))
-            now.metrics |= now.arrivals.metrics
-        now.metrics["time/consume"] = self.parts.clock() - started
-        return len(self.parts.pool)
+        now, parts, started = self._now, self.parts, self.parts.clock()
+        if now.batch is None and now.order is None:
+            if self.config.batch.external > 0:
+                now.arrivals = receive(parts, self._private_rng("poll"))
+                now.metrics |= now.arrivals.metrics
+            take_in(parts, past_the_bus, now.arrivals)
+            now.order = sampling.walk(parts.pool.entries(), self._private_rng("external"), parts.quotas.known)
+        now.metrics["time/consume"] = parts.clock() - started
+        return len(parts.pool)
 
     @property
     def batch(self) -> Batch | None:
-        """The batch of the round in hand, once `verify` has drawn it."""
-        return self._now.batch
-
-    def take_in(self, received: Sequence[Received]) -> None:
-        """Hold groups that came past the bus and admission, as an experiment's controls have it."""
-        take_in(self.parts, received, self._now.arrivals)
+        """The batch of the newest update."""
+        return self._batch
 
     def ask(self, drawing: Drawing) -> None:
         """Use these questions in the next round instead of drawing new ones."""
         self._next = drawing
 
-    # -- 4. SampleSelf, SampleExternal, verification -----------------------------------------------------
+    # -- 4. SampleSelf, verification, zero-advantage filter -------------------------------------------------
 
     def verify(self) -> int:
-        """Score own groups, draw up to J informative foreign ones, journal the batch; returns its groups."""
+        """Score own groups, and verify foreign ones along the walk until J of them are informative.
+
+        Returns the number of groups that the round learns from.
+        """
         now, parts, started = self._now, self.parts, self.parts.clock()
-        if now.batch is None:
-            entries = parts.pool.entries()
-            judged = {entry.group_id for entry in entries if entry.verdict is not None}
-            local = self._sample_self()
-            tokens = self._tokens(local)  # while the workers score
+        if now.batch is None and now.draw is None:
+            assert now.order is not None
+            tolerance = self.config.learn.zero_tolerance
+            now.local = self._sample_self()
+            now.tokens = self._tokens(now.local)  # while the workers score
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
             standards = own_standards(now.groups, now.outcomes)
             parts.quotas.earn(self._own_seconds(parts.clock() - started), self.round)
-            draw = sampling.sample_external(
-                entries,
+            scores = [[outcome.score for outcome in row] for row in now.outcomes]
+            now.draw = sampling.sample_external(
+                now.order,
                 self.config.batch.external,
-                self._private_rng("external"),
-                verify=lambda some: verdicts(parts, some, standards),
-                tolerance=self.config.learn.zero_tolerance,
-                share=sampling.informative_share(
-                    [[outcome.score for outcome in row] for row in now.outcomes],
-                    self.config.learn.zero_tolerance,
-                ),
+                lambda some: verified(parts, some, standards),
+                tolerance=tolerance,
+                share=sampling.informative_share(scores, tolerance),
                 ready=lambda entry, beside: parts.quotas.may_verify(
                     entry.group.key, [other.group.key for other in beside]
                 ),
                 known=parts.quotas.known,
                 trials=parts.quotas.trials(self.config.batch.external),
             )
-            now.batch = self._batch(local, tokens, draw.chosen)
-            self._charge_excess(now.batch)
-            if draw.chosen:
-                recent = sum(parts.quotas.recent(entry.group.key) for entry in draw.chosen)
-                now.metrics["share/external_recent"] = recent / len(draw.chosen)
-            parts.pool.remove(draw.leaving)
-            now.metrics |= parts.refusals.metrics() | parts.quotas.metrics()
-            undecided = [entry for entry in entries if entry.group_id not in judged]
-            self._commit_batch(now.batch, undecided, now.arrivals.useless | draw.rejected)
-            now.metrics |= draw.metrics()
-        now.metrics |= reward_metrics(now.batch.groups)
+            parts.pool.keep(now.draw.verified)
+            parts.pool.remove(now.draw.leaving)
         now.metrics["time/verify"] = parts.clock() - started
-        return len(now.batch.groups)
+        if now.batch is not None:
+            return len(now.batch.groups)
+        assert now.draw is not None
+        return len(now.local) + len(now.draw.chosen)
 
     def _sample_self(self) -> list[int]:
         """Places of the own groups that enter the batch; their scores are waited for only if they decide."""
@@ -260,42 +282,55 @@ class NodeRuntime:
             self._update_s = self.journal.result(self.round - 1).metrics["time/update"] if done else 0.0
         return self._update_s + self._now.metrics["time/generate"] + scoring
 
-    def _commit_batch(self, batch: Batch, undecided: Sequence[Entry], rejected: Mapping[str, str]) -> None:
-        """Transaction 2. What came and went within this round is remembered too, so that it stays away.
+    def _commit_batch(self) -> Batch:
+        """Make the batch, with its advantages, and journal it (transaction 2).
 
-        `undecided` are the entries that had no verdict before the draw; the verdicts it gave are kept. The
-        receipts tell what is `rejected` for scores that teach nothing from what has none.
+        What came and went within this round is remembered too, so that it stays away.
         """
-        arrivals, pool = self._now.arrivals, self.parts.pool
-        pairs = zip(self._now.groups, self._now.signed, strict=True)
-        own = [pool.met(group, signed.content_sha256) for group, signed in pairs]
-        held = self.journal.pool_ids() | {row.group_id for row in arrivals.rows}
+        now, parts, pool = self._now, self.parts, self.parts.pool
+        assert now.draw is not None
+        batch = self._make_batch(now.draw.chosen)
+        self._charge_excess(batch)
+        if now.draw.chosen:
+            recent = sum(parts.quotas.recent(entry.group.key) for entry in now.draw.chosen)
+            now.metrics["share/external_recent"] = recent / len(now.draw.chosen)
+        now.metrics |= parts.refusals.metrics() | parts.quotas.metrics()
+        own = [
+            pool.met(group, signed.content_sha256)
+            for group, signed in zip(now.groups, now.signed, strict=True)
+        ]
+        held = self.journal.pool_ids() | {row.group_id for row in now.arrivals.rows}
         self.journal.commit_batch(
             batch,
-            positions=arrivals.positions or self.journal.positions(),
-            pool_added=arrivals.rows,
+            positions=now.arrivals.positions or self.journal.positions(),
+            pool_added=now.arrivals.rows,
             pool_removed=held - {entry.group_id for entry in pool.entries()},
-            verdicts={entry.group_id: entry.verdict.to_json() for entry in undecided if entry.verdict},
+            verdicts={
+                entry.group_id: entry.verdict.to_json() for entry in now.draw.verified if entry.verdict
+            },
             rejected={
                 group_id: "uninformative" if reason in ("uninformative", "substandard") else "unscorable"
-                for group_id, reason in rejected.items()
+                for group_id, reason in (now.arrivals.useless | now.draw.rejected).items()
             },
             heard=Heard(
-                met=[*own, *arrivals.met],
+                met=[*own, *now.arrivals.met],
                 forgotten=pool.seen.forgotten(),
-                peers=self.parts.quotas.changed(),
-                gone=self.parts.quotas.gone(),
-                streams=self.parts.streams.changed(),
-                refusals=self.parts.refusals.rows(),
+                peers=parts.quotas.changed(),
+                gone=parts.quotas.gone(),
+                streams=parts.streams.changed(),
+                refusals=parts.refusals.rows(),
             ),
         )
+        now.metrics |= now.draw.metrics()
+        return batch
 
     def _tokens(self, local: Sequence[int]) -> list[Tokens]:
         """Ids of own groups, in the order of their places in the batch."""
         now, known = self._now, self._now.prompts
         return [Tokens.of(self.parts.policy, now.groups[i], known[i] if known else None) for i in local]
 
-    def _batch(self, local: Sequence[int], tokens: Sequence[Tokens], drawn: Sequence[Entry]) -> Batch:
+    def _make_batch(self, drawn: Sequence[Entry]) -> Batch:
+        """The own groups chosen and the foreign ones `drawn`, with their scores and advantages."""
         parts, now = self.parts, self._now
         assert now.outcomes is not None
         moment = parts.clock()
@@ -309,9 +344,9 @@ class NodeRuntime:
                 source="local",
                 position=position,
                 age_s=0.0,
-                tokens=tokens[position],
+                tokens=now.tokens[position],
             )
-            for position, i in enumerate(local)
+            for position, i in enumerate(now.local)
         ]
         for entry in drawn:
             assert entry.verdict is not None
@@ -345,12 +380,17 @@ class NodeRuntime:
     # -- 5. PolicyGradient -------------------------------------------------------------------------------
 
     def grpo_update(self) -> RoundResult:
-        """One optimiser step on the batch; journals the result and takes a checkpoint when one is due.
+        """Make the batch with its advantages, take one optimiser step on it, and journal the result.
 
-        Raises `Paused` after the round is journalled when a guard with action `pause` was set off.
+        Takes a checkpoint when one is due. Raises `Paused` after the round is journalled when a guard with
+        action `pause` was set off.
         """
         now, parts = self._now, self.parts
-        assert now.batch is not None
+        if now.batch is None:
+            began = parts.clock()
+            now.batch = self._commit_batch()
+            now.metrics["time/verify"] += parts.clock() - began
+        now.metrics |= reward_metrics(now.batch.groups)
         last = self.round + 1 >= self.config.swarm.rounds
         if not last:
             self._begin_next()
@@ -386,7 +426,7 @@ class NodeRuntime:
         )
         self.journal.commit_result(result)
         self.round += 1
-        self._now = _Round()
+        self._batch, self._now = now.batch, _Round()
         if checkpoint:
             take_checkpoint(parts, self.round, last=last, weights_sha256=digest)
             self._now.metrics[CHECKPOINT_TIME] = parts.last_checkpoint_s

@@ -67,10 +67,10 @@ class Verdict(Record):
         return cls.model_validate_json(text)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
-    """A group in the pool. `received_at` is this node's clock; `verdict` is given at sight, or cached by the
-    sampler, and so are its `tokens` under this node's vocabulary."""
+    """A group in the pool. `received_at` is this node's clock; `verdict` is given at sight or when it is
+    verified, and so are its `tokens` under this node's vocabulary."""
 
     received: Received
     group: Group
@@ -184,6 +184,10 @@ class Pool:
         if entry.group_id not in self._entries:
             self._entries[entry.group_id] = entry
             self._new.add(entry.group_id)
+
+    def keep(self, verified: Iterable[Entry]) -> None:
+        """Keep the verdicts of entries that are here."""
+        self._entries |= {entry.group_id: entry for entry in verified if entry.group_id in self._entries}
 
     def remove(self, group_ids: Iterable[str]) -> None:
         """Take out groups that were used or found useless; unknown ids are passed over."""

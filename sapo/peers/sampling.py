@@ -3,12 +3,12 @@
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sapo.core.config.load import ShareConfig
 from sapo.learn.advantage import informative
-from sapo.peers.pool import Entry, Verdict
+from sapo.peers.pool import Entry
 
 Scores = Sequence[float | None]
 """Raw task scores of a group's completions; None where one is unscorable."""
@@ -56,16 +56,14 @@ def sample_self(count: int, want: int, rng: random.Random, useful: Sequence[bool
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The external part of a batch, and what was learned about the pool on the way."""
+    """The external part of a batch, and what was found out about the pool on the way."""
 
     chosen: tuple[Entry, ...]
     """At most J informative entries, in the order they were drawn."""
     rejected: dict[str, str]
     """Reason by group id of what is of no use: `uninformative`, `unscorable`, `question_mismatch`, ..."""
-    verified: int
-    """Groups verified now; the others' verdicts were cached or not needed."""
-    unscorable: dict[tuple[str, str], int]
-    """Unscorable completions among those verified now, by producer key and data set."""
+    verified: tuple[Entry, ...]
+    """Entries verified now, with their verdicts; those of the others were cached or not needed."""
     shortfall: int
     """How many fewer than J were found."""
     waiting: int = 0
@@ -76,19 +74,29 @@ class Draw:
         """Ids of the groups that leave the pool: chosen or rejected."""
         return {entry.group_id for entry in self.chosen} | self.rejected.keys()
 
+    @property
+    def unscorable(self) -> dict[tuple[str, str], int]:
+        """Unscorable completions among those verified now, by producer key and data set."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for entry in self.verified:
+            missing = sum(score is None for score in entry.verdict.scores) if entry.verdict else 0
+            if missing:
+                counts[entry.group.key, entry.group.recipe.dataset] += missing
+        return dict(counts)
+
     def metrics(self) -> dict[str, float]:
         """The series `sampler/*`."""
-        reasons = Counter(self.rejected.values())
+        reasons, unscorable = Counter(self.rejected.values()), self.unscorable
         metrics = {
             "sampler/external": float(len(self.chosen)),
             "sampler/shortfall": float(self.shortfall),
-            "sampler/verified": float(self.verified),
+            "sampler/verified": float(len(self.verified)),
             "sampler/uninformative": float(reasons["uninformative"]),
-            "sampler/unscorable": float(sum(self.unscorable.values())),
+            "sampler/unscorable": float(sum(unscorable.values())),
             "sampler/waiting": float(self.waiting),
         }
         metrics |= {f"sampler/rejected/{reason}": float(count) for reason, count in reasons.items()}
-        for (_, dataset), count in self.unscorable.items():
+        for (_, dataset), count in unscorable.items():
             name = f"sampler/unscorable/{dataset}"
             metrics[name] = metrics.get(name, 0.0) + count
         return metrics
@@ -96,8 +104,10 @@ class Draw:
 
 LEAST_SHARE = 1 / 8
 """Of informative groups that is guessed: a draw asks for no more than so many times what it wants."""
-Verify = Callable[[Sequence[Entry]], Sequence[Verdict]]
-"""What is found of entries."""
+Known = Callable[[str], bool]
+"""Whether the author with a key is known here; the others are newcomers."""
+Verify = Callable[[Sequence[Entry]], Sequence[Entry]]
+"""The same entries with their verdicts, and whatever else verifying them found."""
 Ready = Callable[[Entry, Sequence[Entry]], bool]
 """Whether an entry may be verified now, together with others that are about to be."""
 
@@ -111,125 +121,173 @@ def informative_share(scores: Sequence[Scores], tolerance: float) -> float:
     return max(LEAST_SHARE, useful / len(scores)) if scores else 1.0
 
 
+def walk(entries: Sequence[Entry], rng: random.Random, known: Known = lambda key: True) -> list[Entry]:
+    """The order in which a draw looks at the pool: a random permutation, authors who are not `known` last.
+
+    New names thus take no place from known authors.
+    """
+    order = list(entries)
+    rng.shuffle(order)
+    order.sort(key=lambda entry: not known(entry.group.key))  # stable: either part is in random order
+    return order
+
+
+class LazyVerifier:
+    """The entries of a walk with their verdicts, one after the other; None for one that is not `ready`.
+
+    Entries without a verdict are verified as the walk comes to them: at a time those it is sure to reach
+    before `want` of them are informative, and as many as it will if `share` of them (above 0) are, for a
+    call costs as much as many groups. `verified` has those verified so far.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[Entry],
+        want: int,
+        verify: Verify,
+        *,
+        tolerance: float,
+        share: float = 1.0,
+        ready: Ready = lambda entry, beside: True,
+        known: Known = lambda key: True,
+        trials: int = 0,
+    ) -> None:
+        self._order, self._want, self._verify = order, want, verify
+        self._tolerance, self._share, self._ready, self._trials = tolerance, share, ready, trials
+        self._newcomers = [e for e in order if e.verdict is None and not known(e.group.key)]
+        self._found: dict[str, Entry] = {}
+
+    @property
+    def verified(self) -> tuple[Entry, ...]:
+        """Entries verified so far, in that order."""
+        return tuple(self._found.values())
+
+    def __iter__(self) -> Iterator[Entry | None]:
+        """Walk; whoever takes an entry without asking for the next has nothing more verified."""
+        useful = 0
+        for place, entry in enumerate(self._order):
+            entry = self._now(entry)
+            if entry.verdict is None:
+                missing = self._want - useful
+                likely = math.ceil(missing * (place + self._want) / (useful + self._want * self._share))
+                ahead = self._needed(self._order[place:], missing, likely)
+                if not ahead:
+                    yield None
+                    continue
+                if not self._found:  # trials share the first call
+                    ahead += self._on_trial(ahead)
+                self._ask(ahead)
+                entry = self._now(entry)
+            useful += rejection(entry, self._tolerance) is None
+            yield entry
+
+    def try_newcomers(self) -> None:
+        """Verify newcomers until `trials` of them were, if so many are ready: so they become known."""
+        while ahead := self._on_trial(()):
+            self._ask(ahead)
+
+    def _now(self, entry: Entry) -> Entry:
+        """An entry as it is known by now."""
+        return self._found.get(entry.group_id, entry)
+
+    def _ask(self, entries: Sequence[Entry]) -> None:
+        for entry, found in zip(entries, self._verify(entries), strict=True):
+            assert found.verdict is not None
+            if found.verdict.usable and len(found.verdict.outcomes) != len(entry.group.completions):
+                raise ValueError("a verdict needs one outcome per completion")
+            self._found[entry.group_id] = found
+
+    def _on_trial(self, beside: Sequence[Entry]) -> list[Entry]:
+        """The next newcomers who are ready: `trials`, less those among `beside` and those verified."""
+        ids = {entry.group_id for entry in beside} | self._found.keys()
+        missing = self._trials - sum(entry.group_id in ids for entry in self._newcomers)
+        result: list[Entry] = []
+        for entry in self._newcomers:
+            if len(result) >= missing:
+                break
+            if entry.group_id not in ids and self._ready(entry, [*beside, *result]):
+                result.append(entry)
+        return result
+
+    def _needed(self, ahead: Sequence[Entry], want: int, count: int) -> list[Entry]:
+        """The unverified entries that the walk is sure to reach, and more of them up to `count`.
+
+        Empty if the first is not ready. One that is only not ready beside the others ends the list: it has
+        to be asked about again once they are verified.
+        """
+        result: list[Entry] = []
+        certain = 0
+        for entry in map(self._now, ahead):
+            if certain >= want and len(result) >= count:
+                break
+            if entry.verdict is None:
+                if self._ready(entry, result):
+                    result.append(entry)
+                    certain += 1
+                elif not result or self._ready(entry, ()):
+                    break
+            elif rejection(entry, self._tolerance) is None:
+                certain += 1
+        return result
+
+
+def take(walked: Iterable[Entry | None], want: int, tolerance: float) -> tuple[list[Entry], list[Entry], int]:
+    """The first `want` informative entries, those found useless before the last of them, and how many were
+    not ready (None). Takes no more from `walked` than that needs."""
+    chosen: list[Entry] = []
+    useless: list[Entry] = []
+    waiting = 0
+    if want == 0:
+        return chosen, useless, waiting
+    for entry in walked:
+        if entry is None:
+            waiting += 1
+        elif rejection(entry, tolerance) is None:
+            chosen.append(entry)
+        else:
+            useless.append(entry)
+        if len(chosen) == want:
+            break
+    return chosen, useless, waiting
+
+
 def sample_external(
-    entries: Sequence[Entry],
+    order: Sequence[Entry],
     want: int,
-    rng: random.Random,
     verify: Verify,
     *,
     tolerance: float,
     share: float = 1.0,
     ready: Ready = lambda entry, beside: True,
-    known: Callable[[str], bool] = lambda key: True,
+    known: Known = lambda key: True,
     trials: int = 0,
 ) -> Draw:
-    """J of the pool: `want` entries, exactly uniform over the informative ones (DESIGN 7).
+    """J of the pool: the first `want` entries of a `walk` whose raw scores spread wider than `tolerance`.
 
-    Walks a random permutation and stops at `want` entries whose raw scores spread wider than `tolerance`;
-    only the permutation decides the order. Entries without a verdict are verified as the walk needs them: at
-    a time those it is sure to reach, and as many as it will if `share` of them (above 0) are informative, for
-    a call costs as much as many groups. That changes neither what is chosen nor its order; the verdict is
-    kept in the entry. Raises `ValueError` when `verify` does not answer for every completion it was asked
-    about.
-
-    Those whose author is not `known`, the newcomers, come after all others, so that new names take no place
-    from known authors. For them to become known `trials` of them are verified in any case, if there are so
-    many; what is found informative waits in the pool for its turn.
-
-    Entries that are not `ready` when the walk comes to them are passed over, and stay. Whether one is may
-    depend on what was verified before, such as the time its author has left. The draw is exactly uniform
-    over the informative entries of all known authors who have time left to its end, whatever the others do.
+    Exactly uniform over the informative entries of all known authors who have verification time left to its
+    end, whatever the others do (DESIGN 7): only the permutation decides the order, and laziness changes
+    neither what is chosen nor its order. Entries that are not `ready` when the walk comes to them stay; that
+    may depend on what was verified before. `trials` newcomers are verified in any case; what is found
+    informative of them waits in the pool for its turn. Raises `ValueError` when `verify` does not answer for
+    every completion it was asked about.
     """
-    order = list(entries)
-    rng.shuffle(order)
-    order.sort(key=lambda entry: not known(entry.group.key))  # stable: either part is in random order
-    newcomers = [entry for entry in order if entry.verdict is None and not known(entry.group.key)]
-    chosen: list[Entry] = []
-    rejected: dict[str, str] = {}
-    fresh: list[Entry] = []
-    waiting = 0
-    for place, entry in enumerate(order):
-        if len(chosen) == want:
-            break
-        if entry.verdict is None:
-            missing = want - len(chosen)
-            likely = math.ceil(missing * (place + want) / (len(chosen) + want * share))
-            ahead = _needed(order[place:], missing, likely, tolerance, ready)
-            if not ahead:
-                waiting += 1
-                continue
-            if not fresh:  # trials share the first call
-                ahead += _on_trial(newcomers, trials, ahead, ready)
-            fresh += _verify(ahead, verify)
-        reason = _rejection(entry, tolerance)
-        if reason is None:
-            chosen.append(entry)
-        else:
-            rejected[entry.group_id] = reason
-    while ahead := _on_trial(newcomers, trials, (), ready):
-        fresh += _verify(ahead, verify)
-    rejected |= {entry.group_id: reason for entry in fresh if (reason := _rejection(entry, tolerance))}
+    verifier = LazyVerifier(
+        order, want, verify, tolerance=tolerance, share=share, ready=ready, known=known, trials=trials
+    )
+    chosen, useless, waiting = take(verifier, want, tolerance)
+    verifier.try_newcomers()
+    reasons = {entry.group_id: rejection(entry, tolerance) for entry in (*useless, *verifier.verified)}
     return Draw(
-        tuple(chosen), rejected, len(fresh), _unscorable(fresh), shortfall=want - len(chosen), waiting=waiting
+        chosen=tuple(chosen),
+        rejected={group_id: reason for group_id, reason in reasons.items() if reason is not None},
+        verified=verifier.verified,
+        shortfall=want - len(chosen),
+        waiting=waiting,
     )
 
 
-def _unscorable(entries: Sequence[Entry]) -> dict[tuple[str, str], int]:
-    """Unscorable completions by producer key and data set."""
-    counts: Counter[tuple[str, str]] = Counter()
-    for entry in entries:
-        missing = sum(score is None for score in entry.verdict.scores) if entry.verdict else 0
-        if missing:
-            counts[entry.group.key, entry.group.recipe.dataset] += missing
-    return dict(counts)
-
-
-def _on_trial(newcomers: Sequence[Entry], count: int, beside: Sequence[Entry], ready: Ready) -> list[Entry]:
-    """The next newcomers who are `ready`, until with those `beside` and those verified they are `count`."""
-    ids = {entry.group_id for entry in beside}
-    missing = count - sum(entry.group_id in ids or entry.verdict is not None for entry in newcomers)
-    result: list[Entry] = []
-    for entry in newcomers:
-        if len(result) >= missing:
-            break
-        if entry.verdict is None and entry.group_id not in ids and ready(entry, [*beside, *result]):
-            result.append(entry)
-    return result
-
-
-def _needed(ahead: Sequence[Entry], want: int, count: int, tolerance: float, ready: Ready) -> list[Entry]:
-    """The unverified entries that the walk is sure to reach, and more of them up to `count`.
-
-    Empty if the first is not `ready`. One that is only not ready beside the others ends the list: it has to
-    be asked about again once they are verified.
-    """
-    result: list[Entry] = []
-    certain = 0
-    for entry in ahead:
-        if certain >= want and len(result) >= count:
-            break
-        if entry.verdict is None:
-            if ready(entry, result):
-                result.append(entry)
-                certain += 1
-            elif not result or ready(entry, ()):
-                break
-        elif _rejection(entry, tolerance) is None:
-            certain += 1
-    return result
-
-
-def _verify(entries: Sequence[Entry], verify: Verify) -> Sequence[Entry]:
-    """Have entries verified; returns them."""
-    for entry, verdict in zip(entries, verify(entries), strict=True):
-        if verdict.usable and len(verdict.outcomes) != len(entry.group.completions):
-            raise ValueError("a verdict needs one outcome per completion")
-        entry.verdict = verdict
-    return entries
-
-
-def _rejection(entry: Entry, tolerance: float) -> str | None:
-    """Why an entry can never be used; None for an informative one."""
+def rejection(entry: Entry, tolerance: float) -> str | None:
+    """Why a verified entry can never be used; None for an informative one."""
     verdict = entry.verdict
     assert verdict is not None
     if verdict.reason is not None:

@@ -203,6 +203,7 @@ class Trial:
         """Have the node read messages in one of its rounds, and look at what it took."""
         node, pool, outcome = self.node, self.node.parts.pool, self.outcome
         node.generate()
+        node.publish()
         stamps = self.carrier.put(messages, self.rng)
         sent = {
             (str(m.envelope.group_id), str(m.envelope.content_sha256), m.envelope.payload): (m, stamp)
@@ -274,6 +275,7 @@ class Trial:
         kept |= {group_id for group_id, message in accepted.items() if message.kind == "real"}
         pool = self.node.parts.pool
         pool.remove([entry.group_id for entry in pool.entries() if entry.group_id not in kept])
+        self.node._now.order = [entry for entry in self.node._now.order or () if entry.group_id in pool]
 
     def _look_at_batch(self) -> None:
         """What is learned from has the question that its recipe gives."""

@@ -176,7 +176,7 @@ class Course:
         with self._opened() as (node, lanes):
             while not node.finished:
                 begun = START_S + ROUND_S * node.round
-                stages = (node.generate, node.consume_sample, node.verify, node.grpo_update)
+                stages = (lambda: publish(node), node.consume_sample, node.verify, node.grpo_update)
                 for number, stage in enumerate(stages):
                     self.clock.now = begun + STAGE_S * number
                     self._deliver(node, lanes[: 1 if number % 2 else None])
@@ -211,6 +211,12 @@ class Course:
             return 0
         with Journal.read_only(self.home.journal("n0")) as journal:
             return journal.finished_rounds()
+
+
+def publish(node: NodeRuntime) -> None:
+    """The first two stages of a round."""
+    node.generate()
+    node.publish()
 
 
 def _no_adapter(checkpoint: Path, destination: Path) -> None:

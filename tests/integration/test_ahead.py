@@ -71,7 +71,7 @@ def policy_with(config: Config, weights: Mapping[str, torch.Tensor]) -> LoadedPo
 
 
 def to_the_update(node: NodeRuntime) -> None:
-    """A round up to where its batch is committed."""
+    """A round up to its update."""
     node.generate()
     node.publish()
     node.consume_sample()
@@ -141,9 +141,9 @@ def test_updates_have_the_same_bits_with_nothing_beside_them(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("cut", [(), ("generate.top_k=5", "generate.top_p=0.9", "generate.min_p=0.01")])
 def test_an_update_disturbs_no_sampling_beside_it(tmp_path: Path, cut: tuple[str, ...]) -> None:
-    config = small_config([*AHEAD, *cut, "learn.lr=1e-3"])
+    config = small_config([*AHEAD, *cut, "learn.lr=1e-3", "swarm.rounds=1"])
     with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
-        to_the_update(node)
+        node.run_round()
         batch, engine = node.journal.batch(0), node.parts.engine
         prompts = [node.parts.policy.encode_prompt(group.question) for group in groups_of(node, 0)]
         found: list[Any] = []
@@ -283,6 +283,7 @@ def test_what_sampling_raises_is_raised_where_its_round_begins(tmp_path: Path) -
         assert node.journal.finished_rounds() == 1
         broken.clear()
         node.generate()  # who tries again samples afresh
+        node.publish()
         assert versions(node, 1) == {1}
 
 

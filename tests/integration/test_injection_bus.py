@@ -131,14 +131,18 @@ def publish(bus: MemoryBus, sent: list[Sent]) -> None:
 def receive_and_verify(node: NodeRuntime) -> dict[str, tuple[Entry, Verdict]]:
     """The stages of a round up to the batch; by data set what came in and what was found of it."""
     node.generate()
+    node.publish()
     node.consume_sample()
     node.parts.quotas.earn(
         1000.0
     )  # seconds of own work, which the verification of so many groups is paid from
-    entries = node.parts.pool.entries()
     node.verify()
+    draw = node._now.draw
+    assert draw is not None
     return {
-        entry.group.recipe.dataset: (entry, entry.verdict) for entry in entries if entry.verdict is not None
+        entry.group.recipe.dataset: (entry, entry.verdict)
+        for entry in draw.verified
+        if entry.verdict is not None
     }
 
 

@@ -12,10 +12,10 @@ from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.home import Home
 from sapo.core.types import Completion, Group, Outcome, Received
-from sapo.node.receive import Standard, own_standards, receive, verdicts
+from sapo.node.receive import Standard, own_standards, receive, verified
 from sapo.node.round import NodeRuntime
 from sapo.peers.dedup import Seen
-from sapo.peers.pool import Entry
+from sapo.peers.pool import Entry, Verdict
 from sapo.peers.resend_guard import PLACES
 from sapo.peers.signing import seal
 from sapo.tasks.holdout import bucket
@@ -79,6 +79,7 @@ def one_round(node: NodeRuntime, bus: Mailbox, came: Sequence[Received]) -> set[
     """A whole round in which this came; ids in the pool before the draw."""
     bus.inbox = list(came)
     node.generate()
+    node.publish()
     node.consume_sample()
     held = {entry.group_id for entry in node.parts.pool.entries()}
     node.verify()
@@ -185,13 +186,19 @@ def padded(node: NodeRuntime, author: str) -> Entry:
     return Entry(stamped(group, NOW - 20, author), group, NOW)
 
 
+def verdict(node: NodeRuntime, entry: Entry, standards: dict[str, Standard]) -> Verdict:
+    (found,) = verified(node.parts, [entry], standards)
+    assert found.verdict is not None
+    return found.verdict
+
+
 def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_better(node: NodeRuntime) -> None:
     entry = padded(node, "padder")
     better = {"": Standard(best=1.0, mean=0.3)}
-    (short,) = verdicts(node.parts, [entry], better)
+    short = verdict(node, entry, better)
     assert (short.reason, len(short.outcomes)) == ("substandard", 8)
     assert not node.parts.quotas.rising(entry.group.key), "nor do they make their author known"
-    (found,) = verdicts(node.parts, [entry], {"": Standard()})
+    found = verdict(node, entry, {"": Standard()})
     assert found.usable
     assert node.parts.quotas.rising(entry.group.key)
 
@@ -200,7 +207,7 @@ def test_who_is_known_is_measured_by_nobody(node: NodeRuntime) -> None:
     entry = padded(node, "veteran")
     for _ in range(node.config.pool.newcomer_groups):
         node.parts.quotas.judged(entry.group.key, 0.0, sound=True)
-    (found,) = verdicts(node.parts, [entry], {"": Standard(best=1.0, mean=0.9)})
+    found = verdict(node, entry, {"": Standard(best=1.0, mean=0.9)})
     assert found.usable
 
 

@@ -5,7 +5,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -145,23 +145,24 @@ def test_what_is_looked_at_and_drawn_follows_from_the_key_and_is_drawn_again_ali
         return call
 
     monkeypatch.setattr(node_module, "receive", noted(node_module.receive, 1))
-    monkeypatch.setattr(sampling, "sample_external", noted(sampling.sample_external, 2))
+    monkeypatch.setattr(sampling, "walk", noted(sampling.walk, 1))
     config = small_config(["swarm.rounds=3"])
     for name in ("one", "other"):
         home = make_home(tmp_path / name, config)
         for _ in range(2):
             with open_node(config, home, deliver=False, bus=MemoryBus(), incarnation="0" * 16) as node:
                 node.generate()
+                node.publish()
                 node.consume_sample()
-                monkeypatch.setattr(node.journal, "commit_batch", lambda *args, **more: None)
-                node.verify()
     rolled = [one.random() for one in dice]
     assert rolled[:2] == rolled[2:4]
     assert rolled[4:6] == rolled[6:]
     assert len(set(rolled)) == 4
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4], ids=["generate", "publish", "consume", "verify"])
+@pytest.mark.parametrize(
+    "stages", [1, 2, 3, 4, 5], ids=["generate", "publish", "consume", "verify", "update"]
+)
 def test_trap_38_a_node_stopped_inside_a_round_takes_it_up_again(tmp_path: Path, stages: int) -> None:
     config = small_config(["swarm.rounds=3"])
     home, bus = make_home(tmp_path / "home", config), MemoryBus()
@@ -169,15 +170,23 @@ def test_trap_38_a_node_stopped_inside_a_round_takes_it_up_again(tmp_path: Path,
         node.run_round()
         for stage in (node.generate, node.publish, node.consume_sample, node.verify)[:stages]:
             stage()
-        before = node.journal.groups(1)
-        batch = node.journal.batch(1) if stages == 4 else None
+        if stages == 5:
+            node.parts.learner.step = interrupted  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                node.grpo_update()
+        before = node.journal.groups(1) if stages > 1 else None
+        batch = node.journal.batch(1) if stages == 5 else None
     with open_node(config, home, bus=bus, deliver=False) as node:
         assert node.round == 1
         node.run_round()
         node.run_round()
-        assert node.journal.groups(1) == before
+        assert before is None or node.journal.groups(1) == before
         assert batch is None or node.journal.batch(1) == batch
         assert [item.round for item in node.journal.owed("training", 10)] == [0, 1, 2]
+
+
+def interrupted(batch: Batch) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def test_recovery_repeats_the_rounds_since_the_checkpoint_bit_for_bit(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def until_foreign(config: Config, home: Home, bus: MemoryBus) -> int:
         while True:
             hand_over(second, bus)
             second.generate()
+            second.publish()
             hand_over(second, bus)
             try:
                 first.run_round()

@@ -17,7 +17,17 @@ from sapo.core.config.load import ShareConfig
 from sapo.core.rng import rng
 from sapo.peers import sampling
 from sapo.peers.pool import Entry, Verdict
-from sapo.peers.sampling import Draw, Ready, information, sample_external, sample_self, select_subset
+from sapo.peers.sampling import (
+    Draw,
+    LazyVerifier,
+    Ready,
+    information,
+    sample_external,
+    sample_self,
+    select_subset,
+    take,
+    walk,
+)
 
 GOOD = (1.0, 0.0)
 DULL = (1.0, 1.0)
@@ -35,9 +45,9 @@ class Verifier:
         self._truths = {entry.group_id: truth for entry, truth in zip(entries, truths, strict=True)}
         self.calls: list[list[str]] = []
 
-    def __call__(self, entries: Sequence[Entry]) -> list[Verdict]:
+    def __call__(self, entries: Sequence[Entry]) -> list[Entry]:
         self.calls.append([entry.group_id for entry in entries])
-        return [self.verdict(entry) for entry in entries]
+        return [replace(entry, verdict=self.verdict(entry)) for entry in entries]
 
     def verdict(self, entry: Entry) -> Verdict:
         truth = self._truths[entry.group_id]
@@ -53,7 +63,7 @@ def a_pool(truths: Sequence[Truth], cached: Sequence[int] = ()) -> tuple[list[En
     entries = [replace(entry, verdict=None) for entry in ENTRIES[: len(truths)]]
     verifier = Verifier(entries, truths)
     for place in cached:
-        entries[place].verdict = verifier.verdict(entries[place])
+        entries[place] = replace(entries[place], verdict=verifier.verdict(entries[place]))
     return entries, verifier
 
 
@@ -66,8 +76,16 @@ def draw(
     tolerance: float = 1e-6,
     ready: Ready = lambda entry, beside: True,
 ) -> Draw:
-    chance = rng("test", seed)
-    return sample_external(entries, want, chance, verifier, tolerance=tolerance, share=share, ready=ready)
+    """A draw from a pool that keeps the verdicts, as a node's does."""
+    order = walk(entries, rng("test", seed))
+    found = sample_external(order, want, verifier, tolerance=tolerance, share=share, ready=ready)
+    keep(entries, found)
+    return found
+
+
+def keep(entries: list[Entry], found: Draw) -> None:
+    verified = {entry.group_id: entry for entry in found.verified}
+    entries[:] = [verified.get(entry.group_id, entry) for entry in entries]
 
 
 def chosen(found: Draw) -> list[str]:
@@ -181,10 +199,10 @@ GOOD_PLACES = [0, 2, 4, 7, 9]
     ("cached", "share"), [([], 1), ([0, 2, 7], 1), ([1, 5, 6, 9], 0.3), ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], 1)]
 )
 def test_the_draw_is_uniform_over_the_informative_groups(cached: list[int], share: float) -> None:
-    """10,000 draws of two; every ordered pair of the five informative groups is equally likely."""
+    """4,000 draws of two; every ordered pair of the five informative groups is equally likely."""
     counts: Counter[tuple[int, ...]] = Counter()
     places = {entry.group_id: place for place, entry in enumerate(ENTRIES)}
-    for seed in range(10_000):
+    for seed in range(4_000):
         entries, verifier = a_pool(MIXED, cached)
         counts[tuple(places[one] for one in chosen(draw(entries, verifier, 2, seed, share)))] += 1
     pairs = [(a, b) for a in GOOD_PLACES for b in GOOD_PLACES if a != b]
@@ -195,7 +213,7 @@ def test_the_draw_is_uniform_over_the_informative_groups(cached: list[int], shar
 def test_a_later_draw_is_uniform_too_though_earlier_ones_left_verdicts_behind() -> None:
     """Three rounds over one pool: verdicts are cached, the used and the useless leave."""
     counts: Counter[str] = Counter()
-    for seed in range(10_000):
+    for seed in range(4_000):
         entries, verifier = a_pool(MIXED)
         for round in range(3):
             found = draw(entries, verifier, 1, seed * 3 + round, share=0.25)
@@ -243,7 +261,7 @@ def test_laziness_guesses_and_caches_change_nothing_but_the_cost(
     # verified in the permutation's order, each once, and not far beyond what the walk needs
     assert verifier.asked == unknown[: len(verifier.asked)]
     assert len(needed) <= len(verifier.asked) < max(1, len(needed) + math.ceil((walk + want) / share))
-    assert found.verified == len(verifier.asked)
+    assert len(found.verified) == len(verifier.asked)
     # what is of no use is said, and nothing else
     walked = {entry.group_id for entry in order[:walk]} | set(verifier.asked)
     useful = {entry.group_id for entry in order if verifier.verdict(entry).scores in (GOOD, (0.0, 0.5))}
@@ -251,18 +269,47 @@ def test_laziness_guesses_and_caches_change_nothing_but_the_cost(
     assert found.leaving == set(found.rejected) | set(expected)
 
 
+def test_a_walk_is_a_permutation_with_newcomers_last() -> None:
+    strangers = {entry.group.key for entry in ENTRIES if entry.group.node == "p1"}
+    order = walk(ENTRIES, random.Random(3), lambda key: key not in strangers)
+    assert sorted(order, key=ENTRIES.index) == ENTRIES
+    assert order[:11] != [entry for entry in ENTRIES if entry.group.node != "p1"]
+    assert {entry.group.node for entry in order[11:]} == {"p1"}
+
+
+def test_take_asks_for_no_more_than_it_needs() -> None:
+    entries, verifier = a_pool([DULL, GOOD, GOOD, GOOD])
+    dull, first, second, _ = verifier(entries)
+    coming = iter([dull, None, first, second])
+    assert take(coming, 1, 1e-6) == ([first], [dull], 1)
+    assert next(coming) is second
+    assert take(coming, 0, 1e-6) == ([], [], 0)
+
+
+def test_a_lazy_verifier_verifies_what_the_walk_comes_to() -> None:
+    entries, verifier = a_pool([GOOD] * 6)
+    lazy = LazyVerifier(entries, 2, verifier, tolerance=1e-6)
+    coming = iter(lazy)
+    assert lazy.verified == ()
+    first = next(coming)
+    assert first is not None
+    assert first.verdict == make_verdict(GOOD)
+    assert [entry.group_id for entry in lazy.verified] == [entry.group_id for entry in entries[:2]]
+    assert all(entry.verdict is None for entry in entries), "what it was given stays as it was"
+
+
 def test_verification_stops_when_enough_were_found() -> None:
     entries, verifier = a_pool([GOOD] * 16)
     found = draw(entries, verifier, 4)
     assert verifier.calls == [chosen(found)]
-    assert found.verified == 4
+    assert len(found.verified) == 4
 
 
 def test_where_much_is_useless_more_is_verified_in_a_call() -> None:
     entries, verifier = a_pool([(1.0, 1.0)] * 16)
     found = draw(entries, verifier, 1)
     assert [len(call) for call in verifier.calls] == [1, 2, 4, 8, 1]
-    assert (found.verified, found.shortfall) == (16, 1)
+    assert (len(found.verified), found.shortfall) == (16, 1)
 
 
 def test_what_was_useless_lately_is_taken_into_account_from_the_first_call() -> None:
@@ -277,7 +324,7 @@ def test_cached_verdicts_are_not_asked_for_again() -> None:
     asked = len(verifier.asked)
     again = draw(entries, verifier, 5, seed=1)
     assert set(verifier.asked[asked:]).isdisjoint(verifier.asked[:asked])
-    assert again.verified == len(verifier.asked) - asked
+    assert len(again.verified) == len(verifier.asked) - asked
     assert len(again.chosen) == 5
 
 
@@ -336,7 +383,7 @@ def test_an_empty_pool_and_a_silo_verify_nothing() -> None:
     entries, verifier = a_pool(MIXED)
     assert draw([], verifier, 4).shortfall == 4
     silo = draw(entries, verifier, 0)
-    assert (silo.chosen, silo.shortfall, silo.verified) == ((), 0, 0)
+    assert (silo.chosen, silo.shortfall, silo.verified) == ((), 0, ())
     assert verifier.calls == []
 
 
@@ -359,10 +406,13 @@ def test_the_same_seed_draws_the_same_and_another_draws_another() -> None:
 def test_a_verdict_that_misses_a_completion_is_an_error() -> None:
     entries, _ = a_pool([GOOD])
     with pytest.raises(ValueError, match="one outcome per completion"):
-        sample_external(entries, 1, random.Random(0), lambda _: [make_verdict([1.0])], tolerance=0.0)
+        sample_external(entries, 1, lambda some: judged(some, [1.0]), tolerance=0.0)
     with pytest.raises(ValueError, match="shorter"):
-        sample_external(entries, 1, random.Random(0), lambda _: [], tolerance=0.0)
-    assert entries[0].verdict is None
+        sample_external(entries, 1, lambda _: [], tolerance=0.0)
+
+
+def judged(entries: Sequence[Entry], scores: Sequence[float]) -> list[Entry]:
+    return [replace(entry, verdict=make_verdict(scores)) for entry in entries]
 
 
 # -- authors without verification time -------------------------------------------------------------------
@@ -388,7 +438,7 @@ def test_the_draw_is_uniform_over_the_authors_with_time_left_whatever_the_others
 ) -> None:
     """p0 runs out after two groups; p1 has nothing from the start; p2's five groups are drawn alike."""
     counts: Counter[str] = Counter()
-    for seed in range(10_000):
+    for seed in range(4_000):
         entries, verifier = a_pool([GOOD] * 16)
         ready = Credit(verifier, {"p0": 2, "p1": 0, "p2": 16}, together)
         found = draw(entries, verifier, 3, seed, share, ready=ready)
@@ -415,16 +465,11 @@ def known_first(
 ) -> Draw:
     """A draw where the authors of these nodes' groups are newcomers; p2 has five groups of sixteen."""
     strangers = {entry.group.key for entry in ENTRIES if entry.group.node in newcomers}
-    return sample_external(
-        entries,
-        want,
-        rng("test", seed),
-        verifier,
-        tolerance=1e-6,
-        ready=ready,
-        known=lambda key: key not in strangers,
-        trials=trials,
-    )
+    known = lambda key: key not in strangers  # noqa: E731
+    order = walk(entries, rng("test", seed), known)
+    found = sample_external(order, want, verifier, tolerance=1e-6, ready=ready, known=known, trials=trials)
+    keep(entries, found)
+    return found
 
 
 def test_newcomers_take_no_place_from_known_authors_among_whom_the_draw_is_uniform() -> None:
@@ -454,7 +499,7 @@ def test_newcomers_on_trial_share_the_first_call_and_wait_in_the_pool() -> None:
     assert {entry.group_id for entry in tried} <= set(call)
     assert len(tried) == 2
     assert not found.leaving & {entry.group_id for entry in tried}
-    assert found.verified == 5
+    assert len(found.verified) == 5
 
 
 def test_a_useless_group_on_trial_leaves() -> None:
@@ -468,14 +513,14 @@ def test_newcomers_are_on_trial_also_when_no_other_verdict_is_needed() -> None:
     cached = [place for place in range(16) if ENTRIES[place].group.node != "p2"]
     entries, verifier = a_pool([GOOD] * 16, cached)
     found = known_first(entries, verifier, 2, trials=3)
-    assert found.verified == 3
+    assert len(found.verified) == 3
     assert [len(call) for call in verifier.calls] == [3]
 
 
 def test_newcomers_whom_the_draw_reaches_are_on_trial_by_that() -> None:
     entries, verifier = a_pool([GOOD] * 16)
     found = known_first(entries, verifier, 3, trials=2, newcomers=("p0", "p1", "p2"))
-    assert found.verified == 3
+    assert len(found.verified) == 3
 
 
 def test_a_newcomer_without_verification_time_leaves_the_trial_to_the_next() -> None:
@@ -493,7 +538,7 @@ def test_newcomers_on_trial_are_verified_one_by_one_where_each_may_cost_all_that
         return entry.group.node != "p2" or all(other.group.node != "p2" for other in beside)
 
     found = known_first(entries, verifier, 2, trials=3, ready=one_newcomer)
-    assert found.verified == 5
+    assert len(found.verified) == 5
     assert [sum(by_id(one) == "p2" for one in call) for call in verifier.calls] == [1, 1, 1]
 
 

@@ -546,6 +546,7 @@ def test_rounds_sampled_ahead_are_of_the_weights_before_the_update_and_change_no
         before, parts = [], node.parts
         while not node.finished:
             node.generate()
+            node.publish()
             node.consume_sample()
             node.verify()
             before.append({name: value.clone() for name, value in parts.policy.model.state_dict().items()})
