@@ -3,14 +3,12 @@
 And what others don't: accounts of the machine that lack the password, and pages of other sites.
 """
 
-import http.server
 import json
 import re
 import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from typing import Any
 
 import pytest
 from finished import ENV, NODES, ROUNDS, FinishedSwarm
+from foreign_page import FETCH, SUBMIT, other_site
 from mlflow import MlflowClient
 from playwright.sync_api import Browser, Page, Response, expect
 from websockets.exceptions import ConnectionClosed
@@ -259,21 +258,6 @@ ASKED: list[tuple[str, str, dict[str, Any] | None]] = [
     ("mlflow", f"{MLFLOW}/experiments/delete", {"experiment_id": "1"}),
 ]
 """A server, a path, and what is posted there; None gets it."""
-FETCH = """async ([address, how]) => {
-    try {
-        const answer = await fetch(address, how);
-        return answer.type === 'opaque' ? 'not to be read' : await answer.text();
-    } catch (error) {
-        return 'not to be read';
-    }
-}"""
-SUBMIT = """address => {
-    const form = document.createElement('form');
-    Object.assign(form, {action: address, method: 'POST', enctype: 'text/plain'});
-    form.innerHTML = '<input name=\\'{"name":"theirs","x":"\\' value=\\'"}\\'>';
-    document.body.append(form);
-    form.submit();
-}"""
 
 
 def origin(service: Service) -> str:
@@ -337,22 +321,8 @@ def test_prefect_takes_no_events_of_who_lacks_the_password(site: Site) -> None:
 def other_port() -> Iterator[int]:
     """Where another site has a page."""
 
-    class Empty(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(b"<!doctype html><title>another site</title><body>")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Empty) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
+    with other_site() as port:
+        yield port
 
 
 @pytest.fixture

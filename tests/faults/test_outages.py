@@ -4,7 +4,7 @@ Gone is not the same as hanging: a dead server refuses connections, a stopped on
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -67,31 +67,6 @@ def afterwards(scene: Scene, config: Config) -> None:
     assert max(max(found.values()) for found in stalls.values()) < STALL_S, stalls
 
 
-@pytest.mark.faults
-def test_trap_51_services_that_hang_and_then_are_gone_hold_up_no_round_and_lose_nothing(
-    tmp_path: Path,
-) -> None:
-    """Nor does a node that is killed while they are gone: it comes back without them."""
-    config = small_config(SETS)
-    with running(config, make_home(tmp_path / "home", config)) as scene:
-        with contextlib.ExitStack() as stack, scene.outage("all hang", SECONDS):
-            for name in ("prefect hangs", "mlflow hangs", "bus is held"):
-                stack.enter_context(TAKEN[name](scene))
-        settled(scene)
-        with moved(scene.home.bus), moved(scene.home.history):
-            killed(scene, "prefect")
-            killed(scene, "mlflow")
-            with scene.outage("all gone", SECONDS):
-                pass
-            reached = scene.rounds()["n1"]
-            scene.until(lambda: scene.rounds()["n1"] > reached, 30.0)
-            kill_node(scene, "n1")
-            scene.until(lambda: scene.rounds()["n1"] > reached + 3, 60.0)
-        scene.until(lambda: restarted(scene, "prefect", 1) and restarted(scene, "mlflow", 1), 60.0)
-        settled(scene)
-    afterwards(scene, config)
-
-
 def settled(scene: Scene) -> None:
     """Let some rounds go by with everything there."""
     reached = max(scene.rounds().values())
@@ -100,10 +75,29 @@ def settled(scene: Scene) -> None:
 
 @pytest.mark.faults
 @pytest.mark.kafka
-def test_a_kafka_and_an_s3_store_that_hang_and_then_are_gone_get_it_all(
+def test_trap_51_services_that_hang_and_then_are_gone_hold_up_no_round_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kafka_and_s3_go_away(tmp_path, monkeypatch, SECONDS)
+    """Nor does a node that is killed while they are gone: it comes back without them."""
+    with over_kafka_and_s3(tmp_path, monkeypatch) as (scene, cluster, store):
+        with paused(cluster, store), scene.outage("kafka and the store hang", SECONDS):
+            pass
+        settled(scene)
+        with (
+            hanging(scene.pid("prefect")),
+            hanging(scene.pid("mlflow")),
+            scene.outage("prefect and mlflow hang", SECONDS),
+        ):
+            pass
+        settled(scene)
+        with gone(cluster, store):
+            killed(scene, "prefect")
+            killed(scene, "mlflow")
+            with scene.outage("all gone", SECONDS):
+                pass
+            dies_and_comes_back(scene, "n1")
+        scene.until(lambda: restarted(scene, "prefect", 1) and restarted(scene, "mlflow", 1), 60.0)
+        settled(scene)
 
 
 @pytest.mark.soak
@@ -111,11 +105,35 @@ def test_a_kafka_and_an_s3_store_that_hang_and_then_are_gone_get_it_all(
 def test_a_kafka_and_an_s3_store_that_are_away_for_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kafka_and_s3_go_away(tmp_path, monkeypatch, 60.0)
+    """The nodes go on in silo without the one, and owe their history to the other."""
+    with over_kafka_and_s3(tmp_path, monkeypatch) as (scene, cluster, store):
+        cluster.pause(0)
+        with scene.outage("kafka hangs", 60.0):
+            pass
+        cluster.resume(0)
+        settled(scene)
+        cluster.kill(0)
+        with scene.outage("kafka is gone", 60.0):
+            pass
+        cluster.restart(0)
+        settled(scene)
+        store.pause()
+        with scene.outage("the store hangs", 60.0):
+            pass
+        store.resume()
+        settled(scene)
+        store.kill()
+        with scene.outage("the store is gone", 60.0):
+            pass
+        store.restart()
+        settled(scene)
 
 
-def kafka_and_s3_go_away(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """One after the other; the nodes go on in silo without the one, and owe their history to the other."""
+@contextlib.contextmanager
+def over_kafka_and_s3(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Scene, Cluster, S3Server]]:
+    """A swarm over a broker and a store of its own; nothing may be missing when it has ended."""
     with (
         Cluster.start(folder / "kafka") as cluster,
         S3Server.start(folder / "s3", buckets=["history"]) as store,
@@ -127,27 +145,58 @@ def kafka_and_s3_go_away(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds:
         config = small_config([*SETS, *bus, "history.uri=s3://history/outages"])
         env = {**ENV, **store.environment()}
         with running(config, make_home(folder / "home", config), env) as scene:
-            cluster.pause(0)
-            with scene.outage("kafka hangs", seconds):
-                pass
-            cluster.resume(0)
-            settled(scene)
-            cluster.kill(0)
-            with scene.outage("kafka is gone", seconds):
-                pass
-            cluster.restart(0)
-            settled(scene)
-            store.pause()
-            with scene.outage("the store hangs", seconds):
-                pass
-            store.resume()
-            settled(scene)
-            store.kill()
-            with scene.outage("the store is gone", seconds):
-                pass
-            store.restart()
-            settled(scene)
+            yield scene, cluster, store
         afterwards(scene, config)
+
+
+@contextlib.contextmanager
+def paused(cluster: Cluster, store: S3Server) -> Iterator[None]:
+    """A broker and a store that take connections and are silent."""
+    cluster.pause(0)
+    store.pause()
+    yield
+    store.resume()
+    cluster.resume(0)
+
+
+@contextlib.contextmanager
+def gone(cluster: Cluster, store: S3Server) -> Iterator[None]:
+    """A broker and a store that refuse connections."""
+    cluster.kill(0)
+    store.kill()
+    yield
+    store.restart()
+    cluster.restart(0)
+
+
+def dies_and_comes_back(scene: Scene, name: str) -> None:
+    """Kill a node that has just ended a round; it must make rounds again."""
+    reached = scene.rounds()[name]
+    scene.until(lambda: scene.rounds()[name] > reached, 30.0)
+    kill_node(scene, name)
+    scene.until(lambda: scene.rounds()[name] > reached + 3, 60.0)
+
+
+@pytest.mark.soak
+def test_services_that_hang_all_at_once_and_then_are_gone_lose_nothing(
+    tmp_path: Path,
+) -> None:
+    """Over files: a bus that is held or moved away, a history that is moved away."""
+    config = small_config(SETS)
+    with running(config, make_home(tmp_path / "home", config)) as scene:
+        with contextlib.ExitStack() as stack, scene.outage("all hang", SECONDS):
+            for name in ("prefect hangs", "mlflow hangs", "bus is held"):
+                stack.enter_context(TAKEN[name](scene))
+        settled(scene)
+        with moved(scene.home.bus), moved(scene.home.history):
+            killed(scene, "prefect")
+            killed(scene, "mlflow")
+            with scene.outage("all gone", SECONDS):
+                pass
+            dies_and_comes_back(scene, "n1")
+        scene.until(lambda: restarted(scene, "prefect", 1) and restarted(scene, "mlflow", 1), 60.0)
+        settled(scene)
+    afterwards(scene, config)
 
 
 @pytest.mark.soak

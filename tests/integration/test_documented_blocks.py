@@ -1,8 +1,8 @@
 """What README and docs say to type works as typed, in a checkout in which `make swarm` has been run.
 
 Every block of commands or Python is run as it stands, in the order of its page, in a folder of the page's own
-that holds a finished swarm: README's and the commands of the tour's table in CI, without what takes minutes;
-all pages' by `make soak`.
+that holds a finished swarm: README's first block and the commands of the tour's table in CI, without what
+takes minutes; all pages' by `make soak`.
 Names that stand for something else, such as GROUP_ID, are filled in. What needs another machine, or a day, is
 not run; `tests/unit/test_documented_commands.py` reads its options.
 """
@@ -57,8 +57,6 @@ NOT_RUN = {
     "sapo keys restore 5f0c1d": "a lost key; tests/unit/test_keys_commands.py loses one",
 }
 """How commands begin that no test types, and why."""
-LONG = ("make swarm BUS=kafka", "sapo experiment smoke", "python -m infra.kafka with", "sapo swarm")
-"""Commands of minutes, which `make soak` runs; without it, a `sapo swarm` is typed with `--dry-run`."""
 SERVERS = {"prefect server start": "/api/health", "prefect worker start": None}
 """Commands that go on in a terminal of their own, and where they answer when they are up."""
 LEFT_OUT = {
@@ -220,26 +218,17 @@ def begins(line: str, words: Sequence[str]) -> bool:
     return any(line == one or line.startswith(f"{one} ") for one in words)
 
 
-def typed(block: Block, *, whole: bool) -> list[str]:
-    """The lines of a block that are run, in CI or by `make soak`."""
-    lines = []
-    for line in block.lines:
-        if begins(line, tuple(NOT_RUN)):
-            continue
-        if begins(line, LONG) and not whole:
-            if not line.startswith("sapo swarm"):
-                continue
-            line = line if "--dry-run" in line else f"{line} --dry-run"
-        lines.append(line)
-    return lines
+def typed(block: Block) -> list[str]:
+    """The lines of a block that are run."""
+    return [line for line in block.lines if not begins(line, tuple(NOT_RUN))]
 
 
-def once(whole: bool) -> list[Block]:
+def once() -> list[Block]:
     """The blocks to run, without those that an earlier page has line by line."""
     met: set[str] = {usual(line) for line in table_commands("tour")}
     found = []
     for block in blocks():
-        lines = block.lines if block.python else typed(block, whole=whole)
+        lines = block.lines if block.python else typed(block)
         if block.name in LEFT_OUT:
             continue
         lines = [line for line in lines if usual(line) not in met or not begins(line, (*LOOKS, *SERVERS))]
@@ -269,21 +258,14 @@ def test_a_command_of_the_tours_table_works_as_typed(line: str, places: Callable
     assert "nothing in the history matches" not in shown
 
 
-@pytest.mark.parametrize(
-    "block", [block for block in once(whole=False) if block.page == "README"], ids=lambda block: block.name
-)
-def test_a_block_of_readme_works_as_typed(block: Block, places: Callable[[str], Place]) -> None:
-    run(block, places(block.page), whole=False)
-
-
-def run(block: Block, place: Place, *, whole: bool) -> None:
+def run(block: Block, place: Place) -> None:
     """Type a block's lines, one after the other, where one terminal goes on with what it has exported."""
     for line in BEFORE.get(block.name, ()):
         place.type(line)
     if block.python:
         place.type("\n".join(block.lines), str(Path(sys.prefix) / "bin" / "python"))
         return
-    lines = typed(block, whole=whole)
+    lines = typed(block)
     for number, line in enumerate(lines):
         if begins(line, tuple(SERVERS)):
             assert number == len(lines) - 1, "nothing can be typed after it"
@@ -293,7 +275,7 @@ def run(block: Block, place: Place, *, whole: bool) -> None:
             if line.startswith("prefect worker"):  # before it runs what is due
                 place.end(place.servers.pop())
             return
-    place.type("\n".join(lines), limit_s=WHOLE_LIMIT_S if whole else LIMIT_S)
+    place.type("\n".join(lines), limit_s=WHOLE_LIMIT_S)
     keep_exports(place, lines)
     if running(brokers := place.folder / "runs" / "kafka"):
         place.names["BROKER"] = Cluster.attach(brokers).servers
@@ -310,11 +292,11 @@ def keep_exports(place: Place, lines: Sequence[str]) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(6 * WHOLE_LIMIT_S)
-@pytest.mark.parametrize("block", once(whole=True), ids=lambda block: block.name)
+@pytest.mark.parametrize("block", once(), ids=lambda block: block.name)
 def test_a_block_of_any_page_works_as_typed_to_its_end(block: Block, places: Callable[[str], Place]) -> None:
-    run(block, places(f"{block.page}-whole"), whole=True)
+    run(block, places(block.page))
 
 
 def test_whatever_is_not_run_is_there() -> None:
     lines = [line for block in blocks() for line in block.lines]
-    assert not [one for one in (*NOT_RUN, *LONG, *SERVERS) if not any(begins(line, (one,)) for line in lines)]
+    assert not [one for one in (*NOT_RUN, *SERVERS) if not any(begins(line, (one,)) for line in lines)]

@@ -32,7 +32,12 @@ def longer(home: Home) -> Config:
 
 def test_a_node_goes_on_and_takes_in_what_the_other_published_then(home: Home) -> None:
     config = longer(home)
-    with closing(open_bus(config, home)) as bus, open_node(config, home, bus=bus, deliver=True) as node:
+    with Journal.read_only(home.journal("n0")) as journal:
+        then = journal.result(BEFORE - 1).finished_at
+    with (
+        closing(open_bus(config, home)) as bus,
+        open_node(config, home, bus=bus, deliver=True, clock=lambda: then + 1.0) as node,
+    ):
         assert node.round == BEFORE
         while not node.finished:
             node.run_round()
