@@ -122,7 +122,7 @@ def pair(seed: int, sizes: Sizes, folder: Path) -> Pair:
     ):
         attacked.attack = Attack.of(ZOO, sizes.honest, grounds_of(attacked, workers, seed), seed)
         side_by_side([quiet, attacked], sizes.rounds)
-        honest = {node.parts.identity.key for node in attacked.nodes}
+        honest = {node.parts.rollouts.identity.key for node in attacked.nodes}
         trained = attacked.trained_on()
         hostile = sum(count for key, count in trained.items() if key not in honest)
         made = sizes.rounds * sizes.honest
@@ -145,7 +145,7 @@ def examined(one: Arm, sizes: Sizes) -> float:
     return statistics.fmean(
         evaluate(
             node.parts.policy,
-            node.parts.engine,
+            node.parts.rollouts.engine,
             node.parts.workers,
             questions,
             max_new_tokens=one.config.generate.max_new_tokens,

@@ -15,6 +15,7 @@ import psutil
 from animals import ZOO, Animal, Grounds, Peer, Sight
 
 from sapo.bus.memory import MemoryBus
+from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
@@ -22,7 +23,7 @@ from sapo.core.rng import rng
 from sapo.core.types import SignedGroup
 from sapo.experiment.grid import identity
 from sapo.node.round import NodeRuntime
-from sapo.peers.signing import Identity, write_private
+from sapo.peers.signing import Identity
 from sapo.store.journal.publish_sink import PublishSink
 from sapo.tasks.workers import TaskWorkers
 
@@ -135,7 +136,7 @@ def arm(config: Config, folder: Path, seed: int) -> Iterator[Arm]:
     home.prepare(config, Manifest.of(config))
     for number, name in enumerate(config.nodes):  # questions follow from keys
         home.make_node(name)
-        write_private(home.key(name), identity(seed, number).to_pem())
+        write_first(home.key(name), identity(seed, number).to_pem())
     bus = MemoryBus(PARTITIONS)
     with ExitStack() as stack:
         nodes = [

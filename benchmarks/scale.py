@@ -162,8 +162,8 @@ def live(
     home.prepare(config, Manifest.of(config))
     with NodeRuntime.open(config, "n0", home, bus=SqliteBus(folder / "bus.db"), deliver=False) as node:
         for signed in met:
-            node.parts.streams.note(Group.model_validate_json(signed.payload), time.time())
-            node.parts.quotas.judged(signed.key, 0.0, True)
+            node.parts.intake.streams.note(Group.model_validate_json(signed.payload), time.time())
+            node.parts.intake.quotas.judged(signed.key, 0.0, True)
         meter = Meter(node)
         pipe.send(meter.spent())
         while pipe.recv():
@@ -177,9 +177,9 @@ class Meter:
     def __init__(self, node: NodeRuntime) -> None:
         self._node = node
         self._consume = self._verify = self._commit = self._read = self._drawn = 0.0
-        self._commit_batch, self._poll = node.journal.commit_batch, node.parts.listener.poll
+        self._commit_batch, self._poll = node.journal.commit_batch, node.parts.intake.listener.poll
         setattr(node.journal, "commit_batch", self._committed)  # noqa: B010  mypy minds an assignment
-        setattr(node.parts.listener, "poll", self._polled)  # noqa: B010
+        setattr(node.parts.intake.listener, "poll", self._polled)  # noqa: B010
         self._pages = sqlite3.connect(node.parts.home.journal("n0"))
 
     def round(self) -> None:

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import torch
 
-from sapo.node import rollout, round
+from sapo.node import round
 from sapo.node.round import NodeRuntime
 
 
@@ -59,13 +59,13 @@ def by_part(runtime: NodeRuntime, rounds: int) -> list[dict[str, float]]:
     """Let a node make rounds; the seconds of each by part."""
     parts, watch = runtime.parts, Stopwatch()
     wrapped: list[tuple[Any, str, str]] = [
-        (rollout, "request", "questions, prompts"),
-        (parts.engine, "generate", "generation: tokens, records"),
+        (parts.rollouts, "request", "questions, prompts"),
+        (parts.rollouts.engine, "generate", "generation: tokens, records"),
         (parts.policy.model, "forward", MODEL),
-        (round, "seal", "signatures"),
+        (parts.rollouts, "sign", "signatures"),
         (round, "score_groups", "scores, beyond what was hidden"),
         (runtime, "_tokens", "batch"),
-        (runtime, "_batch", "batch"),
+        (runtime, "_make_batch", "batch"),
         (parts.journal, "commit_groups", "journal"),
         (parts.journal, "commit_batch", "journal"),
         (parts.journal, "commit_result", "journal"),
@@ -73,7 +73,7 @@ def by_part(runtime: NodeRuntime, rounds: int) -> list[dict[str, float]]:
         (parts.learner, "logprobs", "update: forward"),
         (torch.Tensor, "backward", "update: backward"),
         (runtime, "_digests", "digests of weights"),
-        (round, "take_checkpoint", "checkpoints"),
+        (parts.recovery, "take", "checkpoints"),
     ]
     found = []
     with ExitStack() as stack:

@@ -22,7 +22,7 @@ from flows.common import PROCESS, Process
 from sapo.core.errors import Unavailable
 from sapo.node.tracked import tracker_of
 from sapo.ops.deployments import FINISHED, PROGRESS, resource_of
-from sapo.store.journal.journal import Journal
+from sapo.store.journal.journal import Journal, rounds_made
 from sapo.store.tracking import model_registry
 
 log = logging.getLogger(__name__)
@@ -78,20 +78,10 @@ def stop_without(parent: int, stop: threading.Event) -> None:
     log.warning("the worker that started this run is gone; it ends after what is in hand")
 
 
-def rounds_made(process: Process, node: str) -> int:
-    """How many rounds of a node are committed; 0 of one that never ran."""
-    path = process.home.journal(node)
-    if not path.exists():
-        return 0
-    with Journal.read_only(path) as journal:
-        stage = journal.stage()
-    return 0 if stage is None else stage[0] + (stage[1] == "result")
-
-
 def nothing_left(process: Process, node: str) -> bool:
     """Whether a node has made all its rounds, and owes nothing."""
     total = process.config.for_node(node).swarm.rounds
-    if rounds_made(process, node) < total:
+    if rounds_made(process.home.journal(node)) < total:
         return False
     with Journal.read_only(process.home.journal(node)) as journal:
         return not journal.owed_counts()
@@ -102,7 +92,7 @@ def tell_progress(process: Process, node: str, made: int) -> None:
 
     `made` are those of the flow run so far.
     """
-    total, now = process.config.for_node(node).swarm.rounds, rounds_made(process, node)
+    total, now = process.config.for_node(node).swarm.rounds, rounds_made(process.home.journal(node))
     if made or now >= total:
         event = FINISHED if now >= total else PROGRESS
         resource = resource_of(process.config, node)

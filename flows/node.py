@@ -29,6 +29,7 @@ from sapo.core.types import RoundResult
 from sapo.node.round import NodeRuntime
 from sapo.node.tracked import open_tracked
 from sapo.ops.process_group import OWING, PAUSED
+from sapo.store.journal.journal import rounds_made
 
 log = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ def _run_name() -> str:
     try:
         process = here(parameters["home"])
         # rounds may have been made since Prefect was asked for the run
-        first = session.take_up(rounds).first if session else deployed.rounds_made(process, node)
+        first = session.take_up(rounds).first if session else rounds_made(process.home.journal(node))
         last = min(first + rounds, process.config.for_node(node).swarm.rounds) - 1
     except SapoError:
         return str(node)

@@ -8,11 +8,11 @@ from makers import make_identity
 from shared_workers import shared_workers
 
 from sapo.bus.base import Bus
+from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.node.round import NodeRuntime
-from sapo.peers.signing import write_private
 
 SMALL = (
     "swarm.name=test",
@@ -57,7 +57,7 @@ def open_node(config: Config, home: Home, name: str = "n0", **how: Any) -> NodeR
             how["incarnation"] = f"{config.nodes.index(name):016x}"
             if not home.key(name).exists():
                 home.make_node(name)
-                write_private(home.key(name), make_identity(f"node {name}").to_pem())
+                write_first(home.key(name), make_identity(f"node {name}").to_pem())
         how.setdefault("workers", shared_workers(config.for_node(name)))
     return NodeRuntime.open(config, name, home, **how)
 

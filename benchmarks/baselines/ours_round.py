@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from baselines.child import Requests, Scores, Work, stand_in
+from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import parse
 from sapo.core.config.manifest import Manifest
@@ -15,7 +16,6 @@ from sapo.core.types import Group, Outcome
 from sapo.experiment.grid import identity
 from sapo.node import round
 from sapo.node.batch import score_groups
-from sapo.peers.signing import write_private
 from sapo.tasks.workers import TaskWorkers
 
 
@@ -25,7 +25,7 @@ def main() -> None:
     config, home = parse(work.config), Home(Path(work.folder) / "home")
     home.prepare(config, Manifest.of(config))
     home.make_node("n0")  # whose questions follow from its key
-    write_private(home.key("n0"), identity(config.swarm.seed, 0).to_pem())
+    write_first(home.key("n0"), identity(config.swarm.seed, 0).to_pem())
     scores: Scores = "verifier"
 
     def scored(workers: TaskWorkers, groups: Sequence[Group]) -> list[tuple[Outcome, ...]]:

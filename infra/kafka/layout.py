@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 import random
 import socket
 import uuid
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from infra.kafka import tls
+from sapo.core.atomic_file import write_atomically
 from sapo.core.errors import UserError
 
 LOOPBACK = "127.0.0.1"
@@ -129,9 +129,7 @@ class Layout:
             (place / "server.properties").write_text(text, encoding="utf-8")
             (place / "log4j2.properties").write_text(LOGGING, encoding="utf-8")
         content = {key: value for key, value in asdict(self).items() if key != "folder"}
-        new = self.folder / "cluster.json.new"
-        new.write_text(json.dumps(content, indent=1), encoding="utf-8")
-        os.replace(new, self.folder / "cluster.json")
+        write_atomically(self.folder / "cluster.json", json.dumps(content, indent=1))
 
     def _properties(self, broker: int) -> dict[str, object]:
         place = self.broker_folder(broker)

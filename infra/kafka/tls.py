@@ -4,7 +4,6 @@ They are separate so that a certificate which has expired for clients leaves the
 """
 
 import datetime
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from sapo.core.atomic_file import whole_file
 from sapo.core.errors import UserError
 from sapo.core.install import install_command
 
@@ -82,8 +82,5 @@ def _issue(authority: "trustme.CA", file: Path, names: tuple[str, ...], common_n
 
 def write_private(file: Path, content: bytes) -> None:
     """Write a file that only its owner can read, whole or not at all."""
-    new = file.with_name(f"{file.name}.new")
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(content)
-    os.replace(new, file)
+    with whole_file(file, mode=0o600) as new:
+        new.write_bytes(content)

@@ -17,11 +17,13 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from sapo.bus.base import MAX_RECORD, Limits, Poll, Positions, Reading
+from sapo.core.atomic_file import whole_file
 from sapo.core.creation_marker import Made
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.types import Received, SignedGroup
 
 APPLICATION_ID = 0x5341504F
+"""`SAPO` in ASCII: distinguishes a bus from other SQLite files, such as a journal."""
 SCHEMA = 1
 PARTITION = re.compile(r"s[0-9a-f]{8}")
 CREATE = """
@@ -251,15 +253,11 @@ def _create(path: Path) -> None:
             return
         for suffix in ("-wal", "-shm"):  # left by a deleted bus, they would be read into this one
             path.with_name(path.name + suffix).unlink(missing_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.unlink(missing_ok=True)
-        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
+        with whole_file(path) as new, closing(sqlite3.connect(new, isolation_level=None)) as db:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute(f"PRAGMA application_id={APPLICATION_ID}")
             db.execute(f"PRAGMA user_version={SCHEMA}")
             db.executescript(CREATE)
             db.execute("INSERT INTO bus VALUES (?, 0, 0)", (f"s{secrets.token_hex(4)}",))
-        temporary.replace(path)
-        os.fsync(folder)
     finally:
         os.close(folder)

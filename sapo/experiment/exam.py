@@ -60,10 +60,10 @@ class Examiner:
 
     def _passes(self, node: NodeRuntime) -> Sequence[float]:
         parts = node.parts
-        parts.engine.update_weights()
+        parts.rollouts.engine.update_weights()
         found = evaluate(
             parts.policy,
-            parts.engine,
+            parts.rollouts.engine,
             parts.workers,
             self._questions,
             max_new_tokens=node.config.generate.max_new_tokens,

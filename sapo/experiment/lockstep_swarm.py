@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sapo.bus.memory import MemoryBus
+from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
@@ -20,7 +21,6 @@ from sapo.experiment.grid import Arm, identity
 from sapo.learn.batch_metrics import mean
 from sapo.node.round import NodeRuntime
 from sapo.peers.sampling import sample_self
-from sapo.peers.signing import write_private
 from sapo.policy import starter
 from sapo.tasks.questions import Drawing
 from sapo.tasks.workers import Claim, Judgement, TaskWorkers
@@ -201,7 +201,7 @@ def opened(
     config = from_one_start(config, workers, cache or default_cache())
     for number, name in enumerate(config.nodes):
         home.make_node(name)
-        write_private(home.key(name), identity(config.swarm.seed, number).to_pem())
+        write_first(home.key(name), identity(config.swarm.seed, number).to_pem())
     home.prepare(config, Manifest.of(config))
     clock = Clock()
     bus = MemoryBus(clock=clock)

@@ -7,14 +7,13 @@ An experiment's folder holds ``runs/<arm>/seed<k>.json`` per reported run, and p
 
 import json
 import re
-import secrets
 import time
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from sapo.core.config.home import write_atomically
+from sapo.core.atomic_file import whole_file, write_atomically
 
 Series = dict[str, list[list[float | None]]]
 """By name: for each node, in the record's order, a value per round; None where the round has none."""
@@ -153,9 +152,8 @@ def tell_progress(folder: Path, job: Job, what: str, done: int, rounds: int, beg
     path = progress_path(folder, job)
     path.parent.mkdir(parents=True, exist_ok=True)
     progress = Progress(what=what, done=done, rounds=rounds, began=began, at=time.time())
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    temporary.write_text(progress.model_dump_json(), encoding="utf-8")
-    temporary.replace(path)
+    with whole_file(path, synced=False) as new:
+        new.write_text(progress.model_dump_json(), encoding="utf-8")
 
 
 def read_progress(folder: Path, job: Job) -> Progress | None:

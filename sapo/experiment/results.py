@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from sapo.core.config.home import write_atomically
+from sapo.core.atomic_file import write_atomically
 from sapo.core.errors import UserError
 from sapo.experiment.grid import Compare, Grid
 from sapo.experiment.metrics import (

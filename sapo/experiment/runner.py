@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from sapo.core.config.home import write_atomically
+from sapo.core.atomic_file import write_atomically
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.experiment.grid import Grid

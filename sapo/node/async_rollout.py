@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sapo.node.parts import NodeParts
-from sapo.node.rollout import Completions, Request, answer, request
+from sapo.node.rollout import Completions, Request, RolloutMaker
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +38,17 @@ class Ahead:
     nothing else may use the engine.
     """
 
-    def __init__(self, parts: NodeParts) -> None:
-        self._parts = parts
+    def __init__(self, rollouts: RolloutMaker) -> None:
+        self._rollouts = rollouts
         self._work: _Work | None = None
 
     def begin(self, round: int, policy_version: int) -> None:
         """Sample a round from the weights as they are now; nothing where that was begun before.
 
-        The questions are drawn first, in the caller's thread, which raises what `request` raises.
+        The questions are drawn first, in the caller's thread, which raises what drawing them raises.
         """
         if self._work is None:
-            work = self._work = _Work(request(self._parts, round, policy_version))
+            work = self._work = _Work(self._rollouts.request(round, policy_version))
             threading.Thread(target=self._sample, args=[work], name="ahead", daemon=True).start()
 
     def take(self) -> Answered | None:
@@ -60,7 +59,7 @@ class Ahead:
         error = work.future.exception()
         self._work = None
         if work.dropped and error is not None:
-            log.warning("%s: sampling that was dropped failed: %s", self._parts.name, error)
+            log.warning("%s: sampling that was dropped failed: %s", self._rollouts.name, error)
         return None if work.dropped else work.future.result()
 
     def drop(self) -> None:
@@ -76,18 +75,18 @@ class Ahead:
         try:
             error = work.future.exception(LEAVE_S)
         except TimeoutError:
-            log.warning("%s: left to itself after %g s: sampling ahead", self._parts.name, LEAVE_S)
+            log.warning("%s: left to itself after %g s: sampling ahead", self._rollouts.name, LEAVE_S)
             return None
         return None if work.dropped else error
 
     def _sample(self, work: _Work) -> None:
         # a thread begins with OpenMP's own number of threads
-        torch.set_num_threads(self._parts.config.threads)
-        started = self._parts.clock()
+        torch.set_num_threads(self._rollouts.config.threads)
+        started = self._rollouts.clock()
         try:
-            completions = answer(self._parts, work.request)
+            completions = self._rollouts.answer(work.request)
         except BaseException as error:
             work.future.set_exception(error)
         else:
-            seconds = self._parts.clock() - started
+            seconds = self._rollouts.clock() - started
             work.future.set_result(Answered(work.request, completions, seconds))

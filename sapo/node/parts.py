@@ -17,9 +17,14 @@ from sapo.core.determinism import arithmetic
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import Paused, UserError
 from sapo.core.outage import Outage
-from sapo.core.types import Invitation, Question
+from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
+from sapo.node.probes import Prober
+from sapo.node.receive import Intake
+from sapo.node.recovery import Recovery
+from sapo.node.rollout import RolloutMaker
+from sapo.node.verify import PeerVerifier
 from sapo.peers import keyring
 from sapo.peers.key_clones import OwnKey
 from sapo.peers.membership import refuse_outsider, trusted
@@ -27,11 +32,9 @@ from sapo.peers.pool import Pool
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals
 from sapo.peers.resend_guard import Streams
-from sapo.peers.signing import Identity
 from sapo.peers.trust import refuse_strange_names
 from sapo.policy import models
 from sapo.policy.engines import open_engine
-from sapo.policy.engines.base import Engine
 from sapo.policy.evaluate import held_out_set
 from sapo.policy.initial import load_initial
 from sapo.policy.models import LoadedPolicy
@@ -51,52 +54,27 @@ SERVICES = {"publish": "bus", "training": "history", "track": "tracking", "versi
 
 @dataclass
 class NodeParts:
-    """Everything a `NodeRuntime` works with; closed in reverse order."""
+    """What a `NodeRuntime` works with: a part for each thing that a stage does; closed in reverse order."""
 
     config: Config
     name: str
     home: Home
-    manifest: Manifest
     clock: Callable[[], float]
-    lock: NodeLock
-    identity: Identity
-    invitation: Invitation | None
-    """By which the node may publish, where it is no member."""
-    own_key: OwnKey
-    """Whether another process publishes with the node's key."""
     journal: Journal
     workers: TaskWorkers
     policy: LoadedPolicy
-    engine: Engine
+    rollouts: RolloutMaker
+    prober: Prober
+    intake: Intake
+    verifier: PeerVerifier
     learner: Learner
-    bus: Bus
-    quotas: Quotas
-    """Who is known here, and how much of the time for verification everybody has left."""
-    pool: Pool
-    streams: Streams
-    """What other authors' rounds looked like on the bus."""
-    refusals: Refusals
-    """What was refused of peers in the round in hand."""
-    dropped: set[str]
-    """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
-    probe: Sequence[Question]
-    deliverer: Deliverer | None
+    recovery: Recovery
     history: TrainingSink
     """What carries finished rounds into the history."""
-    listener: Listener
-    bus_outage: Outage
-    """Whether the bus can be read; the deliverer knows whether it can be written."""
+    deliverer: Deliverer | None
     beside: Callable[[], Mapping[str, float]] = dict
     """More series for every round, of what goes on around the node."""
-    last_checkpoint_at: float = 0.0
-    last_checkpoint_s: float = 0.0
-    """How long it took, as its round recorded."""
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where this node's checkpoints lie."""
-        return self.home.checkpoints(self.name)
 
     def weights_sha256(self) -> str:
         """Digest of the policy's weights as they are now."""
@@ -116,7 +94,7 @@ class NodeParts:
 
     def outages(self) -> dict[str, float]:
         """The series `outage/*`: 1 for what is away now."""
-        away = {"bus"} if self.bus_outage.away else set()
+        away = {"bus"} if self.intake.outage.away else set()
         if self.deliverer is not None:
             states = self.deliverer.states().items()
             away |= {SERVICES[kind] for kind, state in states if state.down_since is not None}
@@ -154,10 +132,10 @@ def open_parts(
 ) -> NodeParts:
     """Open a node's parts. `config` is the whole swarm's; `tracking` are further sinks, such as MLflow's.
 
-    `bus` and `incarnation` are given by tests and experiments; `deliver=False` leaves the outbox undelivered,
-    The caller closes `workers`, and with `timed=False` peers have all the time for verification
-    there is (`Quotas`), so that nothing depends on the speed of the machine.
-    Raises `UserError` when the directory is in use, the home is another swarm's, or the model is unusable.
+    `bus` and `incarnation` are given by tests and experiments; `deliver=False` leaves the outbox undelivered.
+    The caller closes `workers` that it gives. With `timed=False` peers have all the time for verification
+    there is (`Quotas`), so that nothing depends on the speed of the machine. Raises `UserError` when the
+    directory is in use, the home is another swarm's, or the model is unusable.
     """
     manifest = home.load_manifest()
     home.check(Manifest.of(config))
@@ -168,7 +146,7 @@ def open_parts(
     refuse_strange_names(node_config)
     folder = home.make_node(name)
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(NodeLock(folder))
+        stack.enter_context(NodeLock(folder))
         home.refuse_moved(name)  # again: it may have been exported while this process came here
         held = keyring.take(home, manifest.swarm, name, clock())
         refuse_outsider(name, held.identity.key, held.card.invitation, manifest, clock())
@@ -189,9 +167,6 @@ def open_parts(
         )
         engine = open_engine(node_config, policy)
         stack.callback(engine.close)
-        trust = trusted(manifest) | {held.identity.key}
-        quotas = Quotas(node_config.pool, trust, journal.peers(), timed=timed)
-        pool = Pool.restore(node_config.pool, journal.pool(), journal.met(), quotas.shares)
         history = TrainingSink(open_store(config, home), config.swarm.name, name, journal.incarnation)
         sinks: list[Sink] = [PublishSink(own_bus), history, *tracking]
         probe: Sequence[Question] = ()
@@ -201,6 +176,7 @@ def open_parts(
         journal.set_environment(environment(node_config, policy.device.type))
         listener = Listener(own_bus)
         stack.callback(listener.close)
+        intake = _intake(node_config, name, held, manifest, journal, listener, policy, clock, timed=timed)
         deliverer = Deliverer(home.journal(name), sinks, clock=clock, plans=plans) if deliver else None
         if deliverer is not None:
             stack.callback(deliverer.close)
@@ -209,29 +185,73 @@ def open_parts(
         config=node_config,
         name=name,
         home=home,
-        manifest=manifest,
         clock=clock,
-        lock=lock,
-        identity=held.identity,
-        invitation=held.card.invitation,
-        own_key=OwnKey(journal, held.card.incarnations),
         journal=journal,
         workers=workers,
         policy=policy,
-        engine=engine,
+        rollouts=RolloutMaker(
+            config=node_config,
+            name=name,
+            identity=held.identity,
+            incarnation=journal.incarnation,
+            invitation=held.card.invitation,
+            manifest=manifest,
+            policy=policy,
+            engine=engine,
+            workers=workers,
+            clock=clock,
+        ),
+        prober=Prober(
+            config=node_config,
+            questions=probe,
+            path=home.probes(name),
+            incarnation=journal.incarnation,
+            policy=policy,
+            engine=engine,
+            workers=workers,
+            clock=clock,
+        ),
+        intake=intake,
+        verifier=PeerVerifier(node_config, policy, workers, intake.quotas, intake.refusals),
         learner=learner,
-        bus=own_bus,
+        recovery=Recovery(node_config, name, home.checkpoints(name), journal, policy, learner, clock),
+        history=history,
+        deliverer=deliverer,
+        _stack=kept,
+    )
+
+
+def _intake(
+    config: Config,
+    name: str,
+    held: keyring.Held,
+    manifest: Manifest,
+    journal: Journal,
+    listener: Listener,
+    policy: LoadedPolicy,
+    clock: Callable[[], float],
+    *,
+    timed: bool,
+) -> Intake:
+    """The pool and all that is known of peers, as the journal has it."""
+    trust = trusted(manifest) | {held.identity.key}
+    quotas = Quotas(config.pool, trust, journal.peers(), timed=timed)
+    return Intake(
+        config=config,
+        name=name,
+        key=held.identity.key,
+        manifest=manifest,
+        policy=policy,
+        clock=clock,
+        journal=journal,
+        listener=listener,
+        outage=Outage("the bus is", log, consequence="going on in silo", who=name),
+        pool=Pool.restore(config.pool, journal.pool(), journal.met(), quotas.shares),
         quotas=quotas,
-        pool=pool,
         streams=Streams(journal.streams(), quotas.shares),
         refusals=Refusals(clock),
+        own_key=OwnKey(journal, held.card.incarnations),
         dropped=set(journal.dropped()),
-        probe=probe,
-        deliverer=deliverer,
-        history=history,
-        listener=listener,
-        bus_outage=Outage("the bus is", log, consequence="going on in silo", who=name),
-        _stack=kept,
     )
 
 

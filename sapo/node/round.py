@@ -2,10 +2,10 @@
 
 | Line of Algorithm 1 | Stage | Continues in |
 |---|---|---|
-| SampleBatch, generate | `generate` | `rollout.request`, `rollout.answer` |
+| SampleBatch, generate | `generate` | `rollout.RolloutMaker` |
 | SelectSubset, Communicate | `publish` | `peers.sampling.select_subset`, `store.journal.outbox` |
-| SampleExternal: the pool, in random order | `consume_sample` | `receive`, `peers.sampling.walk` |
-| SampleSelf, verify, drop zero advantages | `verify` | `receive.verified`, `peers.sampling.sample_external` |
+| SampleExternal: the pool, in random order | `consume_sample` | `receive.Intake`, `peers.sampling.walk` |
+| SampleSelf, zero-advantage filter | `verify` | `verify.PeerVerifier`, `peers.sampling.sample_external` |
 | PolicyGradient: advantages, loss, step | `grpo_update` | `batch.batch_group`, `learn.update` |
 
 Each stage can be entered again after a crash: what the journal holds is taken from there, the rest is done
@@ -25,21 +25,19 @@ from sapo.core.types import Batch, Group, Outcome, Received, RoundResult, Signed
 from sapo.learn.advantage import informative
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
-from sapo.node import rollout
 from sapo.node.async_rollout import Ahead, Answered
 from sapo.node.batch import batch_group, begin_scoring, score_groups
 from sapo.node.parts import NodeParts, open_parts
-from sapo.node.receive import Arrivals, own_standards, receive, take_in, verified
-from sapo.node.recovery import CHECKPOINT_TIME, checkpoint_due, recover, roll_back, take_checkpoint
+from sapo.node.receive import Arrivals
+from sapo.node.recovery import CHECKPOINT_TIME
+from sapo.node.verify import own_standards
 from sapo.peers import sampling
 from sapo.peers.allowance import excess
 from sapo.peers.pool import Entry
 from sapo.peers.sampling import Draw
-from sapo.peers.signing import seal
 from sapo.peers.trust import believes
 from sapo.policy.tokenise import Tokens
 from sapo.policy.weights_hash import Digests
-from sapo.store.journal.rows import Heard
 from sapo.tasks.questions import Drawing
 
 log = logging.getLogger(__name__)
@@ -81,8 +79,8 @@ class NodeRuntime:
         self.config = parts.config
         self.name = parts.name
         self.journal = parts.journal
-        self.round = recover(parts)
-        self._ahead = Ahead(parts)
+        self.round = parts.recovery.recover()
+        self._ahead = Ahead(parts.rollouts)
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""
         self._next: Drawing | None = None
@@ -140,7 +138,7 @@ class NodeRuntime:
         if not now.groups:
             ahead = self._ahead.take()  # before the probe, which uses the same engine
             waited = parts.clock() - started
-            now.metrics |= rollout.probe(parts, self.round)
+            now.metrics |= parts.prober.probe(self.round)
             started = parts.clock() - waited
             now.groups = self._new_groups(ahead)
             begin_scoring(parts.workers, now.groups)
@@ -157,13 +155,13 @@ class NodeRuntime:
         if ahead is not None:
             self._now.metrics["time/generate_ahead"] = ahead.seconds
             self._now.prompts = ahead.request.prompts
-            return rollout.as_groups(parts, ahead.request, ahead.completions)
+            return parts.rollouts.groups(ahead.request, ahead.completions)
         begun, self._next = self._next, None
         if begun is not None and begun.round != self.round:
             begun = None
-        asked = rollout.request(parts, self.round, self.round, begun)
+        asked = parts.rollouts.request(self.round, self.round, begun)
         self._now.prompts = asked.prompts
-        return rollout.as_groups(parts, asked, rollout.answer(parts, asked))
+        return parts.rollouts.groups(asked, parts.rollouts.answer(asked))
 
     # -- 2. SelectSubset, Communicate --------------------------------------------------------------------
 
@@ -174,17 +172,17 @@ class NodeRuntime:
         """
         now, parts, started = self._now, self.parts, self.parts.clock()
         if not now.signed:
-            now.groups, chosen = rollout.select(parts, self.round, now.groups)
-            now.signed = [seal(group, parts.identity) for group in now.groups]
+            now.groups, chosen = parts.rollouts.select(self.round, now.groups)
+            now.signed = parts.rollouts.sign(now.groups)
             owed = [
                 now.signed[i].group_id
                 for i in chosen
-                if rollout.within_rules(parts, now.groups[i], now.signed[i])
+                if parts.rollouts.within_rules(now.groups[i], now.signed[i])
             ]
             now.metrics["share/withheld"] = float(len(chosen) - len(owed))
             self.journal.commit_groups(self.round, now.signed, owed)
             for group, signed in zip(now.groups, now.signed, strict=True):
-                parts.pool.seen.add(group, signed.content_sha256)
+                parts.intake.pool.seen.add(group, signed.content_sha256)
             now.metrics["time/generate"] += parts.clock() - started
         if parts.deliverer is not None:
             parts.deliverer.kick()
@@ -197,16 +195,20 @@ class NodeRuntime:
 
         An experiment's controls give groups `past_the_bus` and admission.
         """
-        self.parts.check()
-        now, parts, started = self._now, self.parts, self.parts.clock()
+        now, parts, pool = self._now, self.parts, self.parts.intake.pool
+        parts.check()
+        started = parts.clock()
         if now.batch is None and now.order is None:
             if self.config.batch.external > 0:
-                now.arrivals = receive(parts, self._private_rng("poll"))
+                now.arrivals = parts.intake.receive(self._private_rng("poll"))
                 now.metrics |= now.arrivals.metrics
-            take_in(parts, past_the_bus, now.arrivals)
-            now.order = sampling.walk(parts.pool.entries(), self._private_rng("external"), parts.quotas.known)
+            if past_the_bus:
+                parts.intake.take_in(past_the_bus, now.arrivals)
+            now.order = sampling.walk(
+                pool.entries(), self._private_rng("external"), parts.intake.quotas.known
+            )
         now.metrics["time/consume"] = parts.clock() - started
-        return len(parts.pool)
+        return len(pool)
 
     @property
     def batch(self) -> Batch | None:
@@ -227,28 +229,29 @@ class NodeRuntime:
         now, parts, started = self._now, self.parts, self.parts.clock()
         if now.batch is None and now.draw is None:
             assert now.order is not None
-            tolerance = self.config.learn.zero_tolerance
+            quotas, pool = parts.intake.quotas, parts.intake.pool
+            want, tolerance = self.config.batch.external, self.config.learn.zero_tolerance
             now.local = self._sample_self()
             now.tokens = self._tokens(now.local)  # while the workers score
             if now.outcomes is None:
                 now.outcomes = score_groups(parts.workers, now.groups)
             standards = own_standards(now.groups, now.outcomes)
-            parts.quotas.earn(self._own_seconds(parts.clock() - started), self.round)
+            quotas.earn(self._own_seconds(parts.clock() - started), self.round)
             scores = [[outcome.score for outcome in row] for row in now.outcomes]
             now.draw = sampling.sample_external(
                 now.order,
-                self.config.batch.external,
-                lambda some: verified(parts, some, standards),
+                want,
+                lambda some: parts.verifier.verified(some, standards),
                 tolerance=tolerance,
                 share=sampling.informative_share(scores, tolerance),
-                ready=lambda entry, beside: parts.quotas.may_verify(
+                ready=lambda entry, beside: quotas.may_verify(
                     entry.group.key, [other.group.key for other in beside]
                 ),
-                known=parts.quotas.known,
-                trials=parts.quotas.trials(self.config.batch.external),
+                known=quotas.known,
+                trials=quotas.trials(want),
             )
-            parts.pool.keep(now.draw.verified)
-            parts.pool.remove(now.draw.leaving)
+            pool.keep(now.draw.verified)
+            pool.remove(now.draw.leaving)
         now.metrics["time/verify"] = parts.clock() - started
         if now.batch is not None:
             return len(now.batch.groups)
@@ -273,7 +276,7 @@ class NodeRuntime:
         for group in batch.groups:
             more = excess(self.config, group)
             if group.source == "external" and more:
-                self.parts.quotas.charge(group.producer_key, more * token_s)
+                self.parts.intake.quotas.charge(group.producer_key, more * token_s)
 
     def _own_seconds(self, scoring: float) -> float:
         """Seconds of the node's own work since the draw before: the last update, generation, `scoring`."""
@@ -287,18 +290,14 @@ class NodeRuntime:
 
         What came and went within this round is remembered too, so that it stays away.
         """
-        now, parts, pool = self._now, self.parts, self.parts.pool
+        now, parts, pool = self._now, self.parts, self.parts.intake.pool
         assert now.draw is not None
         batch = self._make_batch(now.draw.chosen)
         self._charge_excess(batch)
         if now.draw.chosen:
-            recent = sum(parts.quotas.recent(entry.group.key) for entry in now.draw.chosen)
+            recent = sum(parts.intake.quotas.recent(entry.group.key) for entry in now.draw.chosen)
             now.metrics["share/external_recent"] = recent / len(now.draw.chosen)
-        now.metrics |= parts.refusals.metrics() | parts.quotas.metrics()
-        own = [
-            pool.met(group, signed.content_sha256)
-            for group, signed in zip(now.groups, now.signed, strict=True)
-        ]
+        now.metrics |= parts.intake.refusals.metrics() | parts.intake.quotas.metrics()
         held = self.journal.pool_ids() | {row.group_id for row in now.arrivals.rows}
         self.journal.commit_batch(
             batch,
@@ -312,14 +311,7 @@ class NodeRuntime:
                 group_id: "uninformative" if reason in ("uninformative", "substandard") else "unscorable"
                 for group_id, reason in (now.arrivals.useless | now.draw.rejected).items()
             },
-            heard=Heard(
-                met=[*own, *now.arrivals.met],
-                forgotten=pool.seen.forgotten(),
-                peers=parts.quotas.changed(),
-                gone=parts.quotas.gone(),
-                streams=parts.streams.changed(),
-                refusals=parts.refusals.rows(),
-            ),
+            heard=parts.intake.heard(zip(now.groups, now.signed, strict=True), now.arrivals),
         )
         now.metrics |= now.draw.metrics()
         return batch
@@ -398,10 +390,10 @@ class NodeRuntime:
         step = self._update(now.batch)
         target = None
         if step.alarm and self.config.guard.action == "rollback":
-            target = roll_back(parts)
+            target = parts.recovery.roll_back()
             self._ahead.drop()  # samples of weights that were given up are useless
         finished = parts.clock()
-        checkpoint = checkpoint_due(parts, self.round + 1, finished, last=last)
+        checkpoint = parts.recovery.due(self.round + 1, finished, last=last)
         digests = self._digests(checkpoint)
         if self._next is not None:
             self._next.look()
@@ -428,8 +420,8 @@ class NodeRuntime:
         self.round += 1
         self._batch, self._now = now.batch, _Round()
         if checkpoint:
-            take_checkpoint(parts, self.round, last=last, weights_sha256=digest)
-            self._now.metrics[CHECKPOINT_TIME] = parts.last_checkpoint_s
+            parts.recovery.take(self.round, last=last, weights_sha256=digest)
+            self._now.metrics[CHECKPOINT_TIME] = parts.recovery.last_s
         if parts.deliverer is not None:
             parts.deliverer.kick()
         if step.alarm:
@@ -473,7 +465,7 @@ class NodeRuntime:
         """Begin to draw the next round's questions, or to answer them too, from the weights before this one's
         update, where that is configured."""
         if not self.config.generate.ahead:
-            self._next = rollout.drawing(self.parts, self.round + 1)
+            self._next = self.parts.rollouts.drawing(self.round + 1)
             self._next.begin()
             return
         now, started = self._now, self.parts.clock()
@@ -497,7 +489,7 @@ class NodeRuntime:
         self._now.signed = list(self.journal.groups(self.round))
         self._now.groups = [Group.model_validate_json(signed.payload) for signed in self._now.signed]
         for group, signed in zip(self._now.groups, self._now.signed, strict=True):
-            self.parts.pool.seen.add(group, signed.content_sha256)
+            self.parts.intake.pool.seen.add(group, signed.content_sha256)
         if stage[1] == "batch":
             self._now.batch = self.journal.batch(self.round)
 
@@ -506,7 +498,7 @@ class NodeRuntime:
 
     def _private_rng(self, stage: str) -> random.Random:
         """Randomness that peers cannot compute; a round that is begun again has the same."""
-        secret = self.parts.identity.secret(stage)
+        secret = self.parts.rollouts.identity.secret(stage)
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage, secret)
 
     def outages(self) -> dict[str, float]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sapo.core.config.home import Home, write_atomically
+from sapo.core.atomic_file import write_atomically
+from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.rng import rng, stream
@@ -176,8 +177,7 @@ def leave_run(config: Config, home: Home, tracker: Tracker) -> None:
     if holder(home.node(tracker.node)) is not None:
         return
     with Journal.read_only(home.journal(tracker.node)) as journal:
-        stage = journal.stage()
-        done = 0 if stage is None else stage[0] + (stage[1] == "result")
+        done = journal.finished_rounds()
         at = journal.result(done - 1).finished_at if done else time.time()
     tracker.close("FINISHED" if done >= config.for_node(tracker.node).swarm.rounds else "KILLED", at)
 

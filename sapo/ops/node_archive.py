@@ -18,8 +18,8 @@ from typing import IO, Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
+from sapo.core.atomic_file import sync_file
 from sapo.core.errors import UserError
-from sapo.core.fsync import sync_file
 from sapo.core.types import Count, Hex64, Name, Record
 
 INDEX = "pack.json"

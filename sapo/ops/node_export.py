@@ -5,7 +5,6 @@ refuse as equivocation. So a folder that was packed is marked, and its node does
 """
 
 import json
-import os
 import shutil
 import socket
 import sqlite3
@@ -19,12 +18,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-from sapo.core.config.home import Home, check_reasoning_gym, parse_manifest, write_atomically
+from sapo.core.atomic_file import sync_directory, whole_file, write_atomically
+from sapo.core.config.home import Home, check_reasoning_gym, parse_manifest
 from sapo.core.config.load import Config, load, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.core.fsync import sync_directory, sync_file
 from sapo.ops.node_archive import (
     CARD,
     INDEX,
@@ -83,7 +82,7 @@ def export_node(home: Home, name: str, output: Path, progress: Progress = silent
         copy_journal(home.journal(name), copy)
         sources = _sources(home, name, copy)
         pack = _index(home, name, sources, progress)
-        with _private_file(output) as file:
+        with whole_file(output, mode=0o600) as new, new.open("wb") as file:
             _write(file, pack, sources, progress)
             why = f"was exported to {output.absolute()} on {time.strftime('%Y-%m-%d %H:%M')}"
             mark_moved(home, name, f"{why} at {socket.gethostname()}")
@@ -159,22 +158,6 @@ def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progres
             config=json.loads(home.config.read_bytes()),
             files=files,
         )
-
-
-@contextmanager
-def _private_file(path: Path) -> Iterator[IO[bytes]]:
-    """A new file that only its owner may read; it has its name when the block ends, or is not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-        sync_file(temporary)
-        temporary.rename(path)
-        sync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _write(file: IO[bytes], pack: Pack, sources: Mapping[str, Path], progress: Progress) -> None:

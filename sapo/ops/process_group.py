@@ -14,8 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from sapo.core.atomic_file import write_atomically
+from sapo.core.backoff import BACKOFF_S, Backoff
 from sapo.core.child_process import POLL_S, Child, Started, tail
-from sapo.core.config.home import Home, write_atomically
+from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.determinism import thread_settings
 from sapo.ops.fork_server import Nursery
@@ -28,10 +30,6 @@ Phase = Literal["starting", "running", "archiving", "evaluating", "finished", "s
 BAD_INPUT, PAUSED, OWING = 2, 3, 4
 """Exit codes after which starting again would change nothing; OWING: all is done, but not all delivered."""
 FINAL: Mapping[int, State] = {BAD_INPUT: "failed", PAUSED: "paused", OWING: "owing"}
-BACKOFF_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Waits before the restarts of a process that crashed; after the last it has failed."""
-HEALTHY_S = 600.0
-"""A process that ran this long has its restarts back."""
 NODE_GRACE_S = 6.0
 """For the round in hand, the deliveries and a checkpoint; what is cut short is done again on resume."""
 ARCHIVE_GRACE_S = 3.0
@@ -189,16 +187,16 @@ class Crew:
 
     def _keep(self, name: str, grace: float, ending: Callable[[], bool], extra: Sequence[str] = ()) -> Member:
         """Run a process until it has ended for good, or, once `ending`, end it within `grace` seconds."""
+        backoff = Backoff(self.backoff_s)
         while self._can_start(ending):
-            started = time.monotonic()
             child = self._start(name, extra)
+            backoff.started()
             self._set(name, state="running", pid=child.pid, exit_code=None, note="")
             code = self._await(child, grace, ending)
             if self._settled(name, code, child, ending):
                 return self.member(name)
-            if time.monotonic() - started > HEALTHY_S:
-                self._set(name, restarts=0)
-            if not self._wait_for_restart(name, ending):
+            backoff.ended()
+            if not self._wait_for_restart(name, backoff, ending):
                 return self.member(name)
         self._set(name, state="stopped")
         return self.member(name)
@@ -238,15 +236,14 @@ class Crew:
             return False
         return True
 
-    def _wait_for_restart(self, name: str, ending: Callable[[], bool]) -> bool:
+    def _wait_for_restart(self, name: str, backoff: Backoff, ending: Callable[[], bool]) -> bool:
         """Wait before the next start of a process that crashed; False when it has none left."""
-        member = self.member(name)
-        if member.restarts >= len(self.backoff_s):
+        member, wait = self.member(name), backoff.next_wait()
+        if wait is None:
             self._set(name, state="failed")
-            log.error("%s failed after %d restarts: %s", name, member.restarts, member.note)
+            log.error("%s failed after %d restarts: %s", name, backoff.used, member.note)
             return False
-        wait = self.backoff_s[member.restarts]
-        self._set(name, state="restarting", restarts=member.restarts + 1)
+        self._set(name, state="restarting", restarts=backoff.used)
         log.warning("%s ended with code %s, restarting in %g s", name, member.exit_code, wait)
         deadline = time.monotonic() + wait
         while time.monotonic() < deadline and not ending():

@@ -10,18 +10,19 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from sapo.core.atomic_file import write_atomically
+from sapo.core.backoff import Backoff
 from sapo.core.child_process import Child, stop_all, tail
-from sapo.core.config.home import Home, write_atomically
+from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import SapoError, UserError
 from sapo.core.service_registry import HOST, QUIET, Service, Services, answers
 from sapo.ops.gate import LOGIN
-from sapo.ops.process_group import BACKOFF_S, HEALTHY_S
 
 START_LIMIT_S = 300.0
 STOP_GRACE_S = 4.0
@@ -58,9 +59,7 @@ class Kept:
     child: Child
     start: Callable[[], Child]
     """Starts it at the same address. Raises `UserError` when the port was taken meanwhile."""
-    started_at: float = field(default_factory=time.monotonic)
-    used: int = 0
-    """Restarts since it last ran for long."""
+    backoff: Backoff
     due_at: float | None = None
     """When it is to be started again; None while it runs, infinite when it is given up."""
 
@@ -77,10 +76,9 @@ class Running:
         kept: dict[str, Kept],
         home: Home,
         limit: float = START_LIMIT_S,
-        backoff_s: Sequence[float] = BACKOFF_S,
     ) -> None:
         self.services, self._kept, self._home = services, kept, home
-        self._limit, self._backoff = limit, backoff_s
+        self._limit = limit
         self._waiting = [services.mlflow, services.prefect]
         self._deadline = time.monotonic() + limit
         self._up = False
@@ -122,7 +120,7 @@ class Running:
         if kept.due_at is None:
             code = kept.child.poll()
             if code is not None:
-                kept.used = 0 if now - kept.started_at > HEALTHY_S else kept.used
+                kept.backoff.ended()
                 self._plan(name, kept, f"ended with code {code}")
         elif now >= kept.due_at:
             try:
@@ -130,18 +128,19 @@ class Running:
             except (UserError, OSError) as error:
                 self._plan(name, kept, f"could not be started: {error}")
                 return
-            kept.started_at, kept.due_at = now, None
+            kept.backoff.started()
+            kept.due_at = None
             restarts = self._service(name).restarts + 1
             self._note(name, f"is started again, restart {restarts}", pid=kept.child.pid, restarts=restarts)
 
     def _plan(self, name: str, kept: Kept, what: str) -> None:
         """Take down that a server is away, and when it is to be started again."""
-        if kept.used >= len(self._backoff):
+        wait = kept.backoff.next_wait()
+        if wait is None:
             kept.due_at = float("inf")
             self._note(name, f"{what}; it is not started again", away=what)
             return
-        wait = self._backoff[kept.used]
-        kept.used, kept.due_at = kept.used + 1, time.monotonic() + wait
+        kept.due_at = time.monotonic() + wait
         self._note(name, f"{what}; it is started again in {wait:g} s", away=what)
 
     def _service(self, name: str) -> Service:
@@ -298,7 +297,7 @@ def _start(
             return Child.start(service.name, command, log=log, env=asking, descriptors=[on.fileno()])
 
     child = start(bound)
-    kept[service.name] = Kept(child, lambda: start(bind(port, f"the port of {service.name}")))
+    kept[service.name] = Kept(child, lambda: start(bind(port, f"the port of {service.name}")), Backoff())
     return replace(service, pid=child.pid, log=str(log))
 
 

@@ -11,17 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sapo.core.atomic_file import write_atomically
 from sapo.core.child_process import POLL_S, Child, stopping_on_signals, tail
 from sapo.core.config import toml_dump
 from sapo.core.config.advice import Advice, advise, take
-from sapo.core.config.home import (
-    Home,
-    check_reasoning_gym,
-    manifest_bytes,
-    parse_manifest,
-    refuse_unwritable,
-    write_atomically,
-)
+from sapo.core.config.home import Home, check_reasoning_gym, manifest_bytes, parse_manifest, refuse_unwritable
 from sapo.core.config.load import (
     DEFAULT_PRESET,
     Config,

@@ -7,12 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.core.types import Record
 from sapo.peers.keyring import Card, Held, place, refuse_placing
-from sapo.peers.signing import Identity, refuse_readable, write_private
+from sapo.peers.signing import Identity, refuse_readable
 
 PASSPHRASE = "SAPO_KEYS_PASSPHRASE"
 """The variable that a passphrase is taken from."""
@@ -64,7 +65,7 @@ def write(held: Sequence[Held], file: Path, passphrase: str | None) -> None:
         raise UserError("FILE", str(file), "is a folder", "name a file in it")
     keys = tuple(BackedUp(card=one.card, pem=pem) for one, pem in zip(held, pems, strict=True))
     try:
-        if write_private(file, (Backup(keys=keys).canonical() + "\n").encode()):
+        if write_first(file, (Backup(keys=keys).canonical() + "\n").encode()):
             return
     except OSError as error:
         raise UserError(

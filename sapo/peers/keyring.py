@@ -14,11 +14,12 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from sapo.core.config.home import KEY, MOVED, Home, write_atomically
+from sapo.core.atomic_file import write_atomically, write_first
+from sapo.core.config.home import KEY, MOVED, Home
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.core.types import Hex64, Incarnation, Invitation, Name, Record
-from sapo.peers.signing import Identity, write_private
+from sapo.peers.signing import Identity
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ def keep(held: Held) -> None:
         write_atomically(card, text)
     if not _holds(pem, held.identity):
         pem.unlink(missing_ok=True)
-        write_private(pem, held.identity.to_pem())
+        write_first(pem, held.identity.to_pem())
 
 
 def kept() -> list[Card]:
@@ -181,7 +182,7 @@ def place(home: Home, held: Held, swarm: str, node: str) -> Held:
     refuse_placing(home, held, node)
     folder = home.node(node)
     with NodeLock(folder):
-        write_private(home.key(node), held.identity.to_pem())
+        write_first(home.key(node), held.identity.to_pem())
         refuse_placing(home, held, node)  # again: another process may have made a key meanwhile
         card = held.card.model_copy(update={"swarm": swarm, "node": node, "folder": str(folder)})
         return note(home, Held(held.identity, card))

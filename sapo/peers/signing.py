@@ -1,7 +1,6 @@
 """Keys, incarnations and signatures: who made a group, and that it is unchanged since (DESIGN 1)."""
 
 import os
-import secrets
 import stat
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from pydantic import ValidationError
 
+from sapo.core.atomic_file import write_first
 from sapo.core.errors import Refused, UserError
 from sapo.core.types import Group, SignedGroup, canonical, is_sound_key, sha256
 
@@ -53,7 +53,7 @@ class Identity:
         try:
             if not path.exists():
                 # where another process was first, its key is the node's
-                write_private(path, cls.new().to_pem())
+                write_first(path, cls.new().to_pem())
         except OSError as error:
             raise _unusable(path, error) from None
         return cls.load(path)
@@ -119,32 +119,6 @@ def refuse_readable(path: Path, field: str) -> None:
 def _unusable(path: Path, error: OSError) -> UserError:
     problem = error.strerror or str(error)
     return UserError("key file", str(path), problem, "make the folder writable for this user")
-
-
-def write_private(path: Path, data: bytes) -> bool:
-    """Write a new file of mode 600 so that others see the whole of it or nothing, and the first writer wins.
-
-    Returns whether this was the first; what is there already is never touched.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-    finally:
-        temporary.unlink()
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-    return True
 
 
 def new_incarnation() -> str:

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from sapo.core.atomic_file import sync_directory, sync_file
 from sapo.core.errors import SapoError, UserError
-from sapo.core.fsync import sync_directory, sync_file
 from sapo.core.types import canonical, sha256
 
 CHECKPOINT_VERSION = 1

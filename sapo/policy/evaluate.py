@@ -11,7 +11,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sapo.core.config.home import Home, write_atomically
+from sapo.core.atomic_file import write_atomically
+from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.rng import stream
 from sapo.core.types import Completion, Question, Sampling, canonical, sha256

@@ -58,7 +58,7 @@ class Case:
 
     dataset: Any
     entry: dict[str, Any]
-    texts: list[str]
+    texts: Sequence[str]
     findings: list[Finding] = field(default_factory=list)
     slow: bool = False
     seconds: float = 0.0

@@ -4,11 +4,10 @@ import selectors
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
+from sapo.tasks.worker_messages import Item, Lot, Op, Reply
 from sapo.tasks.worker_process import STARTUP_LIMIT_S, WorkerProcess
 
-Reply = tuple[str, Any]
 MOST_ITEMS = 64
 MOST_TEXTS = 256
 """In one lot: enough to hide the pipes and to share a fork, few enough to share a call's work evenly."""
@@ -39,7 +38,7 @@ class Batch:
     """One call's items. `seconds` is what those have cost that were given up, by number."""
 
     def __init__(
-        self, op: str, items: Sequence[Any], sizes: Sequence[int], workers: Sequence[WorkerProcess]
+        self, op: Op, items: Sequence[Item], sizes: Sequence[int], workers: Sequence[WorkerProcess]
     ) -> None:
         self.replies: list[Reply | None] = [None] * len(items)
         self.seconds: dict[int, float] = {}
@@ -79,8 +78,8 @@ class Batch:
 
     def _feed(self, worker: WorkerProcess) -> None:
         if self._lots and not worker.pending:
-            lot = self._lots.popleft()
-            worker.assign(lot, self.op, [self.items[number] for number in lot])
+            numbers = self._lots.popleft()
+            worker.assign(numbers, Lot(self.op, tuple(self.items[number] for number in numbers)))
 
     def _next_deadline(self) -> float:
         return min(worker.deadline for worker in self._workers if worker.pending)
@@ -90,23 +89,22 @@ class Batch:
         for line in lines:
             reply = worker.heard(line)
             if reply is not None:
-                kind, number, value = reply
-                self._settle(worker, number, (kind, value))
+                self._settle(worker, reply)
             elif worker.leaving:
                 self._give_up(worker, worker.hand, "memory")
         if not alive:
             self._buried(worker)
 
-    def _settle(self, worker: WorkerProcess, number: int, reply: Reply) -> None:
-        self.replies[number] = reply
+    def _settle(self, worker: WorkerProcess, reply: Reply) -> None:
+        self.replies[reply.item] = reply
         self._open -= 1
-        worker.settled(number)
+        worker.settled(reply.item)
 
     def _give_up(self, worker: WorkerProcess, numbers: Sequence[int], why: str) -> None:
         spent = (time.monotonic() - worker.began) / max(1, len(numbers))
         for number in list(numbers):
             self.seconds[number] = spent
-            self._settle(worker, number, ("unscorable", why))
+            self._settle(worker, Reply("unscorable", number, why))
 
     def _buried(self, worker: WorkerProcess) -> None:
         """A worker has ended: by itself after "memory", or at the items in hand, which get a second try."""

@@ -1,10 +1,7 @@
 """The task worker process: reads lots of work from standard input, answers on standard output, in JSON lines.
 
-Started by `sapo.tasks.worker_process` with PYTHONHASHSEED=0. A lot is `[op, items]`; an item is `[dataset,
-config, seed, index]`, and for `score` and `judge` the claimed question and the texts besides. A reply is
-`[kind, n, value]`, n being the item's number in the lot. `["at", [n, ...], seconds]` announces which items
-come next, and how long they may take. What the libraries print goes nowhere. No submitted text is looked at
-in this process.
+Started by `sapo.tasks.worker_process` with PYTHONHASHSEED=0. `sapo.tasks.worker_messages` has the messages.
+What the libraries print goes nowhere. No submitted text is looked at in this process.
 """
 
 import json
@@ -20,6 +17,7 @@ from typing import Any, TextIO
 
 from sapo.tasks import sandbox
 from sapo.tasks.verifier import AnswerFormat, score
+from sapo.tasks.worker_messages import Item, Lot, Next, Op, Parameter, Refusal, Reply, Scores
 
 EXIT_MEMORY = 3
 WARM_UPS = 4
@@ -48,30 +46,30 @@ def main(argv: list[str]) -> int:
     server = Server(answer, limit, foreign)  # type: ignore[arg-type]
     standing = sandbox.around_worker()
     os.dup2(nowhere, 2)
-    _send(replies, ["ready", None, standing])
+    _send(replies, Reply("ready", value=standing))
     return _serve(server, sys.stdin, replies, Watch(parent))
 
 
 def _serve(server: "Server", requests: TextIO, replies: int, watch: "Watch") -> int:
     for line in requests:
-        op, items = json.loads(line)
+        lot = Lot.read(line)
         try:
             watch.allow(server.limit_s)
-            for reply in server.handle(op, items):
-                if reply[0] == "at":
-                    watch.allow(reply[2])
+            for reply in server.handle(lot):
+                if reply.kind == "at":
+                    watch.allow(reply.value.seconds)
                 _send(replies, reply)
         except MemoryError as error:
             # A traceback keeps the frames alive, and with them what filled the memory.
             traceback.clear_frames(error.__traceback__)
-            _send(replies, ["memory", None, None])
+            _send(replies, Reply("memory"))
             return EXIT_MEMORY
         watch.rest()
     return 0
 
 
-def _send(replies: int, reply: Sequence[Any]) -> None:
-    data = memoryview(json.dumps(reply).encode() + b"\n")
+def _send(replies: int, reply: Reply) -> None:
+    data = memoryview(reply.line())
     while data:
         data = data[os.write(replies, data) :]
 
@@ -117,25 +115,24 @@ class Server:
         }
         fork_scorer.make_forks_cheap()
 
-    def handle(self, op: str, items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    def handle(self, lot: Lot) -> Iterator[Reply]:
         """Replies to one lot, as they come; raises `MemoryError` only."""
-        if op in self._bounds:
-            yield from self._groups(items, self._bounds[op])
+        if lot.op in self._bounds:
+            yield from self._groups(lot.items, self._bounds[lot.op])
             return
-        for n, item in enumerate(items):
-            kind, value = self._single(op, item)
-            yield kind, n, value
+        for n, item in enumerate(lot.items):
+            yield self._single(lot.op, item)._replace(item=n)
 
-    def _groups(self, items: Sequence[Any], bounds: Any) -> Iterator[Sequence[Any]]:
+    def _groups(self, items: Sequence[Item], bounds: Any) -> Iterator[Reply]:
         """Groups get a cell each; those whose scorer is a plain comparison share one, at the end."""
         shared: list[tuple[int, Any]] = []
         for n, item in enumerate(items):
-            yield "at", [n], self.limit_s
+            yield Reply("at", value=Next((n,), self.limit_s))
             began = time.thread_time()
             case = self._case(item)
             seconds = time.thread_time() - began
             if isinstance(case, str):
-                yield "refused", n, [case, seconds]
+                yield Reply("refused", n, Refusal(case, seconds))
                 continue
             case.seconds = seconds
             if case.plain:
@@ -145,31 +142,35 @@ class Server:
         if shared:
             yield from self._judged(shared, bounds)
 
-    def _judged(self, cases: Sequence[tuple[int, Any]], bounds: Any) -> Iterator[Sequence[Any]]:
+    def _judged(self, cases: Sequence[tuple[int, Any]], bounds: Any) -> Iterator[Reply]:
         texts = sum(len(case.texts) for _, case in cases)
-        yield "at", [n for n, _ in cases], texts * self._cell.TRIES * bounds.clock_s + GRACE_S
+        limit_s = texts * self._cell.TRIES * bounds.clock_s + GRACE_S
+        yield Reply("at", value=Next(tuple(n for n, _ in cases), limit_s))
         self._cell.judge([case for _, case in cases], bounds)
         for n, case in cases:
             if case.slow:
-                yield "refused", n, ["slow", case.seconds]
+                yield Reply("refused", n, Refusal("slow", case.seconds))
             else:
-                yield "scores", n, [case.findings, case.seconds]
+                yield Reply("scores", n, Scores(tuple(case.findings), case.seconds))
 
-    def _case(self, item: Sequence[Any]) -> Any:
+    def _case(self, item: Item) -> Any:
         """A group before its judge, or the reason why it does not come so far."""
-        *recipe, claimed, texts = item
         try:
-            dataset, entry = self._items.entry(*recipe)
+            dataset, entry = self._entry(item)
         except MemoryError:
             raise
         except Exception as error:  # a generator may raise anything; its message is the reason
             return _reason(error)
-        if claimed is not None and entry["question"] != claimed:
+        if item.claimed is not None and entry["question"] != item.claimed:
             return "question_mismatch"
-        case = self._cell.Case(dataset, entry, texts)
+        case = self._cell.Case(dataset, entry, item.texts)
         if not case.plain and isinstance(entry["answer"], str):
-            self._warm_up(recipe[0], case)
+            self._warm_up(item.dataset, case)
         return case
+
+    def _entry(self, item: Item) -> tuple[Any, dict[str, Any]]:
+        """The data set and entry that an item's recipe gives."""
+        return self._items.entry(item.dataset, item.config, item.seed, item.position)
 
     def _warm_up(self, name: str, case: Any) -> None:
         """Let a scorer load and remember what it needs, for all cells to come: by the library's own answers,
@@ -182,36 +183,35 @@ class Server:
                 score(case.dataset, case.entry, wrong, "text")
             met.append(right)
 
-    def _single(self, op: str, item: Sequence[Any]) -> tuple[str, Any]:
+    def _single(self, op: Op, item: Item) -> Reply:
         if op == "names":
-            return "names", sorted(self._gym.DATASETS)
+            return Reply("names", value=sorted(self._gym.DATASETS))
         try:
             if op == "check":
-                self._gym.construct(item[0], json.loads(item[1]), item[2], item[3])
-                return "ok", None
-            _, entry = self._items.entry(*item)
+                self._gym.construct(item.dataset, json.loads(item.config), item.seed, item.position)
+                return Reply("ok")
+            _, entry = self._entry(item)
         except self._gym.ParameterError as error:
             if op == "check":
-                return "parameter", [error.field, error.value, error.problem, error.remedy]
-            return "unscorable", _reason(error)
+                wrong = Parameter(error.field, error.value, error.problem, error.remedy)
+                return Reply("parameter", value=wrong)
+            return Reply("unscorable", value=_reason(error))
         except MemoryError:
             raise
         except Exception as error:  # a generator may raise anything; its message is the reason
-            return "unscorable", _reason(error)
+            return Reply("unscorable", value=_reason(error))
         return self._answer(op, entry)
 
-    def _answer(self, op: str, entry: dict[str, Any]) -> tuple[str, Any]:
+    def _answer(self, op: Op, entry: dict[str, Any]) -> Reply:
         if op == "question":
             question = entry["question"]
             if not isinstance(question, str):
-                return "unscorable", "error: the question is no text"
-            return "question", question
+                return Reply("unscorable", value="error: the question is no text")
+            return Reply("question", value=question)
         if op == "answer":
             answer = entry["answer"]
-            return "answer", None if answer is None else str(answer)
-        if op == "digest":
-            return "digest", self._gym.digest(entry)
-        return "unscorable", f"error: unknown request {op!r}"
+            return Reply("answer", value=None if answer is None else str(answer))
+        return Reply("digest", value=self._gym.digest(entry))
 
 
 def _reason(error: Exception) -> str:

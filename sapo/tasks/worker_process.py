@@ -1,6 +1,5 @@
 """One task worker as its parent sees it: a process, its pipes, the lot it has in hand, the clock of that."""
 
-import json
 import os
 import selectors
 import subprocess
@@ -9,10 +8,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sapo.core.errors import SapoError, UserError
 from sapo.tasks.verifier import AnswerFormat
+from sapo.tasks.worker_messages import Lot, Reply
 
 STARTUP_LIMIT_S = 180.0
 """Importing ReasoningGYM takes one to five seconds of CPU; a crowded machine takes its time."""
@@ -56,12 +55,12 @@ class WorkerProcess:
         self.ready = self.leaving = False
         self._clock(STARTUP_LIMIT_S)
 
-    def assign(self, lot: Sequence[int], op: str, items: Sequence[Any]) -> None:
-        """Send a lot: the numbers by which its items are known here, and the items."""
+    def assign(self, numbers: Sequence[int], lot: Lot) -> None:
+        """Send a lot; its items are known here by `numbers`."""
         if self.process is None:
             self.start()
-        self._sent, self.pending = list(lot), list(lot)
-        self._out += json.dumps([op, items]).encode() + b"\n"
+        self._sent, self.pending = list(numbers), list(numbers)
+        self._out += lot.line()
         self._next()
         self.flush()
 
@@ -74,19 +73,19 @@ class WorkerProcess:
         self.began = time.monotonic()
         self.deadline = self.began + seconds
 
-    def heard(self, line: bytes) -> tuple[str, int, Any] | None:
-        """A line as the reply to one item, by its number; None where it settles nothing."""
-        kind, where, value = json.loads(line)
-        if kind == "ready":
-            self.ready, self.stillborn, self.walls = True, 0, tuple(value)
+    def heard(self, line: bytes) -> Reply | None:
+        """A line as the reply to one item, by its number here; None where it settles nothing."""
+        reply = Reply.read(line)
+        if reply.kind == "ready":
+            self.ready, self.stillborn, self.walls = True, 0, tuple(reply.value)
             self._next()
-        elif kind == "at":
-            self.hand = [self._sent[n] for n in where]
-            self._clock(value)
-        elif kind == "memory":
+        elif reply.kind == "at":
+            self.hand = [self._sent[n] for n in reply.value.items]
+            self._clock(reply.value.seconds)
+        elif reply.kind == "memory":
             self.leaving = True
         else:
-            return kind, self._sent[where], value
+            return reply._replace(item=self._sent[reply.item])
         return None
 
     def settled(self, number: int) -> None:

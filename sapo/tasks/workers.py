@@ -9,14 +9,15 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Self
+from typing import Self
 
 from sapo.core.config.load import Config, Task
 from sapo.core.errors import UserError
 from sapo.core.types import Outcome, Question, Recipe, canonical
 from sapo.tasks.holdout import bucket
 from sapo.tasks.verifier import AnswerFormat
-from sapo.tasks.work_batch import Batch, Reply
+from sapo.tasks.work_batch import Batch
+from sapo.tasks.worker_messages import Item, Op, Parameter, Reply, Scores
 from sapo.tasks.worker_process import WorkerProcess
 
 _FATAL = ("timeout", "memory", "crash")
@@ -96,10 +97,10 @@ class TaskWorkers:
     def questions(self, recipes: Sequence[Recipe]) -> list[Question | Outcome]:
         """Each recipe's regenerated question, or an unscorable outcome with the reason."""
         return [
-            Question(recipe=recipe, text=value, bucket=bucket(value, self.salt))
-            if kind == "question"
-            else Outcome.unscorable(value)
-            for recipe, (kind, value) in zip(recipes, self._each("question", recipes), strict=True)
+            Question(recipe=recipe, text=reply.value, bucket=bucket(reply.value, self.salt))
+            if reply.kind == "question"
+            else Outcome.unscorable(reply.value)
+            for recipe, reply in zip(recipes, self._each("question", recipes), strict=True)
         ]
 
     def begin_questions(self, recipes: Sequence[Recipe]) -> None:
@@ -107,7 +108,7 @@ class TaskWorkers:
 
         Only what was begun last is remembered. What goes wrong is raised by the call that it was begun for.
         """
-        self._begin("question", [_place(recipe) for recipe in recipes], [1] * len(recipes))
+        self._begin("question", [_item(recipe) for recipe in recipes], [1] * len(recipes))
 
     def begin_score(self, items: Sequence[tuple[Recipe, str]]) -> None:
         """Have the workers begin what `score` with these items will be asked, as `begin_questions` does."""
@@ -124,11 +125,12 @@ class TaskWorkers:
         groups = _in_groups(items)
         batch = self._run("score", _scored_items(groups), [len(texts) for _, texts in groups])
         outcomes: list[Outcome] = []
-        for (kind, value), (_, texts) in zip(_replies(batch), groups, strict=True):
-            if kind == "scores":
-                outcomes += _outcomes(value[0])
+        for reply, (_, texts) in zip(_replies(batch), groups, strict=True):
+            if reply.kind == "scores":
+                outcomes += _outcomes(reply.value)
             else:
-                outcomes += [Outcome.unscorable(value if kind == "unscorable" else value[0])] * len(texts)
+                reason = reply.value if reply.kind == "unscorable" else reply.value.reason
+                outcomes += [Outcome.unscorable(reason)] * len(texts)
         return outcomes
 
     def judge(self, claims: Sequence[Claim]) -> list[Judgement]:
@@ -138,15 +140,15 @@ class TaskWorkers:
         `time_limit_s` by the clock, ends its group as `slow`.
         """
         sizes = [len(claim.texts) for claim in claims]
-        items = [[*_place(claim.recipe), claim.question, claim.texts] for claim in claims]
+        items = [_item(claim.recipe, claim.question, claim.texts) for claim in claims]
         batch = self._run("judge", items, sizes)
         judged: list[Judgement] = []
-        for number, (kind, value) in enumerate(_replies(batch)):
-            if kind == "scores":
-                judged.append(Judgement(None, tuple(_outcomes(value[0])), value[1]))
-            elif kind == "refused":
-                reason = value[0] if value[0] in _REFUSALS else "not_regenerable"
-                judged.append(Judgement(reason, (), value[1]))
+        for number, reply in enumerate(_replies(batch)):
+            if reply.kind == "scores":
+                judged.append(Judgement(None, tuple(_outcomes(reply.value)), reply.value.seconds))
+            elif reply.kind == "refused":
+                reason = reply.value.reason if reply.value.reason in _REFUSALS else "not_regenerable"
+                judged.append(Judgement(reason, (), reply.value.seconds))
             else:
                 judged.append(Judgement("not_regenerable", (), batch.seconds[number]))
         return judged
@@ -160,26 +162,29 @@ class TaskWorkers:
 
     def answers(self, recipes: Sequence[Recipe]) -> list[str | None]:
         """The stored answers; None where the data set has none or the recipe can't be regenerated."""
-        return [value if kind == "answer" else None for kind, value in self._each("answer", recipes)]
+        replies = self._each("answer", recipes)
+        return [reply.value if reply.kind == "answer" else None for reply in replies]
 
     def digests(self, recipes: Sequence[Recipe]) -> list[str]:
         """SHA-256 over question, answer and metadata as regenerated; the reason where that fails."""
-        return [value for _, value in self._each("digest", recipes)]
+        return [reply.value for reply in self._each("digest", recipes)]
 
     def datasets(self) -> list[str]:
         """Names of ReasoningGYM's data sets."""
-        names: list[str] = _replies(self._run("names", [[]]))[0][1]
+        (reply,) = _replies(self._run("names", [Item("", "", 0, 0)]))
+        names: list[str] = reply.value
         return names
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise `UserError` unless every data set and parameter is known, valid and gives questions."""
-        batch = self._run("check", [[task.dataset, canonical(task.config), 0, 0] for task in tasks])
-        for number, (task, (kind, value)) in enumerate(zip(tasks, _replies(batch), strict=True)):
-            if kind == "parameter":
-                field, given, problem, remedy = value
-                raise UserError(f"tasks.{number}.{field}", given, f"{task.dataset}: {problem}", remedy)
-            if kind != "ok":
-                raise self._no_questions(number, task, value)
+        batch = self._run("check", [Item(task.dataset, canonical(task.config), 0, 0) for task in tasks])
+        for number, (task, reply) in enumerate(zip(tasks, _replies(batch), strict=True)):
+            if reply.kind == "parameter":
+                wrong: Parameter = reply.value
+                place, problem = f"tasks.{number}.{wrong.field}", f"{task.dataset}: {wrong.problem}"
+                raise UserError(place, wrong.value, problem, wrong.remedy)
+            if reply.kind != "ok":
+                raise self._no_questions(number, task, reply.value)
         failed = self._barren(tasks, _CHECK_SEEDS)
         for number, reason in failed.items():
             raise self._no_questions(number, tasks[number], reason)
@@ -206,10 +211,10 @@ class TaskWorkers:
             "choose parameters that give smaller puzzles, or raise workers.time_limit_s or workers.memory_mb",
         )
 
-    def _each(self, op: str, recipes: Sequence[Recipe]) -> list[Reply]:
-        return _replies(self._run(op, [_place(recipe) for recipe in recipes]))
+    def _each(self, op: Op, recipes: Sequence[Recipe]) -> list[Reply]:
+        return _replies(self._run(op, [_item(recipe) for recipe in recipes]))
 
-    def _run(self, op: str, items: Sequence[Any], sizes: Sequence[int] | None = None) -> Batch:
+    def _run(self, op: Op, items: Sequence[Item], sizes: Sequence[int] | None = None) -> Batch:
         """Have all items answered, or take up what was begun of them."""
         with self._lock:
             ahead = self._ahead
@@ -222,7 +227,7 @@ class TaskWorkers:
             self._see_through(batch)
             return batch
 
-    def _begin(self, op: str, items: Sequence[Any], sizes: Sequence[int]) -> None:
+    def _begin(self, op: Op, items: Sequence[Item], sizes: Sequence[int]) -> None:
         with self._lock:
             self._settle()
             self._ahead = batch = Batch(op, items, sizes, self._workers)
@@ -257,8 +262,8 @@ class TaskWorkers:
                 worker.kill()
 
 
-def _place(recipe: Recipe) -> list[Any]:
-    return [recipe.dataset, recipe.config, recipe.seed, recipe.index]
+def _item(recipe: Recipe, claimed: str | None = None, texts: Sequence[str] = ()) -> Item:
+    return Item(recipe.dataset, recipe.config, recipe.seed, recipe.index, claimed, tuple(texts))
 
 
 def _in_groups(items: Sequence[tuple[Recipe, str]]) -> list[tuple[Recipe, list[str]]]:
@@ -273,8 +278,8 @@ def _in_groups(items: Sequence[tuple[Recipe, str]]) -> list[tuple[Recipe, list[s
     return groups
 
 
-def _scored_items(groups: Sequence[tuple[Recipe, list[str]]]) -> list[list[Any]]:
-    return [[*_place(recipe), None, texts] for recipe, texts in groups]
+def _scored_items(groups: Sequence[tuple[Recipe, list[str]]]) -> list[Item]:
+    return [_item(recipe, None, texts) for recipe, texts in groups]
 
 
 def _replies(batch: Batch) -> list[Reply]:
@@ -282,9 +287,10 @@ def _replies(batch: Batch) -> list[Reply]:
     return [reply for reply in batch.replies if reply is not None]
 
 
-def _outcomes(findings: Sequence[Reply]) -> list[Outcome]:
+def _outcomes(scores: Scores) -> list[Outcome]:
     return [
-        Outcome.scored(value) if kind == "score" else Outcome.unscorable(value) for kind, value in findings
+        Outcome.scored(float(value)) if kind == "score" else Outcome.unscorable(str(value))
+        for kind, value in scores.findings
     ]
 
 

@@ -29,8 +29,9 @@ ENV = {
     for name, value in os.environ.items()
     if name not in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
 }
-STALL_S = 6.0
-"""By how much longer a node may stand still while something is away than it does without."""
+STALL_S = 10.0
+"""By how much longer a node may stand still while something is away than it does without: on a quiet machine
+it is a third of that."""
 SOON = 20
 """Rounds to the first model version that a scene waits for before it begins."""
 ENDLESS = 100_000

@@ -107,7 +107,7 @@ class Grounds:
         policy = node.parts.policy
         return replace(
             self.rules(),
-            own_key=node.parts.identity.key,
+            own_key=node.parts.rollouts.identity.key,
             own_node=node.name,
             control=policy.control,
             fingerprint=policy.fingerprint,
@@ -201,7 +201,7 @@ class Trial:
 
     def round(self, messages: Sequence[Message], *, counted: bool = True) -> None:
         """Have the node read messages in one of its rounds, and look at what it took."""
-        node, pool, outcome = self.node, self.node.parts.pool, self.outcome
+        node, pool, outcome = self.node, self.node.parts.intake.pool, self.outcome
         node.generate()
         node.publish()
         stamps = self.carrier.put(messages, self.rng)
@@ -251,7 +251,7 @@ class Trial:
                 fingerprint(
                     keeps_to(
                         Received(signed=signed, bus_position="p:0", timestamp=time.time()),
-                        self.node.parts.manifest,
+                        self.node.parts.rollouts.manifest,
                     )
                 )
             except (Refused, ValidationError):
@@ -273,7 +273,7 @@ class Trial:
         ids = [group_id for group_id, message in accepted.items() if message.kind != "fresh"]
         kept = set(self.rng.sample(ids, min(8, len(ids))))
         kept |= {group_id for group_id, message in accepted.items() if message.kind == "real"}
-        pool = self.node.parts.pool
+        pool = self.node.parts.intake.pool
         pool.remove([entry.group_id for entry in pool.entries() if entry.group_id not in kept])
         self.node._now.order = [entry for entry in self.node._now.order or () if entry.group_id in pool]
 
@@ -287,7 +287,7 @@ class Trial:
             assert isinstance(question, Question)
             assert question.text == group.question
         self.outcome.used += len(groups)
-        pool = self.node.parts.pool
+        pool = self.node.parts.intake.pool
         pool.remove([entry.group_id for entry in pool.entries()])
 
 

@@ -25,7 +25,7 @@ from sapo.node.round import NodeRuntime
 from sapo.peers.signing import seal
 from sapo.store.history import open_store
 from sapo.store.history.training_sink import TrainingSink
-from sapo.store.journal.journal import Journal
+from sapo.store.journal.journal import rounds_made
 from sapo.store.journal.outbox import Lane, Plan, Sink
 from sapo.store.journal.publish_sink import PublishSink
 from sapo.store.tracking.sinks import TrackSink, VersionSink
@@ -190,8 +190,8 @@ class Course:
         with open_node(
             config, self.home, clock=self.clock, bus=bus, incarnation=INCARNATION, deliver=False
         ) as node:
-            node.parts.listener.close()
-            node.parts.listener = Listener(bus, patience_s=60.0)  # a busy machine is no outage
+            node.parts.intake.listener.close()
+            node.parts.intake.listener = Listener(bus, patience_s=60.0)  # a busy machine is no outage
             tracker = Tracker(
                 f"sqlite:///{self.home.mlflow_db}", "test", "n0", INCARNATION, artifacts=self.home.artifacts
             )
@@ -207,10 +207,7 @@ class Course:
                 assert lane.state.down_since is None, lane.sink.kind
 
     def _done(self) -> int:
-        if not self.home.journal("n0").exists():
-            return 0
-        with Journal.read_only(self.home.journal("n0")) as journal:
-            return journal.finished_rounds()
+        return rounds_made(self.home.journal("n0"))
 
 
 def publish(node: NodeRuntime) -> None:

@@ -35,15 +35,16 @@ from sapo.learn.update import Learner
 from sapo.node import round as node_module
 from sapo.node.async_rollout import Ahead
 from sapo.policy import models
+from sapo.tasks.worker_messages import Item, Lot
 
 node_module.ATTEMPTS = 10_000  # an update that is killed here is not one that dies by itself
 PACKAGE = str(Path(sapo.__file__).parent)
 ROUND = ("round.py", "rollout.py", "async_rollout.py", "receive.py", "recovery.py", "reexecute.py")
-ROUND += ("checkpoint.py", "outbox.py", "training_sink.py")
+ROUND += ("verify.py", "checkpoint.py", "outbox.py", "training_sink.py")
 """Files whose calls are steps: a round, what comes in, coming back, snapshots, deliveries."""
 VERSION = ("tracker.py", "model_registry.py")
 """Files whose calls are steps of registering a version."""
-VALUES = ("errors", "types", "rng", "schema", "fsync", "dir_lock")
+VALUES = ("errors", "types", "rng", "schema", "atomic_file", "dir_lock")
 """Rooms of plain values: what is done there is done in memory, in the middle of a step that counts."""
 HALF = "half of the parameters updated"
 INSIDE = "the workers are asked and have not answered"
@@ -127,7 +128,7 @@ class Killer:
 
         def inside(workers: SharedWorkers, op: str, items: Any, sizes: Any = None) -> Any:
             if INSIDE not in self.known and op in ("score", "judge"):
-                workers._workers[0].assign(range(len(items)), op, items)
+                workers._workers[0].assign(range(len(items)), Lot(op, tuple(items)))
                 self.reach(INSIDE)
             return settle(workers, op, items, sizes)
 
@@ -267,7 +268,7 @@ def answer(command: dict[str, Any], polls: Any) -> dict[str, Any]:
 def read_away(workers: SharedWorkers) -> None:
     """Have the worker end what it was asked by somebody who is no more."""
     worker = workers._workers[0]
-    worker.assign([0], "names", [[]])
+    worker.assign([0], Lot("names", (Item("", "", 0, 0),)))
     assert worker.process is not None
     assert worker.process.stdout is not None
     said = b""

@@ -144,7 +144,7 @@ def test_an_update_disturbs_no_sampling_beside_it(tmp_path: Path, cut: tuple[str
     config = small_config([*AHEAD, *cut, "learn.lr=1e-3", "swarm.rounds=1"])
     with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
         node.run_round()
-        batch, engine = node.journal.batch(0), node.parts.engine
+        batch, engine = node.journal.batch(0), node.parts.rollouts.engine
         prompts = [node.parts.policy.encode_prompt(group.question) for group in groups_of(node, 0)]
         found: list[Any] = []
 
@@ -218,7 +218,7 @@ def test_nothing_is_sampled_beside_the_last_update(tmp_path: Path) -> None:
 
 def watched(node: NodeRuntime) -> list[int]:
     """The number of prompts of each call of a node's engine, which must not come two at a time."""
-    engine, asked, free = node.parts.engine, [], threading.Lock()
+    engine, asked, free = node.parts.rollouts.engine, [], threading.Lock()
     generate = engine.generate
 
     def alone(prompts: Any, **how: Any) -> Any:
@@ -245,7 +245,7 @@ def test_a_probe_asks_the_present_weights_and_never_beside_the_sampling(tmp_path
                 policy,
                 TransformersEngine(policy),
                 node.parts.workers,
-                node.parts.probe,
+                node.parts.prober.questions,
                 max_new_tokens=config.generate.max_new_tokens,
                 seed=config.swarm.seed,
             )
@@ -259,7 +259,7 @@ def test_a_probe_asks_the_present_weights_and_never_beside_the_sampling(tmp_path
 
 def breaking(node: NodeRuntime) -> threading.Event:
     """Have the node's engine fail once the event is set."""
-    engine, broken = node.parts.engine, threading.Event()
+    engine, broken = node.parts.rollouts.engine, threading.Event()
     generate = engine.generate
 
     def sometimes(prompts: Any, **how: Any) -> Any:
@@ -362,14 +362,14 @@ def test_a_node_that_ends_waits_for_its_thread_and_not_for_ever(
     config = small_config([*AHEAD, "swarm.rounds=3"])
     home = make_home(tmp_path / "home", config)
     node = open_node(config, home, deliver=False)
-    release, generate = threading.Event(), node.parts.engine.generate
+    release, generate = threading.Event(), node.parts.rollouts.engine.generate
 
     def held(prompts: Any, **how: Any) -> Any:
         release.wait()
         return generate(prompts, **how)
 
     to_the_update(node)
-    node.parts.engine.generate = held  # type: ignore[method-assign]
+    node.parts.rollouts.engine.generate = held  # type: ignore[method-assign]
     node.grpo_update()
     threads = [thread for thread in threading.enumerate() if thread.name == "ahead"]
     monkeypatch.setattr(async_rollout, "LEAVE_S", 0.01)
@@ -387,13 +387,13 @@ def test_the_thread_computes_with_the_threads_of_the_config(tmp_path: Path) -> N
     config = small_config([*AHEAD, "swarm.rounds=2", "threads=2"])
     seen: list[int] = []
     with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
-        generate = node.parts.engine.generate
+        generate = node.parts.rollouts.engine.generate
 
         def counted(prompts: Any, **how: Any) -> Any:
             seen.append(torch.get_num_threads())
             return generate(prompts, **how)
 
-        node.parts.engine.generate = counted  # type: ignore[method-assign]
+        node.parts.rollouts.engine.generate = counted  # type: ignore[method-assign]
         node.run_round()
         node.run_round()
     torch.set_num_threads(1)

@@ -72,7 +72,7 @@ def test_the_bare_loop_scores_what_a_node_would_and_by_as_many_a_call(
 
         monkeypatch.setattr(loop.workers, "judge", counted)
         draw = loop.draw(0, 1, [[0.0, 1.0]])
-        assert draw.verified > 0
+        assert draw.verified
         assert asked[0] == 1, "own answers are all informative: one is asked for what one is wanted"
         asked.clear()
         loop.draw(0, 1, [[0.0, 0.0]])

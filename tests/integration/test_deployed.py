@@ -26,7 +26,7 @@ from sapo.core.config import toml_dump
 from sapo.core.config.home import Home
 from sapo.core.dir_lock import NodeLock
 from sapo.ops.supervisor import holder
-from sapo.store.journal.journal import Journal
+from sapo.store.journal.journal import Journal, rounds_made
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1200)]
 
@@ -114,11 +114,7 @@ class Site:
 
     def rounds(self, node: str) -> int:
         """Rounds that a node has committed, whole."""
-        if not self.home.journal(node).exists():
-            return 0
-        with Journal.read_only(self.home.journal(node)) as journal:
-            stage = journal.stage()
-        return 0 if stage is None else stage[0] + (stage[1] == "result")
+        return rounds_made(self.home.journal(node))
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeRunt
             while flooding < 4 and not honest.finished:
                 honest.run_round()
                 hand_over(honest, bus)
-                if node.parts.quotas.known(honest.parts.identity.key):
+                if node.parts.intake.quotas.known(honest.parts.rollouts.identity.key):
                     bus.publish(flood(config, flooding))
                     flooding += 1
                 node.run_round()
@@ -55,7 +55,7 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeRunt
 
 def test_newcomers_hold_no_more_than_their_places(flooded: tuple[NodeRuntime, Home, MemoryBus]) -> None:
     node, _, _ = flooded
-    authors = Counter(entry.group.node for entry in node.parts.pool.entries())
+    authors = Counter(entry.group.node for entry in node.parts.intake.pool.entries())
     assert sum(authors.values()) - authors["n1"] <= NEWCOMERS
 
 
@@ -80,12 +80,12 @@ def test_a_node_knows_its_peers_again_after_a_restart(
     flooded: tuple[NodeRuntime, Home, MemoryBus],
 ) -> None:
     node, home, bus = flooded
-    before = node.parts.quotas
+    before = node.parts.intake.quotas
     credit = before.metrics()["peers/credit/newcomers"]
     node.close()
     with open_node(small_config(SETTINGS), home, "n0", bus=bus, deliver=False) as again:
-        assert again.parts.quotas.known_keys() == before.known_keys()
-        assert again.parts.quotas.metrics()["peers/credit/newcomers"] == credit
-        assert [e.group_id for e in again.parts.pool.entries()] == [
-            e.group_id for e in node.parts.pool.entries()
+        assert again.parts.intake.quotas.known_keys() == before.known_keys()
+        assert again.parts.intake.quotas.metrics()["peers/credit/newcomers"] == credit
+        assert [e.group_id for e in again.parts.intake.pool.entries()] == [
+            e.group_id for e in node.parts.intake.pool.entries()
         ]

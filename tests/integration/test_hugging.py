@@ -60,6 +60,7 @@ def test_a_node_without_a_gpu_does_not_load_the_compiler_for_gpus(loaded: set[st
     assert "triton" not in loaded
 
 
+@pytest.mark.soak
 def test_transformers_imported_before_is_taken_as_it_is() -> None:
     code = "import transformers; transformers.utils.is_scipy_available(); import sapo.policy.models"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -133,7 +133,7 @@ def receive_and_verify(node: NodeRuntime) -> dict[str, tuple[Entry, Verdict]]:
     node.generate()
     node.publish()
     node.consume_sample()
-    node.parts.quotas.earn(
+    node.parts.intake.quotas.earn(
         1000.0
     )  # seconds of own work, which the verification of so many groups is paid from
     node.verify()

@@ -12,8 +12,8 @@ from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.home import Home
 from sapo.core.types import Completion, Group, Outcome, Received
-from sapo.node.receive import Standard, own_standards, receive, verified
 from sapo.node.round import NodeRuntime
+from sapo.node.verify import Standard, own_standards
 from sapo.peers.dedup import Seen
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.resend_guard import PLACES
@@ -52,7 +52,7 @@ def bus() -> Mailbox:
 @pytest.fixture
 def node(home: Home, bus: Mailbox) -> Iterator[NodeRuntime]:
     with open_node(CONFIG, home, bus=bus, deliver=False) as node:
-        node.parts.clock = lambda: NOW
+        node.parts.clock = node.parts.intake.clock = lambda: NOW
         yield node
 
 
@@ -81,7 +81,7 @@ def one_round(node: NodeRuntime, bus: Mailbox, came: Sequence[Received]) -> set[
     node.generate()
     node.publish()
     node.consume_sample()
-    held = {entry.group_id for entry in node.parts.pool.entries()}
+    held = {entry.group_id for entry in node.parts.intake.pool.entries()}
     node.verify()
     node.grpo_update()
     return held
@@ -99,14 +99,14 @@ def test_trap_35_a_copy_that_came_first_leaves_the_pool_when_its_original_comes(
     thief = group.model_copy(update={"node": "thief", "key": make_identity("thief").key})
     original, copy = stamped(group, NOW - 20, "honest"), stamped(thief, NOW - 10, "thief")
     bus.inbox = [copy]
-    receive(node.parts, Random(0))
-    assert copy.signed.group_id in node.parts.pool
+    node.parts.intake.receive(Random(0))
+    assert copy.signed.group_id in node.parts.intake.pool
     bus.inbox = [original]
-    receive(node.parts, Random(0))
-    assert original.signed.group_id in node.parts.pool
-    assert copy.signed.group_id not in node.parts.pool
-    assert [(row.reason, row.key) for row in node.parts.refusals.rows()] == [("copy", thief.key)]
-    assert node.parts.quotas.metrics()["peers/faults"] == 1.0
+    node.parts.intake.receive(Random(0))
+    assert original.signed.group_id in node.parts.intake.pool
+    assert copy.signed.group_id not in node.parts.intake.pool
+    assert [(row.reason, row.key) for row in node.parts.intake.refusals.rows()] == [("copy", thief.key)]
+    assert node.parts.intake.quotas.metrics()["peers/faults"] == 1.0
 
 
 def test_who_answers_first_on_a_partition_that_lags_does_not_throw_out_whose_question_it_is(
@@ -117,21 +117,21 @@ def test_who_answers_first_on_a_partition_that_lags_does_not_throw_out_whose_que
     own, before = stamped(group, NOW - 10, "asker"), stamped(thief, NOW - 20, "thief")
     for came in (own, before):
         bus.inbox = [came]
-        receive(node.parts, Random(0))
-    assert own.signed.group_id in node.parts.pool
+        node.parts.intake.receive(Random(0))
+    assert own.signed.group_id in node.parts.intake.pool
 
 
 def test_a_group_in_the_pool_does_not_come_in_again_when_its_id_is_forgotten(
     node: NodeRuntime, bus: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.parts.quotas, "may_verify", lambda key, beside: False)
+    monkeypatch.setattr(node.parts.intake.quotas, "may_verify", lambda key, beside: False)
     beyond_the_window = question_of(node, "quiet").model_copy(update={"position": PLACES})
     one = stamped(beyond_the_window, NOW - 20, "quiet")
     for _ in range(2):
         assert one.signed.group_id in one_round(node, bus, [one])
-        node.parts.pool.seen = Seen()
+        node.parts.intake.pool.seen = Seen()
     assert one.signed.group_id in node.journal.pool_ids()
-    node.parts.pool.remove([one.signed.group_id])
+    node.parts.intake.pool.remove([one.signed.group_id])
     one_round(node, bus, [])
 
 
@@ -142,13 +142,13 @@ def test_a_replay_is_refused_also_after_a_restart_and_when_its_id_is_forgotten(
     assert one_round(node, bus, [stamped(group, NOW - 20, "victim")]) >= {group.group_id}
     node.close()
     with open_node(CONFIG, home, bus=bus, deliver=False) as again:
-        again.parts.clock = lambda: NOW
-        again.parts.pool.remove([group.group_id])
-        again.parts.pool.seen = Seen()
-        again.parts.dropped.clear()
+        again.parts.clock = again.parts.intake.clock = lambda: NOW
+        again.parts.intake.pool.remove([group.group_id])
+        again.parts.intake.pool.seen = Seen()
+        again.parts.intake.dropped.clear()
         assert group.group_id not in one_round(again, bus, [stamped(group, NOW - 5, "victim")])
         assert refusals(again) == [("replayed", group.key)]
-        assert again.parts.quotas.metrics().get("peers/faults", 0.0) == 0.0
+        assert again.parts.intake.quotas.metrics().get("peers/faults", 0.0) == 0.0
 
 
 def test_what_a_draw_finds_out_is_refused_sampled_and_a_fault(node: NodeRuntime, bus: Mailbox) -> None:
@@ -187,7 +187,7 @@ def padded(node: NodeRuntime, author: str) -> Entry:
 
 
 def verdict(node: NodeRuntime, entry: Entry, standards: dict[str, Standard]) -> Verdict:
-    (found,) = verified(node.parts, [entry], standards)
+    (found,) = node.parts.verifier.verified([entry], standards)
     assert found.verdict is not None
     return found.verdict
 
@@ -197,16 +197,16 @@ def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_bette
     better = {"": Standard(best=1.0, mean=0.3)}
     short = verdict(node, entry, better)
     assert (short.reason, len(short.outcomes)) == ("substandard", 8)
-    assert not node.parts.quotas.rising(entry.group.key), "nor do they make their author known"
+    assert not node.parts.intake.quotas.rising(entry.group.key), "nor do they make their author known"
     found = verdict(node, entry, {"": Standard()})
     assert found.usable
-    assert node.parts.quotas.rising(entry.group.key)
+    assert node.parts.intake.quotas.rising(entry.group.key)
 
 
 def test_who_is_known_is_measured_by_nobody(node: NodeRuntime) -> None:
     entry = padded(node, "veteran")
     for _ in range(node.config.pool.newcomer_groups):
-        node.parts.quotas.judged(entry.group.key, 0.0, sound=True)
+        node.parts.intake.quotas.judged(entry.group.key, 0.0, sound=True)
     found = verdict(node, entry, {"": Standard(best=1.0, mean=0.9)})
     assert found.usable
 

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -21,6 +21,7 @@ from tampering import Row, copied, cover_up, rewrite, rows_of
 
 from sapo import cli
 from sapo.bus import open_bus
+from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.schema import GuardConfig
@@ -28,7 +29,7 @@ from sapo.core.errors import UserError
 from sapo.core.types import RoundResult
 from sapo.node.tracked import open_tracked, tracker_of
 from sapo.ops.archiver import Archiver
-from sapo.peers.signing import seal, write_private
+from sapo.peers.signing import seal
 from sapo.provenance import group_lineage, model_lineage
 from sapo.store.history import open_store
 from sapo.store.history.maintain import maintain_table
@@ -86,7 +87,8 @@ def run_round(runtime: Any) -> RoundResult:
         runtime.parts.learner.guard = GuardConfig(min_entropy=99.0)
     result: RoundResult = runtime.run_round()
     runtime.parts.learner.guard = before
-    runtime.parts.bus.publish(runtime.journal.groups(result.round))
+    with closing(open_bus(runtime.config, runtime.parts.home)) as bus:
+        bus.publish(runtime.journal.groups(result.round))
     return result
 
 
@@ -99,7 +101,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     uri = f"sqlite:///{home.mlflow_db}"
     for number, name in enumerate(config.nodes):
         home.node(name).mkdir()
-        write_private(home.key(name), make_identity(name).to_pem())  # questions follow from keys
+        write_first(home.key(name), make_identity(name).to_pem())  # questions follow from keys
         Journal(home.journal(name), incarnation=f"{number:016x}").close()
     results: dict[str, list[RoundResult]] = {name: [] for name in config.nodes}
     with ExitStack() as stack:

@@ -16,7 +16,7 @@ from sapo.bus.memory import MemoryBus
 from sapo.core.errors import Paused, Unavailable, UserError
 from sapo.core.types import Batch, Group, SignedGroup
 from sapo.learn.update import Learner, StepResult
-from sapo.node import round as node_module
+from sapo.node.receive import Intake
 from sapo.node.round import NodeRuntime
 from sapo.peers import sampling
 
@@ -144,7 +144,7 @@ def test_what_is_looked_at_and_drawn_follows_from_the_key_and_is_drawn_again_ali
 
         return call
 
-    monkeypatch.setattr(node_module, "receive", noted(node_module.receive, 1))
+    monkeypatch.setattr(Intake, "receive", noted(Intake.receive, 1))
     monkeypatch.setattr(sampling, "walk", noted(sampling.walk, 1))
     config = small_config(["swarm.rounds=3"])
     for name in ("one", "other"):
@@ -210,12 +210,12 @@ def test_how_long_a_checkpoint_took_is_recorded_by_the_round_after_it_and_known_
     with open_node(config, home, deliver=False) as node:
         for _ in range(5):
             node.run_round()
-        took = node.parts.last_checkpoint_s
+        took = node.parts.recovery.last_s
         metrics = [result.metrics for result in node.journal.results()]
         assert took > 0
         assert [one.get("time/checkpoint") for one in metrics] == [None, None, None, took, None]
     with open_node(config, home, deliver=False) as node:
-        assert node.parts.last_checkpoint_s == took
+        assert node.parts.recovery.last_s == took
 
 
 def test_recovery_repeats_each_round_with_the_threads_it_was_made_with(

@@ -103,7 +103,7 @@ def test_who_is_not_invited_is_refused_by_name(heard: tuple[NodeRuntime, RoundRe
     assert (
         codes.items() <= {name.removeprefix("pool/refused/"): n for name, n in result.metrics.items()}.items()
     )
-    assert {entry.group.node for entry in node.parts.pool.entries()} <= {"n1"}
+    assert {entry.group.node for entry in node.parts.intake.pool.entries()} <= {"n1"}
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Twice:
 def signed_elsewhere(node: NodeRuntime, **changes: object) -> SignedGroup:
     """What another holder of a node's key would publish."""
     own = Group.model_validate_json(node.journal.groups(0)[0].payload)
-    return seal(own.model_copy(update=changes), node.parts.identity)
+    return seal(own.model_copy(update=changes), node.parts.rollouts.identity)
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ def test_the_checkpoint_of_round_0_outlives_the_run(run: Run) -> None:
     parts = run.node.parts
     held = [one.round for one in parts.journal.checkpoints()]
     assert held == [0, 12, ROUNDS]
-    origin = checkpoint.load_latest(parts.checkpoints, at_most=0)
+    origin = checkpoint.load_latest(parts.recovery.folder, at_most=0)
     assert origin is not None
     assert origin.round == 0
 

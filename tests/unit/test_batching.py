@@ -7,6 +7,7 @@ import pytest
 from makers import make_group, make_identity, make_signed
 from policy_samples import policy
 
+from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import LearnConfig, load
 from sapo.core.errors import UserError
@@ -14,7 +15,6 @@ from sapo.core.types import Batch, BatchGroup, Completion, Outcome
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.node.batch import batch_group
 from sapo.peers import keyring
-from sapo.peers.signing import write_private
 from sapo.peers.trust import believes, refuse_strange_names
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import Tokens, own_ids
@@ -153,7 +153,7 @@ def test_a_trusted_name_is_the_key_of_this_sites_node(tmp_path: Path) -> None:
     sets = ["swarm.nodes=2", 'learn.foreign="behaviour"', peers]
     config, home = load("tiny", sets=sets, env={}), Home(tmp_path)
     home.make_node("n1")
-    write_private(home.key("n1"), make_identity("own").to_pem())
+    write_first(home.key("n1"), make_identity("own").to_pem())
     assert not believes(config, home, make_group("own", node="n1")), "it has not run here yet"
     keyring.take(home, "tiny", "n1", 0.0)
     assert believes(config, home, make_group("own", node="n1"))

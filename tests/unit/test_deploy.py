@@ -37,6 +37,7 @@ from sapo.ops.deployments import (
     plan,
     refuse_without_server,
 )
+from sapo.store.journal.journal import rounds_made
 
 SETS = ("swarm.nodes=3", "flow.rounds_per_run=7", "node.1.flow.rounds_per_run=9", "node.1.threads=2")
 
@@ -276,7 +277,7 @@ def test_an_archive_of_no_seconds_makes_one_pass(home: Home) -> None:
 
 def test_a_node_that_never_ran_has_made_no_round_and_has_some_left(home: Home) -> None:
     process = Process.at(str(home.root))
-    assert deployed.rounds_made(process, "n0") == 0
+    assert rounds_made(home.journal("n0")) == 0
     assert not deployed.nothing_left(process, "n0")
 
 

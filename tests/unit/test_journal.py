@@ -11,6 +11,7 @@ import pytest
 from journal_model import NOW, commit_round, make_batch, make_result, make_row, own_groups, snapshot
 from makers import INCARNATION, make_signed
 
+from sapo.bus.sqlite import SqliteBus
 from sapo.core.errors import UserError
 from sapo.store.journal import journal as journal_module
 from sapo.store.journal.journal import Journal, JournalError
@@ -25,6 +26,14 @@ def path(tmp_path: Path) -> Path:
 def journal(path: Path):
     with Journal(path, clock=lambda: NOW, incarnation=INCARNATION) as journal:
         yield journal
+
+
+def test_a_bus_is_no_journal_and_a_journal_no_bus(journal, path, tmp_path):
+    SqliteBus(tmp_path / "bus.sqlite").publish([make_signed()])
+    with pytest.raises(UserError, match="but no journal"):
+        Journal(tmp_path / "bus.sqlite")
+    with pytest.raises(UserError, match="is not a sapo bus"):
+        SqliteBus(path).publish([make_signed()])
 
 
 def damage(path: Path, sql: str, *values: object) -> None:

@@ -1,18 +1,29 @@
 """When a checkpoint is due."""
 
-from types import SimpleNamespace
+from pathlib import Path
+from typing import Any
 
 from sapo.core.config.load import load
-from sapo.node.recovery import checkpoint_due
+from sapo.node.recovery import Recovery
 
 SETS = ["checkpoint.every_rounds=1000", "checkpoint.every_seconds=600", "checkpoint.max_share=0.01"]
 
 
 def due(took: float, seconds_since: float, round: int = 7) -> bool:
-    parts = SimpleNamespace(
-        config=load("tiny", sets=SETS, env={}), last_checkpoint_at=100.0, last_checkpoint_s=took
+    unused: Any = None
+    config = load("tiny", sets=SETS, env={})
+    recovery = Recovery(
+        config,
+        "n0",
+        Path(),
+        journal=unused,
+        policy=unused,
+        learner=unused,
+        clock=unused,
+        last_at=100.0,
+        last_s=took,
     )
-    return checkpoint_due(parts, round, 100.0 + seconds_since, last=False)  # type: ignore[arg-type]
+    return recovery.due(round, 100.0 + seconds_since, last=False)
 
 
 def test_a_quick_checkpoint_is_taken_again_when_its_time_has_come() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sapo.core import service_registry
+from sapo.core.backoff import Backoff
 from sapo.core.child_process import Child
 from sapo.core.config.home import Home
 from sapo.core.config.load import parse
@@ -207,7 +208,7 @@ def starting(home: Home, code: str, limit: float) -> Running:
     child = Child.start("mlflow", ["-c", code], log=log, env=dict(os.environ))
     mlflow = Service("mlflow", "http://127.0.0.1:9", child.pid, str(log))
     prefect = Service("prefect", "http://127.0.0.1:9/api")
-    kept = {"mlflow": Kept(child, lambda: pytest.fail("it was started again"))}
+    kept = {"mlflow": Kept(child, lambda: pytest.fail("it was started again"), Backoff())}
     return Running(Services(mlflow, prefect), kept, home, limit)
 
 
@@ -253,7 +254,7 @@ def kept(home: Home, codes: list[str], url: str, backoff: tuple[float, ...]) -> 
     first = start()
     mlflow = Service("mlflow", url, first.pid, str(home.logs / "mlflow.log"))
     services_ = Services(mlflow, Service("prefect", f"{url}/api"))
-    return Running(services_, {"mlflow": Kept(first, start)}, home, backoff_s=backoff), children
+    return Running(services_, {"mlflow": Kept(first, start, Backoff(backoff))}, home), children
 
 
 def until(condition: Callable[[], bool]) -> None:

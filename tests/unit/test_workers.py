@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +14,7 @@ import pytest
 from sapo.core.config.load import Task
 from sapo.core.errors import UserError
 from sapo.core.types import Outcome, Question, Recipe
+from sapo.tasks.worker_messages import Lot
 from sapo.tasks.worker_process import WorkerProcess
 from sapo.tasks.workers import TaskWorkers
 
@@ -253,9 +253,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     requests: list[str] = []
     assign = WorkerProcess.assign
 
-    def noted(self: WorkerProcess, lot: Sequence[int], op: str, items: Sequence[Any]) -> None:
-        requests.append(op)
-        assign(self, lot, op, items)
+    def noted(self: WorkerProcess, numbers: Sequence[int], lot: Lot) -> None:
+        requests.append(lot.op)
+        assign(self, numbers, lot)
 
     monkeypatch.setattr(WorkerProcess, "assign", noted)
     return requests

@@ -557,9 +557,9 @@ def test_rounds_sampled_ahead_are_of_the_weights_before_the_update_and_change_no
             groups = [Group.model_validate_json(one.payload) for one in signed]
             assert {group.policy_version for group in groups} == {max(0, round - 1)}
             parts.policy.model.load_state_dict(before[groups[0].policy_version])
-            parts.engine.update_weights()
+            parts.rollouts.engine.update_weights()
             written = run(
-                parts.engine,
+                parts.rollouts.engine,
                 [parts.policy.encode_prompt(group.question) for group in groups],
                 completions=config.batch.completions,
                 max_new_tokens=config.generate.max_new_tokens,

@@ -103,13 +103,13 @@ class Reserve:
         return {
             group.group_id
             for group in groups
-            if group.key != node.parts.identity.key and not any(taken(c.text) for c in group.completions)
+            if group.key != node.parts.intake.key and not any(taken(c.text) for c in group.completions)
         }
 
     @property
     def honest(self) -> set[str]:
         """Keys of the honest nodes."""
-        return {node.parts.identity.key for node in self.nodes}
+        return {node.parts.intake.key for node in self.nodes}
 
     def peer(self, name: str) -> Peer:
         """A hostile peer that nobody has heard of."""
@@ -122,9 +122,9 @@ class Reserve:
         for node in self.nodes:
             # what the last one left behind would be judged in this one's place, on the time it used up,
             # and so many samples of its refusals were kept that none of this one's would be
-            node.parts.pool.remove([entry.group_id for entry in node.parts.pool.entries()])
-            node.parts.quotas.earn(REST_S)
-            node.parts.refusals = Refusals(node.parts.clock)
+            node.parts.intake.pool.remove([entry.group_id for entry in node.parts.intake.pool.entries()])
+            node.parts.intake.quotas.earn(REST_S)
+            node.parts.intake.refusals = node.parts.verifier.refusals = Refusals(node.parts.clock)
         for number in range(count):
             coming = [signed for node in self.nodes for signed in self._prepare(node)]
             if animal is not None:

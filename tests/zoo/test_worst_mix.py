@@ -68,9 +68,9 @@ def check_places(attacked: Arm) -> None:
     """No author, nor all newcomers together, hold more of the pool than they may."""
     for node in attacked.nodes:
         held: Counter[str] = Counter()
-        for entry in node.parts.pool.entries():
+        for entry in node.parts.intake.pool.entries():
             held[entry.group.key] += entry.places
-        shares, bound = node.parts.quotas.shares, node.config.pool.max_groups
+        shares, bound = node.parts.intake.quotas.shares, node.config.pool.max_groups
         assert max(held.values(), default=0) <= shares.most(bound)
         strangers = sum(places for key, places in held.items() if not shares.known(key))
         assert strangers <= shares.most_newcomers(bound)
@@ -93,7 +93,7 @@ def endure(rounds: int, folder: Path, ledgers: dict[int, Ledger]) -> int:
         print(f"\n{rounds} rounds among the whole zoo; memory grew by {grown >> 20} MB of {GROWTH >> 20}")
         print(f"{'node':6}{'author':18}{'seconds':>9}{'bound':>9}")
         for node in attacked.nodes:
-            ledger = ledgers[id(node.parts.quotas)]
+            ledger = ledgers[id(node.parts.intake.quotas)]
             newcomers, known = ledger.bounds(config.pool)
             for key, seconds in ledger.spent.most_common():
                 name, bound = (key[:12], known) if key else ("all newcomers", newcomers)

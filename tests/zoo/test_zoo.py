@@ -144,7 +144,7 @@ def test_it_gains_no_more_places_than_newcomers_have_together(reserve: Reserve, 
     }
     for node in reserve.nodes:
         pool = node.config.pool
-        held = [entry for entry in node.parts.pool.entries() if entry.group.key in strangers]
+        held = [entry for entry in node.parts.intake.pool.entries() if entry.group.key in strangers]
         assert len(held) <= pool.max_groups * max(pool.newcomer_share, pool.max_peer_share)
 
 
@@ -178,5 +178,5 @@ def test_a_padded_right_answer_earns_its_literal_score_which_is_less_than_the_ba
 def test_a_lie_that_its_own_signature_proves_makes_nobody_known(reserve: Reserve, passage: Passage) -> None:
     assert passage.metrics["peers/faults"]
     for node in reserve.nodes:
-        assert not node.parts.quotas.known(passage.peer.key)
-        assert all(node.parts.quotas.known(key) for key in reserve.honest - {node.parts.identity.key})
+        assert not node.parts.intake.quotas.known(passage.peer.key)
+        assert all(node.parts.intake.quotas.known(key) for key in reserve.honest - {node.parts.intake.key})

@@ -128,16 +128,14 @@ def write_parquet(table: "pa.Table", path: Path) -> None:
     """Write a table as Parquet, whole or not at all."""
     import pyarrow.parquet as pq
 
+    from sapo.core.atomic_file import whole_file
     from sapo.core.errors import UserError
 
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        pq.write_table(table, temporary)
-        temporary.replace(path)
+        with whole_file(path, synced=False) as new:
+            pq.write_table(table, new)
     except OSError as error:
         raise UserError("--parquet", str(path), error.strerror or str(error), "name another file") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     print(f"{table.num_rows} completions in {path}")
 
 

@@ -12,7 +12,7 @@ from sapo.core.config.load import Config, merge, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.ops.supervisor import who_runs
-from sapo.store.journal.journal import Journal
+from sapo.store.journal.journal import rounds_made
 
 
 def check_start(config: Config, home: Home, names: Sequence[str]) -> Config:
@@ -37,19 +37,13 @@ def refuse_running(home: Home, *names: str) -> None:
             raise UserError("--home", home.shown, problem, remedy)
 
 
-def rounds_made(home: Home, name: str) -> int:
-    """How many rounds a node has finished, by its journal."""
-    with Journal.read_only(home.journal(name)) as journal:
-        return journal.finished_rounds()
-
-
 def check_rounds(home: Home, name: str, first: int | None, last: int | None) -> None:
     """Raise `UserError` for a range of rounds, `--from` and `--to`, that a node cannot have made."""
     if first is not None and last is not None and first > last:
         raise UserError("--from", first, f"is after --to {last}", "swap them")
     if not home.journal(name).exists():
         return  # the history may have rounds of a node whose journal is elsewhere
-    made = rounds_made(home, name)
+    made = rounds_made(home.journal(name))
     if not made:
         raise UserError("NODE", name, "has made no round yet", "let it run, and deliver a round")
     for option, value in (("--from", first), ("--to", last)):
@@ -60,7 +54,7 @@ def check_rounds(home: Home, name: str, first: int | None, last: int | None) -> 
 
 def refuse_fewer_rounds(config: Config, home: Home, rounds: int | None) -> None:
     """Raise `UserError` where `--rounds` asks for less than every node of a home has made."""
-    made = [rounds_made(home, name) for name in home.begun(config)]
+    made = [rounds_made(home.journal(name)) for name in home.begun(config)]
     if rounds is not None and made and rounds < min(made):
         remedy = f"name more than {max(made)} to go on"
         raise UserError("--rounds", rounds, f"every node has made {min(made)} rounds already", remedy)

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from sapo.cli.commands.checks import check_start
 from sapo.cli.commands.options import find_home, program, resolve, typed
+from sapo.core.atomic_file import write_atomically
 from sapo.core.config.advice import describe
-from sapo.core.config.home import Home, write_atomically
+from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError

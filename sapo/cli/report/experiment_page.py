@@ -30,7 +30,7 @@ from sapo.cli.report.experiment_text import (
     to_target,
 )
 from sapo.cli.report.run_page import STYLE, percent, table
-from sapo.core.config.home import write_atomically
+from sapo.core.atomic_file import write_atomically
 from sapo.experiment.results import PICTURE, REPORT, Runs
 
 BY_NODE_FROM = 2

@@ -9,7 +9,8 @@ from typing import Any
 from sapo.cli.report.run_page import STYLE, percent, table
 from sapo.cli.report.svg_charts import PALETTE, colour, stacked_bars
 from sapo.cli.report.svg_diagrams import Event, Flow, flow_chart, lanes
-from sapo.core.config.home import Home, write_atomically
+from sapo.core.atomic_file import write_atomically
+from sapo.core.config.home import Home
 from sapo.provenance.model_lineage import short
 
 Document = Mapping[str, Any]

@@ -9,7 +9,8 @@ from typing import Any
 from sapo.cli.report.example_groups import Story, read_stories
 from sapo.cli.report.summary import Run, baseline, gain_sentence, read_run, write_summary
 from sapo.cli.report.svg_charts import Bar, Point, colour, line_chart
-from sapo.core.config.home import Home, write_atomically
+from sapo.core.atomic_file import write_atomically
+from sapo.core.config.home import Home
 from sapo.core.config.secrets import public
 from sapo.core.errors import Unavailable
 from sapo.core.types import canonical

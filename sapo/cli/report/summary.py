@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sapo.cli.report.svg_charts import Point
-from sapo.core.config.home import Home, write_atomically
+from sapo.core.atomic_file import write_atomically
+from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable
 from sapo.experiment import peaks

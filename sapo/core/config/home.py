@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import secrets
 import shlex
 import stat
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from sapo.core.atomic_file import write_atomically
 from sapo.core.config.load import Config, parse
 from sapo.core.config.manifest import ADVICE, Manifest
 from sapo.core.errors import UserError
@@ -446,18 +446,3 @@ def check_reasoning_gym(manifest: Manifest, field: str, value: str) -> None:
             f"pins reasoning-gym {manifest.reasoning_gym}, installed is {installed}",
             package_command(f"reasoning-gym=={manifest.reasoning_gym}"),
         )
-
-
-def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Replace a file's content so that a reader, or a crash, sees the old one or the new one.
-
-    `mode` is its mode, less what the process's umask takes away.
-    """
-    # not by the pid alone: containers that share a volume have the same ones
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -443,3 +443,11 @@ class Journal:
 
     def _absolute(self, path: str) -> Path:
         return self._path.absolute().parent / path
+
+
+def rounds_made(path: Path) -> int:
+    """How many rounds a node has finished, by its journal; 0 if there is none."""
+    if not path.exists():
+        return 0
+    with Journal.read_only(path) as journal:
+        return journal.finished_rounds()

@@ -2,20 +2,23 @@
 
 import contextlib
 import json
-import os
 import sqlite3
 import zlib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+from sapo.core.atomic_file import whole_file
 from sapo.core.errors import UserError
-from sapo.core.fsync import sync_directory, sync_file
 from sapo.core.types import sha256
 
 JOURNAL_VERSION = 4
 """A journal of an earlier version is brought to this one when it is opened to be written."""
-APPLICATION_ID = 0x5341504F
-"""`SAPO` in ASCII: distinguishes a journal from other SQLite files."""
+APPLICATION_ID = 0x5341504A
+"""`SAPJ` in ASCII: distinguishes a journal from other SQLite files, such as a bus."""
+FORMER_ID = 0x5341504F
+"""Of journals whose release gave a bus the same one."""
+_IS_JOURNAL = "SELECT 1 FROM sqlite_master WHERE name = 'rounds'"
 _BUSY_S = 60.0
 
 _MOVEMENTS = """
@@ -111,21 +114,15 @@ def create(path: Path, incarnation: str, created_at: float) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f".{path.name}.*.tmp*"):
         leftover.unlink()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    connection = sqlite3.connect(temporary, isolation_level=None)
-    try:
-        connection.execute("PRAGMA synchronous=OFF")  # the whole file is synced below, before it has its name
-        connection.executescript(_SCHEMA)
-        connection.execute("INSERT INTO meta VALUES (?, ?)", (incarnation, created_at))
-        connection.execute("PRAGMA journal_mode=WAL")
-    finally:
-        connection.close()
-    sync_file(temporary)
-    for suffix in ("-wal", "-shm"):
-        # a log left by a deleted journal would be replayed into the new one
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-    temporary.replace(path)
-    sync_directory(path.parent)
+    with whole_file(path) as new:
+        with closing(sqlite3.connect(new, isolation_level=None)) as connection:
+            connection.execute("PRAGMA synchronous=OFF")  # the whole file is synced before it has its name
+            connection.executescript(_SCHEMA)
+            connection.execute("INSERT INTO meta VALUES (?, ?)", (incarnation, created_at))
+            connection.execute("PRAGMA journal_mode=WAL")
+        for suffix in ("-wal", "-shm"):
+            # a log left by a deleted journal would be replayed into the new one
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def connect(path: Path, *, read_only: bool = False, durable: bool = True) -> sqlite3.Connection:
@@ -156,7 +153,8 @@ def connect(path: Path, *, read_only: bool = False, durable: bool = True) -> sql
 def _check_version(connection: sqlite3.Connection, path: Path) -> int:
     application = connection.execute("PRAGMA application_id").fetchone()[0]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if application != APPLICATION_ID:
+    former = application == FORMER_ID and connection.execute(_IS_JOURNAL).fetchone()
+    if application != APPLICATION_ID and not former:
         raise UserError("journal", str(path), "is an SQLite file but no journal", "name another folder")
     if not 1 <= version <= JOURNAL_VERSION:
         raise UserError(

@@ -1,0 +1,114 @@
+"""Verification of what peers wrote: regenerated, scored, and compared with the node's own answers."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from types import MappingProxyType
+
+from sapo.core.config.load import Config
+from sapo.core.errors import Refused
+from sapo.core.types import Group, Outcome
+from sapo.learn.advantage import informative
+from sapo.peers.admission import PROVEN
+from sapo.peers.allowance import too_costly, too_long
+from sapo.peers.pool import Entry, Verdict
+from sapo.peers.quotas import Quotas
+from sapo.peers.rejections import Refusals
+from sapo.policy.models import LoadedPolicy
+from sapo.policy.tokenise import Tokens
+from sapo.tasks.workers import Claim, TaskWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class Standard:
+    """The best and the mean score of answers; by default nothing falls short of it."""
+
+    best: float = 0.0
+    mean: float = 0.0
+
+    def above(self, scores: Sequence[float], tolerance: float) -> bool:
+        """Whether `scores` fall short of it: in the best of them, or by half in their mean."""
+        return max(scores) < self.best - tolerance or fmean(scores) < self.mean / 2 - tolerance
+
+
+def own_standards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]) -> dict[str, Standard]:
+    """What a round's own answers reach, by data set, and all of them together under ``""``."""
+    scores: dict[str, list[float]] = {}
+    for group, row in zip(groups, outcomes, strict=True):
+        for name in (group.recipe.dataset, ""):
+            scores.setdefault(name, []).extend(one.score for one in row if one.score is not None)
+    return {name: Standard(max(found), fmean(found)) for name, found in scores.items() if found}
+
+
+@dataclass
+class PeerVerifier:
+    """Gives foreign groups their verdicts: no question, answer or score of a peer is believed (DESIGN 2)."""
+
+    config: Config
+    policy: LoadedPolicy
+    workers: TaskWorkers
+    quotas: Quotas
+    refusals: Refusals
+
+    def verified(
+        self, entries: Sequence[Entry], standards: Mapping[str, Standard] = MappingProxyType({})
+    ) -> list[Entry]:
+        """Regenerate and score groups; returns the entries with their verdicts and tokens.
+
+        A newcomer's group that falls short of the node's own (`own_standards`) is `substandard`: until its
+        author is known, half-right answers are not learned from.
+        """
+        tokens, found, seconds = self._measured(entries)
+        good = [i for i in range(len(entries)) if i not in found]
+        judgements = self.workers.judge([_claim(entries[i].group) for i in good])
+        for i, judgement in zip(good, judgements, strict=True):
+            seconds[i] += judgement.seconds
+            if judgement.reason is None:
+                found[i] = Verdict(outcomes=judgement.outcomes)
+            else:
+                found[i] = self._bad(entries[i], judgement.reason)
+        for i, entry in enumerate(entries):
+            newcomer = not self.quotas.known(entry.group.key)
+            short = newcomer and self._falls_short(entry.group, found[i], standards)
+            useful = not short and informative(found[i].scores, self.config.learn.zero_tolerance)
+            self.quotas.judged(entry.group.key, seconds[i], useful)
+            if short:
+                found[i] = found[i].model_copy(update={"reason": "substandard"})
+        return [replace(entry, verdict=found[i], tokens=tokens[i]) for i, entry in enumerate(entries)]
+
+    def _measured(self, entries: Sequence[Entry]) -> tuple[list[Tokens], dict[int, Verdict], list[float]]:
+        """Tokens of entries, verdicts on those too long or too costly to learn from, and seconds spent."""
+        tokens: list[Tokens] = []
+        found: dict[int, Verdict] = {}
+        seconds: list[float] = []
+        for i, entry in enumerate(entries):
+            began = time.thread_time()
+            tokens.append(Tokens.of(self.policy, entry.group))
+            lengths = [len(ids) for ids, _ in tokens[i].completions]
+            if tokens[i].longest > self.policy.max_length or too_long(self.config, lengths):
+                found[i] = self._bad(entry, "too_long")
+            elif too_costly(self.config, lengths):
+                found[i] = self._bad(entry, "too_costly")
+            seconds.append(time.thread_time() - began)
+        return tokens, found, seconds
+
+    def _falls_short(self, group: Group, verdict: Verdict, standards: Mapping[str, Standard]) -> bool:
+        """Whether informative scores fall short of the node's own, on that data set if it can tell."""
+        tolerance = self.config.learn.zero_tolerance
+        if not informative(verdict.scores, tolerance):
+            return False
+        known = [score for score in verdict.scores if score is not None]
+        standard = standards.get(group.recipe.dataset) or standards.get("") or Standard()
+        return standard.above(known, tolerance)
+
+    def _bad(self, entry: Entry, reason: str) -> Verdict:
+        """The verdict on a group that is unusable as a whole; counted by author in metrics and history."""
+        self.refusals.note(Refused(reason, "found when it was verified", entry.group), entry.received)
+        if reason in PROVEN:
+            self.quotas.fault(entry.group.key, reason)
+        return Verdict.bad(reason)
+
+
+def _claim(group: Group) -> Claim:
+    return Claim(group.recipe, group.question, tuple(completion.text for completion in group.completions))

@@ -1,0 +1,106 @@
+"""What a task worker and its parent send each other: one message a line, as JSON arrays of named fields."""
+
+import json
+from typing import Any, Literal, NamedTuple
+
+Op = Literal["names", "check", "question", "answer", "digest", "score", "judge"]
+"""What is wanted of every item of a lot."""
+
+
+class Item(NamedTuple):
+    """One recipe to be worked on; `score` and `judge` have texts, and `judge` the question claimed."""
+
+    dataset: str
+    config: str
+    seed: int
+    position: int
+    claimed: str | None = None
+    texts: tuple[str, ...] = ()
+
+
+class Lot(NamedTuple):
+    """Items sent together; replies name them by their number in it."""
+
+    op: Op
+    items: tuple[Item, ...]
+
+    def line(self) -> bytes:
+        """The lot as it is sent."""
+        return json.dumps(self).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: str) -> "Lot":
+        """What `line` wrote."""
+        op, items = json.loads(line)
+        return cls(op, tuple(Item(*item) for item in items))
+
+
+class Scores(NamedTuple):
+    """What became of an item's texts, in order, and what that cost in seconds of processor time."""
+
+    findings: tuple[tuple[str, float | str], ...]
+    """("score", the score) or ("unscorable", the reason)."""
+    seconds: float
+
+
+class Refusal(NamedTuple):
+    """Why an item's texts were not looked at, and what it cost to find out."""
+
+    reason: str
+    seconds: float
+
+
+class Parameter(NamedTuple):
+    """What is wrong with an item's parameters; the fields are those of `UserError`."""
+
+    field: str
+    value: Any
+    problem: str
+    remedy: str
+
+
+class Reply(NamedTuple):
+    """What a worker says.
+
+    `ready` gives its walls. `at` says which items come next, and how many seconds they may take. `memory` is
+    its last word. Every other kind settles the item with number `item`: `value` is a text, or of the type
+    that `VALUES` names for the kind.
+    """
+
+    kind: Literal[
+        "ready",
+        "at",
+        "memory",
+        "names",
+        "ok",
+        "parameter",
+        "question",
+        "answer",
+        "digest",
+        "scores",
+        "refused",
+        "unscorable",
+    ]
+    item: int = 0
+    value: Any = None
+
+    def line(self) -> bytes:
+        """The reply as it is sent."""
+        return json.dumps(self).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes) -> "Reply":
+        """What `line` wrote."""
+        kind, item, value = json.loads(line)
+        made = VALUES.get(kind)
+        return cls(kind, item, value if made is None else made(*value))
+
+
+class Next(NamedTuple):
+    """The items that a worker is about to work on, and how many seconds they may take."""
+
+    items: tuple[int, ...]
+    seconds: float
+
+
+VALUES: dict[str, Any] = {"at": Next, "scores": Scores, "refused": Refusal, "parameter": Parameter}
