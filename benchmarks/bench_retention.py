@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from sapo.store.tracking import metric_retention
+from sapo.store.tracking import mlflow_sqlite
 from sapo.store.tracking.model_registry import load_mlflow
 
 SERIES = 66
@@ -55,7 +55,7 @@ def measure(rounds: int, keep: int) -> dict[str, Any]:
         empty = size(store)[1]
         fill(f"sqlite:///{store}", rounds)
         rows, full = size(store)
-        metric_retention.thin(store, keep)
+        mlflow_sqlite.thin(store, keep)
         left, small = size(store)
     per = 1000 / rounds
     return {

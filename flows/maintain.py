@@ -20,7 +20,7 @@ from sapo.ops.process_group import OWING
 from sapo.store.history import open_store
 from sapo.store.history.maintain import ORDER, maintain_table
 from sapo.store.history.retention import Cut, cuts
-from sapo.store.tracking import metric_retention
+from sapo.store.tracking import mlflow_sqlite
 from sapo.store.tracking.uri import own_server
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def bound(process: Process, service: str) -> dict[str, Any]:
             tags = () if alone else (site_tag(config), process_tag(config))
             done = {"flow_runs": forget(config.flow.keep_days, *tags)}
         elif (uri := process.tracking_uri()) is None or own_server(home, uri):
-            done = asdict(metric_retention.thin(home.mlflow_db, config.track.keep_rounds))
+            done = asdict(mlflow_sqlite.thin(home.mlflow_db, config.track.keep_rounds))
         else:
             done = {}
     log.info("%s: %s", service, done)

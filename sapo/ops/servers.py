@@ -37,9 +37,6 @@ def _mlflow(descriptor: int, store: str, artifacts: str) -> None:
     from mlflow.server import constants
     from mlflow.server.handlers import initialize_backend_stores
 
-    from sapo.ops import mlflow_sqlite_store
-
-    mlflow_sqlite_store.install()
     os.environ[constants.BACKEND_STORE_URI_ENV_VAR] = store
     os.environ[constants.REGISTRY_STORE_URI_ENV_VAR] = store
     os.environ[constants.ARTIFACT_ROOT_ENV_VAR] = artifacts

@@ -381,26 +381,6 @@ class TestWriting:
         assert [one.signed for one in poll(bus, {}).received][:30] == small
         bus.close()
 
-    def test_after_a_fatal_error_of_idempotence_the_next_publish_works(self, topic: Topic) -> None:
-        bus = topic.bus()
-        bus.publish(groups(40))
-        assert bus._sender._producer is not None
-        bus._sender._producer.following = dict.fromkeys(range(4), 1000)
-        with pytest.raises(Unavailable, match="OutOfOrderSequence"):
-            bus.publish(groups(40, first=40))
-        bus.publish(groups(40, first=40))
-        assert len(ids(poll(bus, {}).received)) == 80
-
-    def test_a_batch_that_arrives_twice_is_stored_once(self, topic: Topic) -> None:
-        """As when an answer is lost and the batch is sent again."""
-        bus = topic.bus()
-        bus.publish(groups(40))
-        producer = bus._sender._producer
-        assert producer is not None
-        producer.following = dict.fromkeys(range(4), 0)
-        bus.publish(groups(40))
-        assert len(poll(bus, {}).received) == 40
-
     def test_a_writer_over_its_quota_waits_and_sends_nothing_twice(self, secure_kafka: Cluster) -> None:
         topic = Topic(secure_kafka, partitions=1)
         user = f"flooder-{topic.name}"

@@ -43,6 +43,7 @@ from sapo.experiment import peaks
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal
+from sapo.store.tracking import mlflow_sqlite
 from sapo.store.tracking.parent_run import figures_of
 
 EVALUATION: dict[str, Any] = {
@@ -210,7 +211,9 @@ def test_rounds_that_the_journal_has_dropped_come_from_mlflow(home: Home) -> Non
     with Journal(home.journal("n0")) as journal:
         finish_round(journal, "n0", 0, {"reward/local": 0.5}, swarm="demo")
     with sqlite3.connect(home.mlflow_db) as database:
-        database.executescript("""
+        database.executescript(f"""
+            CREATE TABLE alembic_version (version_num TEXT);
+            INSERT INTO alembic_version VALUES ('{mlflow_sqlite.SCHEMA}');
             CREATE TABLE experiments (experiment_id INTEGER, name TEXT);
             CREATE TABLE runs (run_uuid TEXT, name TEXT, experiment_id INTEGER);
             CREATE TABLE metrics (key TEXT, value REAL, timestamp INTEGER, run_uuid TEXT, step INTEGER,
@@ -267,7 +270,8 @@ def test_an_mlflow_database_that_is_none_is_named(home: Home) -> None:
     unmeasured(home, 1, 1)
     home.mlflow_db.touch()
     figures = summarise(read_run(home))
-    assert figures["notes"][0].startswith("MLflow cannot be read (no such table")
+    assert figures["notes"][0].startswith("MLflow cannot be read (")
+    assert "no such table" in figures["notes"][0]
 
 
 def test_a_broken_evaluation_is_bad_input(home: Home) -> None:

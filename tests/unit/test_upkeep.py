@@ -11,7 +11,7 @@ from mlflow.entities import Metric
 from test_track import history, tracker
 
 from sapo.core.errors import Unavailable
-from sapo.store.tracking import metric_retention
+from sapo.store.tracking import metric_retention, mlflow_sqlite
 from sapo.store.tracking.sinks import TrackSink
 
 KEEP = 20
@@ -37,7 +37,7 @@ def store(uri: str) -> Path:
 
 def test_newest_rounds_stay_whole_and_older_ones_stand_further_apart(uri: str) -> None:
     long_run(uri, 3000, "reward/local")
-    done = metric_retention.thin(store(uri), KEEP)
+    done = mlflow_sqlite.thin(store(uri), KEEP)
     left = steps(uri, "reward/local")
     assert left == [
         round for round in range(3000) if round % metric_retention.spacing(2999 - round, KEEP) == 0
@@ -49,39 +49,49 @@ def test_newest_rounds_stay_whole_and_older_ones_stand_further_apart(uri: str) -
 
 def test_thinned_again_later_it_is_as_if_thinned_once(uri: str) -> None:
     run = long_run(uri, 700, "reward/local")
-    metric_retention.thin(store(uri), KEEP)
+    mlflow_sqlite.thin(store(uri), KEEP)
     client = MlflowClient(uri)
     client.log_batch(run, [Metric("reward/local", r / 7, 1000 + r, r) for r in range(700, 1500)])
-    metric_retention.thin(store(uri), KEEP)
+    mlflow_sqlite.thin(store(uri), KEEP)
     expected = [round for round in range(1500) if round % metric_retention.spacing(1499 - round, KEEP) == 0]
     assert steps(uri, "reward/local") == expected
-    assert metric_retention.thin(store(uri), KEEP).rows == 0
+    assert mlflow_sqlite.thin(store(uri), KEEP).rows == 0
 
 
 def test_evaluations_and_the_latest_value_stay(uri: str) -> None:
     run = long_run(uri, 300, "eval/pass_at_1", "pool/size")
-    metric_retention.thin(store(uri), KEEP)
+    mlflow_sqlite.thin(store(uri), KEEP)
     assert len(steps(uri, "eval/pass_at_1")) == 300
     assert MlflowClient(uri).get_run(run).data.metrics["pool/size"] == 299 / 7
 
 
 def test_nothing_is_deleted_where_all_is_to_be_kept(uri: str) -> None:
     long_run(uri, 300, "pool/size")
-    assert metric_retention.thin(store(uri), 0).rows == 0
+    assert mlflow_sqlite.thin(store(uri), 0).rows == 0
     assert len(steps(uri, "pool/size")) == 300
 
 
 def test_a_store_that_stays_locked_is_unavailable(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     long_run(uri, 300, "pool/size")
-    monkeypatch.setattr(metric_retention, "BUSY_S", 0.05)
+    monkeypatch.setattr(mlflow_sqlite, "BUSY_S", 0.05)
     with closing(sqlite3.connect(store(uri), isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Unavailable, match="locked"):
-            metric_retention.thin(store(uri), KEEP)
+            mlflow_sqlite.thin(store(uri), KEEP)
+
+
+def test_a_store_of_another_schema_is_left_alone(uri: str) -> None:
+    long_run(uri, 300, "pool/size")
+    with sqlite3.connect(store(uri)) as database:
+        database.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
+    with pytest.raises(Unavailable, match=r"has schema ffffffffffff.*constraints"):
+        mlflow_sqlite.thin(store(uri), KEEP)
+    with pytest.raises(Unavailable, match="has schema ffffffffffff"):
+        list(mlflow_sqlite.metrics_of(store(uri), "tiny", "sapo.node"))
 
 
 def test_a_swarm_without_a_store_yet_has_nothing_to_thin(tmp_path: Path) -> None:
-    assert metric_retention.thin(tmp_path / "mlflow.db", KEEP) == metric_retention.Thinned(0, 0, 0)
+    assert mlflow_sqlite.thin(tmp_path / "mlflow.db", KEEP) == mlflow_sqlite.Thinned(0, 0, 0)
 
 
 def test_what_a_foreign_server_gets_grows_slower_and_slower() -> None:

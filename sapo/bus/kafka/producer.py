@@ -1,17 +1,16 @@
-"""Writing to a topic: idempotent, acknowledged by all replicas in sync, within a time limit.
+"""Writing to a topic: at least once, acknowledged by all replicas in sync, within a time limit.
 
-A batch keeps its producer id and sequence number while it is tried again, so the broker stores it once
-however often it arrives. One batch of a partition is under way at a time: order is kept.
+A batch whose acknowledgement was lost is sent again and may be stored twice; readers dedup groups by id.
+One batch of a partition is under way at a time: order is kept.
 """
 
 import json
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
+from kafka.protocol.producer import ProduceRequest
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from sapo.bus.kafka.connection import Broken, Connection, Throttled, error_name
@@ -25,11 +24,8 @@ PAUSE_S = 0.2
 """Between two attempts while a partition has no leader or lacks replicas."""
 TRY_AGAIN = {7, 19, 20}
 """RequestTimedOut, NotEnoughReplicas, NotEnoughReplicasAfterAppend."""
-FORBIDDEN = {29, 31}
-"""TopicAuthorizationFailed, ClusterAuthorizationFailed."""
-DUPLICATE, TOO_LARGE = 46, {10, 18}
+TOO_LARGE = {10, 18}
 CODECS = {"lz4": 3, "zstd": 4}
-MAX_SEQUENCE = 2**31 - 1
 
 Queues = dict[int, deque[list[SignedGroup]]]
 """Per partition what is still to be written, in batches."""
@@ -47,43 +43,26 @@ class NotSent(Exception):
     """Not everything could be written in time; the last cause seen."""
 
 
-@dataclass
-class Producer:
-    """An id the cluster gave out, and what was written under it: the next sequence number per partition."""
-
-    ident: int
-    epoch: int
-    topic: object
-    following: dict[int, int] = field(default_factory=dict)
-    doubtful: bool = False
-    """Whether a partition may hold a batch under its next number, its acknowledgement lost."""
-
-
 class Sender:
     """Writes groups through a link. For one thread at a time."""
 
     def __init__(self, link: Link, compression: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._link, self._codec, self._clock = link, CODECS[compression], clock
-        self._producer: Producer | None = None
         self._stored: set[tuple[str, str]] = set()
         self._stored_in: object = None
 
     def send(self, groups: Sequence[SignedGroup], limit_s: float) -> None:
         """Write `groups`; returns once all are stored.
 
-        Raises `NotSent`, `TooLarge`, `Throttled`, `Broken` and `NoTopic`. What was stored before a failure is
-        not sent again by the next call, or a writer over its quota would never come to an end. Where anything
-        was left undecided, that call begins under a new producer id: other groups must not be taken for it.
+        Raises `NotSent`, `TooLarge`, `Throttled`, `Broken` and `NoTopic`. What was acknowledged before a
+        failure is not sent again by the next call, or a writer over its quota would never come to an end.
         """
         try:
             self._send(groups, limit_s)
             self._stored.clear()
         except Throttled:
-            if self._producer is not None and self._producer.doubtful:
-                self._producer = None
             raise
         except BaseException:
-            self._producer = None
             self._link.close()  # answers may be under way that are not awaited
             raise
 
@@ -124,7 +103,6 @@ class Sender:
 
     def _attempt(self, layout: Layout, queues: Queues, end: float) -> str | None:
         """Send each leader the next batch of each of its partitions; returns what stands in the way."""
-        producer = self._introduce(layout)
         leaders = layout.led(queues)
         if len(leaders) == 0:
             self._link.doubt()
@@ -134,7 +112,7 @@ class Sender:
         for leader, places in leaders.items():
             try:
                 connection = self._link.broker(leader)
-                request = self._request(layout, places, queues, producer, end)
+                request = self._request(layout, places, queues, end)
                 connection.send(request, max_version=13, wait_s=end - self._clock())
                 asked.append((leader, connection))
             except (Broken, Throttled) as error:
@@ -148,25 +126,22 @@ class Sender:
                 continue
             for topic in answer.responses:
                 for part in topic.partition_responses:
-                    cause = self._settle(part, queues, producer) or cause
+                    cause = self._settle(part, queues) or cause
         if failure is not None:
             raise failure
         return cause
 
     def _blame(self, leader: int, error: Broken | Throttled) -> Broken | Throttled:
         if isinstance(error, Broken):
-            if self._producer is not None:
-                self._producer.doubtful = True
             self._link.rest_broker(leader, error)
         return error
 
-    def _settle(self, part: Any, queues: Queues, producer: Producer) -> str | None:
+    def _settle(self, part: Any, queues: Queues) -> str | None:
         """Take a partition's answer into account; returns why its batch must be sent again, if it must."""
         number, code = part.index, part.error_code
         batch = queues[number][0]
-        if code in (0, DUPLICATE):
+        if code == 0:
             self._stored.update(_name(group) for group in batch)
-            producer.following[number] = (producer.following.get(number, 0) + len(batch)) % (MAX_SEQUENCE + 1)
             queues[number].popleft()
             if not queues[number]:
                 del queues[number]
@@ -178,48 +153,25 @@ class Sender:
             queues[number].extendleft([one] for one in reversed(batch))
             return "a batch was too large for the topic"
         if stale(code) or code in TRY_AGAIN:
-            producer.doubtful = True
             self._link.doubt()
             return f"partition {number}: {error_name(code)}"
         raise NotSent(f"partition {number}: {part.error_message or error_name(code)}")
 
-    def _introduce(self, layout: Layout) -> Producer:
-        """The producer id to write under, asked for when there is none or the topic is another."""
-        if self._producer is None or self._producer.topic != layout.topic_id:
-            leader = next(iter(layout.led(layout.places)), None)
-            if leader is None:
-                raise Broken(self._link.topic, "request", "no partition has a leader")
-            request = InitProducerIdRequest(
-                transactional_id=None, transaction_timeout_ms=-1, producer_id=-1, producer_epoch=-1
-            )
-            connection = self._link.broker(leader)
-            answer = connection.call(request, max_version=4)
-            if answer.error_code:
-                cause = f"gives no producer id: {error_name(answer.error_code)}"
-                if answer.error_code in FORBIDDEN:
-                    raise NotSent(f"{connection.server} {cause}")
-                raise Broken(connection.server, "request", cause)
-            self._producer = Producer(answer.producer_id, answer.producer_epoch, layout.topic_id)
-        return self._producer
-
-    def _build(self, groups: Sequence[SignedGroup], producer: Producer, number: int) -> bytes:
-        """A record batch's bytes; the same groups under the same sequence number give the same batch."""
+    def _build(self, groups: Sequence[SignedGroup]) -> bytes:
+        """A record batch's bytes."""
         builder = MemoryRecordsBuilder(2, self._codec, batch_size=2**31 - 1)
-        builder.set_producer_state(producer.ident, producer.epoch, producer.following.get(number, 0), False)
         for group in groups:
             builder.append(int(time.time() * 1000), group.group_id.encode(), group.payload, headers(group))
         builder.close()
         return bytes(builder.buffer())
 
-    def _request(
-        self, layout: Layout, places: Sequence[Place], queues: Queues, producer: Producer, end: float
-    ) -> Any:
+    def _request(self, layout: Layout, places: Sequence[Place], queues: Queues, end: float) -> Any:
         """The next batch of each of these partitions, as many as fit."""
         data = ProduceRequest.TopicProduceData
         parts: list[Any] = []
         size = 0
         for place in places:
-            batch = self._build(queues[place.number][0], producer, place.number)
+            batch = self._build(queues[place.number][0])
             if parts and size + len(batch) > REQUEST_BYTES:
                 break
             parts.append(data.PartitionProduceData(index=place.number, records=batch))

@@ -7,10 +7,8 @@ the full evaluation with each other, probes with probes (`sapo.experiment.peaks`
 """
 
 import json
-import sqlite3
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +20,7 @@ from sapo.core.errors import Unavailable
 from sapo.experiment import peaks
 from sapo.experiment.peaks import Exam
 from sapo.node import probes
+from sapo.store.tracking import mlflow_sqlite
 from sapo.store.tracking.model_registry import reaching
 from sapo.store.tracking.tracker import NODE
 
@@ -76,7 +75,7 @@ def read_run(home: Home) -> Run:
         for node, name, step, value in tracked(home, config.track.uri, config.swarm.name):
             if node in found:
                 found[node].setdefault(name, {})[step] = value
-    except (Unavailable, sqlite3.Error) as error:
+    except Unavailable as error:
         notes.append(f"MLflow cannot be read ({error}).")
     done, own = {}, {}
     for node, metrics in found.items():
@@ -158,17 +157,7 @@ def tracked(home: Home, uri: str | None, swarm: str) -> Iterator[tuple[str, str,
         with reaching(uri):
             yield from _tracked_by_server(uri, swarm)
     elif home.mlflow_db.exists():
-        # the server's own file, opened so that it can neither be written nor locked
-        with closing(sqlite3.connect(f"{home.mlflow_db.as_uri()}?mode=ro", uri=True)) as database:
-            yield from database.execute(_TRACKED, (NODE, swarm))
-
-
-_TRACKED = """
-SELECT tags.value, metrics.key, metrics.step, metrics.value
-FROM metrics JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)
-     JOIN tags ON tags.run_uuid = runs.run_uuid AND tags.key = ?
-WHERE experiments.name = ? AND NOT metrics.is_nan ORDER BY metrics.timestamp
-"""
+        yield from mlflow_sqlite.metrics_of(home.mlflow_db, swarm, NODE)
 
 
 def _tracked_by_server(uri: str, swarm: str) -> Iterator[tuple[str, str, float, float]]:

@@ -167,35 +167,19 @@ def _save(directory: Path, place: Path, logged: Any, name: str, tags: Mapping[st
     # where the history lies is the machine's, not the model's
     said = {key: value for key, value in sorted(tags.items()) if not key.startswith("sapo.history")}
     facts = "".join(f"- {key}: {value}\n" for key, value in said.items())
-    with _requirements_as_given():
-        mlflow.transformers.save_model(
-            str(directory),
-            str(place),
-            task="text-generation",
-            # a card and requirements are given because MLflow would look for both on the network
-            model_card=ModelCard(f"---\nlicense: unknown\n---\n\n# {name}\n\nTrained by a swarm.\n\n{facts}"),
-            pip_requirements=[f"{package}=={_version(package)}" for package in REQUIREMENTS],
-            mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
-        )
+    mlflow.transformers.save_model(
+        str(directory),
+        str(place),
+        task="text-generation",
+        # a card and requirements are given because MLflow would look for both on the network
+        model_card=ModelCard(f"---\nlicense: unknown\n---\n\n# {name}\n\nTrained by a swarm.\n\n{facts}"),
+        pip_requirements=[f"{package}=={_version(package)}" for package in REQUIREMENTS],
+        mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
+    )
     (place / "LICENSE.txt").unlink(missing_ok=True)
     written = Model.load(str(place / "MLmodel"))
     written.flavors["transformers"]["source_model_name"] = name
     written.save(str(place / "MLmodel"))
-
-
-@contextmanager
-def _requirements_as_given() -> Iterator[None]:
-    """MLflow does not compare a model's requirements with what is installed, which takes it three seconds of
-    reading every package's list of files: they were taken from there."""
-    from mlflow.utils import environment
-
-    name = "warn_dependency_requirement_mismatches"
-    compare = getattr(environment, name)
-    setattr(environment, name, lambda requirements: None)
-    try:
-        yield
-    finally:
-        setattr(environment, name, compare)
 
 
 def _version(package: str) -> str:
