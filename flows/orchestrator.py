@@ -17,6 +17,7 @@ from contextvars import ContextVar, copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
 import httpx
+from prefect.context import TagsContext
 from prefect.exceptions import PrefectException, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_AUTH_STRING
@@ -160,16 +161,22 @@ def at_work(work: Callable[[], T]) -> T:
     """
     attempt = ATTEMPT.get(None)
     if attempt is None:  # started by a deployment
-        return work()
+        return _untagged(work)
     attempt.begin()
     attempt.run_id = str(flow_run.id) if flow_run.id else None
     try:
-        value = work()
+        value = _untagged(work)
     except BaseException as error:
         attempt.done(None, error)
         raise
     attempt.done(value, None)
     return value
+
+
+def _untagged(work: Callable[[], T]) -> T:
+    """Do the work with no tags: for each one a task run asks the server for a concurrency slot, and waits."""
+    with TagsContext(current_tags=set()):
+        return work()
 
 
 def count_tasks(count: int) -> None:

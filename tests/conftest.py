@@ -24,7 +24,6 @@ LONGEST = (
     "test_outages",
     "test_cli_swarm",
     "test_exactly_once",
-    "test_resume_kills",
     "test_compose_commands",
     "test_vllm_engine",
     "test_whatif",

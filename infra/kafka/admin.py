@@ -194,7 +194,10 @@ class Admin:
         return sorted(rights, key=lambda right: (right.user, right.topic, right.operation))
 
     def set_quota(self, user: str, kind: str, bytes_per_second: int) -> None:
-        """Bound how many bytes a user may produce or consume (`kind` is one of QUOTAS), per broker."""
+        """Bound how many bytes a user may produce or consume (`kind` is one of QUOTAS), per broker.
+
+        Returns once the broker that is asked knows the bound, which takes it a moment.
+        """
         entry = AlterClientQuotasRequest.EntryData
         request = AlterClientQuotasRequest(
             entries=[
@@ -208,6 +211,9 @@ class Admin:
         for result in self._send(request).entries:
             if result.error_code:
                 raise UserError("quota", user, f"Kafka refuses it: {result.error_message}", "correct it")
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.quotas().get(user, {}).get(kind) != bytes_per_second and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def quotas(self) -> dict[str, dict[str, int]]:
         """Bytes a second by user and kind."""

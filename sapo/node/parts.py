@@ -20,7 +20,7 @@ from sapo.core.outage import Outage
 from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
-from sapo.node.probes import Prober
+from sapo.node.prober import Prober
 from sapo.node.receive import Intake
 from sapo.node.recovery import Recovery
 from sapo.node.rollout import RolloutMaker

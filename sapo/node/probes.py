@@ -5,16 +5,10 @@ intervals of differences and nothing else.
 """
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sapo.core.config.load import Config
-from sapo.core.types import Question
-from sapo.policy.engines.base import Engine
-from sapo.policy.evaluate import Evaluation, evaluate
-from sapo.policy.models import LoadedPolicy
-from sapo.tasks.workers import TaskWorkers
+from sapo.policy.evaluate import Evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,38 +18,6 @@ class Probe:
     round: int
     sampled: tuple[int, ...]
     greedy: tuple[int, ...]
-
-
-@dataclass
-class Prober:
-    """Asks a node's policy some held-out questions every so many rounds."""
-
-    config: Config
-    questions: Sequence[Question]
-    path: Path
-    incarnation: str
-    policy: LoadedPolicy
-    engine: Engine
-    workers: TaskWorkers
-    clock: Callable[[], float]
-
-    def probe(self, round: int) -> dict[str, float]:
-        """Ask when a probe is due; returns the series, or nothing."""
-        config = self.config
-        if not self.questions or round % config.eval.probe_every:
-            return {}
-        started = self.clock()
-        self.engine.update_weights()
-        evaluation = evaluate(
-            self.policy,
-            self.engine,
-            self.workers,
-            self.questions,
-            max_new_tokens=config.generate.max_new_tokens,
-            seed=config.swarm.seed,
-        )
-        append(self.path, self.incarnation, round, evaluation)
-        return evaluation.metrics() | {"time/probe": self.clock() - started}
 
 
 def append(path: Path, incarnation: str, round: int, found: Evaluation) -> None:

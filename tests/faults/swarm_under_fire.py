@@ -19,6 +19,8 @@ from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.ops.process_group import ARCHIVE, CrewState
 from sapo.ops.supervisor import holder, run_swarm
+from sapo.provenance.check import check
+from sapo.provenance.replay import opened
 
 TOPIC = "sapo.fire"
 RESUMES = 12
@@ -127,3 +129,12 @@ def rows(home: Home, table: str, *columns: str) -> list[tuple[Any, ...]]:
         return []
     found = DeltaTable(place).to_pyarrow_table(columns=list(columns))
     return [tuple(row.values()) for row in found.to_pylist()]
+
+
+def is_what_its_record_makes(home: Home, node: str, rounds: int) -> None:
+    """Assert that a replay of all rounds ends with the node's weights after each, bit for bit."""
+    with opened(home, node) as replay:
+        checked = check(replay)
+    assert (checked.first, checked.last, checked.begun_at) == (0, rounds - 1, 0)
+    assert checked.rounds == checked.weights == rounds
+    print(f"{node}: {checked.rounds} rounds repeated bit for bit in {checked.replay_seconds:.1f} s")

@@ -1,11 +1,14 @@
-"""SIGKILL at random instants over nodes, archiver and three brokers: nothing is lost, nothing doubled."""
+"""SIGKILL at random instants over nodes, archiver and three brokers: nothing is lost, nothing doubled.
+
+Every node ends as its record says, to the last bit.
+"""
 
 import os
 import random
 from pathlib import Path
 
 import pytest
-from swarm_under_fire import TOPIC, Fire, on_the_bus, rows, run_under_fire
+from swarm_under_fire import TOPIC, Fire, is_what_its_record_makes, on_the_bus, rows, run_under_fire
 from swarms import make_home, small_config
 
 from infra.kafka.cluster import Cluster
@@ -57,5 +60,7 @@ def kill_and_count(folder: Path, *, kills: int, seed: int) -> None:
     }
     assert {row[4] for row in trained} <= set(sent)
     assert {row[4] for row in trained if row[5] == "local"} == set(sent)
+    for node in config.nodes:
+        is_what_its_record_makes(home, node, rounds)
     # a barely supervised model may spell a control token, which its peers refuse
     assert {reason for (reason,) in rows(home, "quarantine", "reason")} <= {"control_tokens"}

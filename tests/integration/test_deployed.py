@@ -233,6 +233,8 @@ def test_it_says_what_was_registered_and_how_a_worker_is_started(site: Site) -> 
 def test_every_node_runs_again_and_again_and_goes_on_after_its_worker_is_killed(site: Site) -> None:
     site.work()
     wait_for(lambda: completed(site, 1), 400, "not every node completes a run")
+    wait_for(lambda: (site.home.history / "rollouts" / "_delta_log").exists(), 90, "nothing is archived")
+    site.suspend("archive/test.n")
     goes_on_after_its_worker_is_killed(site, 1, 400)
     # what follows looks at one run at a time
     for node in list(site.scheduled):
@@ -263,11 +265,6 @@ def test_a_node_s_progress_is_an_event(site: Site) -> None:
     wait_for(lambda: site.server.ask("events/filter", {"filter": wanted})["total"], 30, "no event")
 
 
-def test_the_archive_s_runs_write_the_history(site: Site) -> None:
-    wait_for(lambda: (site.home.history / "rollouts" / "_delta_log").exists(), 90, "nothing is archived")
-    site.suspend("archive/test.n")
-
-
 def test_a_run_that_is_cancelled_ends_after_its_round(site: Site) -> None:
     site.pause("n2")
     before = site.rounds("n2")
@@ -293,16 +290,10 @@ def test_a_node_that_somebody_else_runs_is_refused_soon_and_said_by_whom(site: S
     assert f"is in use by the process with pid {os.getpid()}" in state["message"]
 
 
-def test_what_has_no_schedule_is_started_by_hand(site: Site) -> None:
-    run = site.begin("evaluate/test.n.judge")
-    state = wait_for(lambda: ended(site, run), 200, "the judge does not end")
-    assert state["type"] == "COMPLETED", state
-
-
-def test_a_run_does_its_flow_and_no_command_that_it_names(site: Site) -> None:
+def test_what_is_started_by_hand_does_its_flow_and_no_command_that_it_names(site: Site) -> None:
     there = site.file.parent / "there"
-    run = site.begin("maintain/test.n", {"command": f"touch {there}"})
-    state = wait_for(lambda: ended(site, run), 200, "maintenance does not end")
+    run = site.begin("evaluate/test.n.judge", {"command": f"touch {there}"})
+    state = wait_for(lambda: ended(site, run), 200, "the judge does not end")
     assert state["type"] == "COMPLETED", state
     assert not there.exists()
 
@@ -445,7 +436,9 @@ def test_prefect_deploy_takes_the_file_at_the_root(site: Site) -> None:
         "directory": str(ROOT)
     }
     assert all(one["enforce_parameter_schema"] for one in found.values())
-    run = site.begin("experiment/shipped", grid="smoke", seeds=1, home=str(site.file.parent / "smoke"))
+    run = site.begin(
+        "experiment/shipped", grid="smoke", seeds=1, arms="silo", home=str(site.file.parent / "smoke")
+    )
     state = wait_for(lambda: ended(site, run), 400, "the experiment does not end")
     assert state["type"] == "COMPLETED", state
     assert (site.file.parent / "smoke" / "report.html").exists()

@@ -327,6 +327,7 @@ def test_two_sites_with_servers_of_their_own_share_one_swarm_over_kafka(
     assert {json.loads(payload)["node"] for payload in everything[0].values()} == {"a0", "b0"}
 
 
+@pytest.mark.soak
 def test_a_node_is_moved_by_hand_and_goes_on(tmp_path: Path) -> None:
     bus = tmp_path / "bus.sqlite"
     here, there = begin(tmp_path, {"path": str(bus)}, "swarm.rounds=3")

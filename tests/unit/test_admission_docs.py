@@ -35,10 +35,10 @@ def in_source() -> set[str]:
         if path.name == "safe_parse.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-                if node.func.id in ("Refused", "RefusalRow"):
+            if isinstance(node, ast.Call) and node.args:
+                if isinstance(node.func, ast.Name) and node.func.id in ("Refused", "RefusalRow"):
                     found |= set(texts(node.args[0]))
-                elif node.func.id == "_bad":
+                elif isinstance(node.func, ast.Attribute) and node.func.attr == "_bad":
                     found |= set(texts(node.args[-1]))
             elif path.name == "membership.py" and isinstance(node, ast.Tuple):
                 found |= {text for text in texts(node.elts[0]) if "_" in text}

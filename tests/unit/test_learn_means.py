@@ -94,6 +94,7 @@ def test_autocast_gives_nearly_the_same_gradient_and_the_same_bits_twice(again: 
 # -- torch.compile ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_a_compiled_model_gives_the_same_gradient_and_is_compiled_a_bounded_number_of_times(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

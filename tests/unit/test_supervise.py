@@ -131,8 +131,9 @@ def test_a_request_to_stop_is_shown_at_once(home: Home, healthy: str) -> None:
     threading.Thread(target=once_up).start()
     # within this interval a status comes because of the stop, or not at all
     run_swarm(config, home, env=env, command=("-c", STOPS), interval_s=600, stop=stop, on_status=seen.append)
-    assert [status.stopping for status in seen] == [False, True, True, True, False]
-    assert [status.phase for status in seen] == ["starting", "starting", "closing", "closing", "stopped"]
+    assert (seen[0].phase, seen[0].stopping) == ("starting", False)
+    assert any(status.stopping for status in seen[1:-1])
+    assert (seen[-1].phase, seen[-1].stopping) == ("stopped", False)
 
 
 def test_what_a_start_waits_for_is_counted(home: Home, healthy: str) -> None:
