@@ -111,7 +111,7 @@ def _run(place: Path) -> dict[str, Any]:
         try:
             while process.poll() is None and time.monotonic() < until:
                 killed = killed or _kill(swarm.home, "n1")
-                time.sleep(0.05)
+                time.sleep(0.2)
         finally:
             process.send_signal(signal.SIGINT)
             process.wait()

@@ -110,5 +110,5 @@ def wait_for(ready: Callable[[], Any], seconds: float, otherwise: str) -> Any:
     until = time.monotonic() + seconds
     while not (found := ready()):
         assert time.monotonic() < until, otherwise
-        time.sleep(0.2)
+        time.sleep(0.5)  # each look is work for the server
     return found

@@ -106,7 +106,7 @@ class Scene:
                 raise self.error
             assert self._thread.is_alive(), f"the swarm ended: {self.final}"
             assert time.monotonic() < deadline, f"it did not come about within {seconds:.0f} s"
-            time.sleep(0.1)
+            time.sleep(0.3)  # each look reads all journals
 
     @contextlib.contextmanager
     def outage(self, name: str, seconds: float) -> Iterator[None]:

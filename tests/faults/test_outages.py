@@ -41,7 +41,7 @@ SETS = (
     "history.flush_seconds=1",
     "track.register_every=20",
 )
-SECONDS = 15.0
+SECONDS = 11.0
 """How long an outage lasts: longer than any node may stand still."""
 
 TAKEN: dict[str, Callable[[Scene], AbstractContextManager[None]]] = {

@@ -32,7 +32,7 @@ def until(site: Site, what: str, true: Callable[[], bool], seconds: float = 120.
     while not true():
         site.check()
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
-        time.sleep(0.5)  # each look is a process of its own
+        time.sleep(1.5)  # each look is a process of its own
 
 
 def example() -> dict[str, str]:

@@ -167,7 +167,7 @@ def until(
         assert time.monotonic() < deadline
         for process in processes:
             assert process.poll() in (None, 0), process.args
-        time.sleep(0.2)
+        time.sleep(1.5)  # each look reads whole journals
 
 
 def teachers(home: Home, name: str) -> set[str]:
