@@ -8,7 +8,7 @@ from typing import Literal
 
 from sapo.core.config.load import load
 from sapo.core.types import Batch, BatchGroup, Recipe, RoundResult, Sample, canonical, chained
-from sapo.store.journal.rows import Link, Movement, RefusalRow
+from sapo.store.journal.rows import ChainLink, PoolEvent, RefusalRow
 
 SWARM, NODE, INCARNATION = "bench", "n0", "0123456789abcdef"
 COMPLETIONS = 4
@@ -38,7 +38,7 @@ class Rounds:
         for round in range(first, last):
             self._batches[round] = batch(round)
             chain = chained(chain, self._batches[round].digest())
-            self._links[round] = Link(round - 1 if round else None, chain)
+            self._links[round] = ChainLink(round - 1 if round else None, chain)
         self.chain = chain
 
     def batch(self, round: int) -> Batch:
@@ -49,7 +49,7 @@ class Rounds:
         """Of what the update was made of."""
         return self._batches[round].digest()
 
-    def link(self, round: int) -> Link:
+    def link(self, round: int) -> ChainLink:
         """How it hangs on the rounds before."""
         return self._links[round]
 
@@ -71,7 +71,7 @@ class Rounds:
         """What the bits of the update depend on besides."""
         return {"torch": "2.13.0", "threads": 1, "cpu": "AVX2", "config": INCARNATION * 4}
 
-    def movements(self, round: int) -> Sequence[Movement]:
+    def movements(self, round: int) -> Sequence[PoolEvent]:
         """None: replay does not read them."""
         return ()
 

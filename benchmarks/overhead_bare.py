@@ -30,8 +30,8 @@ from sapo.policy.engines import open_engine
 from sapo.policy.evaluate import evaluate, held_out_set
 from sapo.policy.initial import load_initial
 from sapo.policy.tokenise import Tokens
-from sapo.tasks.questions import Drawing
-from sapo.tasks.workers import Claim, open_workers
+from sapo.tasks.questions import QuestionStream
+from sapo.tasks.workers import PeerGroup, open_workers
 
 INCARNATION = "0" * 16
 
@@ -61,12 +61,12 @@ class Loop:
         )
         self.foreign: deque[Entry] = deque(maxlen=config.pool.max_groups)
         self.owed = 0.0
-        self.next: Drawing | None = None
+        self.next: QuestionStream | None = None
 
-    def drawing(self, node: str, round: int) -> Drawing:
+    def drawing(self, node: str, round: int) -> QuestionStream:
         """Of fresh questions to train on."""
         swarm = self.config.swarm
-        return Drawing(
+        return QuestionStream(
             self.workers,
             self.config.tasks,
             (swarm.seed, swarm.name, node, INCARNATION),
@@ -121,7 +121,7 @@ class Loop:
         self.next = self.drawing(self.name, round + 1)
         self.next.begin()
         learned = self.learner.step(batch).metrics
-        self.next.look()
+        self.next.advance()
         completions = [one for group in own for one in group.completions]
         return {
             "informative": sum(group.informative for group in batch.groups),
@@ -152,7 +152,7 @@ class Loop:
         """Regenerate and score, in the same workers as a node does."""
         groups = [entry.group for entry in entries]
         claims = [
-            Claim(group.recipe, group.question, tuple(one.text for one in group.completions))
+            PeerGroup(group.recipe, group.question, tuple(one.text for one in group.completions))
             for group in groups
         ]
         judged = self.workers.judge(claims)

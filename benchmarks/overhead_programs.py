@@ -36,7 +36,7 @@ ROLES = {
     "flows.node": "nodes",
     "overhead_bare": "nodes",
     "sapo.tasks.worker_main": "task workers",
-    "flows.nursery": "nursery",
+    "multiprocessing.forkserver": "fork server",
     "flows.swarm": "crew",
 }
 """What a process is, by what its command line holds; the first that fits, else `command`."""

@@ -41,7 +41,7 @@ from sapo.core.user_cache import default_cache
 from sapo.experiment.grid import identity
 from sapo.policy.models import TAGS_PROMPT
 from sapo.policy.starter import prepare
-from sapo.tasks.questions import Drawing
+from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import open_workers
 
 NAMES = {"trl": "TRL", "genrl": "genrl"}
@@ -146,7 +146,7 @@ def questions(config: Config, rounds: int) -> list[list[Question]]:
     """What our node asks in its first rounds."""
     with open_workers(config) as workers:
         return [
-            Drawing(
+            QuestionStream(
                 workers,
                 config.tasks,
                 (config.swarm.name, identity(config.swarm.seed, 0).key, INCARNATION),

@@ -35,7 +35,7 @@ from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import Quotas
 from sapo.peers.sampling import LEAST_SHARE, Draw, sample_external, walk
 from sapo.peers.signing import Identity, seal
-from sapo.tasks.workers import Claim, TaskWorkers, open_workers
+from sapo.tasks.workers import PeerGroup, TaskWorkers, open_workers
 
 PACKAGES = ("pydantic", "reasoning-gym", "scipy")
 TOLERANCE = 1e-6
@@ -138,7 +138,7 @@ def _said(config: Config, answer: str) -> str:
 
 def verdicts(workers: TaskWorkers, items: Sequence[Item]) -> list[Verdict]:
     """What the workers say of groups, as a node asks them."""
-    judged = workers.judge([Claim(item.recipe, item.question, item.texts) for item in items])
+    judged = workers.judge([PeerGroup(item.recipe, item.question, item.texts) for item in items])
     return [
         Verdict(outcomes=one.outcomes) if one.reason is None else Verdict.bad(one.reason) for one in judged
     ]

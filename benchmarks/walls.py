@@ -37,7 +37,7 @@ from sapo.core.types import MAX_SEED, Question, Recipe
 from sapo.tasks import gym
 from sapo.tasks.questions import sample_tasks
 from sapo.tasks.scorer_audit import only_compares
-from sapo.tasks.workers import Claim, TaskWorkers
+from sapo.tasks.workers import PeerGroup, TaskWorkers
 
 BOUNDS_MS = {"plain comparison": 0.1, "other scorers": 1.0}
 COMPLETIONS = 8
@@ -101,7 +101,7 @@ def ours(workers: TaskWorkers, work: Sequence[Group]) -> Spent:
     """
     questions = workers.questions([group.recipe for group in work])
     claims = [
-        Claim(group.recipe, question.text, group.texts)
+        PeerGroup(group.recipe, question.text, group.texts)
         for group, question in zip(work, questions, strict=True)
         if isinstance(question, Question)
     ]

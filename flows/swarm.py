@@ -15,10 +15,10 @@ from flows.common import SMALL, Process, parser, run_process
 from flows.orchestrator import Orchestrator, at_work
 from sapo.core.child_process import POLL_S, stopping_on_signals
 from sapo.core.determinism import thread_settings
-from sapo.ops.fork_server import Nursery
-from sapo.ops.process_group import Crew
+from sapo.ops.fork_server import ForkServer
+from sapo.ops.process_group import ProcessGroup
 
-CREW: ContextVar[Crew] = ContextVar("crew")
+CREW: ContextVar[ProcessGroup] = ContextVar("crew")
 
 
 @task(name="node", task_run_name="{name}", **SMALL)
@@ -62,11 +62,11 @@ def _run() -> str:
 def work(process: Process, orchestrator: Orchestrator) -> int:
     """Run the swarm once; whatever failed is in `swarm.json`."""
     home, config = process.home, process.config
-    env = {**os.environ, **thread_settings(config.threads)}
-    with Nursery.start(["-m", "flows.nursery"], log=home.logs / "nursery.log", env=env) as nursery:
-        crew = Crew(config, home, process.stop, nursery=nursery)
+    os.environ.update(thread_settings(config.threads))
+    with ForkServer(["flows.preload"]) as fork_server:
+        crew = ProcessGroup(config, home, process.stop, fork_server=fork_server)
         CREW.set(crew)
-        # servers and nursery load side by side; the supervisor ends this process when a server fails
+        # servers and fork server load side by side; the supervisor ends this process when a server fails
         while not home.services.exists() and not process.stopping():
             time.sleep(POLL_S)
         phase = orchestrator.run(

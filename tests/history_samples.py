@@ -27,7 +27,7 @@ from sapo.peers.signing import Identity, seal
 from sapo.store.history.rounds import recorded
 from sapo.store.history.tables import Store
 from sapo.store.history.training_sink import TrainingSink
-from sapo.store.journal.rows import Event, Link, Movement, RefusalRow
+from sapo.store.journal.rows import ChainLink, Event, PoolEvent, RefusalRow
 
 IDENTITY = Identity.new()
 INCARNATION = "0123456789abcdef"
@@ -132,10 +132,10 @@ def result(round: int = 0, **metrics: float) -> RoundResult:
     )
 
 
-def movement(group: BatchGroup, event: Event) -> Movement:
+def movement(group: BatchGroup, event: Event) -> PoolEvent:
     """A group of a batch entering or leaving the pool."""
     at = 1_700_000_000.5
-    return Movement(
+    return PoolEvent(
         event, group.group_id, group.producer, group.producer_key, str(group.bus_position), at, at + 1 / 3
     )
 
@@ -167,7 +167,7 @@ class Books:
     def result(self, round: int) -> RoundResult:
         return result(round)
 
-    def link(self, round: int) -> Link:
+    def link(self, round: int) -> ChainLink:
         """The rounds before it that are not in these books had the batches of `batch`."""
         previous, chain = None, None
         for place in range(round + 1):
@@ -178,9 +178,9 @@ class Books:
                 mine = self._batches[round]
                 digest = known.digest() if known else _digest(place, mine.node, mine.incarnation)
                 chain = chained(chain, digest)
-        return Link(previous, chain)
+        return ChainLink(previous, chain)
 
-    def movements(self, round: int) -> list[Movement]:
+    def movements(self, round: int) -> list[PoolEvent]:
         """Each external group came and was drawn in this very round."""
         events: tuple[Event, ...] = ("received", "trained")
         external = [group for group in self._batches[round].groups if group.source == "external"]

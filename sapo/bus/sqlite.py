@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from sapo.bus.base import MAX_RECORD, Limits, Poll, Positions, Reading
 from sapo.core.atomic_file import whole_file
-from sapo.core.creation_marker import Made
+from sapo.core.creation_marker import CreationMarker
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.types import Received, SignedGroup
 
@@ -72,7 +72,7 @@ class SqliteBus:
         *,
         clock: Callable[[], float] = time.time,
         busy_s: float = 10.0,
-        made: Made | None = None,
+        made: CreationMarker | None = None,
     ) -> None:
         self._path, self._clock, self._busy_s, self._made = path, clock, busy_s, made
         self._writer, self._reader = _Link(), _Link()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CreationMarker:
     """A folder with a file for every thing, which holds its address."""
 
     folder: Path
@@ -36,6 +36,6 @@ class Made:
         return self.folder / name
 
 
-def made_in(home: Path) -> Made:
+def made_in(home: Path) -> CreationMarker:
     """What the home at this path has had."""
-    return Made(home / "made")
+    return CreationMarker(home / "made")

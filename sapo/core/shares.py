@@ -36,14 +36,14 @@ def nobody(key: str) -> bool:
 class Shares:
     """The part of any bound that one author has, and that all newcomers have, who are not `known`.
 
-    Newcomers who are `rising`, of whom something was found sound, have half of the newcomers' part where they
-    want it: new names that come once leave them a way to become known.
+    Newcomers who are `on_probation`, of whom something was found sound, have half of the newcomers' part if
+    they want it: new names that come once leave them a way to become known.
     """
 
     author: float = 1.0
     newcomers: float = 1.0
     known: Callable[[str], bool] = everybody
-    rising: Callable[[str], bool] = nobody
+    on_probation: Callable[[str], bool] = nobody
 
     def most(self, bound: int) -> int:
         """What one author may have of `bound`; at least 1."""
@@ -117,7 +117,7 @@ def over(newest_first: Sequence[Claim], shares: Shares, bound: int, *, lend: boo
             gone[claim.id] = "peer_share"
             continue
         taken[claim.author] += claim.size
-        rising = "rising" if shares.rising(claim.author) else "new"
+        rising = "rising" if shares.on_probation(claim.author) else "new"
         kinds["known" if shares.known(claim.author) else rising].append(claim)
     places = shares.most_newcomers(bound)
     if lend:

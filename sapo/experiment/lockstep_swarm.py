@@ -22,8 +22,8 @@ from sapo.learn.batch_metrics import mean
 from sapo.node.round import NodeRuntime
 from sapo.peers.sampling import sample_self
 from sapo.policy import starter
-from sapo.tasks.questions import Drawing
-from sapo.tasks.workers import Claim, Judgement, TaskWorkers
+from sapo.tasks.questions import QuestionStream
+from sapo.tasks.workers import PeerGroup, TaskWorkers, Verification
 
 EPOCH = 1_000_000.0
 """The clock before the first round; a round is a second."""
@@ -57,7 +57,7 @@ class SharedWorkers(TaskWorkers):
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
-        self._judged: dict[Claim, Judgement] = {}
+        self._judged: dict[PeerGroup, Verification] = {}
         self._scored: dict[tuple[Recipe, str], Outcome] = {}
 
     def score(self, items: Sequence[tuple[Recipe, str]]) -> list[Outcome]:
@@ -69,7 +69,7 @@ class SharedWorkers(TaskWorkers):
         _forget(self._scored, ANSWERS)
         return known
 
-    def judge(self, claims: Sequence[Claim]) -> list[Judgement]:
+    def judge(self, claims: Sequence[PeerGroup]) -> list[Verification]:
         """As `TaskWorkers.judge`; a claim has one verdict, whoever asks."""
         fresh = [claim for claim in claims if claim not in self._judged]
         found = dict(zip(fresh, super().judge(fresh), strict=True)) if fresh else {}
@@ -119,7 +119,7 @@ class Swarm:
     def _ask_the_same(self) -> None:
         """One stream of questions for all nodes, under no author."""
         config = self.config
-        drawing = Drawing(
+        drawing = QuestionStream(
             self.nodes[0].parts.workers,
             config.tasks,
             (config.swarm.seed, config.swarm.name),

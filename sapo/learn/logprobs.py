@@ -21,7 +21,7 @@ SHARING = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class BackboneAndHead:
     """A model taken apart: what gives its last hidden states, the linear head, the embedding.
 
     `embedding` is None where the model looks up its ids in another way than plainly.
@@ -42,7 +42,7 @@ class Forward:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
-        self.parts = take_apart(model)
+        self.parts = split_model(model)
         self._compiled: Callable[..., Any] | None = None
         self._layers = [module for module in model.modules() if _is_layer(module)]
         self._model_takes = _arguments(_base(model))
@@ -80,7 +80,7 @@ class Forward:
         return flat.index_select(0, index).reshape(shape), entropy.index_select(0, index).reshape(shape)
 
     def _in_blocks(
-        self, parts: Parts, chunk: Chunk, learn: LearnConfig, temperature: float
+        self, parts: BackboneAndHead, chunk: Chunk, learn: LearnConfig, temperature: float
     ) -> tuple[Tensor, Tensor]:
         states = _states(parts, self._backbone(parts, learn), chunk, self._backbone_takes)
         hidden = states[:, -chunk.keep :].flatten(0, 1).index_select(0, chunk.places)
@@ -98,7 +98,7 @@ class Forward:
             entropy = torch.special.entr(everything.exp()).sum(-1)
         return everything[chunk.rows, chunk.targets], entropy
 
-    def _backbone(self, parts: Parts, learn: LearnConfig) -> Callable[..., Any]:
+    def _backbone(self, parts: BackboneAndHead, learn: LearnConfig) -> Callable[..., Any]:
         if not learn.compile:
             return parts.backbone
         if self._compiled is None:
@@ -107,7 +107,7 @@ class Forward:
         return self._compiled
 
 
-def take_apart(model: torch.nn.Module) -> Parts | None:
+def split_model(model: torch.nn.Module) -> BackboneAndHead | None:
     """Backbone, head and embedding; None where the logits are not just `head(backbone(ids))`.
 
     Tried on two tokens: some models scale or bend their logits after the head.
@@ -120,7 +120,7 @@ def take_apart(model: torch.nn.Module) -> Parts | None:
         return None
     looked_up = base.get_input_embeddings()  # type: ignore[operator]
     embedding = looked_up if _plain(looked_up) else None
-    for parts in (Parts(backbone, head, embedding), Parts(backbone, head, None)):
+    for parts in (BackboneAndHead(backbone, head, embedding), BackboneAndHead(backbone, head, None)):
         if _agree(model, parts):
             return parts
     return None
@@ -160,14 +160,16 @@ def _context(chunk: Chunk, accepted: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name in accepted}
 
 
-def _states(parts: Parts, call: Callable[..., Any], chunk: Chunk, accepted: frozenset[str]) -> Tensor:
+def _states(
+    parts: BackboneAndHead, call: Callable[..., Any], chunk: Chunk, accepted: frozenset[str]
+) -> Tensor:
     """Last hidden states [B, T, H]."""
     tokens = _tokens(parts, chunk.input_ids)
     states: Tensor = call(**tokens, **_context(chunk, accepted)).last_hidden_state
     return states
 
 
-def _tokens(parts: Parts, ids: Tensor) -> dict[str, Tensor]:
+def _tokens(parts: BackboneAndHead, ids: Tensor) -> dict[str, Tensor]:
     if parts.embedding is None:
         return {"input_ids": ids}
     return {"inputs_embeds": embed(ids, parts.embedding.weight, parts.embedding.padding_idx)}
@@ -190,7 +192,7 @@ def _is_layer(module: torch.nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _agree(model: torch.nn.Module, parts: Parts) -> bool:
+def _agree(model: torch.nn.Module, parts: BackboneAndHead) -> bool:
     """Whether the parts, one after the other, give the model's own logits, bit for bit."""
     ids = torch.tensor([[0, min(1, len(parts.head.weight) - 1)]], device=parts.head.weight.device)
     if parts.embedding is not None and "inputs_embeds" not in _arguments(parts.backbone):

@@ -18,7 +18,7 @@ from sapo.learn.loss import LOG_RATIO_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
-class Treatment:
+class OffPolicyCorrection:
     """The trained tokens that remain, and the factor of each one's advantage; both [S, T].
 
     `metrics` are counts, as scalar tensors: `foreign_masked` (below the floor), `nonfinite` (left out for
@@ -30,9 +30,9 @@ class Treatment:
     metrics: dict[str, Tensor]
 
 
-def treat(
+def correct(
     learn: LearnConfig, own: Tensor, mask: Tensor, external: Tensor, behaviour: Tensor, known: Tensor
-) -> Treatment:
+) -> OffPolicyCorrection:
     """Apply the mode to a batch.
 
     `own` [S, T] are the own policy's log-probabilities at the start of the update, `mask` [S, T] the
@@ -48,18 +48,18 @@ def treat(
 
 def _by_mode(
     learn: LearnConfig, own: Tensor, mask: Tensor, external: Tensor, behaviour: Tensor, known: Tensor
-) -> Treatment:
+) -> OffPolicyCorrection:
     weights = torch.ones_like(own)
     if learn.foreign == "bounded":
         # A comparison that NaN fails: such tokens are not "below the floor", the loss counts them.
         low = mask & external[:, None] & (own < learn.foreign_floor) & own.isfinite()
-        return Treatment(mask & ~low, weights, {"foreign_masked": low.sum()})
+        return OffPolicyCorrection(mask & ~low, weights, {"foreign_masked": low.sum()})
     if learn.foreign == "behaviour":
         return _weigh(own, behaviour, mask, mask & (external & known)[:, None], learn.foreign_ratio_cap)
-    return Treatment(mask, weights, {})
+    return OffPolicyCorrection(mask, weights, {})
 
 
-def _weigh(own: Tensor, behaviour: Tensor, mask: Tensor, affected: Tensor, cap: float) -> Treatment:
+def _weigh(own: Tensor, behaviour: Tensor, mask: Tensor, affected: Tensor, cap: float) -> OffPolicyCorrection:
     """Ratio of own to producing policy, truncated to [1/cap, cap] (truncated importance sampling)."""
     usable = affected & behaviour.isfinite() & own.isfinite()
     raw = torch.where(usable, own, 0.0) - torch.where(usable, behaviour, 0.0)
@@ -72,4 +72,4 @@ def _weigh(own: Tensor, behaviour: Tensor, mask: Tensor, affected: Tensor, cap: 
         "clamped": (raw.abs() > LOG_RATIO_LIMIT).sum(),
         "ratio_truncated": (weights != ratio).sum(),
     }
-    return Treatment(mask & ~lost, weights, metrics)
+    return OffPolicyCorrection(mask & ~lost, weights, metrics)

@@ -19,7 +19,7 @@ from sapo.learn.collate import Chunk, Selection, collate, select
 from sapo.learn.guard import guard
 from sapo.learn.logprobs import Forward, shares_prompts
 from sapo.learn.loss import LOSSES, LossInputs, normaliser
-from sapo.learn.off_policy import treat
+from sapo.learn.off_policy import correct
 from sapo.learn.optimizer import apply_settings, open_optimizer
 
 
@@ -201,7 +201,7 @@ class Learner:
             if len(old) == number:
                 old.append(own)
             start = old[number]
-            foreign = treat(learn, start, chunk.mask, chunk.external, chunk.behaviour, chunk.known)
+            foreign = correct(learn, start, chunk.mask, chunk.external, chunk.behaviour, chunk.known)
             inputs = LossInputs(
                 logprobs=logprobs,
                 old_logprobs=start,

@@ -26,12 +26,12 @@ from sapo.node.recovery import Recovery
 from sapo.node.rollout import RolloutMaker
 from sapo.node.verify import PeerVerifier
 from sapo.peers import keyring
-from sapo.peers.key_clones import OwnKey
+from sapo.peers.key_clones import KeyCloneDetector
 from sapo.peers.membership import refuse_outsider, trusted
 from sapo.peers.pool import Pool
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals
-from sapo.peers.resend_guard import Streams
+from sapo.peers.resend_guard import ResendGuard
 from sapo.peers.trust import refuse_strange_names
 from sapo.policy import models
 from sapo.policy.engines import open_engine
@@ -41,7 +41,7 @@ from sapo.policy.models import LoadedPolicy
 from sapo.store.history import open_store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.journal import Journal
-from sapo.store.journal.outbox import Deliverer, Plan, Sink
+from sapo.store.journal.outbox import Deliverer, FlushPolicy, Sink
 from sapo.store.journal.publish_sink import PublishSink
 from sapo.tasks import sandbox
 from sapo.tasks.workers import TaskWorkers, open_workers
@@ -172,7 +172,7 @@ def open_parts(
         probe: Sequence[Question] = ()
         if node_config.eval.probe_questions:
             probe = held_out_set(config, home, workers)[: node_config.eval.probe_questions]
-        plans = {"training": Plan(items=64, flush_s=node_config.history.flush_seconds)}
+        plans = {"training": FlushPolicy(items=64, flush_s=node_config.history.flush_seconds)}
         journal.set_environment(environment(node_config, policy.device.type))
         listener = Listener(own_bus)
         stack.callback(listener.close)
@@ -224,7 +224,7 @@ def open_parts(
 def _intake(
     config: Config,
     name: str,
-    held: keyring.Held,
+    held: keyring.KeyAndCard,
     manifest: Manifest,
     journal: Journal,
     listener: Listener,
@@ -248,9 +248,9 @@ def _intake(
         outage=Outage("the bus is", log, consequence="going on in silo", who=name),
         pool=Pool.restore(config.pool, journal.pool(), journal.met(), quotas.shares),
         quotas=quotas,
-        streams=Streams(journal.streams(), quotas.shares),
+        streams=ResendGuard(journal.streams(), quotas.shares),
         refusals=Refusals(clock),
-        own_key=OwnKey(journal, held.card.incarnations),
+        own_key=KeyCloneDetector(journal, held.card.incarnations),
         dropped=set(journal.dropped()),
     )
 

@@ -13,15 +13,15 @@ from sapo.core.errors import Refused, Unavailable
 from sapo.core.outage import Outage
 from sapo.core.types import Group, Received, SignedGroup
 from sapo.peers.admission import PROVEN, admit, said_before
-from sapo.peers.key_clones import OwnKey
+from sapo.peers.key_clones import KeyCloneDetector
 from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals, is_signed
-from sapo.peers.resend_guard import Streams
+from sapo.peers.resend_guard import ResendGuard
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import false_ids
-from sapo.store.journal.journal import Journal, Met, PoolRow
-from sapo.store.journal.rows import Heard
+from sapo.store.journal.journal import Journal, PoolRow, SeenGroup
+from sapo.store.journal.rows import PeerUpdates
 from sapo.tasks.questions import drawn_by
 
 
@@ -32,7 +32,7 @@ class Arrivals:
     rows: list[PoolRow] = field(default_factory=list)
     useless: dict[str, str] = field(default_factory=dict)
     """Reasons, by group id, of those that left at once, judged at sight: they never had a place."""
-    met: list[Met] = field(default_factory=list)
+    met: list[SeenGroup] = field(default_factory=list)
     positions: Positions = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
 
@@ -54,9 +54,9 @@ class Intake:
     """Whether the bus can be read; the deliverer knows whether it can be written."""
     pool: Pool
     quotas: Quotas
-    streams: Streams
+    streams: ResendGuard
     refusals: Refusals
-    own_key: OwnKey
+    own_key: KeyCloneDetector
     dropped: set[str]
     """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
 
@@ -95,10 +95,10 @@ class Intake:
                 self.pool.add(entry)
         self.pool.evict(now)
 
-    def heard(self, own: Iterable[tuple[Group, SignedGroup]], arrivals: Arrivals) -> Heard:
+    def heard(self, own: Iterable[tuple[Group, SignedGroup]], arrivals: Arrivals) -> PeerUpdates:
         """What the journal is to remember of a round's groups, the node's own and those that came."""
         met = [self.pool.met(group, signed.content_sha256) for group, signed in own]
-        return Heard(
+        return PeerUpdates(
             met=[*met, *arrivals.met],
             forgotten=self.pool.seen.forgotten(),
             peers=self.quotas.changed(),
@@ -166,7 +166,7 @@ class Intake:
         if refused.group is not None and (refused.code in PROVEN or refused.proven):
             self.quotas.fault(refused.group.key, refused.code)
 
-    def _drawn(self, met: Met) -> bool:
+    def _drawn(self, met: SeenGroup) -> bool:
         """Whether a group met before answers a question that was its author's to draw, as far as is known."""
         entry = self.pool.get(met.group_id)
         return met.stamp is None or (entry is not None and drawn_by(entry.group))

@@ -13,7 +13,7 @@ from sapo.peers.group_rules import MAX_QUESTION
 from sapo.peers.signing import Identity, seal
 from sapo.policy.engines.base import Engine
 from sapo.policy.models import LoadedPolicy
-from sapo.tasks.questions import Drawing
+from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import TaskWorkers
 
 Completions = list[list[Completion]]
@@ -46,10 +46,10 @@ class RolloutMaker:
     workers: TaskWorkers
     clock: Callable[[], float]
 
-    def drawing(self, round: int) -> Drawing:
+    def drawing(self, round: int) -> QuestionStream:
         """The drawing of a round's questions: of the same ones whenever it is made."""
         config = self.config
-        return Drawing(
+        return QuestionStream(
             self.workers,
             config.tasks,
             (config.swarm.name, self.identity.key, self.incarnation),
@@ -58,7 +58,7 @@ class RolloutMaker:
             held_out=config.rules.held_out,
         )
 
-    def request(self, round: int, policy_version: int, begun: Drawing | None = None) -> Request:
+    def request(self, round: int, policy_version: int, begun: QuestionStream | None = None) -> Request:
         """Draw the questions of a round, as far as `begun` has not, and have the engine take over the weights
         as they are now."""
         questions = (begun or self.drawing(round)).result()

@@ -38,7 +38,7 @@ from sapo.peers.sampling import Draw
 from sapo.peers.trust import believes
 from sapo.policy.tokenise import Tokens
 from sapo.policy.weights_hash import Digests
-from sapo.tasks.questions import Drawing
+from sapo.tasks.questions import QuestionStream
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class NodeRuntime:
         self._ahead = Ahead(parts.rollouts)
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""
-        self._next: Drawing | None = None
+        self._next: QuestionStream | None = None
         """Of the next round's questions, begun beside an update."""
         self._batch: Batch | None = None
         self._now = _Round()
@@ -185,7 +185,7 @@ class NodeRuntime:
                 parts.intake.pool.seen.add(group, signed.content_sha256)
             now.metrics["time/generate"] += parts.clock() - started
         if parts.deliverer is not None:
-            parts.deliverer.kick()
+            parts.deliverer.notify()
 
     # -- 3. SampleExternal: what may be drawn, in which order ---------------------------------------------
 
@@ -215,7 +215,7 @@ class NodeRuntime:
         """The batch of the newest update."""
         return self._batch
 
-    def ask(self, drawing: Drawing) -> None:
+    def ask(self, drawing: QuestionStream) -> None:
         """Use these questions in the next round instead of drawing new ones."""
         self._next = drawing
 
@@ -396,7 +396,7 @@ class NodeRuntime:
         checkpoint = parts.recovery.due(self.round + 1, finished, last=last)
         digests = self._digests(checkpoint)
         if self._next is not None:
-            self._next.look()
+            self._next.advance()
         now.metrics |= step.metrics | source_metrics(now.batch)
         self._update_s = now.metrics["time/update"] = finished - started
         now.metrics["time/round"] = sum(
@@ -423,7 +423,7 @@ class NodeRuntime:
             parts.recovery.take(self.round, last=last, weights_sha256=digest)
             self._now.metrics[CHECKPOINT_TIME] = parts.recovery.last_s
         if parts.deliverer is not None:
-            parts.deliverer.kick()
+            parts.deliverer.notify()
         if step.alarm:
             log.warning("%s: round %d: %s", self.name, result.round, step.alarm)
             if self.config.guard.action == "pause":

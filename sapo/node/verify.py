@@ -17,11 +17,11 @@ from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import Tokens
-from sapo.tasks.workers import Claim, TaskWorkers
+from sapo.tasks.workers import PeerGroup, TaskWorkers
 
 
 @dataclass(frozen=True, slots=True)
-class Standard:
+class Baseline:
     """The best and the mean score of answers; by default nothing falls short of it."""
 
     best: float = 0.0
@@ -32,13 +32,13 @@ class Standard:
         return max(scores) < self.best - tolerance or fmean(scores) < self.mean / 2 - tolerance
 
 
-def own_standards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]) -> dict[str, Standard]:
+def own_standards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]) -> dict[str, Baseline]:
     """What a round's own answers reach, by data set, and all of them together under ``""``."""
     scores: dict[str, list[float]] = {}
     for group, row in zip(groups, outcomes, strict=True):
         for name in (group.recipe.dataset, ""):
             scores.setdefault(name, []).extend(one.score for one in row if one.score is not None)
-    return {name: Standard(max(found), fmean(found)) for name, found in scores.items() if found}
+    return {name: Baseline(max(found), fmean(found)) for name, found in scores.items() if found}
 
 
 @dataclass
@@ -52,7 +52,7 @@ class PeerVerifier:
     refusals: Refusals
 
     def verified(
-        self, entries: Sequence[Entry], standards: Mapping[str, Standard] = MappingProxyType({})
+        self, entries: Sequence[Entry], standards: Mapping[str, Baseline] = MappingProxyType({})
     ) -> list[Entry]:
         """Regenerate and score groups; returns the entries with their verdicts and tokens.
 
@@ -93,13 +93,13 @@ class PeerVerifier:
             seconds.append(time.thread_time() - began)
         return tokens, found, seconds
 
-    def _falls_short(self, group: Group, verdict: Verdict, standards: Mapping[str, Standard]) -> bool:
+    def _falls_short(self, group: Group, verdict: Verdict, standards: Mapping[str, Baseline]) -> bool:
         """Whether informative scores fall short of the node's own, on that data set if it can tell."""
         tolerance = self.config.learn.zero_tolerance
         if not informative(verdict.scores, tolerance):
             return False
         known = [score for score in verdict.scores if score is not None]
-        standard = standards.get(group.recipe.dataset) or standards.get("") or Standard()
+        standard = standards.get(group.recipe.dataset) or standards.get("") or Baseline()
         return standard.above(known, tolerance)
 
     def _bad(self, entry: Entry, reason: str) -> Verdict:
@@ -110,5 +110,5 @@ class PeerVerifier:
         return Verdict.bad(reason)
 
 
-def _claim(group: Group) -> Claim:
-    return Claim(group.recipe, group.question, tuple(completion.text for completion in group.completions))
+def _claim(group: Group) -> PeerGroup:
+    return PeerGroup(group.recipe, group.question, tuple(completion.text for completion in group.completions))

@@ -20,7 +20,7 @@ from sapo.core.child_process import POLL_S, Child, Started, tail
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.determinism import thread_settings
-from sapo.ops.fork_server import Nursery
+from sapo.ops.fork_server import ForkServer
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ ARCHIVE, EVALUATE = "archive", "evaluate"
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberState:
     """One process: how it stands, how often it was restarted, and why it ended if it did not end well."""
 
     state: State = "waiting"
@@ -50,25 +50,25 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class CrewState:
+class SwarmState:
     """What `swarm.json` holds: the members by name, and the pid of the process that keeps them."""
 
     phase: Phase
     pid: int
     started_at: float
-    members: dict[str, Member]
+    members: dict[str, MemberState]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
-    def read(cls, home: Home) -> "CrewState | None":
+    def read(cls, home: Home) -> "SwarmState | None":
         """The state last written; None where no swarm has run."""
         try:
             content = json.loads(home.swarm_state.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
-        content["members"] = {name: Member(**member) for name, member in content["members"].items()}
+        content["members"] = {name: MemberState(**member) for name, member in content["members"].items()}
         return cls(**content)
 
 
@@ -95,11 +95,11 @@ def _progress_file(home: Home) -> Path:
     return home.root / "evaluating.json"
 
 
-class Crew:
+class ProcessGroup:
     """Starts, restarts and stops the processes of one swarm. Its methods may be called from several threads.
 
     `stop` asks everything to end; `home.stop_flag` does the same from outside. `command` gives the arguments
-    of a member's Python by its name. Members are forked by the `nursery` where there is one.
+    of a member's Python by its name. Members are forked by the `fork_server` if there is one.
     """
 
     def __init__(
@@ -111,21 +111,21 @@ class Crew:
         env: Mapping[str, str] | None = None,
         command: Callable[[str], Sequence[str]] | None = None,
         backoff_s: Sequence[float] = BACKOFF_S,
-        nursery: Nursery | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self.config, self.home, self.stop, self.backoff_s = config, home, stop, backoff_s
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._env = dict(os.environ if env is None else env)
         self._command = command or (lambda name: flow_command(home, name))
         self._lock = threading.Lock()
         self._published = threading.Event()
-        members = {name: Member() for name in (*config.nodes, ARCHIVE, EVALUATE)}
-        self._state = CrewState("starting", os.getpid(), time.time(), members)
+        members = {name: MemberState() for name in (*config.nodes, ARCHIVE, EVALUATE)}
+        self._state = SwarmState("starting", os.getpid(), time.time(), members)
         self._write()
 
     # -- what happens, in order --------------------------------------------------------------------------
 
-    def run(self) -> CrewState:
+    def run(self) -> SwarmState:
         """Everything, without Prefect: nodes beside the archive, a last archive pass, the evaluation."""
         names = self.config.nodes
         with ThreadPoolExecutor(len(names) + 1, thread_name_prefix="crew") as pool:
@@ -140,12 +140,12 @@ class Crew:
         self.run_evaluation()
         return self.close()
 
-    def run_node(self, name: str) -> Member:
+    def run_node(self, name: str) -> MemberState:
         """Keep one node going until it has ended for good."""
         self._phase("running")
         return self._keep(name, NODE_GRACE_S, self.stopping)
 
-    def run_archive(self) -> Member:
+    def run_archive(self) -> MemberState:
         """Keep the archive going until `finish_archive`, and through its last pass."""
         # it goes on while the nodes stop: what they published last is still to be written
         member = self._keep(ARCHIVE, FINAL_ARCHIVE_S, self._published.is_set)
@@ -158,13 +158,13 @@ class Crew:
         self._phase("archiving")
         self._published.set()
 
-    def run_evaluation(self) -> Member:
+    def run_evaluation(self) -> MemberState:
         """Evaluate starter and nodes on the held-out questions, unless the swarm was stopped before."""
         if not self.stopping():
             self._phase("evaluating")
         return self._keep(EVALUATE, ARCHIVE_GRACE_S, self.stopping)
 
-    def close(self) -> CrewState:
+    def close(self) -> SwarmState:
         """Settle how it all ended."""
         states = {member.state for member in self._state.members.values()}
         if states & {"failed", "owing"}:
@@ -179,13 +179,15 @@ class Crew:
             self.stop.set()
         return self.stop.is_set()
 
-    def member(self, name: str) -> Member:
+    def member(self, name: str) -> MemberState:
         """How a process stands now."""
         return self._state.members[name]
 
     # -- one process --------------------------------------------------------------------------------------
 
-    def _keep(self, name: str, grace: float, ending: Callable[[], bool], extra: Sequence[str] = ()) -> Member:
+    def _keep(
+        self, name: str, grace: float, ending: Callable[[], bool], extra: Sequence[str] = ()
+    ) -> MemberState:
         """Run a process until it has ended for good, or, once `ending`, end it within `grace` seconds."""
         backoff = Backoff(self.backoff_s)
         while self._can_start(ending):
@@ -203,14 +205,14 @@ class Crew:
 
     def _can_start(self, ending: Callable[[], bool]) -> bool:
         """Wait until a process can be started at once; False when it is not to be started any more."""
-        while self._nursery is not None and not self._nursery.ready() and not ending():
+        while self._fork_server is not None and not self._fork_server.ready() and not ending():
             time.sleep(POLL_S)
         return not ending()
 
     def _start(self, name: str, extra: Sequence[str]) -> Started:
         config = self.config.for_node(name) if name in self.config.nodes else self.config
         env = {**self._env, **thread_settings(config.threads), "PYTHONUNBUFFERED": "1"}
-        launch = Child.start if self._nursery is None else self._nursery.launch
+        launch = Child.start if self._fork_server is None else self._fork_server.launch
         return launch(name, [*self._command(name), *extra], log=self.home.logs / f"{name}.log", env=env)
 
     def _await(self, child: Started, grace: float, ending: Callable[[], bool]) -> int:

@@ -53,7 +53,7 @@ class ServiceFailed(SapoError):
 
 
 @dataclass
-class Kept:
+class SupervisedServer:
     """A server that was started here, and is started again when it ends while the swarm runs."""
 
     child: Child
@@ -73,7 +73,7 @@ class Running:
     def __init__(
         self,
         services: Services,
-        kept: dict[str, Kept],
+        kept: dict[str, SupervisedServer],
         home: Home,
         limit: float = START_LIMIT_S,
     ) -> None:
@@ -114,7 +114,7 @@ class Running:
             self._write()
         return self._up
 
-    def _keep(self, name: str, kept: Kept) -> None:
+    def _keep(self, name: str, kept: SupervisedServer) -> None:
         """Start a server again that has ended, once it has waited long enough."""
         now = time.monotonic()
         if kept.due_at is None:
@@ -133,7 +133,7 @@ class Running:
             restarts = self._service(name).restarts + 1
             self._note(name, f"is started again, restart {restarts}", pid=kept.child.pid, restarts=restarts)
 
-    def _plan(self, name: str, kept: Kept, what: str) -> None:
+    def _plan(self, name: str, kept: SupervisedServer, what: str) -> None:
         """Take down that a server is away, and when it is to be started again."""
         wait = kept.backoff.next_wait()
         if wait is None:
@@ -198,7 +198,7 @@ def _serving(
     config: Config, home: Home, env: Mapping[str, str], *, named: str | None, store: str
 ) -> Iterator[Running]:
     """MLflow where it is `named`, else a server of `store`; and Prefect."""
-    kept: dict[str, Kept] = {}
+    kept: dict[str, SupervisedServer] = {}
     with _only_these(home):
         try:
             if named is not None:
@@ -240,14 +240,18 @@ def _own_store(home: Home) -> str:
     return f"sqlite:///{home.mlflow_db}"
 
 
-def _mlflow(config: Config, home: Home, store: str, env: Mapping[str, str], kept: dict[str, Kept]) -> Service:
+def _mlflow(
+    config: Config, home: Home, store: str, env: Mapping[str, str], kept: dict[str, SupervisedServer]
+) -> Service:
     bound = bind(config.track.port, "track.port")
     arguments = ["mlflow", "--store", store, "--artifacts", str(home.artifacts)]
     service = Service("mlflow", _url(bound), password=_new_password())
     return _start(service, bound, arguments, home, {**env, **QUIET}, kept)
 
 
-def _prefect(config: Config, home: Home, env: Mapping[str, str], kept: dict[str, Kept]) -> Service:
+def _prefect(
+    config: Config, home: Home, env: Mapping[str, str], kept: dict[str, SupervisedServer]
+) -> Service:
     if named := env.get("PREFECT_API_URL"):
         return _named(Service("prefect", named.rstrip("/")), "PREFECT_API_URL")
     bound = bind(config.flow.port, "flow.port")
@@ -284,7 +288,7 @@ def _start(
     arguments: list[str],
     home: Home,
     env: Mapping[str, str],
-    kept: dict[str, Kept],
+    kept: dict[str, SupervisedServer],
 ) -> Service:
     """Start a server on a bound socket, and take down how it is started again on the same port."""
     log, port = home.logs / f"{service.name}.log", bound.getsockname()[1]
@@ -297,7 +301,9 @@ def _start(
             return Child.start(service.name, command, log=log, env=asking, descriptors=[on.fileno()])
 
     child = start(bound)
-    kept[service.name] = Kept(child, lambda: start(bind(port, f"the port of {service.name}")), Backoff())
+    kept[service.name] = SupervisedServer(
+        child, lambda: start(bind(port, f"the port of {service.name}")), Backoff()
+    )
     return replace(service, pid=child.pid, log=str(log))
 
 

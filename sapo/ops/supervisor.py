@@ -29,8 +29,8 @@ from sapo.ops.process_group import (
     NODE_GRACE_S,
     OWING,
     PAUSED,
-    CrewState,
-    Member,
+    MemberState,
+    SwarmState,
     flow_command,
     read_progress,
 )
@@ -77,8 +77,8 @@ class SwarmStatus:
 
     phase: str
     nodes: tuple[NodeStatus, ...]
-    archive: Member
-    evaluate: Member
+    archive: MemberState
+    evaluate: MemberState
     services: Services | None
     pid: int | None
     """Of the process to signal; None when the swarm does not run."""
@@ -162,7 +162,7 @@ def _run_flow(watch: "_Watch", command: Sequence[str], env: Mapping[str, str]) -
 
 def _await_orphans(home: Home) -> None:
     """Wait for processes whose keeper was ended before them: they end themselves within their grace."""
-    state = CrewState.read(home)
+    state = SwarmState.read(home)
     pids = [member.pid for member in state.members.values() if member.pid] if state else []
     deadline = time.monotonic() + ORPHAN_GRACE_S + 1.0
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
@@ -235,7 +235,7 @@ class _Watch:
 
 
 def _settled(home: Home) -> bool:
-    state = CrewState.read(home)
+    state = SwarmState.read(home)
     return state is not None and state.phase in SETTLED
 
 
@@ -314,7 +314,7 @@ def run_node(
         raise UserError("NAME", name, f"it cannot run: {tail(child.log, 1)}", f"see {child.log}")
     if code not in (0, PAUSED, OWING) and not stop.is_set():
         raise ServiceFailed(f"{name} ended with code {code}; the end of {child.log}:\n{tail(child.log)}")
-    return node_status(config, home, name, Member(exit_code=code), running=False)
+    return node_status(config, home, name, MemberState(exit_code=code), running=False)
 
 
 # -- looking and asking ------------------------------------------------------------------------------------
@@ -322,22 +322,22 @@ def run_node(
 
 def snapshot(config: Config, home: Home) -> SwarmStatus:
     """How the swarm stands now, read without disturbing it; cheap enough for every second."""
-    state = CrewState.read(home)
+    state = SwarmState.read(home)
     pid = holder(home.root)
-    members: Mapping[str, Member] = {} if state is None else state.members
+    members: Mapping[str, MemberState] = {} if state is None else state.members
     phase = _phase(state, pid)
     nodes = tuple(
-        node_status(config, home, name, members.get(name, Member()), running=pid is not None)
+        node_status(config, home, name, members.get(name, MemberState()), running=pid is not None)
         for name in config.nodes
     )
     servers = service_registry.read(home) if pid is not None else None
-    archive, evaluate = members.get("archive", Member()), members.get("evaluate", Member())
+    archive, evaluate = members.get("archive", MemberState()), members.get("evaluate", MemberState())
     stopping = pid is not None and home.stop_flag.exists()
     progress = read_progress(home) if phase == "evaluating" else None
     return SwarmStatus(phase, nodes, archive, evaluate, servers, pid, stopping, progress)
 
 
-def _phase(state: CrewState | None, pid: int | None) -> str:
+def _phase(state: SwarmState | None, pid: int | None) -> str:
     if state is None:
         return "idle" if pid is None else "starting"
     if pid is None and state.phase not in SETTLED:
@@ -345,7 +345,7 @@ def _phase(state: CrewState | None, pid: int | None) -> str:
     return state.phase
 
 
-def node_status(config: Config, home: Home, name: str, member: Member, *, running: bool) -> NodeStatus:
+def node_status(config: Config, home: Home, name: str, member: MemberState, *, running: bool) -> NodeStatus:
     """One node as its journal and its process tell it; `running` is whether a swarm runs in this home."""
     total = config.for_node(name).swarm.rounds
     newest = _newest(config, home, name)

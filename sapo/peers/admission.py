@@ -10,13 +10,13 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
 from sapo.core.types import Group, Received
 from sapo.peers.copies import Fates, decide
-from sapo.peers.dedup import Seen, fingerprint
+from sapo.peers.dedup import DedupIndex, fingerprint
 from sapo.peers.group_rules import check_rules, check_size
 from sapo.peers.signing import unseal
-from sapo.store.journal.rows import Met
+from sapo.store.journal.rows import SeenGroup
 from sapo.tasks.questions import drawn_by
 
-__all__ = ["PROVEN", "Refused", "Seen", "admit", "fingerprint", "said_before"]
+__all__ = ["PROVEN", "DedupIndex", "Refused", "admit", "fingerprint", "said_before"]
 
 PROVEN = frozenset({"equivocation", "held_out", "key_reuse", "question_mismatch", "token_ids"})
 """Reasons that prove, by the author's own signature, that the author breaks the rules. Others do not: anybody
@@ -31,11 +31,11 @@ def admit(
     own_node: str,
     now: float,
     max_age_s: float,
-    seen: Seen,
+    seen: DedupIndex,
     has_control_tokens: Callable[[str], bool],
     has_false_ids: Callable[[Group], bool] = lambda group: False,
     own_group: Callable[[Group], bool] = lambda group: True,
-    drawn: Callable[[Met], bool] = lambda met: met.stamp is None,
+    drawn: Callable[[SeenGroup], bool] = lambda met: met.stamp is None,
 ) -> Group:
     """The group inside, if it may enter the pool. Raises `Refused` otherwise; changes nothing.
 
@@ -85,8 +85,8 @@ def _check_age(group: Group, age: float, max_age_s: float) -> None:
 
 
 def said_before(
-    group: Group, timestamp: float, seen: Seen, drawn: Callable[[Met], bool]
-) -> tuple[Met, Fates] | None:
+    group: Group, timestamp: float, seen: DedupIndex, drawn: Callable[[SeenGroup], bool]
+) -> tuple[SeenGroup, Fates] | None:
     """The known group with the same content as one stamped by the bus at `timestamp`, and which is the
     copy."""
     met = seen.alike(group)

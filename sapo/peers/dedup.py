@@ -10,7 +10,7 @@ from collections import Counter
 from sapo.core.shares import EQUAL, Claim, Shares, over
 from sapo.core.types import Group, Recipe, canonical, sha256
 from sapo.core.unicode import compatible
-from sapo.store.journal.rows import Met
+from sapo.store.journal.rows import SeenGroup
 
 ALIKE = 0.5
 """Share of the smaller group's completions that the other also has, from which on they are one text."""
@@ -22,12 +22,12 @@ _NO_LETTERS = re.compile(r"[\W_]+")
 _NOTHING_SAID = {code: None for code in range(128) if not chr(code).isalnum()}
 
 
-class Seen:
+class DedupIndex:
     """A bounded memory of groups met before, divided among their authors by `shares`."""
 
     def __init__(self, limit: int = 10_000, shares: Shares = EQUAL) -> None:
         self._limit, self._shares = limit, shares
-        self._met: dict[str, Met] = {}
+        self._met: dict[str, SeenGroup] = {}
         self._questions: dict[str, list[str]] = {}
         self._forgotten: list[str] = []
         self._last: tuple[Group | None, str] = (None, "")
@@ -38,7 +38,7 @@ class Seen:
     def add(self, group: Group, content_sha256: str, stamp: float | None = None) -> None:
         """Remember a group that the bus stamped at `stamp`; own groups, which no peer can have published
         before, belong in here too, or a peer's copy of them is not noticed."""
-        self.note(Met(group.group_id, content_sha256, self.mark(group), None, group.key, stamp))
+        self.note(SeenGroup(group.group_id, content_sha256, self.mark(group), None, group.key, stamp))
 
     def mark(self, group: Group) -> str:
         """The group's fingerprint; on its way in, one group is asked about several times in a row."""
@@ -46,11 +46,11 @@ class Seen:
             self._last = (group, fingerprint(group))
         return self._last[1]
 
-    def get(self, group_id: str) -> Met | None:
+    def get(self, group_id: str) -> SeenGroup | None:
         """What is remembered of the group with this id."""
         return self._met.get(group_id)
 
-    def note(self, met: Met) -> None:
+    def note(self, met: SeenGroup) -> None:
         """Remember a group as the journal keeps it; one that is known is left as it is."""
         if met.group_id in self._met:
             return
@@ -65,7 +65,7 @@ class Seen:
         met = self._met.get(group_id)
         return None if met is None else met.content_sha256
 
-    def alike(self, group: Group) -> Met | None:
+    def alike(self, group: Group) -> SeenGroup | None:
         """Another group that answers the same question in the same words, if one is remembered.
 
         Honest nodes never repeat a question; beyond `CROWD` groups on one, every further group is a copy.

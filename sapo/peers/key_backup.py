@@ -12,7 +12,7 @@ from sapo.core.config.home import Home
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.core.types import Record
-from sapo.peers.keyring import Card, Held, place, refuse_placing
+from sapo.peers.keyring import Card, KeyAndCard, place, refuse_placing
 from sapo.peers.signing import Identity, refuse_readable
 
 PASSPHRASE = "SAPO_KEYS_PASSPHRASE"
@@ -53,7 +53,7 @@ def passphrase_given() -> str | None:
     return os.environ.get(PASSPHRASE) or None
 
 
-def write(held: Sequence[Held], file: Path, passphrase: str | None) -> None:
+def write(held: Sequence[KeyAndCard], file: Path, passphrase: str | None) -> None:
     """Write keys into a new file of mode 600. Raises `UserError` where it exists or cannot be written, and
     for a passphrase that cannot encrypt."""
     try:
@@ -93,7 +93,7 @@ def read(file: Path) -> Backup:
         raise UserError("FILE", str(file), problem, "name what `sapo keys backup` wrote, whole") from None
 
 
-def opened(keys: Sequence[BackedUp], file: Path, passphrase: str | None) -> list[Held]:
+def opened(keys: Sequence[BackedUp], file: Path, passphrase: str | None) -> list[KeyAndCard]:
     """The keys themselves. Raises `UserError` for a wrong passphrase, or a key that is not its card's."""
     found = []
     for key in keys:
@@ -102,11 +102,11 @@ def opened(keys: Sequence[BackedUp], file: Path, passphrase: str | None) -> list
         identity = Identity.from_pem(key.pem.encode(), "FILE", str(file), passphrase)
         if identity.key != key.card.key:
             raise UserError("FILE", str(file), f"the key of {key.card.node} is another", "use another backup")
-        found.append(Held(identity, key.card))
+        found.append(KeyAndCard(identity, key.card))
     return found
 
 
-def restore(home: Home, swarm: str, held: Sequence[Held], node: str | None) -> list[Held]:
+def restore(home: Home, swarm: str, held: Sequence[KeyAndCard], node: str | None) -> list[KeyAndCard]:
     """Put keys into their nodes' folders, or a single one into another node's: all of them or none.
 
     Raises `UserError` as `sapo.peers.keyring.place` does.

@@ -10,7 +10,7 @@ from sapo.store.journal.journal import Journal, JournalError
 log = logging.getLogger(__name__)
 
 
-class OwnKey:
+class KeyCloneDetector:
     """Tells a node's own groups, as they come back from the bus, from those of another holder of its key.
 
     Another wrote what claims this incarnation and is not in its journal. Of other incarnations, those in

@@ -45,7 +45,7 @@ class Card(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class KeyAndCard:
     """A key and its card."""
 
     identity: Identity
@@ -67,7 +67,7 @@ def data_folder() -> Path:
         raise UserError("SAPO_KEYS", named, f"{place} is in no home folder that is known", remedy) from None
 
 
-def take(home: Home, swarm: str, node: str, now: float) -> Held:
+def take(home: Home, swarm: str, node: str, now: float) -> KeyAndCard:
     """The key of a node, made where it has none, and kept in the data folder too.
 
     `now` is in unix seconds. Raises `UserError` for files that are damaged or that others may read, and for a
@@ -89,7 +89,7 @@ def take(home: Home, swarm: str, node: str, now: float) -> Held:
             *(node, identity.key, node, swarm, names, folder, again),
         )
     card = card.model_copy(update={"swarm": swarm, "node": node, "folder": str(folder)})
-    return note(home, Held(identity, card))
+    return note(home, KeyAndCard(identity, card))
 
 
 def invited_until(home: Home, node: str) -> int | None:
@@ -98,7 +98,7 @@ def invited_until(home: Home, node: str) -> int | None:
     return card.invitation.until if card is not None and card.invitation is not None else None
 
 
-def note(home: Home, held: Held) -> Held:
+def note(home: Home, held: KeyAndCard) -> KeyAndCard:
     """Write a key's card if it changed, and keep both in the data folder."""
     path = home.card(held.card.node)
     text = held.card.canonical() + "\n"
@@ -114,21 +114,21 @@ def note(home: Home, held: Held) -> Held:
     return held
 
 
-def remember(home: Home, held: Held, incarnation: str) -> Held:
+def remember(home: Home, held: KeyAndCard, incarnation: str) -> KeyAndCard:
     """Write down an incarnation of the node's journal, so that it is known for its own ever after."""
     card = find_card(home.card(held.card.node))
     if card is None or card.key != held.identity.key:
         card = held.card
     # an invitation may have been accepted since the key was taken
-    held = Held(held.identity, card)
+    held = KeyAndCard(held.identity, card)
     known = tuple(one for one in card.incarnations if one != incarnation)
     if (*known, incarnation) == card.incarnations:
         return held
     newest = (*known, incarnation)[-MAX_INCARNATIONS:]
-    return note(home, Held(held.identity, card.model_copy(update={"incarnations": newest})))
+    return note(home, KeyAndCard(held.identity, card.model_copy(update={"incarnations": newest})))
 
 
-def keep(held: Held) -> None:
+def keep(held: KeyAndCard) -> None:
     """Put a key and its card into the data folder; what is known there of its past stays.
 
     Raises `OSError` where that cannot be written, and `UserError` where others may look into it.
@@ -159,7 +159,7 @@ def homeless(swarm: str, node: str) -> list[Card]:
     return [card for card in own if _lives(card) is None]
 
 
-def load_kept(text: str) -> Held:
+def load_kept(text: str) -> KeyAndCard:
     """The kept key that `text` names or begins. Raises `UserError` where there is none, or several."""
     folder = data_folder()
     names = sorted(path.stem for path in folder.glob("*.pem") if text and path.stem.startswith(text))
@@ -171,10 +171,10 @@ def load_kept(text: str) -> Held:
     card = find_card(folder / f"{names[0]}.json")
     if card is None or card.key != identity.key:
         card = Card(key=identity.key, swarm="unknown", node="unknown", created=0.0, folder="")
-    return Held(identity, card)
+    return KeyAndCard(identity, card)
 
 
-def place(home: Home, held: Held, swarm: str, node: str) -> Held:
+def place(home: Home, held: KeyAndCard, swarm: str, node: str) -> KeyAndCard:
     """Put a key that was kept elsewhere into a node's folder.
 
     Raises `UserError` where another key is there, the node runs, or the key's node lives in another folder.
@@ -185,10 +185,10 @@ def place(home: Home, held: Held, swarm: str, node: str) -> Held:
         write_first(home.key(node), held.identity.to_pem())
         refuse_placing(home, held, node)  # again: another process may have made a key meanwhile
         card = held.card.model_copy(update={"swarm": swarm, "node": node, "folder": str(folder)})
-        return note(home, Held(held.identity, card))
+        return note(home, KeyAndCard(held.identity, card))
 
 
-def refuse_placing(home: Home, held: Held, node: str) -> None:
+def refuse_placing(home: Home, held: KeyAndCard, node: str) -> None:
     """Raise `UserError` where another key is in a node's folder, or the key's node lives in another one."""
     path, folder = home.key(node), home.node(node)
     if path.exists() and Identity.load(path).key != held.identity.key:

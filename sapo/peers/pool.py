@@ -10,8 +10,8 @@ from sapo.core.config.load import PoolConfig
 from sapo.core.errors import Refused
 from sapo.core.shares import Claim, Served, Shares, over
 from sapo.core.types import Group, Outcome, Received, Record
-from sapo.peers.admission import Seen, fingerprint
-from sapo.store.journal.rows import Met, PoolRow
+from sapo.peers.admission import DedupIndex, fingerprint
+from sapo.store.journal.rows import PoolRow, SeenGroup
 
 if TYPE_CHECKING:
     from sapo.policy.tokenise import Tokens
@@ -122,7 +122,7 @@ class Pool:
     def __init__(self, config: PoolConfig, shares: Shares | None = None) -> None:
         self.config = config
         self.shares = shares or Shares(author=config.max_peer_share)
-        self.seen = Seen(self.memory, self.shares)
+        self.seen = DedupIndex(self.memory, self.shares)
         self._entries: dict[str, Entry] = {}
         self._new: set[str] = set()
         self._served = Served(self.memory)
@@ -133,7 +133,7 @@ class Pool:
         cls,
         config: PoolConfig,
         rows: Iterable[PoolRow],
-        met: Iterable[Met] = (),
+        met: Iterable[SeenGroup] = (),
         shares: Shares | None = None,
     ) -> "Pool":
         """The pool that the journal kept, with its memory of all that was `met`, in order."""
@@ -155,14 +155,14 @@ class Pool:
         """How many groups are remembered after they have gone."""
         return SEEN_PER_GROUP * self.config.max_groups
 
-    def met(self, group: Group, content_sha256: str, stamp: float | None = None) -> Met:
+    def met(self, group: Group, content_sha256: str, stamp: float | None = None) -> SeenGroup:
         """What is to be remembered of a group, once the pool is within its bounds; own ones have no stamp."""
         group_id = group.group_id
         author = group.key if group_id in self._entries else None
         seen = self.seen.get(group_id)
         known = seen is not None and seen.content_sha256 == content_sha256
         mark = seen.fingerprint if seen is not None and known else fingerprint(group)
-        return Met(group_id, content_sha256, mark, author, group.key, stamp)
+        return SeenGroup(group_id, content_sha256, mark, author, group.key, stamp)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -87,7 +87,7 @@ class Quotas:
         timed: bool = True,
     ) -> None:
         self.config = config
-        self.shares = Shares(config.max_peer_share, config.newcomer_share, self.known, self.rising)
+        self.shares = Shares(config.max_peer_share, config.newcomer_share, self.known, self.on_probation)
         self._timed = timed
         self._trusted = frozenset(trusted)
         self._common = _Account(CREDIT_S)
@@ -110,7 +110,7 @@ class Quotas:
         """Whether an author has a share of their own."""
         return key in self._known or (key in self._trusted and key not in self._new)
 
-    def rising(self, key: str) -> bool:
+    def on_probation(self, key: str) -> bool:
         """Whether an author is a newcomer of whom something was found sound: a step that each new name of a
         crowd has yet to make."""
         return key in self._new and self._new[key].sound > 0
@@ -140,7 +140,7 @@ class Quotas:
         have room for as many admitted groups as they may hold in the pool. So who forges a known key takes no
         room, but looks, of which there are `LOOKS` per place. Where not all have room, records are looked at
         in turns, one per author and turn, in an order drawn from `rng`: neither a place on the bus nor the
-        number of records is of use. Newcomers who are `rising` and others come by turns.
+        number of records is of use. Newcomers who are `on_probation` and others come by turns.
 
         Looks at newcomers end when half of their seconds are spent: the rest is for verification. A known
         author is looked at while it owes at most `CREDIT_S`.
@@ -178,7 +178,7 @@ class Quotas:
             return list(received)
         kinds: dict[str, list[Received]] = {"known": [], "rising": [], "new": []}
         for one in _in_turns(received, rng):
-            rising = "rising" if self.rising(one.signed.key) else "new"
+            rising = "rising" if self.on_probation(one.signed.key) else "new"
             kinds["known" if self.known(one.signed.key) else rising].append(one)
         pairs = zip_longest(kinds["rising"], kinds["new"])
         return [*kinds["known"], *(one for pair in pairs for one in pair if one is not None)]

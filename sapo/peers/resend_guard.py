@@ -33,7 +33,7 @@ SUCCESSION_S = 60.0
 
 
 @dataclass(slots=True)
-class Life:
+class IncarnationLog:
     """One incarnation of an author. `began` is by its own clock, as signed; the other times are the bus's.
 
     `window` has a bit per place of the newest rounds, `steps` the earliest time at which the bus held a round
@@ -75,7 +75,7 @@ class Life:
         return back * PLACES + position
 
 
-class Streams:
+class ResendGuard:
     """A bounded memory of authors and their incarnations, of which newcomers have their part in `shares`."""
 
     def __init__(self, rows: Mapping[str, str] | None = None, shares: Shares = EQUAL) -> None:
@@ -115,7 +115,9 @@ class Streams:
         lives = self._authors.setdefault(group.key, {})
         life = lives.get(group.incarnation)
         if life is None:
-            life = lives[group.incarnation] = Life(group.created_at, timestamp, timestamp, group.round)
+            life = lives[group.incarnation] = IncarnationLog(
+                group.created_at, timestamp, timestamp, group.round
+            )
         life.note(group, timestamp)
         while len(lives) > LIVES:
             del lives[min(lives, key=lambda name: (lives[name].began, name))]
@@ -142,14 +144,14 @@ class Streams:
         self._changed.update(gone)
 
 
-def _write(lives: Mapping[str, Life]) -> str:
+def _write(lives: Mapping[str, IncarnationLog]) -> str:
     kept = {name: astuple(life) for name, life in lives.items()}
     return canonical({name: [*row[:4], f"{row[4]:x}", row[5]] for name, row in kept.items()})
 
 
-def _read(content: str) -> dict[str, Life]:
+def _read(content: str) -> dict[str, IncarnationLog]:
     found = {}
     for name, (began, appeared, heard, newest, window, steps) in json.loads(content).items():
         kept = [(step, since) for step, since in steps]
-        found[name] = Life(began, appeared, heard, newest, int(window, 16), kept)
+        found[name] = IncarnationLog(began, appeared, heard, newest, int(window, 16), kept)
     return found

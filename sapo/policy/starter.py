@@ -32,7 +32,7 @@ from sapo.core.user_cache import locked
 from sapo.policy.hf_import import transformers
 from sapo.policy.models import TAGS_PROMPT, LoadedPolicy, save, wrap
 from sapo.policy.starter_spec import VARIANTS, Variant, location, variant_of
-from sapo.tasks.questions import Drawing
+from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import TaskWorkers
 
 OWNER = "*starter*"
@@ -85,7 +85,7 @@ def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
     """Endless supervised pairs of the config's tasks, never from a held-out bucket (DESIGN 4)."""
     round = 0
     while True:
-        questions = Drawing(
+        questions = QuestionStream(
             workers,
             config.tasks,
             (config.starter.seed, OWNER, OWNER, ""),

@@ -4,16 +4,30 @@ Read from the history by the group's id alone; the versions come from MLflow, an
 them where that is away.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from sapo.core.config.load import LearnConfig
 from sapo.core.config.secrets import public
 from sapo.core.errors import Refused, Unavailable, UserError
 from sapo.core.types import SignedGroup
 from sapo.peers.signing import unseal
+from sapo.provenance.documents import (
+    Answer,
+    Author,
+    Fate,
+    HoldingVersion,
+    Journey,
+    Learned,
+    MlflowState,
+    Part,
+    Published,
+    Quarantined,
+    Received,
+    Task,
+)
 from sapo.store.history import lineage_queries
 from sapo.store.history.rollout_rows import group_of
 from sapo.store.history.rounds import digest_of, lacking
@@ -23,6 +37,7 @@ from sapo.store.tracking.model_registry import Version
 from sapo.store.tracking.tracker import CHAMPION, INCARNATION, ROUND
 
 Row = Mapping[str, Any]
+Record = TypeVar("Record", Task, Quarantined, Part)
 Rollbacks = Mapping[tuple[str, str], Mapping[int, int]]
 """Of each learner (node, incarnation): rounds that went back to older weights, and to which round's."""
 LEFT = ("trained", "uninformative", "unscorable", "evicted")
@@ -60,34 +75,38 @@ def find(store: Store, prefix: str) -> Found:
     return Found(ids[0], rows("rollouts"), rows("training"), rows("receipts"), rows("quarantine"))
 
 
-def journey(store: Store, found: Found, swarm: str, uri: str) -> dict[str, Any]:
-    """A group's life as plain JSON values. `uri` is MLflow's; if it is away, `mlflow.away` is why.
+def journey(store: Store, found: Found, swarm: str, uri: str) -> Journey:
+    """A group's life. `uri` is MLflow's; if it is away, `mlflow.away` is why.
 
     Rows with missing values, or numbers that are none, are named in `problems` and left out.
     """
     problems, found = _problems(found), _tellable(found)
     learners = sorted({(str(row["node"]), str(row["incarnation"])) for row in found.training})
     rollbacks = {learner: lineage_queries.rollbacks(store, swarm, *learner) for learner in learners}
-    learned = _learned(found, rollbacks)
-    away = _add_versions(learned, rollbacks, swarm, uri)
-    return {
-        "kind": "group",
-        "reference": found.group_id,
-        "swarm": swarm,
-        "group_id": found.group_id,
-        **_author(found),
-        "published": _published(found),
-        "completions": _completions(found),
-        "quarantine": [
-            {name: row[name] for name in ("reason", "detail", "found_at", "bus_position", "content_sha256")}
-            for row in found.quarantine
-        ],
-        "received": _received(found.receipts),
-        "learned": learned,
-        "mlflow": {"uri": public(uri), "away": away},
-        "notes": _notes(found),
-        "problems": problems,
-    }
+    learned, away = _with_versions(_learned(found, rollbacks), rollbacks, swarm, uri)
+    author, task = _author(found)
+    return Journey(
+        kind="group",
+        reference=found.group_id,
+        swarm=swarm,
+        group_id=found.group_id,
+        author=author,
+        task=task,
+        published=_published(found),
+        completions=_completions(found),
+        quarantine=[_picked(Quarantined, row) for row in found.quarantine],
+        received=_received(found.receipts),
+        learned=learned,
+        mlflow=MlflowState(public(uri), away),
+        notes=_notes(found),
+        problems=problems,
+    )
+
+
+def _picked(record: type[Record], row: Row, **more: Any) -> Record:
+    """A record whose fields are columns of the row, but for those given."""
+    names = {field.name for field in fields(record)} - {*more}
+    return record(**{name: row[name] for name in names}, **more)
 
 
 def _problems(found: Found) -> list[str]:
@@ -144,176 +163,157 @@ def _signed(found: Found) -> SignedGroup:
     return SignedGroup(**{name: row[name] for name in names}, payload=payload)
 
 
-def _author(found: Found) -> dict[str, Any]:
-    """Who wrote it and what it answers; null if only a receipt or the quarantine knows it."""
+def _author(found: Found) -> tuple[Author, Task | None]:
+    """Who wrote it and what it answers; None if only a receipt or the quarantine knows it."""
+    task = None
     if found.rollouts:
         row = found.rollouts[0]
-        author = {name: row[name] for name in ("node", "key", "incarnation", "round", "policy_version")}
-        created = row["created_at"]
+        task = _picked(Task, row)
+        author = Author(
+            row["node"],
+            row["key"],
+            row["incarnation"],
+            row["round"],
+            row["policy_version"],
+            row["created_at"],
+        )
     elif found.training:
         row = min(found.training, key=lambda row: str(row["source"]) != "local")
+        task = _picked(Task, row)
         local = row["source"] == "local"
-        author = {"node": row["producer"], "key": row["producer_key"]}
-        author |= {name: row[name] if local else None for name in ("incarnation", "round")}
-        author["policy_version"], created = row["producer_version"], None
+        incarnation, round = (row["incarnation"], row["round"]) if local else (None, None)
+        author = Author(row["producer"], row["producer_key"], incarnation, round, row["producer_version"])
     elif found.receipts:
-        row, created = found.receipts[0], None
-        author = {"node": row["producer"], "key": row["producer_key"]}
-        author |= dict.fromkeys(("incarnation", "round", "policy_version"))
+        author = Author(found.receipts[0]["producer"], found.receipts[0]["producer_key"])
     else:
-        key = found.quarantine[0]["key"] if found.quarantine else None
-        author = {"node": None, "key": key} | dict.fromkeys(("incarnation", "round", "policy_version"))
-        return {"author": {**author, "created_at": None}, "task": None}
-    task = None
-    if "question" in row:
-        task = {name: row[name] for name in ("dataset", "config", "seed", "index", "question")}
-    return {"author": {**author, "created_at": created}, "task": task}
+        author = Author(None, found.quarantine[0]["key"] if found.quarantine else None)
+    return author, task
 
 
-def _published(found: Found) -> dict[str, Any] | None:
-    """When and where it came onto the bus; None where the archive has not seen it."""
+def _published(found: Found) -> Published | None:
+    """When and where it came onto the bus; None if the archive has not seen it."""
     if not found.rollouts:
         return None
     row = found.rollouts[0]
-    return {
-        "at": row["published_at"],
-        "bus_position": row["bus_position"],
-        "content_sha256": row["content_sha256"],
-        "signature": row["signature"],
-    }
+    return Published(row["published_at"], row["bus_position"], row["content_sha256"], row["signature"])
 
 
-def _completions(found: Found) -> list[dict[str, Any]]:
+def _completions(found: Found) -> list[Answer]:
     """The answers, in order, with what the author claims of them."""
     rows = found.rollouts or found.training
     answers = {row["k"]: row for row in sorted(rows, key=lambda row: int(row["k"]))}
     return [
-        {
-            "k": k,
-            "text": row["text"],
-            "finish_reason": row["finish_reason"],
-            "claimed_score": row.get("claimed_score"),
-        }
-        for k, row in answers.items()
+        Answer(k, row["text"], row["finish_reason"], row.get("claimed_score")) for k, row in answers.items()
     ]
 
 
-def _received(receipts: Sequence[Row]) -> list[dict[str, Any]]:
-    """One entry per node that received it: when, in which of its rounds, and what became of it there.
-
-    `became` is null while the group waits in the pool, or when the node has stopped.
-    """
+def _received(receipts: Sequence[Row]) -> list[Received]:
+    """One entry per node that received it."""
     ordered = sorted(receipts, key=lambda row: (row["received_at"], row["node"], row["round"]))
-    nodes: dict[tuple[str, str], dict[str, Any]] = {}
+    nodes: dict[tuple[str, str], Received] = {}
     for row in ordered:
-        entry = nodes.setdefault(
-            (row["node"], row["incarnation"]),
-            {
-                "node": row["node"],
-                "incarnation": row["incarnation"],
-                "received_at": row["received_at"],
-                "published_at": row["published_at"],
-                "round": row["round"],
-                "became": None,
-                "became_round": None,
-            },
+        learner = row["node"], row["incarnation"]
+        entry = nodes.get(learner) or Received(
+            *learner, row["received_at"], row["published_at"], row["round"]
         )
         if row["event"] in LEFT:
-            entry |= {"became": row["event"], "became_round": row["round"]}
+            entry = replace(entry, became=row["event"], became_round=row["round"])
         else:
-            entry["round"] = row["round"]
+            entry = replace(entry, round=row["round"])
+        nodes[learner] = entry
     return list(nodes.values())
 
 
-def _learned(found: Found, rollbacks: Rollbacks) -> list[dict[str, Any]]:
+def _learned(found: Found, rollbacks: Rollbacks) -> list[Learned]:
     """Each batch it was in: whose, when, what became of the step, and each completion's part in it."""
     batches: dict[tuple[str, str, int], list[Row]] = {}
     for row in sorted(found.training, key=lambda row: (row["finished_at"], row["node"], row["k"])):
         batches.setdefault((row["node"], row["incarnation"], row["round"]), []).append(row)
     entries = []
     for (node, incarnation, round), rows in batches.items():
-        completions = [_completion(row) for row in rows]
+        parts = [_part(row) for row in rows]
         lasts = _lasts(round, rollbacks[node, incarnation], ALWAYS)
         skipped = rows[0]["skipped"]
         entries.append(
-            {
-                "node": node,
-                "incarnation": incarnation,
-                "round": round,
-                "source": rows[0]["source"],
-                "fate": _fate(skipped, lasts, completions),
-                "skipped": skipped,
-                "age_s": rows[0]["age_s"],
-                "finished_at": rows[0]["finished_at"],
-                "tokens": sum(one["tokens"] for one in completions if one["trained"]),
-                "completions": completions,
-                "versions": [],
-            }
+            Learned(
+                node=node,
+                incarnation=incarnation,
+                round=round,
+                source=rows[0]["source"],
+                fate=_fate(skipped, lasts, parts),
+                skipped=skipped,
+                age_s=rows[0]["age_s"],
+                finished_at=rows[0]["finished_at"],
+                tokens=sum(one.tokens for one in parts if one.trained),
+                completions=parts,
+                versions=[],
+            )
         )
     return entries
 
 
-def _fate(skipped: str | None, lasts: bool, completions: Sequence[Mapping[str, Any]]) -> str:
+def _fate(skipped: str | None, lasts: bool, parts: Sequence[Part]) -> Fate:
     """What came of it in a batch: `learned`, or why nothing did or does any more."""
     if skipped is not None:
         return "skipped"
     if not lasts:
         return "undone"
-    return "learned" if any(one["trained"] for one in completions) else "no advantage"
+    return "learned" if any(one.trained for one in parts) else "no advantage"
 
 
-def _completion(row: Row) -> dict[str, Any]:
-    own = ("k", "outcome", "score", "advantage", "retokenised")
+def _part(row: Row) -> Part:
     staleness = row["round"] - row["producer_version"]
     admitted = row["source"] == "local" or LearnConfig.model_validate_json(row["learn"]).admits(
         row["advantage"], staleness
     )
     trained = row["advantage"] != 0 and admitted
-    return {**{name: row[name] for name in own}, "tokens": sum(row["loss_mask"]), "trained": trained}
+    return _picked(Part, row, tokens=sum(row["loss_mask"]), trained=trained)
 
 
-def _add_versions(
-    learned: Iterable[dict[str, Any]], rollbacks: Rollbacks, swarm: str, uri: str
-) -> str | None:
-    """Add to each entry the first version that includes its step, and the champion where that does too.
+def _with_versions(
+    learned: Sequence[Learned], rollbacks: Rollbacks, swarm: str, uri: str
+) -> tuple[list[Learned], str | None]:
+    """Each entry with the first version that includes its step, and the champion if that does too.
 
-    Returns why MLflow could not say, None when it could.
+    The second value is why MLflow did not answer; None if it did.
     """
     known: dict[str, list[Version]] = {}
-    for entry in learned:
-        name = f"{swarm}.{entry['node']}"
+    found: list[Learned] = []
+    for place, entry in enumerate(learned):
+        name = f"{swarm}.{entry.node}"
         if name not in known:
             try:
                 known[name] = model_registry.versions_of(uri, name)
             except Unavailable as problem:
-                return str(problem)
-        undone = rollbacks[entry["node"], entry["incarnation"]]
+                return [*found, *learned[place:]], str(problem)
+        undone = rollbacks[entry.node, entry.incarnation]
         holding = sorted(
             (one for one in known[name] if _includes(one, entry, undone)),
             key=lambda one: int(one.tags[ROUND]),
         )
-        entry["versions"] = [
-            {
-                "name": one.name,
-                "number": one.number,
-                "rounds": int(one.tags[ROUND]),
-                "registered_at": one.created_at,
-                "first": one is holding[0],
-                "champion": CHAMPION in one.aliases,
-            }
+        versions = [
+            HoldingVersion(
+                name=one.name,
+                number=one.number,
+                rounds=int(one.tags[ROUND]),
+                registered_at=one.created_at,
+                first=one is holding[0],
+                champion=CHAMPION in one.aliases,
+            )
             for one in holding
             if one is holding[0] or CHAMPION in one.aliases
         ]
-    return None
+        found.append(replace(entry, versions=versions))
+    return found, None
 
 
-def _includes(version: Version, entry: Mapping[str, Any], rollbacks: Mapping[int, int]) -> bool:
+def _includes(version: Version, entry: Learned, rollbacks: Mapping[int, int]) -> bool:
     """Whether the version's weights have seen the step of this entry."""
     tags = version.tags
-    if not entry["tokens"] or entry["skipped"] is not None or tags.get(INCARNATION) != entry["incarnation"]:
+    if not entry.tokens or entry.skipped is not None or tags.get(INCARNATION) != entry.incarnation:
         return False
     count = int(tags[ROUND]) if tags.get(ROUND, "").isdecimal() else 0
-    return _lasts(entry["round"], rollbacks, count)
+    return _lasts(entry.round, rollbacks, count)
 
 
 def _lasts(round: int, rollbacks: Mapping[int, int], count: int) -> bool:

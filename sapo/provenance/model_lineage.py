@@ -14,6 +14,23 @@ from typing import Any
 from sapo.core.config.load import Config
 from sapo.core.config.secrets import public
 from sapo.core.errors import UserError
+from sapo.provenance.documents import (
+    ConfigSpan,
+    Coverage,
+    Digests,
+    HistoryState,
+    Link,
+    LinkState,
+    PeerTokens,
+    Rollback,
+    Sums,
+    TaughtByBoth,
+    TaughtByPeer,
+    TaughtByTask,
+    Teachers,
+    VersionFacts,
+    When,
+)
 from sapo.store.history import lineage_queries
 from sapo.store.history.lineage_queries import BINS, Fate, RoundFacts, Taught
 from sapo.store.history.query import Damaged, incarnations
@@ -85,11 +102,11 @@ def node_subject(store: Store, config: Config, node: str) -> Subject:
     return Subject(node, config.swarm.name, node, known[-1], count)
 
 
-def teachers(store: Store, subject: Subject) -> dict[str, Any]:
-    """Which peers, tasks and rounds taught these weights, as plain JSON values.
+def teachers(store: Store, subject: Subject) -> Teachers:
+    """Which peers, tasks and rounds taught these weights.
 
     `problems` lists every disagreement between version and history and where the history is damaged; it is
-    empty where all links hold. Raises `Unavailable` when the history is away.
+    empty if all links hold. Raises `Unavailable` if the history is away.
     """
     facts = lineage_queries.rounds(store, subject.node, subject.incarnation, subject.count)
     fates = lineage_queries.fates(facts, subject.count)
@@ -97,46 +114,58 @@ def teachers(store: Store, subject: Subject) -> dict[str, Any]:
     found = lineage_queries.taught(store, subject.node, subject.incarnation, learned, subject.count)
     covered, notes = _coverage(facts, fates, subject.count)
     problems = _damage(store, subject, facts)
-    links = [] if subject.version is None else _links(subject, facts)
+    links = [] if subject.version is None else _links(subject.version, subject, facts)
     for link in links:
-        if link["state"] == "differs":
+        if link.state == "differs":
             problems.append(_difference(subject, link, facts))
-        elif link["state"] == "missing":
-            notes.append(f"the version does not say {link['link']}: an earlier release registered it")
-    return {
-        "kind": "node" if subject.version is None else "version",
-        "reference": subject.reference,
-        "swarm": subject.swarm,
-        "node": subject.node,
-        "incarnation": subject.incarnation,
-        "version": _version(subject.version),
-        "rounds": covered,
-        "digests": _digests(subject, facts),
-        "history": _history(subject.version, store),
-        **_contributions(found),
-        "when": _when(found, subject.count, fates),
-        "links": links,
-        "notes": notes,
-        "problems": problems,
-    }
+        elif link.state == "missing":
+            notes.append(f"the version has no tag {link.link}: an earlier release registered it")
+    total = next(one for one in found if one.source is None)
+    found = sorted(found, key=lambda one: one.source != "local")
+    return Teachers(
+        kind="node" if subject.version is None else "version",
+        reference=subject.reference,
+        swarm=subject.swarm,
+        node=subject.node,
+        incarnation=subject.incarnation,
+        version=_version(subject.version),
+        rounds=covered,
+        digests=_digests(subject, facts),
+        history=_history(subject.version, store),
+        totals=Sums(**_sums(total, total.tokens)),
+        peers=[
+            TaughtByPeer(**_peer(one), **_sums(one, total.tokens))
+            for one in found
+            if one.producer is not None and one.dataset is None and one.bin is None
+        ],
+        tasks=[
+            TaughtByTask(source=one.source, dataset=one.dataset, **_sums(one, total.tokens))
+            for one in found
+            if one.producer is None and one.source is not None and one.dataset is not None
+        ],
+        flows=[
+            TaughtByBoth(**_peer(one), dataset=one.dataset, **_sums(one, total.tokens))
+            for one in found
+            if one.producer is not None and one.dataset is not None
+        ],
+        when=_when(found, subject.count, fates),
+        links=links,
+        notes=notes,
+        problems=problems,
+    )
 
 
-def _version(version: Version | None) -> dict[str, Any] | None:
+def _version(version: Version | None) -> VersionFacts | None:
     if version is None:
         return None
     passed = version.tags.get(PASS_AT_1)
-    return {
-        "name": version.name,
-        "number": version.number,
-        "aliases": list(version.aliases),
-        "registered_at": version.created_at,
-        "pass_at_1": None if passed is None else float(passed),
-    }
+    pass_at_1 = None if passed is None else float(passed)
+    return VersionFacts(version.name, version.number, version.aliases, version.created_at, pass_at_1)
 
 
 def _coverage(
     facts: Sequence[RoundFacts], fates: Mapping[int, Fate], count: int
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[Coverage, list[str]]:
     """How many of the rounds before `count` did what, and what has to be said beside the numbers."""
     cut = 0
     notes = []
@@ -156,18 +185,18 @@ def _coverage(
         if one.skipped is not None and fates[one.round] == "skipped":
             reasons[one.skipped] = reasons.get(one.skipped, 0) + 1
     kinds = list(fates.values())
-    covered = {
-        "count": count,
-        "learned": kinds.count("learned"),
-        "skipped": kinds.count("skipped"),
-        "skipped_because": reasons,
-        "rolled_back": kinds.count("undone"),
-        "rollbacks": [
-            {"round": one.round, "to": one.rolled_back_to} for one in facts if one.rolled_back_to is not None
+    covered = Coverage(
+        count=count,
+        learned=kinds.count("learned"),
+        skipped=kinds.count("skipped"),
+        skipped_because=reasons,
+        rolled_back=kinds.count("undone"),
+        rollbacks=[
+            Rollback(one.round, one.rolled_back_to) for one in facts if one.rolled_back_to is not None
         ],
-        "without_groups": count - cut - len(facts),
-        "cut": cut,
-    }
+        without_groups=count - cut - len(facts),
+        cut=cut,
+    )
     return covered, notes
 
 
@@ -200,13 +229,11 @@ def _damage(store: Store, subject: Subject, facts: Sequence[RoundFacts]) -> list
     return problems
 
 
-def _links(subject: Subject, facts: Sequence[RoundFacts]) -> list[dict[str, Any]]:
-    """The version's tags, held against the history: agrees, differs, missing (the version does
-    not say it) or unknown (the history cannot tell)."""
-    assert subject.version is not None
-    tags, last = subject.version.tags, facts[-1] if facts else None
+def _links(version: Version, subject: Subject, facts: Sequence[RoundFacts]) -> list[Link]:
+    """The version's tags, held against the history."""
+    tags, last = version.tags, facts[-1] if facts else None
     newest = last if last is not None and last.round == subject.count - 1 else None
-    name, own = subject.version.name, f"{subject.swarm}."
+    name, own = version.name, f"{subject.swarm}."
     pairs = {
         # a copy under another name, as for production, has another name
         NODE: (tags.get(NODE), name.removeprefix(own) if name.startswith(own) else None),
@@ -219,13 +246,10 @@ def _links(subject: Subject, facts: Sequence[RoundFacts]) -> list[dict[str, Any]
             None if last is None else last.weights_sha256 or None,
         ),
     }
-    return [
-        {"link": link, "version": said, "history": found, "state": _state(said, found)}
-        for link, (said, found) in pairs.items()
-    ]
+    return [Link(link, said, found, _state(said, found)) for link, (said, found) in pairs.items()]
 
 
-def _state(said: str | None, found: str | None) -> str:
+def _state(said: str | None, found: str | None) -> LinkState:
     if not said:
         return "missing"
     if found is None:
@@ -233,11 +257,11 @@ def _state(said: str | None, found: str | None) -> str:
     return "agrees" if said == found else "differs"
 
 
-def _difference(subject: Subject, link: Mapping[str, Any], facts: Sequence[RoundFacts]) -> str:
+def _difference(subject: Subject, link: Link, facts: Sequence[RoundFacts]) -> str:
     """A link that does not hold, with what that means."""
     assert subject.version is not None
-    said, found = short(link["version"]), short(link["history"])
-    says = f"{link['link']} of {subject.version.name} version {subject.version.number} is {said}"
+    said, found = short(link.version), short(link.history)
+    says = f"{link.link} of {subject.version.name} version {subject.version.number} is {said}"
     last = facts[-1].round if facts else -1
     meanings = {
         CHAIN: f"the batches up to round {last} make {found}: they are not those that made this version, the "
@@ -247,64 +271,37 @@ def _difference(subject: Subject, link: Mapping[str, Any], facts: Sequence[Round
         NODE: f"its model is {found}'s",
         "sapo.rounds": f"it was made after round {subject.count - 1} ({found})",
     }
-    return f"{says}, {meanings[link['link']]}"
+    return f"{says}, {meanings[link.link]}"
 
 
-def _digests(subject: Subject, facts: Sequence[RoundFacts]) -> dict[str, Any]:
-    """The digests that name these weights and what made them, as the history has them; null where it has not.
-
-    `configs` are the configs in force, in order, with their first and last round.
-    """
+def _digests(subject: Subject, facts: Sequence[RoundFacts]) -> Digests:
+    """The digests that name these weights and what made them; `configs` are those in force, in order."""
     last = facts[-1] if facts else None
     configs = []
     for config, members in groupby(facts, key=lambda one: one.config):
         of = list(members)
-        configs.append({"digest": config, "first": of[0].round, "last": of[-1].round})
+        configs.append(ConfigSpan(config, of[0].round, of[-1].round))
     tags = {} if subject.version is None else subject.version.tags
-    return {
-        "weights_sha256": tags.get("sapo.weights_sha256") or (last.weights_sha256 if last else None) or None,
-        "chain": None if last is None else last.chain,
-        "batch": None if last is None else " ".join(last.digests),
-        "config": tags.get("sapo.config_digest") or (configs[-1]["digest"] if configs else None),
-        "configs": configs,
-    }
+    return Digests(
+        weights_sha256=tags.get("sapo.weights_sha256") or (last.weights_sha256 if last else None) or None,
+        chain=None if last is None else last.chain,
+        batch=None if last is None else " ".join(last.digests),
+        config=tags.get("sapo.config_digest") or (configs[-1].digest if configs else None),
+        configs=configs,
+    )
 
 
-def _history(version: Version | None, store: Store) -> dict[str, Any]:
+def _history(version: Version | None, store: Store) -> HistoryState:
     """Where the history lies, and the table versions: now, and when the version was registered (a hint)."""
     tags = {} if version is None else version.tags
     table = store.find("training")
     then = tags.get(HISTORY_VERSION, "")
-    return {
-        "uri": public(store.uri),
-        "registered_uri": tags.get(HISTORY),
-        "version": None if table is None else table.version(),
-        "registered_version": int(then) if then.isdecimal() else None,
-    }
-
-
-def _contributions(found: Sequence[Taught]) -> dict[str, Any]:
-    """The sums by peer, by task and by both, with their share of all tokens."""
-    total = next(one for one in found if one.source is None)
-    found = sorted(found, key=lambda one: one.source != "local")
-    return {
-        "totals": _sums(total, total.tokens),
-        "peers": [
-            {**_peer(one), **_sums(one, total.tokens)}
-            for one in found
-            if one.producer is not None and one.dataset is None and one.bin is None
-        ],
-        "tasks": [
-            {"source": one.source, "dataset": one.dataset, **_sums(one, total.tokens)}
-            for one in found
-            if one.producer is None and one.dataset is not None
-        ],
-        "flows": [
-            {**_peer(one), "dataset": one.dataset, **_sums(one, total.tokens)}
-            for one in found
-            if one.producer is not None and one.dataset is not None
-        ],
-    }
+    return HistoryState(
+        uri=public(store.uri),
+        registered_uri=tags.get(HISTORY),
+        version=None if table is None else table.version(),
+        registered_version=int(then) if then.isdecimal() else None,
+    )
 
 
 def _peer(one: Taught) -> dict[str, Any]:
@@ -312,6 +309,7 @@ def _peer(one: Taught) -> dict[str, Any]:
 
 
 def _sums(one: Taught, tokens: int) -> dict[str, Any]:
+    """The fields of `Sums`."""
     versions = None if one.first_version is None else [one.first_version, one.last_version]
     return {
         "groups": one.groups,
@@ -330,26 +328,21 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and isfinite(value) else None
 
 
-def _when(found: Sequence[Taught], count: int, fates: Mapping[int, Fate]) -> dict[str, Any]:
-    """Tokens of each peer in each stretch of rounds, and which rounds taught nothing in the end.
-
-    `stretches` are the first and last rounds of each.
-    """
+def _when(found: Sequence[Taught], count: int, fates: Mapping[int, Fate]) -> When:
+    """Tokens of each peer in each stretch of rounds, and which rounds taught nothing in the end."""
     bins = min(BINS, count)
     firsts = [-(-place * count // bins) for place in range(bins)]
-    peers: dict[tuple[Any, ...], dict[str, Any]] = {}
+    tokens: dict[tuple[str, str, str], list[int]] = {}
     for one in found:
         if one.bin is not None:
-            key = (one.source, one.producer, one.producer_key)
-            peer = peers.setdefault(key, {**_peer(one), "tokens": [0] * bins})
-            peer["tokens"][one.bin] += one.tokens
-    stretches = [[first, after - 1] for first, after in zip(firsts, [*firsts[1:], count], strict=True)]
-    return {
-        "stretches": stretches,
-        "peers": list(peers.values()),
-        "skipped": [round for round, fate in fates.items() if fate == "skipped"],
-        "rolled_back": [round for round, fate in fates.items() if fate == "undone"],
-    }
+            peer = str(one.source), str(one.producer), str(one.producer_key)
+            tokens.setdefault(peer, [0] * bins)[one.bin] += one.tokens
+    return When(
+        stretches=[[first, after - 1] for first, after in zip(firsts, [*firsts[1:], count], strict=True)],
+        peers=[PeerTokens(*peer, counts) for peer, counts in tokens.items()],
+        skipped=[round for round, fate in fates.items() if fate == "skipped"],
+        rolled_back=[round for round, fate in fates.items() if fate == "undone"],
+    )
 
 
 def short(digest: str | None) -> str:

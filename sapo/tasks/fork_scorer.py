@@ -53,7 +53,7 @@ class Bounds:
 
 
 @dataclass
-class Case:
+class ScoringCase:
     """One group before its judge: what the library made of its recipe, texts, what was found so far."""
 
     dataset: Any
@@ -70,7 +70,7 @@ class Case:
         return only_compares(self.dataset.score_answer)
 
 
-def judge(cases: Sequence[Case], bounds: Bounds) -> None:
+def judge(cases: Sequence[ScoringCase], bounds: Bounds) -> None:
     """Find every text's score, or why it has none. The cases share cells: give together only those that may.
 
     A text that hangs is "timeout", or makes its case `slow` where a peer wrote it; one that exhausts memory
@@ -98,11 +98,11 @@ def judge(cases: Sequence[Case], bounds: Bounds) -> None:
         deaths = 0
 
 
-def _open(cases: Sequence[Case]) -> list[tuple[Case, str]]:
+def _open(cases: Sequence[ScoringCase]) -> list[tuple[ScoringCase, str]]:
     return [(case, text) for case in cases if not case.slow for text in case.texts[len(case.findings) :]]
 
 
-def _one_cell(queue: Sequence[tuple[Case, str]], bounds: Bounds) -> tuple[list[Finding], str, float]:
+def _one_cell(queue: Sequence[tuple[ScoringCase, str]], bounds: Bounds) -> tuple[list[Finding], str, float]:
     """What a fresh cell found until it ended, how that came about, and its seconds of processor time."""
     reading, writing = os.pipe()
     worker = os.getpid()
@@ -160,7 +160,7 @@ def _read(line: bytes) -> Finding | None:
     return ("score", value) if is_score(value) else None
 
 
-def _inside(queue: Sequence[tuple[Case, str]], writing: int, bounds: Bounds, worker: int) -> None:
+def _inside(queue: Sequence[tuple[ScoringCase, str]], writing: int, bounds: Bounds, worker: int) -> None:
     """Look at the texts, in the child; does not return."""
     try:
         _shut_off(writing, worker, bounds, len(queue))

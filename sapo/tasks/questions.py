@@ -36,12 +36,12 @@ def _pick(tasks: Sequence[Task], rng: Random) -> Recipe:
     return Recipe.make(task.dataset, task.config, rng.randrange(MAX_SEED))
 
 
-class Drawing:
+class QuestionStream:
     """A round's questions for one node: never held out, fixed by the arguments, fresh in every round.
 
     Each place draws recipe after recipe from its own counted stream until one can be regenerated and is not
     held out. The workers may be at it while the caller does something else: `begin` has them make the first
-    questions, `look` takes these and has more made for the places still open, `result` does what is left.
+    questions, `advance` takes these and has more made for the places still open, `result` does what is left.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Drawing:
         """Ask for the first questions; nothing is raised that concerns them."""
         self._workers.begin_questions(self._recipes)
 
-    def look(self) -> None:
+    def advance(self) -> None:
         """Take what was asked for and ask for what is missing; an error waits for `result`."""
         try:
             self._take()

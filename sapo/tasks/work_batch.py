@@ -34,7 +34,7 @@ def divide(sizes: Sequence[int], workers: int) -> deque[list[int]]:
     return lots
 
 
-class Batch:
+class WorkBatch:
     """One call's items. `seconds` is what those have cost that were given up, by number."""
 
     def __init__(

@@ -163,7 +163,7 @@ class Server:
             return _reason(error)
         if item.claimed is not None and entry["question"] != item.claimed:
             return "question_mismatch"
-        case = self._cell.Case(dataset, entry, item.texts)
+        case = self._cell.ScoringCase(dataset, entry, item.texts)
         if not case.plain and isinstance(entry["answer"], str):
             self._warm_up(item.dataset, case)
         return case

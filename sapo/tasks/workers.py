@@ -16,7 +16,7 @@ from sapo.core.errors import UserError
 from sapo.core.types import Outcome, Question, Recipe, canonical
 from sapo.tasks.holdout import bucket
 from sapo.tasks.verifier import AnswerFormat
-from sapo.tasks.work_batch import Batch
+from sapo.tasks.work_batch import WorkBatch
 from sapo.tasks.worker_messages import Item, Op, Parameter, Reply, Scores
 from sapo.tasks.worker_process import WorkerProcess
 
@@ -28,7 +28,7 @@ _MOST_IN_A_GROUP = 64
 
 
 @dataclass(frozen=True)
-class Claim:
+class PeerGroup:
     """A peer's group as its author presents it: the recipe, the question it claims, the texts."""
 
     recipe: Recipe
@@ -37,7 +37,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Verification:
     """What came of a claim: one outcome per text, or the reason why the group is not scored at all.
 
     Reasons are `not_regenerable`, `question_mismatch`, and `slow`: a text used up its time. `seconds` of
@@ -71,7 +71,7 @@ class TaskWorkers:
         self.restarts = 0
         self._limit = time_limit_s
         self._lock = threading.RLock()
-        self._ahead: Batch | None = None
+        self._ahead: WorkBatch | None = None
         self._workers = [
             WorkerProcess(time_limit_s, foreign_limit_s, memory_mb, answer) for _ in range(count)
         ]
@@ -133,7 +133,7 @@ class TaskWorkers:
                 outcomes += [Outcome.unscorable(reason)] * len(texts)
         return outcomes
 
-    def judge(self, claims: Sequence[Claim]) -> list[Judgement]:
+    def judge(self, claims: Sequence[PeerGroup]) -> list[Verification]:
         """Regenerate and score peers' groups, in order: nothing in a claim is believed (DESIGN 2).
 
         Outcomes are those of `score`, except that a text which takes `foreign_limit_s` of processor time, or
@@ -142,15 +142,15 @@ class TaskWorkers:
         sizes = [len(claim.texts) for claim in claims]
         items = [_item(claim.recipe, claim.question, claim.texts) for claim in claims]
         batch = self._run("judge", items, sizes)
-        judged: list[Judgement] = []
+        judged: list[Verification] = []
         for number, reply in enumerate(_replies(batch)):
             if reply.kind == "scores":
-                judged.append(Judgement(None, tuple(_outcomes(reply.value)), reply.value.seconds))
+                judged.append(Verification(None, tuple(_outcomes(reply.value)), reply.value.seconds))
             elif reply.kind == "refused":
                 reason = reply.value.reason if reply.value.reason in _REFUSALS else "not_regenerable"
-                judged.append(Judgement(reason, (), reply.value.seconds))
+                judged.append(Verification(reason, (), reply.value.seconds))
             else:
-                judged.append(Judgement("not_regenerable", (), batch.seconds[number]))
+                judged.append(Verification("not_regenerable", (), batch.seconds[number]))
         return judged
 
     @property
@@ -214,7 +214,7 @@ class TaskWorkers:
     def _each(self, op: Op, recipes: Sequence[Recipe]) -> list[Reply]:
         return _replies(self._run(op, [_item(recipe) for recipe in recipes]))
 
-    def _run(self, op: Op, items: Sequence[Item], sizes: Sequence[int] | None = None) -> Batch:
+    def _run(self, op: Op, items: Sequence[Item], sizes: Sequence[int] | None = None) -> WorkBatch:
         """Have all items answered, or take up what was begun of them."""
         with self._lock:
             ahead = self._ahead
@@ -223,14 +223,14 @@ class TaskWorkers:
                 self._see_through(ahead)
                 return ahead
             self._settle()
-            batch = Batch(op, items, sizes or [1] * len(items), self._workers)
+            batch = WorkBatch(op, items, sizes or [1] * len(items), self._workers)
             self._see_through(batch)
             return batch
 
     def _begin(self, op: Op, items: Sequence[Item], sizes: Sequence[int]) -> None:
         with self._lock:
             self._settle()
-            self._ahead = batch = Batch(op, items, sizes, self._workers)
+            self._ahead = batch = WorkBatch(op, items, sizes, self._workers)
             try:
                 batch.begin()
             except OSError:  # no process could be started; whoever waits for the answer tries again
@@ -244,7 +244,7 @@ class TaskWorkers:
             except Exception:
                 self._ahead = None  # the caller that waits for it asks again and gets the error
 
-    def _see_through(self, batch: Batch) -> None:
+    def _see_through(self, batch: WorkBatch) -> None:
         """Run a batch to its end. Kills what was left in hand when it is interrupted."""
         try:
             batch.run()
@@ -282,7 +282,7 @@ def _scored_items(groups: Sequence[tuple[Recipe, list[str]]]) -> list[Item]:
     return [_item(recipe, None, texts) for recipe, texts in groups]
 
 
-def _replies(batch: Batch) -> list[Reply]:
+def _replies(batch: WorkBatch) -> list[Reply]:
     """All replies, in the items' order."""
     return [reply for reply in batch.replies if reply is not None]
 

@@ -15,7 +15,7 @@ import pytest
 from sapo.core import rng
 from sapo.core.types import MAX_SEED, Question, Recipe
 from sapo.tasks.holdout import normalise
-from sapo.tasks.questions import Drawing, sample_tasks, silo_only
+from sapo.tasks.questions import QuestionStream, sample_tasks, silo_only
 from sapo.tasks.workers import TaskWorkers
 
 ITEMS = ((0, 0), (1, 3))
@@ -109,7 +109,7 @@ def test_trap_45_two_nodes_share_no_more_questions_than_chance(workers: TaskWork
         asked = [
             [
                 normalise(question.text)
-                for question in Drawing(
+                for question in QuestionStream(
                     workers,
                     [task],
                     ("s", node),

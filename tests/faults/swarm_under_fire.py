@@ -17,7 +17,7 @@ from infra.kafka.cluster import Cluster
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
-from sapo.ops.process_group import ARCHIVE, CrewState
+from sapo.ops.process_group import ARCHIVE, SwarmState
 from sapo.ops.supervisor import holder, run_swarm
 from sapo.provenance.check import check
 from sapo.provenance.replay import opened
@@ -74,7 +74,7 @@ class Fire:
     def _pid(self, name: str) -> int | None:
         """Of a process that is at work: killing one that has not begun would prove little."""
         if name == ARCHIVE:
-            state = CrewState.read(self.home)
+            state = SwarmState.read(self.home)
             return None if state is None else state.members[ARCHIVE].pid
         return holder(self.home.node(name)) if self.home.journal(name).exists() else None
 

@@ -26,11 +26,11 @@ from sapo.peers.signing import seal
 from sapo.store.history import open_store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.journal import rounds_made
-from sapo.store.journal.outbox import Lane, Plan, Sink
+from sapo.store.journal.outbox import FlushPolicy, Sink, SinkWorker
 from sapo.store.journal.publish_sink import PublishSink
 from sapo.store.tracking.sinks import TrackSink, VersionSink
 from sapo.store.tracking.tracker import Tracker
-from sapo.tasks.questions import Drawing
+from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import TaskWorkers
 
 INCARNATION = "0123456789abcdef"
@@ -103,7 +103,7 @@ def arrivals(workers: TaskWorkers) -> list[list[Received]]:
     late repetitions of what was used rounds ago, and at last more than the pool takes."""
     config = course_config()
     questions = {
-        author: Drawing(
+        author: QuestionStream(
             workers,
             config.tasks,
             ("test", make_identity(author).key, INCARNATION),
@@ -184,7 +184,7 @@ class Course:
             self._deliver(node, lanes)
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[NodeRuntime, list[Lane]]]:
+    def _opened(self) -> Iterator[tuple[NodeRuntime, list[SinkWorker]]]:
         config = course_config(self.ahead)
         bus = Schedule(SqliteBus(self.home.bus, clock=self.clock), self.polls)
         with open_node(
@@ -199,9 +199,9 @@ class Course:
             sinks: list[Sink] = [PublishSink(bus), history, TrackSink(tracker)]
             sinks += [VersionSink(tracker, _no_adapter)] if self.versions else []
             rng = random.Random(0)
-            yield node, [Lane(sink, Plan(items=3), clock=self.clock, rng=rng) for sink in sinks]
+            yield node, [SinkWorker(sink, FlushPolicy(items=3), clock=self.clock, rng=rng) for sink in sinks]
 
-    def _deliver(self, node: NodeRuntime, lanes: Sequence[Lane]) -> None:
+    def _deliver(self, node: NodeRuntime, lanes: Sequence[SinkWorker]) -> None:
         for lane in lanes:
             while lane.step(node.journal) is not None:
                 assert lane.state.down_since is None, lane.sink.kind

@@ -15,7 +15,7 @@ from programs import run_to_end
 
 from sapo.core.config.load import load
 from sapo.peers.pool import Verdict
-from sapo.tasks.workers import Claim, Judgement
+from sapo.tasks.workers import PeerGroup, Verification
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "overhead.py"
 WORK = Work(8.0, 4.0, 5.0, 64.0, 400.0, 300.0, 1.0)
@@ -66,7 +66,7 @@ def test_the_bare_loop_scores_what_a_node_would_and_by_as_many_a_call(
         asked: list[int] = []
         judge = loop.workers.judge
 
-        def counted(claims: Sequence[Claim]) -> list[Judgement]:
+        def counted(claims: Sequence[PeerGroup]) -> list[Verification]:
             asked.append(len(claims))
             return judge(claims)
 

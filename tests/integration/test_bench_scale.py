@@ -7,7 +7,7 @@ import scale
 from common import Report
 
 from sapo.peers.admission import fingerprint
-from sapo.peers.dedup import Seen
+from sapo.peers.dedup import DedupIndex
 from sapo.peers.signing import unseal
 
 
@@ -15,7 +15,7 @@ def test_groups_are_really_signed_and_none_passes_for_a_copy() -> None:
     crowd = scale.Crowd(scale.configured(scale.QUICK), 6, 2)
     groups = [unseal(signed) for signed in crowd.groups(6, 1, 0)]
     assert len({group.key for group in groups}) == 6
-    seen = Seen()
+    seen = DedupIndex()
     for group in groups:
         assert seen.alike(group) is None, fingerprint(group)
         seen.add(group, group.digest())

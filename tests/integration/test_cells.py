@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sapo.core.types import Outcome, Question, Recipe
-from sapo.tasks.workers import Claim, Judgement, TaskWorkers
+from sapo.tasks.workers import PeerGroup, TaskWorkers, Verification
 
 GUESTS = Path(__file__).parents[1] / "guests"
 GUEST = Recipe.make("guest", {}, 7)
@@ -37,13 +37,13 @@ def right(workers: TaskWorkers, recipe: Recipe) -> str:
     return str(workers.answers([recipe])[0])
 
 
-def claim(workers: TaskWorkers, recipe: Recipe, *texts: str) -> Claim:
+def claim(workers: TaskWorkers, recipe: Recipe, *texts: str) -> PeerGroup:
     question = workers.questions([recipe])[0]
     assert isinstance(question, Question)
-    return Claim(recipe, question.text, texts)
+    return PeerGroup(recipe, question.text, texts)
 
 
-def scores(judgement: Judgement) -> list[float | None]:
+def scores(judgement: Verification) -> list[float | None]:
     assert judgement.reason is None
     return [outcome.score for outcome in judgement.outcomes]
 
@@ -131,9 +131,9 @@ def test_an_own_text_that_hangs_loses_its_own_score(workers: TaskWorkers) -> Non
 
 
 def test_what_cannot_be_regenerated_in_time_costs_its_author_alone(workers: TaskWorkers) -> None:
-    endless = Claim(Recipe.make("guest", {}, 13), "?", ("right",))
-    lying = Claim(GUEST, "another question", ("right",))
-    unknown = Claim(Recipe.make("no_such", {}, 1), "?", ("right",))
+    endless = PeerGroup(Recipe.make("guest", {}, 13), "?", ("right",))
+    lying = PeerGroup(GUEST, "another question", ("right",))
+    unknown = PeerGroup(Recipe.make("no_such", {}, 1), "?", ("right",))
     judged = workers.judge([lying, endless, unknown, claim(workers, GUEST, "right")])
     assert [one.reason for one in judged] == ["question_mismatch", "not_regenerable", "not_regenerable", None]
     assert [one.outcomes for one in judged[:3]] == [(), (), ()]

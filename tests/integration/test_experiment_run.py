@@ -12,7 +12,7 @@ from sapo.experiment.grid import Grid, parse_grid, read
 from sapo.experiment.lockstep_swarm import SharedWorkers, opened
 from sapo.experiment.record import Job, RunRecord, load_record, read_progress, record_path
 from sapo.experiment.run_arm import run_arm
-from sapo.tasks.workers import Claim, Judgement, TaskWorkers
+from sapo.tasks.workers import PeerGroup, TaskWorkers, Verification
 
 SHARING = Job(arm="sharing", seed=1)
 
@@ -164,10 +164,10 @@ def test_a_peers_group_is_judged_once_and_all_nodes_get_the_same_batches_from_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trio = smoke(set={"swarm": {"nodes": 3}, "batch": {"local": 2, "external": 4}})
-    asked: list[Claim] = []
+    asked: list[PeerGroup] = []
     alone = TaskWorkers.judge
 
-    def judge(workers: TaskWorkers, claims: Sequence[Claim]) -> list[Judgement]:
+    def judge(workers: TaskWorkers, claims: Sequence[PeerGroup]) -> list[Verification]:
         asked.extend(claims)
         return alone(workers, claims)
 

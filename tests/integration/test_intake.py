@@ -13,13 +13,13 @@ from sapo.bus.memory import MemoryBus
 from sapo.core.config.home import Home
 from sapo.core.types import Completion, Group, Outcome, Received
 from sapo.node.round import NodeRuntime
-from sapo.node.verify import Standard, own_standards
-from sapo.peers.dedup import Seen
+from sapo.node.verify import Baseline, own_standards
+from sapo.peers.dedup import DedupIndex
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.resend_guard import PLACES
 from sapo.peers.signing import seal
 from sapo.tasks.holdout import bucket
-from sapo.tasks.questions import Drawing
+from sapo.tasks.questions import QuestionStream
 
 CONFIG = small_config(["swarm.rounds=9", "pool.newcomer_share=1", "batch.external=1"])
 NOW = 1_000_000.0
@@ -58,7 +58,7 @@ def node(home: Home, bus: Mailbox) -> Iterator[NodeRuntime]:
 
 def question_of(node: NodeRuntime, author: str) -> Group:
     """A group by an author, to a question that was theirs to draw."""
-    drawn = Drawing(
+    drawn = QuestionStream(
         node.parts.workers,
         CONFIG.tasks,
         ("test", make_identity(author).key, INCARNATION),
@@ -129,7 +129,7 @@ def test_a_group_in_the_pool_does_not_come_in_again_when_its_id_is_forgotten(
     one = stamped(beyond_the_window, NOW - 20, "quiet")
     for _ in range(2):
         assert one.signed.group_id in one_round(node, bus, [one])
-        node.parts.intake.pool.seen = Seen()
+        node.parts.intake.pool.seen = DedupIndex()
     assert one.signed.group_id in node.journal.pool_ids()
     node.parts.intake.pool.remove([one.signed.group_id])
     one_round(node, bus, [])
@@ -144,7 +144,7 @@ def test_a_replay_is_refused_also_after_a_restart_and_when_its_id_is_forgotten(
     with open_node(CONFIG, home, bus=bus, deliver=False) as again:
         again.parts.clock = again.parts.intake.clock = lambda: NOW
         again.parts.intake.pool.remove([group.group_id])
-        again.parts.intake.pool.seen = Seen()
+        again.parts.intake.pool.seen = DedupIndex()
         again.parts.intake.dropped.clear()
         assert group.group_id not in one_round(again, bus, [stamped(group, NOW - 5, "victim")])
         assert refusals(again) == [("replayed", group.key)]
@@ -186,7 +186,7 @@ def padded(node: NodeRuntime, author: str) -> Entry:
     return Entry(stamped(group, NOW - 20, author), group, NOW)
 
 
-def verdict(node: NodeRuntime, entry: Entry, standards: dict[str, Standard]) -> Verdict:
+def verdict(node: NodeRuntime, entry: Entry, standards: dict[str, Baseline]) -> Verdict:
     (found,) = node.parts.verifier.verified([entry], standards)
     assert found.verdict is not None
     return found.verdict
@@ -194,20 +194,20 @@ def verdict(node: NodeRuntime, entry: Entry, standards: dict[str, Standard]) -> 
 
 def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_better(node: NodeRuntime) -> None:
     entry = padded(node, "padder")
-    better = {"": Standard(best=1.0, mean=0.3)}
+    better = {"": Baseline(best=1.0, mean=0.3)}
     short = verdict(node, entry, better)
     assert (short.reason, len(short.outcomes)) == ("substandard", 8)
-    assert not node.parts.intake.quotas.rising(entry.group.key), "nor do they make their author known"
-    found = verdict(node, entry, {"": Standard()})
+    assert not node.parts.intake.quotas.on_probation(entry.group.key), "nor do they make their author known"
+    found = verdict(node, entry, {"": Baseline()})
     assert found.usable
-    assert node.parts.intake.quotas.rising(entry.group.key)
+    assert node.parts.intake.quotas.on_probation(entry.group.key)
 
 
 def test_who_is_known_is_measured_by_nobody(node: NodeRuntime) -> None:
     entry = padded(node, "veteran")
     for _ in range(node.config.pool.newcomer_groups):
         node.parts.intake.quotas.judged(entry.group.key, 0.0, sound=True)
-    found = verdict(node, entry, {"": Standard(best=1.0, mean=0.9)})
+    found = verdict(node, entry, {"": Baseline(best=1.0, mean=0.9)})
     assert found.usable
 
 
@@ -218,8 +218,8 @@ def test_own_answers_set_a_standard_for_their_data_set_and_one_for_all_others(no
     first = question_of(node, "honest")
     recipe = first.recipe.model_copy(update={"dataset": "leg_counting"})
     found = own_standards([first, first.model_copy(update={"recipe": recipe})], rows)
-    assert found["leg_counting"] == Standard(best=0.4, mean=pytest.approx(0.3))
-    assert found[""] == Standard(best=1.0, mean=pytest.approx(0.4))
+    assert found["leg_counting"] == Baseline(best=0.4, mean=pytest.approx(0.3))
+    assert found[""] == Baseline(best=1.0, mean=pytest.approx(0.4))
 
 
 @pytest.mark.parametrize(
@@ -229,4 +229,4 @@ def test_own_answers_set_a_standard_for_their_data_set_and_one_for_all_others(no
 def test_a_group_falls_short_in_its_best_answer_or_by_half_in_the_mean(
     scores: tuple[float, ...], short: bool
 ) -> None:
-    assert Standard(best=1.0, mean=0.5).above(scores, 1e-6) is short
+    assert Baseline(best=1.0, mean=0.5).above(scores, 1e-6) is short

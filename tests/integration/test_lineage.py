@@ -7,7 +7,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -70,11 +70,11 @@ class Ended:
 
     def teachers(self, what: str, store: Store | None = None) -> dict[str, Any]:
         subject = model_lineage.version_subject(self.uri, what)
-        return model_lineage.teachers(store or self.store, subject)
+        return asdict(model_lineage.teachers(store or self.store, subject))
 
     def journey(self, group_id: str, uri: str | None = None) -> dict[str, Any]:
         found = group_lineage.find(self.store, group_id)
-        return group_lineage.journey(self.store, found, "test", uri or self.uri)
+        return asdict(group_lineage.journey(self.store, found, "test", uri or self.uri))
 
 
 def run_round(runtime: Any) -> RoundResult:
@@ -297,11 +297,11 @@ def test_a_version_of_an_earlier_release_says_which_link_is_missing(ended: Ended
     assert subject.version is not None
     old = {k: v for k, v in subject.version.tags.items() if k not in ("sapo.chain", "sapo.batches")}
     old_subject = replace(subject, version=replace(subject.version, tags=old))
-    found = model_lineage.teachers(ended.store, old_subject)
+    found = asdict(model_lineage.teachers(ended.store, old_subject))
     assert found["problems"] == []
     assert [note.split(":")[0] for note in found["notes"]] == [
-        "the version does not say sapo.chain",
-        "the version does not say sapo.batches",
+        "the version has no tag sapo.chain",
+        "the version has no tag sapo.batches",
     ]
 
 
@@ -319,7 +319,7 @@ def test_other_weights_than_the_history_recorded_are_said(ended: Ended) -> None:
     assert subject.version is not None
     tags = {**subject.version.tags, "sapo.weights_sha256": "e" * 64}
     swapped = replace(subject, version=replace(subject.version, tags=tags))
-    (problem,) = model_lineage.teachers(ended.store, swapped)["problems"]
+    (problem,) = model_lineage.teachers(ended.store, swapped).problems
     assert "sapo.weights_sha256 of test.n2 version 2 is eeeeeeeeeeee…" in problem
 
 
@@ -440,10 +440,10 @@ def test_published_rows_that_make_no_group_are_not_what_was_signed(ended: Ended)
     found = group_lineage.find(ended.store, shared(ended)[0])
     for change in ({"finish_reason": "odd"}, {"signature": "odd"}, {"extra": "odd"}):
         altered = replace(found, rollouts=[{**row, **change} for row in found.rollouts])
-        (problem,) = group_lineage.journey(ended.store, altered, "test", ended.uri)["problems"]
+        (problem,) = group_lineage.journey(ended.store, altered, "test", ended.uri).problems
         assert problem.startswith("rollouts: what the history holds is not what was signed")
     altered = replace(found, rollouts=[{**row, "published_at": math.nan} for row in found.rollouts])
-    told = group_lineage.journey(ended.store, altered, "test", ended.uri)
+    told = asdict(group_lineage.journey(ended.store, altered, "test", ended.uri))
     assert (told["published"], len(told["problems"])) == (None, 1)
 
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from sapo.core.errors import Unavailable
 from sapo.core.types import RoundResult
 from sapo.policy import checkpoint
-from sapo.store.journal.rows import JournalError, Link
+from sapo.store.journal.rows import ChainLink, JournalError
 from sapo.store.tracking.sinks import TrackSink, VersionSink
 from sapo.store.tracking.tracker import Tracker
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.services
 INCARNATION = "0123456789abcdef"
 CHAIN, BATCH = "c1" * 32, "b1" * 32
 JOURNAL = SimpleNamespace(
-    link=lambda round: Link(round - 1, f"{round:04d}{CHAIN[4:]}"),
+    link=lambda round: ChainLink(round - 1, f"{round:04d}{CHAIN[4:]}"),
     batch_digest=lambda round: f"{round:04d}{BATCH[4:]}",
 )
 """What a version asks of a journal: the link and the digest of its last round."""
@@ -205,7 +205,7 @@ def test_a_version_says_where_the_history_lay_and_the_files_do_not(server: Serve
 def test_a_version_whose_last_round_the_journal_has_dropped_is_registered_without_links(
     server: Server, tmp_path: Path
 ) -> None:
-    def gone(round: int) -> Link:
+    def gone(round: int) -> ChainLink:
         raise JournalError(f"the journal does not hold round {round}")
 
     path, _ = saved(tmp_path, 1)

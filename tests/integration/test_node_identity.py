@@ -21,7 +21,7 @@ from sapo.core.types import Group, RoundResult, SignedGroup
 from sapo.node import parts
 from sapo.node.round import NodeRuntime
 from sapo.peers import keyring
-from sapo.peers.keyring import Held
+from sapo.peers.keyring import KeyAndCard
 from sapo.peers.membership import invite
 from sapo.peers.signing import seal
 
@@ -29,7 +29,7 @@ DAY_S = 86_400
 SOON = int(time.time()) + DAY_S
 
 
-def keys_of(folder: Path) -> tuple[Home, dict[str, Held]]:
+def keys_of(folder: Path) -> tuple[Home, dict[str, KeyAndCard]]:
     """A folder that is to be a home, with keys for n0 and n1."""
     home = Home(folder)
     for name in ("n0", "n1"):
@@ -37,7 +37,7 @@ def keys_of(folder: Path) -> tuple[Home, dict[str, Held]]:
     return home, {name: keyring.take(home, "test", name, time.time()) for name in ("n0", "n1")}
 
 
-def begun(home: Home, entry: str, *members: Held) -> Config:
+def begun(home: Home, entry: str, *members: KeyAndCard) -> Config:
     """The config of a swarm with a way of entry, whose home has begun."""
     listed = [member.identity.key for member in members]
     config = small_config([f'rules.entry="{entry}"', f"rules.members={listed}", "swarm.rounds=40"])
@@ -77,7 +77,7 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeRuntim
     with pytest.raises(UserError, match="has no invitation"):
         open_node(config, home, "n1", bus=MemoryBus())
     invitation = invite(member, "test", guest.identity.key, SOON)
-    keyring.note(home, Held(guest.identity, guest.card.model_copy(update={"invitation": invitation})))
+    keyring.note(home, KeyAndCard(guest.identity, guest.card.model_copy(update={"invitation": invitation})))
     with (
         open_node(config, home, "n0", bus=bus, deliver=False) as first,
         open_node(config, home, "n1", bus=bus, deliver=False) as second,

@@ -15,7 +15,7 @@ from sapo.store.history import open_store, query
 from sapo.store.history.rounds import recorded
 from sapo.store.history.tables import Store
 from sapo.store.history.training_sink import TrainingSink
-from sapo.store.journal.rows import Movement
+from sapo.store.journal.rows import PoolEvent
 
 ROUNDS = 14
 SETTINGS = (
@@ -38,7 +38,7 @@ class Run:
     store: Store
 
     @property
-    def movements(self) -> list[tuple[int, Movement]]:
+    def movements(self) -> list[tuple[int, PoolEvent]]:
         """Everything that moved in its pool, with the round, in order."""
         return [(round, moved) for round in range(ROUNDS) for moved in self.node.journal.movements(round)]
 

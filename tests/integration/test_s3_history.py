@@ -74,7 +74,7 @@ def test_lineage_is_told_from_s3(s3: S3Server, tmp_path: Path) -> None:
     bus.publish([signed(i) for i in range(2)])
     Archiver(bus, store, "tiny").run()
     found = teachers(store, Subject("n0", "tiny", "n0", INCARNATION, 2))
-    assert (found["problems"], found["rounds"]["learned"]) == ([], 2)
+    assert (found.problems, found.rounds.learned) == ([], 2)
     foreign = next(group for group in batch(1).groups if group.source == "external")
     told = group_lineage.find(store, foreign.group_id[:12])
     assert {row["event"] for row in told.receipts} == {"received", "trained"}

@@ -9,7 +9,7 @@ from makers import INCARNATION, make_received, make_signed
 
 from sapo.core.types import Batch, BatchGroup, Group, RoundResult, Sample, SignedGroup, sha256
 from sapo.policy.checkpoint import Checkpoint
-from sapo.store.journal.journal import Journal, JournalError, Link, Movement, Owed, PoolRow
+from sapo.store.journal.journal import ChainLink, Journal, JournalError, OutboxItem, PoolEvent, PoolRow
 from sapo.store.journal.rows import Event
 
 KINDS = ("publish", "training", "track", "version")
@@ -22,11 +22,11 @@ def make_row(round: int, position: int, author: str = "peer") -> PoolRow:
     return PoolRow(received.signed.group_id, received.signed.key, received, received_at=NOW + round)
 
 
-def make_movement(row: PoolRow, event: Event) -> Movement:
+def make_movement(row: PoolRow, event: Event) -> PoolEvent:
     """What the journal keeps of a pool row that comes or goes."""
     received, author = row.received, Group.model_validate_json(row.received.signed.payload)
     place = (author.node, author.key, received.bus_position, received.timestamp, row.received_at)
-    return Movement(event, row.group_id, *place)
+    return PoolEvent(event, row.group_id, *place)
 
 
 def chain_of(digests: Sequence[str]) -> str | None:
@@ -123,7 +123,7 @@ class Model:
     positions: dict[str, int] = field(default_factory=dict)
     pool: list[PoolRow] = field(default_factory=list)
     dropped: dict[str, tuple[int, str | None]] = field(default_factory=dict)
-    outbox: list[Owed] = field(default_factory=list)
+    outbox: list[OutboxItem] = field(default_factory=list)
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     versions: set[int] = field(default_factory=set)
     taught: dict[int, str] = field(default_factory=dict)
@@ -136,7 +136,7 @@ class Model:
 
     def _owe(self, kind: str, round: int, ref: str = "") -> None:
         self.last_seq += 1
-        self.outbox.append(Owed(self.last_seq, kind, round, ref, NOW))
+        self.outbox.append(OutboxItem(self.last_seq, kind, round, ref, NOW))
 
     def commit_groups(self, round: int, groups: Sequence[SignedGroup], publish: Collection[str]) -> None:
         """Transaction 1."""
@@ -186,7 +186,7 @@ class Model:
         previous = max(self.taught, default=None)
         if batch.groups:
             self.taught[batch.round] = batch.digest()
-        self.rounds[batch.round]["link"] = Link(previous, chain_of(list(self.taught.values())))
+        self.rounds[batch.round]["link"] = ChainLink(previous, chain_of(list(self.taught.values())))
 
     def commit_result(self, result: RoundResult) -> None:
         """Transaction 3."""

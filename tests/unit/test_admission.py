@@ -12,7 +12,7 @@ from sapo.core.errors import Refused
 from sapo.core.rng import rng
 from sapo.core.shares import Shares
 from sapo.core.types import MAX_SEED, Completion, Group, Received, Recipe, canonical, sha256
-from sapo.peers.admission import Seen, admit, fingerprint, said_before
+from sapo.peers.admission import DedupIndex, admit, fingerprint, said_before
 from sapo.peers.copies import Fates
 from sapo.peers.dedup import CROWD
 from sapo.peers.group_rules import MAX_INDEX, MAX_QUESTION, keeps_to
@@ -57,7 +57,7 @@ def answers(**values: Any) -> tuple[Completion, ...]:
     return (first, *(Completion(text=text, finish_reason="stop") for text in TEXTS[1:]))
 
 
-def try_to_admit(one: Received, *, seen: Seen | None = None, now: float = 1000.0, **more: Any) -> Group:
+def try_to_admit(one: Received, *, seen: DedupIndex | None = None, now: float = 1000.0, **more: Any) -> Group:
     return admit(
         one,
         manifest=MANIFEST,
@@ -65,7 +65,7 @@ def try_to_admit(one: Received, *, seen: Seen | None = None, now: float = 1000.0
         own_node="me",
         now=now,
         max_age_s=60.0,
-        seen=Seen() if seen is None else seen,
+        seen=DedupIndex() if seen is None else seen,
         has_control_tokens=lambda text: "<|end|>" in text,
         **more,
     )
@@ -77,8 +77,8 @@ def refusal(one: Received, **context: Any) -> Refused:
     return refused.value
 
 
-def seen_with(*groups: Received) -> Seen:
-    seen = Seen()
+def seen_with(*groups: Received) -> DedupIndex:
+    seen = DedupIndex()
     for one in groups:
         seen.add(Group.model_validate_json(one.signed.payload), one.signed.content_sha256)
     return seen
@@ -222,7 +222,7 @@ def test_who_answers_a_victims_next_question_first_does_not_make_the_victim_a_co
     victim = drawn("victim", at=1000.0)
     assert drawn_by(make_group_of(victim))
     squatter = received("squatter", recipe=make_group_of(victim).recipe, at=990.0)
-    seen = Seen()
+    seen = DedupIndex()
     seen.add(make_group_of(squatter), squatter.signed.content_sha256, squatter.timestamp)
     assert try_to_admit(victim, seen=seen).node == "victim"
     seen.add(make_group_of(victim), victim.signed.content_sha256, victim.timestamp)
@@ -231,7 +231,7 @@ def test_who_answers_a_victims_next_question_first_does_not_make_the_victim_a_co
 
 def test_the_earlier_on_the_bus_is_the_original_whatever_came_first_here() -> None:
     late, early = received("thief", at=999.0), received("honest", at=998.0)
-    seen = Seen()
+    seen = DedupIndex()
     seen.add(make_group_of(late), late.signed.content_sha256, late.timestamp)
     assert try_to_admit(early, seen=seen).node == "honest"
     found = said_before(make_group_of(early), early.timestamp, seen, lambda met: False)
@@ -301,7 +301,7 @@ def test_an_envelope_that_only_names_the_own_key_alarms_nobody() -> None:
 
 def test_two_thousand_new_names_push_nobodys_groups_out_of_the_memory() -> None:
     victim = make_identity("victim").key
-    seen = Seen(160, Shares(newcomers=0.25, known=lambda key: key == victim))
+    seen = DedupIndex(160, Shares(newcomers=0.25, known=lambda key: key == victim))
     kept = [received("victim", position=position) for position in range(50)]
     for one in kept:
         seen.add(make_group_of(one), one.signed.content_sha256, one.timestamp)
@@ -313,7 +313,7 @@ def test_two_thousand_new_names_push_nobodys_groups_out_of_the_memory() -> None:
 
 
 def test_known_authors_share_the_memory_evenly() -> None:
-    seen = Seen(limit=40)
+    seen = DedupIndex(limit=40)
     quiet = [make_group("quiet", position=position) for position in range(15)]
     for group in [*quiet, *(make_group("loud", position=position) for position in range(500))]:
         seen.add(group, "0" * 64, 1.0)
@@ -321,14 +321,14 @@ def test_known_authors_share_the_memory_evenly() -> None:
 
 
 def test_a_refusal_changes_nothing_that_is_remembered() -> None:
-    seen = Seen()
+    seen = DedupIndex()
     refusal(received(swarm="other"), seen=seen)
     try_to_admit(received(), seen=seen)
     assert len(seen) == 0
 
 
 def test_what_is_remembered_is_bounded_and_forgets_the_oldest() -> None:
-    seen = Seen(limit=3)
+    seen = DedupIndex(limit=3)
     groups = [make_group(position=i) for i in range(5)]
     for group in groups:
         seen.add(group, "0" * 64)

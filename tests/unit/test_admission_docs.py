@@ -9,7 +9,7 @@ from sapo.peers.admission import PROVEN
 
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"not_regenerable", "question_mismatch", "slow"}
-"""Codes of `sapo.tasks.workers.Judgement`, which are values there."""
+"""Codes of `sapo.tasks.workers.Verification`, which are values there."""
 
 
 def documented() -> dict[str, str]:

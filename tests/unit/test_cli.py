@@ -20,7 +20,7 @@ from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.types import RoundResult
-from sapo.ops.process_group import Member
+from sapo.ops.process_group import MemberState
 from sapo.ops.supervisor import NodeStatus, SwarmStatus
 from sapo.store.journal.journal import Journal
 
@@ -483,7 +483,7 @@ class Notes:
 
 
 def status(phase: str, *nodes: NodeStatus, **found: Any) -> SwarmStatus:
-    return SwarmStatus(phase, nodes, Member(), Member(), None, 1, **found)
+    return SwarmStatus(phase, nodes, MemberState(), MemberState(), None, 1, **found)
 
 
 def test_a_node_that_stumbles_is_mentioned_once() -> None:

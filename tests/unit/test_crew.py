@@ -12,7 +12,7 @@ from sapo.core.child_process import alive
 from sapo.core.config.home import Home
 from sapo.core.config.load import parse
 from sapo.core.determinism import thread_settings
-from sapo.ops.process_group import OWING, Crew, CrewState, flow_command
+from sapo.ops.process_group import OWING, ProcessGroup, SwarmState, flow_command
 
 STEP = "import sys, time, signal, pathlib\nhere = pathlib.Path({here!r})\n"
 ENDS_WELL = "print('done')"
@@ -29,13 +29,13 @@ COUNTS = "f = here / 'starts'; n = len(f.read_text()) if f.exists() else 0; f.wr
 
 def crew_of(
     tmp_path: Path, codes: dict[str, str], nodes: int = 1, backoff: tuple[float, ...] = (0.0,)
-) -> Crew:
+) -> ProcessGroup:
     home = Home(tmp_path)
     home.logs.mkdir(exist_ok=True)
     config = parse({"swarm": {"nodes": nodes}})
     prefix = STEP.format(here=str(tmp_path))
     everything = {"archive": ENDS_WELL, "evaluate": ENDS_WELL} | codes
-    return Crew(
+    return ProcessGroup(
         config,
         home,
         threading.Event(),
@@ -65,7 +65,7 @@ def test_a_swarm_whose_processes_end_well_has_finished(tmp_path: Path) -> None:
         "archive": "finished",
         "evaluate": "finished",
     }
-    assert CrewState.read(crew.home) == state
+    assert SwarmState.read(crew.home) == state
 
 
 def test_a_process_that_crashes_is_restarted_a_bounded_number_of_times(tmp_path: Path) -> None:
@@ -110,8 +110,8 @@ def test_an_archive_that_could_not_finish_is_not_taken_for_one_that_was_stopped(
     assert (state.phase, state.members["archive"].state) == ("failed", "owing")
 
 
-def run_beside(crew: Crew) -> tuple[threading.Thread, list[CrewState]]:
-    ended: list[CrewState] = []
+def run_beside(crew: ProcessGroup) -> tuple[threading.Thread, list[SwarmState]]:
+    ended: list[SwarmState] = []
     thread = threading.Thread(target=lambda: ended.append(crew.run()))
     thread.start()
     return thread, ended

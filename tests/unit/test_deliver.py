@@ -14,8 +14,8 @@ from makers import INCARNATION
 from sapo.bus.base import Limits
 from sapo.bus.memory import MemoryBus
 from sapo.core.errors import Unavailable, UserError
-from sapo.store.journal.journal import Journal, Owed
-from sapo.store.journal.outbox import PLANS, Deliverer, DeliveryFailed, Lane, Plan
+from sapo.store.journal.journal import Journal, OutboxItem
+from sapo.store.journal.outbox import PLANS, Deliverer, DeliveryFailed, FlushPolicy, SinkWorker
 from sapo.store.journal.publish_sink import PublishSink
 
 
@@ -39,7 +39,7 @@ class FailingSink:
         self.error: Exception | None = None
         self.owed_meanwhile: list[int] = []
 
-    def deliver(self, items: Sequence[Owed], journal: Journal) -> None:
+    def deliver(self, items: Sequence[OutboxItem], journal: Journal) -> None:
         self.offered.append([item.round for item in items])
         self.owed_meanwhile = [item.round for item in journal.owed(self.kind, 99)]
         if self.error is not None:
@@ -68,14 +68,14 @@ def commit_rounds(journal: Journal, *rounds: int) -> None:
         journal.commit_result(make_result(round))
 
 
-def make_lane(sink: FailingSink, clock: Clock, plan: Plan | None = None) -> Lane:
-    return Lane(sink, plan or Plan(), clock=clock, rng=random.Random(0))
+def make_lane(sink: FailingSink, clock: Clock, plan: FlushPolicy | None = None) -> SinkWorker:
+    return SinkWorker(sink, plan or FlushPolicy(), clock=clock, rng=random.Random(0))
 
 
 def test_rounds_go_in_order_in_batches_and_are_acknowledged(journal, clock):
     commit_rounds(journal, 0, 1, 2, 3, 4)
     sink = FailingSink()
-    lane = make_lane(sink, clock, Plan(items=2))
+    lane = make_lane(sink, clock, FlushPolicy(items=2))
     assert [lane.step(journal) for _ in range(4)] == [0.0, 0.0, 0.0, None]
     assert sink.offered == [[0, 1], [2, 3], [4]]
     assert journal.owed("track", 9) == []
@@ -113,7 +113,7 @@ def test_after_an_outage_the_same_comes_first_with_what_arose_meanwhile_behind(j
     commit_rounds(journal, 0)
     sink = FailingSink()
     sink.error = Unavailable("away")
-    lane = make_lane(sink, clock, Plan(items=2))
+    lane = make_lane(sink, clock, FlushPolicy(items=2))
     lane.step(journal)
     commit_rounds(journal, 1, 2)
     sink.error = None
@@ -168,7 +168,7 @@ def test_a_clock_set_back_does_not_stop_deliveries(journal, clock):
     commit_rounds(journal, 0)
     sink = FailingSink()
     sink.error = Unavailable("away")
-    lane = make_lane(sink, clock, Plan(flush_s=10.0))
+    lane = make_lane(sink, clock, FlushPolicy(flush_s=10.0))
     clock.now += 10
     lane.step(journal)
     sink.error = None
@@ -180,7 +180,7 @@ def test_a_clock_set_back_does_not_stop_deliveries(journal, clock):
 def test_a_sink_that_gathers_waits_for_more_until_the_oldest_is_due(journal, clock):
     commit_rounds(journal, 0)
     sink = FailingSink()
-    lane = make_lane(sink, clock, Plan(items=3, flush_s=10.0))
+    lane = make_lane(sink, clock, FlushPolicy(items=3, flush_s=10.0))
     assert lane.step(journal) == 10.0
     clock.now += 4
     commit_rounds(journal, 1)
@@ -194,7 +194,7 @@ def test_a_sink_that_gathers_waits_for_more_until_the_oldest_is_due(journal, clo
 def test_a_full_batch_does_not_wait(journal, clock):
     commit_rounds(journal, 0, 1, 2, 3)
     sink = FailingSink()
-    lane = make_lane(sink, clock, Plan(items=3, flush_s=10.0))
+    lane = make_lane(sink, clock, FlushPolicy(items=3, flush_s=10.0))
     assert lane.step(journal) == 0.0
     assert lane.step(journal) == 10.0
     assert sink.offered == [[0, 1, 2]]
@@ -203,7 +203,7 @@ def test_a_full_batch_does_not_wait(journal, clock):
 def test_a_flush_request_ends_waiting_for_more_and_tries_at_once_after_a_failure(journal, clock):
     commit_rounds(journal, 0)
     sink = FailingSink()
-    lane = make_lane(sink, clock, Plan(items=3, flush_s=10.0))
+    lane = make_lane(sink, clock, FlushPolicy(items=3, flush_s=10.0))
     sink.error = Unavailable("away")
     assert lane.step(journal, flush=1) > 0
     assert lane.step(journal, flush=1) > 0
@@ -250,16 +250,16 @@ def test_a_kick_delivers_without_waiting_for_the_interval(journal, tmp_path):
     arrived = threading.Event()
 
     class Sink(FailingSink):
-        def deliver(self, items: Sequence[Owed], journal: Journal) -> None:
+        def deliver(self, items: Sequence[OutboxItem], journal: Journal) -> None:
             arrived.set()
 
     deliverer = Deliverer(
-        tmp_path / "journal.sqlite", [Sink()], interval_s=3600.0, plans={"track": Plan(items=1)}
+        tmp_path / "journal.sqlite", [Sink()], interval_s=3600.0, plans={"track": FlushPolicy(items=1)}
     )
     try:
         assert deliverer.drain(30.0)
         commit_rounds(journal, 0)
-        deliverer.kick()
+        deliverer.notify()
         assert arrived.wait(30.0)
     finally:
         deliverer.close()
@@ -334,10 +334,10 @@ def test_rounds_of_some_seconds_go_to_mlflow_in_one_request_and_in_order(
     journal: Journal, tmp_path: Path
 ) -> None:
     sink = FailingSink()
-    plans = {"track": Plan(items=64, flush_s=3600.0)}
+    plans = {"track": FlushPolicy(items=64, flush_s=3600.0)}
     with closing(Deliverer(tmp_path / "journal.sqlite", [sink], interval_s=3600.0, plans=plans)) as deliverer:
         for round in range(5):
             commit_rounds(journal, round)
-            deliverer.kick()
+            deliverer.notify()
         assert deliverer.drain(30.0)
     assert sink.offered == [[0, 1, 2, 3, 4]]

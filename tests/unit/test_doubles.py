@@ -8,7 +8,7 @@ from makers import INCARNATION, make_group, make_received, make_signed
 
 from sapo.core.errors import Refused
 from sapo.core.types import Batch, RoundResult
-from sapo.peers.key_clones import OwnKey
+from sapo.peers.key_clones import KeyCloneDetector
 from sapo.store.journal.journal import Journal
 
 FORMER, OTHER = "f" * 16, "e" * 16
@@ -36,33 +36,33 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 @pytest.fixture
-def own(journal: Journal) -> OwnKey:
-    return OwnKey(journal, [FORMER, INCARNATION])
+def own(journal: Journal) -> KeyCloneDetector:
+    return KeyCloneDetector(journal, [FORMER, INCARNATION])
 
 
-def echo(own: OwnKey, at: float) -> None:
+def echo(own: KeyCloneDetector, at: float) -> None:
     own.note(Refused("own_echo"), make_received(at=at))
 
 
-def test_what_the_journal_holds_is_its_own(own: OwnKey) -> None:
+def test_what_the_journal_holds_is_its_own(own: KeyCloneDetector) -> None:
     assert own.may_be_own(make_group(), 5.0)
     assert own.may_be_own(make_group(round=1), 5.0)
 
 
-def test_a_group_of_this_incarnation_that_is_in_no_journal_is_anothers(own: OwnKey) -> None:
+def test_a_group_of_this_incarnation_that_is_in_no_journal_is_anothers(own: KeyCloneDetector) -> None:
     assert not own.may_be_own(make_group(position=1), 5.0)
     assert not own.may_be_own(make_group(round=1, position=7), 5.0)
 
 
-def test_a_round_that_this_node_has_not_reached_is_anothers(own: OwnKey) -> None:
+def test_a_round_that_this_node_has_not_reached_is_anothers(own: KeyCloneDetector) -> None:
     assert not own.may_be_own(make_group(round=2), 5.0)
 
 
-def test_an_own_place_with_another_content_is_anothers(own: OwnKey) -> None:
+def test_an_own_place_with_another_content_is_anothers(own: KeyCloneDetector) -> None:
     assert not own.may_be_own(make_group(texts=("7", "8")), 5.0)
 
 
-def test_what_the_journal_has_forgotten_is_nobodys_fault(own: OwnKey, journal: Journal) -> None:
+def test_what_the_journal_has_forgotten_is_nobodys_fault(own: KeyCloneDetector, journal: Journal) -> None:
     with journal._transaction() as db:
         db.execute("DELETE FROM groups WHERE round = 0")
         db.execute("DELETE FROM rounds WHERE round = 0")
@@ -70,19 +70,21 @@ def test_what_the_journal_has_forgotten_is_nobodys_fault(own: OwnKey, journal: J
     assert not own.may_be_own(make_group(round=1, position=7), 5.0)
 
 
-def test_former_incarnations_are_the_nodes_own_whenever_they_are_sent_again(own: OwnKey) -> None:
+def test_former_incarnations_are_the_nodes_own_whenever_they_are_sent_again(own: KeyCloneDetector) -> None:
     echo(own, 10.0)
     assert own.may_be_own(make_group(incarnation=FORMER, round=900), 20.0)
 
 
-def test_another_incarnation_that_publishes_beside_this_one_is_anothers(own: OwnKey) -> None:
+def test_another_incarnation_that_publishes_beside_this_one_is_anothers(own: KeyCloneDetector) -> None:
     assert own.may_be_own(make_group(incarnation=OTHER), 5.0)
     echo(own, 10.0)
     assert own.may_be_own(make_group(incarnation=OTHER), 9.0)
     assert not own.may_be_own(make_group(incarnation=OTHER), 11.0)
 
 
-def test_only_the_first_own_group_that_comes_back_says_when_this_incarnation_began(own: OwnKey) -> None:
+def test_only_the_first_own_group_that_comes_back_says_when_this_incarnation_began(
+    own: KeyCloneDetector,
+) -> None:
     own.note(Refused("own_echo"), make_received(at=1.0, incarnation=OTHER))
     assert own.may_be_own(make_group(incarnation=OTHER), 5.0)
     echo(own, 10.0)
@@ -90,7 +92,7 @@ def test_only_the_first_own_group_that_comes_back_says_when_this_incarnation_beg
     assert not own.may_be_own(make_group(incarnation=OTHER), 15.0)
 
 
-def test_groups_of_another_holder_are_counted(own: OwnKey) -> None:
+def test_groups_of_another_holder_are_counted(own: KeyCloneDetector) -> None:
     assert own.metrics() == {}
     for _ in range(2):
         own.note(Refused("own_key"), make_received(round=2))
@@ -99,4 +101,4 @@ def test_groups_of_another_holder_are_counted(own: OwnKey) -> None:
 
 def test_a_node_without_a_round_knows_of_none(tmp_path: Path) -> None:
     with Journal(tmp_path / "empty.sqlite", incarnation=INCARNATION) as journal:
-        assert not OwnKey(journal, []).may_be_own(make_group(), 5.0)
+        assert not KeyCloneDetector(journal, []).may_be_own(make_group(), 5.0)

@@ -15,7 +15,7 @@ from sapo.bus.sqlite import SqliteBus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, parse
 from sapo.core.errors import SapoError, Unavailable, UserError
-from sapo.store.journal.journal import Journal, Owed
+from sapo.store.journal.journal import Journal, OutboxItem
 from sapo.store.journal.publish_sink import PublishSink
 
 RNG = random.Random(0)
@@ -300,7 +300,7 @@ def test_owed_groups_are_published_as_they_were_journalled(tmp_path: Path) -> No
         sink.deliver(journal.owed("publish", 100), journal)
         assert [one.signed for one in bus.poll({}, Limits(), RNG).received] == [sent[0], sent[2], sent[3]]
         with pytest.raises(SapoError, match="lacks it"):
-            sink.deliver([Owed(seq=9, kind="publish", round=0, ref="f" * 64)], journal)
+            sink.deliver([OutboxItem(seq=9, kind="publish", round=0, ref="f" * 64)], journal)
 
 
 def test_who_waits_for_another_to_create_the_bus_uses_that_one(

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from makers import finish_round
 from rich.console import Console
 
-from sapo.cli.report.example_groups import Story
+from sapo.cli.report.example_groups import ExampleGroup
 from sapo.cli.report.live_view import (
     FIRST,
     STOPPING,
@@ -282,7 +282,7 @@ def test_a_broken_evaluation_is_bad_input(home: Home) -> None:
             read_run(home)
 
 
-STORY = Story(
+STORY = ExampleGroup(
     group_id="ab" * 32,
     producer="n1",
     round=3,

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -98,22 +99,22 @@ def test_where_nothing_was_learned_that_is_what_is_told(tmp_path: Path) -> None:
     skipped = Told(batch(SKIPPED))
     sink(store).deliver([Owed(SKIPPED)], skipped)
     found = teachers(store, subject(2))
-    assert (found["totals"]["tokens"], found["totals"]["completions"]) == (0, 0)
+    assert (found.totals.tokens, found.totals.completions) == (0, 0)
     assert lineage_page.amount(found).startswith("0 tokens of 0 completions in 0 groups")
 
 
 def test_a_version_whose_rounds_were_all_cut_is_told_that(store: Store) -> None:
     maintain_table(load(sets=["swarm.name=tiny"], env={}), store, "training", [Cut("n0", INCARNATION, 4)])
     found = teachers(store, subject(2))
-    (problem,) = found["problems"]
+    (problem,) = found.problems
     assert problem.endswith("before round 2; retention has cut its rounds below 4")
-    assert found["totals"]["tokens"] == 0
+    assert found.totals.tokens == 0
 
 
 def test_every_round_is_accounted_for(store: Store) -> None:
     found = teachers(store, subject())
-    assert found["problems"] == []
-    assert found["rounds"] == {
+    assert found.problems == []
+    assert asdict(found.rounds) == {
         "count": 6,
         "learned": 2,
         "skipped": 1,
@@ -123,20 +124,20 @@ def test_every_round_is_accounted_for(store: Store) -> None:
         "without_groups": 1,
         "cut": 0,
     }
-    assert (found["when"]["skipped"], found["when"]["rolled_back"]) == ([SKIPPED], [TARGET, BACK])
-    assert found["when"]["stretches"] == [[round, round] for round in range(COUNT)]
+    assert (found.when.skipped, found.when.rolled_back) == ([SKIPPED], [TARGET, BACK])
+    assert found.when.stretches == [[round, round] for round in range(COUNT)]
 
 
 def test_only_completions_with_an_advantage_in_lasting_rounds_count(store: Store) -> None:
     found = teachers(store, subject())
     # of four completions one has advantage -0.0; completion k has k + 1 trained tokens
-    assert [(one["source"], one["tokens"], one["completions"]) for one in found["peers"]] == [
+    assert [(one.source, one.tokens, one.completions) for one in found.peers] == [
         ("local", 2 * 6, 2 * 3),
         ("external", 2 * 6, 2 * 3),
     ]
-    assert [(one["groups"], one["informative"]) for one in found["peers"]] == [(4, 2), (4, 2)]
-    (mine,) = [one for one in found["when"]["peers"] if one["source"] == "local"]
-    assert [place for place, tokens in enumerate(mine["tokens"]) if tokens] == list(TAUGHT)
+    assert [(one.groups, one.informative) for one in found.peers] == [(4, 2), (4, 2)]
+    (mine,) = [one for one in found.when.peers if one.source == "local"]
+    assert [place for place, tokens in enumerate(mine.tokens) if tokens] == list(TAUGHT)
 
 
 @pytest.mark.parametrize(
@@ -155,19 +156,19 @@ def test_foreign_completions_that_the_mode_leaves_out_do_not_count(
     groups = tuple(g.model_copy(update={"producer_version": -2}) for g in late.groups)
     late = late.model_copy(update={"groups": groups, "learn": canonical(learn)})
     sink(made).deliver([Owed(0)], Books(late))
-    peers = {one["source"]: one["completions"] for one in teachers(made, subject(1))["peers"]}
+    peers = {one.source: one.completions for one in teachers(made, subject(1)).peers}
     assert peers == {"local": 3, "external": len(foreign)}
     group = next(g.group_id for g in late.groups if g.source == "external" and g.informative)
     (entry,) = group_lineage.journey(
         made, group_lineage.find(made, group), "tiny", f"sqlite:///{tmp_path}/none.db"
-    )["learned"]
-    assert [one["k"] for one in entry["completions"] if one["trained"]] == foreign
-    assert entry["tokens"] == sum(k + 1 for k in foreign)
+    ).learned
+    assert [one.k for one in entry.completions if one.trained] == foreign
+    assert entry.tokens == sum(k + 1 for k in foreign)
 
 
 def test_tasks_are_told_apart_by_source(store: Store) -> None:
-    found = teachers(store, subject())["tasks"]
-    assert {(one["source"], one["dataset"]): (one["groups"], one["tokens"]) for one in found} == {
+    found = teachers(store, subject()).tasks
+    assert {(one.source, one.dataset): (one.groups, one.tokens) for one in found} == {
         ("local", "chain_sum"): (2, 12),
         ("local", "gcd"): (2, 0),
         ("external", "chain_sum"): (2, 12),
@@ -176,40 +177,40 @@ def test_tasks_are_told_apart_by_source(store: Store) -> None:
 
 
 def test_a_version_before_a_rollback_has_what_was_undone_later(store: Store) -> None:
-    assert teachers(store, subject(4))["rounds"]["learned"] == 2
-    assert teachers(store, subject(4))["when"]["rolled_back"] == []
+    assert teachers(store, subject(4)).rounds.learned == 2
+    assert teachers(store, subject(4)).when.rolled_back == []
 
 
 def test_rounds_that_are_not_delivered_yet_are_said(store: Store) -> None:
-    (problem,) = teachers(store, subject(COUNT + 2))["problems"]
+    (problem,) = teachers(store, subject(COUNT + 2)).problems
     assert problem.startswith(f"rounds {COUNT} to {COUNT + 1} are not in the history")
 
 
 def test_a_long_run_is_told_in_stretches_that_cover_it(tmp_path: Path) -> None:
     store, count = Store(str(tmp_path)), 250
     sink(store).deliver([Owed(0), Owed(249)], Books(batch(0), batch(249)))
-    when = teachers(store, subject(count))["when"]
-    rounds = [round for first, last in when["stretches"] for round in range(first, last + 1)]
+    when = teachers(store, subject(count)).when
+    rounds = [round for first, last in when.stretches for round in range(first, last + 1)]
     assert rounds == list(range(count))
-    assert len(when["stretches"]) == 120
-    assert all([bool(n) for n in one["tokens"]] == [True, *[False] * 118, True] for one in when["peers"])
+    assert len(when.stretches) == 120
+    assert all([bool(n) for n in one.tokens] == [True, *[False] * 118, True] for one in when.peers)
 
 
 def test_a_history_of_the_last_release_is_told_with_what_it_cannot_tell(tmp_path: Path) -> None:
     home = last_release(tmp_path)
     config, store = home.load_config(), Store(str(home.history))
     found = teachers(store, model_lineage.node_subject(store, config, "n0"))
-    assert (found["problems"], found["rounds"]["count"]) == ([], 5)
-    assert found["totals"]["tokens"] > 0
-    assert "kept no chain" in found["notes"][0]
-    foreign = next(one for one in found["peers"] if one["source"] == "external")
-    assert foreign["producer"] == "n1"
+    assert (found.problems, found.rounds.count) == ([], 5)
+    assert found.totals.tokens > 0
+    assert "kept no chain" in found.notes[0]
+    foreign = next(one for one in found.peers if one.source == "external")
+    assert foreign.producer == "n1"
     group = next(iter(_external(store)))
     told = group_lineage.journey(
         store, group_lineage.find(store, group), config.swarm.name, f"sqlite:///{tmp_path}/none.db"
     )
-    assert told["received"] == []
-    assert told["notes"] == ["when n0 received it is not recorded: it ran an earlier release then"]
+    assert told.received == []
+    assert told.notes == ["when n0 received it is not recorded: it ran an earlier release then"]
 
 
 def _external(store: Store) -> set[str]:
@@ -231,8 +232,8 @@ def test_a_round_made_on_a_machine_that_is_none_and_a_number_that_is_none_are_sa
     rows[0] |= {"environment": "no JSON", "advantage": float("nan")}
     rewrite(store, rows)
     found = teachers(store, subject())
-    assert found["problems"][-1].startswith("history of n0, round 0: the row at position 0, completion 0")
-    json.dumps(found, allow_nan=False)
+    assert found.problems[-1].startswith("history of n0, round 0: the row at position 0, completion 0")
+    json.dumps(asdict(found), allow_nan=False)
 
 
 def test_a_row_without_values_is_named_and_left_out_of_its_groups_life(store: Store, tmp_path: Path) -> None:
@@ -241,12 +242,12 @@ def test_a_row_without_values_is_named_and_left_out_of_its_groups_life(store: St
     none = [{**rows[0], "advantage": float("nan")}, {**rows[1], "loss_mask": None}, *rows[2:]]
     uri = f"sqlite:///{tmp_path}/none.db"
     found = group_lineage.journey(store, Found(group, [], none, [], []), "tiny", uri)
-    assert [one["k"] for one in found["learned"][0]["completions"]] == [row["k"] for row in rows[2:]]
-    assert found["problems"] == [
+    assert [one.k for one in found.learned[0].completions] == [row["k"] for row in rows[2:]]
+    assert found.problems == [
         "training: the row of n0, round 0, position 0, completion 0 does not have its digest",
         "training: the row of n0, round 0, position 0, completion 1 has no loss_mask",
     ]
-    json.dumps(found, allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
 
 
 def test_widths_of_a_flow_are_in_proportion_and_names_are_escaped() -> None:

@@ -31,7 +31,7 @@ from sapo.store.history.rounds import whole
 from sapo.store.history.tables import TRAINING, Store, commit
 from sapo.store.history.training_sink import TrainingSink, row_digest, rows, transaction_id
 from sapo.store.journal.journal import Journal
-from sapo.store.journal.rows import Link
+from sapo.store.journal.rows import ChainLink
 
 # fmt: off
 NAMED = {
@@ -287,6 +287,6 @@ def test_the_digest_of_every_row_is_that_of_its_canonical_json() -> None:
     """The writer puts a row's text together from its columns; the reader makes it of the row as a whole."""
     one = batch(3)
     for digest in (None, one.digest()):
-        found = rows(one, result(3), {"torch": "2.13.0"}, Link(2, "c" * 64), digest=digest)
+        found = rows(one, result(3), {"torch": "2.13.0"}, ChainLink(2, "c" * 64), digest=digest)
         assert [row["row_digest"] for row in found] == [row_digest(row) for row in found]
         assert {row["batch_digest"] for row in found} == {one.digest()}

@@ -23,7 +23,7 @@ from makers import INCARNATION
 
 from sapo.core.errors import UserError
 from sapo.core.types import chained
-from sapo.store.journal.journal import Heard, Journal, JournalError, Link, Met
+from sapo.store.journal.journal import ChainLink, Journal, JournalError, PeerUpdates, SeenGroup
 from sapo.store.journal.rows import PeerRow, RefusalRow
 from sapo.store.journal.schema import JOURNAL_VERSION
 
@@ -116,14 +116,14 @@ def test_links_outlive_the_rounds_before_them(journal, tmp_path):
         journal.prune()
     with pytest.raises(JournalError):
         journal.link(0)
-    assert journal.link(7) == Link(6, chain_of(digests))
+    assert journal.link(7) == ChainLink(6, chain_of(digests))
 
 
 def test_a_journal_of_the_last_release_can_be_looked_at_as_it_is(old):
     before = old.read_bytes()
     with Journal.read_only(old) as view:
         assert view.finished_rounds() == 6
-        assert view.link(5) == Link(None, None)
+        assert view.link(5) == ChainLink(None, None)
         assert view.movements(5) == []
         assert view.result(5).tensors == ()
     assert old.read_bytes() == before
@@ -135,7 +135,7 @@ def test_a_journal_of_the_last_release_goes_on_and_its_next_round_knows_what_it_
     with Journal(old) as journal:
         assert journal._one("PRAGMA user_version") == (JOURNAL_VERSION,)
         assert (journal.batch(5), journal.pool(), journal.owed("training", 9)) == (batch, pool, owed)
-        assert journal.link(5) == Link(None, None)
+        assert journal.link(5) == ChainLink(None, None)
         following = [make_batch(6, incarnation=journal.incarnation)]
         following.append(make_batch(7, own_groups(7, 1), incarnation=journal.incarnation))
         for late in following:
@@ -143,8 +143,8 @@ def test_a_journal_of_the_last_release_goes_on_and_its_next_round_knows_what_it_
             removed = [row.group_id for row in journal.pool()]
             journal.commit_batch(late, **(NOTHING | {"pool_removed": removed}))
             journal.commit_result(make_result(late.round))
-        assert journal.link(6) == Link(5, None)
-        assert journal.link(7) == Link(5, chained(None, following[1].digest()))
+        assert journal.link(6) == ChainLink(5, None)
+        assert journal.link(7) == ChainLink(5, chained(None, following[1].digest()))
         assert {moved.event for moved in journal.movements(6)} <= {"evicted"}
     with Journal(old) as again:
         assert again.link(7).previous == 5
@@ -160,7 +160,7 @@ def test_a_migration_finds_the_last_batch_with_groups_behind_empty_ones(tmp_path
     as_version_1(path)
     with Journal(path) as journal:
         journal.commit_batch(make_batch(3, own_groups(3, 1)), **NOTHING)
-        assert journal.link(2) == Link(None, None)
+        assert journal.link(2) == ChainLink(None, None)
         assert journal.link(3).previous == 0
 
 
@@ -205,11 +205,13 @@ def test_a_migration_that_breaks_off_leaves_the_journal_as_it_was(old, tmp_path)
 
 
 def test_what_was_heard_of_peers_is_known_again_until_it_is_forgotten(journal, tmp_path):
-    met = [Met(f"g{i}", f"c{i}", f"f{i}", "key" if i % 2 else None, f"k{i}", 0.1 * i) for i in range(6)]
+    met = [SeenGroup(f"g{i}", f"c{i}", f"f{i}", "key" if i % 2 else None, f"k{i}", 0.1 * i) for i in range(6)]
     peers = [PeerRow("a", 1, 3, True, -0.25), PeerRow("", 0, 0, False, 1.0)]
-    commit_round(journal, 0, heard=Heard(met=met[:4], peers=peers, streams={"a": "{}", "b": "{}"}))
+    commit_round(journal, 0, heard=PeerUpdates(met=met[:4], peers=peers, streams={"a": "{}", "b": "{}"}))
     commit_round(
-        journal, 1, heard=Heard(met=met[4:], forgotten=["g0"], gone=["a"], streams={"a": "[]", "b": None})
+        journal,
+        1,
+        heard=PeerUpdates(met=met[4:], forgotten=["g0"], gone=["a"], streams={"a": "[]", "b": None}),
     )
     with Journal.read_only(tmp_path / "journal.sqlite") as again:
         assert again.met() == met[1:]
@@ -223,7 +225,7 @@ def test_refusals_stay_as_long_as_their_round(journal, tmp_path):
         RefusalRow("malformed_record", "nothing", 1, NOW, "0:8"),
     ]
     for round in range(3):
-        commit_round(journal, round, heard=Heard(refusals=rows if round == 1 else []))
+        commit_round(journal, round, heard=PeerUpdates(refusals=rows if round == 1 else []))
         journal.record_checkpoint(make_checkpoint(tmp_path, round + 1))
     assert [journal.refusals(round) for round in range(3)] == [[], rows, []]
     for kind in ("publish", "training", "track"):
@@ -235,7 +237,7 @@ def test_refusals_stay_as_long_as_their_round(journal, tmp_path):
 def test_a_journal_of_version_2_keeps_what_it_met_and_knows_no_peers_yet(tmp_path):
     path = tmp_path / "journal.sqlite"
     with Journal(path, incarnation=INCARNATION) as journal:
-        commit_round(journal, 0, heard=Heard(met=[Met("g", "c", "f", "key", "key", 5.0)]))
+        commit_round(journal, 0, heard=PeerUpdates(met=[SeenGroup("g", "c", "f", "key", "key", 5.0)]))
     with sqlite3.connect(path) as db:
         for table in ("peers", "streams", "refusals"):
             db.execute(f"DROP TABLE {table}")
@@ -246,7 +248,7 @@ def test_a_journal_of_version_2_keeps_what_it_met_and_knows_no_peers_yet(tmp_pat
     with Journal.read_only(path) as view:
         assert (view.met(), view.peers(), view.streams(), view.refusals(0)) == ([], [], {}, [])
     with Journal(path) as journal:
-        assert journal.met() == [Met("g", "c", "f", "key")]
-        commit_round(journal, 1, heard=Heard(peers=[PeerRow("a", 1, 0, False, 1.0)]))
+        assert journal.met() == [SeenGroup("g", "c", "f", "key")]
+        commit_round(journal, 1, heard=PeerUpdates(peers=[PeerRow("a", 1, 0, False, 1.0)]))
         assert journal.peers() == [PeerRow("a", 1, 0, False, 1.0)]
         assert journal.link(1).previous == 0

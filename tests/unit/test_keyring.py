@@ -16,7 +16,7 @@ from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.ops.node_export import export_node, import_node, mark_moved
 from sapo.peers import key_backup, keyring
-from sapo.peers.keyring import Held, data_folder, note, place, remember, take
+from sapo.peers.keyring import KeyAndCard, data_folder, note, place, remember, take
 from sapo.peers.membership import invite
 from sapo.peers.signing import Identity
 
@@ -167,7 +167,7 @@ def test_incarnations_are_remembered_in_order_once_each_and_not_for_ever(
 def test_an_invitation_that_is_accepted_while_its_node_starts_is_not_lost(home: Home) -> None:
     held = take(home, SWARM, "n0", NOW)
     invitation = invite(Identity.new(), SWARM, held.identity.key, 2000)
-    note(home, Held(held.identity, held.card.model_copy(update={"invitation": invitation})))
+    note(home, KeyAndCard(held.identity, held.card.model_copy(update={"invitation": invitation})))
     assert remember(home, held, "a" * 16).card.invitation == invitation
     assert take(home, SWARM, "n0", NOW).card.invitation == invitation
 
@@ -175,7 +175,7 @@ def test_an_invitation_that_is_accepted_while_its_node_starts_is_not_lost(home: 
 def test_an_invitation_stays_with_its_key(home: Home, data: Path) -> None:
     held = take(home, SWARM, "n0", NOW)
     invitation = invite(Identity.new(), SWARM, held.identity.key, 5)
-    note(home, Held(held.identity, held.card.model_copy(update={"invitation": invitation})))
+    note(home, KeyAndCard(held.identity, held.card.model_copy(update={"invitation": invitation})))
     assert take(home, SWARM, "n0", NOW).card.invitation == invitation
     assert keyring.load_kept(held.identity.key).card.invitation == invitation
     home.key("n0").unlink()
@@ -348,7 +348,7 @@ def test_a_damaged_backup_is_the_users_error(tmp_path: Path, change: bytes) -> N
 
 def test_a_backup_whose_key_is_not_its_cards_is_refused(tmp_path: Path, home: Home) -> None:
     held = take(home, SWARM, "n0", NOW)
-    key_backup.write([Held(Identity.new(), held.card)], tmp_path / "keys", None)
+    key_backup.write([KeyAndCard(Identity.new(), held.card)], tmp_path / "keys", None)
     with pytest.raises(UserError, match="is another"):
         key_backup.opened(key_backup.read(tmp_path / "keys").keys, tmp_path / "keys", None)
 

@@ -12,7 +12,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from sapo.core.config.load import LearnConfig
 from sapo.learn.chunked_head import BLOCK_BYTES, embed, token_logprobs
-from sapo.learn.logprobs import take_apart
+from sapo.learn.logprobs import split_model
 from sapo.learn.update import Learner
 
 POSITIONS, WIDTH, TOKENS = 5, 8, 9
@@ -174,7 +174,7 @@ def test_logits_of_a_batch_never_exist(tied: bool) -> None:
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2", "qwen3"])
 def test_a_model_whose_logits_are_bent_is_not_taken_apart(kind: str) -> None:
     model = tiny_model(kind)
-    assert take_apart(model) is not None
+    assert split_model(model) is not None
     forward = model.forward
 
     def bent(*args, **kwargs):
@@ -183,7 +183,7 @@ def test_a_model_whose_logits_are_bent_is_not_taken_apart(kind: str) -> None:
         return output
 
     model.forward = bent  # type: ignore[method-assign]
-    assert take_apart(model) is None
+    assert split_model(model) is None
 
 
 def test_an_adapter_on_the_head_is_not_overlooked() -> None:
@@ -191,4 +191,4 @@ def test_an_adapter_on_the_head_is_not_overlooked() -> None:
 
     for modules, apart in ((["q_proj"], True), (["q_proj", "lm_head"], False)):
         adapter = peft.LoraConfig(r=2, target_modules=modules, task_type="CAUSAL_LM")
-        assert (take_apart(peft.get_peft_model(tiny_model(), adapter)) is not None) == apart
+        assert (split_model(peft.get_peft_model(tiny_model(), adapter)) is not None) == apart

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from sapo.core.config.load import Config, LearnConfig
 from sapo.learn.loss import LOSSES, LossInputs, LossOutputs, cispo, dapo, dr_grpo, grpo, gspo, normaliser
-from sapo.learn.off_policy import treat
+from sapo.learn.off_policy import correct
 
 Loss = Callable[[LossInputs], LossOutputs]
 NAN = float("nan")
@@ -214,13 +214,13 @@ NOBODY = torch.zeros(2).bool()
 
 
 def test_trap_01_as_if_own_changes_nothing() -> None:
-    result = treat(LearnConfig(foreign="as_if_own"), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
+    result = correct(LearnConfig(foreign="as_if_own"), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
     assert torch.equal(result.mask, ALL)
     assert torch.equal(result.weights, torch.ones(2, 2))
 
 
 def test_trap_01_bounded_masks_only_foreign_tokens_below_the_floor_and_counts_them() -> None:
-    result = treat(LearnConfig(foreign="bounded", foreign_floor=-7.0), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
+    result = correct(LearnConfig(foreign="bounded", foreign_floor=-7.0), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
     assert result.mask.tolist() == [[True, True], [True, False]]
     assert result.metrics["foreign_masked"] == 1
 
@@ -242,7 +242,7 @@ def test_trap_01_positive_late_leaves_out_the_failures_of_stale_groups_only() ->
 
 
 def test_foreign_tokens_weigh_what_the_setting_says_and_own_ones_all_there_is() -> None:
-    result = treat(LearnConfig(foreign_weight=0.25), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
+    result = correct(LearnConfig(foreign_weight=0.25), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
     assert result.weights.tolist() == [[1.0, 1.0], [0.25, 0.25]]
     assert torch.equal(result.mask, ALL)
 
@@ -250,7 +250,7 @@ def test_foreign_tokens_weigh_what_the_setting_says_and_own_ones_all_there_is() 
 def test_the_weight_of_foreign_tokens_comes_on_top_of_their_mode() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"], foreign_weight=0.5)
     behaviour = torch.full((2, 2), -1.0 - math.log(2))
-    result = treat(learn, torch.full((2, 2), -1.0), ALL, EXTERNAL, behaviour, torch.tensor([True, True]))
+    result = correct(learn, torch.full((2, 2), -1.0), ALL, EXTERNAL, behaviour, torch.tensor([True, True]))
     assert result.weights[0].tolist() == [1.0, 1.0]
     assert result.weights[1].tolist() == pytest.approx([1.0, 1.0])
 
@@ -260,18 +260,18 @@ def test_trap_01_behaviour_weighs_by_the_true_ratio_truncated_both_ways() -> Non
     own = torch.tensor([[-1.0] * 4, [-1.0] * 4])
     behaviour = torch.tensor([[-5.0] * 4, [-1.0, -1.0 - math.log(2), -9.0, -0.01]])
     mask = torch.ones(2, 4).bool()
-    result = treat(learn, own, mask, EXTERNAL, behaviour, torch.tensor([True, True]))
+    result = correct(learn, own, mask, EXTERNAL, behaviour, torch.tensor([True, True]))
     # The local sequence keeps weight 1 although the engine's values are known.
     assert result.weights[0].tolist() == [1.0] * 4
     assert result.weights[1].tolist() == pytest.approx([1.0, 2.0, 3.0, math.exp(-0.99)])
     assert result.metrics["ratio_truncated"] == 1
-    low = treat(learn, own - 4, mask, EXTERNAL, behaviour, torch.tensor([True, True]))
+    low = correct(learn, own - 4, mask, EXTERNAL, behaviour, torch.tensor([True, True]))
     assert low.weights[1, 0].item() == pytest.approx(1 / 3)
 
 
 def test_trap_01_behaviour_treats_a_producer_that_is_not_known_as_if_own() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
-    result = treat(learn, OWN, ALL, EXTERNAL, torch.full((2, 2), -3.0), NOBODY)
+    result = correct(learn, OWN, ALL, EXTERNAL, torch.full((2, 2), -3.0), NOBODY)
     assert torch.equal(result.weights, torch.ones(2, 2))
     assert torch.equal(result.mask, ALL)
 
@@ -279,7 +279,7 @@ def test_trap_01_behaviour_treats_a_producer_that_is_not_known_as_if_own() -> No
 def test_trap_05_behaviour_leaves_out_and_counts_tokens_without_a_usable_value() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
     behaviour = torch.tensor([[0.0, 0.0], [NAN, -9.0]])
-    result = treat(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]))
+    result = correct(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]))
     assert result.mask.tolist() == [[True, True], [False, True]]
     assert result.metrics["nonfinite"] == 1
     assert result.weights.isfinite().all()
@@ -288,7 +288,7 @@ def test_trap_05_behaviour_leaves_out_and_counts_tokens_without_a_usable_value()
 def test_trap_06_behaviour_survives_an_absurd_claim() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
     behaviour = torch.tensor([[0.0, 0.0], [-1e30, 1e30]])
-    result = treat(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]))
+    result = correct(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]))
     assert result.weights[1].tolist() == pytest.approx([3.0, 1 / 3])
     assert result.metrics["clamped"] == 2
 

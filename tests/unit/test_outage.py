@@ -18,10 +18,10 @@ from sapo.bus.poller import Listener
 from sapo.bus.sqlite import SqliteBus
 from sapo.cli.commands.launch import left_undone
 from sapo.core.config.home import Home
-from sapo.core.creation_marker import Made, made_in
+from sapo.core.creation_marker import CreationMarker, made_in
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.outage import Outage
-from sapo.ops.process_group import Member
+from sapo.ops.process_group import MemberState
 from sapo.ops.supervisor import NodeStatus, SwarmStatus
 from sapo.store.history import create_tables, open_store, tables
 from sapo.store.history.move_guard import clear_stray
@@ -111,7 +111,7 @@ def test_what_a_poll_raises_comes_through_and_the_next_poll_is_a_new_one(error: 
 
 
 def test_a_thing_that_was_made_is_remembered_by_its_address(tmp_path: Path) -> None:
-    made = Made(tmp_path / "made")
+    made = CreationMarker(tmp_path / "made")
     assert not made.has("bus", "/a")
     made.note("bus", "/a")
     assert made.has("bus", "/a")
@@ -204,8 +204,8 @@ def test_the_last_lines_of_a_swarm_name_what_could_not_be_delivered() -> None:
         NodeStatus("n0", "owing", 4, 4, note="x\nn0 still owes 3 track"),
         NodeStatus("n1", "finished", 4, 4),
     )
-    archive = Member("owing", note="not all that was published is in the history")
-    final = SwarmStatus("failed", nodes, archive, Member("finished", note="well"), None, None)
+    archive = MemberState("owing", note="not all that was published is in the history")
+    final = SwarmStatus("failed", nodes, archive, MemberState("finished", note="well"), None, None)
     assert left_undone(final) == [
         "n0: n0 still owes 3 track",
         "archive: not all that was published is in the history",

@@ -397,7 +397,7 @@ def test_newcomers_found_sound_before_have_half_of_the_room_whoever_else_comes_o
     keys = [make_identity(name).key for name in ("r0", "r1")]
     for key in keys:
         known.judged(key, 0.0, True)
-    assert [known.rising(key) for key in (*keys, make_identity("s0").key)] == [True, True, False]
+    assert [known.on_probation(key) for key in (*keys, make_identity("s0").key)] == [True, True, False]
     records = [make_received(f"s{i}") for i in range(200)]
     records += [make_received(name, position=i) for name in ("r0", "r1") for i in range(8)]
     came, _ = known.screen(records, random.Random(1), lambda one: one)
@@ -409,14 +409,14 @@ def test_a_proven_lie_ends_the_rise() -> None:
     known = Quotas(config())
     sound(known, "a", 1)
     known.fault("a", "question_mismatch")
-    assert not known.rising("a")
+    assert not known.on_probation("a")
 
 
 def test_what_says_nothing_of_a_group_is_paid_for_and_makes_nobody_rise() -> None:
     known = with_known("a")
     known.charge("new", 0.25)
     assert left(known) == CREDIT_S - 0.25
-    assert not known.rising("new")
+    assert not known.on_probation("new")
 
 
 def test_an_author_is_recent_for_some_rounds_after_it_became_known_and_a_member_never() -> None:

@@ -20,7 +20,7 @@ from sapo.core.config.load import parse
 from sapo.core.errors import UserError
 from sapo.core.service_registry import Service, Services
 from sapo.ops import services
-from sapo.ops.services import Kept, Running, ServiceFailed
+from sapo.ops.services import Running, ServiceFailed, SupervisedServer
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
@@ -208,7 +208,7 @@ def starting(home: Home, code: str, limit: float) -> Running:
     child = Child.start("mlflow", ["-c", code], log=log, env=dict(os.environ))
     mlflow = Service("mlflow", "http://127.0.0.1:9", child.pid, str(log))
     prefect = Service("prefect", "http://127.0.0.1:9/api")
-    kept = {"mlflow": Kept(child, lambda: pytest.fail("it was started again"), Backoff())}
+    kept = {"mlflow": SupervisedServer(child, lambda: pytest.fail("it was started again"), Backoff())}
     return Running(Services(mlflow, prefect), kept, home, limit)
 
 
@@ -254,7 +254,7 @@ def kept(home: Home, codes: list[str], url: str, backoff: tuple[float, ...]) -> 
     first = start()
     mlflow = Service("mlflow", url, first.pid, str(home.logs / "mlflow.log"))
     services_ = Services(mlflow, Service("prefect", f"{url}/api"))
-    return Running(services_, {"mlflow": Kept(first, start, Backoff(backoff))}, home), children
+    return Running(services_, {"mlflow": SupervisedServer(first, start, Backoff(backoff))}, home), children
 
 
 def until(condition: Callable[[], bool]) -> None:

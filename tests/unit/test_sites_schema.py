@@ -25,7 +25,7 @@ from sapo.core.types import (
     sha256,
 )
 from sapo.ops.archiver import Archiver
-from sapo.peers.admission import Seen, admit
+from sapo.peers.admission import DedupIndex, admit
 from sapo.peers.pool import Entry
 from sapo.peers.signing import seal, unseal
 from sapo.store.history import query
@@ -150,7 +150,7 @@ def test_a_group_of_another_version_may_enter_the_pool(signed: SignedGroup) -> N
         own_node="n0",
         now=2.0,
         max_age_s=10.0,
-        seen=Seen(),
+        seen=DedupIndex(),
         has_control_tokens=lambda text: False,
     )
     assert group.group_id == signed.group_id

@@ -9,7 +9,7 @@ from makers import make_group
 from sapo.core.errors import Refused
 from sapo.core.shares import Shares
 from sapo.core.types import Group
-from sapo.peers.resend_guard import AUTHORS, LATE, LIVES, PLACES, WINDOW, Streams
+from sapo.peers.resend_guard import AUTHORS, LATE, LIVES, PLACES, WINDOW, ResendGuard
 
 LATER, THIRD = "1" * 16, "2" * 16
 
@@ -24,16 +24,16 @@ def group(round: int, position: int = 0, author: str = "peer", **changes: object
     return make_group(author, round, position, **({"created_at": at(round)} | changes))
 
 
-def heard(groups: Iterable[tuple[Group, float]], streams: Streams | None = None) -> Streams:
+def heard(groups: Iterable[tuple[Group, float]], streams: ResendGuard | None = None) -> ResendGuard:
     """A memory that took all of these groups."""
-    streams = Streams() if streams is None else streams
+    streams = ResendGuard() if streams is None else streams
     for one, stamp in groups:
         streams.check(one, stamp)
         streams.note(one, stamp)
     return streams
 
 
-def refusal(streams: Streams, one: Group, stamp: float) -> str:
+def refusal(streams: ResendGuard, one: Group, stamp: float) -> str:
     with pytest.raises(Refused) as refused:
         streams.check(one, stamp)
     assert refused.value.group is one
@@ -98,7 +98,7 @@ def test_an_unknown_earlier_life_that_comes_first_does_not_silence_the_living_on
 
 
 def test_a_restart_forgets_nothing() -> None:
-    rng, streams, kept = random.Random(5), Streams(), dict[str, str]()
+    rng, streams, kept = random.Random(5), ResendGuard(), dict[str, str]()
     for round in range(400):
         one = group(round, rng.randrange(40), f"p{rng.randrange(5)}", incarnation=rng.choice([LATER, THIRD]))
         try:
@@ -109,7 +109,7 @@ def test_a_restart_forgets_nothing() -> None:
         for key, content in streams.changed().items():
             assert content is not None
             kept[key] = content
-    again = Streams(kept)
+    again = ResendGuard(kept)
     assert again._authors == streams._authors
 
 
@@ -125,7 +125,7 @@ def test_incarnations_of_one_author_are_bounded_and_the_latest_stay() -> None:
 
 def test_a_flood_of_authors_pushes_out_newcomers_and_is_bounded() -> None:
     victim = group(0, author="victim")
-    streams = Streams(shares=Shares(newcomers=0.25, known=lambda key: key == victim.key))
+    streams = ResendGuard(shares=Shares(newcomers=0.25, known=lambda key: key == victim.key))
     heard([(victim, at(0))], streams)
     for number in range(AUTHORS + 100):
         streams.note(victim.model_copy(update={"key": f"{number:064x}"}), at(1 + number))

@@ -21,7 +21,7 @@ from sapo.core.config.home import Home
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.ops import supervisor
-from sapo.ops.process_group import CrewState, Member, forget_progress, write_progress
+from sapo.ops.process_group import MemberState, SwarmState, forget_progress, write_progress
 from sapo.ops.services import ServiceFailed
 from sapo.ops.supervisor import request_stop, run_node, run_swarm, snapshot, who_runs
 from sapo.store.journal.journal import Journal
@@ -228,8 +228,8 @@ def test_a_snapshot_joins_processes_with_journals(home: Home) -> None:
     config = small_config(["eval.probe_every=2"])
     probe = {"eval/pass_at_1": 0.25, "reward/local": 0.1}
     commit_rounds(home, "n0", [probe, {"reward/local": 0.2}])
-    members = {"n0": Member("restarting", None, 2, 9, "why"), "n1": Member()}
-    home.swarm_state.write_text(CrewState("running", os.getpid(), 0.0, members).to_json())
+    members = {"n0": MemberState("restarting", None, 2, 9, "why"), "n1": MemberState()}
+    home.swarm_state.write_text(SwarmState("running", os.getpid(), 0.0, members).to_json())
     with NodeLock(home.root):
         status = snapshot(config, home)
     assert (status.phase, status.pid) == ("running", os.getpid())
@@ -242,8 +242,8 @@ def test_a_snapshot_joins_processes_with_journals(home: Home) -> None:
 
 def test_a_snapshot_of_a_swarm_that_was_killed_says_it_is_stopped(home: Home) -> None:
     commit_rounds(home, "n0", [{}] * 4)
-    members = {"n0": Member("running", 1), "n1": Member("running", 1)}
-    home.swarm_state.write_text(CrewState("running", 1, 0.0, members).to_json())
+    members = {"n0": MemberState("running", 1), "n1": MemberState("running", 1)}
+    home.swarm_state.write_text(SwarmState("running", 1, 0.0, members).to_json())
     status = snapshot(small_config(), home)
     assert (status.phase, status.pid, status.services) == ("stopped", None, None)
     assert [node.state for node in status.nodes] == ["finished", "stopped"]
@@ -264,7 +264,7 @@ def test_means_are_of_as_many_rounds_as_there_are(home: Home) -> None:
 
 
 def test_a_snapshot_says_how_far_the_evaluation_is(home: Home) -> None:
-    home.swarm_state.write_text(CrewState("evaluating", os.getpid(), 0.0, {}).to_json())
+    home.swarm_state.write_text(SwarmState("evaluating", os.getpid(), 0.0, {}).to_json())
     write_progress(home, "n1", 640, 2000)
     with NodeLock(home.root):
         assert snapshot(small_config(), home).progress == ("n1", 640, 2000)
@@ -278,5 +278,7 @@ def test_a_home_where_nothing_ever_ran_is_idle(home: Home) -> None:
 
 def test_a_node_that_ended_before_its_last_round_counts_as_stopped(home: Home) -> None:
     commit_rounds(home, "n0", [{}])
-    status = supervisor.node_status(small_config(), home, "n0", Member("finished", exit_code=0), running=True)
+    status = supervisor.node_status(
+        small_config(), home, "n0", MemberState("finished", exit_code=0), running=True
+    )
     assert status.state == "stopped"

@@ -13,7 +13,7 @@ from sapo.core.config.load import Task
 from sapo.core.errors import SapoError, UserError
 from sapo.core.types import MAX_SEED, Question, Recipe
 from sapo.tasks.holdout import bucket, is_held_out, normalise
-from sapo.tasks.questions import Author, Drawing, held_out_questions
+from sapo.tasks.questions import Author, QuestionStream, held_out_questions
 from sapo.tasks.workers import TaskWorkers
 
 SMALL = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
@@ -34,7 +34,7 @@ def train(
     author: Author = AUTHOR,
     round: int = 0,
 ) -> list[Question]:
-    return Drawing(workers, tasks, author, round, count=count, held_out=held_out).result()
+    return QuestionStream(workers, tasks, author, round, count=count, held_out=held_out).result()
 
 
 def test_questions_are_a_function_of_their_place(workers: TaskWorkers) -> None:
@@ -53,10 +53,10 @@ def test_questions_are_a_function_of_their_place(workers: TaskWorkers) -> None:
 
 def test_questions_begun_before_are_the_same(workers: TaskWorkers) -> None:
     expected = train(workers, [SMALL], 8, held_out=0.5)
-    drawing = Drawing(workers, [SMALL], AUTHOR, 0, count=8, held_out=0.5)
+    drawing = QuestionStream(workers, [SMALL], AUTHOR, 0, count=8, held_out=0.5)
     drawing.begin()
     for _ in range(2):
-        drawing.look()
+        drawing.advance()
         workers.answers([expected[0].recipe])  # the workers do something else meanwhile
     assert drawing.result() == expected
 
@@ -67,11 +67,11 @@ def test_what_a_drawing_fails_with_waits_for_its_result(
     def broken(recipes: object) -> None:
         raise SapoError("no worker")
 
-    drawing = Drawing(workers, [SMALL], AUTHOR, 0, count=2, held_out=0.0)
+    drawing = QuestionStream(workers, [SMALL], AUTHOR, 0, count=2, held_out=0.0)
     drawing.begin()
     with monkeypatch.context() as patched:
         patched.setattr(workers, "questions", broken)
-        drawing.look()
+        drawing.advance()
         with pytest.raises(SapoError, match="no worker"):
             drawing.result()
     assert drawing.result() == train(workers, [SMALL], 2, held_out=0.0)

@@ -36,7 +36,7 @@ from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.engines.vllm import VllmEngine, weights
 from sapo.policy.initial import load_initial
 from sapo.policy.models import LoadedPolicy
-from sapo.tasks.questions import Drawing
+from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import TaskWorkers
 
 pytestmark = pytest.mark.vllm
@@ -59,7 +59,7 @@ def questions(starter: LoadedPolicy) -> list[tuple[int, ...]]:
     """Prompts of two hundred questions."""
     config = small_config()
     with TaskWorkers(count=1) as workers:
-        found = Drawing(
+        found = QuestionStream(
             workers,
             config.tasks,
             (1, "vllm", "n0", "0" * 16),

@@ -23,7 +23,7 @@ from sapo.cli.commands.options import (
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
     from sapo.core.config.load import Config
-    from sapo.peers.keyring import Held
+    from sapo.peers.keyring import KeyAndCard
 
 DAY_S = 86_400
 _KEY = re.compile("[0-9a-f]{64}")
@@ -205,7 +205,7 @@ def accept(
     held = _held(found, settings, name)
     read.refuse_unfit(manifest, held.identity.key, now)
     card = held.card.model_copy(update={"invitation": read.invitation})
-    keyring.note(found, keyring.Held(held.identity, card))
+    keyring.note(found, keyring.KeyAndCard(held.identity, card))
     print(f"{name} may publish in {manifest.swarm} until {membership.day(read.invitation.until)}")
 
 
@@ -224,7 +224,7 @@ def _locate(
     return launch.locate(preset, file, sets, nodes=nodes, home=home, resume=True)
 
 
-def _held(home: "Home", config: "Config", name: str) -> "Held":
+def _held(home: "Home", config: "Config", name: str) -> "KeyAndCard":
     """The key of a node here."""
     from sapo.peers import keyring
 

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sapo.core.config.home import Home
     from sapo.core.config.load import Config
     from sapo.core.errors import UserError
+    from sapo.provenance.documents import Journey, Teachers
     from sapo.store.history.tables import Store
 
 _GROUP = re.compile("[0-9a-f]{8,64}", re.IGNORECASE)
@@ -48,10 +50,10 @@ def lineage(
         document, name = explain(found, what)
         page = written(found, name, document)
     if as_json:
-        print_json({**document, "page": None if page is None else str(page)})
+        print_json({**asdict(document), "page": None if page is None else str(page)})
     else:
         show(document, page)
-    if document["problems"]:
+    if document.problems:
         raise typer.Exit(1)
 
 
@@ -85,7 +87,7 @@ def not_known(config: "Config", what: str) -> "UserError":
     return UserError("WHAT", what, "is neither a model version nor a node nor a group's id", remedy)
 
 
-def written(home: "Home", name: str, document: dict[str, Any]) -> "Path | None":
+def written(home: "Home", name: str, document: "Journey | Teachers") -> "Path | None":
     """The page of a document; None, with a warning, where it cannot be written: the answer needs none."""
     from sapo.cli.report.lineage_page import write_page
 
@@ -96,7 +98,7 @@ def written(home: "Home", name: str, document: dict[str, Any]) -> "Path | None":
         return None
 
 
-def explain(home: "Home", what: str) -> tuple[dict[str, Any], str]:
+def explain(home: "Home", what: str) -> "tuple[Journey | Teachers, str]":
     """The document that answers the question, and a name for its page. Raises `UserError`, `Unavailable`."""
     from sapo.store.history.query import incarnations
     from sapo.store.history.tables import Store
@@ -110,7 +112,7 @@ def explain(home: "Home", what: str) -> tuple[dict[str, Any], str]:
     return of_group(home, config, store, what)
 
 
-def of_version(home: "Home", config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
+def of_version(home: "Home", config: "Config", store: "Store", what: str) -> "tuple[Journey | Teachers, str]":
     """Who taught a registered model version."""
     from sapo.provenance import model_lineage
     from sapo.store.tracking.uri import tracking_uri
@@ -119,7 +121,7 @@ def of_version(home: "Home", config: "Config", store: "Store", what: str) -> tup
     return model_lineage.teachers(store, subject), subject.name
 
 
-def of_node(config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
+def of_node(config: "Config", store: "Store", what: str) -> "tuple[Journey | Teachers, str]":
     """Who taught a node, as far as the history has it."""
     from sapo.provenance import model_lineage
 
@@ -127,7 +129,7 @@ def of_node(config: "Config", store: "Store", what: str) -> tuple[dict[str, Any]
     return model_lineage.teachers(store, subject), subject.name
 
 
-def of_group(home: "Home", config: "Config", store: "Store", what: str) -> tuple[dict[str, Any], str]:
+def of_group(home: "Home", config: "Config", store: "Store", what: str) -> "tuple[Journey | Teachers, str]":
     """Where a group ended up. Raises `UserError` where `what` is the beginning of no id, or of several."""
     from sapo.provenance import group_lineage
     from sapo.store.tracking.uri import tracking_uri
@@ -139,19 +141,20 @@ def of_group(home: "Home", config: "Config", store: "Store", what: str) -> tuple
     return document, found.group_id[:16]
 
 
-def show(document: dict[str, Any], page: "Path | None") -> None:
+def show(document: "Journey | Teachers", page: "Path | None") -> None:
     """A document in the terminal."""
     from rich.console import Console
 
     from sapo.cli.report import lineage_page
+    from sapo.provenance.documents import Journey
 
     console = Console()
 
     def say(text: str, style: str = "") -> None:
         console.print(printable(text), style=style, markup=False, highlight=False)
 
-    if document["kind"] == "group":
-        say(f"group {document['group_id']}", "bold")
+    if isinstance(document, Journey):
+        say(f"group {document.group_id}", "bold")
         for line in (*lineage_page.asked(document), *lineage_page.life(document)):
             say(line)
         show_table(console, lineage_page.answer_head(document), lineage_page.answer_rows(document))
@@ -163,9 +166,9 @@ def show(document: dict[str, Any], page: "Path | None") -> None:
         show_table(console, lineage_page.TASKS, lineage_page.task_rows(document))
         show_table(console, ("link", "the version", "the history", ""), lineage_page.link_rows(document))
         show_table(console, ("digest", ""), lineage_page.digest_rows(document))
-    for note in document.get("notes", ()):
+    for note in document.notes:
         say(f"note: {note}")
-    for problem in document["problems"]:
+    for problem in document.problems:
         say(f"WRONG: {problem}", "bold red")
     if page is not None:
         say(f"picture: {page}")

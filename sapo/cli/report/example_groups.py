@@ -33,7 +33,7 @@ WHERE source = 'external' AND list_contains(?, group_id) ORDER BY round, node
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class ExampleGroup:
     """One group: who asked and answered what, the score of each different answer, and who learned from it.
 
     `answers` are (text, raw score or None where unscorable, how often it was given), best first; `learners`
@@ -49,7 +49,7 @@ class Story:
     learners: tuple[tuple[str, int], ...]
 
 
-def read_stories(home: Home) -> list[Story]:
+def read_example_groups(home: Home) -> list[ExampleGroup]:
     """Up to six groups that other nodes learned from, at most two of each author, most learned from first.
 
     Raises `Unavailable` when the history cannot be reached.
@@ -65,7 +65,7 @@ def read_stories(home: Home) -> list[Story]:
     for group in chosen:
         rows = [row for row in answers if row["group_id"] == group]
         stories.append(
-            Story(
+            ExampleGroup(
                 group_id=group,
                 producer=rows[0]["node"],
                 round=rows[0]["round"],

@@ -1,11 +1,13 @@
 """The pictures of an experiment's report: the paper's two figures, held-out curves, tokens to a target."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
+from markupsafe import Markup
+
 from sapo.cli.report.experiment_text import Json, scaled
-from sapo.cli.report.svg_charts import Point, Row, Span, colour, interval_chart, line_chart
+from sapo.cli.report.html import Figure, figure
+from sapo.cli.report.svg_charts import Point, Row, Span, interval_chart, line_chart
 from sapo.experiment.metrics import LOCAL, PASS_END, TOTAL, TRAINING_SET
 from sapo.experiment.record import RunRecord
 from sapo.experiment.results import Runs
@@ -13,36 +15,23 @@ from sapo.experiment.results import Runs
 ENDS = ("mean", "low", "high")
 
 
-def figure(svg: str, caption: str) -> str:
-    """A chart with what it means."""
-    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def legend(arms: Mapping[str, Any]) -> str:
-    """Which colour is which arm, for all charts that compare arms."""
-    items = [
-        f"<span><i style='background:{colour(i)}'></i>{escape(arm)}</span>" for i, arm in enumerate(arms)
-    ]
-    return f"<p class=legend>{''.join(items)}</p>"
-
-
 def in_percent(label: str, found: Json) -> Row:
     """A row of an interval chart."""
     return label, scaled(found["mean"], 100), scaled(found["low"], 100), scaled(found["high"], 100)
 
 
-def difference_chart(rows: Sequence[Json]) -> str:
-    """The differences in held-out pass@1."""
+def difference_chart(rows: Sequence[Json]) -> Figure | None:
+    """The differences in held-out pass@1; None if there is none."""
     shown = [row for row in rows if row["figure"] == "pass_at_1" and row["mean"] is not None]
     if not shown:
-        return ""
+        return None
     lines: list[Row] = [in_percent(f"{row['arm']} – {row['with']}", row) for row in shown]
     svg = interval_chart("Held-out pass@1, differences", lines, x_label="points", zero=True)
     return figure(svg, "First arm minus second, paired by seed, with 95 % intervals over seeds (unadjusted).")
 
 
-def reward_figures(document: Json, runs: Runs) -> str:
-    """The paper's Figures 2 and 1, and Figure 2 of the nodes' own completions."""
+def reward_figures(document: Json) -> list[Figure]:
+    """The paper's Figure 2, and the same of the nodes' own completions."""
     arms = document["arms"]
     both = [
         (TRAINING_SET, "Figure 2, as in the paper: reward/training_set", "what the nodes trained on"),
@@ -67,16 +56,18 @@ def reward_figures(document: Json, runs: Runs) -> str:
             "confidence interval, which it is not."
         )
         parts.append(figure(svg, caption))
-    return f"<div class=pair>{''.join(parts)}</div>{panels(arms, runs)}"
+    return parts
 
 
-def panels(arms: Mapping[str, Any], runs: Runs) -> str:
-    """Figure 1: a panel per arm, every node's raw training-set reward in the first seed, on one scale."""
+def panels(arms: Mapping[str, Any], runs: Runs) -> tuple[list[Markup], str]:
+    """Figure 1 and its caption: a panel per arm, every node's raw reward in the first seed, on one scale."""
     chosen = {arm: runs[arm][min(runs[arm])] for arm in arms if runs[arm]}
     raw = {arm: raw_lines(record) for arm, record in chosen.items()}
     tallest = max((y for lines in raw.values() for line in lines.values() for _, y in line), default=1.0)
     charts = [
-        line_chart(arm, lines, x_label="round", y_label="mean score", y_range=(0.0, tallest), width=0.8)
+        Markup(
+            line_chart(arm, lines, x_label="round", y_label="mean score", y_range=(0.0, tallest), width=0.8)
+        )
         for arm, lines in raw.items()
     ]
     seeds = sorted({record.seed for record in chosen.values()})
@@ -84,8 +75,7 @@ def panels(arms: Mapping[str, Any], runs: Runs) -> str:
         "Figure 1, as in the paper: reward/training_set of every node, raw, a panel per arm; "
         f"seed {', '.join(str(seed) for seed in seeds)}. A colour is a node here."
     )
-    shown = f"<div class=pair>{''.join(charts)}</div>"
-    return f"<figure class=all>{shown}<figcaption>{escape(caption)}</figcaption></figure>"
+    return charts, caption
 
 
 def raw_lines(record: RunRecord) -> dict[str, list[Point]]:
@@ -97,8 +87,8 @@ def raw_lines(record: RunRecord) -> dict[str, list[Point]]:
     }
 
 
-def held_out_figures(arms: Mapping[str, Any]) -> str:
-    """pass@1 against rounds, and against what a node generated for it."""
+def held_out_figures(arms: Mapping[str, Any]) -> list[Figure]:
+    """pass@1 against rounds, against what a node generated for it, and at the end."""
     parts = []
     for key, x_label, title in (
         ("round", "rounds", "Held-out pass@1 by round"),
@@ -118,9 +108,7 @@ def held_out_figures(arms: Mapping[str, Any]) -> str:
         parts.append(figure(svg, "Nodes averaged; mean over seeds, shaded its 95 % interval over seeds."))
     ends: list[Row] = [in_percent(arm, found["figures"][PASS_END]) for arm, found in arms.items()]
     last = interval_chart("Held-out pass@1 at the end", ends, x_label="%")
-    return f"<div class=pair>{''.join(parts)}</div>" + figure(
-        last, "With 95 % intervals over seeds, unpaired."
-    )
+    return [*parts, figure(last, "With 95 % intervals over seeds, unpaired.")]
 
 
 def points(xs: Sequence[float], ys: Sequence[float]) -> list[Point]:
@@ -128,7 +116,7 @@ def points(xs: Sequence[float], ys: Sequence[float]) -> list[Point]:
     return [(x, 100 * y) for x, y in zip(xs, ys, strict=True)]
 
 
-def target_chart(target: Json) -> str:
+def target_chart(target: Json) -> Figure:
     """Thousands of tokens to the target, with what the points are."""
     return figure(
         target_svg(target),

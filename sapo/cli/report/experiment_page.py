@@ -1,14 +1,13 @@
 """report.html of an experiment: one self-contained page, readable in the dark and in the light."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from sapo.cli.report.experiment_charts import (
     difference_chart,
     held_out_figures,
-    legend,
+    panels,
     picture,
     reward_figures,
     target_chart,
@@ -29,7 +28,8 @@ from sapo.cli.report.experiment_text import (
     table_row,
     to_target,
 )
-from sapo.cli.report.run_page import STYLE, percent, table
+from sapo.cli.report.html import Table, percent, render
+from sapo.cli.report.svg_charts import colour
 from sapo.core.atomic_file import write_atomically
 from sapo.experiment.results import PICTURE, REPORT, Runs
 
@@ -46,50 +46,41 @@ def write_report(folder: Path, document: Json, runs: Runs) -> Path:
 
 def page(document: Json, runs: Runs) -> str:
     """The whole page as HTML text. `runs` has the raw rewards that Figure 1 shows."""
-    title = f"experiment {document['name']}"
-    arms = document["arms"]
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        f"<p class=lead>{escape(document['about'])}</p>",
-        standing(document),
-        "<h2>What was asked beforehand</h2>",
-        findings(document),
-        "<h2>Three rewards, side by side</h2>",
-        note(
-            "Mean over seeds, with its 95 % interval in brackets. The paper's metric sums the mean score of "
-            "every training batch over nodes and rounds; the filter alone lifts it. reward/local is what the "
-            "nodes wrote themselves. pass@1 is of held-out questions that nobody trains on. Comparisons with "
-            "the first arm are paired by seed and describe; what was asked beforehand is tested above."
+    arms, rows = document["arms"], document["comparisons"]
+    drawn, caption = panels(arms, runs)
+    return render(
+        "experiment.html",
+        title=f"experiment {document['name']}",
+        about=document["about"],
+        standing=standing(document),
+        findings=[(row["verdict"].replace(" ", "-"), row["what"], sentence(row)) for row in rows],
+        differences=difference_chart(rows),
+        compared=compared(rows),
+        power=power(rows),
+        planned=None if document["planned"] is None else planned(document["planned"]),
+        rewards=Table(HEAD, [table_row(name, arm) for name, arm in arms.items()]),
+        colours=[(arm, colour(place)) for place, arm in enumerate(arms)],
+        figure_2=reward_figures(document),
+        figure_1={"panels": drawn, "caption": caption},
+        held_out=held_out_figures(arms),
+        target=None if document["target"] is None else target_part(document["target"]),
+        by_task=by_task(arms),
+        before=before(arms),
+        by_node=by_node(arms),
+        costs=Table(COSTS_HEAD, [costs_row(name, arm) for name, arm in arms.items()]),
+        tuned=tuned(arms),
+        arms=Table(
+            ("arm", "what it shows", "control", "settings"),
+            [
+                (name, arm["about"] or "–", arm["control"] or "–", settings(arm["set"]))
+                for name, arm in arms.items()
+            ],
         ),
-        table(HEAD, [table_row(name, arm) for name, arm in arms.items()]),
-        "<h2>Reward curves</h2>",
-        legend(arms),
-        reward_figures(document, runs),
-        "<h2>Held-out questions</h2>",
-        legend(arms),
-        held_out_figures(arms),
-        target_part(document["target"]),
-        "<h2>Held-out questions by task</h2>",
-        by_task(arms),
-        by_node(arms),
-        "<h2>What it took</h2>",
-        table(COSTS_HEAD, [costs_row(name, arm) for name, arm in arms.items()]),
-        tuning_part(arms),
-        "<h2>What the numbers are</h2>",
-        definitions(document),
-        "<footer>Made by <code>sapo experiment</code>. Swarm sAmpling Policy Optimization, arXiv:2509.08721; "
-        "not Soft Adaptive Policy Optimization.</footer>",
-    ]
-    return (
-        f"<!doctype html>\n<html lang=en><meta charset=utf-8><title>{escape(title)}</title>"
-        f"<meta name=viewport content='width=device-width'><style>{STYLE}{OWN_STYLE}</style>"
-        f"<body>{''.join(parts)}</body></html>\n"
+        meanings=Table(("name", "meaning"), [*document["figures"].items(), *document["methods"].items()]),
+        machines="; ".join(" · ".join(f"{k} {v}" for k, v in one.items()) for one in document["machines"]),
+        versions="; ".join(", ".join(f"{k} {v}" for k, v in one.items()) for one in document["versions"]),
+        made_by="sapo experiment",
     )
-
-
-def note(text: str) -> str:
-    """A paragraph in a smaller voice."""
-    return f"<p class=note>{escape(text)}</p>"
 
 
 def standing(document: Json) -> str:
@@ -104,19 +95,11 @@ def standing(document: Json) -> str:
         names = ", ".join(f"{one['arm']} seed {one['seed']}" for one in missing[:8])
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         text += f" Not complete: {names}{more} missing."
-    return f"<p>{escape(text)}</p>"
+    return text
 
 
-def findings(document: Json) -> str:
-    """Every registered comparison as a sentence and as an interval, with what it could have shown."""
-    rows = document["comparisons"]
-    if not rows:
-        return note("The grid registers no comparison.")
-    items = [
-        f"<li class={row['verdict'].replace(' ', '-')}><b>{escape(row['what'])}</b> "
-        f"{escape(sentence(row))}</li>"
-        for row in rows
-    ]
+def compared(rows: Sequence[Json]) -> Table:
+    """Every registered comparison as an interval, with what it could have shown."""
     head = ("comparison", "figure", "difference", "p", "verdict", "could be shown from")
     cells = [
         (
@@ -130,25 +113,14 @@ def findings(document: Json) -> str:
         for row in rows
         if row["n"]
     ]
-    return (
-        f"<ul class=findings>{''.join(items)}</ul>"
-        + difference_chart(rows)
-        + details("As a table, with power", table(head, cells) + power_table(rows))
-        + note(
-            "p of the paired t-test over seeds (for tokens to the target of the log-rank statistic among all "
-            "arrangements of the runs), adjusted by Benjamini and Hochberg over this list; what could be "
-            "shown: the smallest true difference that so many seeds find with 80 % probability, given how "
-            "the differences spread."
-            + ("" if document["planned"] is None else f" Foretold: {planned(document['planned'])}.")
-        )
-    )
+    return Table(head, cells)
 
 
-def power_table(rows: Sequence[Json]) -> str:
-    """The smallest difference that other numbers of seeds would show."""
+def power(rows: Sequence[Json]) -> Table | None:
+    """The smallest difference that other numbers of seeds would show; None if that is unknown."""
     known = [row for row in rows if row["smallest_by_seeds"]]
     if not known:
-        return ""
+        return None
     counts = list(known[0]["smallest_by_seeds"])
     cells = []
     for row in known:
@@ -156,16 +128,11 @@ def power_table(rows: Sequence[Json]) -> str:
         sizes = [scaled(row["smallest_by_seeds"][n], factor) for n in counts]
         name = f"{row['arm']} – {row['with']}, {NAMES[row['figure']]}"
         cells.append((name, *("–" if size is None else f"{size:.3g}" for size in sizes)))
-    return "<p>Could be shown, in points of pass@1 or in reward, with so many seeds:</p>" + table(
-        ("comparison", *(f"{n} seeds" for n in counts)), cells
-    )
+    return Table(("comparison", *(f"{n} seeds" for n in counts)), cells)
 
 
-def target_part(target: Json | None) -> str:
+def target_part(target: Json) -> dict[str, Any]:
     """Tokens per node until the target is reached: a table, and a picture against the number of nodes."""
-    if target is None:
-        return ""
-    arms = target["arms"]
     rows = [
         (
             name,
@@ -175,7 +142,7 @@ def target_part(target: Json | None) -> str:
             spanned(found["geometric_mean"], ",.0f"),
             spanned(found["times_fewer"], ".2f"),
         )
-        for name, found in arms.items()
+        for name, found in target["arms"].items()
     ]
     head = (
         "arm",
@@ -185,91 +152,55 @@ def target_part(target: Json | None) -> str:
         "geometric mean, where all reach it",
         f"times fewer than {target['arm']}, where all reach it",
     )
-    level = percent(target["pass_at_1"])
-    return (
-        f"<h2>Tokens a node must generate to reach {level}</h2>"
-        + note(
-            f"{level} of held-out questions is what {target['arm']} ends with after "
-            f"{target['tokens_per_node']:,.0f} tokens, mean over seeds; a run is held against what it ends "
-            "with in that run's seed, both read off the never falling curve nearest to the exams. A run that "
-            "never reaches it counts as longer than it was (censored); it is not left out. The band of a "
-            "median has no upper end below seven runs."
-        )
-        + table(head, rows)
-        + target_chart(target)
-    )
+    return {
+        "level": percent(target["pass_at_1"]),
+        "arm": target["arm"],
+        "tokens": f"{target['tokens_per_node']:,.0f}",
+        "table": Table(head, rows),
+        "figure": target_chart(target),
+    }
 
 
-def by_task(arms: Mapping[str, Any]) -> str:
+def by_task(arms: Mapping[str, Any]) -> Table:
     """pass@1 of every task at the end, one column per arm."""
     tasks = sorted({task for arm in arms.values() for task in arm["tasks"]["end"]})
     rows = [
         (task, *(spanned(arm["tasks"]["end"].get(task), ".1f", 100) for arm in arms.values()))
         for task in tasks
     ]
+    return Table(("task, %", *arms), rows)
+
+
+def before(arms: Mapping[str, Any]) -> Table:
+    """pass@1 of every task before learning, in the first arm."""
     start = next(iter(arms.values()))["tasks"]["start"]
-    before = [(f"{task}, before learning", spanned(start.get(task), ".1f", 100)) for task in tasks]
-    return table(("task, %", *arms), rows) + details(
-        "Before learning, in the first arm", table(("task, %", "pass@1"), before)
-    )
+    rows = [(task, spanned(found, ".1f", 100)) for task, found in sorted(start.items())]
+    return Table(("task, %", "pass@1"), rows)
 
 
-def by_node(arms: Mapping[str, Any]) -> str:
-    """pass@1 of every node at the end: nodes may be of several kinds."""
+def by_node(arms: Mapping[str, Any]) -> Table | None:
+    """pass@1 of every node at the end, which may be of several kinds; None of a single node."""
     nodes = sorted({node for arm in arms.values() for node in arm["by_node"]}, key=lambda n: (len(n), n))
     if len(nodes) < BY_NODE_FROM:
-        return ""
+        return None
     rows = [
         (node, *(spanned(arm["by_node"].get(node), ".1f", 100) for arm in arms.values())) for node in nodes
     ]
-    return details("By node", table(("node, %", *arms), rows))
+    return Table(("node, %", *arms), rows)
 
 
-def details(title: str, body: str) -> str:
-    """Something to open."""
-    return f"<details><summary>{escape(title)}</summary>{body}</details>"
-
-
-def tuning_part(arms: Mapping[str, Any]) -> str:
-    """Learning rates that were tried on other questions and other seeds."""
-    tuned = {name: arm["tuning"] for name, arm in arms.items() if arm["tuning"] is not None}
-    if not tuned:
-        return ""
-    rates = sorted({rate for one in tuned.values() for rate in one["scores"]}, key=float)
+def tuned(arms: Mapping[str, Any]) -> Table | None:
+    """Learning rates that were tried on other questions and other seeds; None if none were."""
+    tried = {name: arm["tuning"] for name, arm in arms.items() if arm["tuning"] is not None}
+    if not tried:
+        return None
+    rates = sorted({rate for one in tried.values() for rate in one["scores"]}, key=float)
     rows = []
-    for name, one in tuned.items():
+    for name, one in tried.items():
         means = [one["scores"].get(rate) for rate in rates]
         shown = ["–" if not m else f"{100 * sum(m) / len(m):.1f}" for m in means]
         rows.append((name, *shown, f"{one['lr']:g}" + (" (at the edge)" if one["at_edge"] else "")))
-    return (
-        "<h2>Learning rates</h2>"
-        + note(
-            "Held-out pass@1 in percent at the end of tuning runs, which ask other questions and have other "
-            "seeds than those above."
-        )
-        + table(("arm", *rates, "taken"), rows)
-    )
-
-
-def definitions(document: Json) -> str:
-    """Figures and methods, machine and versions."""
-    rows = list(document["figures"].items()) + list(document["methods"].items())
-    machines = [" · ".join(f"{k} {v}" for k, v in one.items()) for one in document["machines"]]
-    versions = [", ".join(f"{k} {v}" for k, v in one.items()) for one in document["versions"]]
-    arms = [
-        (
-            name,
-            arm["about"] or "–",
-            arm["control"] or "–",
-            settings(arm["set"]),
-        )
-        for name, arm in document["arms"].items()
-    ]
-    shown = table(("arm", "what it shows", "control", "settings"), arms)
-    meanings = details("Figures and methods", table(("name", "meaning"), rows))
-    return f"<div class=prose>{shown}{meanings}</div>" + note(
-        f"Machine: {'; '.join(machines)}. Versions: {'; '.join(versions)}."
-    )
+    return Table(("arm", *rates, "taken"), rows)
 
 
 def settings(values: Mapping[str, Any], prefix: str = "") -> str:
@@ -279,23 +210,3 @@ def settings(values: Mapping[str, Any], prefix: str = "") -> str:
         for name, value in values.items()
     ]
     return ", ".join(parts)
-
-
-OWN_STYLE = """
-body{max-width:82rem}
-h2{margin:2.2rem 0 .4rem}
-.note{opacity:.8;font-size:.9rem;max-width:56rem}
-.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:0 1.5rem}
-.all{max-width:none}
-svg{width:100%;height:auto;overflow:visible}
-td{font-variant-numeric:tabular-nums;white-space:nowrap}
-.prose td{white-space:normal}
-table{font-size:.9rem}
-th{font-size:.8rem;vertical-align:bottom}
-.findings{padding-left:1.1rem}
-.findings li{margin:.35rem 0}
-.findings .higher::marker,.findings .lower::marker{content:'● ';color:#2f9e63}
-.findings .not-told-apart::marker,.findings .not-tested::marker{content:'○ '}
-details{margin:.6rem 0}
-summary{cursor:pointer}
-""".replace("\n", "")

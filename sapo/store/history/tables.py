@@ -22,7 +22,7 @@ from deltalake.exceptions import (
     TableNotFoundError,
 )
 
-from sapo.core.creation_marker import Made
+from sapo.core.creation_marker import CreationMarker
 from sapo.core.errors import Unavailable, UserError
 from sapo.store.history.move_guard import clear_stray, in_its_place
 from sapo.store.history.parquet_options import writing
@@ -220,7 +220,7 @@ class Store:
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict)
-    made: Made | None = None
+    made: CreationMarker | None = None
 
     def table_uri(self, name: TableName) -> str:
         """Address of one table."""

@@ -20,7 +20,7 @@ from sapo.store.history.tables import (
     commit,
     until_committed,
 )
-from sapo.store.journal.rows import Link, Movement, RefusalRow
+from sapo.store.journal.rows import ChainLink, PoolEvent, RefusalRow
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class Rounds(Protocol):
     def result(self, round: int, /) -> RoundResult: ...
     def environment(self, round: int, /) -> Mapping[str, str | int] | None: ...
     def batch_digest(self, round: int, /) -> str: ...
-    def link(self, round: int, /) -> Link: ...
-    def movements(self, round: int, /) -> Sequence[Movement]: ...
+    def link(self, round: int, /) -> ChainLink: ...
+    def movements(self, round: int, /) -> Sequence[PoolEvent]: ...
     def refusals(self, round: int, /) -> Sequence[RefusalRow]: ...
 
 
@@ -161,7 +161,7 @@ class TrainingSink:
             until_committed(self.store.table_uri(name), attempt)
 
 
-def _columns(row: Movement | RefusalRow) -> dict[str, Any]:
+def _columns(row: PoolEvent | RefusalRow) -> dict[str, Any]:
     """The row's fields by name; `asdict` would copy each of them."""
     return {name: getattr(row, name) for name in row.__slots__}
 
@@ -170,7 +170,7 @@ def rows(
     batch: Batch,
     result: RoundResult,
     environment: Mapping[str, str | int] | None = None,
-    link: Link | None = None,
+    link: ChainLink | None = None,
     *,
     digest: str | None = None,
 ) -> list[dict[str, Any]]:

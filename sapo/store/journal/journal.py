@@ -24,22 +24,22 @@ from sapo.store.journal.rows import (
     NOTHING_HEARD,
     REFUSAL,
     SIGNED,
+    ChainLink,
     Event,
-    Heard,
     JournalError,
-    Link,
-    Met,
-    Movement,
-    Owed,
+    OutboxItem,
     PeerRow,
+    PeerUpdates,
+    PoolEvent,
     PoolRow,
     RefusalRow,
+    SeenGroup,
+    enqueue,
     forget_rounds,
     group_columns,
     insert_each,
     link_round,
     move_pool,
-    owe,
     remember,
     signed_group,
     store_environment,
@@ -47,7 +47,17 @@ from sapo.store.journal.rows import (
 )
 from sapo.store.journal.schema import connect, create, explained, pack, unpack
 
-__all__ = ["Heard", "Journal", "JournalError", "Link", "Met", "Movement", "Owed", "PoolRow", "Stage"]
+__all__ = [
+    "ChainLink",
+    "Journal",
+    "JournalError",
+    "OutboxItem",
+    "PeerUpdates",
+    "PoolEvent",
+    "PoolRow",
+    "SeenGroup",
+    "Stage",
+]
 
 Stage = Literal["groups", "batch", "result"]
 
@@ -125,7 +135,7 @@ class Journal:
             insert_each(db, "INSERT INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
             for group in groups:
                 if group.group_id in publish:
-                    owe(db, "publish", round, group.group_id, len(group.payload), now)
+                    enqueue(db, "publish", round, group.group_id, len(group.payload), now)
 
     def commit_batch(
         self,
@@ -136,7 +146,7 @@ class Journal:
         pool_removed: Collection[str],
         verdicts: Mapping[str, str],
         rejected: Mapping[str, Event] = {},
-        heard: Heard = NOTHING_HEARD,
+        heard: PeerUpdates = NOTHING_HEARD,
         training_owed: bool = True,
     ) -> None:
         """Transaction 2: the batch, and with it everything that drawing it did to pool and positions.
@@ -183,8 +193,8 @@ class Journal:
                 (blob, digest, now, result.round),
             )
             if training:
-                owe(db, "training", result.round, "", size, now)
-            owe(db, "track", result.round, "", len(blob), now)
+                enqueue(db, "training", result.round, "", size, now)
+            enqueue(db, "track", result.round, "", len(blob), now)
 
     def replace_batch(self, batch: Batch) -> None:
         """Have another batch in place of the one committed: without groups that it had from others.
@@ -245,20 +255,20 @@ class Journal:
             raise JournalError(f"the journal holds no batch of round {round}")
         return str(row[0])
 
-    def link(self, round: int) -> Link:
+    def link(self, round: int) -> ChainLink:
         """How the round hangs on those before it. Raises `JournalError` where it has no batch."""
         self.batch_digest(round)
         if self._version() < 2:
-            return Link()
-        return Link(*self._one("SELECT previous, chain FROM rounds WHERE round = ?", round))
+            return ChainLink()
+        return ChainLink(*self._one("SELECT previous, chain FROM rounds WHERE round = ?", round))
 
-    def movements(self, round: int) -> list[Movement]:
+    def movements(self, round: int) -> list[PoolEvent]:
         """What entered and left the pool in a round, in order; nothing of rounds before version 2."""
         if self._version() < 2:
             return []
         columns = "event, group_id, producer, producer_key, bus_position, published_at, received_at"
         rows = self._all(f"SELECT {columns} FROM movements WHERE round = ? ORDER BY seq", round)
-        return [Movement(*row) for row in rows]
+        return [PoolEvent(*row) for row in rows]
 
     def results(self, after_round: int = -1) -> list[RoundResult]:
         """Results of all rounds later than `after_round`, in order, as of one moment."""
@@ -295,12 +305,12 @@ class Journal:
         """Groups that left the pool in rounds still held here, with their last verdict (JSON)."""
         return dict(self._all("SELECT group_id, verdict FROM dropped ORDER BY round, group_id"))
 
-    def met(self) -> list[Met]:
+    def met(self) -> list[SeenGroup]:
         """The groups met last, in order; none in a view of an earlier version."""
         if self._version() < 3:
             return []
         sql = "SELECT group_id, content_sha256, fingerprint, author, key, stamp FROM met ORDER BY seq"
-        return [Met(*row) for row in self._all(sql)]
+        return [SeenGroup(*row) for row in self._all(sql)]
 
     def peers(self) -> list[PeerRow]:
         """What is known of other authors as of the last committed batch."""
@@ -334,13 +344,13 @@ class Journal:
 
     # --- the outbox ------------------------------------------------------------------------------------
 
-    def owed(self, kind: str, limit: int) -> list[Owed]:
+    def owed(self, kind: str, limit: int) -> list[OutboxItem]:
         """The oldest `limit` obligations of a kind, in the order in which they arose."""
         columns = "seq, kind, round, ref, owed_at"
         rows = self._all(f"SELECT {columns} FROM outbox WHERE kind = ? ORDER BY seq LIMIT ?", kind, limit)
         if kind == "version":
-            return [Owed(row[0], kind, row[2], str(self._absolute(row[3])), row[4]) for row in rows]
-        return [Owed(*row) for row in rows]
+            return [OutboxItem(row[0], kind, row[2], str(self._absolute(row[3])), row[4]) for row in rows]
+        return [OutboxItem(*row) for row in rows]
 
     def acknowledge(self, kind: str, through_seq: int) -> None:
         """Forget the obligations of a kind up to and including `through_seq`: they are delivered."""
@@ -371,7 +381,7 @@ class Journal:
                 (checkpoint.round, path, checkpoint.to_json(), owed or owe_version),
             )
             if owe_version and not owed:
-                owe(db, "version", checkpoint.round, path, 0, self._clock())
+                enqueue(db, "version", checkpoint.round, path, 0, self._clock())
 
     def checkpoints(self) -> list[Checkpoint]:
         """Recorded checkpoints whose directory still is there, oldest first."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sapo.core.errors import SapoError, Unavailable, UserError
-from sapo.store.journal.journal import Journal, Owed
+from sapo.store.journal.journal import Journal, OutboxItem
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Sink(Protocol):
     def kind(self) -> str:
         """Which obligations it takes: `publish`, `training`, `track` or `version`."""
 
-    def deliver(self, items: Sequence[Owed], journal: Journal) -> None:
+    def deliver(self, items: Sequence[OutboxItem], journal: Journal) -> None:
         """Deliver all of `items`, in order; what was delivered before must do no harm.
 
         `journal` may be read, nothing else. Raises `Unavailable` to be asked again later with the same.
@@ -39,7 +39,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FlushPolicy:
     """How many obligations go to a sink at once, and how long the oldest may wait for more, in seconds.
 
     A lane that waits for more is not woken by every kick: it looks when the time is up, or every second.
@@ -49,11 +49,11 @@ class Plan:
     flush_s: float = 0.0
 
 
-PLANS: Mapping[str, Plan] = {
-    "publish": Plan(items=256),
-    "training": Plan(items=64, flush_s=10.0),
-    "track": Plan(items=64, flush_s=10.0),
-    "version": Plan(items=1),
+PLANS: Mapping[str, FlushPolicy] = {
+    "publish": FlushPolicy(items=256),
+    "training": FlushPolicy(items=64, flush_s=10.0),
+    "track": FlushPolicy(items=64, flush_s=10.0),
+    "version": FlushPolicy(items=1),
 }
 
 
@@ -74,10 +74,12 @@ class LaneState:
     """What ended the lane, other than an outage."""
 
 
-class Lane:
+class SinkWorker:
     """One sink's way out of the journal; whoever runs it calls `step` again and again."""
 
-    def __init__(self, sink: Sink, plan: Plan, *, clock: Callable[[], float], rng: random.Random) -> None:
+    def __init__(
+        self, sink: Sink, plan: FlushPolicy, *, clock: Callable[[], float], rng: random.Random
+    ) -> None:
         self.sink, self.plan, self.state = sink, plan, LaneState()
         self._clock, self._rng = clock, rng
         self._retry_at = 0.0
@@ -151,7 +153,7 @@ class Deliverer:
         *,
         clock: Callable[[], float] = time.time,
         interval_s: float = 1.0,
-        plans: Mapping[str, Plan] | None = None,
+        plans: Mapping[str, FlushPolicy] | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._path, self._interval = Path(journal_path), interval_s
@@ -161,7 +163,9 @@ class Deliverer:
         self._closing = False
         chosen = {**PLANS, **(plans or {})}
         shared = rng or random.Random()
-        self._lanes = [Lane(sink, chosen.get(sink.kind, Plan()), clock=clock, rng=shared) for sink in sinks]
+        self._lanes = [
+            SinkWorker(sink, chosen.get(sink.kind, FlushPolicy()), clock=clock, rng=shared) for sink in sinks
+        ]
         self._threads = [
             threading.Thread(target=self._run, args=(lane,), name=f"deliver-{lane.sink.kind}", daemon=True)
             for lane in self._lanes
@@ -169,7 +173,7 @@ class Deliverer:
         for thread in self._threads:
             thread.start()
 
-    def kick(self) -> None:
+    def notify(self) -> None:
         """Say that something new may be owed; returns at once."""
         with self._changed:
             self._kicks += 1
@@ -208,7 +212,7 @@ class Deliverer:
             if thread.is_alive():
                 _log.warning("%s is still busy after %.0f s and is left alone", thread.name, _CLOSE_S)
 
-    def _pause(self, lane: Lane, kicks: int, flush: int, seconds: float) -> None:
+    def _pause(self, lane: SinkWorker, kicks: int, flush: int, seconds: float) -> None:
         """Tell a waiting `drain` how far the lane is, then wait for news since `kicks` and `flush`."""
         patient = lane.plan.flush_s >= seconds
 
@@ -223,7 +227,7 @@ class Deliverer:
     def _settled(self, wanted: int) -> bool:
         return self._closing or all(lane.flushed >= wanted or lane.state.error for lane in self._lanes)
 
-    def _run(self, lane: Lane) -> None:
+    def _run(self, lane: SinkWorker) -> None:
         """A lane's thread. Whatever ends it is kept for `check`: it must not die unnoticed."""
         try:
             # an acknowledgement that is lost means one more delivery, which does no harm
@@ -236,4 +240,4 @@ class Deliverer:
         except Exception as error:
             _log.exception("%s: delivery failed", lane.sink.kind)
             lane.state.error = error
-            self.kick()
+            self.notify()

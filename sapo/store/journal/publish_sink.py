@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sapo.bus.base import Bus
 from sapo.core.errors import SapoError
 from sapo.core.types import SignedGroup
-from sapo.store.journal.journal import Journal, Owed
+from sapo.store.journal.journal import Journal, OutboxItem
 
 
 class PublishSink:
@@ -16,7 +16,7 @@ class PublishSink:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
 
-    def deliver(self, items: Sequence[Owed], journal: Journal) -> None:
+    def deliver(self, items: Sequence[OutboxItem], journal: Journal) -> None:
         """Publish the groups `items` name, in order. Raises `Unavailable` when the bus is away."""
         rounds: dict[int, dict[str, SignedGroup]] = {}
         groups = []

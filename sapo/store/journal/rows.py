@@ -36,7 +36,7 @@ class PoolRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
+class OutboxItem:
     """One obligation of the outbox; `ref` is a group id (publish), a checkpoint path (version) or empty."""
 
     seq: int
@@ -47,7 +47,7 @@ class Owed:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """How a round hangs on those before it; a batch without groups leaves no row in the history, nor a link.
 
     `previous` is the last earlier round whose batch had groups, None where there is none. `chain` is the
@@ -65,7 +65,7 @@ are all alike, since it cannot be scored (or is not what its recipe makes), or f
 
 
 @dataclass(frozen=True, slots=True)
-class Movement:
+class PoolEvent:
     """A foreign group that entered or left the pool; `published_at` is the bus's time stamp in seconds,
     `received_at` the node's clock when it came in."""
 
@@ -79,7 +79,7 @@ class Movement:
 
 
 @dataclass(frozen=True, slots=True)
-class Met:
+class SeenGroup:
     """A group that was met, own or foreign: it must be known when it comes again, or as a copy.
 
     `fingerprint` is that of `sapo.peers.admission`; `author` the key whose place in the pool it took, if any.
@@ -135,13 +135,13 @@ class RefusalRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class PeerUpdates:
     """What a round has learned of peers: rows to write, and what need not be remembered any longer.
 
     `streams` is JSON of `sapo.peers.resend_guard` by author; None forgets the author.
     """
 
-    met: Sequence[Met] = ()
+    met: Sequence[SeenGroup] = ()
     forgotten: Collection[str] = ()
     """Ids of groups that were met."""
     peers: Sequence[PeerRow] = ()
@@ -151,7 +151,7 @@ class Heard:
     refusals: Sequence[RefusalRow] = ()
 
 
-NOTHING_HEARD = Heard()
+NOTHING_HEARD = PeerUpdates()
 
 
 def group_columns(group: SignedGroup) -> tuple[str, str, str, str, bytes]:
@@ -245,12 +245,12 @@ def move_pool(
     change_each(db, "DELETE FROM pool WHERE group_id = ?", [(group_id,) for group_id in removed])
 
 
-_MET_VALUES = attrgetter(*Met.__slots__)  # as `astuple` gives them, without copying each
+_MET_VALUES = attrgetter(*SeenGroup.__slots__)  # as `astuple` gives them, without copying each
 _PEER_VALUES = attrgetter(*PeerRow.__slots__)
 _REFUSAL_VALUES = attrgetter(*RefusalRow.__slots__)
 
 
-def remember(db: sqlite3.Connection, round: int, heard: Heard) -> None:
+def remember(db: sqlite3.Connection, round: int, heard: PeerUpdates) -> None:
     """Note what a round has learned of peers; groups in the order in which they were met."""
     sql = "INSERT OR IGNORE INTO met (group_id, content_sha256, fingerprint, author, key, stamp) "
     db.executemany(sql + "VALUES (?, ?, ?, ?, ?, ?)", map(_MET_VALUES, heard.met))
@@ -290,7 +290,7 @@ def link_round(db: sqlite3.Connection, batch: Batch, digest: str) -> None:
     db.execute(sql, (previous, *link, batch.round))
 
 
-def owe(db: sqlite3.Connection, kind: str, round: int, ref: str, size: int, now: float) -> None:
+def enqueue(db: sqlite3.Connection, kind: str, round: int, ref: str, size: int, now: float) -> None:
     """Note an obligation of `size` bytes that arose at `now`."""
     db.execute(
         "INSERT INTO outbox (kind, round, ref, bytes, owed_at) VALUES (?, ?, ?, ?, ?)",

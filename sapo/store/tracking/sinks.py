@@ -9,7 +9,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable
 from sapo.core.types import Batch, RoundResult, canonical
 from sapo.policy.checkpoint import BrokenCheckpoint
-from sapo.store.journal.rows import JournalError, Link
+from sapo.store.journal.rows import ChainLink, JournalError
 from sapo.store.tracking import model_registry, sample_table
 from sapo.store.tracking.metric_retention import logged
 from sapo.store.tracking.tracker import (
@@ -39,7 +39,7 @@ class Results(Protocol):
     """The part of a journal that the sinks read."""
 
     def result(self, round: int, /) -> RoundResult: ...
-    def link(self, round: int, /) -> Link: ...
+    def link(self, round: int, /) -> ChainLink: ...
     def batch(self, round: int, /) -> Batch: ...
     def batch_digest(self, round: int, /) -> str: ...
 
