@@ -252,7 +252,13 @@ def test_sapo_is_on_the_path_after_readmes_first_block(places: Callable[[str], P
     assert "held-out" in bare.type("\n".join(first.lines))
 
 
-@pytest.mark.parametrize("line", table_commands("tour"))
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.soak if line in ("sapo evaluate", "sapo doctor") else ())
+        for line in table_commands("tour")
+    ],
+)
 def test_a_command_of_the_tours_table_works_as_typed(line: str, places: Callable[[str], Place]) -> None:
     shown = places("tour").type(line)
     assert "nothing in the history matches" not in shown

@@ -42,9 +42,9 @@ def test_nobody_has_more_than_an_authors_share() -> None:
     assert over(found, OPEN, 8) == {"4": "peer_share", "5": "peer_share"}
 
 
-def test_rising_newcomers_have_half_of_the_newcomers_part() -> None:
-    rising = replace(OPEN, rising=lambda key: key == "r")
-    assert stays(claims("wxyzrr"), 16, rising) == "wxrr"
+def test_newcomers_on_probation_have_half_of_the_newcomers_part() -> None:
+    probation = replace(OPEN, on_probation=lambda key: key == "r")
+    assert stays(claims("wxyzrr"), 16, probation) == "wxrr"
 
 
 def test_a_large_claim_takes_as_much_as_its_size() -> None:
