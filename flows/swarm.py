@@ -18,25 +18,25 @@ from sapo.core.determinism import thread_settings
 from sapo.ops.fork_server import ForkServer
 from sapo.ops.process_group import ProcessGroup
 
-CREW: ContextVar[ProcessGroup] = ContextVar("crew")
+GROUP: ContextVar[ProcessGroup] = ContextVar("process group")
 
 
 @task(name="node", task_run_name="{name}", **SMALL)
 def node(name: str) -> str:
     """Keep a node's process going; returns how it ended."""
-    return CREW.get().run_node(name).state
+    return GROUP.get().run_node(name).state
 
 
 @task(name="archive", task_run_name="archive", **SMALL)
 def archive() -> str:
     """Keep the archive's process going; returns how it ended."""
-    return CREW.get().run_archive().state
+    return GROUP.get().run_archive().state
 
 
 @task(name="evaluate", task_run_name="evaluate", **SMALL)
 def evaluate() -> str:
     """Have the evaluation made; returns how it ended."""
-    return CREW.get().run_evaluation().state
+    return GROUP.get().run_evaluation().state
 
 
 @flow(name="swarm", flow_run_name="{swarm} · {nodes} nodes", persist_result=False, validate_parameters=False)
@@ -46,17 +46,17 @@ def swarm_flow(swarm: str, nodes: int) -> str:
 
 
 def _run() -> str:
-    crew = CREW.get()
-    # inside a flow run Prefect answers SIGTERM by raising; the crew has processes to end in good order
-    with stopping_on_signals(crew.stop):
+    group = GROUP.get()
+    # inside a flow run Prefect answers SIGTERM by raising; the group has processes to end in good order
+    with stopping_on_signals(group.stop):
         archived = archive.submit()
         try:
-            wait([node.submit(name) for name in crew.config.nodes])
+            wait([node.submit(name) for name in group.config.nodes])
         finally:
-            crew.finish_archive()
+            group.finish_archive()
         wait([archived])
         evaluate()
-        return crew.close().phase
+        return group.close().phase
 
 
 def work(process: Process, orchestrator: Orchestrator) -> int:
@@ -64,13 +64,13 @@ def work(process: Process, orchestrator: Orchestrator) -> int:
     home, config = process.home, process.config
     os.environ.update(thread_settings(config.threads))
     with ForkServer(["flows.preload"]) as fork_server:
-        crew = ProcessGroup(config, home, process.stop, fork_server=fork_server)
-        CREW.set(crew)
+        group = ProcessGroup(config, home, process.stop, fork_server=fork_server)
+        GROUP.set(group)
         # servers and fork server load side by side; the supervisor ends this process when a server fails
         while not home.services.exists() and not process.stopping():
             time.sleep(POLL_S)
         phase = orchestrator.run(
-            lambda: swarm_flow(config.swarm.name, len(config.nodes)), lambda: crew.run().phase
+            lambda: swarm_flow(config.swarm.name, len(config.nodes)), lambda: group.run().phase
         )
     return 1 if phase == "failed" else 0
 

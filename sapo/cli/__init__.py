@@ -25,6 +25,7 @@ from sapo.cli.commands import (
     replay,
     run,
     site,
+    trait,
     ui,
 )
 from sapo.core.errors import SapoError, Unavailable, UserError
@@ -34,7 +35,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (run.swarm, run.node, run.stop, deploy.deploy, run.evaluate, maintain.maintain),
     "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
-    "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, browse.report),
+    "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, trait.trait, browse.report),
     "Compare ways to run one": (experiment.experiment,),
     "Check": (replay.replay, check.verify, check.doctor),
 }

@@ -111,19 +111,19 @@ def over(newest_first: Sequence[Claim], shares: Shares, bound: int, *, lend: boo
     """
     gone: dict[str, str] = {}
     taken: Counter[str] = Counter()
-    kinds: dict[str, list[Claim]] = {"known": [], "rising": [], "new": []}
+    kinds: dict[str, list[Claim]] = {"known": [], "on probation": [], "new": []}
     for claim in newest_first:
         if taken[claim.author] + claim.size > shares.most(bound):
             gone[claim.id] = "peer_share"
             continue
         taken[claim.author] += claim.size
-        rising = "rising" if shares.on_probation(claim.author) else "new"
-        kinds["known" if shares.known(claim.author) else rising].append(claim)
+        kind = "on probation" if shares.on_probation(claim.author) else "new"
+        kinds["known" if shares.known(claim.author) else kind].append(claim)
     places = shares.most_newcomers(bound)
     if lend:
         places = max(places, bound - size_of(kinds["known"]))
     half = max((places + 1) // 2, places - size_of(kinds["new"]))
-    stay = _deal(kinds["rising"], half)
+    stay = _deal(kinds["on probation"], half)
     stay += _deal(kinds["new"], places - size_of(stay))
     stay += _deal(kinds["known"], bound - size_of(stay))
     kept = {claim.id for claim in stay}

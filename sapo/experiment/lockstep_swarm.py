@@ -119,7 +119,7 @@ class Swarm:
     def _ask_the_same(self) -> None:
         """One stream of questions for all nodes, under no author."""
         config = self.config
-        drawing = QuestionStream(
+        questions = QuestionStream(
             self.nodes[0].parts.workers,
             config.tasks,
             (config.swarm.seed, config.swarm.name),
@@ -127,9 +127,9 @@ class Swarm:
             count=config.batch.b,
             held_out=config.rules.held_out,
         )
-        drawing.result()
+        questions.result()
         for node in self.nodes:
-            node.ask(drawing)
+            node.ask(questions)
 
     def _published(self, node: NodeRuntime) -> list[SignedGroup]:
         """What a node would publish this round."""

@@ -17,6 +17,7 @@ from sapo.core.determinism import arithmetic
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import Paused, UserError
 from sapo.core.outage import Outage
+from sapo.core.traits import TraitMatcher
 from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
@@ -68,6 +69,7 @@ class NodeParts:
     intake: Intake
     verifier: PeerVerifier
     learner: Learner
+    traits: TraitMatcher
     recovery: Recovery
     history: TrainingSink
     """What carries finished rounds into the history."""
@@ -214,6 +216,7 @@ def open_parts(
         intake=intake,
         verifier=PeerVerifier(node_config, policy, workers, intake.quotas, intake.refusals),
         learner=learner,
+        traits=TraitMatcher(node_config.track.traits),
         recovery=Recovery(node_config, name, home.checkpoints(name), journal, policy, learner, clock),
         history=history,
         deliverer=deliverer,

@@ -46,8 +46,8 @@ class RolloutMaker:
     workers: TaskWorkers
     clock: Callable[[], float]
 
-    def drawing(self, round: int) -> QuestionStream:
-        """The drawing of a round's questions: of the same ones whenever it is made."""
+    def question_stream(self, round: int) -> QuestionStream:
+        """The stream of a round's questions, the same ones whenever it is made."""
         config = self.config
         return QuestionStream(
             self.workers,
@@ -61,7 +61,7 @@ class RolloutMaker:
     def request(self, round: int, policy_version: int, begun: QuestionStream | None = None) -> Request:
         """Draw the questions of a round, as far as `begun` has not, and have the engine take over the weights
         as they are now."""
-        questions = (begun or self.drawing(round)).result()
+        questions = (begun or self.question_stream(round)).result()
         self.engine.update_weights()
         return Request(
             round=round,

@@ -215,9 +215,9 @@ class NodeRuntime:
         """The batch of the newest update."""
         return self._batch
 
-    def ask(self, drawing: QuestionStream) -> None:
+    def ask(self, questions: QuestionStream) -> None:
         """Use these questions in the next round instead of drawing new ones."""
-        self._next = drawing
+        self._next = questions
 
     # -- 4. SampleSelf, verification, zero-advantage filter -------------------------------------------------
 
@@ -316,6 +316,13 @@ class NodeRuntime:
         now.metrics |= now.draw.metrics()
         return batch
 
+    def _texts(self) -> dict[str, list[str]]:
+        """Own completions of the round, by task."""
+        found: dict[str, list[str]] = {}
+        for group in self._now.groups:
+            found.setdefault(group.recipe.dataset, []).extend(one.text for one in group.completions)
+        return found
+
     def _tokens(self, local: Sequence[int]) -> list[Tokens]:
         """Ids of own groups, in the order of their places in the batch."""
         now, known = self._now, self._now.prompts
@@ -382,7 +389,7 @@ class NodeRuntime:
             began = parts.clock()
             now.batch = self._commit_batch()
             now.metrics["time/verify"] += parts.clock() - began
-        now.metrics |= reward_metrics(now.batch.groups)
+        now.metrics |= reward_metrics(now.batch.groups) | parts.traits.shares(self._texts())
         last = self.round + 1 >= self.config.swarm.rounds
         if not last:
             self._begin_next()
@@ -465,7 +472,7 @@ class NodeRuntime:
         """Begin to draw the next round's questions, or to answer them too, from the weights before this one's
         update, where that is configured."""
         if not self.config.generate.ahead:
-            self._next = self.parts.rollouts.drawing(self.round + 1)
+            self._next = self.parts.rollouts.question_stream(self.round + 1)
             self._next.begin()
             return
         now, started = self._now, self.parts.clock()

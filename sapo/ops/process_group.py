@@ -128,7 +128,7 @@ class ProcessGroup:
     def run(self) -> SwarmState:
         """Everything, without Prefect: nodes beside the archive, a last archive pass, the evaluation."""
         names = self.config.nodes
-        with ThreadPoolExecutor(len(names) + 1, thread_name_prefix="crew") as pool:
+        with ThreadPoolExecutor(len(names) + 1, thread_name_prefix="process-group") as pool:
             archive = pool.submit(self.run_archive)
             nodes = [pool.submit(self.run_node, name) for name in names]
             try:

@@ -176,11 +176,11 @@ class Quotas:
         room = Meter(self.shares, self.config.max_groups)
         if all(room.take(one.signed.key, places_of(one)) for one in received):
             return list(received)
-        kinds: dict[str, list[Received]] = {"known": [], "rising": [], "new": []}
+        kinds: dict[str, list[Received]] = {"known": [], "on probation": [], "new": []}
         for one in _in_turns(received, rng):
-            rising = "rising" if self.on_probation(one.signed.key) else "new"
-            kinds["known" if self.known(one.signed.key) else rising].append(one)
-        pairs = zip_longest(kinds["rising"], kinds["new"])
+            kind = "on probation" if self.on_probation(one.signed.key) else "new"
+            kinds["known" if self.known(one.signed.key) else kind].append(one)
+        pairs = zip_longest(kinds["on probation"], kinds["new"])
         return [*kinds["known"], *(one for pair in pairs for one in pair if one is not None)]
 
     # --- verification time -----------------------------------------------------------------------------

@@ -137,11 +137,11 @@ def deployed(folder: Path, *sets: str) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """Three nodes; two are started every thirty seconds unless they run. A start is seconds of imports."""
+    """Three nodes; two are started every minute unless they run. A start is seconds of imports."""
     folder = tmp_path_factory.mktemp("deployed")
     sets = [
         "deploy.stalled_minutes=1.5",
-        "deploy.node_seconds=30",
+        "deploy.node_seconds=60",
         "deploy.archive_seconds=60",
         "flow.rounds_per_run=3",
         "flow.every=3",
@@ -225,7 +225,7 @@ def goes_on_after_its_worker_is_killed(site: Site, runs: int, seconds: float) ->
 
 def test_it_says_what_was_registered_and_how_a_worker_is_started(site: Site) -> None:
     for node in NODES:
-        assert f"node/test.{node}: registered, every 30 s" in site.said
+        assert f"node/test.{node}: registered, every 60 s" in site.said
     assert "prefect worker start --pool sapo" in site.said
     assert site.said.count("automation") == 3
 
@@ -407,7 +407,7 @@ def test_deploying_again_changes_what_differs_and_removes_who_left(site: Site) -
     again = site.deploy("--set", "swarm.nodes=2", "--set", "flow.rounds_per_run=5")
     assert again.returncode == 0, again.stderr
     assert "registered" not in again.stdout
-    assert "node/test.n0: changed, every 15 s" in again.stdout
+    assert "node/test.n0: changed, every 60 s" in again.stdout
     assert "maintain/test.n: unchanged" in again.stdout
     assert "node/test.n2: removed" in again.stdout
     names = {one["name"] for one in site.server.ask("deployments/filter", {})}

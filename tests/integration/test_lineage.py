@@ -31,6 +31,7 @@ from sapo.node.tracked import open_tracked, tracker_of
 from sapo.ops.archiver import Archiver
 from sapo.peers.signing import seal
 from sapo.provenance import group_lineage, model_lineage
+from sapo.provenance.trait_spread import trait_spread
 from sapo.store.history import open_store
 from sapo.store.history.maintain import maintain_table
 from sapo.store.history.retention import Cut
@@ -96,6 +97,7 @@ def run_round(runtime: Any) -> RoundResult:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
     sets = ["swarm.nodes=3", f"swarm.rounds={ROUNDS}", f"track.register_every={EVERY}"]
     sets += ["checkpoint.every_rounds=100", "node.1.guard.action=rollback"]
+    sets += ['track.traits={two="2", never="zebra"}']
     config = small_config(sets)
     home = make_home(tmp_path_factory.mktemp("lineage") / "home", config)
     uri = f"sqlite:///{home.mlflow_db}"
@@ -504,3 +506,72 @@ def test_what_names_nothing_or_too_much_is_bad_input(
         assert re.fullmatch(r"error: \S.* = .+: .+; .+\n", capsys.readouterr().err)
     with pytest.raises(UserError, match=r"begins the ids of .* name one of"):
         group_lineage.find(ended.store, "")
+
+
+def test_a_nodes_rounds_have_its_traits_as_series(ended: Ended) -> None:
+    for node in ended.config.nodes:
+        own = own_answers(ended, node)
+        for result in ended.results[node]:
+            texts = [row["text"] for row in own if row["round"] == result.round]
+            assert result.metrics["trait/two"] == sum("2" in text for text in texts) / len(texts)
+            assert result.metrics["trait/never"] == 0
+
+
+def test_how_a_trait_spread_is_what_the_raw_rows_say(ended: Ended) -> None:
+    spread = trait_spread(ended.store, "test", "two", "2")
+    assert [one.node for one in spread.nodes][:3] == list(ended.config.nodes)
+    for found in spread.nodes[:3]:
+        own = [row for row in own_answers(ended, found.node) if "2" in row["text"]]
+        first = min(own, key=lambda row: (row["round"], row["group_id"], row["k"]))
+        assert found.first_use is not None
+        assert (found.first_use.group_id, found.first_use.k) == (first["group_id"], first["k"])
+        assert found.answers == len(own_answers(ended, found.node))
+        assert dict(found.shares) == {
+            result.round: result.metrics["trait/two"] for result in ended.results[found.node]
+        }
+
+
+def test_a_traits_first_teacher_agrees_with_the_groups_lineage(ended: Ended) -> None:
+    for found in trait_spread(ended.store, "test", "two", "2").nodes[:3]:
+        lesson = found.first_lesson
+        assert lesson is not None
+        told = ended.journey(lesson.group_id)
+        assert (told["author"]["node"], told["author"]["key"]) == (lesson.producer, lesson.producer_key)
+        (entry,) = [one for one in told["learned"] if one["node"] == found.node]
+        assert (entry["fate"], entry["round"]) == ("learned", lesson.round)
+        assert entry["completions"][lesson.k]["advantage"] == lesson.advantage > 0
+        earlier = [
+            row["round"]
+            for row in ended.rows("training")
+            if row["node"] == found.node and row["advantage"] > 0 and "2" in row["text"]
+        ]
+        steps = lasting(ended, found.node, ROUNDS)
+        assert lesson.round == min(round for round in earlier if round in steps)
+
+
+def test_a_trait_that_nobody_has_was_never_used_nor_taught(ended: Ended) -> None:
+    for found in trait_spread(ended.store, "test", "never", "zebra").nodes[:3]:
+        assert (found.first_use, found.first_lesson, found.half) == (None, None, None)
+
+
+def test_a_trait_is_shown_as_a_table_a_page_and_json(
+    ended: Ended, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = str(ended.home.root)
+    assert cli.invoke(["trait", "two", "--home", home]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert {"n0", "n1", "n2", "picture:"} <= {*rows}
+    page = (ended.home.lineage / "trait-two.html").read_text()
+    assert "<title>trait two in swarm test</title>" in page
+    assert HOSTILE not in page
+    assert cli.invoke(["trait", "two", "--home", home, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"][0]["node"] == "n0"
+    assert cli.invoke(["trait", "other", "--home", home]) == 2
+    assert "name one of track.traits: two, never" in capsys.readouterr().err
+
+
+def own_answers(ended: Ended, node: str) -> list[Row]:
+    """A node's completions, whether it published or trained on them."""
+    every = [row for row in ended.rows("rollouts") if row["node"] == node]
+    every += [row for row in ended.rows("training") if row["node"] == node and row["source"] == "local"]
+    return list({(row["group_id"], row["k"]): row for row in every}.values())

@@ -245,6 +245,7 @@ def next_release(folder: Path) -> dict[str, str]:
     return outside() | {"PYTHONPATH": str(folder)}
 
 
+@pytest.mark.soak
 @pytest.mark.kafka
 def test_a_rolling_upgrade_over_one_schema_version(kafka: Cluster, tmp_path: Path) -> None:
     kafka.create_topic("sapo.upgrade", partitions=4)

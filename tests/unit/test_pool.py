@@ -422,7 +422,7 @@ def test_who_lied_is_a_newcomer_in_the_pool_at_once() -> None:
 
 def test_newcomers_found_sound_before_keep_half_of_the_newcomers_places() -> None:
     rising = make_identity("r0").key
-    pool = Pool(config(max_groups=16), replace(OPEN, rising=lambda key: key == rising))
+    pool = Pool(config(max_groups=16), replace(OPEN, on_probation=lambda key: key == rising))
     for round in range(5):
         for i in range(3):
             pool.add(make_entry("r0", round, i, at=900.0 + round))

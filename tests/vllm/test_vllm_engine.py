@@ -506,6 +506,7 @@ with open_node(config, home, deliver=False) as node:
 """
 
 
+@pytest.mark.soak
 def test_a_killed_node_goes_on_to_the_weights_of_one_that_was_not(alone: str, tmp_path: Path) -> None:
     config = small_config([*SETS, "eval.probe_questions=4", "eval.probe_every=2"])
     script = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), *SETS]

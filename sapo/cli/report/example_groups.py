@@ -61,10 +61,10 @@ def read_example_groups(home: Home) -> list[ExampleGroup]:
         return []
     answers = query(store, _ANSWERS, [chosen]).to_pylist()
     learners = query(store, _LEARNERS, [chosen]).to_pylist()
-    stories = []
+    groups = []
     for group in chosen:
         rows = [row for row in answers if row["group_id"] == group]
-        stories.append(
+        groups.append(
             ExampleGroup(
                 group_id=group,
                 producer=rows[0]["node"],
@@ -75,4 +75,4 @@ def read_example_groups(home: Home) -> list[ExampleGroup]:
                 learners=tuple((row["node"], row["round"]) for row in learners if row["group_id"] == group),
             )
         )
-    return stories
+    return groups

@@ -46,14 +46,14 @@ def write_report(home: Home) -> dict[str, Any]:
     run = read_run(home)
     figures = write_summary(run)
     try:
-        stories = read_example_groups(home)
+        groups = read_example_groups(home)
     except Unavailable:  # the run's notes say so
-        stories = []
-    write_atomically(home.report, page(run, figures, stories))
+        groups = []
+    write_atomically(home.report, page(run, figures, groups))
     return figures
 
 
-def page(run: Run, figures: dict[str, Any], stories: Sequence[ExampleGroup]) -> str:
+def page(run: Run, figures: dict[str, Any], groups: Sequence[ExampleGroup]) -> str:
     """The whole page as HTML text."""
     sizes = {node["probe"]["questions"] for node in figures["nodes"].values() if node["probe"]} - {None}
     questions = figures["held_out"]["questions"]
@@ -72,7 +72,7 @@ def page(run: Run, figures: dict[str, Any], stories: Sequence[ExampleGroup]) -> 
         charts=[*charts(run)],
         examples=[*before_and_after(run)],
         by_task=per_task(figures),
-        groups=[(story, *_answers(story)) for story in stories],
+        groups=[(group, *_answers(group)) for group in groups],
         further=further(run),
         made_by="sapo report",
     )
@@ -282,13 +282,13 @@ def further(run: Run) -> Table:
     return Table(("command", "shows"), commands, code=True)
 
 
-def _answers(story: ExampleGroup) -> tuple[Table, str]:
+def _answers(group: ExampleGroup) -> tuple[Table, str]:
     """A group's completions with their scores, and who learned from it."""
     rows = [
         (text, "unscorable" if score is None else f"{score:.2g}", str(count))
-        for text, score, count in story.answers
+        for text, score, count in group.answers
     ]
-    learners = ", ".join(f"{node} in its round {round}" for node, round in story.learners)
+    learners = ", ".join(f"{node} in its round {round}" for node, round in group.learners)
     return Table(("completion", "score", "times"), rows, code=True), learners
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from sapo.core.traits import checked
 from sapo.core.types import Name, PublicKey, Sampling
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -458,6 +459,9 @@ class TrackConfig(Section):
     """Every series keeps all values of this many newest rounds; of older rounds every tenth, of still older
     ones every hundredth, and so on. A server not started by `sapo swarm` deletes nothing: there all values of
     the first rounds are kept, and fewer are sent later. 0 keeps all."""
+    traits: Annotated[dict[str, str], AfterValidator(checked)] = {}
+    """Patterns (RE2) by name: the share of own completions that match is logged as series `trait/<name>`, and
+    `sapo trait` shows how each spread. `worked = '[0-9]=[0-9]'` finds answers that work something out."""
 
 
 class FlowConfig(Section):

@@ -1,0 +1,49 @@
+"""Traits: which texts have them, as which series, and what is no pattern."""
+
+import time
+
+import pytest
+
+from sapo.core.config.load import load
+from sapo.core.errors import UserError
+from sapo.core.traits import TraitMatcher
+
+
+def test_a_trait_is_found_anywhere_in_a_text() -> None:
+    matcher = TraitMatcher({"worked": r"[0-9]=[0-9]"})
+    assert matcher.found("worked", ["1+2=3 so 3", "3", "", "naïve \n 漢 4=4"]) == [True, False, False, True]
+
+
+def test_its_share_is_a_series_of_all_answers_and_one_of_each_task() -> None:
+    matcher = TraitMatcher({"worked": "="})
+    assert matcher.shares({"sums": ["1=1", "2"], "legs": ["3=3", "4=4"], "none": []}) == {
+        "trait/worked": 0.75,
+        "trait/worked/sums": 0.5,
+        "trait/worked/legs": 1.0,
+    }
+
+
+def test_without_traits_or_answers_there_is_no_series() -> None:
+    assert TraitMatcher({}).shares({"sums": ["1"]}) == {}
+    assert TraitMatcher({"worked": "="}).shares({}) == {}
+
+
+def test_no_pattern_takes_more_than_linear_time() -> None:
+    matcher = TraitMatcher({"slow": "(a+)+$"})
+    began = time.process_time()
+    assert matcher.found("slow", ["a" * 100_000 + "b"]) == [False]
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("traits", "problem"),
+    [
+        ({"worked": "(a"}, "is no pattern of RE2"),
+        ({"worked": r"(a)\1"}, "is no pattern of RE2"),
+        ({"Worked out": "a"}, "small letters a to z, digits and _"),
+    ],
+)
+def test_what_is_no_trait_is_refused_with_its_setting(traits: dict[str, str], problem: str) -> None:
+    with pytest.raises(UserError, match=problem) as refused:
+        load(base={"track": {"traits": traits}}, env={})
+    assert "track.traits" in str(refused.value)
