@@ -68,9 +68,9 @@ swarm-over-kafka: $(VENV)/.broker
 swarm-over-%:
 	@echo "error: BUS = $*: there is no such bus; make swarm BUS=sqlite or BUS=kafka" >&2; exit 2
 
-# Tests wait for servers and processes much of the time, so three at once pay on two cores; a file stays together.
+# Tests wait for servers and processes much of the time, so four at once pay on two cores; a file stays together.
 test: $(VENV)/.vllm
-	$(BIN)/pytest $(TESTS) -m "not soak" --numprocesses 3 --dist loadscope --no-loadscope-reorder
+	$(BIN)/pytest $(TESTS) -m "not soak" --numprocesses 4 --dist loadscope --no-loadscope-reorder
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

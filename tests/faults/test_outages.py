@@ -170,9 +170,9 @@ def gone(cluster: Cluster, store: S3Server) -> Iterator[None]:
 
 
 def dies_and_comes_back(scene: Scene, name: str) -> None:
-    """Kill a node that has just ended a round; it must make rounds again."""
+    """Kill a node that has begun and ended a round since; it must make rounds again."""
     reached = scene.rounds()[name]
-    scene.until(lambda: scene.rounds()[name] > reached, 30.0)
+    scene.until(lambda: scene.rounds()[name] > reached + 1, 30.0)
     kill_node(scene, name)
     scene.until(lambda: scene.rounds()[name] > reached + 3, 60.0)
 

@@ -204,6 +204,17 @@ def test_on_the_course_all_that_may_come_does(undisturbed):
     assert refused >= {"pool/refused/duplicate", "pool/refused/copy", "eval/pass_at_1"}
 
 
+def test_killed_at_every_third_step_one_after_the_other_it_ends_with_the_same(
+    nursery, untouched, undisturbed, tmp_path
+):
+    steps = kill_everywhere(nursery, another(untouched, tmp_path / "home"), tmp_path / "visited", every=3)
+    same(Home(tmp_path / "home"), ended(undisturbed), "every third step")
+    assert len(steps) > 30
+    assert "half of the parameters updated" in steps
+    assert "the workers are asked and have not answered" in steps
+
+
+@pytest.mark.soak
 def test_killed_at_every_step_one_after_the_other_it_ends_with_the_same(
     nursery, untouched, undisturbed, tmp_path
 ):
@@ -273,7 +284,7 @@ def test_killed_at_every_function_it_ends_with_the_same(nursery, untouched, undi
     print(f"killed at {len(steps)} functions, at their call or return")
 
 
-def kill_everywhere(nursery: Nursery, home: Home, visited: Path, **how: bool) -> list[str]:
+def kill_everywhere(nursery: Nursery, home: Home, visited: Path, **how: int) -> list[str]:
     """Kill the node at the first step it has not died at, again and again; returns all steps."""
     steps: list[str] = []
     while (step := nursery.run(home, visited=str(visited), **how)) is not None:

@@ -17,7 +17,7 @@ from sapo.node.batch import batch_group
 from sapo.peers import keyring
 from sapo.peers.trust import believes, refuse_strange_names
 from sapo.policy.models import LoadedPolicy
-from sapo.policy.tokenise import Tokens, own_ids
+from sapo.policy.tokenise import Tokens, false_ids, own_ids
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,26 @@ def test_ids_that_lie_about_the_text_are_replaced_by_the_text(reader: LoadedPoli
     sent = completion(reader, "12", token_ids=lie(reader), logprobs=None)
     group = make_group(completions=(sent, sent), tokenizer=reader.fingerprint)
     assert own_ids(reader, group, sent) == (reader.encode_completion("12", "stop"), True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "reason", "false"),
+    [
+        pytest.param(lambda r: None, "stop", False, id="none sent"),
+        pytest.param(lambda r: r.encode_completion("12", "stop"), "stop", False, id="the text's"),
+        pytest.param(lambda r: (*r.encode_completion("12", "length"), 0), "stop", False, id="another end"),
+        pytest.param(lambda r: r.encode_completion("99", "stop"), "stop", True, id="another text's"),
+        pytest.param(lambda r: (*r.encode_completion("12", "length"), 10_000), "stop", True, id="outside"),
+        pytest.param(lambda r: r.encode_completion("129", "length"), "length", True, id="one more, cut"),
+    ],
+)
+def test_ids_are_false_if_no_end_of_another_model_explains_them(
+    reader: LoadedPolicy, ids: Any, reason: Any, false: bool
+) -> None:
+    sent = completion(reader, "12", reason, token_ids=ids(reader), logprobs=None)
+    own = {"completions": (completion(reader, "3"), sent)}
+    assert false_ids(reader, make_group(**own, tokenizer=reader.fingerprint)) is false
+    assert not false_ids(reader, make_group(**own, tokenizer="another's"))
 
 
 def test_trap_17_a_shared_text_ends_with_the_receivers_end_token_iff_it_stopped(reader: LoadedPolicy) -> None:
