@@ -40,7 +40,7 @@ from sapo.tasks.workers import TaskWorkers, open_workers
 PACKAGES = ("torch", "transformers", "reasoning-gym", "pydantic", "cryptography")
 MOST_LOST = 0.01
 """The lower bound of the difference in pass@1 must lie above minus this."""
-LEAST_PACE = 0.8
+LEAST_PACE = 0.85
 """Honest nodes must keep this share of their rounds per minute."""
 CONFIDENCE = 0.95
 
@@ -201,7 +201,7 @@ def report_pairs(report: Report, pairs: Sequence[Pair]) -> None:
         f"(more than {-100 * MOST_LOST:+.0f})",
     )
     report.check(
-        "honest rounds per minute", mean >= LEAST_PACE, f"{mean:.3f} of those without (at least 0.8)"
+        "honest rounds per minute", mean >= LEAST_PACE, f"{mean:.3f} of those without (at least {LEAST_PACE})"
     )
 
 
