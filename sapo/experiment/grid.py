@@ -33,7 +33,14 @@ NEVER = 2**30
 BESIDE_THE_RUN = ("bus", "checkpoint", "deploy", "eval", "flow", "history", "track")
 """Sections of a config that change nothing of a run."""
 Control = Literal["echo", "shuffled", "same_questions"]
-Figure = Literal["pass_at_1", "reward/local", "reward/training_set", "tokens_to_target"]
+Figure = Literal[
+    "pass_at_1",
+    "reward/local",
+    "reward/training_set",
+    "tokens_to_target",
+    "spread/rounds_to_half",
+    "spread/pass_at_1",
+]
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 
 
@@ -98,6 +105,14 @@ class Compare(_Part):
     """The question it answers."""
 
 
+class Spread(_Part):
+    """A trait, and the nodes whose way to it is followed: figures `spread/...` are theirs."""
+
+    trait: str
+    to: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+    """Numbers of the nodes."""
+
+
 class Grid(_Part):
     """An experiment: every arm with every seed."""
 
@@ -114,6 +129,7 @@ class Grid(_Part):
     exam: ExamPlan = ExamPlan()
     tune: Tune | None = None
     compare: list[Compare] = []
+    spread: Spread | None = None
     target: str | None = None
     """The arm whose pass@1 at the end the others are to reach: tokens generated until then are counted."""
 
@@ -130,6 +146,8 @@ class Grid(_Part):
                     raise UserError(f"compare.{place}.{side}", name, "there is no such arm", known)
             if self.target is None and one.figure == "tokens_to_target":
                 raise UserError(f"compare.{place}.figure", one.figure, "needs a target", "set target")
+            if self.spread is None and one.figure.startswith("spread/"):
+                raise UserError(f"compare.{place}.figure", one.figure, "needs a trait", "set spread")
         if self.target is not None and self.target not in names:
             raise UserError("target", self.target, "there is no such arm", known)
         _refuse_overwritten("set", self.set, tuned=self.tune is not None)
@@ -213,6 +231,8 @@ class Grid(_Part):
                 raise UserError("node", number, problem, "name one of them or raise swarm.nodes")
         for name in config.nodes:
             _check_control(arm, config.for_node(name))
+        if self.spread is not None:
+            _check_spread(self.spread, config)
         if arm.control == "same_questions":
             _check_all_ask_alike(arm, config)
         return config
@@ -279,6 +299,17 @@ def _check_control(arm: Arm, node: Config) -> None:
     if arm.control == "echo" and batch.b <= batch.local:
         problem = f"control = 'echo' is about own groups beside the {batch.local} local ones: there are none"
         raise UserError(f"{place}.questions", batch.questions, problem, "set it above batch.local")
+
+
+def _check_spread(spread: Spread, config: Config) -> None:
+    """Raise `UserError` for a trait or a node that an arm lacks."""
+    traits = config.track.traits
+    if spread.trait not in traits:
+        known = f"traits are: {', '.join(traits)}" if traits else "set track.traits"
+        raise UserError("spread.trait", spread.trait, "there is no such trait", known)
+    if max(spread.to) >= config.swarm.nodes:
+        problem = f"there are nodes 0 to {config.swarm.nodes - 1}"
+        raise UserError("spread.to", max(spread.to), problem, "name one of them or raise swarm.nodes")
 
 
 def _check_all_ask_alike(arm: Arm, config: Config) -> None:

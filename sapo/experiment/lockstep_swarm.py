@@ -35,7 +35,7 @@ KEPT = (
     *("sampler/shortfall", "sampler/verified", "pool/size", "learn/grad_norm", "learn/entropy"),
     *("learn/logprob_foreign", "learn/token_share_external", "learn/truncated"),
 )
-"""Series of a node that a record keeps as they are, with `reward/local/<task>`."""
+"""Series of a node that a record keeps as they are, with `reward/local/<task>` and `trait/<trait>`."""
 
 
 class Clock:
@@ -172,7 +172,7 @@ def series_of(batch: Batch, result: RoundResult) -> dict[str, float | None]:
     """What a record keeps of a node's round."""
     metrics = result.metrics
     kept: dict[str, float | None] = {name: metrics.get(name) for name in KEPT}
-    kept |= {name: value for name, value in metrics.items() if name.startswith("reward/local/")}
+    kept |= {name: value for name, value in metrics.items() if name.startswith(("reward/local/", "trait/"))}
     own = [group for group in batch.groups if group.source == "local"]
     ages = [float(batch.round - g.producer_version) for g in batch.groups if g.source == "external"]
     kept["share/zero_advantage"] = mean([float(not group.informative) for group in own])

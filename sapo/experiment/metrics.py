@@ -1,11 +1,13 @@
 """What one run amounts to: its figures, and its curves as they are drawn. A run is one seed of one arm."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
+from sapo.experiment.grid import Spread
 from sapo.experiment.record import RunRecord
 from sapo.experiment.statistics import moving_average, oscillation, window_of
 
@@ -13,6 +15,9 @@ TRAINING_SET, LOCAL = "reward/training_set", "reward/local"
 PASS_START, PASS_END, PASS_GAIN = "pass_at_1/start", "pass_at_1/end", "pass_at_1/gain"
 TOTAL, TOTAL_LOCAL = "total/training_set", "total/local"
 PER_NODE = "tokens/generated_per_node"
+TO_HALF, PASS_SPREAD = "spread/rounds_to_half", "spread/pass_at_1"
+HALF_WINDOW = 5
+"""Rounds whose shares are averaged to find when half of a node's answers have a trait."""
 MEANINGS: Mapping[str, str] = {
     TOTAL: "sum over nodes and rounds of reward/training_set: the paper's metric, filtered foreign groups "
     "included",
@@ -32,6 +37,9 @@ MEANINGS: Mapping[str, str] = {
     "oscillation/training_set": "standard deviation of the moving average of reward/training_set, mean over "
     "nodes, about its own cubic trend; the moving average is that of Figure 2",
     "oscillation/local": "the same of reward/local",
+    TO_HALF: "rounds until half of a node's own answers have the trait, mean over the nodes that the grid "
+    "names; a node that never comes there counts with all its rounds",
+    PASS_SPREAD: "share of held-out questions passed after the last round, mean over these nodes",
     "rounds": "rounds made",
     "lr": "learning rate",
     "seconds": "wall time of the rounds, exams not counted, while other runs shared the machine",
@@ -53,8 +61,11 @@ class Band:
     high: list[float]
 
 
-def figures_of(record: RunRecord) -> dict[str, float]:
-    """A run's figures; what it has not, such as the age of foreign groups in a silo, is left out."""
+def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, float]:
+    """A run's figures; what it has not, such as the age of foreign groups in a silo, is left out.
+
+    `spread` is the grid's: without it, figures of a trait's spread are left out.
+    """
     start, end = exam_means(record)[0], exam_means(record)[-1]
     found = {
         TOTAL: total(record, TRAINING_SET),
@@ -76,6 +87,8 @@ def figures_of(record: RunRecord) -> dict[str, float]:
         "lr": record.lr,
         "seconds": record.seconds,
         "cpu_seconds": record.cpu_seconds,
+        TO_HALF: None if spread is None else rounds_to_half(record, spread),
+        PASS_SPREAD: None if spread is None else fmean(_passes_of(record, spread)),
     }
     return {name: value for name, value in found.items() if value is not None}
 
@@ -126,6 +139,28 @@ def node_passes(record: RunRecord) -> dict[str, float]:
     """pass@1 of every node in the last exam."""
     last = max(exam.round for exam in record.exams)
     return {exam.node: exam.pass_at_1 for exam in record.exams if exam.round == last}
+
+
+def _passes_of(record: RunRecord, spread: Spread) -> list[float]:
+    passes = node_passes(record)
+    return [passes[record.nodes[number]] for number in spread.to]
+
+
+def rounds_to_half(record: RunRecord, spread: Spread) -> float | None:
+    """Mean over nodes of the first round at which their last answers have the trait by half; None if it was
+    not measured."""
+    lines = record.series.get(f"trait/{spread.trait}")
+    return None if lines is None else fmean(_half(lines[number], record.rounds) for number in spread.to)
+
+
+def _half(line: Sequence[float | None], rounds: int) -> int:
+    recent: deque[float] = deque(maxlen=HALF_WINDOW)
+    for round, value in enumerate(line):
+        if value is not None:
+            recent.append(value)
+            if fmean(recent) >= 0.5:
+                return round
+    return rounds
 
 
 def band(records: Sequence[RunRecord], name: str) -> Band | None:

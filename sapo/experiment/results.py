@@ -12,7 +12,7 @@ from typing import Any
 
 from sapo.core.atomic_file import write_atomically
 from sapo.core.errors import UserError
-from sapo.experiment.grid import Compare, Grid
+from sapo.experiment.grid import Compare, Grid, Spread
 from sapo.experiment.metrics import (
     LOCAL,
     MEANINGS,
@@ -50,6 +50,8 @@ LEVEL = 0.05
 """An adjusted p below this is called a difference."""
 PLANS = (3, 5, 8, 10, 20)
 """Numbers of seeds for which the smallest detectable difference is given."""
+BINS = 50
+"""At most so many points of a trait's curve go into results.json."""
 POINTS = 200
 """At most so many points of a reward curve go into results.json."""
 METHODS = {
@@ -108,7 +110,10 @@ def summarise(
         raise UserError("--home", grid.name, "no run of the experiment is complete", "let one end")
     wanted = grid.seed_list(seeds)
     missing = [{"arm": arm, "seed": seed} for arm in grid.arms for seed in wanted if seed not in runs[arm]]
-    figures = {arm: {seed: figures_of(record) for seed, record in of.items()} for arm, of in runs.items()}
+    figures = {
+        arm: {seed: figures_of(record, grid.spread) for seed, record in of.items()}
+        for arm, of in runs.items()
+    }
     targets = target_section(grid, runs)
     return {
         "name": grid.name,
@@ -187,6 +192,7 @@ def arm_section(
             "end": gather(runs, lambda record: task_passes(record, last=True)),
         },
         "by_node": gather(runs, node_passes),
+        "spread": None if grid.spread is None else spread_curve(records, grid.spread),
         "against_first": {
             name: against(column(figures, arm, name), column(figures, first, name))
             for name in (TOTAL, TRAINING_SET, LOCAL, PASS_END)
@@ -226,6 +232,29 @@ def reward_curve(records: Sequence[RunRecord], name: str) -> dict[str, Any] | No
         "mean": [found.mean[i] for i in at],
         "low_agent": [found.low[i] for i in at],
         "high_agent": [found.high[i] for i in at],
+    }
+
+
+def spread_curve(records: Sequence[RunRecord], spread: Spread) -> dict[str, Any]:
+    """A trait's share by node and round, mean over seeds and over rounds of a bin: the picture by node."""
+    name = f"trait/{spread.trait}"
+    lines = [record.series[name] for record in records if name in record.series]
+    if not lines:
+        return {"round": [], "by_node": {}}
+    rounds = records[0].rounds
+    step = -(-rounds // BINS)
+    bins = [range(start, min(start + step, rounds)) for start in range(0, rounds, step)]
+
+    def share(node: int, within: range) -> float | None:
+        values = [line[node][round] for line in lines for round in within]
+        known = [value for value in values if value is not None]
+        return fmean(known) if known else None
+
+    return {
+        "round": [within[-1] + 1 for within in bins],
+        "by_node": {
+            node: [share(number, within) for within in bins] for number, node in enumerate(records[0].nodes)
+        },
     }
 
 

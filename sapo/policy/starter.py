@@ -16,7 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from sapo.core.rng import rng, stream
 from sapo.core.types import canonical
 from sapo.core.user_cache import locked
 from sapo.policy.hf_import import transformers
-from sapo.policy.models import TAGS_PROMPT, LoadedPolicy, save, wrap
+from sapo.policy.models import TAGS_PROMPT, save, wrap
 from sapo.policy.starter_spec import VARIANTS, Variant, location, variant_of
 from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import TaskWorkers
@@ -50,6 +52,8 @@ TEMPLATE = (
     "{% endfor %}"
 )
 Progress = Callable[[int, int, str], None]
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Token ids of a prompt and of the answer to it."""
 
 
 @dataclass(frozen=True)
@@ -173,40 +177,41 @@ def make_model(
     return model
 
 
-def supervise(policy: LoadedPolicy, pairs: Sequence[Example], config: Config, progress: Progress) -> float:
+def supervise(
+    model: torch.nn.Module, batches: Iterator[Sequence[Pair]], steps: int, lr: float, progress: Progress
+) -> float:
     """Supervised steps on the answers' tokens; returns the mean loss of the last tenth, in nats a token."""
-    starter = config.starter
-    encoded = [
-        (policy.encode_prompt(pair.question), policy.encode_completion(pair.answer, "stop")) for pair in pairs
-    ]
-    optimiser = torch.optim.AdamW(
-        policy.model.parameters(), lr=starter.lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
-    )
-    warmup = max(1, starter.steps // 20)
-    order: list[int] = []
-    random = rng(starter.seed, OWNER, "order")
+    optimiser = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    warmup = max(1, steps // 20)
     losses = []
-    policy.model.train()
-    for step in range(starter.steps):
-        while len(order) < starter.batch:
-            order += random.sample(range(len(encoded)), len(encoded))
-        chosen, order = order[: starter.batch], order[starter.batch :]
-        share = min((step + 1) / warmup, (starter.steps - step) / (starter.steps - warmup + 1))
+    model.train()
+    for step, batch in enumerate(islice(batches, steps)):
+        share = min((step + 1) / warmup, (steps - step) / (steps - warmup + 1))
         for group in optimiser.param_groups:
-            group["lr"] = starter.lr * share
-        loss = _loss(policy.model, [encoded[i] for i in chosen])
+            group["lr"] = lr * share
+        loss = _loss(model, batch)
         optimiser.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(policy.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         losses.append(float(loss.detach()))
-        progress(step + 1, starter.steps, "supervised steps")
-    policy.model.eval()
+        progress(step + 1, steps, "supervised steps")
+    model.eval()
     last = losses[-max(1, len(losses) // 10) :]
     return sum(last) / len(last)
 
 
-def _loss(model: Any, batch: Sequence[tuple[Sequence[int], Sequence[int]]]) -> torch.Tensor:
+def shuffled(count: int, size: int, random: Random) -> Iterator[list[int]]:
+    """Endless batches of `size` numbers below `count`; each comes once before any comes again."""
+    order: list[int] = []
+    while True:
+        while len(order) < size:
+            order += random.sample(range(count), count)
+        yield order[:size]
+        order = order[size:]
+
+
+def _loss(model: Any, batch: Sequence[Pair]) -> torch.Tensor:
     """Mean cross-entropy of the answers' tokens; right-padded, masked by lengths (TRAPS 21)."""
     width = max(len(prompt) + len(answer) for prompt, answer in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
@@ -238,8 +243,13 @@ def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Prog
     system = TAGS_PROMPT if config.rules.answer == "tags" else None
     policy = wrap("starter", make_model(variant, tokenizer, starter.seed), tokenizer, system=system)
     made = time.monotonic()
-    with _threads(min(4, len(os.sched_getaffinity(0)))):
-        loss = supervise(policy, pairs, config, progress)
+    encoded = [
+        (policy.encode_prompt(pair.question), policy.encode_completion(pair.answer, "stop")) for pair in pairs
+    ]
+    order = shuffled(len(encoded), starter.batch, rng(starter.seed, OWNER, "order"))
+    batches = ([encoded[number] for number in numbers] for numbers in order)
+    with threads():
+        loss = supervise(policy.model, batches, starter.steps, starter.lr, progress)
     save(policy, directory)
     lines = (canonical({"question": pair.question, "answer": pair.answer}) for pair in pairs)
     (directory / "supervised.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -254,9 +264,10 @@ def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Prog
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads() -> Iterator[None]:
+    """Let torch use the machine's cores, four at most, while supervised steps are made."""
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(min(4, len(os.sched_getaffinity(0))))
     try:
         yield
     finally:

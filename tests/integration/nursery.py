@@ -1,12 +1,12 @@
 """A process that has everything loaded and forks children that go along the crash course.
 
-Reads one JSON command per line and answers each with one. `{"home"}` alone runs the course to its end.
-With `"shots"` a copy of the home is laid into that folder each time that what is on disk has changed: what
-a kill at that instant leaves. With `"visited"` the child kills itself with SIGKILL at the first step that
-this file does not name, and notes it there. Steps are the functions that the stages of a round call; with
-`"deep"` all of the package; with `"versions"`, when model versions are registered too, those called for that,
-MLflow's own included. With `"ahead"` rounds are sampled beside the update before, but for those in `"fresh"`.
-The answer says whether it was `killed`, and where.
+Reads one JSON command per line and answers each with one. `{"home"}` alone runs the course to its end. With
+`"shots"` a copy of the home is laid into that folder each time that what is on disk has changed: what a kill
+at that instant leaves. With `"visited"` the child kills itself with SIGKILL at the first step that this file
+does not name, with `"every"` 3 at the third, and notes there which it came to. Steps are the functions that
+the stages of a round call; with `"deep"` all of the package; with `"versions"`, when model versions are
+registered too, those called for that, MLflow's own included. With `"ahead"` rounds are sampled beside the
+update before, but for those in `"fresh"`. The answer says whether it was `killed`, and where.
 """
 
 import hashlib
@@ -108,10 +108,10 @@ def _step(code: CodeType, mlflow_too: bool) -> str:
 
 
 class Killer:
-    """Ends this process at the first step that nobody has died at."""
+    """Ends this process at the first step that nobody has died at, or at the `every`-th of them."""
 
-    def __init__(self, visited: Path, steps: Mapping[str, Any]) -> None:
-        self.visited, self.steps = visited, steps
+    def __init__(self, visited: Path, steps: Mapping[str, Any], every: int = 1) -> None:
+        self.visited, self.steps, self.left = visited, steps, every
         self.known = set(visited.read_text().splitlines()) if visited.exists() else set()
 
     def install(self) -> None:
@@ -123,13 +123,13 @@ class Killer:
                 with torch.no_grad():
                     for parameter in learner._parameters[::2]:
                         parameter.add_(1.0)
-                self.reach(HALF)
+                self.die(HALF)
             update(learner)
 
         def inside(workers: SharedWorkers, op: str, items: Any, sizes: Any = None) -> Any:
             if INSIDE not in self.known and op in ("score", "judge"):
                 workers._workers[0].assign(range(len(items)), Lot(op, tuple(items)))
-                self.reach(INSIDE)
+                self.die(INSIDE)
             return settle(workers, op, items, sizes)
 
         Learner._apply = half  # type: ignore[method-assign]
@@ -137,12 +137,24 @@ class Killer:
         Steps(self.reach, **self.steps).install()
 
     def reach(self, step: str) -> None:
-        """Note the step and die, unless it is known."""
+        """Die at an unknown step if it is its turn, else pass it by for good."""
         if step in self.known:
             return
+        self.left -= 1
+        if self.left <= 0:
+            self.die(step)
+        self.note(step)
+
+    def die(self, step: str) -> None:
+        """Note the step and die."""
+        self.note(step)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def note(self, step: str) -> None:
+        """Nobody dies at this step any more."""
+        self.known.add(step)
         with self.visited.open("a") as file:
             file.write(f"{step}\n")
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Camera:
@@ -238,7 +250,8 @@ def go(command: dict[str, Any], polls: Any) -> None:
         Camera(home.root, Path(command["shots"])).install()
     if "visited" in command:
         callers = VERSION if versions else ROUND
-        Killer(Path(command["visited"]), {"deep": command.get("deep", False), "callers": callers}).install()
+        steps = {"deep": command.get("deep", False), "callers": callers}
+        Killer(Path(command["visited"]), steps, command.get("every", 1)).install()
     if "fresh" in command:
         forget(command["fresh"])
     Course(home, polls, versions, command.get("ahead", False)).run()

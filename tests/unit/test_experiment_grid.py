@@ -12,6 +12,8 @@ from sapo.experiment.grid import BESIDE_THE_RUN, TUNING_SEED, Grid, parse_grid, 
 from sapo.experiment.record import Exam, Job, RunRecord, load_record, record_path, save_record, slug
 from sapo.experiment.tuning import chosen, report_jobs, tuning_jobs
 
+LONG = {"swarm": {"nodes": 2}, "track": {"traits": {"long": "...."}}}
+
 
 def grid(**changes: Any) -> Grid:
     values: dict[str, Any] = {
@@ -112,6 +114,13 @@ def test_arms_of_one_seed_have_the_same_keys_and_seeds_have_others() -> None:
             {"arm": [{"name": "a", "control": "echo", "set": {"batch": {"external": 0}}}]},
             "arm a: batch.external",
             "there are none",
+        ),
+        ({"spread": {"trait": "worked", "to": [1]}}, "spread.trait", "set track.traits"),
+        ({"spread": {"trait": "long", "to": [2]}, "set": LONG}, "spread.to", "there are nodes 0 to 1"),
+        (
+            {"compare": [{"arm": "4/4", "with": "8/0", "figure": "spread/pass_at_1", "what": "?"}]},
+            "compare.0.figure",
+            "set spread",
         ),
         (
             {"set": {"swarm": {"nodes": 2}, "node": {"1": {"batch": {"local": 2}}}}}

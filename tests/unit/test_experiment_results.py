@@ -9,7 +9,7 @@ from experiment_support import grid, record, save
 
 from sapo.core.errors import UserError
 from sapo.experiment import metrics, results, statistics
-from sapo.experiment.grid import Grid
+from sapo.experiment.grid import Grid, Spread
 from sapo.experiment.record import RunRecord
 from sapo.experiment.tuning import Choice
 
@@ -58,10 +58,38 @@ def test_what_a_run_has_not_is_left_out() -> None:
     assert "oscillation/local" not in found  # four rounds
 
 
+SPREAD = Spread(trait="worked", to=[1])
+
+
+def with_trait(*lines: tuple[float | None, ...], seed: int = 1) -> RunRecord:
+    """A run whose nodes' answers have a trait by these shares."""
+    one = record(seed=seed, local=[(0.0,) * len(line) for line in lines])
+    return one.model_copy(update={"series": one.series | {"trait/worked": [list(line) for line in lines]}})
+
+
+def test_a_trait_has_come_when_half_of_the_latest_answers_have_it() -> None:
+    one = with_trait((1,) * 8, (0, 0, None, 0.5, 1, 1, 1, 1))
+    found = metrics.figures_of(one, SPREAD)
+    assert found["spread/rounds_to_half"] == 5  # means until then: 0, 0, 1/6, 3/8, 1/2
+    assert found["spread/pass_at_1"] == 0.3
+
+
+def test_a_node_that_never_comes_there_counts_with_all_its_rounds() -> None:
+    assert metrics.rounds_to_half(with_trait((1,) * 4, (0.4,) * 4), SPREAD) == 4
+    assert metrics.rounds_to_half(record(), SPREAD) is None
+    assert "spread/pass_at_1" not in metrics.figures_of(record())
+
+
+def test_a_trait_s_curve_is_the_mean_over_seeds_by_node() -> None:
+    runs = [with_trait((0, 0.5), (None, 1), seed=1), with_trait((0.5, 0.5), (0.5, 0), seed=2)]
+    found = results.spread_curve(runs, SPREAD)
+    assert found == {"round": [1, 2], "by_node": {"n0": [0.25, 0.5], "n1": [0.5, 0.5]}}
+
+
 def test_every_figure_of_a_run_has_a_meaning() -> None:
     long = [tuple(0.1 * (i % 3) for i in range(40))] * 2
     one = record(local=long, passes={0: [0.1, 0.1], 40: [0.2, 0.2]})
-    assert metrics.figures_of(one).keys() <= metrics.MEANINGS.keys()
+    assert metrics.figures_of(one, SPREAD).keys() <= metrics.MEANINGS.keys()
     assert "oscillation/local" in metrics.figures_of(one)
 
 

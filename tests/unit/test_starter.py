@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -187,14 +188,24 @@ def test_the_same_seed_makes_the_same_starter_and_its_loss_falls(workers: TaskWo
     pairs = list(islice(starter.examples(config(), workers), 64))
     results = []
     for steps in (1, 1, 60):
-        chosen = config(starter=Starter(steps=steps, batch=16))
         tokenizer = starter.make_tokenizer(starter.VARIANTS["small"], [pair.question for pair in pairs])
         model = starter.make_model(starter.VARIANTS["small"], tokenizer, 0)
         policy = models.wrap("starter", model, tokenizer)
-        loss = starter.supervise(policy, pairs, chosen, lambda done, total, what: None)
+        encoded = [
+            (policy.encode_prompt(pair.question), policy.encode_completion(pair.answer, "stop"))
+            for pair in pairs
+        ]
+        batches = ([encoded[n] for n in numbers] for numbers in starter.shuffled(64, 16, Random(0)))
+        loss = starter.supervise(model, batches, steps, 3e-3, lambda done, total, what: None)
         results.append((loss, models.weights_sha256(model)))
     assert results[0] == results[1]
     assert results[2][0] < results[0][0] / 2
+
+
+def test_a_shuffle_takes_each_once_before_any_again() -> None:
+    batches = starter.shuffled(6, 4, Random(1))
+    numbers = [number for _ in range(3) for number in next(batches)]
+    assert sorted(numbers[:6]) == sorted(numbers[6:]) == list(range(6))
 
 
 def test_the_loss_counts_answers_only_whatever_the_padding() -> None:
