@@ -183,6 +183,16 @@ def open_parts(
         if deliverer is not None:
             stack.callback(deliverer.close)
         kept = stack.pop_all()
+    prober = Prober(
+        config=node_config,
+        questions=probe,
+        path=home.probes(name),
+        incarnation=journal.incarnation,
+        policy=policy,
+        engine=engine,
+        workers=workers,
+        clock=clock,
+    )
     return NodeParts(
         config=node_config,
         name=name,
@@ -203,21 +213,14 @@ def open_parts(
             workers=workers,
             clock=clock,
         ),
-        prober=Prober(
-            config=node_config,
-            questions=probe,
-            path=home.probes(name),
-            incarnation=journal.incarnation,
-            policy=policy,
-            engine=engine,
-            workers=workers,
-            clock=clock,
-        ),
+        prober=prober,
         intake=intake,
         verifier=PeerVerifier(node_config, policy, workers, intake.quotas, intake.refusals),
         learner=learner,
         traits=TraitMatcher(node_config.track.traits),
-        recovery=Recovery(node_config, name, home.checkpoints(name), journal, policy, learner, clock),
+        recovery=Recovery(
+            *(node_config, name, home.checkpoints(name), journal, policy, learner, clock, prober.kept_rounds)
+        ),
         history=history,
         deliverer=deliverer,
         _stack=kept,

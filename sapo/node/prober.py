@@ -1,5 +1,6 @@
 """Probes: a few held-out questions that a node asks its policy every so many rounds."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from sapo.core.config.load import Config
 from sapo.core.types import Question
 from sapo.node import probes
+from sapo.node.falling import Fall, best_of, fall
 from sapo.policy.engines.base import Engine
 from sapo.policy.evaluate import evaluate
 from sapo.policy.models import LoadedPolicy
@@ -26,10 +28,34 @@ class Prober:
     workers: TaskWorkers
     clock: Callable[[], float]
 
+    def due(self, round: int) -> bool:
+        """Whether a probe belongs before this round."""
+        return bool(self.questions) and round % self.config.eval.probe_every == 0
+
+    def fall(self, round: int) -> Fall | None:
+        """What the probe before this round, if there was one, shows to be lost by more than chance."""
+        if not self.due(round):
+            return None
+        # not what this round itself noted before a crash
+        found = probes.read(self.path, self.incarnation, lasting=round)
+        return fall(found, self.config.guard.falling_probes)
+
+    def kept_rounds(self) -> set[int]:
+        """Rounds whose checkpoint must stay: that of the best probe, if a fall leads back to it."""
+        guard = self.config.guard
+        if not self.questions or guard.action != "rollback" or not guard.falling_probes:
+            return set()
+        best = best_of(probes.read(self.path, self.incarnation, lasting=math.inf))
+        return set() if best is None else {best.round}
+
+    def went_back(self, round: int, target: int) -> None:
+        """Note that the weights of the probes between were given up."""
+        probes.go_back(self.path, self.incarnation, round, target)
+
     def probe(self, round: int) -> dict[str, float]:
         """Ask when a probe is due; returns the series, or nothing."""
         config = self.config
-        if not self.questions or round % config.eval.probe_every:
+        if not self.due(round):
             return {}
         started = self.clock()
         self.engine.update_weights()
@@ -41,5 +67,5 @@ class Prober:
             max_new_tokens=config.generate.max_new_tokens,
             seed=config.swarm.seed,
         )
-        probes.append(self.path, self.incarnation, round, evaluation)
+        probes.append(self.path, self.incarnation, round, evaluation, self.questions)
         return evaluation.metrics() | {"time/probe": self.clock() - started}

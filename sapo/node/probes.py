@@ -5,26 +5,48 @@ intervals of differences and nothing else.
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from sapo.policy.evaluate import Evaluation
+from sapo.core.types import Question
+from sapo.policy.evaluate import Evaluation, examples
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One probe after `round` rounds; per question 1 where the answer passes, else 0."""
+    """One probe after `round` rounds; per question 1 where the answer passes, else 0.
+
+    `answers` are the most probable answers to a few of the questions, and 1 where they pass, by question.
+    """
 
     round: int
     sampled: tuple[int, ...]
     greedy: tuple[int, ...]
+    answers: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
-def append(path: Path, incarnation: str, round: int, found: Evaluation) -> None:
-    """Add a probe to a node's file. A round that is repeated after a crash adds an equal line again."""
-    line = {"incarnation": incarnation, "round": round, **bits(found)}
+def append(
+    path: Path, incarnation: str, round: int, found: Evaluation, questions: Sequence[Question] = ()
+) -> None:
+    """Add a probe to a node's file, with the answers to a few of its `questions`.
+
+    A round that is repeated after a crash adds an equal line again.
+    """
+    answers = {
+        questions[place].text: (found.answers[place], int(found.greedy[place]))
+        for place in examples(questions)
+    }
+    line = {"incarnation": incarnation, "round": round, **bits(found), "answers": answers}
     with path.open("a", encoding="utf-8") as file:
         file.write(f"\n{json.dumps(line)}\n")  # a line that a crash cut short ends here
+
+
+def go_back(path: Path, incarnation: str, round: int, target: int) -> None:
+    """Note that after `round` rounds a node went back to the weights it had after `target`."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"\n{json.dumps({'incarnation': incarnation, 'went_back': [round, target]})}\n")
 
 
 def bits(found: Evaluation) -> dict[str, str]:
@@ -32,20 +54,32 @@ def bits(found: Evaluation) -> dict[str, str]:
     return {name: "".join(f"{one:.0f}" for one in getattr(found, name)) for name in ("first", "greedy")}
 
 
-def parse(round: int, kept: dict[str, str]) -> Probe:
+def parse(round: int, kept: dict[str, Any]) -> Probe:
     """A probe from what `bits` made of it."""
-    return Probe(round, tuple(map(int, kept["first"])), tuple(map(int, kept["greedy"])))
+    sampled, greedy = (tuple(map(int, kept[name])) for name in ("first", "greedy"))
+    answers = {question: (text, passed) for question, (text, passed) in kept.get("answers", {}).items()}
+    return Probe(round, sampled, greedy, answers)
 
 
-def read(path: Path, incarnation: str) -> list[Probe]:
-    """The probes of an incarnation by round; lines that a crash cut short are left out."""
+def read(path: Path, incarnation: str, *, lasting: float = 0) -> list[Probe]:
+    """The probes of an incarnation by round; lines that a crash cut short are left out.
+
+    So are those of weights that the node had given up when `lasting` rounds were done.
+    """
     found: dict[int, Probe] = {}
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for line in lines:
         try:
             kept = json.loads(line)
-            if kept["incarnation"] == incarnation:
-                found[kept["round"]] = parse(kept["round"], kept)
+            if kept["incarnation"] != incarnation:
+                continue
+            if "went_back" in kept:
+                round, target = kept["went_back"]
+                given_up = [at for at in found if target < at < round <= lasting]
+                for at in given_up:
+                    del found[at]
+                continue
+            found[kept["round"]] = parse(kept["round"], kept)
         except (ValueError, KeyError, TypeError):
             continue
     return [found[round] for round in sorted(found)]

@@ -33,6 +33,8 @@ class Recovery:
     policy: LoadedPolicy
     learner: Learner
     clock: Callable[[], float]
+    kept_rounds: Callable[[], set[int]] = set
+    """Rounds whose checkpoints must stay, besides the newest and those that replay needs."""
     last_at: float = 0.0
     """When the newest checkpoint was taken."""
     last_s: float = 0.0
@@ -139,7 +141,7 @@ class Recovery:
         known = {kept.round: kept.path for kept in self.journal.checkpoints()}
         if round in known:
             return
-        anchored = anchors([*known, round], round, config.history.keep_rounds) & known.keys()
+        anchored = anchors([*known, round], round, config.history.keep_rounds) | self.kept_rounds()
         saved = checkpoint.save(
             self.folder,
             round=round,
@@ -150,7 +152,7 @@ class Recovery:
             weights_sha256=weights_sha256 or models.weights_sha256(self.policy.model),
             threads=config.threads,
             keep=config.checkpoint.keep,
-            pinned=self.journal.pinned_checkpoints() | {known[kept] for kept in anchored},
+            pinned=self.journal.pinned_checkpoints() | {known[kept] for kept in anchored & known.keys()},
         )
         self.journal.record_checkpoint(saved, owe_version=self._version_due(round, last))
         self.journal.prune()
@@ -171,9 +173,13 @@ class Recovery:
         except JournalError:
             return self.clock()  # pruned: it lies behind checkpoints that are there no more
 
-    def roll_back(self) -> int:
-        """Load the newest checkpoint in place of the current weights; returns its round."""
-        found = self._newest(self.journal.checkpoints()[-1].round)
+    def roll_back(self, to: int | None = None) -> int:
+        """Load a checkpoint in place of the current weights: that of round `to`, else the newest one.
+
+        Returns its round.
+        """
+        found = None if to is None else self._at(to)
+        found = found or self._newest(self.journal.checkpoints()[-1].round)
         if found is None:
             raise Mismatch(f"{self.name}: nothing to roll back to")
         load(self.policy, self.learner, found)

@@ -139,6 +139,8 @@ class NodeRuntime:
             ahead = self._ahead.take()  # before the probe, which uses the same engine
             waited = parts.clock() - started
             now.metrics |= parts.prober.probe(self.round)
+            if self.round in parts.prober.kept_rounds():
+                parts.recovery.take(self.round, last=False)
             started = parts.clock() - waited
             now.groups = self._new_groups(ahead)
             begin_scoring(parts.workers, now.groups)
@@ -395,9 +397,12 @@ class NodeRuntime:
             self._begin_next()
         started = parts.clock()
         step = self._update(now.batch)
+        fall = parts.prober.fall(self.round)
+        alarm = step.alarm or (fall.alarm if fall is not None else None)
         target = None
-        if step.alarm and self.config.guard.action == "rollback":
-            target = parts.recovery.roll_back()
+        if alarm and self.config.guard.action == "rollback":
+            target = parts.recovery.roll_back(None if step.alarm or fall is None else fall.best)
+            parts.prober.went_back(self.round + 1, target)
             self._ahead.drop()  # samples of weights that were given up are useless
         finished = parts.clock()
         checkpoint = parts.recovery.due(self.round + 1, finished, last=last)
@@ -431,10 +436,10 @@ class NodeRuntime:
             self._now.metrics[CHECKPOINT_TIME] = parts.recovery.last_s
         if parts.deliverer is not None:
             parts.deliverer.notify()
-        if step.alarm:
-            log.warning("%s: round %d: %s", self.name, result.round, step.alarm)
+        if alarm:
+            log.warning("%s: round %d: %s", self.name, result.round, alarm)
             if self.config.guard.action == "pause":
-                raise Paused(f"{self.name} paused after round {result.round}: {step.alarm}")
+                raise Paused(f"{self.name} paused after round {result.round}: {alarm}")
         return result
 
     def _update(self, batch: Batch) -> StepResult:

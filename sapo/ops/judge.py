@@ -29,7 +29,7 @@ from sapo.ops.supervisor import holder
 from sapo.policy import checkpoint, models
 from sapo.policy.checkpoint import Checkpoint
 from sapo.policy.engines import open_engine
-from sapo.policy.evaluate import Evaluation, Progress, ask, gain, held_out_set
+from sapo.policy.evaluate import Evaluation, Progress, ask, examples, gain, held_out_set
 from sapo.policy.initial import load_initial
 from sapo.policy.models import LoadedPolicy
 from sapo.store.journal.journal import Journal
@@ -38,8 +38,6 @@ from sapo.tasks.workers import TaskWorkers, open_workers
 
 log = logging.getLogger(__name__)
 
-EXAMPLES, MOST_EXAMPLES = 2, 6
-"""Of each data set, and in all: questions whose answers are kept as text."""
 Rivals = Callable[[str, int], Mapping[int, Path]]
 """From a node and its newest round: directories with weights to ask as well, by round."""
 ATTEMPTS = 5
@@ -265,7 +263,7 @@ def _body(
     own = {name: labels[_begun_with(config.for_node(name))] for name in evaluations}
     start = {name: baselines[label] for name, label in own.items()}
     main = baselines[labels.get(_begun_with(config), next(iter(baselines)))]
-    shown = _examples(questions)
+    shown = examples(questions)
 
     def answers(found: Evaluation) -> dict[str, Any]:
         return {"answers": [[found.answers[place], found.greedy[place]] for place in shown]}
@@ -298,11 +296,3 @@ def _probe(found: Evaluation, count: int) -> dict[str, Any] | None:
         return None
     probe = found.probe(count)
     return probe.summary() | probes.bits(probe)
-
-
-def _examples(questions: Sequence[Question]) -> list[int]:
-    """Places of the questions whose answers are shown: the first ones of each data set."""
-    by_task: dict[str, list[int]] = {}
-    for place, question in enumerate(questions):
-        by_task.setdefault(question.recipe.dataset, []).append(place)
-    return sorted(place for places in by_task.values() for place in places[:EXAMPLES])[:MOST_EXAMPLES]

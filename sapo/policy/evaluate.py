@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 FULL_SCORE = 1.0 - 1e-9
 CHUNK = 250
 """Questions generated at a time: bounds memory, and sets how often progress is reported."""
+EXAMPLES, MOST_EXAMPLES = 2, 6
+"""Of each data set, and in all: questions whose answers are kept as text."""
 Count = Callable[[int, int], None]
 """Called with the questions done and their number."""
 Progress = Callable[[str, int, int], None]
@@ -205,6 +207,14 @@ def _passes(
     ]
     hits = iter([float((outcome.score or 0.0) >= FULL_SCORE) for outcome in workers.score(items)])
     return [[next(hits) for _ in group] for group in groups]
+
+
+def examples(questions: Sequence[Question]) -> list[int]:
+    """Places of the questions whose answers are kept as text: the first ones of each data set."""
+    by_task: dict[str, list[int]] = {}
+    for place, question in enumerate(questions):
+        by_task.setdefault(question.recipe.dataset, []).append(place)
+    return sorted(place for places in by_task.values() for place in places[:EXAMPLES])[:MOST_EXAMPLES]
 
 
 def gain(baselines: Mapping[str, Sequence[float]], nodes: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -155,8 +155,8 @@ def _path(key: str, text: str, config: Config, node: str) -> list[str]:
         raise UserError(key, text, "belongs to the weights that the rounds begin with", ANOTHER_SWARM)
     if section in IN_THE_BATCHES:
         raise UserError(key, text, "decided what is in the batches, and these are recorded", ANOTHER_SWARM)
-    if path == ["guard", "action"]:
-        why = "a what-if neither pauses nor rolls back: an alarm leaves the step out"
+    if path in (["guard", "action"], ["guard", "falling_probes"]):
+        why = "a what-if neither probes, pauses nor rolls back: an alarm leaves the step out"
         raise UserError(key, text, why, "set the threshold instead, like guard.min_entropy=0.1")
     if section in SECTIONS and len(path) == 2:
         return path

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,7 +154,7 @@ def test_the_full_evaluation_asks_the_probe_again_under_the_same_random_numbers(
     with Journal.read_only(home.journal("n0")) as journal:
         asked = probes.read(home.probes("n0"), journal.incarnation)
         series = journal.result(4).metrics
-    assert asked == [probes.parse(4, n0["probe"])]
+    assert [replace(probe, answers={}) for probe in asked] == [probes.parse(4, n0["probe"])]
     assert series["eval/pass_at_1"] == n0["probe"]["pass_at_1"]
     assert series["eval/questions"] == 20
     assert [dataset for dataset, _ in body["examples"]] == ["chain_sum"] * 2

@@ -16,6 +16,7 @@ from sapo.bus.memory import MemoryBus
 from sapo.core.errors import Paused, Unavailable, UserError
 from sapo.core.types import Batch, Group, SignedGroup
 from sapo.learn.update import Learner, StepResult
+from sapo.node import probes
 from sapo.node.receive import Intake
 from sapo.node.round import NodeRuntime
 from sapo.peers import sampling
@@ -288,6 +289,29 @@ def test_a_guard_with_action_rollback_goes_back_to_the_checkpoint_and_recovery_a
     with open_node(alarmed, home, deliver=False) as node:
         assert node.round == done
         assert node.parts.weights_sha256() == start
+
+
+def test_a_node_whose_probes_fall_goes_back_to_the_best_of_them(tmp_path: Path) -> None:
+    falling = ("eval.probe_questions=40", "eval.probe_every=2", "guard.falling_probes=2")
+    config = small_config(
+        [*falling, "guard.action=rollback", "batch.external=0", "swarm.rounds=40", "learn.lr=0.03"]
+    )
+    home = make_home(tmp_path / "home", config)
+    weights = {}
+    with open_node(config, home, deliver=False) as node:
+        result = node.run_round()
+        while result.rolled_back_to is None and node.round < 30:
+            weights[node.round] = node.parts.weights_sha256()
+            result = node.run_round()
+        kept = probes.read(home.probes("n0"), node.journal.incarnation)
+        best = max(kept, key=lambda probe: (sum(probe.sampled), -probe.round))
+        assert result.rolled_back_to == best.round
+        start = node.parts.weights_sha256()
+        assert start == weights.get(best.round, start)
+        done = node.round
+    with open_node(config, home, deliver=False) as node:
+        assert (node.round, node.parts.weights_sha256()) == (done, start)
+        assert len(probes.read(home.probes("n0"), node.journal.incarnation, lasting=done)) < len(kept)
 
 
 def test_a_node_directory_in_use_is_refused(tmp_path: Path) -> None:

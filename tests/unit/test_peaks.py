@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from sapo.core.types import Question, Recipe
 from sapo.experiment import peaks
 from sapo.experiment.peaks import Exam
 from sapo.node import probes
@@ -54,6 +55,19 @@ def test_probes_are_read_as_they_were_written(tmp_path: Path) -> None:
     probes.append(path, INCARNATION, 30, evaluation("01"))
     probes.append(path, INCARNATION, 30, evaluation("01"))  # and repeated the round
     assert probes.read(path, INCARNATION) == [Probe(0, (1, 0), (1, 1)), Probe(30, (0, 1), (0, 1))]
+
+
+def question(dataset: str, text: str) -> Question:
+    """A held-out question."""
+    return Question(recipe=Recipe(dataset=dataset, seed=0, index=0), text=text, bucket=0.0)
+
+
+def test_a_probe_keeps_its_answers_to_the_first_questions_of_each_data_set(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    asked = [question(name, f"{name} {i}") for i, name in enumerate(["gcd", "gcd", "gcd", "lcm"])]
+    probes.append(path, INCARNATION, 0, evaluation("1011"), asked)
+    (found,) = probes.read(path, INCARNATION)
+    assert found.answers == {"gcd 0": ("0", 1), "gcd 1": ("1", 0), "lcm 3": ("3", 1)}
 
 
 def test_the_end_is_compared_with_the_best_probe_question_by_question() -> None:

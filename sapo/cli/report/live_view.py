@@ -3,11 +3,13 @@
 Both are fed the same things: rows of nodes, the progress of a preparing or closing step, and notes.
 """
 
+import re
 import shlex
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -297,6 +299,20 @@ COLUMNS = (
     Column("stale-\nness", lambda m: seconds(m.get("staleness/mean_s", m.get("pool/age_mean"))), 6),
     Column("tokens\n/s", lambda m: number(m.get("tokens/per_second"), ",.0f"), 7),
 )
+TRAIT = re.compile(r"trait/([^/]+)")
+
+
+def trait_columns(rows: Sequence[NodeRow]) -> list[Column]:
+    """A column for each trait that the nodes measure."""
+    series = (name for row in rows for name in row.metrics)
+    names = dict.fromkeys(found[1] for name in series if (found := TRAIT.fullmatch(name)))
+    return [Column(name, partial(_share, f"trait/{name}"), 3) for name in names]
+
+
+def _share(series: str, metrics: Metrics) -> str:
+    return number(metrics.get(series), ".0%")
+
+
 LEGEND = (
     "pool: groups of other nodes that wait to be used; foreign share: their part of a batch; staleness: "
     "how old they are when used; more in docs/concepts.md"
@@ -312,7 +328,7 @@ class NodeTable:
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = list(COLUMNS)
+        columns = [*COLUMNS[:3], *trait_columns(self._rows), *COLUMNS[3:]]
         table = node_table(self._rows, columns)
         wide = options.update(max_width=10_000)
         while columns and Measurement.get(console, wide, table).maximum > options.max_width:
@@ -329,7 +345,7 @@ def means_of(rows: Sequence[NodeRow]) -> str:
     return f"Means of the last {window} rounds; held-out and pool: newest" if window > 1 else ""
 
 
-def node_table(rows: Sequence[NodeRow], columns: Sequence[Column] = COLUMNS) -> Table:
+def node_table(rows: Sequence[NodeRow], columns: Sequence[Column]) -> Table:
     """A row per node."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
@@ -355,11 +371,12 @@ def plain_line(rows: Sequence[NodeRow], left: float | None) -> str:
     for row in rows:
         m = row.metrics
         state = "" if row.state == "running" else f" {row.state}"
+        traits = "".join(f" {column.heading} {column.show(m)}" for column in trait_columns([row]))
         parts.append(
             f"{row.name} {row.rounds}/{row.rounds_total} local {number(m.get('reward/local'), '.2f')} "
             f"held-out {number(m.get('eval/pass_at_1'), '.2f')} "
             f"pool {number(m.get('pool/size'), '.0f')} foreign {number(m.get('share/external'), '.0%')} "
-            f"age {seconds(m.get('staleness/mean_s', m.get('pool/age_mean')))}{state}"
+            f"age {seconds(m.get('staleness/mean_s', m.get('pool/age_mean')))}{traits}{state}"
         )
     pace = [row.metrics["tokens/per_second"] for row in rows if "tokens/per_second" in row.metrics]
     if pace:
@@ -436,8 +453,10 @@ def summary_table(figures: dict[str, Any]) -> Table:
     """A row per node: what it did, and what became of it; scores in percent."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
-    headings = ("rounds", "reward/local", "held-out\npass@1, %", "best\nprobe, end", "greedy, %", "tokens")
-    for heading in headings:
+    traits = sorted({trait for node in figures["nodes"].values() for trait in node["traits"]})
+    shares = [f"{trait}, %" for trait in traits]
+    headings = ("rounds", "reward/local", "held-out\npass@1, %", "best\nprobe, end", "greedy, %")
+    for heading in (*headings, *shares, "tokens"):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, node in figures["nodes"].items():
         local, sampled, greedy = node["reward/local"], node["eval/pass_at_1"], node["eval/greedy"]
@@ -449,6 +468,7 @@ def summary_table(figures: dict[str, Any]) -> Table:
             from_to(sampled["start"], sampled["end"]) + ("" if half is None else f" ± {100 * half:.1f}"),
             from_to(*(at and at["pass_at_1"] for at in (probe.get("best"), probe.get("end")))),
             from_to(greedy["start"], greedy["end"]),
+            *(from_to(*_ends(node["traits"].get(trait, {}))) for trait in traits),
             number(node["tokens/generated"], ",.0f"),
         )
     sampled = [node["eval/pass_at_1"] for node in figures["nodes"].values()]
@@ -456,6 +476,10 @@ def summary_table(figures: dict[str, Any]) -> Table:
     if ends and None not in starts + ends:
         table.add_row("mean", "", "", from_to(statistics.fmean(starts), statistics.fmean(ends)), style="bold")
     return table
+
+
+def _ends(figures: Mapping[str, float | None]) -> tuple[float | None, float | None]:
+    return figures.get("first"), figures.get("last")
 
 
 def from_to(start: float | None, end: float | None) -> str:

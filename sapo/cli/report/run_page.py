@@ -1,6 +1,7 @@
 """A run as one self-contained page: what was run, what came of it, curves, and answers one can read."""
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from sapo.cli.report.example_groups import ExampleGroup, read_example_groups
 from sapo.cli.report.html import Figure, Table, figure, percent, render
 from sapo.cli.report.summary import Run, baseline, gain_sentence, read_run, write_summary
-from sapo.cli.report.svg_charts import Bar, Point, colour, line_chart
+from sapo.cli.report.svg_charts import Bar, Point, Span, colour, line_chart, rolling_mean
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.secrets import public
@@ -16,6 +17,7 @@ from sapo.core.errors import Unavailable
 from sapo.core.types import canonical
 from sapo.experiment.peaks import Exam, sentence
 from sapo.ops.judge_store import curves
+from sapo.policy.evaluate import FULL_SCORE
 
 REWARDS = (
     (
@@ -61,6 +63,9 @@ def page(run: Run, figures: dict[str, Any], groups: Sequence[ExampleGroup]) -> s
         "run.html",
         title=f"swarm {run.config.swarm.name}",
         lead=gain_sentence(figures),
+        keys=[*keys(figures)],
+        opening=[*opening(run)],
+        course=course(run),
         peaks=sentence(figures),
         notes=run.notes,
         held_out=None if questions is None else held_out(figures),
@@ -172,11 +177,66 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "MLflow", public(config.track.uri) if config.track.uri else str(run.home.mlflow_db)
 
 
+def keys(figures: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What a swarm came to, means over its nodes: a label, a share at the start, one at the end."""
+    nodes = figures["nodes"].values()
+    shares = [
+        ("held-out answers that are right", "eval/pass_at_1", "start", "end"),
+        ("most probable answers that are right", "eval/greedy", "start", "end"),
+    ]
+    found = [(label, [(node[name][a], node[name][b]) for node in nodes]) for label, name, a, b in shares]
+    for trait in dict.fromkeys(trait for node in nodes for trait in node["traits"]):
+        ends = [node["traits"][trait] for node in nodes if trait in node["traits"]]
+        found.append((f"answers with trait {trait}", [(end["first"], end["last"]) for end in ends]))
+    for label, pairs in found:
+        known = [(first, last) for first, last in pairs if first is not None and last is not None]
+        if known:
+            first, last = (statistics.fmean(side) for side in zip(*known, strict=True))
+            yield label, percent(first), percent(last)
+
+
+def opening(run: Run) -> Iterator[Figure]:
+    """The charts that a page opens with: each trait over the rounds, and what it did to held-out answers."""
+    for trait in dict.fromkeys(
+        trait for node in run.curves for trait in run.config.for_node(node).track.traits
+    ):
+        yield chart(
+            run,
+            f"trait/{trait}",
+            f"Answers with trait {trait}",
+            "Share of a node's own answers. Bold: mean of some rounds; shaded: lowest to highest node.",
+        )
+    yield exam_chart(run, "pass_at_1")
+
+
+def course(run: Run) -> tuple[str, str, list[tuple[str, str, bool]]] | None:
+    """One held-out question as the first node answered it in its probes and at the end.
+
+    Returns the node, the question, and per answer when, its text and whether it was right; None before
+    there are two of them. The question is the first whose answer changed from wrong to right, else the first.
+    """
+    evaluation = run.evaluation or {}
+    courses = []
+    for node, asked in run.probes.items():
+        end = evaluation.get("nodes", {}).get(node, {}).get("answers", [])
+        for place, (_, question) in enumerate(evaluation.get("examples", [])):
+            answers = [
+                (f"after {probe.round} rounds", *probe.answers[question])
+                for probe in asked
+                if question in probe.answers
+            ]
+            if place < len(end):
+                answers.append(("at the end", *end[place]))
+            if len(answers) > 1:
+                courses.append((node, question, [(when, text, bool(right)) for when, text, right in answers]))
+    telling = [found for found in courses if not found[2][0][2] and found[2][-1][2]]
+    return next(iter(telling or courses), None)
+
+
 def charts(run: Run) -> Iterator[Figure]:
-    """All charts: rewards, held-out exams, and what else the nodes measured."""
+    """All charts but the opening ones: rewards, greedy exams, and what else the nodes measured."""
     for series in REWARDS:
         yield chart(run, *series)
-    yield exam_chart(run, "pass_at_1")
     yield exam_chart(run, "greedy")
     for series in MORE:
         if any(run.curve(node, series[0]) for node in run.curves):
@@ -188,9 +248,17 @@ def charts(run: Run) -> Iterator[Figure]:
 def chart(run: Run, series: str, title: str, note: str) -> Figure:
     """One metric of all nodes, with what it means."""
     lines = {node: run.curve(node, series) for node in run.curves}
-    longest = max((len(line) for line in lines.values()), default=0)
-    svg = line_chart(title, lines, x_label="round", y_label=series, window=max(1, longest // 20))
+    window = max(1, max((len(line) for line in lines.values()), default=0) // 20)
+    bands = {node: spread([*lines.values()], window) for node in [*lines][:1]}
+    svg = line_chart(title, lines, x_label="round", y_label=series, window=window, bands=bands)
     return figure(svg, note)
+
+
+def spread(lines: Sequence[Sequence[Point]], window: int) -> list[Span]:
+    """From the lowest to the highest of several rolling means, at each x that all of them have."""
+    smooth = [dict(rolling_mean(line, window)) for line in lines if line]
+    shared = sorted(set.intersection(*(set(line) for line in smooth))) if smooth else []
+    return [(x, min(line[x] for line in smooth), max(line[x] for line in smooth)) for x in shared]
 
 
 def exam_chart(run: Run, name: str) -> Figure:
@@ -282,14 +350,14 @@ def further(run: Run) -> Table:
     return Table(("command", "shows"), commands, code=True)
 
 
-def _answers(group: ExampleGroup) -> tuple[Table, str]:
-    """A group's completions with their scores, and who learned from it."""
-    rows = [
-        (text, "unscorable" if score is None else f"{score:.2g}", str(count))
-        for text, score, count in group.answers
-    ]
+def _answers(group: ExampleGroup) -> tuple[list[tuple[str, str, bool]], str]:
+    """A group's completions: score and how often, text, whether it was right; and who learned from it."""
+    said = []
+    for text, score, count in group.answers:
+        label = "unscorable" if score is None else f"score {score:.2g}"
+        said.append((label if count == 1 else f"{label}, {count} times", text, (score or 0.0) >= FULL_SCORE))
     learners = ", ".join(f"{node} in its round {round}" for node, round in group.learners)
-    return Table(("completion", "score", "times"), rows, code=True), learners
+    return said, learners
 
 
 def points(value: float | None) -> str:

@@ -20,6 +20,7 @@ from sapo.core.errors import Unavailable
 from sapo.experiment import peaks
 from sapo.experiment.peaks import Exam
 from sapo.node import probes
+from sapo.node.probes import Probe
 from sapo.store.tracking import mlflow_sqlite
 from sapo.store.tracking.model_registry import reaching
 from sapo.store.tracking.tracker import NODE
@@ -49,6 +50,7 @@ class Run:
     curves: dict[str, dict[str, list[Point]]]
     evaluation: dict[str, Any] | None = None
     exams: dict[str, list[Exam]] = field(default_factory=dict)
+    probes: dict[str, list[Probe]] = field(default_factory=dict)
     course: "Course | None" = None
     no_tokens: Mapping[str, frozenset[str]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -99,16 +101,17 @@ def read_run(home: Home) -> Run:
         node: {name: sorted(points.items()) for name, points in metrics.items()}
         for node, metrics in found.items()
     }
+    asked = {node: probes.read(home.probes(node), own[node]) for node in found}
     exams = {
         node: peaks.exams(
             metrics,
-            probes.read(home.probes(node), own[node]),
+            asked[node],
             (evaluation or {}).get("nodes", {}).get(node),
             every=config.for_node(node).eval.probe_every,
         )
         for node, metrics in found.items()
     }
-    return Run(home, config, curves, evaluation, exams, course, no_tokens, tuple(notes))
+    return Run(home, config, curves, evaluation, exams, asked, course, no_tokens, tuple(notes))
 
 
 def _complete(
@@ -222,6 +225,10 @@ def summarise(run: Run) -> dict[str, Any]:
         for name, series in (("tokens/generated", "tokens/generated"), ("tokens/trained", "learn/tokens")):
             whole = series not in run.no_tokens.get(node, ())
             figures[name] = sum(value for _, value in run.curve(node, series)) if whole else None
+        figures["traits"] = {
+            trait: first_and_last([value for _, value in run.curve(node, f"trait/{trait}")])
+            for trait in run.config.for_node(node).track.traits
+        }
         external = [value for _, value in run.curve(node, "share/external")]
         figures["share/external"] = statistics.fmean(external) if external else None
         nodes[node] = figures

@@ -160,19 +160,22 @@ def presets() -> list[str]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, tables key by key, the rest replaced; a bus of another type starts afresh."""
+    """`over` laid on `base`, tables key by key, the rest replaced; a bus of another type starts afresh.
+
+    `track.traits` is replaced as a whole, or a printed config would gain those of the preset it lies over.
+    """
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping) and not _other_type(old, value):
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and not _afresh(key, old, value):
             result[key] = merge(old, value)
         else:
             result[key] = dict(value) if isinstance(value, Mapping) else value
     return result
 
 
-def _other_type(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return "type" in new and new["type"] != old.get("type")
+def _afresh(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return key == "traits" or ("type" in new and new["type"] != old.get("type"))
 
 
 def load(

@@ -249,8 +249,8 @@ class PoolConfig(Section):
     for verification. Each draw also verifies this share of J groups of theirs, so that they become known."""
     newcomer_groups: PositiveInt = 8
     """An author is known once so many of their groups were verified here and found informative."""
-    verify_share: PositiveFloat = 0.4
-    """Seconds that may go into verifying foreign groups, per second of the node's own work."""
+    verify_share: PositiveFloat = 0.6
+    """Seconds that may go into admitting and verifying foreign groups, per second of the node's own work."""
 
 
 class LearnConfig(Section):
@@ -346,6 +346,9 @@ class GuardConfig(Section):
 
     action: Literal["skip", "pause", "rollback"] = "skip"
     """What a passed threshold does: `skip` this update, `pause` the node, or `rollback` to a checkpoint."""
+    falling_probes: Annotated[int, Field(ge=0)] = 3
+    """So many probes in a row that are below the node's best by more than chance pass a threshold, too: a
+    warning, with `pause` a stop, with `rollback` a return to the best probe's weights. 0 looks at none."""
     min_entropy: Annotated[float, Field(ge=0)] = 0.0
     """Mean entropy of own tokens, in nats."""
     max_truncated: Share = 1.0

@@ -1,0 +1,93 @@
+"""How a run's page opens: what it came to, how a trait spread, one question over the rounds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sapo.cli.report.live_view import NodeRow, plain_line, trait_columns
+from sapo.cli.report.run_page import course, keys, page, spread
+from sapo.cli.report.summary import Run, summarise
+from sapo.core.config.home import Home
+from sapo.core.config.load import load
+from sapo.node.probes import Probe
+
+CONFIG = load(sets=["swarm.name=demo", "swarm.nodes=2", 'track.traits={worked="="}'], env={})
+FIRST, SECOND = "What is 1 + 2?", "What is 3 - 9?"
+
+
+def evaluation(*answers: list[Any]) -> dict[str, Any]:
+    """Two nodes that went from a fifth to three fifths; n0's answers to the two questions."""
+    figures = {"pass_at_1": 0.6, "greedy": 0.7, "interval": 0.02, "answers": [*answers]}
+    start = {"pass_at_1": 0.2, "greedy": 0.5, "answers": [["3", 1.0], ["6", 0.0]]}
+    return {
+        "questions": 200,
+        "examples": [["sums", FIRST], ["sums", SECOND]],
+        "baselines": {"starter": start},
+        "nodes": {name: figures | {"baseline": "starter"} for name in ("n0", "n1")},
+    }
+
+
+def probe(round: int, first: tuple[str, int], second: tuple[str, int]) -> Probe:
+    return Probe(round, (), (), {FIRST: first, SECOND: second})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run of twenty rounds in which answers come to be worked out."""
+    shares = [(float(i), i / 20) for i in range(20)]
+    curves: dict[str, Any] = {"n0": {"trait/worked": shares}, "n1": {"trait/worked": shares}}
+    asked = [probe(0, ("3", 1), ("6", 0)), probe(10, ("1+2=3", 1), ("6", 0))]
+    return Run(
+        Home(tmp_path / "demo"),
+        CONFIG,
+        curves,
+        evaluation(["1+2=3", 1.0], ["3-9=-6", 1.0]),
+        probes={"n0": asked},
+    )
+
+
+def test_it_opens_with_what_the_swarm_came_to(run: Run) -> None:
+    assert [*keys(summarise(run))] == [
+        ("held-out answers that are right", "20.0 %", "60.0 %"),
+        ("most probable answers that are right", "50.0 %", "70.0 %"),
+        ("answers with trait worked", "2.5 %", "92.5 %"),
+    ]
+
+
+def test_a_question_whose_answer_became_right_is_shown_over_the_rounds(run: Run) -> None:
+    assert course(run) == (
+        "n0",
+        SECOND,
+        [
+            ("after 0 rounds", "6", False),
+            ("after 10 rounds", "6", False),
+            ("at the end", "3-9=-6", True),
+        ],
+    )
+
+
+def test_without_probes_no_question_is_followed(run: Run) -> None:
+    assert course(Run(run.home, run.config, run.curves, run.evaluation)) is None
+
+
+def test_the_page_shows_curve_and_course(run: Run) -> None:
+    text = page(run, summarise(run), [])
+    assert "Answers with trait worked" in text
+    assert "One question, as n0 answered it" in text
+    assert text.index("3-9=-6") < text.index("What was run")
+
+
+def test_a_band_reaches_from_the_lowest_to_the_highest_node() -> None:
+    lines = [[(0.0, 1.0), (1.0, 3.0)], [(0.0, 0.0), (1.0, 4.0), (2.0, 9.0)], []]
+    assert spread(lines, 2) == [(0.0, 0.0, 1.0), (1.0, 2.0, 2.0)]
+    assert spread([[], []], 2) == []
+
+
+def test_the_live_view_has_a_column_for_each_trait() -> None:
+    row = NodeRow("n0", "running", 1, 2, {"trait/worked": 0.126, "trait/worked/sums": 0.5})
+    (column,) = trait_columns([row])
+    assert column.heading == "worked"
+    assert column.show(row.metrics) == "13%"
+    assert column.show({}) == "–"
+    assert " worked 13%" in plain_line([row], None)
