@@ -21,7 +21,8 @@ OWN_S = 10.0
 
 
 def config(**changes: float) -> PoolConfig:
-    values = {"max_groups": 16, "max_peer_share": 0.5, "newcomer_groups": 3, "verify_share": 0.5}
+    shares = {"max_peer_share": 0.5, "newcomer_share": 0.25, "verify_share": 0.5}
+    values = {"max_groups": 16, "newcomer_groups": 3, **shares}
     return PoolConfig.model_validate(values | changes)
 
 

@@ -244,7 +244,7 @@ class PoolConfig(Section):
     """Per bus partition, read no further back than this many groups."""
     poll_bytes: PositiveInt = 8_000_000
     """The most that one poll reads from the bus, in bytes."""
-    newcomer_share: Annotated[float, Field(gt=0, le=1)] = 0.25
+    newcomer_share: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Share that all newcomers, authors not yet known, have together: of the pool's places, and of the time
     for verification. Each draw also verifies this share of J groups of theirs, so that they become known."""
     newcomer_groups: PositiveInt = 8
