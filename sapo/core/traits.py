@@ -1,7 +1,9 @@
-"""Traits: named patterns that a text has or lacks. Matching takes time linear in the text (RE2 in DuckDB)."""
+"""Traits: named patterns that a text has or lacks. Matching takes time linear in the text (RE2)."""
 
 import re
 from collections.abc import Mapping, Sequence
+
+import re2
 
 NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
@@ -20,23 +22,22 @@ class TraitMatcher:
     """Finds which texts have which trait, anywhere in them. Raises `ValueError` for a pattern RE2 refuses."""
 
     def __init__(self, traits: Mapping[str, str]) -> None:
-        self.traits = dict(traits)
-        if not traits:
-            return
-        import duckdb  # only those who look for traits load it
-
-        self._connection = duckdb.connect(config={"autoinstall_known_extensions": "false"})
+        options = re2.Options()
+        options.log_errors = False
+        self._patterns = {}
         for name, pattern in traits.items():
             try:
-                self.found(name, [""])
-            except duckdb.Error as error:
-                raise ValueError(f"trait {name}: {pattern!r} is no pattern of RE2: {error}") from None
+                self._patterns[name] = re2.compile(pattern, options)
+            except re2.error as error:
+                problem = error.args[0].decode("utf-8", "replace")
+                raise ValueError(f"trait {name}: {pattern!r} is no pattern of RE2: {problem}") from None
 
     def found(self, name: str, texts: Sequence[str]) -> list[bool]:
         """Whether each text has the trait."""
-        sql = "SELECT regexp_matches(unnest(?::VARCHAR[]), ?)"
-        rows = self._connection.execute(sql, [list(texts), self.traits[name]]).fetchall()
-        return [bool(row[0]) for row in rows]
+        pattern = self._patterns[name]
+        # half a surrogate pair has no UTF-8
+        plain = (text.encode("utf-8", "replace").decode() for text in texts)
+        return [pattern.search(text) is not None for text in plain]
 
     def shares(self, texts: Mapping[str, Sequence[str]]) -> dict[str, float]:
         """Share of texts with each trait, as series: `trait/<trait>` of all, `trait/<trait>/<task>` by task.
@@ -44,7 +45,7 @@ class TraitMatcher:
         `texts` are by task.
         """
         series: dict[str, float] = {}
-        for name in self.traits:
+        for name in self._patterns:
             found = {task: self.found(name, some) for task, some in texts.items() if some}
             every = [one for some in found.values() for one in some]
             if every:
