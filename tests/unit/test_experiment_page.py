@@ -120,6 +120,33 @@ def test_a_target_that_is_not_reached_is_shown_as_censored() -> None:
     assert "not reached" in text
 
 
+def test_how_a_trait_spread_is_drawn_by_node_and_said_in_rounds_and_points() -> None:
+    shares = {"8/0": [0.0, 0.0, 0.0, 0.2], "4/4": [0.0, 1.0, 1.0, 1.0]}
+    made = {
+        arm: {
+            seed: (one := record(arm, seed)).model_copy(
+                update={"series": one.series | {"trait/worked": [[1.0] * 4, line]}}
+            )
+            for seed in (1, 2, 3)
+        }
+        for arm, line in shares.items()
+    }
+    asked = [
+        {"arm": "4/4", "with": "8/0", "figure": figure, "what": "Does it spread?"}
+        for figure in ("spread/rounds_to_half", "spread/pass_at_1")
+    ]
+    changes = {"spread": {"trait": "worked", "to": [1]}, "compare": asked, "target": None}
+    found = document(made, set={"swarm": {"nodes": 2}, "track": {"traits": {"worked": "="}}}, **changes)
+    text = page(found, made)
+    drawn = text.partition("How the trait spread")[2].partition("Three rewards")[0]
+    assert [ElementTree.fromstring(svg)[0].text for svg in svgs(drawn)] == ["8/0", "4/4"]
+    rounds, points = (experiment_text.sentence(row) for row in found["comparisons"])
+    assert "rounds until half of the answers have the trait: -3.0" in rounds
+    assert "rounds (" in rounds
+    assert "of the nodes followed: +0.00" in points
+    assert "points" in points
+
+
 def test_names_from_a_grid_cannot_break_the_page() -> None:
     bad = "<script>&'x"
     made = runs((0.4, 0.4, 0.5), ("8/0", bad))

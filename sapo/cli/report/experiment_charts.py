@@ -87,6 +87,26 @@ def raw_lines(record: RunRecord) -> dict[str, list[Point]]:
     }
 
 
+def spread_panels(arms: Mapping[str, Any]) -> list[Markup]:
+    """The share of own answers with the grid's trait, a panel per arm and a line per node; in percent."""
+    return [
+        Markup(
+            line_chart(
+                arm,
+                {
+                    node: points(found["spread"]["round"], shares)
+                    for node, shares in found["spread"]["by_node"].items()
+                },
+                x_label="round",
+                y_label="share, %",
+                y_range=(0.0, 100.0),
+            )
+        )
+        for arm, found in arms.items()
+        if found["spread"] is not None
+    ]
+
+
 def held_out_figures(arms: Mapping[str, Any]) -> list[Figure]:
     """pass@1 against rounds, against what a node generated for it, and at the end."""
     parts = []
@@ -111,9 +131,9 @@ def held_out_figures(arms: Mapping[str, Any]) -> list[Figure]:
     return [*parts, figure(last, "With 95 % intervals over seeds, unpaired.")]
 
 
-def points(xs: Sequence[float], ys: Sequence[float]) -> list[Point]:
-    """A curve in percent."""
-    return [(x, 100 * y) for x, y in zip(xs, ys, strict=True)]
+def points(xs: Sequence[float], ys: Sequence[float | None]) -> list[Point]:
+    """A curve in percent, without the points that are not known."""
+    return [(x, 100 * y) for x, y in zip(xs, ys, strict=True) if y is not None]
 
 
 def target_chart(target: Json) -> Figure:

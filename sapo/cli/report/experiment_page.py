@@ -10,11 +10,13 @@ from sapo.cli.report.experiment_charts import (
     panels,
     picture,
     reward_figures,
+    spread_panels,
     target_chart,
 )
 from sapo.cli.report.experiment_text import (
     COSTS_HEAD,
     HEAD,
+    IN_POINTS,
     NAMES,
     Json,
     certainty,
@@ -63,6 +65,7 @@ def page(document: Json, runs: Runs) -> str:
         figure_2=reward_figures(document),
         figure_1={"panels": drawn, "caption": caption},
         held_out=held_out_figures(arms),
+        spread=spread_panels(arms),
         target=None if document["target"] is None else target_part(document["target"]),
         by_task=by_task(arms),
         before=before(arms),
@@ -124,7 +127,7 @@ def power(rows: Sequence[Json]) -> Table | None:
     counts = list(known[0]["smallest_by_seeds"])
     cells = []
     for row in known:
-        factor = 100 if row["figure"] == "pass_at_1" else 1
+        factor = 100 if row["figure"] in IN_POINTS else 1
         sizes = [scaled(row["smallest_by_seeds"][n], factor) for n in counts]
         name = f"{row['arm']} – {row['with']}, {NAMES[row['figure']]}"
         cells.append((name, *("–" if size is None else f"{size:.3g}" for size in sizes)))

@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from sapo.cli.report.live_view import duration, number
-from sapo.experiment.metrics import LOCAL, PASS_END, PASS_START, PER_NODE, TOTAL, TRAINING_SET
+from sapo.experiment.metrics import (
+    LOCAL,
+    PASS_END,
+    PASS_SPREAD,
+    PASS_START,
+    PER_NODE,
+    TO_HALF,
+    TOTAL,
+    TRAINING_SET,
+)
 
 Json = Mapping[str, Any]
 NAMES = {
@@ -12,7 +21,11 @@ NAMES = {
     LOCAL: "reward/local",
     TRAINING_SET: "reward/training_set",
     "tokens_to_target": "tokens per node to the target",
+    TO_HALF: "rounds until half of the answers have the trait",
+    PASS_SPREAD: "held-out pass@1 at the end, of the nodes followed",
 }
+IN_POINTS = ("pass_at_1", PASS_SPREAD)
+"""Figures that are shares, shown in percent."""
 HEAD = (
     "arm",
     "seeds",
@@ -152,8 +165,10 @@ def size(row: Json) -> str:
             return f"{spanned(row['ratio'], '.2f')} times"
         ours, theirs = (number(value, ",.0f") for value in row.get("medians", (None, None)))
         return f"median {ours} against {theirs}, some runs never reach it"
-    if row["figure"] == "pass_at_1":
+    if row["figure"] in IN_POINTS:
         return f"{spanned(row, '+.2f', 100)} points"
+    if row["figure"] == TO_HALF:
+        return f"{spanned(row, '+.1f')} rounds"
     tail = "" if row["ratio"] is None else f", {percent_more(row['ratio'])}"
     return spanned(row, "+.4f") + tail
 
@@ -183,10 +198,11 @@ def shown_from(row: Json) -> str:
     """The smallest difference that the seeds can show."""
     if row["smallest_difference"] is None:
         return "–"
-    in_points = row["figure"] == "pass_at_1"
-    return (
-        f"{100 * row['smallest_difference']:.2f} points" if in_points else f"{row['smallest_difference']:.4f}"
-    )
+    if row["figure"] in IN_POINTS:
+        return f"{100 * row['smallest_difference']:.2f} points"
+    if row["figure"] == TO_HALF:
+        return f"{row['smallest_difference']:.1f} rounds"
+    return f"{row['smallest_difference']:.4f}"
 
 
 def to_target(found: Json) -> str:
