@@ -42,8 +42,9 @@ def test_trap_10_one_pass_cancellation_does_not_occur_with_large_offsets() -> No
 
 
 def test_trap_11_scores_spread_within_the_tolerance_give_a_group_without_advantage() -> None:
-    learn = LearnConfig(zero_tolerance=1e-3)
+    learn = LearnConfig(zero_tolerance=2**-10)
     assert group_advantages([0.5, 0.5005, 0.5, 0.5], STOP4, learn) == [0.0] * 4
+    assert group_advantages([0.5, 0.5 + 2**-10, 0.5, 0.5], STOP4, learn) == [0.0] * 4
     assert any(group_advantages([0.5, 0.502, 0.5, 0.5], STOP4, learn))
 
 
