@@ -15,14 +15,15 @@ BYTECODE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt $(BYTECODE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup swarm swarm-over-sqlite swarm-over-kafka test lint soak docs clean
+.PHONY: help setup swarm swarm-over-sqlite swarm-over-kafka test lint soak starter docs clean
 
 help:
-	@echo "make swarm   a swarm of four small models learns on this machine, in about five minutes"
+	@echo "make swarm   a swarm of four small models learns to think on this machine, in about five minutes"
 	@echo "make swarm BUS=kafka   the same over a real Kafka broker, which starts and stops with it"
 	@echo "make test    all tests   (make test TESTS=tests/unit: the fast ones)"
 	@echo "make lint    formatting, lint, types"
 	@echo "make soak    the long counts of the tests that make test runs short"
+	@echo "make starter   teach the models that ship with the package again, in about half an hour"
 	@echo "make docs    regenerate what docs/ holds of generated text and pictures"
 	@echo "make clean   remove .venv and caches; runs/ stays"
 
@@ -79,6 +80,9 @@ lint: $(VENV)/.dev
 
 soak: $(VENV)/.vllm
 	$(BIN)/pytest tests -m soak --timeout 3600
+
+starter: $(VENV)/.dev
+	$(BIN)/python -m sapo.policy.thinker
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

@@ -1,6 +1,6 @@
 """What generation ahead saves: seconds a round with `generate.ahead` over seconds without it.
 
-One node alone makes preset `tiny`'s rounds, with the starter policy and with a larger random one. Both ways
+One node alone makes preset `starter`'s rounds, with its policy and with a larger random one. Both ways
 take turns; of each run the median round counts, after some to warm up. Completions are scored as always, but
 every other one is then called right, so that all groups teach and both ways do the same work. The learner has
 one thread; a core for the other thread has to be there, or nothing can be gained.
@@ -76,8 +76,8 @@ class Run:
 
 
 def config_of(sizes: Sizes, *sets: str) -> Config:
-    """Preset `tiny` for a node that is alone."""
-    return load(preset="tiny", sets=[*ALONE, *sizes.sets, *sets], env={})
+    """preset `starter` for a node that is alone."""
+    return load(preset="starter", sets=[*ALONE, *sizes.sets, *sets], env={})
 
 
 def larger_model(sizes: Sizes, folder: Path) -> Path:

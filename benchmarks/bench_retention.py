@@ -18,7 +18,7 @@ from sapo.store.tracking import mlflow_sqlite
 from sapo.store.tracking.model_registry import load_mlflow
 
 SERIES = 66
-"""Of a round of the preset tiny."""
+"""Of a round of the preset starter."""
 AT_ONCE = 10
 """Rounds in one request: MLflow takes 1,000 values."""
 

@@ -78,7 +78,7 @@ FULL = Sizes(
     publishers=(8, 100, 1_000),
     bytes_rounds={"3 KB": 3, "40 KB": 2},
     swarms=(
-        (Swarm(3, 8), 60, 8, 64),  # preset tiny
+        (Swarm(3, 8), 60, 8, 64),  # preset starter
         (Swarm(8, 4), 80, 4, 512),
         (Swarm(100, 4), 40, 16, 512),
         (Swarm(1_000, 0.6), 32, 64, 512),
@@ -95,7 +95,7 @@ QUICK = Sizes(
 )
 SHAPES: dict[str, Completions] = {"3 KB": small, "40 KB": large}
 GROUPS = {"3 KB": 8, "40 KB": 4}
-"""Groups a publisher makes in a round: presets tiny and paper."""
+"""Groups a publisher makes in a round: presets starter and paper."""
 
 
 def traffic(report: Report, sizes: Sizes, bus: str, ours: Opener, baseline: Opener) -> None:

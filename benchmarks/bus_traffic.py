@@ -22,7 +22,7 @@ from sapo.core.types import SignedGroup
 from sapo.peers.quotas import limits
 
 CALL = 8
-"""Groups one publish call takes: what a node of preset tiny makes in a round."""
+"""Groups one publish call takes: what a node of preset starter makes in a round."""
 WAIT_S = 30.0
 """How long anything here may take before it is an error."""
 

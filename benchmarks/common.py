@@ -18,7 +18,7 @@ from rich.table import Table
 
 T = TypeVar("T")
 STARTER_ROUND = ("batch.local=8", "batch.external=8", "learn.lr=5e-5")
-"""Preset tiny's round in benchmarks: sixteen groups, half of them own; figures of all times compare."""
+"""Preset starter's round in benchmarks: sixteen groups, half of them own; figures of all times compare."""
 
 
 @dataclass(frozen=True)

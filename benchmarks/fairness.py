@@ -2,7 +2,7 @@
 
     python benchmarks/fairness.py [--json FILE] [--quick]
 
-Four known peers publish as in preset tiny, an attacker 1, 10 and 100 times as much. The bus, screening,
+Four known peers publish as in preset starter, an attacker 1, 10 and 100 times as much. The bus, screening,
 admission, pool, accounts and draw are the node's own; only scoring is a fixed rule. Every figure stands
 beside the same node's without an attacker. Exits 1 when newcomers get more than their share.
 """
@@ -43,9 +43,9 @@ HONEST, GROUPS, WANT = 4, 8, 8
 NAMES = 2_000
 POOL = PoolConfig(max_groups=64)
 NEWCOMERS = int(POOL.newcomer_share * POOL.max_groups)
-"""As in preset tiny."""
+"""As in preset starter."""
 OWN_S, GROUP_S = 0.3, 0.003
-"""Own work of a round, and what verifying a group costs: about those of preset tiny."""
+"""Own work of a round, and what verifying a group costs: about those of preset starter."""
 WARM_UP = 3
 """Rounds in which the pool fills."""
 GOOD, DULL = (Verdict(outcomes=tuple(Outcome.scored(float(k < right)) for k in range(8))) for right in (4, 8))

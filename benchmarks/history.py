@@ -46,7 +46,7 @@ class Sizes:
     per_commit: int
     """Rounds that are delivered together."""
     commits: int
-    """Commits between two times of maintenance; at preset `tiny`'s pace an archive's half hour has 180."""
+    """Commits between two times of maintenance; at preset `starter`'s pace an archive's half hour has 180."""
     since: int
     """Commits since the last maintenance, where some are to be there."""
     repetitions: int

@@ -1,4 +1,4 @@
-"""Rounds of a node as preset `tiny` makes them, but small: 2 groups of 4 completions, own and foreign."""
+"""Rounds of a node as preset `starter` makes them, but small: 2 groups of 4 completions, own and foreign."""
 
 import hashlib
 import random
@@ -18,7 +18,7 @@ PROMPT: tuple[Literal[0], ...] = (0,) * 22
 OWN: tuple[Literal[1], ...] = (1,) * 9
 MASK, VOCABULARY = PROMPT + OWN, range(512)
 """Of every completion: a prompt of 22 tokens and 9 of its own."""
-TINY = load("tiny", env={})
+TINY = load("starter", env={})
 LEARN, GUARD = canonical(TINY.learn.model_dump(mode="json")), canonical(TINY.guard.model_dump(mode="json"))
 TASK = TINY.tasks[0]
 

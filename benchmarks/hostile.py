@@ -2,7 +2,7 @@
 
 Half of all peers are hostile, the whole zoo (benchmarks/animals) dealt out over them; one of them is two
 thousand identities. A pair is the same honest nodes with the same seeds and streams, alone and among hostile
-peers; both take turns, half a round each, in one process. Preset `tiny` is run with batches of 8 own groups
+peers; both take turns, half a round each, in one process. Preset `starter` has batches of 8 own groups
 and 8 foreign, for all its rounds, without checkpoints and probes. Then the animals visit a small swarm, one
 by one.
 
@@ -96,7 +96,7 @@ class Pair:
 
 
 def configured(sizes: Sizes, seed: int, nodes: int) -> Config:
-    """Preset tiny with this many nodes."""
+    """Preset starter with this many nodes."""
     sets = [
         *STARTER_ROUND,
         f"swarm.seed={seed}",
@@ -109,7 +109,7 @@ def configured(sizes: Sizes, seed: int, nodes: int) -> Config:
         "checkpoint.weight_digest_every=1_000_000",
         f"starter.steps={sizes.starter_steps}",
     ]
-    return load("tiny", sets=sets, env={})
+    return load("starter", sets=sets, env={})
 
 
 def pair(seed: int, sizes: Sizes, folder: Path) -> Pair:

@@ -8,7 +8,7 @@ was registered, for the first time. The processor time of all processes in the m
 the servers too. Only equal work can be compared: completions, tokens sampled, tokens trained on and optimiser
 steps of a round are checked to be the same on both sides.
 
-`starter`: preset tiny with 8 own groups and 8 foreign, with one node and with four. `half-b`: random weights
+`starter`: that preset with 8 own groups and 8 foreign, with one node and with four. `half-b`: random weights
 of Qwen2.5-0.5B's shape, float32, one node in silo on all cores, preset paper but for 2 groups of 16
 completions of 8 tokens: a round then takes some 20 s on two cores. A real one takes minutes, so the overhead
 looks larger here than it is. One word is to be spelled backward, whose verifier gives a share for every
@@ -58,7 +58,7 @@ class Case:
     rounds: int
     turns: int
     most: float | None
-    preset: str = "tiny"
+    preset: str = "starter"
     shape: shapes.Shape | None = None
     """Of the model, with random weights; None takes the preset's."""
     checkpoint: bool = False

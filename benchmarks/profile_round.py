@@ -2,7 +2,7 @@
 
     python benchmarks/profile_round.py [--json FILE] [--quick]
 
-The round is a silo node's of preset tiny on one thread, with deliverer, workers behind their walls and
+The round is a silo node's of preset starter on one thread, with deliverer, workers behind their walls and
 checkpoints when they are due. Its parts are wall seconds, each without the parts inside it.
 
 The updates are of random weights and tokens in two shapes: the starter policy's, 8 groups of 8 completions on
@@ -152,7 +152,7 @@ def _rounds(report: Report, folder: Path, *, warm: int, count: int) -> None:
     os.environ["SAPO_KEYS"] = str(folder / "keys")
     alone = ["swarm.nodes=1", "swarm.rounds=100_000", "batch.external=0", "eval.probe_questions=0"]
     sets = [*STARTER_ROUND, *alone]
-    config, home = load("tiny", sets=sets, env={}), Home(folder / "home")
+    config, home = load("starter", sets=sets, env={}), Home(folder / "home")
     home.prepare(config, Manifest.of(config))
     torch.set_num_threads(config.threads)
     with NodeRuntime.open(config, "n0", home) as runtime:

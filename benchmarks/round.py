@@ -6,7 +6,7 @@ length limit, micro-batch and threads for all, one optimiser step a round. TRL a
 them fastest here, see their programs in benchmarks/baselines. Memory is the peak of the program and its
 children in a counted round.
 
-`starter-trl`, `starter-genrl`: preset tiny with 8 groups, with its trained starter policy, its verifier, one
+`starter-trl`, `starter-genrl`: preset starter with 8 groups, its trained policy, its verifier, one
 thread (a swarm has several nodes on a machine), checkpoints when they are due, 8 groups of 8 completions of
 at most 16 tokens; all groups are own (J = 0), so that all programs do the same work. Beside it, untrained
 weights of the same shape and a stand-in for the verifier: all 16 tokens are generated and no group has zero
@@ -74,7 +74,7 @@ class Part:
     at once and take turns by the round."""
 
 
-STARTER = Case("preset tiny", "verifier", seconds=1 / 5, memory=1.0)
+STARTER = Case("preset starter", "verifier", seconds=1 / 5, memory=1.0)
 PARTS = {
     "starter-trl": Part("trl", "trained", (STARTER,), warm=5, rounds=60),
     "starter-genrl": Part("genrl", "trained", (STARTER,), warm=5, rounds=30),
@@ -98,9 +98,9 @@ LONG = ["starter-genrl", "untrained-trl"]
 
 
 def starter_config(quick: bool) -> Config:
-    """Preset tiny as a silo of one node, without examinations: no baseline is examined."""
+    """Preset starter as a silo of one node, without examinations: no baseline is examined."""
     alone = ["swarm.nodes=1", "swarm.rounds=1_000_000", "batch.external=0", "eval.probe_questions=0"]
-    return load("tiny", sets=[*STARTER_ROUND, *alone, *(["starter.steps=20"] if quick else [])], env={})
+    return load("starter", sets=[*STARTER_ROUND, *alone, *(["starter.steps=20"] if quick else [])], env={})
 
 
 def half_b_config(model: Path) -> Config:

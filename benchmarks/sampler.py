@@ -63,8 +63,8 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("tiny, 4 nodes", "tiny", 3, 8),
-    Setting("tiny, full polls", "tiny", 64, 1),
+    Setting("starter, 4 nodes", "starter", 3, 8),
+    Setting("starter, full polls", "starter", 64, 1),
     Setting("paper, 8 nodes", "paper", 7, 4),
 )
 
@@ -85,7 +85,7 @@ class Sizes:
 
 
 FULL = Sizes((0.02, 0.1, 0.3, 0.6, 1.0), SETTINGS, 300, 60, 3, 4, 4_000)
-QUICK = Sizes((0.3, 1.0), (Setting("tiny, 3 nodes", "tiny", 2, 8),), 8, 8, 1, 2, 400)
+QUICK = Sizes((0.3, 1.0), (Setting("starter, 3 nodes", "starter", 2, 8),), 8, 8, 1, 2, 400)
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
     sizes = QUICK if quick else FULL
     made: dict[str, tuple[list[Item], list[Item]]] = {}
     for setting in sizes.settings:
-        config = load(setting.preset, sets=STARTER_ROUND if setting.preset == "tiny" else (), env={})
+        config = load(setting.preset, sets=STARTER_ROUND if setting.preset == "starter" else (), env={})
         with open_workers(config) as one, open_workers(config) as other:
             if setting.preset not in made:
                 made[setting.preset] = corpus(config, one, sizes.corpus)

@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py [--json FILE] [--quick]
 
-The node is a whole one of preset tiny, in a process of its own with its worker, its journal and an embedded
+The node is one of preset starter, in a process of its own with its worker, its journal and an embedded
 bus; it makes whole rounds. Publishers have keys of their own and sign every group; its answers are arranged,
 its questions real. Eight publishers with eight groups a round each offer as many as the pool has places; more
 of them, with one group each, offer up to eighty times that. Once all are members, whom a node knows, once the
@@ -131,7 +131,7 @@ UNITS = {
 
 
 def configured(sizes: Sizes, members: Sequence[str] = ()) -> Config:
-    """Preset tiny without checkpoints and probes; an allow-list where there are members."""
+    """Preset starter without checkpoints and probes; an allow-list where there are members."""
     keys = ", ".join(f'"{key}"' for key in members)
     entry = ["rules.entry=allow-list", f"rules.members=[{keys}]"] if members else []
     sets = [
@@ -144,7 +144,7 @@ def configured(sizes: Sizes, members: Sequence[str] = ()) -> Config:
         f"starter.steps={sizes.starter_steps}",
         *entry,
     ]
-    return load("tiny", sets=sets, env={})
+    return load("starter", sets=sets, env={})
 
 
 # -- the node, in its own process ------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class Crowd:
         wrong = [f"{self._chance.randrange(10**6)}." for _ in range(COMPLETIONS - RIGHT)]
         texts = [*[answer] * RIGHT, *wrong]
         group = Group(
-            swarm="tiny",
+            swarm="starter",
             node=f"p{number}",
             key=identity.key,
             incarnation=INCARNATION,
@@ -338,7 +338,7 @@ def told(report: Report, sizes: Sizes, found: dict[Swarm, list[Spent]]) -> None:
         report.check(
             f"{name}: others' groups are learned from", min(drawn) > 0, f"{drawn[0]:g}, {drawn[1]:g}"
         )
-        pool = load("tiny", env={}).pool
+        pool = load("starter", env={}).pool
         for what in ("read from the bus, KB a round", "journal's growth, KB a round", "memory, MB"):
             ratio = report.figures[f"{name}: {what}"].ratio
             further = pool.tail / pool.max_groups if what.startswith("read") and not swarm.members else 1.0

@@ -22,6 +22,7 @@ from sapo.ops.supervisor import snapshot
 
 NODES, ROUNDS = ("n0", "n1", "n2"), 12
 SETS = (
+    "swarm.name=tiny",
     *(one for one in SMALL if not one.startswith("swarm.")),
     "flow.every=2",
     "flow.rounds_per_run=4",
@@ -104,7 +105,7 @@ def _run(place: Path) -> dict[str, Any]:
     place.mkdir()
     swarm = FinishedSwarm(place, "", 0)
     sets = [word for one in SETS for word in ("--set", one)]
-    words = ["swarm", "--preset", "tiny", "--nodes", str(len(NODES)), "--rounds", str(ROUNDS), *sets]
+    words = ["swarm", "--preset", "starter", "--nodes", str(len(NODES)), "--rounds", str(ROUNDS), *sets]
     killed, until = 0, time.monotonic() + LIMIT_S
     with (place.parent / "output.txt").open("w+") as output:
         process = subprocess.Popen([*COMMAND, *words], cwd=place, env=ENV, stdout=output, stderr=output)

@@ -12,7 +12,7 @@ WEAK_KEY = "01" + "00" * 31
 LIGATURE = "\ufdfa"
 """One letter, eighteen in its compatibility form."""
 BURST = 4
-"""Records a round, half of what an honest node of preset `tiny` publishes."""
+"""Records a round, half of what an honest node of preset `starter` publishes."""
 
 
 def garbage(peer: Peer, sight: Sight) -> list[SignedGroup]:

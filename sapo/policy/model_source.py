@@ -1,5 +1,6 @@
 """Where a model's files are: the starters' cache, a folder, or the Hugging Face hub. Imports no torch."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from sapo.core.errors import UserError
 from sapo.core.install import install_command
 from sapo.policy.starter_spec import variant_of
 
+SHIPPED = Path(__file__).parent / "shipped"
+"""Models that come with the package, a folder each."""
 HUB_S = 10.0
 """How long the hub may take to answer whether it has a model."""
 
@@ -17,9 +20,16 @@ def is_starter(spec: str) -> bool:
     return spec == "starter" or spec.startswith("starter:")
 
 
+def shipped() -> tuple[str, ...]:
+    """Names of the models that come with the package."""
+    return tuple(sorted(folder.name for folder in SHIPPED.iterdir() if (folder / "config.json").is_file()))
+
+
 def folder_of(spec: str) -> Path | None:
     """The directory that `model` names; None for a name on the hub. Raises `UserError` for one that cannot be
     either."""
+    if spec in shipped():
+        return SHIPPED / spec
     path = Path(spec).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
@@ -41,6 +51,8 @@ def check_source(config: Config) -> None:
     if is_starter(spec):
         variant_of(config)
         return
+    if spec in shipped():
+        _check_taught(config)
     if folder_of(spec) is not None:
         return
     from huggingface_hub import HfApi, try_to_load_from_cache
@@ -51,5 +63,18 @@ def check_source(config: Config) -> None:
     except Exception as error:  # of the hub, of its HTTP library, or a name that none can have
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         problem = f"is no folder here, not in the Hugging Face cache, and the hub does not give it: {reason}"
-        remedy = "name a folder, a model of the hub, or starter"
+        remedy = f"name a folder, a model of the hub, starter, or {', '.join(shipped())}"
         raise UserError("model", spec, problem, remedy) from None
+
+
+def _check_taught(config: Config) -> None:
+    """Raise `UserError` where a shipped model was taught other tasks, or may know what the rules hold out."""
+    note = json.loads((SHIPPED / config.model / "starter.json").read_text(encoding="utf-8"))
+    taught = set(note["tasks"])
+    if other := sorted({task.dataset for task in config.tasks} - taught):
+        problem = f"it was taught {', '.join(sorted(taught))} and nothing else, so not {', '.join(other)}"
+        raise UserError("model", config.model, problem, 'set model = "starter", or name a model of your own')
+    for name, value in note["rules"].items():
+        if (here := getattr(config.rules, name)) != value:
+            problem = f"the model {config.model} was taught under rules.{name} = {value!r}"
+            raise UserError(f"rules.{name}", here, problem, 'leave it so, or set model = "starter"')

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,7 +29,7 @@ from tokenizers.trainers import BpeTrainer
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.rng import rng, stream
-from sapo.core.types import canonical
+from sapo.core.types import Question, canonical
 from sapo.core.user_cache import locked
 from sapo.policy.hf_import import transformers
 from sapo.policy.models import TAGS_PROMPT, save, wrap
@@ -39,6 +39,8 @@ from sapo.tasks.workers import TaskWorkers
 
 OWNER = "*starter*"
 """Names the starter's stream of questions; no node or swarm can be called so."""
+CHUNK = 512
+"""Questions of a batch that are made at once."""
 PASSES = 3
 """Times each supervised question is seen."""
 SENTENCE = "The answer is {}."
@@ -85,16 +87,15 @@ def prepare(config: Config, workers: TaskWorkers, *, cache: Path, progress: Prog
     return target
 
 
-def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
-    """Endless supervised pairs of the config's tasks, never from a held-out bucket (DESIGN 4)."""
-    round = 0
-    while True:
+def solved(config: Config, workers: TaskWorkers) -> Iterator[list[tuple[Question, str]]]:
+    """Endless batches of the config's questions with answers, never from a held-out bucket (DESIGN 4)."""
+    for round in count():
         questions = QuestionStream(
             workers,
             config.tasks,
             (config.starter.seed, OWNER, OWNER, ""),
             round,
-            count=512,
+            count=CHUNK,
             held_out=config.rules.held_out,
         ).result()
         answers = workers.answers([question.recipe for question in questions])
@@ -106,13 +107,18 @@ def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
                 "no data set among them tells its answers, so the starter has nothing to learn from",
                 "add one that does, or set model to a trained one",
             )
+        yield pairs
+
+
+def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
+    """Endless supervised pairs of the config's tasks: bare answers, and sentences with them."""
+    for round, pairs in enumerate(solved(config, workers)):
         random = rng(config.starter.seed, OWNER, "style", round)
         for question, answer in pairs:
             if random.random() < config.starter.bare:
                 yield Example(question.text, target_text(answer, config.rules.answer))
             else:
                 yield Example(question.text, SENTENCE.format(answer))
-        round += 1
 
 
 def target_text(answer: str, form: str) -> str:

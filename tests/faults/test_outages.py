@@ -205,7 +205,7 @@ def test_services_that_hang_all_at_once_and_then_are_gone_lose_nothing(
 def test_each_service_away_for_a_minute_in_a_swarm_of_four(tmp_path: Path, seconds: float) -> None:
     # a model version is some seconds of work: with rounds by the thousand one in 500 is enough
     sets = [f"swarm.rounds={ENDLESS}", "track.register_every=500", "eval.questions=200"]
-    config = load("tiny", sets=sets, env={})
+    config = load("starter", sets=sets, env={})
     with running(config, make_home(tmp_path / "home", config)) as scene:
         for name, take in TAKEN.items():
             with take(scene), scene.outage(name, seconds):

@@ -42,20 +42,20 @@ def test_unequal_work_is_said() -> None:
 
 
 def test_a_checkpoint_counts_in_proportion_to_the_time_between_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load("tiny", sets=["checkpoint.every_seconds=100"], env={})
+    config = load("starter", sets=["checkpoint.every_seconds=100"], env={})
     program = Program([], ["n0"], lambda _: (0, 0.0), lambda: WORK, Path("log"))
     monkeypatch.setattr(program, "cost", lambda warm, rounds: Cost(15.0, 0.0, {}, WORK))
     counted = with_checkpoint(Cost(10.0, 0.0, {}, WORK), program, config)
     assert counted.checkpoint == pytest.approx(5.0)
     assert counted.seconds == pytest.approx(10.1), "5 s wait until they are a hundredth of the time"
-    config = load("tiny", sets=["checkpoint.every_seconds=100", "checkpoint.max_share=1"], env={})
+    config = load("starter", sets=["checkpoint.every_seconds=100", "checkpoint.max_share=1"], env={})
     assert with_checkpoint(Cost(10.0, 0.0, {}, WORK), program, config).seconds == pytest.approx(10.5)
 
 
 def test_the_bare_loop_scores_what_a_node_would_and_by_as_many_a_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load("tiny", sets=["starter.steps=20", "batch.completions=4"], env={})
+    config = load("starter", sets=["starter.steps=20", "batch.completions=4"], env={})
     loop = Loop(config, "n0", tmp_path)
     with loop.workers:
         for round in range(4):

@@ -189,7 +189,7 @@ def begin(place: Path, bus: Mapping[str, str], *more: str) -> tuple[Path, Path]:
         folder.mkdir()
     sets = [*SETS, *(f"bus.{key}={value}" for key, value in bus.items()), *more]
     words = [word for item in sets for word in ("--set", item)]
-    sapo("init", "--swarm", "duet", "--site", "a", *words, place=here)
+    sapo("init", "--swarm", "duet", "--site", "a", "--preset", "starter", *words, place=here)
     shutil.copy(here / "duet.manifest.json", there)
     own = [word for item in sets if not item.startswith("tasks=") for word in ("--set", item)]
     sapo("join", "duet.manifest.json", "--site", "b", *own, place=there)

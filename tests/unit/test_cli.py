@@ -193,7 +193,7 @@ def test_what_may_be_meant_is_known_for_every_setting() -> None:
                 yield prefix + name
 
     every = config.setting_keys()
-    for key in keys(load("tiny", sets=["lora.rank=8"], env={}).model_dump(mode="json")):
+    for key in keys(load("starter", sets=["lora.rank=8"], env={}).model_dump(mode="json")):
         assert key in every
 
 
@@ -299,7 +299,9 @@ def test_of_several_runs_one_must_be_named(home: Home) -> None:
 
 
 def test_a_home_of_another_swarm_is_refused(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["swarm", "--resume", "--home", str(home.root), "--set", "rules.salt=other"]) == 2
+    assert (
+        cli.invoke(["swarm", "--resume", "--home", str(home.root), "--set", "rules.max_text_chars=99"]) == 2
+    )
     assert "other tasks or rules" in capsys.readouterr().err
 
 
@@ -350,7 +352,7 @@ def test_status_is_one_json_document(home: Home, capsys: pytest.CaptureFixture[s
     assert shown["home"] == str(home.root)
     assert shown["pid"] is None
     n0, n1 = shown["nodes"]
-    assert (n0["name"], n0["rounds"], n0["rounds_total"]) == ("n0", 1, 120)
+    assert (n0["name"], n0["rounds"], n0["rounds_total"]) == ("n0", 1, 100)
     assert n0["metrics"]["reward/local"] == 0.5
     assert n1["rounds"] == 0
     assert shown["owed"]["n0"] == {"training": 1, "track": 1}
@@ -359,7 +361,7 @@ def test_status_is_one_json_document(home: Home, capsys: pytest.CaptureFixture[s
 def test_status_for_people_names_what_is_owed(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["status"]) == 0
     out = capsys.readouterr().out
-    assert "1/120" in out
+    assert "1/100" in out
     assert "docs/concepts.md" in out
     assert "n0 has yet to deliver: 1 track, 1 training" in out
 
@@ -409,7 +411,7 @@ def test_a_wrong_filter_is_one_line(home: Home, args: list[str], capsys: pytest.
 
 @pytest.mark.parametrize(
     ("option", "name", "there"),
-    [("--node", "n9", "n0, n1"), ("--task", "chainsum", "chain_sum, leg_counting")],
+    [("--node", "n9", "n0, n1"), ("--task", "chainsum", "chain_sum, leg_counting, simple_equations")],
 )
 def test_an_unknown_author_or_task_is_told_which_there_are(
     home: Home, option: str, name: str, there: str, capsys: pytest.CaptureFixture[str]

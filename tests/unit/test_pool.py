@@ -127,7 +127,9 @@ def test_a_flood_leaves_room_for_others_in_what_a_round_reads() -> None:
 
 def test_newcomers_and_junk_leave_room_for_known_authors_in_what_a_round_reads() -> None:
     bus = MemoryBus()
-    bounds = limits(config(max_groups=8, newcomer_share=0.25), frozenset({make_identity("known").key}).__contains__)
+    bounds = limits(
+        config(max_groups=8, newcomer_share=0.25), frozenset({make_identity("known").key}).__contains__
+    )
     bus.publish([make_signed(f"p{i}") for i in range(20)])
     bus.publish([make_signed("known", position=i) for i in range(6)])
     bus.publish([make_signed("known", position=6)])

@@ -107,8 +107,8 @@ def test_a_site_may_run_other_models_and_settings_under_the_same_rules(
     there = load(None, joined.file, env={})
     assert there == joined.config
     assert there.for_node("b1").model == "starter:bytes"
-    assert {task.dataset for task in there.tasks} == {"chain_sum", "leg_counting"}
-    assert (there.rules.answer, there.lora and there.lora.rank) == ("text", 4)
+    assert {task.dataset for task in there.tasks} == {"chain_sum", "leg_counting", "simple_equations"}
+    assert (there.rules.answer, there.lora and there.lora.rank) == ("tags", 4)
 
 
 def test_what_is_written_is_for_people_and_holds_no_secret(
@@ -318,7 +318,7 @@ def test_the_file_decides_until_the_first_round(
 ) -> None:
     joined = sites.join_swarm(manifest, "b", "tiny", [*BUS, "learn.grad_clip=7"], elsewhere, None)
     joined.file.write_text(
-        joined.file.read_text().replace("grad_clip = 7.0", "").replace("lr = 0.0001", "lr = 3e-05")
+        joined.file.read_text().replace("grad_clip = 7.0", "").replace("lr = 0.0003", "lr = 3e-05")
     )
 
     def learn() -> tuple[float, float]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PresetOption = Annotated[
     str | None,
-    typer.Option("--preset", metavar="NAME", help="Settings that ship with sapo: tiny or paper."),
+    typer.Option("--preset", metavar="NAME", help="Settings that ship with sapo: tiny, starter or paper."),
 ]
 ConfigOption = Annotated[
     Path | None,

@@ -43,8 +43,8 @@ def swarm(
 ) -> None:
     """Run a swarm on this machine: nodes, servers, history, and a report at the end.
 
-    Without --preset and --config it is preset tiny: four small models learn sums on two CPU cores, in
-    about five minutes. Ctrl-C stops everything in good order.
+    Without --preset and --config it is preset tiny: four small models learn to work questions out, on two
+    CPU cores in about five minutes. Ctrl-C stops everything in good order.
     """
     from sapo.cli.commands import checks, launch
     from sapo.core.config import toml_dump

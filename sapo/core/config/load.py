@@ -61,7 +61,8 @@ class Config(Section):
     tasks: list[Task] = Field(default=[Task(dataset="chain_sum")], min_length=1)
     rules: Rules = Rules()
     model: str = "starter"
-    """`starter`, `starter:<variant>`, a directory, or a Hugging Face model name."""
+    """`thinker` or `guesser`, which ship with sapo; `starter` or `starter:<variant>`, taught the config's
+    tasks first, a directory, or a Hugging Face model name."""
     starter: Starter = Starter()
     lora: Lora | None = None
     threads: PositiveInt = 1
