@@ -1,4 +1,5 @@
-"""Writes what of docs/ is generated: config.md from the settings' own classes, live.svg from the live view.
+"""Writes what of docs/ is generated: config.md from the settings' own classes, live.svg from the live view,
+the tables of results.md from the experiments' figures.
 
 `make docs` runs it; a test compares the files with what it would write.
 """
@@ -11,6 +12,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import result_tables
 from pydantic import BaseModel
 from rich.console import Console
 
@@ -181,7 +183,7 @@ def live_picture() -> str:
     return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
 
 
-GENERATED = {"config.md": config_reference, "live.svg": live_picture}
+GENERATED = {"config.md": config_reference, "live.svg": live_picture, "results.md": result_tables.page}
 
 if __name__ == "__main__":
     for file, make in GENERATED.items():

@@ -1,0 +1,110 @@
+"""The tables of results.md, made from the grids' own results.json under docs/results/.
+
+`sapo experiment` writes such a file; `python docs/result_tables.py FOLDER` keeps what the tables need of it.
+A table stands between the lines `<!-- NAME: arms -->` and `<!-- end -->`, or `<!-- NAME: comparisons -->`.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from sapo.cli.report.experiment_text import IN_POINTS, NAMES
+from sapo.experiment.metrics import LOCAL, PASS_END, PASS_SPREAD, PER_NODE, TO_HALF, TOTAL
+
+HERE = Path(__file__).parent
+KEPT = HERE / "results"
+PAGE = HERE / "results.md"
+TABLE = re.compile(r"<!-- (\S+): (arms|comparisons) -->\n.*?<!-- end -->", re.DOTALL)
+Json = dict[str, Any]
+COLUMNS = (
+    (PASS_END, "held-out pass@1 at the end, %", 100.0, ".1f"),
+    (PASS_SPREAD, "of the nodes followed, %", 100.0, ".1f"),
+    (TO_HALF, "rounds until half of their answers have the trait", 1.0, ".0f"),
+    (LOCAL, "`reward/local`", 1.0, ".3f"),
+    (TOTAL, "total, the paper's metric", 1.0, ".0f"),
+    (PER_NODE, "tokens generated per node", 1.0, ",.0f"),
+)
+"""Figure, heading, factor, format; a figure that no arm has gets no column."""
+
+
+def kept(name: str) -> Json:
+    """What is kept of a grid's results."""
+    found: Json = json.loads((KEPT / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def arms(found: Json) -> str:
+    """A row per arm: means over seeds, with half the width of their 95 % intervals."""
+    columns = [one for one in COLUMNS if any(one[0] in arm["figures"] for arm in found["arms"].values())]
+    rows = [["arm", *(heading for _, heading, _, _ in columns), "learning rate"]]
+    for name, arm in found["arms"].items():
+        cells = [_with_interval(arm["figures"].get(figure), *how) for figure, _, *how in columns]
+        rows.append([name, *cells, f"{arm['figures']['lr']['mean']:g}"])
+    return _table(rows)
+
+
+def comparisons(found: Json) -> str:
+    """A row per comparison that the grid registered."""
+    rows = [["asked beforehand", "figure", "difference", "p adjusted"]]
+    for row in found["comparisons"]:
+        factor, form = (100.0, "+.1f") if row["figure"] in IN_POINTS else (1.0, "+.3g")
+        unit = " points" if row["figure"] in IN_POINTS else ""
+        ends = [format(factor * row[end], form) for end in ("mean", "low", "high") if row[end] is not None]
+        size = f"{ends[0]}{unit} ({ends[1]} to {ends[2]})" if len(ends) == 3 else "–"
+        told = row["verdict"] in ("higher", "lower")
+        p = "–" if row["p_adjusted"] is None else f"{row['p_adjusted']:.2g}"
+        rows.append(
+            [
+                f"{row['what']} ({row['arm']} against {row['with']})",
+                NAMES[row["figure"]],
+                f"**{size}**" if told else size,
+                p if told else f"{p}: {row['verdict']}",
+            ]
+        )
+    return _table(rows)
+
+
+def page() -> str:
+    """results.md with its tables made anew."""
+    tables = {"arms": arms, "comparisons": comparisons}
+
+    def made(found: re.Match[str]) -> str:
+        name, kind = found.groups()
+        return f"<!-- {name}: {kind} -->\n{tables[kind](kept(name))}<!-- end -->"
+
+    return TABLE.sub(made, PAGE.read_text(encoding="utf-8"))
+
+
+def keep(folder: Path) -> Path:
+    """Keep of an experiment's results.json what the tables need, without its curves."""
+    document: Json = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    left_out = ("curves", "spread", "by_node", "tasks")
+    document["arms"] = {
+        name: {key: value for key, value in arm.items() if key not in left_out}
+        for name, arm in document["arms"].items()
+    }
+    path = KEPT / f"{document['name']}.json"
+    KEPT.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _with_interval(found: Json | None, factor: float, form: str) -> str:
+    if found is None:
+        return "–"
+    mean = format(factor * found["mean"], form)
+    if found["low"] is None:
+        return mean
+    return f"{mean} ± {format(factor * (found['high'] - found['low']) / 2, form)}"
+
+
+def _table(rows: list[list[str]]) -> str:
+    head, *body = ("| " + " | ".join(cells) + " |\n" for cells in rows)
+    return head + "|---" * len(rows[0]) + "|\n" + "".join(body)
+
+
+if __name__ == "__main__":
+    for place in sys.argv[1:]:
+        print(keep(Path(place)))
