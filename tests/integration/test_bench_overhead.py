@@ -55,7 +55,7 @@ def test_a_checkpoint_counts_in_proportion_to_the_time_between_two(monkeypatch: 
 def test_the_bare_loop_scores_what_a_node_would_and_by_as_many_a_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load("starter", sets=["starter.steps=20", "batch.completions=4"], env={})
+    config = load("starter", sets=["swarm.name=tiny", "starter.steps=20", "batch.completions=4"], env={})
     loop = Loop(config, "n0", tmp_path)
     with loop.workers:
         for round in range(4):

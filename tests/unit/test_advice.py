@@ -279,7 +279,7 @@ def test_nodes_of_a_kind_share_a_line() -> None:
         f"{config.learn.foreign}, 64 tokens, {config.swarm.rounds} rounds",
     ]
     alone = load("tiny", sets=["batch.external=0", "lora.rank=2", "learn.lr=0.003"], env={})
-    assert "starter with LoRA of rank 2, lr 0.003, 4+0 x 8, dapo, 64 tokens" in describe(alone, ["n0"])[0]
+    assert "thinker with LoRA of rank 2, lr 0.003, 4+0 x 8, dapo, 64 tokens" in describe(alone, ["n0"])[0]
 
 
 def test_the_sites_file_names_its_preset() -> None:
