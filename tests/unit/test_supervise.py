@@ -47,6 +47,7 @@ signal.signal(signal.SIGTERM, end)
 time.sleep(60)
 """
 )
+ONCE_LOOKED_AT = FLOW + "while not (home / 'looked').exists(): time.sleep(0.02)\nsettle('finished')"
 LINGERS = FLOW + "settle('finished'); time.sleep(60)"
 WATCHED = "from sapo.core.child_process import watch_parent; watch_parent(grace=0.3)\n"
 DEAF = FLOW + "signal.signal(signal.SIGTERM, signal.SIG_IGN); (home / 'up').touch(); time.sleep(60)"
@@ -138,7 +139,12 @@ def test_a_request_to_stop_is_shown_at_once(home: Home, healthy: str) -> None:
 
 def test_what_a_start_waits_for_is_counted(home: Home, healthy: str) -> None:
     seen: list[supervisor.SwarmStatus] = []
-    run(home, healthy, FINISHES, on_status=seen.append)
+
+    def look(status: supervisor.SwarmStatus) -> None:
+        seen.append(status)
+        (home.root / "looked").touch()
+
+    run(home, healthy, ONCE_LOOKED_AT, on_status=look)
     assert seen[0].progress == ("nodes", 2, 3), "both servers answer, the nodes have not begun"
 
 
