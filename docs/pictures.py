@@ -1,4 +1,4 @@
-"""Makes pictures of a swarm's pages in MLflow and Prefect: `python docs/pictures.py --home HOME`.
+"""Makes pictures of a swarm's report and of its pages in MLflow and Prefect: `python docs/pictures.py --home HOME`.
 
 HOME is that of a swarm that has finished, such as `make swarm` leaves. Its servers run while the pictures are
 made. The pictures go to HOME/pictures; those in docs/ are made with `--output docs`. The browser is fetched
@@ -49,6 +49,7 @@ class Shown:
     experiment: str
     runs: dict[str, str]
     """Ids by name: the swarm's own and its nodes'."""
+    report: Path
 
 
 def main() -> int:
@@ -65,7 +66,7 @@ def main() -> int:
             output.mkdir(parents=True, exist_ok=True)
             while not running.up():
                 time.sleep(0.1)
-            shown = shown_by(running.services, config.swarm.name)
+            shown = shown_by(running.services, config.swarm.name, home.root / "report.html")
             context = chromium.new_context(viewport=SIZE, locale="en-US")
             context.add_init_script(UNPROMPTED)
             context.set_default_timeout(PATIENCE_MS)
@@ -77,7 +78,7 @@ def main() -> int:
     return 0
 
 
-def shown_by(found: services.Services, swarm: str) -> Shown:
+def shown_by(found: services.Services, swarm: str, report: Path) -> Shown:
     """What the servers have of a swarm."""
     os.environ.update(found.mlflow.credentials())
     client = load_mlflow().MlflowClient(found.mlflow.url)
@@ -87,7 +88,12 @@ def shown_by(found: services.Services, swarm: str) -> Shown:
     number = experiment.experiment_id
     runs = {run.info.run_name: run.info.run_id for run in client.search_runs([number])}
     pages = pages_of(found, swarm)
-    return Shown(pages.mlflow.partition("/#")[0], pages, swarm, number, runs)
+    return Shown(pages.mlflow.partition("/#")[0], pages, swarm, number, runs, report)
+
+
+def report(page: "Page", shown: Shown) -> None:
+    """What a run ends with: the first screen of its report."""
+    page.goto(shown.report.as_uri())
 
 
 def charts(page: "Page", shown: Shown) -> None:
@@ -118,6 +124,7 @@ def flow_runs(page: "Page", shown: Shown) -> None:
 
 
 PICTURES: "dict[str, Callable[[Page, Shown], None]]" = {
+    "report.png": report,
     "mlflow-charts.png": charts,
     "mlflow-rewards.png": rewards,
     "mlflow-model.png": model,
