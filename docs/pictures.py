@@ -1,4 +1,4 @@
-"""Makes pictures of a swarm's report and of its pages in MLflow and Prefect: `python docs/pictures.py --home HOME`.
+"""Makes pictures of a swarm's report and pages in MLflow and Prefect: `python docs/pictures.py --home HOME`.
 
 HOME is that of a swarm that has finished, such as `make swarm` leaves. Its servers run while the pictures are
 made. The pictures go to HOME/pictures; those in docs/ are made with `--output docs`. The browser is fetched
