@@ -13,6 +13,7 @@ from sapo.bus.poller import Listener
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
+from sapo.core.config.schema import Task
 from sapo.core.determinism import arithmetic
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import Paused, UserError
@@ -45,6 +46,7 @@ from sapo.store.journal.journal import Journal
 from sapo.store.journal.outbox import Deliverer, FlushPolicy, Sink
 from sapo.store.journal.publish_sink import PublishSink
 from sapo.tasks import sandbox
+from sapo.tasks.source import missing
 from sapo.tasks.workers import TaskWorkers, open_workers
 
 log = logging.getLogger(__name__)
@@ -257,6 +259,7 @@ def _intake(
         streams=ResendGuard(journal.streams(), quotas.shares),
         refusals=Refusals(clock),
         own_key=KeyCloneDetector(journal, held.card.incarnations),
+        lacking=missing([Task(dataset=one.dataset, pin=one.pin) for one in manifest.tasks]),
         dropped=set(journal.dropped()),
     )
 

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sapo.bus.base import Poll, Positions
@@ -23,6 +23,7 @@ from sapo.policy.tokenise import false_ids
 from sapo.store.journal.journal import Journal, PoolRow, SeenGroup
 from sapo.store.journal.rows import PeerUpdates
 from sapo.tasks.questions import drawn_by
+from sapo.tasks.source import Missing
 
 
 @dataclass
@@ -57,6 +58,8 @@ class Intake:
     streams: ResendGuard
     refusals: Refusals
     own_key: KeyCloneDetector
+    lacking: Mapping[str, Missing]
+    """Sources of tasks that cannot be used here."""
     dropped: set[str]
     """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
 
@@ -146,6 +149,8 @@ class Intake:
                 own_group=lambda group: self.own_key.may_be_own(group, received.timestamp),
                 drawn=self._drawn,
             )
+            if (dataset := group.recipe.dataset) in self.lacking:
+                raise Refused("unavailable", f"{dataset}: {self.lacking[dataset].problem}", group)
             self.streams.check(group, received.timestamp)
             if group_id in self.pool:  # the memory of ids is bounded, and may have forgotten it
                 raise Refused("duplicate", "it is in the pool", group)

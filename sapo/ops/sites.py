@@ -32,6 +32,7 @@ from sapo.core.errors import UserError
 from sapo.peers import keyring
 from sapo.peers.membership import day
 from sapo.store.journal.journal import Journal
+from sapo.tasks.source import Missing, left_to_others, missing, with_pins
 
 SHARED = ("tasks", "rules", "swarm.name")
 """Settings that the manifest decides, for every site."""
@@ -77,14 +78,18 @@ class Founded:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What joining a swarm has made: the site's config and its file, its home, its nodes' public keys; and
-    the advice it took from the manifest, None where that has none."""
+    """What joining a swarm has made: the site's config and its file, its home, its nodes' public keys.
+
+    `advice` is what it took from the manifest, None where that has none; `lacking` says why sources of tasks
+    cannot be used here.
+    """
 
     config: Config
     file: Path
     home: Home
     keys: dict[str, str]
     advice: Advice | None
+    lacking: dict[str, Missing]
 
 
 def found_swarm(
@@ -97,7 +102,7 @@ def found_swarm(
     Raises `UserError` where a setting or task is wrong, no other site could reach the bus, or a file exists.
     """
     preset = preset or preset_of(file) or DEFAULT_PRESET
-    config = _load(preset, file, sets, swarm, site, ())
+    config = with_pins(_load(preset, file, sets, swarm, site, ()))
     target, written = folder / f"{swarm}.manifest.json", config_file(folder, site)
     _refuse_overwriting(target, written)
     check_tasks(config)
@@ -167,6 +172,13 @@ def join_swarm(
     begun = (advice.preset if advice is not None else None) or own or DEFAULT_PRESET
     below = merge(preset_values(begun), {} if advice is None else advice.settings)
     config = _load(own, file, sets, manifest.swarm, site, shared_settings(manifest), below)
+    lacking = missing(config.tasks)
+    if len(lacking) == len({task.dataset for task in config.tasks}):
+        name, why = next(iter(lacking.items()))
+        raise UserError(
+            "MANIFEST", str(path), f"none of its tasks can be asked here; {name}: {why.problem}", why.remedy
+        )
+    config = config.model_copy(update={"tasks": left_to_others(config.tasks)})
     differing = Manifest.of(config).differing(manifest)
     if differing:
         problem = f"gives this site other {', '.join(differing)} than the manifest"
@@ -183,7 +195,7 @@ def join_swarm(
     refuse_unwritable(folder, "--dir", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(written, text)
-    return Joined(config, written, target, keys, advice)
+    return Joined(config, written, target, keys, advice, lacking)
 
 
 def _refuse_shared(sets: Sequence[str], file: Path | None) -> None:
@@ -223,7 +235,7 @@ def config_file(folder: Path, site: str) -> Path:
 
 def shared_settings(manifest: Manifest) -> tuple[str, ...]:
     """A manifest's content as settings."""
-    tasks = [{"dataset": task.dataset, "config": json.loads(task.config)} for task in manifest.tasks]
+    tasks = [task.model_dump(mode="json") | {"config": json.loads(task.config)} for task in manifest.tasks]
     rules = {name: getattr(manifest, name) for name in SHOWN["rules"]}
     return (
         f"tasks={json.dumps(tasks)}",
@@ -266,9 +278,9 @@ def _load(
 
 def check_tasks(config: Config) -> None:
     """Raise `UserError` for a data set that is unknown here, or parameters that it does not take."""
-    from sapo.tasks.workers import TaskWorkers
+    from sapo.tasks.workers import open_workers
 
-    with TaskWorkers(config.workers.count, config.workers.time_limit_s, config.workers.memory_mb) as workers:
+    with open_workers(config) as workers:
         workers.check(config.manifest_tasks())
 
 

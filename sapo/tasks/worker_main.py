@@ -4,7 +4,6 @@ Started by `sapo.tasks.worker_process` with PYTHONHASHSEED=0. `sapo.tasks.worker
 What the libraries print goes nowhere. No submitted text is looked at in this process.
 """
 
-import json
 import os
 import resource
 import signal
@@ -28,14 +27,16 @@ GRACE_S = 5.0
 def main(argv: list[str]) -> int:
     """Serve until input closes.
 
-    Arguments: parent's pid, answer format, time limit, limit for peers' texts, memory in MiB.
+    Arguments: parent's pid, answer format, time limit, limit for peers' texts, memory in MiB, and the names of
+    sources that are not ReasoningGYM's.
     """
-    parent, answer, limit, foreign, memory = (
+    parent, answer, limit, foreign, memory, own = (
         int(argv[0]),
         argv[1],
         float(argv[2]),
         float(argv[3]),
         int(argv[4]),
+        argv[5:],
     )
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.dup(1)
@@ -43,7 +44,7 @@ def main(argv: list[str]) -> int:
     os.dup2(nowhere, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (memory << 20, memory << 20))
-    server = Server(answer, limit, foreign)  # type: ignore[arg-type]
+    server = Server(answer, limit, foreign, own)  # type: ignore[arg-type]
     standing = sandbox.around_worker()
     os.dup2(nowhere, 2)
     _send(replies, Reply("ready", value=standing))
@@ -102,12 +103,14 @@ class Watch:
 class Server:
     """Answers lots of work."""
 
-    def __init__(self, answer: AnswerFormat, limit_s: float, foreign_limit_s: float) -> None:
-        from sapo.tasks import fork_scorer, gym
+    def __init__(
+        self, answer: AnswerFormat, limit_s: float, foreign_limit_s: float, own: Sequence[str] = ()
+    ) -> None:
+        from sapo.tasks import fork_scorer, gym, sources
 
         self.limit_s = limit_s
         self._gym, self._cell = gym, fork_scorer
-        self._items = gym.Gym()
+        self._items = sources.Sources(own)
         self._met: dict[str, list[str]] = {}
         self._bounds = {
             "score": fork_scorer.Bounds(limit_s, None, answer),
@@ -188,7 +191,7 @@ class Server:
             return Reply("names", value=sorted(self._gym.DATASETS))
         try:
             if op == "check":
-                self._gym.construct(item.dataset, json.loads(item.config), item.seed, item.position)
+                self._items.check(item.dataset, item.config, item.seed, item.position)
                 return Reply("ok")
             _, entry = self._entry(item)
         except self._gym.ParameterError as error:

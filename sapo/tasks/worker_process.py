@@ -22,7 +22,14 @@ _KEPT_ENVIRONMENT = ("HOME", "PATH", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PAT
 class WorkerProcess:
     """A process started when it is first needed, and again after it was ended."""
 
-    def __init__(self, limit_s: float, foreign_limit_s: float, memory_mb: int, answer: AnswerFormat) -> None:
+    def __init__(
+        self,
+        limit_s: float,
+        foreign_limit_s: float,
+        memory_mb: int,
+        answer: AnswerFormat,
+        own: Sequence[str] = (),
+    ) -> None:
         self.limit_s, self.memory_mb = limit_s, memory_mb
         self.process: subprocess.Popen[bytes] | None = None
         self.ready = self.leaving = False
@@ -33,7 +40,7 @@ class WorkerProcess:
         """What of that it is at."""
         self.began = self.deadline = 0.0
         self.stillborn = 0
-        self._arguments = [answer, repr(limit_s), repr(foreign_limit_s), str(memory_mb)]
+        self._arguments = [answer, repr(limit_s), repr(foreign_limit_s), str(memory_mb), *own]
         self._sent: list[int] = []
         self._out = bytearray()
         self._in = bytearray()

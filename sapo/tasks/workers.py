@@ -6,7 +6,7 @@ neither torch nor ReasoningGYM.
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Self
@@ -15,6 +15,7 @@ from sapo.core.config.load import Config, Task
 from sapo.core.errors import UserError
 from sapo.core.types import Outcome, Question, Recipe, canonical
 from sapo.tasks.holdout import bucket
+from sapo.tasks.source import usable
 from sapo.tasks.verifier import AnswerFormat
 from sapo.tasks.work_batch import WorkBatch
 from sapo.tasks.worker_messages import Item, Op, Parameter, Reply, Scores
@@ -54,7 +55,8 @@ class TaskWorkers:
 
     `time_limit_s` is for one question or one text, `foreign_limit_s` of processor time for one text of a
     peer, `memory_mb` for one process. `salt` decides the held-out buckets of questions, `answer` which part
-    of a text is scored (`sapo.tasks.verifier.extract_answer`).
+    of a text is scored (`sapo.tasks.verifier.extract_answer`), `own` names the sources that are not
+    ReasoningGYM's (`sapo.tasks.source`).
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class TaskWorkers:
         foreign_limit_s: float = 1.0,
         salt: str = "sapo",
         answer: AnswerFormat = "text",
+        own: Sequence[str] = (),
     ) -> None:
         self.salt = salt
         self.restarts = 0
@@ -73,7 +76,7 @@ class TaskWorkers:
         self._lock = threading.RLock()
         self._ahead: WorkBatch | None = None
         self._workers = [
-            WorkerProcess(time_limit_s, foreign_limit_s, memory_mb, answer) for _ in range(count)
+            WorkerProcess(time_limit_s, foreign_limit_s, memory_mb, answer, own) for _ in range(count)
         ]
 
     def __enter__(self) -> Self:
@@ -176,22 +179,23 @@ class TaskWorkers:
         return names
 
     def check(self, tasks: Sequence[Task]) -> None:
-        """Raise `UserError` unless every data set and parameter is known, valid and gives questions."""
-        batch = self._run("check", [Item(task.dataset, canonical(task.config), 0, 0) for task in tasks])
-        for number, (task, reply) in enumerate(zip(tasks, _replies(batch), strict=True)):
+        """Raise `UserError` unless every source and parameter that is asked is known, valid and gives
+        questions."""
+        asked = {number: task for number, task in enumerate(tasks) if task.weight > 0}
+        items = [Item(task.dataset, canonical(task.config), 0, 0) for task in asked.values()]
+        for (number, task), reply in zip(asked.items(), _replies(self._run("check", items)), strict=True):
             if reply.kind == "parameter":
                 wrong: Parameter = reply.value
                 place, problem = f"tasks.{number}.{wrong.field}", f"{task.dataset}: {wrong.problem}"
                 raise UserError(place, wrong.value, problem, wrong.remedy)
             if reply.kind != "ok":
                 raise self._no_questions(number, task, reply.value)
-        failed = self._barren(tasks, _CHECK_SEEDS)
-        for number, reason in failed.items():
+        for number, reason in self._barren(asked, _CHECK_SEEDS).items():
             raise self._no_questions(number, tasks[number], reason)
 
-    def _barren(self, tasks: Sequence[Task], tries: Sequence[int]) -> dict[int, str]:
+    def _barren(self, tasks: Mapping[int, Task], tries: Sequence[int]) -> dict[int, str]:
         """Tasks, by number, that gave no question at any of the seeds; one that hangs is not asked again."""
-        failed: dict[int, str] = dict.fromkeys(range(len(tasks)), "")
+        failed: dict[int, str] = dict.fromkeys(tasks, "")
         for seed in tries:
             again = [number for number, reason in failed.items() if reason not in _FATAL]
             recipes = [Recipe.make(tasks[number].dataset, tasks[number].config, seed) for number in again]
@@ -303,4 +307,5 @@ def open_workers(config: Config, kind: type[TaskWorkers] = TaskWorkers) -> TaskW
         foreign_limit_s=config.workers.foreign_limit_s,
         salt=config.rules.salt,
         answer=config.rules.answer,
+        own=usable(config.manifest_tasks()),
     )

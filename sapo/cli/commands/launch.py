@@ -50,15 +50,17 @@ def locate(
     resume: bool = False,
 ) -> tuple[Home, Config]:
     """Home and config of a swarm that is to begin or to go on. Raises `UserError` where it can do neither."""
+    from sapo.tasks.source import with_pins
+
     if not resume:
-        config = resolve(preset, file, sets, nodes=nodes, rounds=rounds)
+        config = with_pins(resolve(preset, file, sets, nodes=nodes, rounds=rounds))
         return Home.of(home, config), config
     if home is None and not os.environ.get("SAPO_HOME") and (preset is not None or file is not None):
         home = Home.of(None, resolve(preset, file, sets)).root
     found = find_home(home)
     # the preset is in the home's config already; laid on top, it would undo what was set beside it
     config = resolve(None, file, sets, nodes=nodes, rounds=rounds, base=found.load_config())
-    return found, config
+    return found, with_pins(config)
 
 
 def pick_node(config: Config, home: Home, name: str | None, option: str = "NAME") -> str:

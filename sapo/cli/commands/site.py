@@ -100,6 +100,8 @@ def join(
 
     joined = sites.join_swarm(manifest, site, preset, with_nodes(sets, nodes), folder, home, config)
     say_advice(joined.advice, joined.config)
+    for name, why in joined.lacking.items():
+        warn(f"{name}: {why.problem}: its questions are left to others, their groups refused; {why.remedy}")
     print(f"{joined.file}: this site's settings")
     print(f"{joined.home.root}: its home")
     for name, key in joined.keys.items():

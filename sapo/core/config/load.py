@@ -101,6 +101,8 @@ class Config(Section):
                 f"batch.completions (L) = {self.batch.completions} is outside the swarm's rules: "
                 f"{self.rules.min_completions} to {self.rules.max_completions}"
             )
+        if not any(task.weight > 0 for task in self.tasks):
+            raise ValueError("every task has weight 0: there is nothing to ask")
         if self.learn.foreign == "behaviour" and not self.generate.sampling.whole_support:
             raise ValueError('learn.foreign = "behaviour" needs top_p 1, top_k 0 and min_p 0 (TRAPS 4)')
         if self.generate.engine == "vllm" and self.device not in ("auto", "cpu", "cuda", "cuda:0"):

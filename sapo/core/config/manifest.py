@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from sapo.core.config.load import Config, Rules
+from sapo.core.config.schema import Pin
 from sapo.core.types import SCHEMA_VERSION, Hex64, Name, Recipe, Record, SchemaVersion, canonical
 
 ADVICE = "advice"
@@ -13,10 +14,18 @@ ADVICE = "advice"
 
 
 class AllowedTask(Record):
-    """A data set with one set of parameters (canonical JSON) that recipes may name."""
+    """A source with one set of parameters (canonical JSON) that recipes may name."""
 
     dataset: str
     config: str
+    pin: Pin | None = None
+    """The code of a source that is not ReasoningGYM's."""
+
+    @model_serializer(mode="wrap")
+    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a pin that is none: the release before has no such field."""
+        values: dict[str, Any] = write(self)
+        return values if self.pin is not None else {k: v for k, v in values.items() if k != "pin"}
 
 
 class Manifest(Record):
@@ -49,7 +58,7 @@ class Manifest(Record):
             tasks=tuple(
                 sorted(
                     (
-                        AllowedTask(dataset=t.dataset, config=canonical(t.config))
+                        AllowedTask(dataset=t.dataset, config=canonical(t.config), pin=t.pin)
                         for t in config.manifest_tasks()
                     ),
                     key=lambda t: (t.dataset, t.config),
@@ -81,4 +90,4 @@ class Manifest(Record):
 
     def allows(self, recipe: Recipe) -> bool:
         """Whether a recipe names one of the swarm's tasks with exactly its parameters."""
-        return AllowedTask(dataset=recipe.dataset, config=recipe.config) in self.tasks
+        return any((task.dataset, task.config) == (recipe.dataset, recipe.config) for task in self.tasks)

@@ -5,7 +5,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from sapo.core.traits import checked
 from sapo.core.types import Name, PublicKey, Sampling
@@ -62,15 +70,35 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Task(Section):
-    """One ReasoningGYM data set with its parameters, drawn with probability proportional to `weight`."""
+class Pin(Section):
+    """The very code of a task source: every site of a swarm has the same."""
 
-    dataset: Annotated[str, Field(min_length=1)]
-    """Its name in ReasoningGYM; `sapo doctor` lists the names that may not go on the bus."""
+    package: str
+    """The installed package."""
+    version: str
+    """Its version."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """Over the package's Python files."""
+
+
+class Task(Section):
+    """A source of questions with its parameters, drawn with probability proportional to `weight`."""
+
+    dataset: Annotated[str, Field(min_length=1, max_length=100)]
+    """A data set of ReasoningGYM, or a source of an installed package: the name of its entry point of the
+    group `sapo.tasks`, or `module:Class`."""
     config: dict[str, Any] = {}
-    """Its parameters, by the names ReasoningGYM gives them; what is left out keeps ReasoningGYM's default."""
-    weight: PositiveFloat = 1.0
-    """How often it is drawn, relative to the other tasks: 2 is twice as often as 1."""
+    """Its parameters, by the source's names for them; what is left out keeps the source's default."""
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """How often it is drawn, relative to the other tasks: 2 is twice as often as 1, 0 leaves it to others."""
+    pin: Pin | None = None
+    """The code of a source that is not ReasoningGYM's; found out when a swarm begins, if not set."""
+
+    @model_serializer(mode="wrap")
+    def _without_pin(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a pin that is none: digests of configs stay what they were."""
+        values: dict[str, Any] = write(self)
+        return values if self.pin is not None else {k: v for k, v in values.items() if k != "pin"}
 
 
 class Swarm(Section):

@@ -1,0 +1,88 @@
+"""All sources of questions inside a worker process: ReasoningGYM's data sets, and those of other packages."""
+
+import dataclasses
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sapo.tasks.gym import DATASETS, Gym, ParameterError, construct, seed_globals
+from sapo.tasks.source import Entry, TaskSource, load
+
+Made = tuple[Any, dict[str, Any]]
+"""What scores a text by `score_answer(text, entry)`, and the entry."""
+
+
+class Scorer:
+    """An own source as the verifier calls it: as a data set of the library."""
+
+    def __init__(self, source: TaskSource, made: Entry) -> None:
+        self._source, self._made = source, made
+
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float:
+        """The source's score of an answer; the entry is the one it made."""
+        return self._source.score(answer, self._made)
+
+
+class Sources:
+    """Makes entries of every source that a swarm's tasks name. Imports the own ones, `own`, by name.
+
+    One that cannot be imported is an error of the tasks that name it, and of nothing else.
+    """
+
+    def __init__(self, own: Sequence[str] = (), entries: int = 256) -> None:
+        self._gym = Gym()
+        self._classes: dict[str, Callable[..., TaskSource]] = {}
+        self._broken: dict[str, str] = {}
+        for name in own:
+            try:
+                self._classes[name] = load(name)
+            except Exception as error:  # importing may raise anything
+                self._broken[name] = f"cannot be imported: {type(error).__name__}: {error}"
+        self._made: dict[tuple[str, str], TaskSource] = {}
+        self._entries: OrderedDict[tuple[str, str, int, int], Made] = OrderedDict()
+        self._most = entries
+
+    def entry(self, dataset: str, config: str, seed: int, index: int) -> Made:
+        """Scorer and entry of a recipe; raises `ParameterError` and whatever the source raises."""
+        if dataset not in self._classes and dataset not in self._broken:
+            return self._gym.entry(dataset, config, seed, index)
+        key = (dataset, config, seed, index)
+        if key not in self._entries:
+            self._entries[key] = self._own(*key)
+            if len(self._entries) > self._most:
+                self._entries.popitem(last=False)
+        return self._entries[key]
+
+    def check(self, dataset: str, config: str, seed: int, index: int) -> None:
+        """Raise `ParameterError` for a task that cannot be."""
+        if dataset not in self._classes and dataset not in self._broken:
+            construct(dataset, json.loads(config), seed, index)
+            return
+        if dataset in DATASETS:
+            problem = "is an entry point of sapo.tasks and a data set of ReasoningGYM"
+            raise ParameterError("dataset", dataset, problem, "name the class as module:Class")
+        self._source(dataset, config)
+
+    def _source(self, dataset: str, config: str) -> TaskSource:
+        if dataset in self._broken:
+            raise ParameterError("dataset", dataset, self._broken[dataset], "mend the package")
+        if (dataset, config) not in self._made:
+            self._made[dataset, config] = self._construct(dataset, json.loads(config))
+        return self._made[dataset, config]
+
+    def _construct(self, dataset: str, params: dict[str, Any]) -> TaskSource:
+        try:
+            return self._classes[dataset](**params)
+        except (ValueError, TypeError) as error:
+            raise ParameterError("config", params, str(error), "correct it, or leave it out") from error
+
+    def _own(self, dataset: str, config: str, seed: int, index: int) -> Made:
+        if index:
+            raise ValueError(f"a source of a package has no index {index}")
+        seed_globals((dataset, config, seed, index))
+        source = self._source(dataset, config)
+        made = source.entry(seed)
+        if not isinstance(made, Entry):
+            raise TypeError(f"entry gave {type(made).__name__}, not sapo.tasks.source.Entry")
+        return Scorer(source, made), dataclasses.asdict(made)

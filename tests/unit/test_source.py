@@ -1,0 +1,144 @@
+"""Sources of questions that other packages bring: found, pinned, asked, left to others."""
+
+from pathlib import Path
+
+import pytest
+from packages import DOUBLING, installed
+from swarms import small_config
+
+from sapo.core.config.load import Config, Task, load
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import UserError
+from sapo.core.types import Outcome, Question, Recipe
+from sapo.tasks.source import left_to_others, missing, with_pins
+from sapo.tasks.workers import PeerGroup, TaskWorkers, open_workers
+
+
+def asking(dataset: str, **config: object) -> Config:
+    return small_config().model_copy(update={"tasks": [Task(dataset=dataset, config=config)]})
+
+
+def check(config: Config) -> None:
+    config = with_pins(config)
+    with open_workers(config) as workers:
+        workers.check(config.tasks)
+
+
+@pytest.mark.parametrize("name", ["doubling", "sapo_demo:Doubling"])
+def test_a_source_of_a_package_asks_and_scores(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with installed(tmp_path / "site", monkeypatch):
+        config = with_pins(asking(name, largest=9))
+        with open_workers(config) as workers:
+            workers.check(config.tasks)
+            recipe = Recipe.make(name, {"largest": 9}, 5)
+            (question,) = workers.questions([recipe])
+            assert isinstance(question, Question)
+            number = int(question.text.removeprefix("What is twice ").rstrip("?"))
+            right, wrong = workers.score([(recipe, f" {2 * number} "), (recipe, "0")])
+            assert (right.score, wrong.score) == (1.0, 0.0)
+            (verdict,) = workers.judge([PeerGroup(recipe, question.text, ("0", str(2 * number)))])
+            assert [one.score for one in verdict.outcomes] == [0.0, 1.0]
+            (lied,) = workers.judge([PeerGroup(recipe, "What is twice 0?", ("0", "0"))])
+            assert lied.reason == "question_mismatch"
+
+
+def test_the_manifest_pins_package_version_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with installed(tmp_path / "site", monkeypatch):
+        config = with_pins(asking("doubling"))
+        (task,) = Manifest.of(config).tasks
+        assert task.pin is not None
+        assert (task.pin.package, task.pin.version) == ("sapo-demo", "0.1")
+        assert with_pins(config) == config
+        assert missing(config.tasks) == {}
+    with (
+        installed(tmp_path / "site", monkeypatch, DOUBLING + "\n"),
+        pytest.raises(UserError, match="the code of sapo-demo==0\\.1 here is") as raised,
+    ):
+        with_pins(config)
+    assert raised.value.field == "tasks.0.dataset"
+    with (
+        installed(tmp_path / "site", monkeypatch, version="0.2"),
+        pytest.raises(UserError, match="pins sapo-demo==0\\.1, installed is 0\\.2"),
+    ):
+        with_pins(config)
+    with pytest.raises(UserError, match="the package sapo-demo is not installed"):
+        with_pins(config)
+
+
+def test_a_missing_source_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with installed(tmp_path / "site", monkeypatch):
+        config = with_pins(asking("doubling"))
+    tasks = left_to_others([*config.tasks, Task(dataset="chain_sum")])
+    assert [task.weight for task in tasks] == [0.0, 1.0]
+    swarm = config.model_copy(update={"tasks": tasks})
+    assert with_pins(swarm) == swarm
+    with open_workers(swarm) as workers:
+        workers.check(swarm.tasks)
+        (found,) = workers.questions([Recipe.make("doubling", {}, 1)])
+        assert isinstance(found, Outcome)
+
+
+def test_a_config_without_own_sources_stays_what_it_was() -> None:
+    config = small_config()
+    assert with_pins(config) is config
+    assert "pin" not in config.model_dump()["tasks"][0]
+    assert "pin" not in Manifest.of(config).model_dump()["tasks"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nowhere:Doubling", "no installed package has a module nowhere"),
+        ("sapo_demo:Halving", "is no class with `entry` and `score`"),
+        ("sapo_demo:random", "is no class with `entry` and `score`"),
+    ],
+)
+def test_what_is_no_source_is_refused(
+    name: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with installed(tmp_path / "site", monkeypatch), pytest.raises(UserError, match=problem) as raised:
+        check(asking(name))
+    assert raised.value.field == "tasks.0.dataset"
+
+
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [({"largest": 0}, "largest must be 1 or more"), ({"smallest": 1}, "unexpected keyword argument")],
+)
+def test_parameters_that_a_source_refuses_are_errors_of_the_task(
+    params: dict[str, object], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with installed(tmp_path / "site", monkeypatch), pytest.raises(UserError, match=problem) as raised:
+        check(asking("doubling", **params))
+    assert (raised.value.field, raised.value.value) == ("tasks.0.config", params)
+
+
+def test_every_task_of_weight_0_leaves_nothing_to_ask() -> None:
+    with pytest.raises(UserError, match="there is nothing to ask"):
+        load(sets=['tasks=[{dataset="gcd", weight=0}]'], env={})
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("raise ValueError(answer)", "error: ValueError"),
+        ("return float('nan')", "error: the score is not finite"),
+        ("return 1.5", "error: the score is not from 0 to 1"),
+        ("return None", "error: TypeError"),
+        ("while True: pass", "timeout"),
+    ],
+)
+def test_a_scorer_that_misbehaves_leaves_a_text_without_a_score(
+    body: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, _, _ = DOUBLING.rpartition("        return")
+    code = f"{head}        if answer != '0': return 1.0\n        {body}\n"
+    with (
+        installed(tmp_path / "site", monkeypatch, code),
+        TaskWorkers(time_limit_s=1.0, own=["doubling"]) as workers,
+    ):
+        recipe = Recipe.make("doubling", {}, 1)
+        bad, good = workers.score([(recipe, "0"), (recipe, "1")])
+    assert (bad.reason, good.score) == (reason, 1.0)
