@@ -90,7 +90,7 @@ def test_advice_is_overruled_by_set_file_and_preset(elsewhere: Path) -> None:
     config = sites.join_swarm(manifest, "c", None, [*BUS, "batch.local=3"], elsewhere, None, file).config
     assert (config.model, config.learn.lr, config.batch.local) == (QWEN, 5e-6, 3)
     config = joined(manifest, preset="tiny")
-    assert (config.model, config.learn.lr, config.batch.external) == ("thinker", 3e-4, 12)
+    assert (config.model, config.learn.lr, config.batch.external) == ("thinker", 2e-4, 12)
     assert config.learn.advantage == "mean_std", "what the preset does not name is still the advice's"
 
 
@@ -113,7 +113,7 @@ def test_a_manifest_without_advice_is_joined_as_before(capsys: pytest.CaptureFix
     assert cli.invoke(["join", str(manifest), "--site", "b", *FLAGS]) == 0
     shown = capsys.readouterr()
     assert "warning: the manifest does not say what the swarm runs" in shown.err
-    assert "b0: thinker, lr 3e-4, 4+12 x 8" in shown.out
+    assert "b0: thinker, lr 2e-4, 4+12 x 8" in shown.out
 
 
 def test_advice_is_no_part_of_what_two_manifests_differ_in() -> None:
@@ -273,7 +273,7 @@ def test_presets_are_within_the_bounds_of_advice(preset: str) -> None:
 def test_nodes_of_a_kind_share_a_line() -> None:
     config = load("tiny", sets=["swarm.nodes=6", "node.5.learn.lr=3e-5"], env={})
     assert describe(config, config.nodes) == [
-        "n0, n1, ... n4: thinker, lr 3e-4, 4+12 x 8, dapo, foreign "
+        "n0, n1, ... n4: thinker, lr 2e-4, 4+12 x 8, dapo, foreign "
         f"{config.learn.foreign}, 64 tokens, {config.swarm.rounds} rounds",
         "n5: thinker, lr 3e-5, 4+12 x 8, dapo, foreign "
         f"{config.learn.foreign}, 64 tokens, {config.swarm.rounds} rounds",
@@ -310,4 +310,4 @@ def test_a_start_shows_what_its_nodes_run_before_anything_is_loaded(elsewhere: P
             config, Home(elsewhere / "new"), Notes("tiny", Console(quiet=True), time.monotonic), ["n1"]
         )
     assert shown == describe(config, ["n1"])
-    assert shown[0].startswith("n1: thinker, lr 3e-4, ")
+    assert shown[0].startswith("n1: thinker, lr 2e-4, ")
