@@ -123,7 +123,7 @@ def kind(field: dict[str, Any]) -> str:
     names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
     if field.get("type") == "array":
         return f"list of {kind(field['items'])}"
-    if field.get("type") == "object":
+    if field.get("type") == "object" or "$ref" in field:
         return "table"
     bounds = [
         f"{sign} {field[key]:.10g}"

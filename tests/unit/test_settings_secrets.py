@@ -47,7 +47,7 @@ def test_servers_that_are_no_addresses_are_refused(servers: str) -> None:
 def test_a_site_names_its_nodes_and_numbers_still_choose_among_them() -> None:
     config = load("tiny", sets=["swarm.site=berlin-", "swarm.nodes=2", "node.1.learn.lr=1e-3"], env={})
     assert config.nodes == ["berlin-0", "berlin-1"]
-    assert [config.for_node(name).learn.lr for name in config.nodes] == [3e-4, 1e-3]
+    assert [config.for_node(name).learn.lr for name in config.nodes] == [2e-4, 1e-3]
 
 
 @pytest.mark.parametrize("site", ["", "a1", "-a", "A", "a b", "a/b", "a" * 40])

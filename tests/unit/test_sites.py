@@ -318,7 +318,7 @@ def test_the_file_decides_until_the_first_round(
 ) -> None:
     joined = sites.join_swarm(manifest, "b", "tiny", [*BUS, "learn.grad_clip=7"], elsewhere, None)
     joined.file.write_text(
-        joined.file.read_text().replace("grad_clip = 7.0", "").replace("lr = 0.0003", "lr = 3e-05")
+        joined.file.read_text().replace("grad_clip = 7.0", "").replace("lr = 0.0002", "lr = 3e-05")
     )
 
     def learn() -> tuple[float, float]:

@@ -92,7 +92,8 @@ class Task(Section):
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """How often it is drawn, relative to the other tasks: 2 is twice as often as 1, 0 leaves it to others."""
     pin: Pin | None = None
-    """The code of a source that is not ReasoningGYM's; found out when a swarm begins, if not set."""
+    """The code of a source that is not ReasoningGYM's, by `package`, `version` and `sha256`; found out when a
+    swarm begins, if not set."""
 
     @model_serializer(mode="wrap")
     def _without_pin(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
