@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sapo.tasks import source
+from sapo.tasks import pins
 
 DOUBLING = '''
 import random
@@ -47,7 +47,7 @@ def installed(
     with monkeypatch.context() as patched:
         patched.syspath_prepend(folder)
         patched.setenv("PYTHONPATH", str(folder))
-        source._entry_points.cache_clear()
+        pins._entry_points.cache_clear()
         yield folder
     sys.modules.pop("sapo_demo", None)
-    source._entry_points.cache_clear()
+    pins._entry_points.cache_clear()

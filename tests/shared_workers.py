@@ -1,11 +1,11 @@
 """Task workers that the nodes of a test process share, as starting one imports ReasoningGYM for seconds."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
 
-from sapo.core.config.load import Config
+from sapo.core.config.load import Config, Task
 from sapo.tasks.workers import TaskWorkers
 
 
@@ -58,8 +58,10 @@ def sharing_workers() -> Iterator[None]:
 
     started = parts.open_workers
 
-    def opened(config: Config, kind: type[TaskWorkers] = TaskWorkers) -> TaskWorkers:
-        return shared_workers(config) if kind is TaskWorkers else started(config, kind)
+    def opened(
+        config: Config, kind: type[TaskWorkers] = TaskWorkers, tasks: Sequence[Task] | None = None
+    ) -> TaskWorkers:
+        return shared_workers(config) if kind is TaskWorkers else started(config, kind, tasks)
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (judge, parts, whatif):

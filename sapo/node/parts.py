@@ -13,7 +13,6 @@ from sapo.bus.poller import Listener
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
-from sapo.core.config.schema import Task
 from sapo.core.determinism import arithmetic
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import Paused, UserError
@@ -46,7 +45,8 @@ from sapo.store.journal.journal import Journal
 from sapo.store.journal.outbox import Deliverer, FlushPolicy, Sink
 from sapo.store.journal.publish_sink import PublishSink
 from sapo.tasks import sandbox
-from sapo.tasks.source import missing
+from sapo.tasks.pins import missing
+from sapo.tasks.source import Missing
 from sapo.tasks.workers import TaskWorkers, open_workers
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ def open_parts(
         own_bus = bus if bus is not None else open_bus(config, home)
         stack.callback(own_bus.close)
         if workers is None:
-            workers = open_workers(node_config)
+            workers = open_workers(node_config, tasks=config.manifest_tasks())
             stack.callback(workers.close)
         refuse_unwalled(node_config, workers)
         policy = load_initial(node_config, workers, cache or default_cache())
@@ -180,7 +180,18 @@ def open_parts(
         journal.set_environment(environment(node_config, policy.device.type))
         listener = Listener(own_bus)
         stack.callback(listener.close)
-        intake = _intake(node_config, name, held, manifest, journal, listener, policy, clock, timed=timed)
+        intake = _intake(
+            node_config,
+            name,
+            held,
+            manifest,
+            journal,
+            listener,
+            policy,
+            clock,
+            missing(config.manifest_tasks()),
+            timed=timed,
+        )
         deliverer = Deliverer(home.journal(name), sinks, clock=clock, plans=plans) if deliver else None
         if deliverer is not None:
             stack.callback(deliverer.close)
@@ -238,6 +249,7 @@ def _intake(
     listener: Listener,
     policy: LoadedPolicy,
     clock: Callable[[], float],
+    lacking: Mapping[str, Missing],
     *,
     timed: bool,
 ) -> Intake:
@@ -259,7 +271,7 @@ def _intake(
         streams=ResendGuard(journal.streams(), quotas.shares),
         refusals=Refusals(clock),
         own_key=KeyCloneDetector(journal, held.card.incarnations),
-        lacking=missing([Task(dataset=one.dataset, pin=one.pin) for one in manifest.tasks]),
+        lacking=lacking,
         dropped=set(journal.dropped()),
     )
 

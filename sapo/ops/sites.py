@@ -32,7 +32,8 @@ from sapo.core.errors import UserError
 from sapo.peers import keyring
 from sapo.peers.membership import day
 from sapo.store.journal.journal import Journal
-from sapo.tasks.source import Missing, left_to_others, missing, with_pins
+from sapo.tasks.pins import left_to_others, missing, with_pins
+from sapo.tasks.source import Missing
 
 SHARED = ("tasks", "rules", "swarm.name")
 """Settings that the manifest decides, for every site."""

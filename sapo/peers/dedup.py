@@ -7,6 +7,7 @@ When it is full, `sapo.core.shares` divides it: two thousand new names evict no 
 import re
 from collections import Counter
 
+from sapo.core.config.schema import FILE
 from sapo.core.shares import EQUAL, Claim, Shares, over
 from sapo.core.types import Group, Recipe, canonical, sha256
 from sapo.core.unicode import compatible
@@ -16,6 +17,8 @@ ALIKE = 0.5
 """Share of the smaller group's completions that the other also has, from which on they are one text."""
 CROWD = 64
 """Groups that answer one question: whatever else is said to it is nothing new."""
+VARIED = 3
+"""Different texts from which on a group's answers to a row are no chance."""
 _DIGITS = 10
 _QUESTION = 16
 _NO_LETTERS = re.compile(r"[\W_]+")
@@ -68,9 +71,17 @@ class DedupIndex:
     def alike(self, group: Group) -> SeenGroup | None:
         """Another group that answers the same question in the same words, if one is remembered.
 
-        Honest nodes never repeat a question; beyond `CROWD` groups on one, every further group is a copy.
+        Honest nodes never repeat a question; beyond `CROWD` groups on one, every further group is a copy. But
+        the rows of a file are few, and asked again and again: there a copy has all the same texts, of which
+        three or more differ.
         """
         mark = self.mark(group)
+        if group.recipe.dataset.startswith(FILE):
+            same = [one for one in self._questions.get(mark[:_QUESTION], ()) if one != group.group_id]
+            varied = len(_texts(mark)) >= VARIED
+            return next(
+                (self._met[one] for one in same if varied and self._met[one].fingerprint == mark), None
+            )
         others = [
             self._met[one] for one in self._questions.get(mark[:_QUESTION], ()) if one != group.group_id
         ]

@@ -5,14 +5,17 @@ So every recipe gets its own seed, hashed from where it is used over the whole r
 a question may be trained on is decided by the question.
 """
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from sapo.core import rng as seeds
 from sapo.core.config.load import Task
+from sapo.core.config.schema import FILE
 from sapo.core.errors import SapoError, UserError
 from sapo.core.types import MAX_SEED, Group, Question, Recipe, canonical
 
@@ -29,11 +32,15 @@ Author = Sequence[int | str]
 """Who asks: a node's swarm, public key and incarnation. Whoever holds another key asks something else."""
 
 
+def _choose(tasks: Sequence[Task], rng: Random) -> Task:
+    """One of the tasks, drawn by weight."""
+    return rng.choices(tasks, cum_weights=list(accumulate(task.weight for task in tasks)))[0]
+
+
 def _pick(tasks: Sequence[Task], rng: Random) -> Recipe:
-    """A recipe of one of the tasks, drawn by weight, with a seed from the whole range."""
-    cumulative = list(accumulate(task.weight for task in tasks))
-    task = rng.choices(tasks, cum_weights=cumulative)[0]
-    return Recipe.make(task.dataset, task.config, rng.randrange(MAX_SEED))
+    """A recipe of one of the tasks, drawn by weight, with a seed from the whole range, or any of its rows."""
+    task = _choose(tasks, rng)
+    return Recipe.make(task.dataset, task.config, rng.randrange(rows_of(task) or MAX_SEED))
 
 
 class QuestionStream:
@@ -59,6 +66,7 @@ class QuestionStream:
         self._path = (*author, round, "question")
         self._found: dict[int, Question] = {}
         self._open = list(range(count))
+        self._rows = RowOrder(workers, tasks, author, count, held_out)
         self._attempt = 0
         self._recipes = self._draw()
 
@@ -87,6 +95,8 @@ class QuestionStream:
         return [self._found[place] for place in sorted(self._found)]
 
     def _draw(self) -> list[Recipe]:
+        if self._attempt == 0:
+            return self._rows.recipes(self.round)
         return [_pick(self._tasks, seeds.rng(*self._path, place, self._attempt)) for place in self._open]
 
     def _take(self) -> None:
@@ -108,12 +118,85 @@ class QuestionStream:
         )
 
 
+class RowOrder:
+    """A node's first draws: recipes by weight, and of a file's rows every one once before any comes again.
+
+    Which row a place asks follows from how often the node asked the file before; that is counted from its own
+    earlier draws, so nothing has to be remembered over a restart.
+    """
+
+    def __init__(
+        self, workers: "TaskWorkers", tasks: Sequence[Task], author: Author, count: int, held_out: float
+    ) -> None:
+        self._workers, self._tasks, self._author = workers, tasks, tuple(author)
+        self._count, self._held_out = count, held_out
+        self._files = [task for task in tasks if rows_of(task) is not None]
+
+    def recipes(self, round: int) -> list[Recipe]:
+        """One recipe for each place of a round. Raises `UserError` for a file whose rows are all held out."""
+        found = []
+        turns = Counter(self._before(round))
+        for place in range(self._count):
+            recipe = _pick(self._tasks, self._rng(round, place))
+            for task in self._files:
+                if (recipe.dataset, recipe.params) == (task.dataset, task.config):
+                    recipe = Recipe.make(task.dataset, task.config, self._row(task, turns[task.dataset]))
+                    turns[task.dataset] += 1
+            found.append(recipe)
+        return found
+
+    def _rng(self, round: int, place: int) -> Random:
+        return seeds.rng(*self._author, round, "question", place, 0)
+
+    def _before(self, round: int) -> Mapping[str, int]:
+        """How often each file was asked before a round."""
+        if not self._files:
+            return {}
+        settings = canonical([[task.model_dump(mode="json") for task in self._tasks], self._count])
+        known = _turns(self._author, settings)
+        while len(known) <= round:
+            counts = Counter(known[-1])
+            for place in range(self._count):
+                counts[_choose(self._tasks, self._rng(len(known) - 1, place)).dataset] += 1
+            known.append(counts)
+        return known[round]
+
+    def _row(self, task: Task, turn: int) -> int:
+        rows = self._workers.training_rows(task, self._held_out)
+        if not rows:
+            remedy = "give the file more rows, or lower rules.held_out"
+            raise UserError("tasks", task.dataset, "all its rows are held out", remedy)
+        epoch, place = divmod(turn, len(rows))
+        return rows[_order(self._author, task.dataset, epoch, len(rows))[place]]
+
+
+@lru_cache(maxsize=16)
+def _turns(author: tuple[int | str, ...], settings: str) -> list[Counter[str]]:
+    """How often an author's files were asked before each round, as far as it was counted."""
+    return [Counter()]
+
+
+@lru_cache(maxsize=4)
+def _order(author: tuple[int | str, ...], dataset: str, epoch: int, rows: int) -> list[int]:
+    order = list(range(rows))
+    seeds.rng(*author, "rows", dataset, epoch).shuffle(order)
+    return order
+
+
+def rows_of(task: Task) -> int | None:
+    """How many rows a task's file has; None for a task that is not of a file's rows."""
+    return int(task.config.get("rows", 0)) if task.dataset.startswith(FILE) else None
+
+
 def drawn_by(group: Group) -> bool:
     """Whether a group's question is one that its author was to draw for its place.
 
-    The seed of a recipe does not depend on the tasks, nor on any setting of its author's.
+    The seed of a recipe does not depend on the tasks, nor on any setting of its author's; a row does, so no
+    row is known to be anybody's.
     """
     recipe = group.recipe
+    if recipe.dataset.startswith(FILE):
+        return False
     path = (group.swarm, group.key, group.incarnation, group.round, "question", group.position)
     task = Task(dataset=recipe.dataset, config=recipe.params)
     return any(_pick([task], seeds.rng(*path, attempt)) == recipe for attempt in range(LIKELY_ATTEMPTS))

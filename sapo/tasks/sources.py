@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sapo.tasks.gym import DATASETS, Gym, ParameterError, construct, seed_globals
-from sapo.tasks.source import Entry, TaskSource, load
+from sapo.tasks.holdout import bucket
+from sapo.tasks.pins import load
+from sapo.tasks.rows import Rows
+from sapo.tasks.source import Entry, TaskSource
 
 Made = tuple[Any, dict[str, Any]]
 """What scores a text by `score_answer(text, entry)`, and the entry."""
@@ -34,11 +37,12 @@ class Sources:
         self._gym = Gym()
         self._classes: dict[str, Callable[..., TaskSource]] = {}
         self._broken: dict[str, str] = {}
-        for name in own:
+        for one in own:
             try:
-                self._classes[name] = load(name)
+                name, found = load(one)
+                self._classes[name] = found
             except Exception as error:  # importing may raise anything
-                self._broken[name] = f"cannot be imported: {type(error).__name__}: {error}"
+                self._broken[one.partition("=")[0]] = f"cannot be loaded: {type(error).__name__}: {error}"
         self._made: dict[tuple[str, str], TaskSource] = {}
         self._entries: OrderedDict[tuple[str, str, int, int], Made] = OrderedDict()
         self._most = entries
@@ -63,6 +67,13 @@ class Sources:
             problem = "is an entry point of sapo.tasks and a data set of ReasoningGYM"
             raise ParameterError("dataset", dataset, problem, "name the class as module:Class")
         self._source(dataset, config)
+
+    def training_rows(self, dataset: str, config: str, salt: str, held_out: str) -> list[int]:
+        """The rows of a file that are not held out; raises `ParameterError`."""
+        source = self._source(dataset, config)
+        assert isinstance(source, Rows)
+        share = float(held_out)
+        return [row for row, text in enumerate(source.questions) if bucket(text, salt) >= share]
 
     def _source(self, dataset: str, config: str) -> TaskSource:
         if dataset in self._broken:

@@ -193,6 +193,8 @@ class Server:
             if op == "check":
                 self._items.check(item.dataset, item.config, item.seed, item.position)
                 return Reply("ok")
+            if op == "rows":
+                return Reply("rows", value=self._items.training_rows(item.dataset, item.config, *item.texts))
             _, entry = self._entry(item)
         except self._gym.ParameterError as error:
             if op == "check":

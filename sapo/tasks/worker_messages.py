@@ -3,12 +3,16 @@
 import json
 from typing import Any, Literal, NamedTuple
 
-Op = Literal["names", "check", "question", "answer", "digest", "score", "judge"]
+Op = Literal["names", "check", "question", "answer", "digest", "rows", "score", "judge"]
 """What is wanted of every item of a lot."""
 
 
 class Item(NamedTuple):
-    """One recipe to be worked on; `score` and `judge` have texts, and `judge` the question claimed."""
+    """One recipe to be worked on.
+
+    `score` and `judge` have texts, and `judge` the question claimed; the texts of `rows` are the salt and the
+    share of what is held out.
+    """
 
     dataset: str
     config: str
@@ -77,6 +81,7 @@ class Reply(NamedTuple):
         "question",
         "answer",
         "digest",
+        "rows",
         "scores",
         "refused",
         "unscorable",

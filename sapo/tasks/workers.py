@@ -6,16 +6,17 @@ neither torch nor ReasoningGYM.
 """
 
 import threading
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Self
 
 from sapo.core.config.load import Config, Task
-from sapo.core.errors import UserError
+from sapo.core.errors import SapoError, UserError
 from sapo.core.types import Outcome, Question, Recipe, canonical
 from sapo.tasks.holdout import bucket
-from sapo.tasks.source import usable
+from sapo.tasks.pins import usable
 from sapo.tasks.verifier import AnswerFormat
 from sapo.tasks.work_batch import WorkBatch
 from sapo.tasks.worker_messages import Item, Op, Parameter, Reply, Scores
@@ -56,7 +57,7 @@ class TaskWorkers:
     `time_limit_s` is for one question or one text, `foreign_limit_s` of processor time for one text of a
     peer, `memory_mb` for one process. `salt` decides the held-out buckets of questions, `answer` which part
     of a text is scored (`sapo.tasks.verifier.extract_answer`), `own` names the sources that are not
-    ReasoningGYM's (`sapo.tasks.source`).
+    ReasoningGYM's, as `sapo.tasks.pins.usable` does.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class TaskWorkers:
         self._limit = time_limit_s
         self._lock = threading.RLock()
         self._ahead: WorkBatch | None = None
+        self._training: dict[tuple[str, str, float], Sequence[int]] = {}
         self._workers = [
             WorkerProcess(time_limit_s, foreign_limit_s, memory_mb, answer, own) for _ in range(count)
         ]
@@ -171,6 +173,17 @@ class TaskWorkers:
     def digests(self, recipes: Sequence[Recipe]) -> list[str]:
         """SHA-256 over question, answer and metadata as regenerated; the reason where that fails."""
         return [reply.value for reply in self._each("digest", recipes)]
+
+    def training_rows(self, task: Task, held_out: float) -> Sequence[int]:
+        """The rows of a task's file that are not held out, in order; made once."""
+        key = (task.dataset, canonical(task.config), held_out)
+        if key not in self._training:
+            item = Item(task.dataset, canonical(task.config), 0, 0, None, (self.salt, repr(held_out)))
+            (reply,) = _replies(self._run("rows", [item]))
+            if reply.kind != "rows":
+                raise SapoError(f"the rows of {task.dataset} cannot be read: {reply.value}")
+            self._training[key] = array("I", reply.value)
+        return self._training[key]
 
     def datasets(self) -> list[str]:
         """Names of ReasoningGYM's data sets."""
@@ -298,8 +311,10 @@ def _outcomes(scores: Scores) -> list[Outcome]:
     ]
 
 
-def open_workers(config: Config, kind: type[TaskWorkers] = TaskWorkers) -> TaskWorkers:
-    """The task workers of a config."""
+def open_workers(
+    config: Config, kind: type[TaskWorkers] = TaskWorkers, tasks: Sequence[Task] | None = None
+) -> TaskWorkers:
+    """The task workers of a config, for its tasks or those of the whole swarm, `tasks`."""
     return kind(
         config.workers.count,
         config.workers.time_limit_s,
@@ -307,5 +322,5 @@ def open_workers(config: Config, kind: type[TaskWorkers] = TaskWorkers) -> TaskW
         foreign_limit_s=config.workers.foreign_limit_s,
         salt=config.rules.salt,
         answer=config.rules.answer,
-        own=usable(config.manifest_tasks()),
+        own=usable(config.manifest_tasks() if tasks is None else tasks),
     )

@@ -13,7 +13,7 @@ from sapo.core.config.load import Config, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.types import Group
 from sapo.node.round import NodeRuntime
-from sapo.tasks.source import left_to_others, with_pins
+from sapo.tasks.pins import left_to_others, with_pins
 from sapo.tasks.workers import open_workers
 
 SETS = (

@@ -50,7 +50,7 @@ def locate(
     resume: bool = False,
 ) -> tuple[Home, Config]:
     """Home and config of a swarm that is to begin or to go on. Raises `UserError` where it can do neither."""
-    from sapo.tasks.source import with_pins
+    from sapo.tasks.pins import with_pins
 
     if not resume:
         config = with_pins(resolve(preset, file, sets, nodes=nodes, rounds=rounds))

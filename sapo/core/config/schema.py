@@ -3,6 +3,7 @@ them."""
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -70,6 +71,10 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
+FILE = "file:"
+"""What the names of sources begin with that are rows of a file."""
+
+
 class Pin(Section):
     """The very code of a task source: every site of a swarm has the same."""
 
@@ -86,7 +91,9 @@ class Task(Section):
 
     dataset: Annotated[str, Field(min_length=1, max_length=100)]
     """A data set of ReasoningGYM, or a source of an installed package: the name of its entry point of the
-    group `sapo.tasks`, or `module:Class`."""
+    group `sapo.tasks`, or `module:Class`. With `file`, `file:NAME`, by default of the file's own name."""
+    file: str | None = None
+    """Rows of one's own to ask, a .parquet, .jsonl or .csv file; `config` names its columns and scorer."""
     config: dict[str, Any] = {}
     """Its parameters, by the source's names for them; what is left out keeps the source's default."""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
@@ -95,11 +102,25 @@ class Task(Section):
     """The code of a source that is not ReasoningGYM's, by `package`, `version` and `sha256`; found out when a
     swarm begins, if not set."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_file(cls, values: Any) -> Any:
+        """A file's rows are named after the file."""
+        if isinstance(values, dict) and isinstance(file := values.get("file"), str):
+            return {"dataset": f"{FILE}{Path(file).stem}", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _check_file(self) -> Self:
+        if self.file is not None and not self.dataset.startswith(FILE):
+            raise ValueError(f"rows of a file are named {FILE}NAME, not {self.dataset}")
+        return self
+
     @model_serializer(mode="wrap")
-    def _without_pin(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a pin that is none: digests of configs stay what they were."""
+    def _without_own(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what own sources alone have: digests of configs stay what they were."""
         values: dict[str, Any] = write(self)
-        return values if self.pin is not None else {k: v for k, v in values.items() if k != "pin"}
+        return {k: v for k, v in values.items() if v is not None or k not in ("file", "pin")}
 
 
 class Swarm(Section):

@@ -10,7 +10,7 @@ from sapo.core.config.load import Config, Task, load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.core.types import Outcome, Question, Recipe
-from sapo.tasks.source import left_to_others, missing, with_pins
+from sapo.tasks.pins import left_to_others, missing, with_pins
 from sapo.tasks.workers import PeerGroup, TaskWorkers, open_workers
 
 

@@ -1,0 +1,158 @@
+"""Which sources of questions can be asked here: found by name, pinned in the manifest, then loaded.
+
+A task names its source by `dataset`: a data set of ReasoningGYM, an entry point of the group `sapo.tasks`,
+`module:Class` of an installed package, or `file:NAME`, the rows of a file. Only `load` imports anything of a
+package, and only task workers call it.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
+from pathlib import Path
+from typing import Any
+
+from sapo.core.config.load import Config, parse
+from sapo.core.config.schema import FILE, Pin, Task
+from sapo.core.errors import UserError
+from sapo.core.install import package_command
+from sapo.tasks import rows
+from sapo.tasks.source import Missing, TaskSource
+
+GROUP = "sapo.tasks"
+
+
+def is_own(dataset: str) -> bool:
+    """Whether a task's source is not ReasoningGYM's."""
+    return ":" in dataset or dataset in _entry_points()
+
+
+def target(dataset: str) -> str:
+    """`module:Class` of an own source."""
+    return dataset if ":" in dataset else _entry_points()[dataset]
+
+
+def find_pin(dataset: str) -> Pin:
+    """Package, version and code of an own source as installed here. Raises `Missing`."""
+    module = target(dataset).partition(":")[0]
+    top = module.partition(".")[0]
+    found = importlib.util.find_spec(top)
+    names = packages_distributions().get(top, [])
+    if found is None or not names:
+        raise Missing(f"no installed package has a module {top}", "install the package that has it")
+    folders, alone = found.submodule_search_locations, found.origin
+    files = (
+        {
+            path.relative_to(folder).as_posix(): path
+            for folder in folders
+            for path in Path(folder).rglob("*.py")
+        }
+        if folders
+        else {Path(str(alone)).name: Path(str(alone))}
+    )
+    digest = hashlib.sha256()
+    for name in sorted(files):
+        content = files[name].read_bytes()
+        digest.update(f"{len(name)}:{name}{len(content)}:".encode() + content)
+    return Pin(package=names[0], version=version(names[0]), sha256=digest.hexdigest())
+
+
+def as_asked(task: Task) -> Task:
+    """An own task as it can be asked here, pinned. Raises `Missing`."""
+    if task.dataset.startswith(FILE):
+        return rows.as_asked(task)
+    if task.pin is None:
+        return task.model_copy(update={"pin": find_pin(task.dataset)})
+    wanted = f"{task.pin.package}=={task.pin.version}"
+    try:
+        installed = version(task.pin.package)
+    except PackageNotFoundError:
+        problem = f"the package {task.pin.package} is not installed"
+        raise Missing(problem, package_command(wanted)) from None
+    if installed != task.pin.version:
+        raise Missing(f"pins {wanted}, installed is {installed}", package_command(wanted))
+    found = find_pin(task.dataset)
+    if found != task.pin:
+        problem = (
+            f"the code of {wanted} here is {found.sha256[:12]}, the manifest pins {task.pin.sha256[:12]}"
+        )
+        raise Missing(problem, f"install the same {wanted} as the swarm's other sites")
+    return task
+
+
+def missing(tasks: Sequence[Task]) -> dict[str, Missing]:
+    """The own sources that cannot be used here, by name."""
+    found: dict[str, Missing] = {}
+    for task in tasks:
+        if not is_own(task.dataset) and task.pin is None:
+            continue
+        try:
+            as_asked(task)
+        except Missing as problem:
+            found[task.dataset] = problem
+    return found
+
+
+def usable(tasks: Sequence[Task]) -> list[str]:
+    """The own sources that can be used here, as `load` takes them: their names, a file's with its path."""
+    lacking = missing(tasks)
+    own = [task for task in tasks if is_own(task.dataset) and task.dataset not in lacking]
+    return sorted({task.dataset if task.file is None else f"{task.dataset}={task.file}" for task in own})
+
+
+def with_pins(config: Config) -> Config:
+    """The config with all its own sources pinned. Raises `UserError` for one that is asked but missing."""
+    if not any(is_own(task.dataset) or task.pin is not None for task in config.manifest_tasks()):
+        return config
+    values = config.model_dump(mode="json")
+    values["tasks"] = _pinned(config.tasks, "tasks")
+    for number, overrides in values["node"].items():
+        if "tasks" in overrides:
+            tasks = [Task.model_validate(task) for task in overrides["tasks"]]
+            overrides["tasks"] = _pinned(tasks, f"node.{number}.tasks")
+    return parse(values)
+
+
+def _pinned(tasks: Sequence[Task], place: str) -> list[dict[str, Any]]:
+    result = []
+    for number, task in enumerate(tasks):
+        found = task
+        if is_own(task.dataset) or task.pin is not None:
+            try:
+                found = as_asked(task)
+            except Missing as problem:
+                if task.weight > 0:
+                    remedy = f"{problem.remedy}, or leave these questions to others: weight = 0"
+                    where = f"{place}.{number}.{'file' if task.file else 'dataset'}"
+                    raise UserError(where, task.file or task.dataset, problem.problem, remedy) from None
+        result.append(found.model_dump(mode="json"))
+    return result
+
+
+def left_to_others(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks, of which those that cannot be asked here have weight 0."""
+    lacking = missing(tasks)
+    return [task.model_copy(update={"weight": 0.0}) if task.dataset in lacking else task for task in tasks]
+
+
+def load(own: str) -> tuple[str, Callable[..., TaskSource]]:
+    """Name and class of one of `usable`, imported or read. Raises `Missing` for what is no source."""
+    dataset, _, path = own.partition("=")
+    if path:
+        return dataset, partial(rows.Rows, rows.read_table(Path(path)))
+    module, _, name = target(dataset).partition(":")
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type) or not all(
+        callable(getattr(found, one, None)) for one in ("entry", "score")
+    ):
+        raise Missing(f"{target(dataset)} is no class with `entry` and `score`", "see docs/extending.md")
+    return dataset, found
+
+
+@cache
+def _entry_points() -> Mapping[str, str]:
+    return {one.name: one.value for one in entry_points(group=GROUP)}

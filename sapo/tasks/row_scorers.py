@@ -1,0 +1,60 @@
+"""How an answer is compared with a row's: pure functions of two texts, none of which is ever evaluated."""
+
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,40})(?:\.\d{1,40})?")
+_LETTER = re.compile(r"[A-Z]")
+NEARLY = 0.1
+"""What a number gets that is not the right one."""
+
+
+def exact(answer: str, expected: str) -> float:
+    """1 for the same words, whatever the white space between them."""
+    return float(answer.split() == expected.split())
+
+
+def number(answer: str, expected: str) -> float:
+    """1 if the last number is the expected one, however it is written; `NEARLY` for another number.
+
+    Raises `ValueError` if the row's own answer holds none.
+    """
+    wanted = _last_number(expected)
+    if wanted is None:
+        raise ValueError(f"the row's answer {expected!r} holds no number")
+    found = _last_number(answer)
+    return 0.0 if found is None else 1.0 if found == wanted else NEARLY
+
+
+def choice(answer: str, expected: str) -> float:
+    """1 if the only capital letter that stands alone is the expected one."""
+    found = {word for word in re.findall(r"[A-Za-z]+", answer) if _LETTER.fullmatch(word)}
+    return float(found == {expected.strip().upper()})
+
+
+def regex(answer: str, expected: str) -> float:
+    """1 if the row's answer, a pattern, matches the whole text. In time linear in the text (RE2).
+
+    Raises `ValueError` for a pattern that is none.
+    """
+    import re2
+
+    try:
+        return float(re2.fullmatch(expected, answer.strip()) is not None)
+    except re2.error as error:
+        raise ValueError(f"the row's answer is no pattern: {error}") from None
+
+
+def _last_number(text: str) -> Decimal | None:
+    found = _NUMBER.findall(text)
+    return Decimal(found[-1].replace(",", "")) if found else None
+
+
+SCORERS: Mapping[str, Callable[[str, str], float]] = {
+    "exact": exact,
+    "number": number,
+    "choice": choice,
+    "regex": regex,
+}
+"""By the name that a task's `config.scorer` has for it."""

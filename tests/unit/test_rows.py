@@ -1,0 +1,221 @@
+"""Own data: rows of a file as questions, in epochs, pinned by digest, compared by plain scorers."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makers import make_group
+from pyarrow import csv, parquet
+from swarms import small_config
+
+from sapo.core.config.load import Config, Task, load, parse
+from sapo.core.config.manifest import Manifest
+from sapo.core.errors import UserError
+from sapo.core.types import Group, Question, Recipe
+from sapo.peers.dedup import DedupIndex
+from sapo.tasks.pins import missing, with_pins
+from sapo.tasks.questions import QuestionStream, drawn_by
+from sapo.tasks.row_scorers import NEARLY, SCORERS
+from sapo.tasks.workers import TaskWorkers, open_workers
+
+ROWS = 40
+HELD_OUT = 0.2
+
+
+def table(rows: int = ROWS) -> pa.Table:
+    asked = [f"Ann has {n} apples and buys {n + 2}. How many has she?" for n in range(rows)]
+    return pa.table({"question": asked, "answer": [str(2 * n + 2) for n in range(rows)]})
+
+
+def written(folder: Path, kind: str = "parquet", made: pa.Table | None = None) -> Path:
+    """A table as a file."""
+    made = table() if made is None else made
+    path = folder / f"apples.{kind}"
+    if kind == "parquet":
+        parquet.write_table(made, path)
+    elif kind == "csv":
+        csv.write_csv(made, path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in made.to_pylist()))
+    return path
+
+
+def asking(path: Path, **config: object) -> Config:
+    tasks = [{"file": str(path), "config": {"scorer": "number", **config}}]
+    small = small_config([f"rules.held_out={HELD_OUT}"])
+    return parse(small.model_dump(mode="json") | {"tasks": tasks})
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
+def test_rows_are_asked_and_scored_whatever_kind_of_file_holds_them(kind: str, tmp_path: Path) -> None:
+    config = with_pins(asking(written(tmp_path, kind)))
+    (task,) = config.tasks
+    assert (task.dataset, task.config["rows"]) == ("file:apples", ROWS)
+    with open_workers(config) as workers:
+        workers.check(config.tasks)
+        recipe = Recipe.make(task.dataset, task.config, 7)
+        (question,) = workers.questions([recipe])
+        assert isinstance(question, Question)
+        assert question.text == "Ann has 7 apples and buys 9. How many has she?"
+        outcomes = workers.score([(recipe, "She has 16."), (recipe, "17"), (recipe, "many")])
+        assert [one.score for one in outcomes] == [1.0, NEARLY, 0.0]
+
+
+def asked(workers: TaskWorkers, config: Config, author: str, rounds: int, places: int) -> list[int]:
+    return [
+        question.recipe.seed
+        for round in range(rounds)
+        for question in QuestionStream(
+            workers, config.tasks, (0, author, "i"), round, count=places, held_out=HELD_OUT
+        ).result()
+        if question.recipe.dataset == "file:apples"
+    ]
+
+
+def test_a_row_comes_again_only_after_all_others_and_no_held_out_one_ever(tmp_path: Path) -> None:
+    config = with_pins(asking(written(tmp_path)))
+    with open_workers(config) as workers:
+        rows = workers.training_rows(config.tasks[0], HELD_OUT)
+        assert 0 < len(rows) < ROWS
+        found = asked(workers, config, "a", 3 * len(rows), 3)
+        for epoch in range(9):
+            assert sorted(found[epoch * len(rows) : (epoch + 1) * len(rows)]) == list(rows)
+        assert found[: len(rows)] != found[len(rows) : 2 * len(rows)]
+        assert asked(workers, config, "b", 1, 3) != found[:3]
+        recipes = [Recipe.make("file:apples", config.tasks[0].config, row) for row in rows]
+        made = workers.questions(recipes)
+        assert all(isinstance(one, Question) and one.bucket >= HELD_OUT for one in made)
+
+
+def test_epochs_are_counted_beside_other_tasks_and_after_a_restart(tmp_path: Path) -> None:
+    config = with_pins(asking(written(tmp_path)))
+    config = config.model_copy(update={"tasks": [*config.tasks, Task(dataset="gcd")]})
+    with open_workers(config) as workers:
+        rows = workers.training_rows(config.tasks[0], HELD_OUT)
+        found = asked(workers, config, "a", len(rows), 4)
+        assert max(Counter(found[: len(rows)]).values()) == 1
+    from sapo.tasks import questions
+
+    questions._turns.cache_clear()
+    with open_workers(config) as workers:
+        later = QuestionStream(workers, config.tasks, (0, "a", "i"), 11, count=4, held_out=HELD_OUT).result()
+        assert {one.recipe.seed for one in later if one.recipe.dataset == "file:apples"} <= set(found)
+
+
+def test_the_manifest_pins_the_file_and_not_its_place(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    config = with_pins(asking(path))
+    (task,) = Manifest.of(config).tasks
+    assert str(tmp_path) not in task.model_dump_json()
+    (tmp_path / "elsewhere").mkdir()
+    moved = path.rename(tmp_path / "elsewhere" / "mine.parquet")
+    there = config.tasks[0].model_copy(update={"file": str(moved)})
+    assert missing([there]) == {}
+    parquet.write_table(table(ROWS + 1), moved)
+    assert "its sha256 is" in missing([there])["file:apples"].problem
+    nowhere = config.tasks[0].model_copy(update={"file": None})
+    assert missing([nowhere])["file:apples"].problem == "its file is not here"
+
+
+TWICE = pa.table({"question": ["a?", "b?", "a?"], "answer": ["1", "2", "3"]})
+HOLES = pa.table({"question": ["a?", "b?"], "answer": ["1", None]})
+
+
+@pytest.mark.parametrize(
+    ("made", "config", "problem"),
+    [
+        (TWICE, {}, "column question has the same question in rows 0 and 2"),
+        (HOLES, {}, "column answer is empty in row 1"),
+        (table(), {"question": "text"}, "there is no column text; there are question, answer"),
+        (table(), {"scorer": "guess"}, "scorer = 'guess' is none of exact, number"),
+        (table(), {"columns": 3}, "unexpected keyword argument 'columns'"),
+        (table(), {"rows": 3}, "its rows is 40, the swarm's is 3"),
+        (table(0), {}, "has 0 rows"),
+    ],
+)
+def test_bad_rows_are_told_before_anything_runs(
+    made: pa.Table, config: dict[str, object], problem: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as raised:
+        with_pins(asking(written(tmp_path, made=made), **config))
+    assert raised.value.field == "tasks.0.file"
+    assert problem in raised.value.problem
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("rows.txt", "a", "is of no kind that can be read"),
+        ("rows.parquet", "a", "cannot be read"),
+        ("rows.jsonl", "{", "cannot be read"),
+        ("rows.csv", None, "there is no such file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    name: str, content: str | None, problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(UserError) as raised:
+        with_pins(asking(path))
+    assert (raised.value.field, raised.value.value) == ("tasks.0.file", str(path))
+    assert problem in raised.value.problem
+
+
+def test_too_many_rows_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sapo.tasks.rows.MOST_ROWS", 39)
+    with pytest.raises(UserError, match="has 40 rows; from 1 to 39 can be asked"):
+        with_pins(asking(written(tmp_path)))
+
+
+def test_a_file_is_named_after_itself_or_as_it_is_said() -> None:
+    assert Task.model_validate({"file": "/a/word problems.csv"}).dataset == "file:word problems"
+    assert Task.model_validate({"file": "/a/b.csv", "dataset": "file:sums"}).dataset == "file:sums"
+    with pytest.raises(UserError, match="are named file:NAME"):
+        load(sets=['tasks=[{file="/a/b.csv", dataset="sums"}]'], env={})
+
+
+@pytest.mark.parametrize(
+    ("scorer", "answer", "expected", "score"),
+    [
+        ("exact", "  New   York ", "New York", 1.0),
+        ("exact", "new york", "New York", 0.0),
+        ("number", "so 1,234.50 in all", "1234.5", 1.0),
+        ("number", "3 and then 4", "4.0", 1.0),
+        ("number", "-4", "4", NEARLY),
+        ("number", "four", "4", 0.0),
+        ("choice", "The answer is (B).", "b", 1.0),
+        ("choice", "A or B", "B", 0.0),
+        ("regex", "2026-11-24", r"\d{4}-\d\d-\d\d", 1.0),
+        ("regex", "on 2026-11-24", r"\d{4}-\d\d-\d\d", 0.0),
+    ],
+)
+def test_scorers(scorer: str, answer: str, expected: str, score: float) -> None:
+    assert SCORERS[scorer](answer, expected) == score
+
+
+@given(st.text(), st.sampled_from(sorted(SCORERS)))
+def test_any_text_has_a_score_from_0_to_1(text: str, scorer: str) -> None:
+    assert 0.0 <= SCORERS[scorer](text, "7") <= 1.0
+
+
+def test_a_row_that_is_asked_again_is_no_copy_and_the_same_varied_answers_are() -> None:
+    recipe = Recipe.make("file:apples", {"rows": 9, "sha256": "0" * 64}, 3)
+
+    def said(key: str, round: int, *texts: str) -> Group:
+        return make_group(key, round=round, recipe=recipe, texts=texts)
+
+    index = DedupIndex()
+    first = said("a", 0, "1", "2", "3", "3")
+    index.add(first, "0" * 64, 1.0)
+    assert index.alike(said("b", 0, "1", "2", "3", "4")) is None
+    assert index.alike(said("a", 1, "1", "2", "2", "3")) is None
+    assert index.alike(said("b", 1, "3", "2", "3", "1")) is not None
+    assert not drawn_by(first)
