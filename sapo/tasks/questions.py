@@ -97,7 +97,9 @@ class QuestionStream:
     def _draw(self) -> list[Recipe]:
         if self._attempt == 0:
             return self._rows.recipes(self.round)
-        return [_pick(self._tasks, seeds.rng(*self._path, place, self._attempt)) for place in self._open]
+        # a row that is drawn is asked: whatever is drawn again is of another task
+        again = [task for task in self._tasks if rows_of(task) is None] or self._tasks
+        return [_pick(again, seeds.rng(*self._path, place, self._attempt)) for place in self._open]
 
     def _take(self) -> None:
         made = self._workers.questions(self._recipes)
