@@ -25,6 +25,7 @@ from sapo.cli.commands import (
     replay,
     run,
     site,
+    task,
     trait,
     ui,
 )
@@ -39,6 +40,7 @@ HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     "Compare ways to run one": (experiment.experiment,),
     "Check": (replay.replay, check.verify, check.doctor),
 }
+TASKS = (task.check, task.show)
 KEYS = (keys.show, keys.backup, keys.restore, keys.invite, keys.accept)
 
 
@@ -87,6 +89,11 @@ def _before_keys(context: typer.Context, help: HelpOption = False) -> None:
     _help_if_alone(context)
 
 
+def _before_task(context: typer.Context, help: HelpOption = False) -> None:
+    """Take the options of `sapo task` itself."""
+    _help_if_alone(context)
+
+
 def _help_if_alone(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -127,11 +134,14 @@ app = _group(
     epilog="Exit codes: 0 done, 1 failed or found wrong, 2 bad input, 130 interrupted.",
 )
 about_keys = _group(_before_keys, "Show, back up and restore the keys of nodes; invite others into a swarm.")
+about_tasks = _group(_before_task, "Try a task, and look at some of its questions.")
 for title, listed in HEADINGS.items():
     for each in listed:
         _offer(app, each, title)
 for each in KEYS:
     _offer(about_keys, each)
+for each in TASKS:
+    _offer(about_tasks, each)
 app.add_typer(about_keys, name="keys", rich_help_panel="Many sites, one swarm")
 
 
@@ -191,3 +201,6 @@ def _usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "sapo"
     return _say(f"{shown.rstrip('.')}; see `{command} --help`", BAD_INPUT)
+
+
+app.add_typer(about_tasks, name="task", rich_help_panel="Check")

@@ -29,6 +29,7 @@ class WorkerProcess:
         memory_mb: int,
         answer: AnswerFormat,
         own: Sequence[str] = (),
+        hash_seed: int = 0,
     ) -> None:
         self.limit_s, self.memory_mb = limit_s, memory_mb
         self.process: subprocess.Popen[bytes] | None = None
@@ -41,6 +42,7 @@ class WorkerProcess:
         self.began = self.deadline = 0.0
         self.stillborn = 0
         self._arguments = [answer, repr(limit_s), repr(foreign_limit_s), str(memory_mb), *own]
+        self._hash_seed = hash_seed
         self._sent: list[int] = []
         self._out = bytearray()
         self._in = bytearray()
@@ -54,7 +56,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=_environment(),
+            env=_environment(self._hash_seed),
             bufsize=0,
         )
         assert self.process.stdin is not None
@@ -168,10 +170,10 @@ class WorkerProcess:
         return SapoError(f"a task worker {how} while starting: {last}")
 
 
-def _environment() -> dict[str, str]:
+def _environment(hash_seed: int) -> dict[str, str]:
     """What a worker sees of the environment: nothing secret, and a fixed hash seed (TRAPS 48)."""
     kept = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
     path = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    fixed = {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(path), "MPLBACKEND": "Agg"}
+    fixed = {"PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": os.pathsep.join(path), "MPLBACKEND": "Agg"}
     return kept | threads | fixed

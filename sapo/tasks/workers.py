@@ -57,7 +57,7 @@ class TaskWorkers:
     `time_limit_s` is for one question or one text, `foreign_limit_s` of processor time for one text of a
     peer, `memory_mb` for one process. `salt` decides the held-out buckets of questions, `answer` which part
     of a text is scored (`sapo.tasks.verifier.extract_answer`), `own` names the sources that are not
-    ReasoningGYM's, as `sapo.tasks.pins.usable` does.
+    ReasoningGYM's, as `sapo.tasks.pins.usable` does. Every swarm's run under `hash_seed` 0.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class TaskWorkers:
         salt: str = "sapo",
         answer: AnswerFormat = "text",
         own: Sequence[str] = (),
+        hash_seed: int = 0,
     ) -> None:
         self.salt = salt
         self.restarts = 0
@@ -78,7 +79,8 @@ class TaskWorkers:
         self._ahead: WorkBatch | None = None
         self._training: dict[tuple[str, str, float], Sequence[int]] = {}
         self._workers = [
-            WorkerProcess(time_limit_s, foreign_limit_s, memory_mb, answer, own) for _ in range(count)
+            WorkerProcess(time_limit_s, foreign_limit_s, memory_mb, answer, own, hash_seed)
+            for _ in range(count)
         ]
 
     def __enter__(self) -> Self:

@@ -1,0 +1,135 @@
+"""Commands about tasks: `sapo task check`, `sapo task show`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sapo.cli.commands.options import JsonOption, print_json
+
+if TYPE_CHECKING:
+    from sapo.core.config.load import Task
+
+ALL = "all"
+ENDINGS = (".parquet", ".jsonl", ".csv")
+HEAD = ("task", "what", "", "found")
+
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="A data set of ReasoningGYM, an entry point of sapo.tasks, module:Class, or a file of rows.",
+    ),
+]
+ParametersOption = Annotated[
+    str, typer.Option("--config", metavar="JSON", help="Its parameters, as a JSON object.")
+]
+
+
+def check(
+    name: NameArgument,
+    config: ParametersOption = "{}",
+    held_out: Annotated[float, typer.Option(metavar="SHARE", help="The swarm's rules.held_out.")] = 0.1,
+    as_json: JsonOption = False,
+) -> None:
+    """Try whether a task is fit for a swarm: made alike everywhere, enough questions, sound scores.
+
+    The name `all` stands for every data set of ReasoningGYM. Exits with 1 when something failed.
+    """
+    from rich.console import Console
+
+    from sapo.tasks.task_check import check_task
+
+    failed, rows, found = False, [], []
+    for task in tasks_named(name, config):
+        with Console(stderr=True).status(f"trying {task.dataset}"):
+            findings = check_task(task, held_out)
+        failed |= any(one.status == "failed" for one in findings)
+        rows += [(task.dataset, one.what, one.status, one.detail) for one in findings]
+        found += [
+            {"task": task.dataset, "what": w, "status": s, "found": d}
+            for _, w, s, d in rows[-len(findings) :]
+        ]
+    if as_json:
+        print_json({"ok": not failed, "findings": found})
+    else:
+        from sapo.cli.commands.lineage import show_table
+
+        show_table(Console(), HEAD, rows)
+    if failed:
+        raise typer.Exit(1)
+
+
+def show(
+    name: NameArgument,
+    config: ParametersOption = "{}",
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many.", min=1)] = 5,
+    as_json: JsonOption = False,
+) -> None:
+    """Print some questions of a task, each with the answer that is stored."""
+    from sapo.core.types import Question
+    from sapo.tasks.pins import usable
+    from sapo.tasks.task_check import draw
+    from sapo.tasks.workers import TaskWorkers
+
+    found = []
+    for task in tasks_named(name, config):
+        with TaskWorkers(own=usable([task])) as workers:
+            workers.check([task])
+            recipes = [draw(task, 0, number) for number in range(count)]
+            for made, answer in zip(workers.questions(recipes), workers.answers(recipes), strict=True):
+                if isinstance(made, Question):
+                    found.append(
+                        {
+                            "task": task.dataset,
+                            "seed": made.recipe.seed,
+                            "question": made.text,
+                            "answer": answer,
+                        }
+                    )
+    if as_json:
+        print_json(found)
+        return
+    for one in found:
+        print(f"{one['task']}, seed {one['seed']}\n{one['question']}\n-> {one['answer']}\n")
+
+
+def tasks_named(name: str, config: str) -> "Iterator[Task]":
+    """The tasks that a name stands for, as they can be asked here. Raises `UserError`."""
+    from sapo.core.config.load import Task
+    from sapo.core.errors import UserError
+    from sapo.tasks.pins import as_asked, is_own
+    from sapo.tasks.questions import sample_tasks
+    from sapo.tasks.source import Missing
+    from sapo.tasks.workers import TaskWorkers
+
+    if name == ALL:
+        with TaskWorkers() as workers:
+            names = workers.datasets()
+        yield from sample_tasks(names)
+        return
+    params = parameters(config)
+    is_file = Path(name).suffix in ENDINGS
+    task = Task.model_validate({"config": params, **({"file": name} if is_file else {"dataset": name})})
+    if not is_own(task.dataset):
+        yield task
+        return
+    try:
+        yield as_asked(task)
+    except Missing as missing:
+        raise UserError("NAME", name, missing.problem, missing.remedy) from None
+
+
+def parameters(text: str) -> dict[str, Any]:
+    """A task's parameters. Raises `UserError` for what is no JSON object."""
+    from sapo.core.errors import UserError
+
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UserError("--config", text, f"is not JSON: {error}", "give a JSON object") from None
+    if not isinstance(found, dict):
+        raise UserError("--config", text, "is not a JSON object", 'write it like {"min_terms": 2}')
+    return found

@@ -1,0 +1,129 @@
+"""What a source of questions has to be for a swarm, tried out: `sapo task check`."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+
+from sapo.core import rng as seeds
+from sapo.core.config.load import Task
+from sapo.core.types import MAX_SEED, Question, Recipe
+from sapo.tasks.pins import usable
+from sapo.tasks.questions import rows_of
+from sapo.tasks.workers import PeerGroup, TaskWorkers
+
+DRAWN = 64
+SCORED = 16
+FEWEST = 10
+"""Held-out questions without which an evaluation says nothing."""
+NEARLY_NOTHING = 0.05
+"""What some of ReasoningGYM's scorers give any text."""
+OTHER_HASH_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was tried; `note` is worth knowing, and no fault."""
+
+    what: str
+    status: Literal["ok", "failed", "note"]
+    detail: str
+
+
+def check_task(task: Task, held_out: float = 0.1, seed: int = 0) -> list[Finding]:
+    """Try a task that can be asked here. Raises `UserError` for parameters that its source refuses."""
+    own = usable([task])
+    with ExitStack() as stack:
+        first, second, other = (
+            stack.enter_context(TaskWorkers(own=own, hash_seed=hash_seed))
+            for hash_seed in (0, 0, OTHER_HASH_SEED)
+        )
+        first.check([task])
+        recipes = [draw(task, seed, number) for number in range(DRAWN)]
+        memory = _memory(first)
+        began = time.monotonic()
+        made = first.questions(recipes)
+        seconds = time.monotonic() - began
+        found = [one for one in made if isinstance(one, Question)]
+        asked = [one.recipe for one in found]
+        findings = [_given(len(found)), _distinct(task, found, held_out)]
+        findings += _same(asked[:SCORED], first, second, other)
+        findings += _scores(found[:SCORED], first)
+        grown = max(0, _memory(first) - memory)
+        detail = f"{1000 * seconds / DRAWN:.1f} ms a question; memory grew by {grown / 2**20:.0f} MiB"
+        return [*findings, Finding("cost", "note", detail)]
+
+
+def draw(task: Task, seed: int, number: int) -> Recipe:
+    """One of a task's recipes, the same every time."""
+    generator = seeds.rng(seed, "check", number)
+    return Recipe.make(task.dataset, task.config, generator.randrange(rows_of(task) or MAX_SEED))
+
+
+def _memory(workers: TaskWorkers) -> int:
+    return sum(int(psutil.Process(pid).memory_info().rss) for pid in workers.pids)
+
+
+def _given(questions: int) -> Finding:
+    return Finding(
+        "questions", "ok" if questions == DRAWN else "failed", f"{questions} of {DRAWN} seeds give one"
+    )
+
+
+def _distinct(task: Task, found: Sequence[Question], held_out: float) -> Finding:
+    """Whether enough different questions exist, guessed from how many of those drawn differ."""
+    rows, different = rows_of(task), len({question.bucket for question in found})
+    # of m equally likely questions, n draws find m (1 - exp(-n / m)) different ones
+    many = rows if rows is not None else _guess(len(found), different)
+    text = f"about {many:,}" if different < len(found) or rows else f"{different} of {len(found)} differ"
+    enough = many * held_out >= FEWEST or (rows is None and different == len(found))
+    return Finding(
+        "different questions", "ok" if enough else "failed", f"{text}; {held_out:.0%} are held out"
+    )
+
+
+def _guess(drawn: int, different: int) -> int:
+    return different if different * 2 < drawn else round(drawn**2 / max(1, 2 * (drawn - different)))
+
+
+def _same(
+    recipes: Sequence[Recipe], first: TaskWorkers, second: TaskWorkers, other: TaskWorkers
+) -> list[Finding]:
+    """Whether another process, in another order, makes the very entries; and one under another hash seed."""
+    with ThreadPoolExecutor(3) as pool:
+        mine, theirs, odd = (
+            pool.submit(workers.digests, order)
+            for workers, order in ((first, recipes), (second, recipes[::-1]), (other, recipes))
+        )
+        apart = sum(a != b for a, b in zip(mine.result(), theirs.result()[::-1], strict=True))
+        hashed = sum(a != b for a, b in zip(mine.result(), odd.result(), strict=True))
+    alike = Finding("the same in two processes", "ok", "peers can take part")
+    if apart:
+        alike = Finding(alike.what, "failed", f"{apart} of {len(recipes)} differ: for silos only")
+    detail = f"{hashed} of {len(recipes)} differ; task workers all run under hash seed 0" if hashed else "yes"
+    return [alike, Finding("the same under two hash seeds", "note" if hashed else "ok", detail)]
+
+
+def _scores(found: Sequence[Question], workers: TaskWorkers) -> list[Finding]:
+    """What the stored answer and an empty one are worth, and what scoring costs."""
+    recipes = [question.recipe for question in found]
+    answers = workers.answers(recipes)
+    stored = [(question, text) for question, text in zip(found, answers, strict=True) if text is not None]
+    groups = [PeerGroup(question.recipe, question.text, (text, "")) for question, text in stored]
+    verdicts = workers.judge(groups)
+    right = sum(bool(one.outcomes) and one.outcomes[0].score == 1.0 for one in verdicts)
+    empty = max((one.outcomes[1].score or 0.0 for one in verdicts if one.outcomes), default=0.0)
+    seconds = sum(one.seconds for one in verdicts) / max(1, 2 * len(verdicts))
+    own = Finding(
+        "the stored answer scores 1", "ok" if right == len(stored) else "failed", f"{right} of {len(stored)}"
+    )
+    if not stored:
+        own = Finding(own.what, "note", "no answer is stored")
+    kept = Finding(
+        "an empty answer scores 0", "ok" if empty <= NEARLY_NOTHING else "failed", f"at most {empty:g}"
+    )
+    return [own, kept, Finding("scoring", "note", f"{1000 * seconds:.1f} ms of processor time a text")]

@@ -1,0 +1,101 @@
+"""`sapo task check` and `sapo task show`."""
+
+import json
+from pathlib import Path
+
+import pytest
+from packages import DOUBLING, installed
+
+from sapo import cli
+
+
+def findings(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
+    found = json.loads(capsys.readouterr().out)["findings"]
+    return {one["what"]: (one["status"], one["found"]) for one in found}
+
+
+def test_a_sound_data_set_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["task", "check", "chain_sum", "--json"]) == 0
+    found = findings(capsys)
+    assert found["questions"] == ("ok", "64 of 64 seeds give one")
+    assert found["the same in two processes"] == ("ok", "peers can take part")
+    assert found["the stored answer scores 1"] == ("ok", "16 of 16")
+    assert {status for status, _ in found.values()} <= {"ok", "note"}
+    assert cli.invoke(["task", "check", "chain_sum"]) == 0
+    assert "peers can take part" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "what", "status"),
+    [
+        (("{number}?", "{number} in {__import__('os').getpid()}?"), "the same in two processes", "failed"),
+        (("{number}?", "{number} or {hash(str(seed))}?"), "the same under two hash seeds", "note"),
+        (("answer is not None and ", "answer == '' or "), "an empty answer scores 0", "failed"),
+        (("== entry.answer", "!= entry.answer"), "the stored answer scores 1", "failed"),
+        (("1, self.largest", "1, 3"), "different questions", "failed"),
+        (
+            ("        return Entry", "        if seed % 4 == 0: raise ValueError\n        return Entry"),
+            "questions",
+            "failed",
+        ),
+    ],
+)
+def test_a_fault_is_found(
+    change: tuple[str, str],
+    what: str,
+    status: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert change[0] in DOUBLING
+    with installed(tmp_path / "site", monkeypatch, DOUBLING.replace(*change)):
+        code = cli.invoke(["task", "check", "doubling", "--config", '{"largest": 1000000}', "--json"])
+        found = findings(capsys)
+    assert found[what][0] == status
+    assert code == int(any(one == "failed" for one, _ in found.values()))
+
+
+def test_a_file_is_checked_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "capitals.csv"
+    file.write_text("question,answer\n" + "".join(f"Capital of land {n}?,Town {n}\n" for n in range(200)))
+    assert cli.invoke(["task", "check", str(file), "--json"]) == 0
+    assert findings(capsys)["different questions"] == ("ok", "about 200; 10% are held out")
+    assert cli.invoke(["task", "show", str(file), "-n", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("Capital of land") == 2
+    assert "-> Town" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "problem"),
+    [
+        (["chain_summ"], "tasks.0.dataset", "did you mean 'chain_sum'?"),
+        (["chain_sum", "--config", "{"], "--config", "is not JSON"),
+        (["chain_sum", "--config", "[]"], "--config", "is not a JSON object"),
+        (["nowhere.csv"], "NAME", "there is no such file"),
+        (["nowhere:Doubling"], "NAME", "no installed package has a module nowhere"),
+    ],
+)
+def test_what_cannot_be_tried_is_named(
+    arguments: list[str], field: str, problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.invoke(["task", "check", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert field in said
+    assert problem in " ".join(said.split())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_all_data_sets_are_tried_and_agree_with_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    from sapo.tasks.questions import silo_only
+
+    cli.invoke(["task", "check", "all", "--json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    apart = {
+        one["task"]
+        for one in found
+        if one["what"] == "the same in two processes" and one["status"] == "failed"
+    }
+    assert apart == silo_only().keys()
