@@ -39,7 +39,7 @@ def test_every_command_stands_under_its_heading(capsys: pytest.CaptureFixture[st
     assert [*listed] == ["Options", *cli.HEADINGS]
     assert listed["Many sites, one swarm"][-1] == "keys"
     listed.pop("Options")
-    assert sorted(name for names in listed.values() for name in names) == sorted([*NAMES, "keys"])
+    assert sorted(name for names in listed.values() for name in names) == sorted([*NAMES, "keys", "task"])
 
 
 def test_no_command_s_help_is_cut_short(capsys: pytest.CaptureFixture[str]) -> None:
