@@ -18,6 +18,7 @@ from rich.console import Console
 
 from sapo.cli.report.live_view import RUN_HINT, NodeRow, screen
 from sapo.core.config import load
+from sapo.core.config.schema import OWN_CODE
 
 HERE = Path(__file__).parent
 INTRODUCTION = """# Settings
@@ -120,6 +121,8 @@ def kind(field: dict[str, Any]) -> str:
         return " or ".join(dict.fromkeys(kind(item) for item in field["anyOf"] if item.get("type") != "null"))
     if "enum" in field or "const" in field:
         return ", ".join(f"`{value}`" for value in field.get("enum", [field.get("const")]))
+    if field.get("pattern") == OWN_CODE:
+        return "`module:function`"
     names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
     if field.get("type") == "array":
         return f"list of {kind(field['items'])}"

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 
 from sapo.bus.base import Bus
 from sapo.bus.sqlite import SqliteBus
+from sapo.core import own_code
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.load import KafkaBus as KafkaBusConfig
 from sapo.core.config.load import SqliteBus as SqliteBusConfig
+from sapo.core.config.schema import OwnBus
 from sapo.core.creation_marker import made_in
 from sapo.core.errors import UserError
 
@@ -28,6 +30,9 @@ def open_bus(config: Config, home: Home) -> Bus:
         from sapo.bus.kafka.bus import KafkaBus
 
         return KafkaBus(section, topic_of(config))
+    if isinstance(section, OwnBus):
+        opened: Bus = own_code.load("bus.open", section.open)(swarm=config.swarm.name, **section.config)
+        return opened
     raise UserError(
         "bus.type", "memory", "works inside one process only", 'use "sqlite", or pass a MemoryBus in code'
     )

@@ -59,7 +59,12 @@ def differences(recorded: Mapping[str, str | int] | None, device: str = "cpu") -
     """
     import torch
 
-    return changed(recorded, {**arithmetic(device), "threads": torch.get_num_threads()}) if recorded else ""
+    from sapo.core import own_code
+
+    if not recorded:
+        return ""
+    own = own_code.versions(own_code.recorded(recorded))
+    return changed(recorded, {**arithmetic(device), "threads": torch.get_num_threads(), **own})
 
 
 def changed(before: Mapping[str, str | int] | None, after: Mapping[str, str | int]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sapo.core.config.load import Config
 from sapo.core.config.schema import LearnConfig
+from sapo.core.own_code import is_own
 
 FIRST_STEP = "with learn.epochs = 1 every ratio is 1, so no clip acts"
 CLIPS = ("clip_low", "clip_high")
@@ -36,7 +37,9 @@ def inert(config: Config) -> dict[str, str]:
             "only gspo clips by it" if names is GSPO_CLIPS else "gspo clips by learn.gspo_clip_low and _high"
         )
         found |= dict.fromkeys(names, which) if others else {}
-    if learn.epochs == 1:
+    if is_own(learn.loss):
+        found = {name: why for name, why in found.items() if name not in CLIPS}
+    elif learn.epochs == 1:
         found |= dict.fromkeys((*CLIPS, *GSPO_CLIPS), FIRST_STEP)
     if config.batch.external == 0:
         found |= dict.fromkeys(FOREIGN, "batch.external = 0: there is nothing foreign in a batch")

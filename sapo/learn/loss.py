@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sapo.core import own_code
+
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to this many nats either way, so that no ratio overflows (TRAPS 6)."""
 
@@ -46,7 +48,7 @@ class LossOutputs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ratio:
+class Ratio:
     """Log-ratios [S, T] that are finite everywhere, and the tokens that count."""
 
     log: Tensor
@@ -63,9 +65,9 @@ def dapo(inputs: LossInputs) -> LossOutputs:
 
     The token mean when `normaliser` is the number of tokens.
     """
-    ratio = _ratio(inputs)
+    ratio = ratio_to_old(inputs)
     terms, clipped = _surrogate(ratio.log.exp(), ratio.advantages, inputs)
-    return _outputs(terms, clipped, ratio, inputs.normaliser)
+    return outputs(terms, clipped, ratio, inputs.normaliser)
 
 
 def grpo(inputs: LossInputs) -> LossOutputs:
@@ -73,9 +75,9 @@ def grpo(inputs: LossInputs) -> LossOutputs:
 
     The mean over sequences when `normaliser` is the number of sequences.
     """
-    ratio = _ratio(inputs)
+    ratio = ratio_to_old(inputs)
     terms, clipped = _surrogate(ratio.log.exp(), ratio.advantages, inputs)
-    return _outputs(terms / ratio.lengths, clipped, ratio, inputs.normaliser)
+    return outputs(terms / ratio.lengths, clipped, ratio, inputs.normaliser)
 
 
 def dr_grpo(inputs: LossInputs) -> LossOutputs:
@@ -92,10 +94,10 @@ def cispo(inputs: LossInputs) -> LossOutputs:
 
     Unlike the surrogates, tokens outside the clip keep a gradient.
     """
-    ratio = _ratio(inputs)
+    ratio = ratio_to_old(inputs)
     raw = ratio.log.detach().exp()
     weight = raw.clamp(1.0 - inputs.clip_low, 1.0 + inputs.clip_high)
-    return _outputs(-weight * ratio.advantages * ratio.logprobs, weight != raw, ratio, inputs.normaliser)
+    return outputs(-weight * ratio.advantages * ratio.logprobs, weight != raw, ratio, inputs.normaliser)
 
 
 def gspo(inputs: LossInputs) -> LossOutputs:
@@ -104,15 +106,16 @@ def gspo(inputs: LossInputs) -> LossOutputs:
     The mean over sequences when `normaliser` is their number. Advantages per token are averaged inside
     the sequence. A clipped sequence counts all its tokens as clipped.
     """
-    ratio = _ratio(inputs)
+    ratio = ratio_to_old(inputs)
     log = (ratio.log * ratio.used).sum(1, keepdim=True) / ratio.lengths
     advantages = (ratio.advantages * ratio.used).sum(1, keepdim=True) / ratio.lengths
     terms, clipped = _surrogate(log.exp(), advantages, inputs)
     shape = ratio.log.shape
-    return _outputs((terms / ratio.lengths).expand(shape), clipped.expand(shape), ratio, inputs.normaliser)
+    return outputs((terms / ratio.lengths).expand(shape), clipped.expand(shape), ratio, inputs.normaliser)
 
 
-LOSSES: dict[str, Callable[[LossInputs], LossOutputs]] = {
+Loss = Callable[[LossInputs], LossOutputs]
+LOSSES: dict[str, Loss] = {
     "dapo": dapo,
     "grpo": grpo,
     "dr_grpo": dr_grpo,
@@ -121,14 +124,22 @@ LOSSES: dict[str, Callable[[LossInputs], LossOutputs]] = {
 }
 
 
+def policy_loss(name: str) -> Loss:
+    """The loss that `learn.loss` names. Raises `UserError` for one that is not here."""
+    return own_code.load("learn.loss", name) if own_code.is_own(name) else LOSSES[name]
+
+
 def normaliser(loss: str, *, tokens: float, sequences: float, length: int) -> float:
-    """What `loss` is divided by, from the counts of the whole batch and `dr_grpo`'s constant length."""
-    if loss in ("dapo", "cispo"):
+    """What `loss` is divided by, from the counts of the whole batch and `dr_grpo`'s constant length.
+
+    A loss of another package is a token mean.
+    """
+    if loss in ("dapo", "cispo") or own_code.is_own(loss):
         return tokens
     return sequences * length if loss == "dr_grpo" else sequences
 
 
-def _ratio(inputs: LossInputs) -> _Ratio:
+def ratio_to_old(inputs: LossInputs) -> Ratio:
     """Log-ratio to the old policy; tokens without a finite one are left out and counted (TRAPS 5)."""
     old = inputs.old_logprobs.detach()
     used = inputs.mask & inputs.logprobs.isfinite() & old.isfinite()
@@ -143,7 +154,7 @@ def _ratio(inputs: LossInputs) -> _Ratio:
         "nonfinite": (inputs.mask & ~used).sum(),
     }
     log = raw.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return _Ratio(log, logprobs, advantages.detach(), used, lengths.clamp(min=1), metrics)
+    return Ratio(log, logprobs, advantages.detach(), used, lengths.clamp(min=1), metrics)
 
 
 def _surrogate(ratio: Tensor, advantages: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
@@ -153,7 +164,8 @@ def _surrogate(ratio: Tensor, advantages: Tensor, inputs: LossInputs) -> tuple[T
     return -torch.minimum(plain, clipped), clipped < plain
 
 
-def _outputs(terms: Tensor, clipped: Tensor, ratio: _Ratio, normaliser: float) -> LossOutputs:
+def outputs(terms: Tensor, clipped: Tensor, ratio: Ratio, normaliser: float) -> LossOutputs:
+    """The loss of `terms` [S, T], each token's part in it; `clipped` [S, T] is True where a ratio was cut."""
     terms = torch.where(ratio.used, terms, 0.0) / normaliser
     metrics = ratio.metrics | {"clipped": (clipped.detach() & ratio.used).sum()}
     return LossOutputs(terms.sum(), terms.detach(), metrics)

@@ -18,7 +18,7 @@ from sapo.core.types import Batch
 from sapo.learn.collate import Chunk, Selection, collate, select
 from sapo.learn.guard import guard
 from sapo.learn.logprobs import Forward, shares_prompts
-from sapo.learn.loss import LOSSES, LossInputs, normaliser
+from sapo.learn.loss import LossInputs, normaliser, policy_loss
 from sapo.learn.off_policy import correct
 from sapo.learn.optimizer import apply_settings, open_optimizer
 
@@ -95,6 +95,7 @@ class Learner:
         cannot do.
         """
         self._forward.check(learn)
+        self._loss = policy_loss(learn.loss)
         self.learn = learn
         if temperature is not None:
             self.temperature = temperature
@@ -211,7 +212,7 @@ class Learner:
                 clip_low=learn.gspo_clip_low if gspo else learn.clip_low,
                 clip_high=learn.gspo_clip_high if gspo else learn.clip_high,
             )
-            result = LOSSES[learn.loss](inputs)
+            result = self._loss(inputs)
             result.loss.backward()
             measures = _measures(chunk, own, entropy, result.terms, foreign.mask)
             for values in (result.metrics, foreign.metrics, measures):

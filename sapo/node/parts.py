@@ -10,6 +10,7 @@ from pathlib import Path
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.bus.poller import Listener
+from sapo.core import own_code
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
@@ -17,6 +18,7 @@ from sapo.core.determinism import arithmetic
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import Paused, UserError
 from sapo.core.outage import Outage
+from sapo.core.own_code import Missing
 from sapo.core.traits import TraitMatcher
 from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
@@ -33,6 +35,7 @@ from sapo.peers.pool import Pool
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals
 from sapo.peers.resend_guard import ResendGuard
+from sapo.peers.sampling import Sampler, open_sampler
 from sapo.peers.trust import refuse_strange_names
 from sapo.policy import models
 from sapo.policy.engines import open_engine
@@ -46,7 +49,6 @@ from sapo.store.journal.outbox import Deliverer, FlushPolicy, Sink
 from sapo.store.journal.publish_sink import PublishSink
 from sapo.tasks import sandbox
 from sapo.tasks.pins import missing
-from sapo.tasks.source import Missing
 from sapo.tasks.workers import TaskWorkers, open_workers
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,7 @@ class NodeParts:
     prober: Prober
     intake: Intake
     verifier: PeerVerifier
+    sampler: Sampler
     learner: Learner
     traits: TraitMatcher
     recovery: Recovery
@@ -229,6 +232,7 @@ def open_parts(
         prober=prober,
         intake=intake,
         verifier=PeerVerifier(node_config, policy, workers, intake.quotas, intake.refusals),
+        sampler=open_sampler(node_config.batch.sampler),
         learner=learner,
         traits=TraitMatcher(node_config.track.traits),
         recovery=Recovery(
@@ -277,5 +281,6 @@ def _intake(
 
 
 def environment(config: Config, device: str) -> dict[str, str | int]:
-    """What a round's bits depend on besides its inputs (DESIGN 8)."""
-    return {"config": config.digest(), "threads": config.threads, **arithmetic(device)}
+    """What a round's bits depend on besides its inputs (DESIGN 8), and code of other packages in the node."""
+    own = own_code.versions(own_code.named(config).values())
+    return {"config": config.digest(), "threads": config.threads, **arithmetic(device), **own}

@@ -11,6 +11,7 @@ from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused, Unavailable
 from sapo.core.outage import Outage
+from sapo.core.own_code import Missing
 from sapo.core.types import Group, Received, SignedGroup
 from sapo.peers.admission import PROVEN, admit, said_before
 from sapo.peers.key_clones import KeyCloneDetector
@@ -23,7 +24,6 @@ from sapo.policy.tokenise import false_ids
 from sapo.store.journal.journal import Journal, PoolRow, SeenGroup
 from sapo.store.journal.rows import PeerUpdates
 from sapo.tasks.questions import drawn_by
-from sapo.tasks.source import Missing
 
 
 @dataclass

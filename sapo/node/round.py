@@ -207,7 +207,7 @@ class NodeRuntime:
             if past_the_bus:
                 parts.intake.take_in(past_the_bus, now.arrivals)
             now.order = sampling.walk(
-                pool.entries(), self._private_rng("external"), parts.intake.quotas.known
+                pool.entries(), self._private_rng("external"), parts.intake.quotas.known, parts.sampler
             )
         now.metrics["time/consume"] = parts.clock() - started
         return len(pool)

@@ -27,13 +27,13 @@ from sapo.core.config.load import (
     preset_values,
 )
 from sapo.core.config.manifest import ADVICE, Manifest
-from sapo.core.config.schema import KafkaBus, SqliteBus
+from sapo.core.config.schema import KafkaBus, OwnBus, SqliteBus
 from sapo.core.errors import UserError
+from sapo.core.own_code import Missing
 from sapo.peers import keyring
 from sapo.peers.membership import day
 from sapo.store.journal.journal import Journal
 from sapo.tasks.pins import left_to_others, missing, with_pins
-from sapo.tasks.source import Missing
 
 SHARED = ("tasks", "rules", "swarm.name")
 """Settings that the manifest decides, for every site."""
@@ -126,7 +126,9 @@ def _says_entry(sets: Sequence[str], file: Path | None) -> bool:
 
 
 def _reached_by_strangers(config: Config) -> bool:
-    """Whether the bus is a broker that is not on this machine alone."""
+    """Whether the bus is a broker that is not on this machine alone, or one of which that is not known."""
+    if isinstance(config.bus, OwnBus):
+        return True
     if not isinstance(config.bus, KafkaBus):
         return False
     hosts = [server.rpartition(":")[0].strip("[]") for server in config.bus.servers.split(",")]
@@ -215,6 +217,9 @@ def join_sets(config: Config) -> tuple[str, ...]:
     bus = config.bus
     if isinstance(bus, SqliteBus):
         return () if bus.path is None else (f"bus.path={Path(bus.path).expanduser().absolute()}",)
+    if isinstance(bus, OwnBus):
+        named = (f"bus.config.{name}={json.dumps(value)}" for name, value in bus.config.items())
+        return ("bus.type=own", f"bus.open={bus.open}", *named)
     if not isinstance(bus, KafkaBus):
         return ()
     found = ["bus.type=kafka", f"bus.servers={bus.servers}"]
@@ -269,7 +274,7 @@ def _load(
             raise UserError("--swarm", swarm, error.problem, error.remedy) from None
         raise
     bus = config.bus
-    if isinstance(bus, SqliteBus) and bus.path is not None:
+    if isinstance(bus, OwnBus) or (isinstance(bus, SqliteBus) and bus.path is not None):
         return config
     if isinstance(bus, KafkaBus):
         return load(base=config, sets=[f"bus.topic={json.dumps(bus.topic or f'sapo.{swarm}')}"], env={})

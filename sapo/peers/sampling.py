@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from sapo.core import own_code
 from sapo.core.config.load import ShareConfig
 from sapo.learn.advantage import informative
 from sapo.peers.pool import Entry
@@ -121,13 +122,36 @@ def informative_share(scores: Sequence[Scores], tolerance: float) -> float:
     return max(LEAST_SHARE, useful / len(scores)) if scores else 1.0
 
 
-def walk(entries: Sequence[Entry], rng: random.Random, known: Known = lambda key: True) -> list[Entry]:
-    """The order in which a draw looks at the pool: a random permutation, authors who are not `known` last.
+Sampler = Callable[[Sequence[Entry], random.Random], Sequence[Entry]]
+"""Orders the pool's entries as a draw is to look at them; all chance comes from the generator."""
 
-    New names thus take no place from known authors.
-    """
+
+def uniform(entries: Sequence[Entry], rng: random.Random) -> list[Entry]:
+    """A random permutation."""
     order = list(entries)
     rng.shuffle(order)
+    return order
+
+
+def open_sampler(name: str) -> Sampler:
+    """The sampler that `batch.sampler` names. Raises `UserError` for one that is not here."""
+    return own_code.load("batch.sampler", name) if own_code.is_own(name) else uniform
+
+
+def walk(
+    entries: Sequence[Entry],
+    rng: random.Random,
+    known: Known = lambda key: True,
+    sampler: Sampler = uniform,
+) -> list[Entry]:
+    """The order in which a draw looks at the pool: the sampler's, authors who are not `known` last.
+
+    New names thus take no place from known authors. What a sampler leaves out stays in the pool. Raises
+    `ValueError` for one that returns an entry twice, or one that is not in the pool.
+    """
+    order = list(sampler(entries, rng))
+    if len({entry.group_id for entry in order} & {entry.group_id for entry in entries}) != len(order):
+        raise ValueError("batch.sampler returned an entry twice, or one that is not in the pool")
     order.sort(key=lambda entry: not known(entry.group.key))  # stable: either part is in random order
     return order
 

@@ -5,21 +5,19 @@ A task names its source by `dataset`: a data set of ReasoningGYM, an entry point
 package, and only task workers call it.
 """
 
-import hashlib
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, entry_points, packages_distributions, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 from typing import Any
 
 from sapo.core.config.load import Config, parse
-from sapo.core.config.schema import FILE, Pin, Task
+from sapo.core.config.schema import FILE, Task
 from sapo.core.errors import UserError
 from sapo.core.install import package_command
+from sapo.core.own_code import Missing, find, find_pin
 from sapo.tasks import rows
-from sapo.tasks.source import Missing, TaskSource
+from sapo.tasks.source import TaskSource
 
 GROUP = "sapo.tasks"
 
@@ -34,37 +32,12 @@ def target(dataset: str) -> str:
     return dataset if ":" in dataset else _entry_points()[dataset]
 
 
-def find_pin(dataset: str) -> Pin:
-    """Package, version and code of an own source as installed here. Raises `Missing`."""
-    module = target(dataset).partition(":")[0]
-    top = module.partition(".")[0]
-    found = importlib.util.find_spec(top)
-    names = packages_distributions().get(top, [])
-    if found is None or not names:
-        raise Missing(f"no installed package has a module {top}", "install the package that has it")
-    folders, alone = found.submodule_search_locations, found.origin
-    files = (
-        {
-            path.relative_to(folder).as_posix(): path
-            for folder in folders
-            for path in Path(folder).rglob("*.py")
-        }
-        if folders
-        else {Path(str(alone)).name: Path(str(alone))}
-    )
-    digest = hashlib.sha256()
-    for name in sorted(files):
-        content = files[name].read_bytes()
-        digest.update(f"{len(name)}:{name}{len(content)}:".encode() + content)
-    return Pin(package=names[0], version=version(names[0]), sha256=digest.hexdigest())
-
-
 def as_asked(task: Task) -> Task:
     """An own task as it can be asked here, pinned. Raises `Missing`."""
     if task.dataset.startswith(FILE):
         return rows.as_asked(task)
     if task.pin is None:
-        return task.model_copy(update={"pin": find_pin(task.dataset)})
+        return task.model_copy(update={"pin": find_pin(target(task.dataset))})
     wanted = f"{task.pin.package}=={task.pin.version}"
     try:
         installed = version(task.pin.package)
@@ -73,7 +46,7 @@ def as_asked(task: Task) -> Task:
         raise Missing(problem, package_command(wanted)) from None
     if installed != task.pin.version:
         raise Missing(f"pins {wanted}, installed is {installed}", package_command(wanted))
-    found = find_pin(task.dataset)
+    found = find_pin(target(task.dataset))
     if found != task.pin:
         problem = (
             f"the code of {wanted} here is {found.sha256[:12]}, the manifest pins {task.pin.sha256[:12]}"
@@ -142,10 +115,7 @@ def load(own: str) -> tuple[str, Callable[..., TaskSource]]:
     dataset, _, path = own.partition("=")
     if path:
         return dataset, partial(rows.Rows, rows.read_table(Path(path)))
-    module, _, name = target(dataset).partition(":")
-    found: object = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
+    found = find(target(dataset))
     if not isinstance(found, type) or not all(
         callable(getattr(found, one, None)) for one in ("entry", "score")
     ):

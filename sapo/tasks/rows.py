@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sapo.core.config.schema import Task
+from sapo.core.own_code import Missing
 from sapo.tasks.row_scorers import SCORERS
-from sapo.tasks.source import Entry, Missing
+from sapo.tasks.source import Entry
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -30,11 +30,3 @@ class TaskSource(Protocol):
         """A score from 0 to 1. The answer is foreign text, or None where a completion holds none: compare it,
         take it apart, but never evaluate it."""
         ...
-
-
-class Missing(Exception):
-    """Why an own source cannot be used here, and the remedy."""
-
-    def __init__(self, problem: str, remedy: str) -> None:
-        self.problem, self.remedy = problem, remedy
-        super().__init__(f"{problem}; {remedy}")

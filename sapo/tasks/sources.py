@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sapo.core.own_code import Missing
 from sapo.tasks.gym import DATASETS, Gym, ParameterError, construct, seed_globals
 from sapo.tasks.holdout import bucket
 from sapo.tasks.pins import load
@@ -41,6 +42,8 @@ class Sources:
             try:
                 name, found = load(one)
                 self._classes[name] = found
+            except Missing as missing:
+                self._broken[one.partition("=")[0]] = str(missing)
             except Exception as error:  # importing may raise anything
                 self._broken[one.partition("=")[0]] = f"cannot be loaded: {type(error).__name__}: {error}"
         self._made: dict[tuple[str, str], TaskSource] = {}

@@ -91,7 +91,7 @@ def test_a_config_without_own_sources_stays_what_it_was() -> None:
     ("name", "problem"),
     [
         ("nowhere:Doubling", "no installed package has a module nowhere"),
-        ("sapo_demo:Halving", "is no class with `entry` and `score`"),
+        ("sapo_demo:Halving", "module sapo_demo has no Halving"),
         ("sapo_demo:random", "is no class with `entry` and `score`"),
     ],
 )

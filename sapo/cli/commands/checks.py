@@ -63,6 +63,7 @@ def refuse_fewer_rounds(config: Config, home: Home, rounds: int | None) -> None:
 def check_built(config: Config) -> None:
     """Raise `UserError` for a bus that works only inside one process, and for an engine, a device, a package
     or a model that is not here."""
+    from sapo.core import own_code
     from sapo.peers.trust import refuse_strange_names
     from sapo.policy.engines import check_engine
     from sapo.policy.model_source import check_source
@@ -74,6 +75,7 @@ def check_built(config: Config) -> None:
     for name in config.nodes:
         own = config.for_node(name)
         refuse_strange_names(own)
+        own_code.check(own)
         check_engine(own)
         check_source(own)
         check_device(own)

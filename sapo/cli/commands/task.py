@@ -100,9 +100,9 @@ def tasks_named(name: str, config: str) -> "Iterator[Task]":
     """The tasks that a name stands for, as they can be asked here. Raises `UserError`."""
     from sapo.core.config.load import Task
     from sapo.core.errors import UserError
+    from sapo.core.own_code import Missing
     from sapo.tasks.pins import as_asked, is_own
     from sapo.tasks.questions import sample_tasks
-    from sapo.tasks.source import Missing
     from sapo.tasks.workers import TaskWorkers
 
     if name == ALL:

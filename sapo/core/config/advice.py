@@ -18,6 +18,7 @@ from sapo.core.config.load import Config, merge, parse, preset_values, presets
 from sapo.core.config.manifest import Manifest
 from sapo.core.config.schema import BatchConfig, GenerateConfig, LearnConfig, Lora, Section, Swarm
 from sapo.core.errors import UserError
+from sapo.core.own_code import is_own
 
 SECTIONS: Mapping[str, type[Section]] = {
     "lora": Lora,
@@ -37,6 +38,7 @@ LIMITS: Mapping[str, float | None] = {
     "batch.completions": 256,
     "batch.questions": 1024,
     "batch.choose": None,
+    "batch.sampler": None,
     "generate.max_new_tokens": 32_768,
     "generate.temperature": 10,
     "generate.top_p": None,
@@ -232,6 +234,8 @@ def _problem(key: str, value: object) -> str | None:
         return None if named and ".." not in str(value) else "is no name of a model on the hub"
     if key == "learn.foreign" and value == "behaviour":
         return "needs learn.trusted_peers, which each site names for itself"
+    if isinstance(value, str) and is_own(value):
+        return "is code of a package, which each site names for itself"
     section, _, name = key.partition(".")
     try:
         SECTIONS[section].model_validate({name: value}, strict=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from sapo.core.config.schema import (
     BatchConfig,
@@ -28,6 +29,7 @@ from sapo.core.config.schema import (
     LearnConfig,
     Lora,
     MemoryBus,
+    OwnBus,
     PoolConfig,
     PositiveInt,
     Rules,
@@ -78,7 +80,7 @@ class Config(Section):
     learn: LearnConfig = LearnConfig()
     guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    bus: Annotated[SqliteBus | KafkaBus | MemoryBus, Field(discriminator="type")] = SqliteBus()
+    bus: Annotated[SqliteBus | KafkaBus | MemoryBus | OwnBus, Field(discriminator="type")] = SqliteBus()
     workers: WorkersConfig = WorkersConfig()
     history: HistoryConfig = HistoryConfig()
     track: TrackConfig = TrackConfig()
@@ -314,7 +316,9 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
     errors = error.errors(include_url=False)
     # a misspelt key may be why another is missing
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
-    parts = [str(part) for place, part in enumerate(first["loc"]) if not (place and part in BUSES)]
+    kinds = _kinds(first, errors)
+    place = first["loc"][:-1] if kinds else first["loc"]
+    parts = [str(part) for depth, part in enumerate(place) if not (depth and part in BUSES)]
     field = prefix + ".".join(parts) if parts else (prefix.rstrip(".") or "config")
     if first["type"] == "extra_forbidden":
         inner, value = [], first["input"]
@@ -334,11 +338,22 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
         return UserError(field, value, "unknown key", remedy)
     if first["type"] == "missing":
         return UserError(field, None, "is not set, and there is no default", f"set {field}")
-    message = in_words(dict(first))
+    message = in_words(first)
+    for other in kinds[1:]:
+        message += ", or " + in_words(other).removeprefix("Input should be ").removeprefix("must be ")
     if "password" in parts[-1:]:
         message = "a password itself has no place in a config: name where it is found"
         return UserError(field, "...", message, "write env:NAME, file:PATH or prefect:BLOCK")
     return UserError(field, _short(first["input"]), message, "correct the value")
+
+
+def _kinds(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors of a value that may be of several kinds, which have a place each below the setting."""
+    above, last = first["loc"][:-1], first["loc"][-1:]
+    if not above or first["type"] == "extra_forbidden" or {*last} & {*_keys_at(above), *BUSES}:
+        return []
+    same = [one for one in errors if one["loc"][:-1] == above]
+    return same if len(same) > 1 else []
 
 
 def _short(value: object) -> object:
@@ -413,5 +428,10 @@ MOST_MEANT = 3
 """Settings of one last name that are offered for a key that names no section."""
 LIKE = 0.6
 """Likeness from which on a key is taken for a misspelt other one."""
-BUSES: dict[str | int, type[Section]] = {"sqlite": SqliteBus, "kafka": KafkaBus, "memory": MemoryBus}
+BUSES: dict[str | int, type[Section]] = {
+    "sqlite": SqliteBus,
+    "kafka": KafkaBus,
+    "memory": MemoryBus,
+    "own": OwnBus,
+}
 """Tags that pydantic puts into the place of an error, between `bus` and the key."""

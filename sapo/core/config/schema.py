@@ -24,6 +24,9 @@ PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 SecretRef = Annotated[str, Field(pattern=r"^(env:[A-Za-z_][A-Za-z0-9_]*|file:.+|prefect:[a-z0-9-]+)$")]
 """Where a secret is found: an environment variable, a file, or a Secret block of Prefect's. Never itself."""
+OWN_CODE = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
+OwnCode = Annotated[str, Field(pattern=OWN_CODE)]
+"""`module:function` of an installed package ([extending](extending.md))."""
 
 PATTERNS: Mapping[str, str] = {
     r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$": "letters a to z, digits, - and _ only, a letter or digit first, "
@@ -32,6 +35,7 @@ PATTERNS: Mapping[str, str] = {
     r"^[a-z]([a-z0-9-]{0,30}[a-z-])?$": "small letters a to z, digits and - only, a letter first and no "
     "digit last, 32 characters at most",
     r"^[0-9a-f]{64}$": "64 hex digits",
+    OWN_CODE: "module:function of an installed package",
     r"^[a-z0-9-]+$": "small letters a to z, digits and - only",
     r"^[A-Za-z0-9._-]{1,249}$": "letters a to z, digits, dots, - and _ only, 249 characters at most",
     r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "letters a to z, digits, dots, - and _ only, a letter or digit first",
@@ -215,6 +219,9 @@ class BatchConfig(Section):
     """B: questions answered a round; I when not set. More than I lets SampleSelf choose."""
     choose: Literal["any", "informative"] = "any"
     """How SampleSelf takes I of B own groups: any of them, or first those whose scores differ."""
+    sampler: Literal["uniform"] | OwnCode = "uniform"
+    """In which order SampleExternal walks the pool: at random, or as `module:function` of an installed
+    package puts it ([extending](extending.md))."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -250,8 +257,9 @@ class ShareConfig(Section):
 class GenerateConfig(Section):
     """How completions are sampled."""
 
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """What samples: the model itself through transformers, or vLLM ([engines](engines.md))."""
+    engine: Literal["transformers", "vllm"] | OwnCode = "transformers"
+    """What samples: the model itself through transformers, vLLM ([engines](engines.md)), or what
+    `module:function` of an installed package opens ([extending](extending.md))."""
     max_new_tokens: PositiveInt = 256
     """The longest completion, in tokens; one that reaches it is cut off (`finish_reason` is `length`)."""
     temperature: PositiveFloat = 1.0
@@ -306,8 +314,9 @@ class PoolConfig(Section):
 class LearnConfig(Section):
     """The update: everything replay needs besides weights, optimiser state and batch."""
 
-    loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] = "dapo"
-    """The policy loss. With `epochs` = 1 the ratio is 1 and no clip acts."""
+    loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] | OwnCode = "dapo"
+    """The policy loss, or `module:function` of an installed package ([extending](extending.md)). With
+    `epochs` = 1 the ratio is 1 and no clip acts."""
     lr: Annotated[float, Field(ge=0)] = 1e-6
     """0 learns nothing: what is measured is then the effect of selection alone."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -463,6 +472,17 @@ class MemoryBus(Section):
 
     type: Literal["memory"] = "memory"
     """Nothing outside this process."""
+
+
+class OwnBus(Section):
+    """What `module:function` of an installed package opens ([extending](extending.md))."""
+
+    type: Literal["own"] = "own"
+    """A bus of one's own."""
+    open: OwnCode
+    """Called with the swarm's name as `swarm`, and `config`."""
+    config: dict[str, Any] = {}
+    """Its parameters, by its own names for them. Configs are stored: name no secret here."""
 
 
 class WorkersConfig(Section):

@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from sapo.core import own_code
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.install import install_command
@@ -16,6 +17,9 @@ def open_engine(config: Config, policy: "LoadedPolicy") -> Engine:
     """The engine that `generate.engine` names, for the policy's weights. Raises `UserError` where it is not
     installed or cannot run the model."""
     check_engine(config)
+    if own_code.is_own(config.generate.engine):
+        opened: Engine = own_code.load("generate.engine", config.generate.engine)(config, policy)
+        return opened
     if config.generate.engine == "transformers":
         from sapo.policy.engines.hf import TransformersEngine
 
