@@ -9,27 +9,9 @@ import pytest
 
 from sapo.tasks import pins
 
-DOUBLING = '''
-import random
-
-from sapo.tasks.source import Entry
-
-
-class Doubling:
-    """Asks for the double of a number."""
-
-    def __init__(self, largest: int = 99) -> None:
-        if largest < 1:
-            raise ValueError("largest must be 1 or more")
-        self.largest = largest
-
-    def entry(self, seed: int) -> Entry:
-        number = random.Random(seed).randint(1, self.largest)
-        return Entry(f"What is twice {number}?", str(2 * number))
-
-    def score(self, answer: str | None, entry: Entry) -> float:
-        return float(answer is not None and answer.strip() == entry.answer)
-'''
+OWN_PACKAGE = Path(__file__).parent / "own_package"
+"""The package that docs/extending.md shows, as its author has it."""
+DOUBLING = (OWN_PACKAGE / "sapo_demo" / "tasks.py").read_text(encoding="utf-8")
 
 
 @contextmanager

@@ -1,19 +1,17 @@
 """Two sites and one swarm: with a home, servers and a release each; a node that moves goes on bit for bit."""
 
 import json
-import os
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from commands import outside, running, sapo, teachers, until
 from kafka import KafkaConsumer, TopicPartition
 from swarms import SMALL, hand_over, make_home, open_node, small_config
 
@@ -113,73 +111,6 @@ def test_sites_that_share_a_prefix_are_told(tmp_path: Path) -> None:
 
 
 # -- in many ------------------------------------------------------------------------------------------------
-
-
-def outside() -> dict[str, str]:
-    """This environment without settings of sapo's or Prefect's, other than where starters are kept."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SAPO_", "PREFECT_"))}
-    return kept | {key: os.environ[key] for key in ("SAPO_CACHE",) if key in os.environ}
-
-
-def sapo(*args: str, place: Path, env: Mapping[str, str] | None = None) -> str:
-    """Run a command to its end in a folder; returns what it printed."""
-    command = [sys.executable, "-m", "sapo.cli", *args]
-    done = subprocess.run(
-        command, cwd=place, env=env or outside(), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-@contextmanager
-def running(
-    *args: str, place: Path, env: Mapping[str, str] | None = None
-) -> "Iterator[subprocess.Popen[bytes]]":
-    """A command at work; asked to stop at the end, and ended if it does not."""
-    log = place / f"{args[0]}.txt"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sapo.cli", *args],
-            cwd=place,
-            env=env or outside(),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-
-
-def until(
-    happened: Callable[[], bool], *processes: "subprocess.Popen[bytes]", limit_s: float = 420.0
-) -> None:
-    """Wait for something, as long as the processes run."""
-    deadline = time.monotonic() + limit_s
-    while not happened():
-        assert time.monotonic() < deadline
-        for process in processes:
-            assert process.poll() in (None, 0), process.args
-        time.sleep(1.5)  # each look reads whole journals
-
-
-def teachers(home: Home, name: str) -> set[str]:
-    """Authors of the foreign groups that a node has trained on, as far as its journal reaches back."""
-    if not home.journal(name).exists():
-        return set()
-    found = set()
-    with Journal.read_only(home.journal(name)) as journal:
-        for result in journal.results():
-            batch = journal.batch(result.round)
-            found |= {group.producer for group in batch.groups if group.source == "external"}
-    return found
 
 
 def begin(place: Path, bus: Mapping[str, str], *more: str) -> tuple[Path, Path]:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from makers import make_group, make_identity, make_signed
-from policy_samples import policy
 
 from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
@@ -18,6 +17,7 @@ from sapo.peers import keyring
 from sapo.peers.trust import believes, refuse_strange_names
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import Tokens, false_ids, own_ids
+from sapo.testing.policies import policy
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +128,8 @@ def test_trap_17_a_shared_text_ends_with_the_receivers_end_token_iff_it_stopped(
 
 
 def test_trap_18_no_start_token_stands_between_prompt_and_completion() -> None:
-    from policy_samples import model, tokenizer
-
     from sapo.policy.models import wrap
+    from sapo.testing.policies import model, tokenizer
 
     starts = wrap("bos", model(), tokenizer(bos=True, chat=False))
     bos = starts.tokenizer.bos_token_id

@@ -1,45 +1,32 @@
 """The transformers engine, against a plain loop without cache, padding or batch."""
 
-import policy_samples as samples
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from scipy.stats import chisquare
 
-from sapo.core.errors import UserError
 from sapo.core.types import Completion, Sampling
+from sapo.policy.engines.base import Engine
 from sapo.policy.engines.hf import BLOCK, TransformersEngine, _branch, _pick
 from sapo.policy.models import LoadedPolicy
-
-PROMPTS = ("1 + 1 = ?", "12 + 345 = ?", "a", "what is 9999 + 1234 - 7 = ?")
-
-
-def run(
-    policy: LoadedPolicy,
-    prompts: tuple[str, ...] = PROMPTS,
-    *,
-    rows: int = 512,
-    completions: int = 4,
-    tokens: int = 12,
-    sampling: Sampling | None = None,
-    seed: int = 5,
-    greedy: bool = False,
-) -> list[list[Completion]]:
-    return TransformersEngine(policy, max_rows=rows).generate(
-        [policy.encode_prompt(prompt) for prompt in prompts],
-        completions=completions,
-        max_new_tokens=tokens,
-        sampling=sampling or Sampling(),
-        seed=seed,
-        greedy=greedy,
-    )
+from sapo.testing import engine as contract
+from sapo.testing import policies as samples
+from sapo.testing.engine import PROMPTS, logprobs_of
 
 
-def logprobs_of(policy: LoadedPolicy, prompt: str, ids: tuple[int, ...], temperature: float) -> torch.Tensor:
-    """Log-probabilities [tokens, vocabulary] of one row alone, from one plain forward pass."""
-    start = policy.encode_prompt(prompt)
-    with torch.no_grad():
-        logits = policy.model(input_ids=torch.tensor([[*start, *ids]])).logits[0]
-    return torch.log_softmax(logits[len(start) - 1 : -1].float() / temperature, dim=-1)
+def run(policy: LoadedPolicy, *prompts: str, rows: int = 512, **arguments: Any) -> list[list[Completion]]:
+    return contract.run(TransformersEngine(policy, max_rows=rows), policy, prompts or PROMPTS, **arguments)
+
+
+@pytest.mark.parametrize("promise", contract.PROMISES, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("own_copy", [False, True])
+def test_the_transformers_engine_keeps_what_all_promise(
+    own_copy: bool, promise: Callable[[Engine, LoadedPolicy], None]
+) -> None:
+    policy = samples.policy()
+    promise(TransformersEngine(policy, own_copy=own_copy), policy)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
@@ -91,22 +78,12 @@ def test_trap_3_logprobs_are_of_the_whole_distribution_even_where_sampling_is_cu
     assert max(completion.logprobs or ()) < 0
 
 
-def test_the_same_seed_repeats_and_another_does_not() -> None:
-    policy = samples.policy()
-    assert run(policy) == run(policy)
-    assert run(policy) != run(policy, seed=6)
-
-
 def test_draws_do_not_depend_on_what_else_is_in_the_batch() -> None:
     policy = samples.policy()
     together = run(policy)
-    assert [c.token_ids for c in run(policy, PROMPTS[:1])[0]] == [c.token_ids for c in together[0]]
+    assert [c.token_ids for c in run(policy, *PROMPTS[:1])[0]] == [c.token_ids for c in together[0]]
     chunked = run(policy, rows=4)
     assert [[c.token_ids for c in g] for g in chunked] == [[c.token_ids for c in g] for g in together]
-
-
-def test_completions_of_one_group_differ_from_each_other() -> None:
-    assert len({completion.token_ids for completion in run(samples.policy(), completions=8)[0]}) > 4
 
 
 def test_trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids() -> None:
@@ -124,21 +101,10 @@ def test_trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids() -> None:
     assert len(policy.stop_ids) == 2
 
 
-def test_a_completion_cut_at_the_limit_says_length() -> None:
-    for completion in (c for group in run(samples.policy(), tokens=1) for c in group):
-        assert len(completion.token_ids or ()) == 1
-
-
-def test_trap_26_a_prompt_longer_than_the_context_is_refused_not_cut() -> None:
-    policy = samples.policy(context=16)
-    with pytest.raises(UserError, match="context is 16 tokens"):
-        run(policy, ("1" * 40,))
-
-
 def test_generation_ends_where_the_context_ends() -> None:
     policy = samples.policy("gpt2", context=24)
     room = [24 - len(policy.encode_prompt(prompt)) for prompt in ("1+1", "1234567890")]
-    groups = run(policy, ("1+1", "1234567890"), tokens=100)
+    groups = run(policy, "1+1", "1234567890", tokens=100)
     for limit, group in zip(room, groups, strict=True):
         lengths = [len(c.token_ids or ()) for c in group]
         assert max(lengths) <= limit
@@ -208,7 +174,7 @@ def test_completions_that_have_written_the_same_are_computed_once() -> None:
     hook = policy.model.register_forward_pre_hook(
         lambda _, __, given: rows.append(len(given["input_ids"])), with_kwargs=True
     )
-    groups = run(policy, PROMPTS[:2], greedy=True, completions=8)
+    groups = run(policy, *PROMPTS[:2], greedy=True, completions=8)
     hook.remove()
     assert len(rows) > 1
     assert max(rows) == 2

@@ -100,6 +100,7 @@ def test_sapo_never_imports_flows() -> None:
 def test_the_rooms_are_all_there_is() -> None:
     assert {path.name for path in SAPO.iterdir() if path.name != "__pycache__"} == {
         *ROOMS,
+        "testing",
         "__init__.py",
         "py.typed",
     }
@@ -242,9 +243,9 @@ def test_no_two_test_files_have_one_name() -> None:
 
 
 def trap_tests() -> dict[str, int]:
-    pattern = re.compile(r"def (test_trap_(\w*?)_\w+)\(")
+    pattern = re.compile(r"def ((?:test_)?trap_(\w*?)_\w+)\(")
     found: dict[str, int] = {}
-    for path in modules(ROOT / "tests"):
+    for path in (*modules(ROOT / "tests"), *modules(SAPO / "testing")):
         for name, number in pattern.findall(path.read_text(encoding="utf-8")):
             found[name] = int(number) if number.isdecimal() else -1
     return found
@@ -255,7 +256,7 @@ def test_every_trap_test_names_a_known_trap() -> None:
 
 
 def test_every_trap_has_a_test() -> None:
-    prefixes = [re.match(r"test_trap_((?:\d+_)+)", name) for name in trap_tests()]
+    prefixes = [re.match(r"(?:test_)?trap_((?:\d+_)+)", name) for name in trap_tests()]
     tested = {int(number) for found in prefixes if found for number in found[1].split("_")[:-1]}
     assert not set(TRAPS) - tested
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import policy_samples as samples
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -10,6 +9,7 @@ from transformers import GenerationConfig
 from sapo.core.config.load import Config, Lora, Rules
 from sapo.core.errors import SapoError, UserError
 from sapo.policy import models
+from sapo.testing import policies as samples
 
 
 def stored(directory: Path, **arguments: object) -> Path:

@@ -172,9 +172,9 @@ def random_policy(family: str, tokenizer: PreTrainedTokenizerFast, **changes: An
 
 @pytest.fixture(scope="module")
 def characters() -> PreTrainedTokenizerFast:
-    import policy_samples
+    from sapo.testing import policies
 
-    return policy_samples.tokenizer()
+    return policies.tokenizer()
 
 
 # -- what it samples ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Tiny random policies of several architectures, for tests."""
+"""Tiny random policies of several architectures, with a tokenizer of characters."""
 
 from typing import Any
 
@@ -52,12 +52,17 @@ def tokenizer(
 def model(family: str = "qwen2", *, seed: int = 0, context: int = 256, size: int = 64) -> Any:
     """A random model whose outputs are far from uniform, so that differences show."""
     torch.manual_seed(seed)
-    shape = {"vocab_size": size, "max_position_embeddings": context, "initializer_range": 0.3}
+    shape: dict[str, Any] = {"vocab_size": size, "max_position_embeddings": context, "initializer_range": 0.3}
     if family == "gpt2":
         return GPT2LMHeadModel(
             GPT2Config(n_embd=32, n_layer=2, n_head=2, eos_token_id=1, bos_token_id=None, **shape)
         )
-    common = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    common: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     if family == "llama":
         return LlamaForCausalLM(LlamaConfig(**common, **shape, eos_token_id=1, bos_token_id=None))
     return Qwen2ForCausalLM(

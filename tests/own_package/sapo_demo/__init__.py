@@ -1,0 +1,1 @@
+"""A task, a sampler and a loss for swarms."""
