@@ -113,7 +113,7 @@ def trait_spread(store: Store, swarm: str, trait: str, pattern: str) -> TraitSpr
         own, own_uses = (_where(some, author | learner) for some in (rows, uses))
         own_lessons = _where(lessons, learner)
         undone = lineage_queries.rollbacks(store, swarm, node, incarnation) if own_lessons else {}
-        half = _half(own)
+        half = half_has_it(own)
         nodes.append(
             NodeTrait(
                 node=node,
@@ -138,8 +138,8 @@ def _without_node(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in ("node", "key", "incarnation")}
 
 
-def _half(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The first round at which half of the latest answers have the trait."""
+def half_has_it(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The first of a node's rounds, in order, by which half of `WINDOW` rounds' answers have it."""
     recent: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
     for row in rows:
         recent.append(row)

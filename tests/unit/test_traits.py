@@ -7,6 +7,7 @@ import pytest
 from sapo.core.config.load import load
 from sapo.core.errors import UserError
 from sapo.core.traits import TraitMatcher
+from sapo.provenance.trait_spread import half_has_it
 
 
 def test_a_trait_is_found_anywhere_in_a_text() -> None:
@@ -48,3 +49,13 @@ def test_what_is_no_trait_is_refused_with_its_setting(traits: dict[str, str], pr
     with pytest.raises(UserError, match=problem) as refused:
         load(base={"track": {"traits": traits}}, env={})
     assert "track.traits" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "round"), [([0, 0, 2, 8, 9, 10, 10], 5), ([4, 4, 7], 2), ([5], 0), ([4, 4, 4, 4, 4, 4], None)]
+)
+def test_half_has_a_trait_once_half_of_the_latest_rounds_answers_have_it(
+    found: list[int], round: int | None
+) -> None:
+    half = half_has_it([{"round": n, "found": count, "answers": 10} for n, count in enumerate(found)])
+    assert (None if half is None else half["round"]) == round
