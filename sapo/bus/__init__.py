@@ -31,7 +31,12 @@ def open_bus(config: Config, home: Home) -> Bus:
 
         return KafkaBus(section, topic_of(config))
     if isinstance(section, OwnBus):
-        opened: Bus = own_code.load("bus.open", section.open)(swarm=config.swarm.name, **section.config)
+        opens = own_code.load("bus.open", section.open)
+        try:
+            opened: Bus = opens(swarm=config.swarm.name, **section.config)
+        except (TypeError, ValueError) as error:
+            remedy = f"give what {section.open} takes"
+            raise UserError("bus.config", section.config, str(error), remedy) from error
         return opened
     raise UserError(
         "bus.type", "memory", "works inside one process only", 'use "sqlite", or pass a MemoryBus in code'

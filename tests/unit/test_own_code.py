@@ -205,6 +205,13 @@ def test_a_bus_of_another_package_carries_groups(package: Path, tmp_path: Path) 
     assert own_code.find("sapo_demo:OPENED") == [("s", 2)]
 
 
+def test_parameters_that_a_bus_does_not_take_are_the_users_error(package: Path, tmp_path: Path) -> None:
+    config = settings("bus.type=own", "bus.open=sapo_demo:bus", "bus.config.servers=3")
+    with pytest.raises(UserError, match="unexpected keyword argument 'servers'") as raised:
+        open_bus(config, make_home(tmp_path / "home", config))
+    assert raised.value.field == "bus.config"
+
+
 def test_a_swarm_on_a_bus_of_another_package_is_by_invitation_and_says_how_to_join(
     package: Path, tmp_path: Path
 ) -> None:
