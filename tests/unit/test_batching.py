@@ -98,6 +98,17 @@ def test_ids_that_lie_about_the_text_are_replaced_by_the_text(reader: LoadedPoli
     assert own_ids(reader, group, sent) == (reader.encode_completion("12", "stop"), True)
 
 
+def test_the_first_id_beyond_the_vocabulary_is_not_used_though_it_decodes_to_nothing(
+    reader: LoadedPolicy,
+) -> None:
+    beyond = (*reader.encode_completion("12", "length"), reader.vocabulary)
+    assert reader.decode(beyond) == "12"
+    sent = completion(reader, "12", "length", token_ids=beyond, logprobs=(-0.5,) * len(beyond))
+    group = make_group(completions=(sent, sent), tokenizer=reader.fingerprint)
+    assert own_ids(reader, group, sent) == (reader.encode_completion("12", "length"), True)
+    assert false_ids(reader, group)
+
+
 @pytest.mark.parametrize(
     ("ids", "reason", "false"),
     [

@@ -75,3 +75,7 @@ def test_a_bound_that_is_lifted_keeps_what_is_left() -> None:
 
 def test_a_bound_longer_than_the_run_keeps_its_beginning() -> None:
     assert 0 in anchors([0, 50, 100], 100, 1000)
+
+
+def test_a_checkpoint_just_as_far_back_as_is_kept_is_where_replay_begins() -> None:
+    assert anchors([0, 100, 200], 200, 100) == {100, 200}
