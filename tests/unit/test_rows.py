@@ -1,6 +1,8 @@
 """Own data: rows of a file as questions, in epochs, pinned by digest, compared by plain scorers."""
 
 import json
+import re
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -191,6 +193,18 @@ def test_a_file_is_named_after_itself_or_as_it_is_said() -> None:
         ("number", "3 and then 4", "4.0", 1.0),
         ("number", "-4", "4", NEARLY),
         ("number", "four", "4", 0.0),
+        ("math", r"so it is \boxed{\frac{1}{2}}.", "1/2", 1.0),
+        ("math", "$0.5$", r"\frac12", 1.0),
+        ("math", "The answer is 1/2.", "0.5", 1.0),
+        ("math", "x+1", "1+x", 1.0),
+        ("math", r"\sqrt{12}", r"2\sqrt{3}", 1.0),
+        ("math", r"50\%", "1/2", 1.0),
+        ("math", "step\n" * 9000 + "it is $\\frac{2}{4}$", "1/2", 1.0),
+        ("math", "2/3", "1/2", 0.0),
+        ("math", r"\boxed{1/2} or \boxed{1/3}", "1/2", 0.0),
+        ("math", r"\boxed{}", "1/2", 0.0),
+        ("math", "", "1/2", 0.0),
+        ("math", "none", "1/2", 0.0),
         ("choice", "The answer is (B).", "b", 1.0),
         ("choice", "A or B", "B", 0.0),
         ("regex", "2026-11-24", r"\d{4}-\d\d-\d\d", 1.0),
@@ -204,6 +218,59 @@ def test_scorers(scorer: str, answer: str, expected: str, score: float) -> None:
 @given(st.text(), st.sampled_from(sorted(SCORERS)))
 def test_any_text_has_a_score_from_0_to_1(text: str, scorer: str) -> None:
     assert 0.0 <= SCORERS[scorer](text, "7") <= 1.0
+
+
+HOSTILE = (
+    "__import__('os').abort()",
+    r"$\text{__import__('os').abort()}$",
+    r"$\operatorname{__import__}(5)$",
+    r"$\mathrm{exit}()$",
+    r"$f(\mathrm{exit})$",
+    "$x_{__import__('os').abort()}$",
+    "$[[__import__('os').abort()]]$",
+    "$eval(1)$ 1.__class__",
+    "$" + "(" * 900 + "1" + ")" * 900 + "$",
+    "{" * 5000,
+    r"\boxed{" * 900,
+    r"\frac" * 500,
+    "9" * 10_000,
+    "$" * 16_000,
+    "final answer is $" * 900,
+    "$1e999999$",
+)
+
+
+NUMBER = re.compile(
+    r"(b')?\s*(Integer|Float|Rational)\s*\(\s*'?[\d.e+-]+'?\s*\)\s*'?|b'from sympy import \*'"
+)
+
+
+def test_math_evaluates_nothing_but_the_digits_of_numbers() -> None:
+    compiled: list[str] = []
+    watching = False
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        if watching and event == "compile":
+            compiled.append(str(args[0]))
+
+    sys.addaudithook(watch)
+    SCORERS["math"]("x+1 > 1/3", "x+1")  # what is imported is compiled, too
+    watching = True
+    scores = [SCORERS["math"](text, "7") for text in HOSTILE]
+    watching = False
+    assert not any(scores)
+    assert [source for source in compiled if not NUMBER.fullmatch(source)] == []
+
+
+def test_a_power_that_never_ends_costs_its_own_score_only(tmp_path: Path) -> None:
+    made = pa.table({"question": ["half of 1?", "third of 1?"], "answer": ["1/2", "1/3"]})
+    config = with_pins(asking(written(tmp_path, made=made), scorer="math"))
+    limited = config.model_copy(update={"workers": config.workers.model_copy(update={"time_limit_s": 1.0})})
+    with open_workers(limited) as workers:
+        recipe = Recipe.make(config.tasks[0].dataset, config.tasks[0].config, 0)
+        texts = ("$9^{9^{9^9}}$", "0.5", "$10^{10^{10}}!$", "0.6")
+        found = workers.score([(recipe, text) for text in texts])
+        assert [one.score for one in found] == [None, 1.0, None, 0.0]
 
 
 def test_a_row_that_is_asked_again_is_no_copy_and_the_same_varied_answers_are() -> None:
