@@ -1,9 +1,9 @@
 """Whether two texts say the same in mathematics, by the library math-verify. Loads sympy.
 
-Of its extractions only the one of LaTeX is used: a grammar (ANTLR) reads it, and the only text that sympy is ever
-given is a number's digits. `ExprExtractionConfig` is not, as it hands a text to sympy's `parse_expr`, which
-evaluates it; so a formula without LaTeX round it is put into dollars here. The library's own time limit is an
-alarm signal, which belongs to the task worker (`worker_main.Watch`): it is off, and the worker's limits hold.
+Of its extractions only the one of LaTeX is used: a grammar (ANTLR) reads it, and all that sympy is
+ever given as text is a number's digits. `ExprExtractionConfig` is not: it hands a text to `parse_expr`, which
+evaluates it. So a formula without LaTeX round it is put into dollars here. The library's own time limit is an
+alarm signal, and that is the worker's (`worker_main.Watch`): it is off, and the worker's limits hold.
 """
 
 import logging
@@ -57,8 +57,10 @@ def _read(text: str) -> list[Any]:
 
 
 def _in_latex(text: str) -> str:
-    """The end of a text with its formula marked: from the last box on, or as it is where LaTeX marks one, else
-    all of it, or of words the last number or fraction."""
+    """The end of a text with its formula marked: from the last box on, or as it is where LaTeX marks one.
+
+    Else all of it, or of words the last number or fraction.
+    """
     if _BOX in text:
         return text[text.rindex(_BOX) :][:MOST_CHARS]
     if len(text) > MOST_CHARS:

@@ -240,12 +240,10 @@ HOSTILE = (
 )
 
 
-NUMBER = re.compile(
-    r"(b')?\s*(Integer|Float|Rational)\s*\(\s*'?[\d.e+-]+'?\s*\)\s*'?|b'from sympy import \*'"
-)
+TEXT_OF_THEIRS = re.compile("import__|abort|exit|eval|__class__")
 
 
-def test_math_evaluates_nothing_but_the_digits_of_numbers() -> None:
+def test_math_compiles_nothing_that_a_text_says() -> None:
     compiled: list[str] = []
     watching = False
 
@@ -253,13 +251,14 @@ def test_math_evaluates_nothing_but_the_digits_of_numbers() -> None:
         if watching and event == "compile":
             compiled.append(str(args[0]))
 
+    SCORERS["math"]("x+1", "x+1")  # what is imported is compiled, too
     sys.addaudithook(watch)
-    SCORERS["math"]("x+1 > 1/3", "x+1")  # what is imported is compiled, too
     watching = True
     scores = [SCORERS["math"](text, "7") for text in HOSTILE]
     watching = False
     assert not any(scores)
-    assert [source for source in compiled if not NUMBER.fullmatch(source)] == []
+    assert any("Integer" in source for source in compiled)  # the hook sees what sympy makes of a number
+    assert [source for source in compiled if TEXT_OF_THEIRS.search(source)] == []
 
 
 def test_a_power_that_never_ends_costs_its_own_score_only(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Commands that run something: `swarm`, `node`, `stop`, `evaluate`."""
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from sapo.cli.commands.options import (
     SetOption,
     find_home,
     print_json,
+    program,
     warn,
 )
 
@@ -65,6 +67,7 @@ def swarm(
         warn(note)
     if dry_run:
         print(toml_dump.dumps(settings.model_dump(mode="json")), end="")
+        print(f"`{program()} plan` with the same options says what it takes of this machine", file=sys.stderr)
         return
     checks.refuse_running(found, "swarm", *settings.nodes)
     code = launch.run(settings, found)
