@@ -1,8 +1,8 @@
 """Memory of a node by formula, from its model's shape and its settings. Pure arithmetic, in bytes.
 
-What is counted: weights, the optimiser's state, gradients, what the backward pass needs of the largest forward
-pass, the key-value cache of the largest generation, and the process around them. What is not: what a GPU's own
-libraries take, fragments, buffers of single operations.
+Counted are weights, the optimiser's state, gradients, what the backward pass needs of its largest part, the
+key-value cache of the largest generation, and the process around them; answers are taken to be as long as
+they may be. Not counted: what a GPU's own libraries take, fragments, buffers of single operations.
 """
 
 from dataclasses import asdict, dataclass
@@ -23,8 +23,11 @@ SIDE_BY_SIDE = 512
 """Completions that the transformers engine decodes at once."""
 PROMPT_TOKENS = 128
 """Of a question with its template, where nothing is measured."""
-PROCESS = 850 << 20
-"""A node's process without its model, with its task worker: libraries above all. Measured by probing, on Linux."""
+PROCESS = 430 << 20
+"""A node's process without its model, and its task worker, where nodes share the libraries' memory: measured
+in a swarm of two (Linux, proportional share)."""
+BESIDE = 1700 << 20
+"""What a swarm has beside its nodes: servers, archive, evaluation, what nodes are forked from; so measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ class NodeMemory:
 def node_memory(
     config: Config, shape: "ModelShape", prompt: int = PROMPT_TOKENS, process: int = PROCESS
 ) -> NodeMemory:
-    """What one node takes; `prompt` is the tokens of a long question, `process` what it takes without model."""
+    """What one node takes; `prompt` is tokens of a long question, `process` bytes without a model."""
     size = BYTES[config.dtype]
     copies = 2 if config.generate.engine == "vllm" or config.generate.ahead else 1
     masters = shape.trained * MASTER if config.dtype != "float32" else 0

@@ -13,7 +13,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.types import canonical
 from sapo.ops.disk_estimate import DAY_S, NodeDisk, node_disk, per_round
-from sapo.ops.memory_estimate import PROCESS, PROMPT_TOKENS, NodeMemory, node_memory
+from sapo.ops.memory_estimate import BESIDE, PROMPT_TOKENS, NodeMemory, node_memory
 from sapo.ops.plan_probe import Probed, ProbeFailed, Progress, probe
 
 if TYPE_CHECKING:
@@ -138,8 +138,7 @@ def _of_alike(
             probed = probe(own, cache, progress)
         except ProbeFailed as error:
             missing.append(f"{names[0]}: seconds, tokens and bytes of history, for {error}")
-    prompt, process = (probed.prompt, probed.bare) if probed else (PROMPT_TOKENS, PROCESS)
-    memory = node_memory(own, shape, prompt, process)
+    memory = node_memory(own, shape, probed.prompt if probed else PROMPT_TOKENS)
     if probed is None:
         return NodePlan(names, own, device, shape, memory)
     round_s = probed.round_s * _crowding(config, device)
@@ -178,7 +177,7 @@ def cores() -> int:
 
 def _needs(nodes: Sequence[NodePlan], home: Home) -> list[Need]:
     """What all nodes take of memory, of each GPU, and of the disk."""
-    takes: dict[str, int] = {}
+    takes = {RAM: BESIDE}
     for node in nodes:
         if node.memory is None:
             continue

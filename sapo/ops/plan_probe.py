@@ -1,13 +1,15 @@
 """A probe: two rounds of a real node in a process and a home of its own, thrown away after; what they took.
 
-The node has no peers. It learns from I + J groups all the same, of which it wrote every one: an update as large as
-the swarm's. What it generated beyond B groups is taken off again.
+The node has no peers. It learns from I + J groups all the same, every one its own: an update as large as the
+swarm's. What it generates beyond B groups is taken off again. A weak model's groups may teach nothing, so one
+more update is made, of the same texts as if half of each group were right: the longest a round may have.
 """
 
 import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +24,12 @@ from sapo.core.determinism import thread_settings
 from sapo.core.errors import SapoError
 
 if TYPE_CHECKING:
+    from sapo.core.types import Sample
     from sapo.node.round import NodeRuntime
 
 ROUNDS = 2
 NAME = "plan"
+NO_THRESHOLD = {"min_entropy": 0, "max_truncated": 1, "max_unscorable": 1, "max_engine_gap": 1e9}
 CONFIG, DONE, FOUND = "probe.json", "done", "found.json"
 DRAIN_S = 30.0
 Progress = Callable[[str, int, int], None]
@@ -40,11 +44,11 @@ class Probed:
     """What two rounds took. Bytes are of memory (`peak`, `bare`) or of the disk (the others)."""
 
     round_s: float
-    """Of the second round; with what held-out probes and checkpoints take of an average one."""
+    """Of a round whose groups all teach; with what held-out probes and checkpoints take of an average one."""
     generated: float
     """Tokens a round, of B groups."""
     learned: float
-    """Tokens that entered a round's update."""
+    """Tokens that entered its update."""
     prompt: int
     """Tokens of the longest question."""
     parameters: int
@@ -67,7 +71,7 @@ def as_probed(config: Config) -> Config:
         "rules": {"entry": "open", "members": []},
         "bus": {"type": "memory"},
         "batch": {"local": groups, "external": 0, "questions": None, "choose": "any"},
-        "guard": {"action": "skip"},
+        "guard": {"action": "skip", **NO_THRESHOLD},
         "eval": {"questions": max(1, config.eval.probe_questions)},
         "history": {"uri": None, "flush_seconds": 0.1},
         "track": {"uri": None},
@@ -134,12 +138,8 @@ def _measure(folder: Path, config: Config, cache: Path) -> dict[str, Any]:
                 results.append(dict(node.run_round().metrics))
                 (folder / DONE).write_text(str(done + 1))
             node.drain(DRAIN_S)
-            return {
-                "bare": bare,
-                "peak": peak_memory(),
-                **_rounds(config, node, results),
-                **_disk(home, node),
-            }
+            found = {**_rounds(config, node, results), **_disk(home, node)}
+            return {"bare": bare, "peak": peak_memory(), **found}
 
 
 def _rounds(config: Config, node: "NodeRuntime", results: list[dict[str, float]]) -> dict[str, Any]:
@@ -148,19 +148,38 @@ def _rounds(config: Config, node: "NodeRuntime", results: list[dict[str, float]]
 
     last = results[-1]
     asked = config.batch.b / node.config.batch.b
-    beyond = last["time/generate"] * (1 - asked)
+    round_s = sum(last[f"time/{stage}"] for stage in ("consume", "verify"))
+    update_s, learned = _whole_update(node)
+    round_s += last["time/generate"] * asked + update_s
     now_and_then = results[0].get("time/probe", 0.0) / config.eval.probe_every
     now_and_then += node.parts.recovery.last_s / config.checkpoint.every_rounds
     groups = [Group.model_validate_json(one.payload) for one in node.journal.groups(ROUNDS - 1)]
     return {
-        "round_s": last["time/round"] - beyond + now_and_then,
+        "round_s": round_s + now_and_then,
         "generated": last["tokens/generated"] * asked,
-        "learned": max(one.get("learn/tokens", 0.0) for one in results),
+        "learned": learned,
         "prompt": max(len(node.parts.policy.encode_prompt(group.question)) for group in groups),
         "parameters": sum(p.numel() for p in node.parts.policy.model.parameters()),
         "series": len(last),
         "history": _rows(config, node, groups),
     }
+
+
+def _whole_update(node: "NodeRuntime") -> tuple[float, float]:
+    """Seconds and tokens of an update on the last batch, every other completion of which is taken as right."""
+    batch = node.batch
+    assert batch is not None
+    groups = [
+        group.model_copy(update={"samples": tuple(_taught(sample) for sample in group.samples)})
+        for group in batch.groups
+    ]
+    started = time.perf_counter()
+    step = node.parts.learner.step(batch.model_copy(update={"groups": tuple(groups)}))
+    return time.perf_counter() - started, step.metrics.get("learn/tokens", 0.0)
+
+
+def _taught(sample: "Sample") -> "Sample":
+    return sample.model_copy(update={"outcome": "score", "advantage": 0.5 - sample.k % 2})
 
 
 def _rows(config: Config, node: "NodeRuntime", groups: list[Any]) -> float:
@@ -193,7 +212,7 @@ def _trained(node: "NodeRuntime") -> float:
 
 
 def _compressed(table: Any) -> int:
-    """What a table's columns take in a file, its description left out: that is each file's, not each row's."""
+    """What a table's columns take in a file, without its description, which many rounds share."""
     import pyarrow as pa
     from pyarrow import parquet
 

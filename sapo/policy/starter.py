@@ -160,7 +160,7 @@ BYTE_TOKENS = 256 + 4
 """Tokens of a variant without learned ones: every byte, and the special ones."""
 
 
-def shape(variant: Variant, vocabulary: int, **ids: int | None) -> transformers.LlamaConfig:
+def shape(variant: Variant, vocabulary: int) -> transformers.LlamaConfig:
     """The architecture of a variant with a tokenizer of so many tokens."""
     return transformers.LlamaConfig(
         vocab_size=vocabulary,
@@ -173,7 +173,6 @@ def shape(variant: Variant, vocabulary: int, **ids: int | None) -> transformers.
         tie_word_embeddings=True,
         bos_token_id=None,
         initializer_range=INITIAL_SPREAD,
-        **ids,
     )
 
 
@@ -181,9 +180,8 @@ def make_model(
     variant: Variant, tokenizer: transformers.PreTrainedTokenizerFast, seed: int
 ) -> transformers.LlamaForCausalLM:
     """A fresh model of a variant's shape, the same for the same seed."""
-    config = shape(
-        variant, len(tokenizer), pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id
-    )
+    config = shape(variant, len(tokenizer))
+    config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, OWNER, "weights"))
         model = transformers.LlamaForCausalLM(config)

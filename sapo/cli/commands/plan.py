@@ -110,7 +110,7 @@ def rows(node: "NodePlan") -> dict[str, str]:
     found["parameters"] = UNKNOWN if node.shape is None else f"{node.shape.parameters:,}"
     for part, name in PARTS.items():
         found[f"memory: {name}"] = in_units(memory[part]) if memory else UNKNOWN
-    found["memory: two rounds took"] = UNKNOWN if probed is None else in_units(probed.peak)
+    found["memory: probe, by itself"] = UNKNOWN if probed is None else in_units(probed.peak)
     found["seconds a round, alone"] = UNKNOWN if probed is None else f"{probed.round_s:.2f}"
     found["seconds a round, all at work"] = UNKNOWN if node.round_s is None else f"{node.round_s:.2f}"
     found["tokens generated a round"] = UNKNOWN if probed is None else f"{probed.generated:,.0f}"
