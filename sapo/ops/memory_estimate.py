@@ -27,7 +27,7 @@ PROCESS = 430 << 20
 """A node's process without its model, and its task worker, where nodes share the libraries' memory: measured
 in a swarm of two (Linux, proportional share)."""
 BESIDE = 1700 << 20
-"""What a swarm has beside its nodes: servers, archive, evaluation, what nodes are forked from; so measured."""
+"""What a swarm has beside its nodes: servers, archive, evaluation, what nodes are forked from."""
 
 
 @dataclass(frozen=True, slots=True)

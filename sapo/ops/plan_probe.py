@@ -166,7 +166,7 @@ def _rounds(config: Config, node: "NodeRuntime", results: list[dict[str, float]]
 
 
 def _whole_update(node: "NodeRuntime") -> tuple[float, float]:
-    """Seconds and tokens of an update on the last batch, every other completion of which is taken as right."""
+    """Seconds and tokens of an update on the last batch, as if every other completion of it were right."""
     batch = node.batch
     assert batch is not None
     groups = [
