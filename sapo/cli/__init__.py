@@ -36,8 +36,8 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (
-        *(plan.plan, run.swarm, run.node, run.stop, deploy.deploy),
-        *(run.evaluate, maintain.maintain),
+        *(run.swarm, run.node, run.stop, plan.plan),
+        *(deploy.deploy, run.evaluate, maintain.maintain),
     ),
     "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
     "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, trait.trait, browse.report),

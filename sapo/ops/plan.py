@@ -164,10 +164,9 @@ def _crowding(config: Config, device: str) -> float:
     """How much longer a round takes than alone: nodes share the cores, or a GPU."""
     from sapo.policy.device import resolve_device
 
-    beside = [own for name in config.nodes if str(resolve_device(own := config.for_node(name))) == device]
-    if device != "cpu":
-        return float(len(beside))
-    return max(1.0, sum(own.threads for own in beside) / cores())
+    owns = [config.for_node(name) for name in config.nodes]
+    beside = [own.threads for own in owns if str(resolve_device(own)) == device]
+    return max(1.0, sum(beside) / cores()) if device == "cpu" else float(len(beside))
 
 
 def cores() -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sapo.core.atomic_file import write_atomically
-from sapo.core.child_process import POLL_S, Child, tail
+from sapo.core.child_process import POLL_S, Child, tail, watch_parent
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, merge, parse
 from sapo.core.config.manifest import Manifest
@@ -98,7 +98,9 @@ def probe(config: Config, cache: Path, progress: Progress) -> Probed:
             child.kill()
         if code or not (folder / FOUND).exists():
             ended = "was killed: it may have been too much for this machine" if code < 0 else "failed"
-            raise ProbeFailed(f"the probe {ended}: {tail(log).strip() or f'exit code {code}'}")
+            raise ProbeFailed(
+                f"the probe {ended}: {(tail(log).strip().splitlines() or [f'exit code {code}'])[-1]}"
+            )
         found: dict[str, Any] = json.loads((folder / FOUND).read_text(encoding="utf-8"))
         return Probed(**found)
 
@@ -110,10 +112,16 @@ def _rounds_done(folder: Path) -> int:
 
 def main(argv: list[str]) -> int:
     """The probe's own process. Arguments: its folder."""
+    watch_parent()
     folder = Path(argv[0])
     values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     config = parse(values["config"])
-    write_atomically(folder / FOUND, json.dumps(_measure(folder, config, Path(values["cache"]))))
+    try:
+        found = _measure(folder, config, Path(values["cache"]))
+    except SapoError as error:
+        print(error)
+        return 1
+    write_atomically(folder / FOUND, json.dumps(found))
     return 0
 
 

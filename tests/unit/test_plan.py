@@ -1,4 +1,4 @@
-"""`sapo plan`: memory by formula, held against what a node takes; what is said where something does not fit."""
+"""`sapo plan`: memory by formula, held against what a node takes; what is said of what does not fit."""
 
 import json
 from pathlib import Path
@@ -154,4 +154,4 @@ def test_the_table_has_a_row_for_each_figure(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_dry_run_names_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["swarm", "--dry-run", "--home", str(tmp_path / "home")]) == 0
-    assert "plan` with the same options" in capsys.readouterr().err
+    assert "plan` with the same options" in capsys.readouterr().out

@@ -1,6 +1,5 @@
 """Commands that run something: `swarm`, `node`, `stop`, `evaluate`."""
 
-import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,7 +66,7 @@ def swarm(
         warn(note)
     if dry_run:
         print(toml_dump.dumps(settings.model_dump(mode="json")), end="")
-        print(f"`{program()} plan` with the same options says what it takes of this machine", file=sys.stderr)
+        print(f"\n# What it takes of this machine: `{program()} plan` with the same options")
         return
     checks.refuse_running(found, "swarm", *settings.nodes)
     code = launch.run(settings, found)
