@@ -98,9 +98,8 @@ def probe(config: Config, cache: Path, progress: Progress) -> Probed:
             child.kill()
         if code or not (folder / FOUND).exists():
             ended = "was killed: it may have been too much for this machine" if code < 0 else "failed"
-            raise ProbeFailed(
-                f"the probe {ended}: {(tail(log).strip().splitlines() or [f'exit code {code}'])[-1]}"
-            )
+            said = tail(log).strip().splitlines() or [f"exit code {code}"]
+            raise ProbeFailed(f"the probe {ended}: {said[-1]}")
         found: dict[str, Any] = json.loads((folder / FOUND).read_text(encoding="utf-8"))
         return Probed(**found)
 

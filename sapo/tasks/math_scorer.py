@@ -63,3 +63,6 @@ def _in_latex(text: str) -> str:
         return f"${plain[-1].rstrip(',')}$" if plain else ""
     bare = text.strip().rstrip(".")
     return f"${bare}$" if bare else ""
+
+
+same("1/3", "x+1")  # loads what is loaded at first use, once and not in every fork

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from makers import make_group
 from pyarrow import csv, parquet
@@ -215,6 +215,7 @@ def test_scorers(scorer: str, answer: str, expected: str, score: float) -> None:
     assert SCORERS[scorer](answer, expected) == score
 
 
+@settings(deadline=None)  # the first to score with sympy loads it
 @given(st.text(), st.sampled_from(sorted(SCORERS)))
 def test_any_text_has_a_score_from_0_to_1(text: str, scorer: str) -> None:
     assert 0.0 <= SCORERS[scorer](text, "7") <= 1.0
@@ -264,7 +265,7 @@ def test_math_compiles_nothing_that_a_text_says() -> None:
 def test_a_power_that_never_ends_costs_its_own_score_only(tmp_path: Path) -> None:
     made = pa.table({"question": ["half of 1?", "third of 1?"], "answer": ["1/2", "1/3"]})
     config = with_pins(asking(written(tmp_path, made=made), scorer="math"))
-    limited = config.model_copy(update={"workers": config.workers.model_copy(update={"time_limit_s": 1.0})})
+    limited = config.model_copy(update={"workers": config.workers.model_copy(update={"time_limit_s": 3.0})})
     with open_workers(limited) as workers:
         recipe = Recipe.make(config.tasks[0].dataset, config.tasks[0].config, 0)
         texts = ("$9^{9^{9^9}}$", "0.5", "$10^{10^{10}}!$", "0.6")
