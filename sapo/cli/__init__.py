@@ -22,6 +22,7 @@ from sapo.cli.commands import (
     keys,
     lineage,
     maintain,
+    plan,
     replay,
     run,
     site,
@@ -34,7 +35,10 @@ from sapo.core.errors import SapoError, Unavailable, UserError
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Run a swarm": (run.swarm, run.node, run.stop, deploy.deploy, run.evaluate, maintain.maintain),
+    "Run a swarm": (
+        *(run.swarm, run.node, run.stop, plan.plan),
+        *(deploy.deploy, run.evaluate, maintain.maintain),
+    ),
     "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
     "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, trait.trait, browse.report),
     "Compare ways to run one": (experiment.experiment,),

@@ -114,7 +114,7 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
             "model", spec, f"cannot be loaded: {_first_line(error)}", "name a causal language model"
         ) from None
     if config.lora is not None:
-        model = _with_adapter(model, config)
+        model = with_adapter(model, config)
     system = TAGS_PROMPT if config.rules.answer == "tags" else None
     return wrap(
         spec, model.to(resolve_device(config)), tokenizer, system=system, lora=config.lora is not None
@@ -289,7 +289,7 @@ def _check_as_stored(spec: str, source: str | Path, tokenizer: Any) -> None:
         )
 
 
-def _with_adapter(model: Any, config: Config) -> Any:
+def with_adapter(model: Any, config: Config) -> Any:
     """The model with a fresh adapter, the same for the same swarm seed, as the only trained part."""
     try:
         from peft import LoraConfig, get_peft_model

@@ -156,12 +156,14 @@ def make_tokenizer(variant: Variant, texts: Sequence[str]) -> transformers.PreTr
     )
 
 
-def make_model(
-    variant: Variant, tokenizer: transformers.PreTrainedTokenizerFast, seed: int
-) -> transformers.LlamaForCausalLM:
-    """A fresh model of a variant's shape, the same for the same seed."""
-    config = transformers.LlamaConfig(
-        vocab_size=len(tokenizer),
+BYTE_TOKENS = 256 + 4
+"""Tokens of a variant without learned ones: every byte, and the special ones."""
+
+
+def shape(variant: Variant, vocabulary: int) -> transformers.LlamaConfig:
+    """The architecture of a variant with a tokenizer of so many tokens."""
+    return transformers.LlamaConfig(
+        vocab_size=vocabulary,
         hidden_size=variant.hidden,
         intermediate_size=variant.inner,
         num_hidden_layers=variant.layers,
@@ -169,11 +171,17 @@ def make_model(
         num_key_value_heads=variant.heads,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
         initializer_range=INITIAL_SPREAD,
     )
+
+
+def make_model(
+    variant: Variant, tokenizer: transformers.PreTrainedTokenizerFast, seed: int
+) -> transformers.LlamaForCausalLM:
+    """A fresh model of a variant's shape, the same for the same seed."""
+    config = shape(variant, len(tokenizer))
+    config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(seed, OWNER, "weights"))
         model = transformers.LlamaForCausalLM(config)

@@ -33,6 +33,16 @@ def choice(answer: str, expected: str) -> float:
     return float(found == {expected.strip().upper()})
 
 
+def math(answer: str, expected: str) -> float:
+    """1 if the answer's formula is worth the expected one, in whatever form: 1/2, 0.5, \\frac12.
+
+    Raises `ValueError` if the row's own answer holds none.
+    """
+    from sapo.tasks.math_scorer import same  # loads sympy, for the tasks that need it only
+
+    return float(same(answer, expected))
+
+
 def regex(answer: str, expected: str) -> float:
     """1 if the row's answer, a pattern, matches the whole text. In time linear in the text (RE2).
 
@@ -55,6 +65,7 @@ SCORERS: Mapping[str, Callable[[str, str], float]] = {
     "exact": exact,
     "number": number,
     "choice": choice,
+    "math": math,
     "regex": regex,
 }
 """By the name that a task's `config.scorer` has for it."""

@@ -92,6 +92,8 @@ class Rows:
         self._score = SCORERS[scorer]
         self.questions, self.answers = (_texts(table, name) for name in (question, answer))
         _check_distinct(self.questions, question)
+        # what the scorer has to load is loaded here, once, and not in each fork that looks at a text
+        self._score(self.answers[0], self.answers[0])
 
     def entry(self, seed: int) -> Entry:
         """The question of a row. Raises `IndexError` beyond the last."""

@@ -1,12 +1,14 @@
 """Own data: rows of a file as questions, in epochs, pinned by digest, compared by plain scorers."""
 
 import json
+import re
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from makers import make_group
 from pyarrow import csv, parquet
@@ -191,6 +193,18 @@ def test_a_file_is_named_after_itself_or_as_it_is_said() -> None:
         ("number", "3 and then 4", "4.0", 1.0),
         ("number", "-4", "4", NEARLY),
         ("number", "four", "4", 0.0),
+        ("math", r"so it is \boxed{\frac{1}{2}}.", "1/2", 1.0),
+        ("math", "$0.5$", r"\frac12", 1.0),
+        ("math", "The answer is 1/2.", "0.5", 1.0),
+        ("math", "x+1", "1+x", 1.0),
+        ("math", r"\sqrt{12}", r"2\sqrt{3}", 1.0),
+        ("math", r"50\%", "1/2", 1.0),
+        ("math", "step\n" * 9000 + "it is $\\frac{2}{4}$", "1/2", 1.0),
+        ("math", "2/3", "1/2", 0.0),
+        ("math", r"\boxed{1/2} or \boxed{1/3}", "1/2", 0.0),
+        ("math", r"\boxed{}", "1/2", 0.0),
+        ("math", "", "1/2", 0.0),
+        ("math", "none", "1/2", 0.0),
         ("choice", "The answer is (B).", "b", 1.0),
         ("choice", "A or B", "B", 0.0),
         ("regex", "2026-11-24", r"\d{4}-\d\d-\d\d", 1.0),
@@ -201,9 +215,62 @@ def test_scorers(scorer: str, answer: str, expected: str, score: float) -> None:
     assert SCORERS[scorer](answer, expected) == score
 
 
+@settings(deadline=None)  # the first to score with sympy loads it
 @given(st.text(), st.sampled_from(sorted(SCORERS)))
 def test_any_text_has_a_score_from_0_to_1(text: str, scorer: str) -> None:
     assert 0.0 <= SCORERS[scorer](text, "7") <= 1.0
+
+
+HOSTILE = (
+    "__import__('os').abort()",
+    r"$\text{__import__('os').abort()}$",
+    r"$\operatorname{__import__}(5)$",
+    r"$\mathrm{exit}()$",
+    r"$f(\mathrm{exit})$",
+    "$x_{__import__('os').abort()}$",
+    "$[[__import__('os').abort()]]$",
+    "$eval(1)$ 1.__class__",
+    "$" + "(" * 900 + "1" + ")" * 900 + "$",
+    "{" * 5000,
+    r"\boxed{" * 900,
+    r"\frac" * 500,
+    "9" * 10_000,
+    "$" * 16_000,
+    "final answer is $" * 900,
+    "$1e999999$",
+)
+
+
+TEXT_OF_THEIRS = re.compile("import__|abort|exit|eval|__class__")
+
+
+def test_math_compiles_nothing_that_a_text_says() -> None:
+    compiled: list[str] = []
+    watching = False
+
+    def watch(event: str, args: tuple[object, ...]) -> None:
+        if watching and event == "compile":
+            compiled.append(str(args[0]))
+
+    SCORERS["math"]("x+1", "x+1")  # what is imported is compiled, too
+    sys.addaudithook(watch)
+    watching = True
+    scores = [SCORERS["math"](text, "7") for text in HOSTILE]
+    watching = False
+    assert not any(scores)
+    assert any("Integer" in source for source in compiled)  # the hook sees what sympy makes of a number
+    assert [source for source in compiled if TEXT_OF_THEIRS.search(source)] == []
+
+
+def test_a_power_that_never_ends_costs_its_own_score_only(tmp_path: Path) -> None:
+    made = pa.table({"question": ["half of 1?", "third of 1?"], "answer": ["1/2", "1/3"]})
+    config = with_pins(asking(written(tmp_path, made=made), scorer="math"))
+    limited = config.model_copy(update={"workers": config.workers.model_copy(update={"time_limit_s": 3.0})})
+    with open_workers(limited) as workers:
+        recipe = Recipe.make(config.tasks[0].dataset, config.tasks[0].config, 0)
+        texts = ("$9^{9^{9^9}}$", "0.5", "$10^{10^{10}}!$", "0.6")
+        found = workers.score([(recipe, text) for text in texts])
+        assert [one.score for one in found] == [None, 1.0, None, 0.0]
 
 
 def test_a_row_that_is_asked_again_is_no_copy_and_the_same_varied_answers_are() -> None:

@@ -14,6 +14,7 @@ from sapo.cli.commands.options import (
     SetOption,
     find_home,
     print_json,
+    program,
     warn,
 )
 
@@ -65,6 +66,7 @@ def swarm(
         warn(note)
     if dry_run:
         print(toml_dump.dumps(settings.model_dump(mode="json")), end="")
+        print(f"\n# What it takes of this machine: `{program()} plan` with the same options")
         return
     checks.refuse_running(found, "swarm", *settings.nodes)
     code = launch.run(settings, found)

@@ -1,0 +1,218 @@
+"""What a swarm will take of this machine, before it runs: memory, time, disk, and where that does not fit."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.types import canonical
+from sapo.ops.disk_estimate import DAY_S, NodeDisk, node_disk, per_round
+from sapo.ops.memory_estimate import BESIDE, PROMPT_TOKENS, NodeMemory, node_memory
+from sapo.ops.plan_probe import Probed, ProbeFailed, Progress, probe
+
+if TYPE_CHECKING:
+    from sapo.policy.model_shape import ModelShape
+
+RAM = "memory"
+CGROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """What each of the nodes `names` takes, which are alike; None where it is not known."""
+
+    names: tuple[str, ...]
+    config: Config
+    device: str
+    shape: "ModelShape | None" = None
+    memory: NodeMemory | None = None
+    probed: Probed | None = None
+    round_s: float | None = None
+    """With all nodes of this machine at work."""
+    disk: NodeDisk | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "nodes": list(self.names),
+            "model": self.config.model,
+            "device": self.device,
+            "shape": None if self.shape is None else asdict(self.shape),
+            "memory": None if self.memory is None else self.memory.as_dict(),
+            "probed": None if self.probed is None else asdict(self.probed),
+            "round_s": self.round_s,
+            "disk": None if self.disk is None else asdict(self.disk),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that all nodes together take of one thing of this machine, and what there is of it."""
+
+    what: str
+    need: int
+    have: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole site."""
+
+    nodes: tuple[NodePlan, ...]
+    needs: tuple[Need, ...]
+    missing: tuple[str, ...]
+    """What is not known, and why."""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A line for each thing that there is too little of."""
+        return tuple(
+            f"{one.what}: {in_units(one.need)} are needed, there are {in_units(one.have)}"
+            for one in self.needs
+            if one.need > one.have
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "nodes": [node.as_dict() for node in self.nodes],
+            "needs": [asdict(need) for need in self.needs],
+            "warnings": list(self.warnings),
+            "missing": list(self.missing),
+        }
+
+
+def make_plan(config: Config, home: Home, cache: Path, *, probing: bool, progress: Progress) -> Plan:
+    """The plan of a site. Raises `UserError` for a device that is not here, or a model that is unusable."""
+    missing: list[str] = []
+    nodes = [
+        _of_alike(config, own, names, cache, probing, progress, missing) for own, names in _alike(config)
+    ]
+    return Plan(tuple(nodes), tuple(_needs(nodes, home)), tuple(missing))
+
+
+def _alike(config: Config) -> list[tuple[Config, tuple[str, ...]]]:
+    """The nodes' configs, each once, with the names of those that have it."""
+    found: dict[str, tuple[Config, tuple[str, ...]]] = {}
+    for name in config.nodes:
+        own = config.for_node(name)
+        key = canonical(own.model_dump(mode="json"))
+        found[key] = (own, (*found.get(key, (own, ()))[1], name))
+    return list(found.values())
+
+
+def _of_alike(
+    config: Config,
+    own: Config,
+    names: tuple[str, ...],
+    cache: Path,
+    probing: bool,
+    progress: Progress,
+    missing: list[str],
+) -> NodePlan:
+    """The plan of nodes with one config; adds to what is `missing`."""
+    from sapo.policy.device import resolve_device
+    from sapo.policy.model_shape import shape_of
+
+    device = str(resolve_device(own))
+    if probing:
+        _prepare(own, cache, progress)
+    shape = shape_of(own, cache)
+    if shape is None:
+        missing.append(
+            f"{names[0]}: all figures, for the model {own.model} has no config here and the hub gives none; "
+            "name a folder that has its config.json"
+        )
+        return NodePlan(names, own, device)
+    if not shape.known:
+        missing.append(f"{names[0]}: the starter's vocabulary, as it is not made yet; its largest is taken")
+    probed = None
+    if probing:
+        try:
+            probed = probe(own, cache, progress)
+        except ProbeFailed as error:
+            missing.append(f"{names[0]}: seconds, tokens and bytes of history, for {error}")
+    memory = node_memory(own, shape, probed.prompt if probed else PROMPT_TOKENS)
+    if probed is None:
+        return NodePlan(names, own, device, shape, memory)
+    round_s = probed.round_s * _crowding(config, device)
+    disk = node_disk(own, shape, DAY_S / round_s, per_round(own, shape, probed.history, probed.series))
+    return NodePlan(names, own, device, shape, memory, probed, round_s, disk)
+
+
+def _prepare(config: Config, cache: Path, progress: Progress) -> None:
+    """Make the starter that a node begins with; a run uses it again."""
+    from sapo.policy import starter
+    from sapo.policy.model_source import is_starter
+    from sapo.tasks.workers import open_workers
+
+    if is_starter(config.model):
+        with open_workers(config) as workers:
+            workers.check(config.tasks)
+            starter.prepare(
+                config, workers, cache=cache, progress=lambda done, total, what: progress(what, done, total)
+            )
+
+
+def _crowding(config: Config, device: str) -> float:
+    """How much longer a round takes than alone: nodes share the cores, or a GPU."""
+    from sapo.policy.device import resolve_device
+
+    owns = [config.for_node(name) for name in config.nodes]
+    beside = [own.threads for own in owns if str(resolve_device(own)) == device]
+    return max(1.0, sum(beside) / cores()) if device == "cpu" else float(len(beside))
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _needs(nodes: Sequence[NodePlan], home: Home) -> list[Need]:
+    """What all nodes take of memory, of each GPU, and of the disk."""
+    takes = {RAM: BESIDE}
+    for node in nodes:
+        if node.memory is None:
+            continue
+        place = RAM if node.device == "cpu" else node.device
+        takes[place] = takes.get(place, 0) + node.memory.device * len(node.names)
+        takes[RAM] = takes.get(RAM, 0) + node.memory.process * len(node.names)
+    needs = [Need(place, size, memory_of(place)) for place, size in takes.items()]
+    disks = [(node.disk, len(node.names)) for node in nodes if node.disk is not None]
+    if disks:
+        run = sum((disk.run + disk.checkpoints) * count for disk, count in disks)
+        needs.append(Need("disk", run, free_disk(home.root)))
+    return needs
+
+
+def memory_of(place: str) -> int:
+    """Bytes of this machine's memory, as far as this process may have them, or of a GPU's."""
+    if place != RAM:
+        import torch
+
+        return int(torch.cuda.get_device_properties(place).total_memory)
+    limit = CGROUP.read_text().strip() if CGROUP.exists() else ""
+    total = psutil.virtual_memory().total
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def free_disk(folder: Path) -> int:
+    """Bytes free where a folder lies, or will."""
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+def in_units(size: float) -> str:
+    """Bytes for people: 1.2 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

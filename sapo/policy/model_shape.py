@@ -1,0 +1,81 @@
+"""A model's shape and number of parameters from its config alone: no weight is read or made."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sapo.core.config.load import Config
+from sapo.policy import starter
+from sapo.policy.hf_import import transformers
+from sapo.policy.model_source import HUB_S, folder_of, is_starter
+from sapo.policy.models import with_adapter
+from sapo.policy.starter_spec import VARIANTS, location, variant_of
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What memory follows from; `trained` of the `parameters` get gradients."""
+
+    parameters: int
+    trained: int
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    known: bool = True
+    """False where the vocabulary is only the largest that it may have: a starter that is not made yet."""
+
+
+def shape_of(config: Config, cache: Path) -> ModelShape | None:
+    """The shape of a node's model; None where its config is neither here nor to be had from the hub."""
+    known, settings = True, _made(config, cache)
+    if settings is None and is_starter(config.model):
+        variant = VARIANTS[variant_of(config)]
+        known, settings = False, starter.shape(variant, variant.vocabulary or starter.BYTE_TOKENS)
+    if settings is None:
+        return None
+    with torch.device("meta"):
+        model: Any = transformers.AutoModelForCausalLM.from_config(settings)
+        if config.lora is not None:
+            model = with_adapter(model, config)
+    text = settings.get_text_config()
+    heads = text.num_attention_heads
+    parameters = list(model.parameters())
+    return ModelShape(
+        parameters=sum(p.numel() for p in parameters),
+        trained=sum(p.numel() for p in parameters if p.requires_grad),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        inner=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        vocabulary=text.vocab_size,
+        known=known,
+    )
+
+
+def _made(config: Config, cache: Path) -> Any:
+    """The config of a model that is there, or on the hub; None if there is none."""
+    if is_starter(config.model):
+        folder: Path | None = location(config, cache=cache)
+        if folder is None or not folder.is_dir():
+            return None
+    else:
+        folder = folder_of(config.model) or _from_hub(config.model)
+    return None if folder is None else transformers.AutoConfig.from_pretrained(folder)
+
+
+def _from_hub(name: str) -> Path | None:
+    """The folder that the hub's config of a model lies in, fetched if it is not cached."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "config.json", etag_timeout=HUB_S)).parent
+    except Exception:  # of the hub, of its HTTP library, or a name that none can have
+        return None

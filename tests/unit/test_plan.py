@@ -1,0 +1,157 @@
+"""`sapo plan`: memory by formula, held against what a node takes; what is said of what does not fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sapo import cli
+from sapo.core.config.load import Config, load
+from sapo.core.user_cache import default_cache
+from sapo.ops.disk_estimate import checkpoint_bytes, kept_checkpoints, node_disk, per_round
+from sapo.ops.memory_estimate import node_memory
+from sapo.ops.plan_probe import as_probed, probe
+from sapo.policy.model_shape import ModelShape, shape_of
+from sapo.policy.models import load_policy
+
+FACTOR = 1.5
+"""Between the formula and the peak of a real node, either way."""
+SHAPE = ModelShape(
+    *(1_000_000, 1_000_000),
+    layers=4,
+    hidden=128,
+    inner=512,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    vocabulary=1000,
+)
+
+
+def tiny(*sets: str) -> Config:
+    return load("tiny", None, sets, env={})
+
+
+def shape(config: Config, cache: Path) -> ModelShape:
+    found = shape_of(config, cache)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("sets", [(), ("lora={rank=4}",)], ids=["whole", "lora"])
+def test_the_shape_has_the_model_s_very_parameters(sets: tuple[str, ...]) -> None:
+    config, cache = tiny(*sets), default_cache()
+    model = load_policy(config.model, config=config, cache=cache).model
+    found = shape(config, cache)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert found.trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_a_starter_that_is_not_made_has_a_shape_that_says_so(tmp_path: Path) -> None:
+    found = shape(tiny("model=starter:bytes"), tmp_path)
+    assert (found.known, found.layers, found.vocabulary) == (False, 3, 260)
+
+
+def test_settings_that_save_memory_do() -> None:
+    plain = node_memory(tiny("generate.max_new_tokens=256"), SHAPE)
+    assert plain.weights == plain.gradients == 4_000_000
+    assert plain.optimizer == 8_000_000
+
+    def other(*sets: str) -> Any:
+        return node_memory(tiny("generate.max_new_tokens=256", *sets), SHAPE)
+
+    assert other("learn.micro_batch=8").activations < plain.activations / 8
+    assert other("learn.activation_checkpointing=true").activations < plain.activations / 2
+    assert other("learn.autocast=true").activations < plain.activations
+    assert other("dtype=bfloat16").weights == plain.weights / 2
+    assert other("dtype=bfloat16").optimizer == plain.optimizer + 4_000_000
+    assert other("learn.optimizer=adamw8bit").optimizer == plain.optimizer / 4
+    assert other("generate.ahead=1").weights == 2 * plain.weights
+    assert other("generate.engine=vllm", "generate.vllm_cache_gb=2").cache == 2 * 2**30
+
+
+def test_generation_and_update_take_turns() -> None:
+    found = node_memory(tiny(), SHAPE)
+    assert found.device == found.weights + found.optimizer + max(
+        found.gradients + found.activations, found.cache
+    )
+    assert found.as_dict()["peak"] == found.device + found.process
+
+
+def test_disk_follows_from_rounds_and_from_what_is_kept() -> None:
+    config = tiny("swarm.rounds=200", "track.register_every=100", "checkpoint.keep=2")
+    each = per_round(config, SHAPE, history=1000.0, series=10)
+    assert each["versions"] == 40_000
+    found = node_disk(config, SHAPE, 500.0, each)
+    assert found.per_day["history"] == 500_000
+    assert found.run == pytest.approx(200 * sum(each.values()), abs=1)
+    assert kept_checkpoints(config) == 4
+    assert found.checkpoints == 4 * checkpoint_bytes(config, SHAPE) == 4 * 12_000_000
+
+
+def test_a_probe_agrees_with_the_formula_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    config, seen = tiny("eval.probe_questions=20", "learn.lr=1e-4"), set()
+    found = probe(config, default_cache(), lambda what, done, total: seen.add((what, total)))
+    known = shape(config, default_cache())
+    assert seen == {("probing", 2)}
+    assert found.parameters == known.parameters
+    by_formula = node_memory(as_probed(config), known, found.prompt, found.bare).as_dict()["peak"]
+    assert by_formula / FACTOR < found.peak < by_formula * FACTOR
+    assert found.round_s > 0
+    assert found.learned > 0
+    assert 0 < found.generated <= config.batch.b * config.batch.completions * 64
+    assert found.history > 0
+    assert found.checkpoint == pytest.approx(checkpoint_bytes(config, known), rel=0.1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def planned(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any], str]:
+    code = cli.invoke(["plan", "--no-probe", "--json", *args])
+    said = capsys.readouterr()
+    return code, json.loads(said.out), said.err
+
+
+def test_nodes_alike_are_one_column_and_what_does_not_fit_is_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = ("--home", str(tmp_path / "home"))
+    code, found, _ = planned(capsys, *home, "--nodes", "3", "--set", "node.1.batch.completions=4")
+    assert code == 0
+    assert [node["nodes"] for node in found["nodes"]] == [["n0", "n2"], ["n1"]]
+    assert found["nodes"][0]["shape"]["parameters"] == 492_384
+    assert found["nodes"][0]["probed"] is None
+    code, found, said = planned(capsys, *home, "--nodes", "3000")
+    assert code == 1
+    (warning,) = found["warnings"]
+    assert warning.startswith("memory: ")
+    assert f"warning: {warning}" in said
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_model_of_which_nothing_is_known_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    code, found, _ = planned(
+        capsys, "--home", str(tmp_path / "home"), "--set", "model=nobody/nothing-of-the-kind"
+    )
+    assert code == 0
+    assert found["nodes"][0]["memory"] is None
+    assert "nobody/nothing-of-the-kind has no config here" in found["missing"][0]
+
+
+def test_the_table_has_a_row_for_each_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["plan", "--no-probe", "--home", str(tmp_path / "home")]) == 0
+    table = capsys.readouterr().out
+    for row in ("parameters", "memory: weights", "memory: key-value cache", "all nodes: memory"):
+        assert row in table
+
+
+def test_a_dry_run_names_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["swarm", "--dry-run", "--home", str(tmp_path / "home")]) == 0
+    assert "plan` with the same options" in capsys.readouterr().out
