@@ -172,9 +172,11 @@ def invoke(args: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, InterruptedError, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # the reader (`| head`) went away; a second flush at exit would complain again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _reader_left()
+    except SystemExit as left:  # typer's answer to the same, in the midst of a command
+        if not isinstance(left.__context__, BrokenPipeError):
+            raise
+        return _reader_left()
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0)
         if remedy is None:
@@ -192,6 +194,12 @@ _REMEDIES = {
     errno.EEXIST: "choose another place",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
+
+
+def _reader_left() -> int:
+    """Nobody reads on (`| head`), which is no error; a second flush at exit would complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _say(text: str, code: int) -> int:

@@ -65,8 +65,8 @@ def swarm(
     for note in swarm_notes(settings):
         warn(note)
     if dry_run:
-        print(toml_dump.dumps(settings.model_dump(mode="json")), end="")
-        print(f"\n# What it takes of this machine: `{program()} plan` with the same options")
+        hint = f"# What it takes of this machine: `{program()} plan` with the same options"
+        print(toml_dump.dumps(settings.model_dump(mode="json")) + f"\n{hint}")
         return
     checks.refuse_running(found, "swarm", *settings.nodes)
     code = launch.run(settings, found)
