@@ -5,12 +5,16 @@ A table stands between the lines `<!-- NAME: arms -->` and `<!-- end -->`, or `<
 """
 
 import json
+import math
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sapo.cli.report.experiment_charts import spread_panels
 from sapo.cli.report.experiment_text import IN_POINTS, NAMES
+from sapo.cli.report.svg_charts import HEIGHT, WIDTH
 from sapo.experiment.metrics import LOCAL, PASS_END, PASS_SPREAD, PER_NODE, TO_HALF, TOTAL
 
 HERE = Path(__file__).parent
@@ -78,8 +82,9 @@ def page() -> str:
 
 
 def keep(folder: Path) -> Path:
-    """Keep of an experiment's results.json what the tables need, without its curves."""
+    """Keep of an experiment's results.json what the tables need, and draw how its trait spread, by node."""
     document: Json = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    drawn = picture(spread_panels(document["arms"]))
     left_out = ("curves", "spread", "by_node", "tasks")
     document["arms"] = {
         name: {key: value for key, value in arm.items() if key not in left_out}
@@ -87,8 +92,24 @@ def keep(folder: Path) -> Path:
     }
     path = KEPT / f"{document['name']}.json"
     KEPT.mkdir(exist_ok=True)
+    if drawn:
+        path.with_suffix(".svg").write_text(drawn, encoding="utf-8")
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
+
+
+def picture(panels: Sequence[str]) -> str:
+    """Charts side by side, two to a row, as one picture; empty without any."""
+    if not panels:
+        return ""
+    rows = math.ceil(len(panels) / 2)
+    size = f'viewBox="0 0 {2 * WIDTH} {rows * HEIGHT}" font-family="system-ui, sans-serif" font-size="11"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} style="background:#fff;color:#222">']
+    for number, panel in enumerate(panels):
+        x, y = WIDTH * (number % 2), HEIGHT * (number // 2)
+        place = f'<svg x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" '
+        parts.append(str(panel).replace("<svg ", place, 1))  # or markup would escape it
+    return "\n".join([*parts, "</svg>\n"])
 
 
 def _with_interval(found: Json | None, factor: float, form: str) -> str:

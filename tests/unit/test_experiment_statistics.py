@@ -97,6 +97,10 @@ def test_power_of_no_difference_is_the_level() -> None:
     assert power(0.0, 1.0, 5) == pytest.approx(0.05)
 
 
+def test_power_of_few_pairs_is_that_of_the_noncentral_t_distribution() -> None:
+    assert [power(1.0, 1.0, n) for n in (5, 10)] == pytest.approx([0.40139, 0.80310], abs=1e-5)
+
+
 def test_half_a_standard_deviation_takes_34_pairs() -> None:
     assert power(0.5, 1.0, 33) < 0.8 < power(0.5, 1.0, 34)  # the textbook's number
 

@@ -10,6 +10,8 @@ from experiment_support import grid, record
 
 from sapo.experiment import results
 
+ROOT = Path(__file__).parents[2]
+
 
 def document() -> dict[str, Any]:
     """Three seeds, of which 4/4 ends with 40, 41 and 42 % where 8/0 ends with 30 %."""
@@ -48,3 +50,15 @@ def test_kept_figures_make_the_same_tables(tmp_path: Path, monkeypatch: pytest.M
     assert result_tables.page() == made
     result_tables.PAGE.write_text(made)
     assert result_tables.page() == made
+
+
+def test_readmes_figures_of_a_kept_grid_are_those_that_were_kept() -> None:
+    [row] = [
+        one
+        for one in result_tables.kept("aha")["comparisons"]
+        if (one["arm"], one["with"], one["figure"]) == ("4/4", "silos", "spread/pass_at_1")
+    ]
+    mean, low, high = (f"{100 * row[end]:.1f}" for end in ("mean", "low", "high"))
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"**{mean} points** more held-out questions than silos (+{low} to +{high}, five seeds;" in readme
+    assert f"{mean} points above silos" in " ".join(result_tables.PAGE.read_text(encoding="utf-8").split())
