@@ -81,6 +81,13 @@ def test_the_end_is_compared_with_the_best_probe_question_by_question() -> None:
     assert found["below_best"]["high"] - 0.25 == pytest.approx(1.959964 * 0.5 / 2)
 
 
+def test_of_equal_probes_the_first_is_called_the_best() -> None:
+    kept = [Probe(0, (0, 0), (0, 0)), Probe(30, (1, 0), (1, 0)), Probe(60, (0, 1), (0, 1))]
+    found = peaks.figures(peaks.exams({}, kept, None, every=30), None)
+    assert found is not None
+    assert found["best"]["round"] == 30
+
+
 def test_exams_on_other_questions_are_never_joined() -> None:
     metrics = {
         "eval/pass_at_1": {0.0: 0.1, 30.0: 0.9, 60.0: 0.2},
