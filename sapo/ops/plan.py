@@ -133,17 +133,28 @@ def _of_alike(
     if not shape.known:
         missing.append(f"{names[0]}: the starter's vocabulary, as it is not made yet; its largest is taken")
     probed = None
+    memory = node_memory(own, shape, PROMPT_TOKENS)
     if probing:
         try:
+            _refuse_too_large(memory, device)
             probed = probe(own, cache, progress)
+            memory = node_memory(own, shape, probed.prompt)
         except ProbeFailed as error:
             missing.append(f"{names[0]}: seconds, tokens and bytes of history, for {error}")
-    memory = node_memory(own, shape, probed.prompt if probed else PROMPT_TOKENS)
     if probed is None:
         return NodePlan(names, own, device, shape, memory)
     round_s = probed.round_s * _crowding(config, device)
     disk = node_disk(own, shape, DAY_S / round_s, per_round(own, shape, probed.history, probed.series))
     return NodePlan(names, own, device, shape, memory, probed, round_s, disk)
+
+
+def _refuse_too_large(memory: NodeMemory, device: str) -> None:
+    """Raise `ProbeFailed` where one node alone would not fit: a probe of it could take the machine down."""
+    at_peak = {RAM: memory.process}
+    place = RAM if device == "cpu" else device
+    at_peak[place] = at_peak.get(place, 0) + memory.device
+    if any(size > memory_of(where) for where, size in at_peak.items()):
+        raise ProbeFailed("one node alone does not fit, so it was not tried")
 
 
 def _prepare(config: Config, cache: Path, progress: Progress) -> None:
@@ -175,17 +186,17 @@ def cores() -> int:
 
 
 def _needs(nodes: Sequence[NodePlan], home: Home) -> list[Need]:
-    """What all nodes take of memory, of each GPU, and of the disk."""
+    """What all nodes take of memory, of each GPU, and of the disk; nothing of what is not known of each."""
     takes = {RAM: BESIDE}
     for node in nodes:
         if node.memory is None:
-            continue
+            return []
         place = RAM if node.device == "cpu" else node.device
         takes[place] = takes.get(place, 0) + node.memory.device * len(node.names)
         takes[RAM] = takes.get(RAM, 0) + node.memory.process * len(node.names)
     needs = [Need(place, size, memory_of(place)) for place, size in takes.items()]
     disks = [(node.disk, len(node.names)) for node in nodes if node.disk is not None]
-    if disks:
+    if len(disks) == len(nodes):
         run = sum((disk.run + disk.checkpoints) * count for disk, count in disks)
         needs.append(Need("disk", run, free_disk(home.root)))
     return needs

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Qwen2Config
 
 from sapo import cli
+from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.user_cache import default_cache
 from sapo.ops.disk_estimate import checkpoint_bytes, kept_checkpoints, node_disk, per_round
 from sapo.ops.memory_estimate import node_memory
+from sapo.ops.plan import make_plan
 from sapo.ops.plan_probe import as_probed, probe
 from sapo.policy.model_shape import ModelShape, shape_of
 from sapo.policy.models import load_policy
@@ -143,6 +146,17 @@ def test_a_model_of_which_nothing_is_known_is_named(
     assert code == 0
     assert found["nodes"][0]["memory"] is None
     assert "nobody/nothing-of-the-kind has no config here" in found["missing"][0]
+    assert found["needs"] == [], "a sum of what is known would look as if it were all"
+
+
+def test_a_model_that_does_not_fit_is_not_tried(tmp_path: Path) -> None:
+    size = {"hidden_size": 32_768, "num_hidden_layers": 100, "num_attention_heads": 128}
+    Qwen2Config(**size, intermediate_size=131_072).save_pretrained(tmp_path / "giant")
+    config = tiny(f"model={tmp_path / 'giant'}")
+    made = make_plan(config, Home(tmp_path / "home"), tmp_path, probing=True, progress=lambda *_: None)
+    assert made.nodes[0].probed is None
+    assert "one node alone does not fit, so it was not tried" in made.missing[0]
+    assert made.warnings[0].startswith("memory: ")
 
 
 def test_the_table_has_a_row_for_each_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
