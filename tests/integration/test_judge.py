@@ -224,6 +224,17 @@ def test_what_is_asked_afterwards_leaves_the_end_of_a_run_alone(
     assert ends() == before
 
 
+def test_the_run_of_a_node_that_has_made_its_last_round_is_marked_as_finished(
+    swarm: tuple[Config, Home],
+) -> None:
+    config, home = swarm
+    over = config.model_copy(update={"swarm": config.swarm.model_copy(update={"rounds": 4})})
+    uri = f"sqlite:///{home.mlflow_db}"
+    judge_swarm(config, home, ["n0"])
+    tell_verdicts(over, home, "n0", uri=uri)
+    assert judged(uri).status == "FINISHED"
+
+
 def test_the_run_of_a_node_that_is_running_stays_marked_as_running(swarm: tuple[Config, Home]) -> None:
     config, home = swarm
     uri = f"sqlite:///{home.mlflow_db}"
