@@ -118,7 +118,7 @@ def check_extra(extra: str, names: Sequence[str], what: str) -> Check:
         except metadata.PackageNotFoundError:
             continue
     remedy = install_command(extra)
-    return Check(names[-1], "note", f"not installed: no {what}", remedy)
+    return Check(names[-1], "note", f"not installed; it is for {what}", remedy)
 
 
 def read_pins(path: Path) -> dict[str, str]:
