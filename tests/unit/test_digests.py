@@ -1,10 +1,10 @@
 """Digests made beside the caller: the same ones, and a failure is told."""
 
-import policy_samples as samples
 import pytest
 
 from sapo.policy import models, weights_hash
 from sapo.policy.weights_hash import Digests
+from sapo.testing import policies as samples
 
 
 def test_digests_are_those_of_the_weights() -> None:
