@@ -122,7 +122,7 @@ def pair(seed: int, sizes: Sizes, folder: Path) -> Pair:
     ):
         attacked.attack = Attack.of(ZOO, sizes.honest, grounds_of(attacked, workers, seed), seed)
         side_by_side([quiet, attacked], sizes.rounds)
-        honest = {node.parts.rollouts.identity.key for node in attacked.nodes}
+        honest = {node.parts.maker.identity.key for node in attacked.nodes}
         trained = attacked.trained_on()
         hostile = sum(count for key, count in trained.items() if key not in honest)
         made = sizes.rounds * sizes.honest

@@ -22,7 +22,8 @@ from sapo.core.rng import rng, stream
 from sapo.core.types import Batch, Group, Outcome, Question, Received, SignedGroup, Source, canonical
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
-from sapo.node.batch import batch_group, begin_scoring, score_groups
+from sapo.node.batch import batch_group
+from sapo.node.scoring import begin_scoring, score_groups
 from sapo.peers import sampling
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.signing import Identity

@@ -62,7 +62,7 @@ def by_part(runtime: NodeRuntime, rounds: int) -> list[dict[str, float]]:
         (parts.rollouts, "request", "questions, prompts"),
         (parts.rollouts.engine, "generate", "generation: tokens, records"),
         (parts.policy.model, "forward", MODEL),
-        (parts.rollouts, "sign", "signatures"),
+        (parts.maker, "sign", "signatures"),
         (round, "score_groups", "scores, beyond what was hidden"),
         (runtime, "_tokens", "batch"),
         (runtime, "_make_batch", "batch"),

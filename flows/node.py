@@ -26,6 +26,7 @@ from flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.core.child_process import stopping_on_signals
 from sapo.core.errors import Paused, SapoError
 from sapo.core.types import RoundResult
+from sapo.node.member.runtime import MemberRuntime
 from sapo.node.round import NodeRuntime
 from sapo.node.tracked import open_tracked
 from sapo.ops.process_group import OWING, PAUSED
@@ -39,8 +40,8 @@ PLAIN_SECONDS = 5.0
 STOP_DRAIN_S = 2.0
 LAST_DRAIN_S = 60.0
 """How long a finished node waits for a service that is away, to give it what is owed."""
-TASKS = 5
-"""Of a round."""
+TASKS, MEMBER_TASKS = 5, 2
+"""Of a round, and of one of a member that only answers."""
 TABLE_ROWS = 50
 COLUMNS = (
     ("reward/local", ".3f"),
@@ -59,7 +60,7 @@ class Session:
     """A node at work in this process, and what its flow runs have to tell."""
 
     process: Process
-    runtime: NodeRuntime
+    runtime: NodeRuntime | MemberRuntime
     results: list[RoundResult] = field(default_factory=list)
     first: int = 0
     end: int = 0
@@ -121,7 +122,7 @@ def consume_sample(node: str, round: int) -> int:
     """Read what others published and draw the order in which it is verified; returns the size of the pool."""
     session = SESSION.get()
     with session.process.own():
-        return int(session.runtime.consume_sample())
+        return int(learning(session).consume_sample())
 
 
 @task(name="verify", task_run_name="{node} · round {round} · verify", **SMALL)
@@ -129,7 +130,7 @@ def verify(node: str, round: int) -> int:
     """Verify foreign groups until enough are informative; returns how many groups the round learns from."""
     session = SESSION.get()
     with session.process.own():
-        return int(session.runtime.verify())
+        return int(learning(session).verify())
 
 
 @task(name="grpo_update", task_run_name="{node} · round {round} · grpo_update", **SMALL)
@@ -137,19 +138,29 @@ def grpo_update(node: str, round: int) -> dict[str, float]:
     """Advantages and one policy gradient step; returns the round's rewards."""
     session = SESSION.get()
     with session.process.own():
-        result = session.runtime.grpo_update()
+        result = learning(session).grpo_update()
     session.results.append(result)
     return {name: value for name, value in result.metrics.items() if name.startswith("reward/")}
 
 
+def learning(session: Session) -> NodeRuntime:
+    """The node of a session that learns; a member has no such stages."""
+    assert isinstance(session.runtime, NodeRuntime)
+    return session.runtime
+
+
 def orchestrated_round(node: str, round: int) -> PrefectFuture[int]:
     """One round as tasks; returns the publishing that may still be under way."""
-    count_tasks(TASKS)
-    generate(node, round)
     session = SESSION.get()
+    count_tasks(MEMBER_TASKS if isinstance(session.runtime, MemberRuntime) else TASKS)
+    generate(node, round)
     with session.process.own():
         session.runtime.publish()
     published = publish.submit(node, round)
+    if isinstance(session.runtime, MemberRuntime):
+        with session.process.own():
+            session.results.append(session.runtime.finish())
+        return published
     consume_sample(node, round)
     verify(node, round)
     grpo_update(node, round)
@@ -202,7 +213,8 @@ def node_flow(
     if deployed.nothing_left(process, node):
         deployed.tell_progress(process, node, 0)
         return Completed(message=f"{node} has made all its rounds; a greater swarm.rounds lets it go on")
-    with open_tracked(process.config, node, process.home, uri=process.tracking_uri()) as runtime:
+    uri = process.tracking_uri()
+    with open_tracked(process.config, node, process.home, uri=uri, stop=process.stop) as runtime:
         session = Session(process, runtime, until=time.monotonic() + seconds).take_up(rounds)
         token = SESSION.set(session)
         try:
@@ -313,10 +325,11 @@ def plain_rounds(session: Session) -> int:
 
 def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
     """Run a node in this process until it has finished or is asked to stop."""
-    with open_tracked(process.config, name, process.home, uri=process.tracking_uri()) as runtime:
+    uri = process.tracking_uri()
+    with open_tracked(process.config, name, process.home, uri=uri, stop=process.stop) as runtime:
         session = Session(process, runtime)
         SESSION.set(session)
-        runtime.parts.beside = orchestrator.metrics
+        runtime.report_beside(orchestrator.metrics)
         gc.freeze()  # a node lasts as long as its process: the collector need not go over it again and again
         rounds, paused = runtime.config.flow.rounds_per_run, False
         while not session.over() and not paused:
@@ -337,7 +350,7 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
         log.warning("%s still owes %s; `sapo swarm --resume` delivers it", name, what)
         if finished:
             return OWING
-    return PAUSED if paused else 0
+    return PAUSED if paused and not process.stopping() else 0
 
 
 def deliver_the_rest(session: Session) -> bool:

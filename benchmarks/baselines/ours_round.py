@@ -15,7 +15,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.types import Group, Outcome
 from sapo.experiment.grid import identity
 from sapo.node import round
-from sapo.node.batch import score_groups
+from sapo.node.scoring import score_groups
 from sapo.tasks.workers import TaskWorkers
 
 

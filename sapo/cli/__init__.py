@@ -39,7 +39,7 @@ HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
         *(run.swarm, run.node, run.stop, plan.plan),
         *(deploy.deploy, run.evaluate, maintain.maintain),
     ),
-    "Many sites, one swarm": (site.init, site.join, site.archive, site.export, site.import_),
+    "Many sites, one swarm": (site.init, site.join, run.member, site.archive, site.export, site.import_),
     "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, trait.trait, browse.report),
     "Compare ways to run one": (experiment.experiment,),
     "Check": (replay.replay, check.verify, check.doctor),

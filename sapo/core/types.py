@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Of groups and manifests. The next version may only add optional fields: to a group, to its completions, to
 the manifest. So a release reads its own version, the one before and the one after, and a swarm's sites need
 not change to a new release at the same time."""
@@ -64,6 +64,8 @@ def _readable(version: int) -> int:
 SchemaVersion = Annotated[int, AfterValidator(_readable)]
 FinishReason = Literal["stop", "length"]
 Source = Literal["local", "external"]
+AuthorKind = Literal["policy", "api", "command", "person"]
+"""Who wrote a group: a policy that learns, a model behind an endpoint, a program, or people."""
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -245,7 +247,9 @@ class Group(Record):
     """The producer's clock; receivers use the bus's time stamp instead."""
     invitation: Invitation | None = None
     """By which its author may publish, where the swarm's manifest asks for one."""
-    ADDED: ClassVar[Mapping[str, int]] = {"invitation": 2}
+    author: AuthorKind | None = None
+    """What kind of author wrote it, by the author's own word; None stands for a policy that learns."""
+    ADDED: ClassVar[Mapping[str, int]] = {"invitation": 2, "author": 3}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -263,6 +267,11 @@ class Group(Record):
                 if since > self.schema_version:
                     del part[name]
         return canonical(values)
+
+    @property
+    def kind(self) -> AuthorKind:
+        """What kind of author wrote it."""
+        return self.author or "policy"
 
     @property
     def group_id(self) -> str:

@@ -59,7 +59,7 @@ class Ahead:
         error = work.future.exception()
         self._work = None
         if work.dropped and error is not None:
-            log.warning("%s: sampling that was dropped failed: %s", self._rollouts.name, error)
+            log.warning("%s: sampling that was dropped failed: %s", self._rollouts.maker.name, error)
         return None if work.dropped else work.future.result()
 
     def drop(self) -> None:
@@ -75,18 +75,18 @@ class Ahead:
         try:
             error = work.future.exception(LEAVE_S)
         except TimeoutError:
-            log.warning("%s: left to itself after %g s: sampling ahead", self._rollouts.name, LEAVE_S)
+            log.warning("%s: left to itself after %g s: sampling ahead", self._rollouts.maker.name, LEAVE_S)
             return None
         return None if work.dropped else error
 
     def _sample(self, work: _Work) -> None:
         # a thread begins with OpenMP's own number of threads
-        torch.set_num_threads(self._rollouts.config.threads)
-        started = self._rollouts.clock()
+        torch.set_num_threads(self._rollouts.maker.config.threads)
+        started = self._rollouts.maker.clock()
         try:
             completions = self._rollouts.answer(work.request)
         except BaseException as error:
             work.future.set_exception(error)
         else:
-            seconds = self._rollouts.clock() - started
+            seconds = self._rollouts.maker.clock() - started
             work.future.set_result(Answered(work.request, completions, seconds))

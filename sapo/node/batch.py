@@ -1,29 +1,13 @@
-"""From groups to a batch: scores, token ids under the receiver's vocabulary, advantages."""
+"""From groups to a batch: token ids under the receiver's vocabulary, advantages."""
 
 from collections.abc import Sequence
 from itertools import repeat
 
 from sapo.core.config.load import LearnConfig
-from sapo.core.types import BatchGroup, Group, Outcome, Recipe, Sample, SignedGroup, Source
+from sapo.core.types import BatchGroup, Group, Outcome, Sample, SignedGroup, Source
 from sapo.learn.advantage import group_advantages
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import ONE, ZERO, Tokens
-from sapo.tasks.workers import TaskWorkers
-
-
-def score_groups(workers: TaskWorkers, groups: Sequence[Group]) -> list[tuple[Outcome, ...]]:
-    """Outcomes of every completion of every group, in one call to the workers."""
-    outcomes = iter(workers.score(_answers(groups)))
-    return [tuple(next(outcomes) for _ in group.completions) for group in groups]
-
-
-def begin_scoring(workers: TaskWorkers, groups: Sequence[Group]) -> None:
-    """Have the workers begin to score groups; `score_groups` then has less to wait for."""
-    workers.begin_score(_answers(groups))
-
-
-def _answers(groups: Sequence[Group]) -> list[tuple[Recipe, str]]:
-    return [(group.recipe, completion.text) for group in groups for completion in group.completions]
 
 
 def batch_group(

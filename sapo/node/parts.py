@@ -15,14 +15,15 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.determinism import arithmetic
-from sapo.core.dir_lock import NodeLock
-from sapo.core.errors import Paused, UserError
+from sapo.core.errors import Paused
 from sapo.core.outage import Outage
 from sapo.core.own_code import Missing
 from sapo.core.traits import TraitMatcher
 from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
+from sapo.node.author import open_author
+from sapo.node.group_maker import GroupMaker
 from sapo.node.prober import Prober
 from sapo.node.receive import Intake
 from sapo.node.recovery import Recovery
@@ -30,7 +31,7 @@ from sapo.node.rollout import RolloutMaker
 from sapo.node.verify import PeerVerifier
 from sapo.peers import keyring
 from sapo.peers.key_clones import KeyCloneDetector
-from sapo.peers.membership import refuse_outsider, trusted
+from sapo.peers.membership import trusted
 from sapo.peers.pool import Pool
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals
@@ -68,6 +69,7 @@ class NodeParts:
     journal: Journal
     workers: TaskWorkers
     policy: LoadedPolicy
+    maker: GroupMaker
     rollouts: RolloutMaker
     prober: Prober
     intake: Intake
@@ -144,21 +146,10 @@ def open_parts(
     there is (`Quotas`), so that nothing depends on the speed of the machine. Raises `UserError` when the
     directory is in use, the home is another swarm's, or the model is unusable.
     """
-    manifest = home.load_manifest()
-    home.check(Manifest.of(config))
-    if name not in config.nodes:
-        raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
-    home.refuse_moved(name)
-    node_config = config.for_node(name)
-    refuse_strange_names(node_config)
-    folder = home.make_node(name)
+    refuse_strange_names(config.for_node(name))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(NodeLock(folder))
-        home.refuse_moved(name)  # again: it may have been exported while this process came here
-        held = keyring.take(home, manifest.swarm, name, clock())
-        refuse_outsider(name, held.identity.key, held.card.invitation, manifest, clock())
-        journal = stack.enter_context(Journal(home.journal(name), clock=clock, incarnation=incarnation))
-        held = keyring.remember(home, held, journal.incarnation)
+        author = open_author(stack, config, name, home, clock=clock, incarnation=incarnation)
+        node_config, journal = author.config, author.journal
         own_bus = bus if bus is not None else open_bus(config, home)
         stack.callback(own_bus.close)
         if workers is None:
@@ -186,8 +177,8 @@ def open_parts(
         intake = _intake(
             node_config,
             name,
-            held,
-            manifest,
+            author.held,
+            author.manifest,
             journal,
             listener,
             policy,
@@ -199,6 +190,7 @@ def open_parts(
         if deliverer is not None:
             stack.callback(deliverer.close)
         kept = stack.pop_all()
+    maker = author.group_maker(workers, clock, tokenizer=policy.fingerprint)
     prober = Prober(
         config=node_config,
         questions=probe,
@@ -217,18 +209,8 @@ def open_parts(
         journal=journal,
         workers=workers,
         policy=policy,
-        rollouts=RolloutMaker(
-            config=node_config,
-            name=name,
-            identity=held.identity,
-            incarnation=journal.incarnation,
-            invitation=held.card.invitation,
-            manifest=manifest,
-            policy=policy,
-            engine=engine,
-            workers=workers,
-            clock=clock,
-        ),
+        maker=maker,
+        rollouts=RolloutMaker(maker, policy, engine),
         prober=prober,
         intake=intake,
         verifier=PeerVerifier(node_config, policy, workers, intake.quotas, intake.refusals),

@@ -2,7 +2,7 @@
 
 | Line of Algorithm 1 | Stage | Continues in |
 |---|---|---|
-| SampleBatch, generate | `generate` | `rollout.RolloutMaker` |
+| SampleBatch, generate | `generate` | `group_maker.GroupMaker`, `rollout.RolloutMaker` |
 | SelectSubset, Communicate | `publish` | `peers.sampling.select_subset`, `store.journal.outbox` |
 | SampleExternal: the pool, in random order | `consume_sample` | `receive.Intake`, `peers.sampling.walk` |
 | SampleSelf, zero-advantage filter | `verify` | `verify.PeerVerifier`, `peers.sampling.sample_external` |
@@ -14,7 +14,7 @@ once more. The journal takes a round in three transactions: groups, batch, resul
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -26,10 +26,11 @@ from sapo.learn.advantage import informative
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.node.async_rollout import Ahead, Answered
-from sapo.node.batch import batch_group, begin_scoring, score_groups
+from sapo.node.batch import batch_group
 from sapo.node.parts import NodeParts, open_parts
 from sapo.node.receive import Arrivals
 from sapo.node.recovery import CHECKPOINT_TIME
+from sapo.node.scoring import begin_scoring, score_groups
 from sapo.node.verify import own_standards
 from sapo.peers import sampling
 from sapo.peers.allowance import excess
@@ -174,12 +175,12 @@ class NodeRuntime:
         """
         now, parts, started = self._now, self.parts, self.parts.clock()
         if not now.signed:
-            now.groups, chosen = parts.rollouts.select(self.round, now.groups)
-            now.signed = parts.rollouts.sign(now.groups)
+            now.groups, chosen = parts.maker.select(self.round, now.groups)
+            now.signed = parts.maker.sign(now.groups)
             owed = [
                 now.signed[i].group_id
                 for i in chosen
-                if parts.rollouts.within_rules(now.groups[i], now.signed[i])
+                if parts.maker.within_rules(now.groups[i], now.signed[i])
             ]
             now.metrics["share/withheld"] = float(len(chosen) - len(owed))
             self.journal.commit_groups(self.round, now.signed, owed)
@@ -477,7 +478,7 @@ class NodeRuntime:
         """Begin to draw the next round's questions, or to answer them too, from the weights before this one's
         update, where that is configured."""
         if not self.config.generate.ahead:
-            self._next = self.parts.rollouts.question_stream(self.round + 1)
+            self._next = self.parts.maker.question_stream(self.round + 1)
             self._next.begin()
             return
         now, started = self._now, self.parts.clock()
@@ -510,8 +511,12 @@ class NodeRuntime:
 
     def _private_rng(self, stage: str) -> random.Random:
         """Randomness that peers cannot compute; a round that is begun again has the same."""
-        secret = self.parts.rollouts.identity.secret(stage)
+        secret = self.parts.maker.identity.secret(stage)
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage, secret)
+
+    def report_beside(self, beside: Callable[[], Mapping[str, float]]) -> None:
+        """Add these series to every round, of what goes on around the node."""
+        self.parts.beside = beside
 
     def outages(self) -> dict[str, float]:
         """The series `outage/*`: 1 for every service that is away now."""

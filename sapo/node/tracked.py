@@ -5,6 +5,7 @@ Importing this module does not import torch.
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from sapo.store.tracking.sinks import TrackSink, VersionSink, open_tracking
 from sapo.store.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
+    from sapo.node.member.runtime import MemberRuntime
     from sapo.node.round import NodeRuntime
 from sapo.store.tracking.uri import own_artifacts, own_server
 
@@ -27,26 +29,45 @@ log = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def open_tracked(config: Config, name: str, home: Home, *, uri: str | None) -> "Iterator[NodeRuntime]":
+def open_tracked(
+    config: Config, name: str, home: Home, *, uri: str | None, stop: threading.Event | None = None
+) -> "Iterator[NodeRuntime | MemberRuntime]":
     """A node whose metrics and model versions go to the MLflow at `uri`; None keeps them owed in the journal.
 
-    `config` is the whole swarm's. Raises as `NodeRuntime.open` does.
+    `config` is the whole site's; where it has a `member`, the node only answers, and `stop` ends its waiting.
+    Raises as `NodeRuntime.open` and `MemberRuntime.open` do.
     """
-    from sapo.node.round import NodeRuntime
-
     if uri is None:
-        with NodeRuntime.open(config, name, home) as runtime:
+        with _open(config, name, home, (), stop) as runtime:
             yield runtime
         return
     tracker, sinks = _tracking(config, name, home, uri, incarnation_of(config, home, name))
     status = "FAILED"
     try:
-        with NodeRuntime.open(config, name, home, tracking=sinks) as runtime:
-            sinks[1].history_version = lambda: runtime.parts.history.version
+        with _open(config, name, home, sinks, stop) as runtime:
             yield runtime
             status = "FINISHED" if runtime.finished else "KILLED"
     finally:
         _end(tracker, status)
+
+
+def _open(
+    config: Config,
+    name: str,
+    home: Home,
+    sinks: "tuple[()] | tuple[TrackSink, VersionSink]",
+    stop: threading.Event | None,
+) -> "NodeRuntime | MemberRuntime":
+    if config.member is not None:
+        from sapo.node.member.runtime import MemberRuntime
+
+        return MemberRuntime.open(config, name, home, tracking=sinks[:1], stop=stop)
+    from sapo.node.round import NodeRuntime
+
+    runtime = NodeRuntime.open(config, name, home, tracking=sinks)
+    if sinks:
+        sinks[1].history_version = lambda: runtime.parts.history.version
+    return runtime
 
 
 def _end(tracker: Tracker, status: str) -> None:

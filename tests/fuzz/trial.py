@@ -107,7 +107,7 @@ class Grounds:
         policy = node.parts.policy
         return replace(
             self.rules(),
-            own_key=node.parts.rollouts.identity.key,
+            own_key=node.parts.maker.identity.key,
             own_node=node.name,
             control=policy.control,
             fingerprint=policy.fingerprint,
@@ -251,7 +251,7 @@ class Trial:
                 fingerprint(
                     keeps_to(
                         Received(signed=signed, bus_position="p:0", timestamp=time.time()),
-                        self.node.parts.rollouts.manifest,
+                        self.node.parts.maker.manifest,
                     )
                 )
             except (Refused, ValidationError):

@@ -37,6 +37,13 @@ def refuse_running(home: Home, *names: str) -> None:
             raise UserError("--home", home.shown, problem, remedy)
 
 
+def refuse_member(config: Config) -> None:
+    """Raise `UserError` for a site whose nodes only answer: it has no models to run."""
+    if config.member is not None:
+        remedy = f"run it with `{program()} member`, or leave section member out"
+        raise UserError("member.type", config.member.type, "this site only answers", remedy)
+
+
 def check_rounds(home: Home, name: str, first: int | None, last: int | None) -> None:
     """Raise `UserError` for a range of rounds, `--from` and `--to`, that a node cannot have made."""
     if first is not None and last is not None and first > last:
@@ -76,6 +83,8 @@ def check_built(config: Config) -> None:
         own = config.for_node(name)
         refuse_strange_names(own)
         own_code.check(own)
+        if config.member is not None:
+            continue
         check_engine(own)
         check_source(own)
         check_device(own)

@@ -63,6 +63,22 @@ def locate(
     return found, with_pins(config)
 
 
+def locate_one(
+    preset: str | None,
+    file: Path | None,
+    sets: Sequence[str] | None,
+    *,
+    nodes: int | None = None,
+    rounds: int | None = None,
+    home: Path | None = None,
+) -> tuple[Home, Config]:
+    """Home and config of a single node: what a home holds goes on, under that run's config."""
+    found, config = locate(preset, file, sets, nodes=nodes, rounds=rounds, home=home)
+    if found.manifest.exists() and (file is None or found.node_names()):
+        return locate(preset, file, sets, nodes=nodes, rounds=rounds, home=found.root, resume=True)
+    return found, config
+
+
 def pick_node(config: Config, home: Home, name: str | None, option: str = "NAME") -> str:
     """The node that a command is for: the one named by `option`, or the only one that lives in this home."""
     if name is not None:
@@ -113,6 +129,9 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
     """
     for line in describe(config, names):
         view.note(line)
+    if config.member is not None:
+        prepare_member(config, home, view)
+        return
     loading = "loading torch, transformers and what a node needs"
     view.step(loading, 0, 3)
     import torch  # noqa: F401
@@ -135,6 +154,19 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
             view.note(exposed)
         write_atomically(home.held_out, drawn)
         prepare_history(config, home, view)
+
+
+def prepare_member(config: Config, home: Home, view: "View") -> None:
+    """The same for a member: it has tasks, and no model, held-out questions or history."""
+    from sapo.tasks.workers import open_workers
+
+    view.step("checking the tasks", 0, 1)
+    with open_workers(config) as workers:
+        workers.check(config.manifest_tasks())
+    view.step("checking the tasks", 1, 1)
+    home.prepare(config, Manifest.of(config))
+    if exposed := home.exposed():
+        view.note(exposed)
 
 
 def check_tasks(config: Config, workers: "TaskWorkers", view: "View") -> None:

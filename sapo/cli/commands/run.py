@@ -1,4 +1,4 @@
-"""Commands that run something: `swarm`, `node`, `stop`, `evaluate`."""
+"""Commands that run something: `swarm`, `node`, `member`, `stop`, `evaluate`."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +20,7 @@ from sapo.cli.commands.options import (
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
+    from sapo.core.config.load import Config
 
 STOP_LIMIT_S = 60.0
 """How long `sapo stop` waits for what it asked to stop."""
@@ -68,6 +69,7 @@ def swarm(
         hint = f"# What it takes of this machine: `{program()} plan` with the same options"
         print(toml_dump.dumps(settings.model_dump(mode="json")) + f"\n{hint}")
         return
+    checks.refuse_member(settings)
     checks.refuse_running(found, "swarm", *settings.nodes)
     code = launch.run(settings, found)
     if code:
@@ -96,13 +98,46 @@ def node(
     and MLFLOW_TRACKING_URI or track.uri name, else none. No archiver runs beside it: see sapo archive.
     """
     from sapo.cli.commands import checks, launch
+
+    found, settings = launch.locate_one(preset, config, sets, nodes=nodes, rounds=rounds, home=home)
+    checks.refuse_member(settings)
+    _run_one(found, settings, name, dry_run)
+
+
+def member(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Such as gpt0; not needed where the site has one."),
+    ] = None,
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    rounds: Annotated[int | None, typer.Option(metavar="N", help="Rounds of questions in all.")] = None,
+    home: HomeOption = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Answer questions in a swarm without a model of one's own: nothing is learned here.
+
+    Who answers is said by `[member]` in the config: an endpoint that speaks OpenAI's API (type = "openai"), a
+    program (type = "command"), or people on a web page (type = "person"). The member draws its own questions,
+    gets batch.completions answers to each, signs and publishes them.
+
+    `sapo join` writes the config. The same command goes on where it was; no answer is asked for twice.
+    """
+    from sapo.cli.commands import launch
+    from sapo.core.errors import UserError
+
+    found, settings = launch.locate_one(None, config, sets, rounds=rounds, home=home)
+    if settings.member is None:
+        remedy = "--set member.type=openai, command or person (docs/members.md), or run `sapo node`"
+        raise UserError("member", None, "the config does not say who answers", remedy)
+    _run_one(found, settings, name, dry_run)
+
+
+def _run_one(found: "Home", settings: "Config", name: str | None, dry_run: bool) -> None:
+    """Run one node or member in this terminal, or print its config."""
+    from sapo.cli.commands import checks, launch
     from sapo.core.config import toml_dump
 
-    found, settings = launch.locate(preset, config, sets, nodes=nodes, rounds=rounds, home=home)
-    if found.manifest.exists() and (config is None or found.node_names()):
-        found, settings = launch.locate(
-            preset, config, sets, nodes=nodes, rounds=rounds, home=found.root, resume=True
-        )
     name = launch.pick_node(settings, found, name)
     if dry_run:
         print(toml_dump.dumps(settings.for_node(name).model_dump(mode="json")), end="")

@@ -64,7 +64,7 @@ def init(
         print(line)
     for name, why in unearned(made.config.manifest_tasks()).items():
         warn(f"{name}: {why}; a swarm learns that instead of solving it")
-    say_next(made.file, made.config.nodes, None)
+    say_next(made.file, made.config, None)
     sets_of_others = [word for item in made.join for word in ("--set", item)]
     words = ["sapo", "join", made.manifest.name, "--site", "OTHER", *sets_of_others]
     print(f"others join with: {shlex.join(words)}")
@@ -112,7 +112,7 @@ def join(
         place = shlex.quote(str(joined.home.root))
         print("send these keys to a member, who types for each: sapo keys invite KEY")
         print(f"then here: sapo keys accept TOKEN --node {joined.config.nodes[0]} --home {place}")
-    say_next(joined.file, joined.config.nodes, home)
+    say_next(joined.file, joined.config, home)
 
 
 def with_nodes(sets: list[str] | None, nodes: int | None) -> list[str]:
@@ -141,10 +141,13 @@ def say_advice(advice: "Advice | None", config: "Config") -> None:
         warn(f"the manifest names no model: this site takes {config.model}; name another with --set model=")
 
 
-def say_next(file: Path, names: list[str], home: Path | None) -> None:
+def say_next(file: Path, config: "Config", home: Path | None) -> None:
     """Print how a site is started."""
     place = shlex.join(["--config", str(file), *([] if home is None else ["--home", str(home)])])
-    one = "" if len(names) == 1 else f"{names[0]} "
+    one = "" if len(config.nodes) == 1 else f"{config.nodes[0]} "
+    if config.member is not None:
+        print(f"start it: {program()} member {one}{place}")
+        return
     print(f"start it: {program()} swarm {place}  (nodes, history, Prefect and MLflow)")
     print(f"      or: {program()} node {one}{place}  (one node, in this terminal)")
 

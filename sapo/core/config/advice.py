@@ -16,7 +16,15 @@ from pydantic import ValidationError
 
 from sapo.core.config.load import Config, merge, parse, preset_values, presets
 from sapo.core.config.manifest import Manifest
-from sapo.core.config.schema import BatchConfig, GenerateConfig, LearnConfig, Lora, Section, Swarm
+from sapo.core.config.schema import (
+    BatchConfig,
+    GenerateConfig,
+    LearnConfig,
+    Lora,
+    OpenAIMember,
+    Section,
+    Swarm,
+)
 from sapo.core.errors import UserError
 from sapo.core.own_code import is_own
 
@@ -205,6 +213,9 @@ def describe(config: Config, names: Sequence[str]) -> list[str]:
 
 def _kind(config: Config) -> str:
     batch, learn = config.batch, config.learn
+    if config.member is not None:
+        who = config.member.model if isinstance(config.member, OpenAIMember) else config.member.type
+        return f"answers only ({who}), {batch.b} x {batch.completions}, {config.swarm.rounds} rounds"
     parts = [
         config.model + (f" with LoRA of rank {config.lora.rank}" if config.lora else ""),
         f"lr {_number(learn.lr)}",

@@ -202,6 +202,9 @@ class Home:
 
         Raises `UserError` for one that is unknown or lives elsewhere, and where none has begun.
         """
+        if config.member is not None:
+            problem = "the nodes here only answer: they have no model"
+            raise UserError("member.type", config.member.type, problem, "name the home of a site that learns")
         for name in names or ():
             self.check_node(config, name)
             self.refuse_moved(name)

@@ -13,12 +13,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from sapo.core.config.schema import (
     BatchConfig,
     CheckpointConfig,
+    CommandMember,
     DeployConfig,
     EvalConfig,
     FlowConfig,
@@ -29,7 +37,9 @@ from sapo.core.config.schema import (
     LearnConfig,
     Lora,
     MemoryBus,
+    OpenAIMember,
     OwnBus,
+    PersonMember,
     PoolConfig,
     PositiveInt,
     Rules,
@@ -87,6 +97,8 @@ class Config(Section):
     flow: FlowConfig = FlowConfig()
     deploy: DeployConfig = DeployConfig()
     eval: EvalConfig = EvalConfig()
+    member: Annotated[OpenAIMember | CommandMember | PersonMember, Field(discriminator="type")] | None = None
+    """Set, the nodes here are [members that only answer](members.md): without a model."""
     node: dict[str, dict[str, Any]] = Field(default={})
     """Overrides for single nodes, by number: `node.1.model`, `node.2.batch.external`, ..."""
 
@@ -95,6 +107,12 @@ class Config(Section):
     def _default_bus(cls, value: Any) -> Any:
         """`bus.path=...` alone means the embedded bus."""
         return {"type": "sqlite", **value} if isinstance(value, Mapping) else value
+
+    @model_serializer(mode="wrap")
+    def _without_member(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what members alone have: digests of other configs stay what they were."""
+        values: dict[str, Any] = write(self)
+        return {k: v for k, v in values.items() if v is not None or k != "member"}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -318,7 +336,7 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     kinds = _kinds(first, errors)
     place = first["loc"][:-1] if kinds else first["loc"]
-    parts = [str(part) for depth, part in enumerate(place) if not (depth and part in BUSES)]
+    parts = [str(part) for depth, part in enumerate(place) if not (depth and part in TAGGED)]
     field = prefix + ".".join(parts) if parts else (prefix.rstrip(".") or "config")
     if first["type"] == "extra_forbidden":
         inner, value = [], first["input"]
@@ -341,8 +359,8 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
     message = in_words(first)
     for other in kinds[1:]:
         message += ", or " + in_words(other).removeprefix("Input should be ").removeprefix("must be ")
-    if "password" in parts[-1:]:
-        message = "a password itself has no place in a config: name where it is found"
+    if {"password", "api_key"} & {*parts[-1:]}:
+        message = "a secret itself has no place in a config: name where it is found"
         return UserError(field, "...", message, "write env:NAME, file:PATH or prefect:BLOCK")
     return UserError(field, _short(first["input"]), message, "correct the value")
 
@@ -350,7 +368,7 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
 def _kinds(first: ErrorDetails, errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     """The errors of a value that may be of several kinds, which have a place each below the setting."""
     above, last = first["loc"][:-1], first["loc"][-1:]
-    if not above or first["type"] == "extra_forbidden" or {*last} & {*_keys_at(above), *BUSES}:
+    if not above or first["type"] == "extra_forbidden" or {*last} & {*_keys_at(above), *TAGGED}:
         return []
     same = [one for one in errors if one["loc"][:-1] == above]
     return same if len(same) > 1 else []
@@ -367,8 +385,8 @@ def _keys_at(loc: Sequence[int | str]) -> list[str]:
     """Names of the fields of the section at `loc`."""
     found: list[type[Section]] = [Config]
     for part in loc:
-        if part in BUSES:
-            found = [BUSES[part]]
+        if part in TAGGED:
+            found = [TAGGED[part]]
         elif isinstance(part, str):
             found = [one for model in found for one in _sections(model, part)]
     return [key for model in found for key in model.model_fields]
@@ -434,4 +452,5 @@ BUSES: dict[str | int, type[Section]] = {
     "memory": MemoryBus,
     "own": OwnBus,
 }
-"""Tags that pydantic puts into the place of an error, between `bus` and the key."""
+TAGGED = BUSES | {"openai": OpenAIMember, "command": CommandMember, "person": PersonMember}
+"""Tags that pydantic puts into the place of an error, between `bus` or `member` and the key."""

@@ -408,6 +408,14 @@ class Journal:
                 return 0
             return forget_rounds(db, rounds[-2])
 
+    def forget(self, before: int) -> int:
+        """Delete rounds before this one, once nothing is owed of them; for a journal without checkpoints.
+
+        Returns how many rounds were deleted.
+        """
+        with self._transaction() as db:
+            return forget_rounds(db, before)
+
     # --- inside ----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager

@@ -1,0 +1,80 @@
+"""What any author in a swarm has, with a model or without: a home, a lock, a key, a journal."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.manifest import Manifest
+from sapo.core.dir_lock import NodeLock
+from sapo.core.errors import UserError
+from sapo.core.types import AuthorKind
+from sapo.node.group_maker import GroupMaker
+from sapo.peers import keyring
+from sapo.peers.keyring import KeyAndCard
+from sapo.peers.membership import refuse_outsider
+from sapo.store.journal.journal import Journal
+from sapo.tasks.workers import TaskWorkers
+
+
+@dataclass(frozen=True)
+class Author:
+    """An author's own: the config of this one node, what the swarm agreed on, its key, its journal."""
+
+    config: Config
+    name: str
+    manifest: Manifest
+    held: KeyAndCard
+    journal: Journal
+
+    def group_maker(
+        self,
+        workers: TaskWorkers,
+        clock: Callable[[], float],
+        *,
+        tokenizer: str | None = None,
+        author: AuthorKind | None = None,
+    ) -> GroupMaker:
+        """What makes its groups."""
+        return GroupMaker(
+            config=self.config,
+            name=self.name,
+            identity=self.held.identity,
+            incarnation=self.journal.incarnation,
+            invitation=self.held.card.invitation,
+            manifest=self.manifest,
+            workers=workers,
+            clock=clock,
+            tokenizer=tokenizer,
+            author=author,
+        )
+
+
+def open_author(
+    stack: contextlib.ExitStack,
+    config: Config,
+    name: str,
+    home: Home,
+    *,
+    clock: Callable[[], float],
+    incarnation: str | None = None,
+) -> Author:
+    """Lock an author's folder, take its key, open its journal; `stack` closes both.
+
+    `config` is the whole site's. Raises `UserError` for an unknown name, a folder in use, a home of another
+    swarm, or a key that may not publish.
+    """
+    manifest = home.load_manifest()
+    home.check(Manifest.of(config))
+    if name not in config.nodes:
+        raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
+    home.refuse_moved(name)
+    own = config.for_node(name)
+    folder = home.make_node(name)
+    stack.enter_context(NodeLock(folder))
+    home.refuse_moved(name)  # again: it may have been exported while this process came here
+    held = keyring.take(home, manifest.swarm, name, clock())
+    refuse_outsider(name, held.identity.key, held.card.invitation, manifest, clock())
+    journal = stack.enter_context(Journal(home.journal(name), clock=clock, incarnation=incarnation))
+    return Author(own, name, manifest, keyring.remember(home, held, journal.incarnation), journal)

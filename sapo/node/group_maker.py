@@ -1,0 +1,107 @@
+"""An author's side of a round that needs no model: its questions, its groups, what is published of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sapo.core.config.load import Config
+from sapo.core.config.manifest import Manifest
+from sapo.core.rng import rng
+from sapo.core.types import AuthorKind, Completion, Group, Invitation, Question, SignedGroup
+from sapo.node.scoring import score_groups
+from sapo.peers import sampling
+from sapo.peers.group_rules import MAX_QUESTION
+from sapo.peers.signing import Identity, seal
+from sapo.tasks.questions import QuestionStream
+from sapo.tasks.workers import TaskWorkers
+
+
+@dataclass
+class GroupMaker:
+    """Draws an author's questions, and makes signed groups of the answers to them."""
+
+    config: Config
+    name: str
+    identity: Identity
+    incarnation: str
+    invitation: Invitation | None
+    """By which the author may publish, where it is no member."""
+    manifest: Manifest
+    workers: TaskWorkers
+    clock: Callable[[], float]
+    tokenizer: str | None = None
+    """Fingerprint of the vocabulary of its token ids."""
+    author: AuthorKind | None = None
+    """What kind of author the groups name; None is a policy that learns."""
+
+    def question_stream(self, round: int) -> QuestionStream:
+        """The stream of a round's questions, the same ones whenever it is made."""
+        config = self.config
+        return QuestionStream(
+            self.workers,
+            config.tasks,
+            (config.swarm.name, self.identity.key, self.incarnation),
+            round,
+            count=config.batch.b,
+            held_out=config.rules.held_out,
+        )
+
+    def group(
+        self,
+        round: int,
+        position: int,
+        policy_version: int,
+        question: Question,
+        completions: Sequence[Completion],
+    ) -> Group:
+        """The group of one question, as it is to be signed."""
+        config = self.config
+        keep = {} if config.share.token_ids else {"token_ids": None, "logprobs": None}
+        return Group(
+            swarm=config.swarm.name,
+            node=self.name,
+            key=self.identity.key,
+            incarnation=self.incarnation,
+            round=round,
+            position=position,
+            recipe=question.recipe,
+            question=question.text,
+            completions=tuple(completion.model_copy(update=keep) for completion in completions),
+            policy_version=policy_version,
+            sampling=config.generate.sampling,
+            tokenizer=self.tokenizer if config.share.token_ids else None,
+            created_at=self.clock(),
+            invitation=self.invitation,
+            author=self.author,
+        )
+
+    def select(self, round: int, groups: list[Group]) -> tuple[list[Group], list[int]]:
+        """SelectSubset: the groups (with claimed scores where they were scored) and the places published."""
+        scores = None
+        if self.config.share.select == "top":
+            outcomes = score_groups(self.workers, groups)
+            scores = [[outcome.score for outcome in row] for row in outcomes]
+            groups = [_claim(group, row) for group, row in zip(groups, scores, strict=True)]
+        draw = rng(self.config.swarm.seed, self.incarnation, round, "select")
+        return groups, sampling.select_subset(len(groups), self.config.share, draw, scores)
+
+    def sign(self, groups: Sequence[Group]) -> list[SignedGroup]:
+        """The groups under the author's key."""
+        return [seal(group, self.identity) for group in groups]
+
+    def within_rules(self, group: Group, signed: SignedGroup) -> bool:
+        """Whether peers may take the group: they refuse what is larger than the manifest allows."""
+        longest = max(len(completion.text) for completion in group.completions)
+        return (
+            longest <= self.manifest.max_text_chars
+            and len(group.question) <= MAX_QUESTION
+            and len(signed.payload) <= self.manifest.max_payload_bytes
+        )
+
+
+def _claim(group: Group, scores: Sequence[float | None]) -> Group:
+    """The group with its author's scores written on the completions."""
+    completions = tuple(
+        completion.model_copy(update={"claimed_score": score})
+        for completion, score in zip(group.completions, scores, strict=True)
+    )
+    return group.model_copy(update={"completions": completions})

@@ -1,0 +1,312 @@
+"""A member's round: Algorithm 1 without its update. Questions, answers of somebody else, groups, the bus.
+
+It has a journal like a node's, so `sapo status`, the outbox and MLflow know it: a round is three transactions
+here too, the batch of which is empty.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from sapo.bus import open_bus
+from sapo.bus.base import Bus
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.schema import OpenAIMember
+from sapo.core.errors import Paused, Unavailable
+from sapo.core.outage import Outage
+from sapo.core.types import Batch, Completion, Group, Outcome, Question, Recipe, RoundResult
+from sapo.node.author import Author, open_author
+from sapo.node.group_maker import GroupMaker
+from sapo.node.member.answer_book import AnswerBook, Ask, Budget
+from sapo.node.member.backend import Backend, open_backend
+from sapo.node.scoring import score_groups
+from sapo.store.journal.outbox import Deliverer, Sink
+from sapo.store.journal.publish_sink import PublishSink
+from sapo.tasks.workers import TaskWorkers, open_workers
+
+log = logging.getLogger(__name__)
+
+BOOK = "answers.sqlite"
+"""File in a member's folder: what it has been answered and has spent."""
+FIRST_WAIT_S, LAST_WAIT_S = 1.0, 60.0
+"""Between two tries at a backend that is away."""
+KEPT_ROUNDS = 100
+"""Rounds that stay in the journal; what is owed of older ones stays, too."""
+SERVICES = {"publish": "bus", "track": "tracking"}
+
+
+class MemberRuntime:
+    """A member's journal, answers and round. Open it by `MemberRuntime.open`, as a context manager."""
+
+    def __init__(
+        self,
+        author: Author,
+        home: Home,
+        maker: GroupMaker,
+        backend: Backend,
+        book: AnswerBook,
+        deliverer: Deliverer | None,
+        *,
+        clock: Callable[[], float],
+        stop: threading.Event,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self.config, self.name, self.journal, self.home = author.config, author.name, author.journal, home
+        self.maker, self.backend, self.book, self.deliverer = maker, backend, book, deliverer
+        self.round = self.journal.finished_rounds()
+        self._clock, self._stop, self._stack = clock, stop, stack
+        self._outage = Outage("what answers is", log, consequence="asking again", who=author.name)
+        self._beside: Callable[[], Mapping[str, float]] = dict
+        self._groups: list[Group] = []
+        self._metrics: dict[str, float] = {}
+        self._load_round()
+
+    @classmethod
+    def open(
+        cls,
+        config: Config,
+        name: str,
+        home: Home,
+        *,
+        clock: Callable[[], float] = time.time,
+        bus: Bus | None = None,
+        tracking: Sequence[Sink] = (),
+        workers: TaskWorkers | None = None,
+        backend: Backend | None = None,
+        stop: threading.Event | None = None,
+        deliver: bool = True,
+    ) -> Self:
+        """Lock the member's folder and open all it works with; `config` is the whole site's.
+
+        Tests give `bus`, `workers` and `backend`; the caller closes `workers` that it gives. `stop` ends the
+        waiting for answers. Raises `UserError` as `sapo.node.author.open_author` does, and for a backend that
+        cannot be used.
+        """
+        with contextlib.ExitStack() as stack:
+            author = open_author(stack, config, name, home, clock=clock)
+            own_bus = bus if bus is not None else open_bus(config, home)
+            stack.callback(own_bus.close)
+            if workers is None:
+                workers = open_workers(author.config, tasks=config.manifest_tasks())
+                stack.callback(workers.close)
+            folder = home.node(name)
+            book = stack.enter_context(AnswerBook(folder / BOOK, budget_of(author.config), clock=clock))
+            if backend is None:
+                backend = open_backend(author.config, folder, scorer(workers))
+            stack.callback(backend.close)
+            deliverer = None
+            if deliver:
+                sinks: list[Sink] = [PublishSink(own_bus), *tracking]
+                deliverer = Deliverer(home.journal(name), sinks, clock=clock)
+                stack.callback(deliverer.close)
+            kept = stack.pop_all()
+        return cls(
+            author,
+            home,
+            author.group_maker(workers, clock, author=backend.kind),
+            backend,
+            book,
+            deliverer,
+            clock=clock,
+            stop=stop or threading.Event(),
+            stack=kept,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds of the config are done."""
+        return self.round >= self.config.swarm.rounds
+
+    def run_round(self) -> RoundResult:
+        """One whole round. Raises `Paused` where it is stopped before all is answered, or out of budget."""
+        self.generate()
+        self.publish()
+        return self.finish()
+
+    def generate(self) -> tuple[str, ...]:
+        """Have the round's questions answered L times each; returns the ids of the groups.
+
+        Answers that are there are not asked for again. Raises `Paused` as `run_round` does, `UserError` for
+        what a person must mend.
+        """
+        if self.deliverer is not None:
+            self.deliverer.check()
+        started = self._clock()
+        if not self._committed() and not self._groups:
+            lost = self.book.begin(self.round)
+            if lost:
+                log.warning("%s: %d requests were under way when it was killed; given up", self.name, lost)
+            questions = self.maker.question_stream(self.round).result()
+            self._await_answers([Ask(n, q, self.config.batch.completions) for n, q in enumerate(questions)])
+            self._groups = self._answered(questions)
+        self._metrics["time/generate"] = self._clock() - started
+        return tuple(group.group_id for group in self._groups)
+
+    def publish(self) -> None:
+        """Select, sign and journal the groups; the deliverer sends them beside the next round."""
+        if not self._committed():
+            self._groups, chosen = self.maker.select(self.round, self._groups)
+            signed = self.maker.sign(self._groups)
+            owed = [signed[n].group_id for n in chosen if self.maker.within_rules(self._groups[n], signed[n])]
+            self._metrics["share/withheld"] = float(len(chosen) - len(owed))
+            self.journal.commit_groups(self.round, signed, owed)
+        if self.deliverer is not None:
+            self.deliverer.notify()
+
+    def finish(self) -> RoundResult:
+        """Score the round's answers, and journal its figures with an empty batch."""
+        stage = self.journal.stage()
+        if stage is not None and stage[1] == "groups":
+            batch = empty_batch(self.config, self.name, self.journal.incarnation, self.round)
+            self.journal.commit_batch(
+                batch, positions={}, pool_added=[], pool_removed=[], verdicts={}, training_owed=False
+            )
+        result = RoundResult(
+            round=self.round,
+            policy_version=0,
+            skipped="a member does not learn",
+            metrics=self._round_metrics(),
+            finished_at=self._clock(),
+        )
+        self.journal.commit_result(result)
+        self.journal.forget(self.round - KEPT_ROUNDS)
+        self.round += 1
+        self._groups, self._metrics = [], {}
+        if self.deliverer is not None:
+            self.deliverer.notify()
+        return result
+
+    def report_beside(self, beside: Callable[[], Mapping[str, float]]) -> None:
+        """Add these series to every round."""
+        self._beside = beside
+
+    def outages(self) -> dict[str, float]:
+        """The series `outage/*`: 1 for every service that is away now."""
+        away = {"answers"} if self._outage.away else set()
+        if self.deliverer is not None:
+            states = self.deliverer.states().items()
+            away |= {SERVICES[kind] for kind, state in states if state.down_since is not None}
+        return {f"outage/{service}": 1.0 for service in sorted(away)}
+
+    def drain(self, timeout: float) -> bool:
+        """Deliver what is owed, within `timeout` seconds; whether nothing is owed any more."""
+        return self.deliverer is None or self.deliverer.drain(timeout)
+
+    def close(self) -> None:
+        """End the backend, stop deliveries, release the lock. What is owed stays in the journal."""
+        self._stack.close()
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _await_answers(self, asks: Sequence[Ask]) -> None:
+        wait = FIRST_WAIT_S
+        while any(self.book.missing(ask) for ask in asks):
+            if self._stopping():
+                raise Paused(f"{self.name} stops in round {self.round}; the answers it has are kept")
+            try:
+                self.backend.answer(asks, self.book, self._stopping)
+                self._outage.ended()
+                wait = FIRST_WAIT_S
+            except Unavailable as error:
+                self._outage.began(error)
+                self._stop.wait(wait)
+                wait = min(2.0 * wait, LAST_WAIT_S)
+
+    def _stopping(self) -> bool:
+        return self._stop.is_set() or self.home.stop_flag.exists()
+
+    def _answered(self, questions: Sequence[Question]) -> list[Group]:
+        """A group of every question that has all its answers."""
+        given_up = self.book.given_up()
+        for why in sorted(set(given_up.values())):
+            log.warning("%s: round %d: a question makes no group: %s", self.name, self.round, why)
+        return [
+            self.maker.group(
+                self.round,
+                place,
+                0,
+                question,
+                [
+                    Completion(text=one.text, finish_reason=one.finish_reason)
+                    for one in self.book.answers(place)
+                ],
+            )
+            for place, question in enumerate(questions)
+            if place not in given_up
+        ]
+
+    def _round_metrics(self) -> dict[str, float]:
+        outcomes = score_groups(self.maker.workers, self._groups) if self._groups else []
+        metrics = self._metrics | rewards(self._groups, outcomes) | self.outages() | dict(self._beside())
+        metrics |= {f"member/{name}": amount for name, amount in self.book.totals().items()}
+        metrics["member/groups"] = float(len(self._groups))
+        metrics |= {f"owed/{kind}": float(count) for kind, count in self.journal.owed_counts().items()}
+        return metrics
+
+    def _committed(self) -> bool:
+        stage = self.journal.stage()
+        return stage is not None and stage[0] == self.round
+
+    def _load_round(self) -> None:
+        """Take up a round that was cut short after its groups were journalled."""
+        if self._committed():
+            signed = self.journal.groups(self.round)
+            self._groups = [Group.model_validate_json(one.payload) for one in signed]
+
+
+def rewards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]) -> dict[str, float]:
+    """Mean score of a round's answers, over all and by task; without those that could not be scored."""
+    scores: dict[str, list[float]] = {}
+    for group, row in zip(groups, outcomes, strict=True):
+        for name in ("reward/local", f"reward/local/{group.recipe.dataset}"):
+            scores.setdefault(name, []).extend(one.score for one in row if one.score is not None)
+    return {name: sum(found) / len(found) for name, found in scores.items() if found}
+
+
+def empty_batch(config: Config, name: str, incarnation: str, round: int) -> Batch:
+    """The batch of a member's round: it learns from nothing."""
+    return Batch(
+        swarm=config.swarm.name,
+        node=name,
+        incarnation=incarnation,
+        round=round,
+        policy_version=0,
+        learn="{}",
+        temperature=config.generate.temperature,
+        groups=(),
+    )
+
+
+def scorer(workers: TaskWorkers) -> Callable[[Recipe, str], Outcome]:
+    """The verifier's outcome for one text."""
+    return lambda recipe, text: workers.score([(recipe, text)])[0]
+
+
+def budget_of(config: Config) -> Budget:
+    """What a member's config lets it spend."""
+    member = config.member
+    if isinstance(member, OpenAIMember):
+        return Budget(tokens=member.max_tokens, cost=member.max_cost)
+    return Budget()
+
+
+def spent(folder: Path) -> dict[str, float] | None:
+    """What a member has spent in its life, by the names of `answer_book.TOTALS`; None where it never ran."""
+    if not (folder / BOOK).exists():
+        return None
+    with AnswerBook(folder / BOOK) as book:
+        return book.totals()
