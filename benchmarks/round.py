@@ -39,9 +39,9 @@ from sapo.core.config.load import Config, load
 from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
 from sapo.experiment.grid import identity
-from sapo.policy.models import TAGS_PROMPT
 from sapo.policy.starter import prepare
 from sapo.tasks.questions import QuestionStream
+from sapo.tasks.verifier import TAGS_PROMPT
 from sapo.tasks.workers import open_workers
 
 NAMES = {"trl": "TRL", "genrl": "genrl"}

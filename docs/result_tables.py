@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sapo.cli.report import experiment_charts
 from sapo.cli.report.experiment_charts import spread_panels
 from sapo.cli.report.experiment_text import IN_POINTS, NAMES
 from sapo.cli.report.svg_charts import HEIGHT, WIDTH
@@ -82,9 +83,10 @@ def page() -> str:
 
 
 def keep(folder: Path) -> Path:
-    """Keep of an experiment's results.json what the tables need, and draw how its trait spread, by node."""
+    """Keep of an experiment's results.json what the tables need, and its picture: where a trait was followed,
+    how it spread from node to node."""
     document: Json = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    drawn = picture(spread_panels(document["arms"]))
+    drawn = picture(spread_panels(document["arms"])) or experiment_charts.picture(document)
     left_out = ("curves", "spread", "by_node", "tasks")
     document["arms"] = {
         name: {key: value for key, value in arm.items() if key not in left_out}
@@ -92,8 +94,7 @@ def keep(folder: Path) -> Path:
     }
     path = KEPT / f"{document['name']}.json"
     KEPT.mkdir(exist_ok=True)
-    if drawn:
-        path.with_suffix(".svg").write_text(drawn, encoding="utf-8")
+    path.with_suffix(".svg").write_text(drawn, encoding="utf-8")
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     return path
 

@@ -23,9 +23,8 @@ from sapo.policy.device import resolve_device
 from sapo.policy.hf_import import no_bars, transformers
 from sapo.policy.model_source import folder_of, is_starter
 from sapo.policy.starter_spec import location
+from sapo.tasks.verifier import system_prompt
 
-TAGS_PROMPT = "Think first if it helps, then give the final answer between <answer> and </answer>."
-"""Instruction for `rules.answer = "tags"`; the scorer reads the content of the last <answer> tag."""
 _PROBE = "sapo probe 1729"
 
 
@@ -115,7 +114,7 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
         ) from None
     if config.lora is not None:
         model = with_adapter(model, config)
-    system = TAGS_PROMPT if config.rules.answer == "tags" else None
+    system = system_prompt(config.rules.answer)
     return wrap(
         spec, model.to(resolve_device(config)), tokenizer, system=system, lora=config.lora is not None
     )

@@ -32,9 +32,10 @@ from sapo.core.rng import rng, stream
 from sapo.core.types import Question, canonical
 from sapo.core.user_cache import locked
 from sapo.policy.hf_import import transformers
-from sapo.policy.models import TAGS_PROMPT, save, wrap
+from sapo.policy.models import save, wrap
 from sapo.policy.starter_spec import VARIANTS, Variant, location, variant_of
 from sapo.tasks.questions import QuestionStream
+from sapo.tasks.verifier import system_prompt
 from sapo.tasks.workers import TaskWorkers
 
 OWNER = "*starter*"
@@ -254,7 +255,7 @@ def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Prog
             progress(done + 1, wanted, "questions")
     texts = [text for pair in pairs[:4096] for text in (pair.question, pair.answer)]
     tokenizer = make_tokenizer(variant, texts)
-    system = TAGS_PROMPT if config.rules.answer == "tags" else None
+    system = system_prompt(config.rules.answer)
     policy = wrap("starter", make_model(variant, tokenizer, starter.seed), tokenizer, system=system)
     made = time.monotonic()
     encoded = [

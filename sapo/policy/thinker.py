@@ -24,10 +24,11 @@ from sapo.policy import starter
 from sapo.policy.engines import open_engine
 from sapo.policy.evaluate import FULL_SCORE
 from sapo.policy.model_source import SHIPPED
-from sapo.policy.models import TAGS_PROMPT, LoadedPolicy, save, wrap
+from sapo.policy.models import LoadedPolicy, save, wrap
 from sapo.policy.solutions import worked
 from sapo.policy.starter_spec import Variant
 from sapo.tasks.questions import held_out_questions
+from sapo.tasks.verifier import system_prompt
 from sapo.tasks.workers import TaskWorkers, open_workers
 
 SHAPE = Variant(vocabulary=512, hidden=96, layers=4, heads=4, inner=256)
@@ -147,7 +148,7 @@ def _untaught(recipe: Recipe, texts: Sequence[tuple[str, str, str]]) -> tuple[Lo
         answers.append((question, guess, f"{worked(dataset, question)} {guess}"))
     tokenizer = starter.make_tokenizer(SHAPE, [text for one in answers[:4096] for text in one])
     model = starter.make_model(SHAPE, tokenizer, recipe.seed)
-    policy = wrap("thinker", model, tokenizer, system=TAGS_PROMPT)
+    policy = wrap("thinker", model, tokenizer, system=system_prompt("tags"))
     ways = [
         Ways(
             tuple(policy.encode_prompt(question)),

@@ -1,11 +1,13 @@
 """What a source of questions has to be for a swarm, tried out: `sapo task check`."""
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
+from queue import Queue
+from typing import Literal, Self
 
 import psutil
 
@@ -34,14 +36,52 @@ class Finding:
     detail: str
 
 
-def check_task(task: Task, held_out: float = 0.1, seed: int = 0) -> list[Finding]:
-    """Try a task that can be asked here. Raises `UserError` for parameters that its source refuses."""
-    own = usable([task])
+def check_tasks(tasks: Sequence[Task], held_out: float = 0.1) -> Iterator[tuple[Task, list[Finding]]]:
+    """Try tasks that can be asked here, several at once; what is found comes in their order.
+
+    Raises `UserError` for parameters that a source refuses.
+    """
+    own, free = usable(tasks), Queue[_Processes]()
     with ExitStack() as stack:
-        first, second, other = (
-            stack.enter_context(TaskWorkers(own=own, hash_seed=hash_seed))
-            for hash_seed in (0, 0, OTHER_HASH_SEED)
-        )
+        several = min(len(tasks), os.cpu_count() or 1)
+        for _ in range(several):
+            free.put(stack.enter_context(_Processes(own)))
+        pool = stack.enter_context(ThreadPoolExecutor(several))
+        stack.callback(pool.shutdown, wait=True, cancel_futures=True)
+
+        def one(task: Task) -> list[Finding]:
+            processes = free.get()
+            try:
+                return processes.check(task, held_out)
+            finally:
+                free.put(processes)
+
+        yield from zip(tasks, pool.map(one, tasks), strict=True)
+
+
+def check_task(task: Task, held_out: float = 0.1) -> list[Finding]:
+    """Try one task that can be asked here. Raises `UserError` for parameters that its source refuses."""
+    ((_, found),) = check_tasks([task], held_out)
+    return found
+
+
+class _Processes:
+    """Two processes alike and one under another hash seed, to try one task after another with."""
+
+    def __init__(self, own: Sequence[str]) -> None:
+        seeds_ = (0, 0, OTHER_HASH_SEED)
+        self._workers = [TaskWorkers(own=own, hash_seed=hash_seed) for hash_seed in seeds_]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for workers in self._workers:
+            workers.close()
+
+    def check(self, task: Task, held_out: float, seed: int = 0) -> list[Finding]:
+        """Try one task."""
+        first, second, other = self._workers
         first.check([task])
         recipes = [draw(task, seed, number) for number in range(DRAWN)]
         memory = _memory(first)

@@ -39,13 +39,15 @@ def check(
     The name `all` stands for every data set of ReasoningGYM. Exits with 1 when something failed.
     """
     from rich.console import Console
+    from rich.progress import Progress
 
-    from sapo.tasks.task_check import check_task
+    from sapo.tasks.task_check import check_tasks
 
     failed, rows, found = False, [], []
-    for task in tasks_named(name, config):
-        with Console(stderr=True).status(f"trying {task.dataset}"):
-            findings = check_task(task, held_out)
+    tasks = list(tasks_named(name, config))
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        checked = list(progress.track(check_tasks(tasks, held_out), len(tasks), description="trying tasks"))
+    for task, findings in checked:
         failed |= any(one.status == "failed" for one in findings)
         rows += [(task.dataset, one.what, one.status, one.detail) for one in findings]
         found += [

@@ -8,6 +8,7 @@ from sapo.core.config.load import Config
 from sapo.core.config.schema import CommandMember, OpenAIMember
 from sapo.core.types import AuthorKind, Outcome, Recipe
 from sapo.node.member.answer_book import AnswerBook, Ask
+from sapo.tasks.verifier import system_prompt
 
 Score = Callable[[Recipe, str], Outcome]
 """The verifier's outcome for one text; may be called from any thread."""
@@ -42,7 +43,8 @@ def open_backend(config: Config, folder: Path, score: Score) -> Backend:
     if isinstance(member, OpenAIMember):
         from sapo.node.member.openai import OpenAIBackend
 
-        return OpenAIBackend(member, config)
+        told = member.system or system_prompt(config.rules.answer)
+        return OpenAIBackend(member.model_copy(update={"system": told}), config)
     if isinstance(member, CommandMember):
         from sapo.node.member.command import CommandBackend
 
