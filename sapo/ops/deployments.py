@@ -120,15 +120,7 @@ def plan(config: Config, home: Home, folder: str) -> Site:
         env = _environment(config)
         return Registration(flow, name, place | parameters, common, every or None, what, env)
 
-    registrations = [
-        *(_node(config, home, name, common) for name in names),
-        of_site(
-            "flows.archive.archive_flow",
-            label,
-            settings.archive_seconds,
-            "What is on the bus, into the history.",
-            seconds=0.0,
-        ),
+    exams = [
         of_site(
             "flows.evaluate.evaluate_flow",
             label,
@@ -143,6 +135,17 @@ def plan(config: Config, home: Home, folder: str) -> Site:
             "One held-out question to every node that has a new checkpoint.",
             kind="question",
         ),
+    ]
+    registrations = [
+        *(_node(config, home, name, common) for name in names),
+        of_site(
+            "flows.archive.archive_flow",
+            label,
+            settings.archive_seconds,
+            "What is on the bus, into the history.",
+            seconds=0.0,
+        ),
+        *([] if config.member is not None else exams),
         of_site(
             "flows.maintain.maintain_flow",
             label,

@@ -51,4 +51,4 @@ def open_backend(config: Config, folder: Path, score: Score) -> Backend:
         return CommandBackend(member, config)
     from sapo.node.member.person import PersonBackend
 
-    return PersonBackend(member, config, score)
+    return PersonBackend(member, config, score, folder)
