@@ -15,7 +15,7 @@ from sapo.core import rng as seeds
 from sapo.core.config.load import Task
 from sapo.core.types import MAX_SEED, Question, Recipe
 from sapo.tasks.pins import usable
-from sapo.tasks.questions import rows_of
+from sapo.tasks.questions import rows_of, unlike
 from sapo.tasks.workers import PeerGroup, TaskWorkers
 
 DRAWN = 64
@@ -139,11 +139,15 @@ def _same(
             pool.submit(workers.digests, order)
             for workers, order in ((first, recipes), (second, recipes[::-1]), (other, recipes))
         )
-        apart = sum(a != b for a, b in zip(mine.result(), theirs.result()[::-1], strict=True))
-        hashed = sum(a != b for a, b in zip(mine.result(), odd.result(), strict=True))
-    alike = Finding("the same in two processes", "ok", "peers can take part")
+        pairs = list(zip(recipes, mine.result(), theirs.result()[::-1], strict=True))
+        apart = [recipe for recipe, one, another in pairs if unlike(one, another)]
+        late = sum("timeout" in (one, another) for _, one, another in pairs)
+        hashed = sum(unlike(a, b) for a, b in zip(mine.result(), odd.result(), strict=True))
+    told = f"{late} of {len(recipes)} took too long in one of them; " if late else ""
+    alike = Finding("the same in two processes", "ok", f"{told}peers can take part")
     if apart:
-        alike = Finding(alike.what, "failed", f"{apart} of {len(recipes)} differ: for silos only")
+        told = f"{len(apart)} of {len(recipes)} differ, as seed {apart[0].seed}: for silos only"
+        alike = Finding(alike.what, "failed", told)
     detail = f"{hashed} of {len(recipes)} differ; task workers all run under hash seed 0" if hashed else "yes"
     return [alike, Finding("the same under two hash seeds", "note" if hashed else "ok", detail)]
 

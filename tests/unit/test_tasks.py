@@ -13,7 +13,7 @@ from sapo.core.config.load import Task
 from sapo.core.errors import SapoError, UserError
 from sapo.core.types import MAX_SEED, Question, Recipe
 from sapo.tasks.holdout import bucket, is_held_out, normalise
-from sapo.tasks.questions import Author, QuestionStream, held_out_questions
+from sapo.tasks.questions import Author, QuestionStream, held_out_questions, unlike
 from sapo.tasks.workers import TaskWorkers
 
 SMALL = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
@@ -171,3 +171,13 @@ def test_a_bucket_depends_on_the_question_not_on_its_layout() -> None:
 def test_buckets_are_uniform() -> None:
     values = [bucket(f"{rng.stream('bucket', n)} + {n} =", "sapo") for n in range(5000)]
     assert stats.kstest(values, "uniform").pvalue > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "differ"),
+    [("a1", "a1", False), ("a1", "b2", True), ("a1", "ValueError", True), ("a1", "timeout", False)],
+)
+def test_an_entry_that_came_too_late_for_one_process_is_not_called_another(
+    first: str, second: str, differ: bool
+) -> None:
+    assert unlike(first, second) == differ
