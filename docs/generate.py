@@ -82,8 +82,9 @@ def config_reference() -> str:
 
 def references(field: dict[str, Any]) -> list[str]:
     """Names of the sections a field may hold, also inside lists and unions."""
-    nested = [field, field.get("items", {}), *field.get("oneOf", []), *field.get("anyOf", [])]
-    return [item["$ref"].rpartition("/")[2] for item in nested if "$ref" in item]
+    inner = [field.get("items", {}), *field.get("oneOf", []), *field.get("anyOf", [])]
+    own = [field["$ref"].rpartition("/")[2]] if "$ref" in field else []
+    return own + [name for item in inner if item for name in references(item)]
 
 
 def table(properties: dict[str, Any], model: type[BaseModel], schema: dict[str, Any]) -> str:

@@ -39,7 +39,15 @@ from sapo.tasks.worker_messages import Item, Lot
 
 node_module.ATTEMPTS = 10_000  # an update that is killed here is not one that dies by itself
 PACKAGE = str(Path(sapo.__file__).parent)
-ROUND = ("round.py", "rollout.py", "group_maker.py", "async_rollout.py", "receive.py", "recovery.py", "reexecute.py")
+ROUND = (
+    "round.py",
+    "rollout.py",
+    "group_maker.py",
+    "async_rollout.py",
+    "receive.py",
+    "recovery.py",
+    "reexecute.py",
+)
 ROUND += ("verify.py", "checkpoint.py", "outbox.py", "training_sink.py")
 """Files whose calls are steps: a round, what comes in, coming back, snapshots, deliveries."""
 VERSION = ("tracker.py", "model_registry.py")

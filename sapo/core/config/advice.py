@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from sapo.core.config.load import Config, merge, parse, preset_values, presets
 from sapo.core.config.manifest import Manifest
+from sapo.core.config.members import OpenAIMember
 from sapo.core.config.schema import (
     BatchConfig,
     GenerateConfig,
     LearnConfig,
     Lora,
-    OpenAIMember,
     Section,
     Swarm,
 )

@@ -23,10 +23,10 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from sapo.core.config.members import CommandMember, OpenAIMember, PersonMember
 from sapo.core.config.schema import (
     BatchConfig,
     CheckpointConfig,
-    CommandMember,
     DeployConfig,
     EvalConfig,
     FlowConfig,
@@ -37,9 +37,7 @@ from sapo.core.config.schema import (
     LearnConfig,
     Lora,
     MemoryBus,
-    OpenAIMember,
     OwnBus,
-    PersonMember,
     PoolConfig,
     PositiveInt,
     Rules,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sapo.core.config.load import Config
-from sapo.core.config.schema import CommandMember, OpenAIMember
+from sapo.core.config.members import CommandMember, OpenAIMember
 from sapo.core.types import AuthorKind, Outcome, Recipe
 from sapo.node.member.answer_book import AnswerBook, Ask
 from sapo.tasks.verifier import system_prompt

@@ -17,7 +17,7 @@ from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
-from sapo.core.config.schema import OpenAIMember
+from sapo.core.config.members import OpenAIMember
 from sapo.core.errors import Paused, Unavailable
 from sapo.core.outage import Outage
 from sapo.core.types import Batch, Completion, Group, Outcome, Question, Recipe, RoundResult
