@@ -9,14 +9,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
 
 SCHEMA_VERSION = 3
 """Of groups and manifests. The next version may only add optional fields: to a group, to its completions, to
-the manifest. So a release reads its own version, the one before and the one after, and a swarm's sites need
-not change to a new release at the same time."""
+the manifest. So a release reads all versions up to the one after its own, and a swarm's sites need not change
+to a new release at the same time."""
 MAX_SEED = 2**31
 """Seeds plus indices stay below this: `pool_matrix` fails at 2**32, and NumPy wants 32 bits."""
 
@@ -54,10 +54,10 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]
 
 
 def _readable(version: int) -> int:
-    """Refuse a schema version that is more than one away from this release's."""
-    first, last = max(1, SCHEMA_VERSION - 1), SCHEMA_VERSION + 1
-    if not first <= version <= last:
-        raise ValueError(f"this release reads schema versions {first} to {last}")
+    """Refuse a schema version that is more than one ahead of this release's."""
+    last = SCHEMA_VERSION + 1
+    if not 1 <= version <= last:
+        raise ValueError(f"this release reads schema versions 1 to {last}")
     return version
 
 
@@ -66,6 +66,7 @@ FinishReason = Literal["stop", "length"]
 Source = Literal["local", "external"]
 AuthorKind = Literal["policy", "api", "command", "person"]
 """Who wrote a group: a policy that learns, a model behind an endpoint, a program, or people."""
+AUTHOR_KINDS: tuple[AuthorKind, ...] = get_args(AuthorKind)
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -27,7 +27,7 @@ from sapo.core.config.load import (
     preset_values,
 )
 from sapo.core.config.manifest import ADVICE, Manifest
-from sapo.core.config.schema import KafkaBus, OwnBus, SqliteBus
+from sapo.core.config.schema import KafkaBus, OwnBus, Rules, SqliteBus
 from sapo.core.errors import UserError
 from sapo.core.own_code import Missing
 from sapo.peers import keyring
@@ -45,7 +45,7 @@ SOON_S = 7 * 86_400.0
 SHOWN: Mapping[str, Sequence[str]] = {
     "": ("model", "threads"),
     "swarm": ("name", "site", "nodes", "rounds"),
-    "rules": tuple(Config().rules.model_dump()),
+    "rules": tuple(Rules.model_fields),
     "bus": ("type", "servers", "topic", "path"),
     "batch": ("local", "external", "completions"),
     "generate": ("max_new_tokens",),

@@ -43,13 +43,15 @@ def keeps_to(received: Received, manifest: Manifest) -> Group:
 def check_rules(group: Group, manifest: Manifest, timestamp: float) -> None:
     """Raise `Refused` for a signed group, stamped by the bus at `timestamp`, that breaks the swarm's rules.
 
-    Codes: `wrong_swarm`, those of `sapo.peers.membership.check`, `malformed` (a question above
-    `MAX_QUESTION`, an index above `MAX_INDEX`), `recipe` (not in the manifest), `group_size`,
+    Codes: `wrong_swarm`, those of `sapo.peers.membership.check`, `author_kind`, `malformed` (a question
+    above `MAX_QUESTION`, an index above `MAX_INDEX`), `recipe` (not in the manifest), `group_size`,
     `text_too_long`, `too_many_tokens` (more ids than the text can have), `logprobs` (above 0), `held_out`.
     """
     if group.swarm != manifest.swarm:
         raise Refused("wrong_swarm", group.swarm, group)
     check(group, manifest, timestamp)
+    if group.kind not in manifest.authors:
+        raise Refused("author_kind", f"its author is of kind {group.kind}", group)
     if len(group.question) > MAX_QUESTION:
         raise Refused("malformed", f"a question of {len(group.question)} characters", group)
     if group.recipe.index > MAX_INDEX:

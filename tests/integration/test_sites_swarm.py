@@ -163,11 +163,11 @@ def next_release(folder: Path) -> dict[str, str]:
     records = folder / "sapo" / "core" / "types.py"
     text = records.read_text()
     changes = {
-        "SCHEMA_VERSION = 2\n": "SCHEMA_VERSION = 3\n",
+        "SCHEMA_VERSION = 3\n": "SCHEMA_VERSION = 4\n",
         "    claimed_score: float | None = None\n": "    claimed_score: float | None = None\n"
-        '    words: Count = 3\n    ADDED: ClassVar[Mapping[str, int]] = {"words": 3}\n',
+        '    words: Count = 3\n    ADDED: ClassVar[Mapping[str, int]] = {"words": 4}\n',
         "    created_at: float\n": '    mood: str = "calm"\n    created_at: float\n',
-        '= {"invitation": 2}\n': '= {"invitation": 2, "mood": 3}\n',
+        '= {"invitation": 2, "author": 3}\n': '= {"invitation": 2, "author": 3, "mood": 4}\n',
     }
     for old, new in changes.items():
         assert text.count(old) == 1, old
@@ -190,7 +190,7 @@ def test_a_rolling_upgrade_over_one_schema_version(kafka: Cluster, tmp_path: Pat
     ):
         until(lambda: teachers(first, "a0") >= {"b0"} and teachers(second, "b0") >= {"a0"}, one, other)
     payloads = on_the_topic(kafka, "sapo.upgrade").values()
-    assert {json.loads(payload)["schema_version"] for payload in payloads} == {2, 3}
+    assert {json.loads(payload)["schema_version"] for payload in payloads} == {3, 4}
 
     # the second site follows, in the home it has
     before = teachers(first, "a0")
@@ -201,7 +201,7 @@ def test_a_rolling_upgrade_over_one_schema_version(kafka: Cluster, tmp_path: Pat
     with Journal.read_only(first.journal("a0")) as journal:
         assert (journal.finished_rounds(), journal.incarnation) == (rounds + 2, incarnation)
         newest = journal.groups(rounds + 1)
-    assert {json.loads(signed.payload)["schema_version"] for signed in newest} == {3}
+    assert {json.loads(signed.payload)["schema_version"] for signed in newest} == {4}
     assert before == {"b0"}
 
     # the archive of this release holds every group of both, as it was signed

@@ -214,7 +214,7 @@ def test_nothing_is_parsed_before_the_signature_holds(monkeypatch: pytest.Monkey
         unseal(make_signed())
 
 
-@pytest.mark.parametrize("version", [0, 4, "1", 1.0, 1.5, None, True])
+@pytest.mark.parametrize("version", [0, 5, "1", 1.0, 1.5, None, True])
 def test_another_schema_version_is_named_even_when_other_fields_differ(version: object) -> None:
     assert code(changed(schema_version=version, something_new=1)) == "schema_version"
 
@@ -283,11 +283,11 @@ def test_the_refusal_does_not_repeat_what_the_peer_sent() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'{"completions":', b'{ "completions":'),
+        (b'{"author":', b'{ "author":'),
         (b'"created_at":100.0', b'"created_at":100'),
         (b'"created_at":100.0', b'"created_at":1e2'),
         (b'"node":"peer"', b'"node":"other","node":"peer"'),
-        (b'"schema_version":2,', b""),
+        (b'"schema_version":3,', b""),
         (b'"question":"What', b'"question":"\\u0057hat'),
     ],
 )

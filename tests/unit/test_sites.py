@@ -237,11 +237,11 @@ def test_another_reasoning_gym_is_told_with_what_to_type(manifest: Path, elsewhe
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"schema_version": 4}, "schema version 4"),
+        ({"schema_version": 5}, "schema version 5"),
         ({"schema_version": 0}, "schema version 0"),
         ({"schema_version": "1"}, "schema version '1'"),
         ({"schema_version": None}, "is no manifest"),
-        ({"schema_version": 3, "max_age_s": 60}, "does not know: max_age_s"),
+        ({"schema_version": 4, "max_age_s": 60}, "does not know: max_age_s"),
         ({"max_age_s": 60}, "does not know: max_age_s"),
         ({"held_out": "some"}, "held_out"),
         ({"tasks": [{"dataset": "gcd"}]}, "tasks.0.config"),
@@ -263,11 +263,11 @@ def test_any_file_may_be_given_as_manifest(elsewhere: Path, text: str) -> None:
 
 
 def test_a_newer_manifest_without_new_rules_is_the_same_swarms(manifest: Path, elsewhere: Path) -> None:
-    changed(manifest, schema_version=3, max_age_s=None)
+    changed(manifest, schema_version=4, max_age_s=None)
     joined = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
     joined.home.check(Manifest.of(joined.config))
     joined.home.prepare(joined.config, Manifest.of(joined.config))
-    assert json.loads(joined.home.manifest.read_text())["schema_version"] == 3
+    assert json.loads(joined.home.manifest.read_text())["schema_version"] == 4
 
 
 def test_sites_have_homes_of_their_own(elsewhere: Path, manifest: Path) -> None:

@@ -15,6 +15,7 @@ from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
 from sapo.core.types import (
+    AuthorKind,
     Completion,
     Group,
     Invitation,
@@ -26,6 +27,7 @@ from sapo.core.types import (
 )
 from sapo.ops.archiver import Archiver
 from sapo.peers.admission import DedupIndex, admit
+from sapo.peers.group_rules import check_rules
 from sapo.peers.pool import Entry
 from sapo.peers.signing import seal, unseal
 from sapo.store.history import query
@@ -62,7 +64,7 @@ def sealed(payload: str, author: str = "peer") -> SignedGroup:
     )
 
 
-def newer(version: int = 3, each: Mapping[str, Any] | None = None, **fields: Any) -> SignedGroup:
+def newer(version: int = 4, each: Mapping[str, Any] | None = None, **fields: Any) -> SignedGroup:
     """A group of a newer schema version, with fields this release does not know; `each` per completion."""
     body = json.loads(make_group().canonical()) | {"schema_version": version} | fields
     body["completions"] = [{**completion, **(each or {})} for completion in body["completions"]]
@@ -70,10 +72,10 @@ def newer(version: int = 3, each: Mapping[str, Any] | None = None, **fields: Any
 
 
 def older(**fields: Any) -> SignedGroup:
-    """A group as the release of schema version 1 signed it."""
+    """A group as the release of schema version 2 signed it."""
     body = json.loads(make_group().canonical())
-    del body["invitation"]
-    return sealed(canonical(body | {"schema_version": 1} | fields))
+    del body["author"]
+    return sealed(canonical(body | {"schema_version": 2} | fields))
 
 
 def code(signed: SignedGroup) -> str:
@@ -107,7 +109,7 @@ def archive(store: Store, *groups: SignedGroup, bus: MemoryBus | None = None) ->
 def test_a_group_of_the_next_version_is_taken_whole(fields: dict[str, Any], each: dict[str, Any]) -> None:
     signed = newer(each=each, **fields)
     group = unseal(signed)
-    assert group.schema_version == 3
+    assert group.schema_version == 4
     assert group.canonical().encode() == signed.payload
     assert group.model_extra == fields
     assert [completion.model_extra for completion in group.completions] == [each, each]
@@ -119,18 +121,52 @@ def test_a_group_of_the_next_version_is_taken_whole(fields: dict[str, Any], each
 def test_a_group_of_the_version_before_is_the_same_group_byte_for_byte(store: Store) -> None:
     signed = older()
     group = unseal(signed)
-    assert (group.schema_version, group.invitation) == (1, None)
+    assert (group.schema_version, group.kind) == (2, "policy")
     assert group.canonical().encode() == signed.payload
     rows = archive(store, signed)
-    assert {row["extra"] for row in rows} == {None}
+    assert [row["extra"] for row in rows] == [None, canonical({"group": {"invitation": None}})]
     assert group_of(rows).canonical().encode() == signed.payload
 
 
-@pytest.mark.parametrize(
-    "invitation", [None, {"inviter": "ab" * 32, "until": 5, "signature": "cd" * 64}, "come in"]
-)
-def test_a_group_of_the_version_before_has_no_invitation(invitation: object) -> None:
-    assert code(older(invitation=invitation)) in ("not_canonical", "malformed")
+@pytest.mark.parametrize("author", [None, "api", "nobody"])
+def test_a_group_of_the_version_before_names_no_kind_of_author(author: object) -> None:
+    assert code(older(author=author)) in ("not_canonical", "malformed")
+
+
+def of_kind(kind: AuthorKind | None) -> Group:
+    return make_group().model_copy(update={"author": kind})
+
+
+@pytest.mark.parametrize("kind", [None, "policy", "api", "command", "person"])
+def test_a_group_names_its_kind_of_author_and_keeps_it(kind: AuthorKind | None, store: Store) -> None:
+    signed = seal(of_kind(kind), make_identity("peer"))
+    assert unseal(signed).kind == (kind or "policy")
+    assert group_of(archive(store, signed)).canonical().encode() == signed.payload
+
+
+def test_a_kind_that_is_unknown_is_malformed() -> None:
+    body = json.loads(make_group().canonical()) | {"author": "oracle"}
+    assert code(sealed(canonical(body))) == "malformed"
+
+
+@pytest.mark.parametrize(("kind", "taken"), [(None, True), ("policy", True), ("api", False)])
+def test_a_manifest_may_keep_kinds_of_author_out(kind: AuthorKind | None, taken: bool) -> None:
+    config = load(sets=["swarm.name=s", "rules.held_out=1e-9", 'rules.authors=["policy", "person"]'], env={})
+    manifest = Manifest.of(config)
+    assert manifest.model_dump(mode="json")["authors"] == ["policy", "person"]
+    if taken:
+        check_rules(of_kind(kind), manifest, 1.0)
+        return
+    with pytest.raises(Refused) as refused:
+        check_rules(of_kind(kind), manifest, 1.0)
+    assert refused.value.code == "author_kind"
+
+
+def test_a_manifest_that_keeps_no_kind_out_is_the_one_of_the_release_before() -> None:
+    every = load(sets=['rules.authors=["person", "command", "api", "policy"]'], env={})
+    assert "authors" not in Manifest.of(every).model_dump(mode="json")
+    assert Manifest.of(every).differing(Manifest.of(load(env={}))) == []
+    assert every.digest() == load(env={}).digest()
 
 
 def test_the_archive_keeps_an_invitation(store: Store) -> None:
@@ -156,7 +192,7 @@ def test_a_group_of_another_version_may_enter_the_pool(signed: SignedGroup) -> N
     assert group.group_id == signed.group_id
 
 
-@pytest.mark.parametrize("version", [4, 99, 0, -1])
+@pytest.mark.parametrize("version", [5, 99, 0, -1])
 def test_a_version_further_away_is_refused_by_name(version: int) -> None:
     assert code(newer(version)) == "schema_version"
     assert code(newer(version, mood="calm", recipe=None)) == "schema_version"
@@ -164,14 +200,14 @@ def test_a_version_further_away_is_refused_by_name(version: int) -> None:
 
 @pytest.mark.parametrize(("each", "fields"), [({"words": 3}, {}), ({}, {"mood": "calm"})])
 def test_a_group_of_a_known_version_has_no_other_fields(each: dict[str, Any], fields: dict[str, Any]) -> None:
-    assert code(newer(2, each, **fields)) == "malformed"
-    assert code(newer(1, each, **fields)) == "malformed"
+    for version in (1, 2, 3):
+        assert code(newer(version, each, **fields)) == "malformed"
 
 
 @pytest.mark.parametrize("part", ["recipe", "sampling"])
 def test_only_groups_and_completions_may_grow(part: str) -> None:
     body = json.loads(make_group().canonical())
-    assert code(newer(3, **{part: {**body[part], "more": 1}})) == "malformed"
+    assert code(newer(4, **{part: {**body[part], "more": 1}})) == "malformed"
 
 
 @pytest.mark.parametrize(
@@ -222,20 +258,23 @@ def test_the_archive_keeps_what_it_does_not_know(store: Store) -> None:
     assert group_of(rows).canonical().encode() == signed.payload
     assert [json.loads(row["extra"]) for row in rows] == [
         {"completion": {"words": 3}},
-        {"completion": {"words": 3}, "group": {**NEWER, "invitation": None}},
+        {"completion": {"words": 3}, "group": {**NEWER, "invitation": None, "author": None}},
     ]
-    assert {row["schema_version"] for row in rows} == {3}
+    assert {row["schema_version"] for row in rows} == {4}
 
 
 def test_what_has_no_column_is_kept_once_a_group_even_where_it_is_empty(store: Store) -> None:
     signed = seal(make_group(), make_identity("peer"))
     rows = archive(store, signed)
-    assert [row["extra"] for row in rows] == [None, canonical({"group": {"invitation": None}})]
+    assert [row["extra"] for row in rows] == [
+        None,
+        canonical({"group": {"author": None, "invitation": None}}),
+    ]
     assert group_of(rows).canonical().encode() == signed.payload
 
 
 def test_two_versions_further_is_kept_in_quarantine_whole(store: Store) -> None:
-    signed = newer(4, mood="calm")
+    signed = newer(5, mood="calm")
     assert archive(store, signed) == []
     [row] = query.query(store, "SELECT * FROM quarantine").to_pylist()
     assert (row["reason"], row["payload"]) == ("schema_version", signed.payload)
@@ -292,15 +331,15 @@ def test_archives_of_two_releases_widen_a_table_once(store: Store) -> None:
 class NextCompletion(Completion):
     """A completion as the release after this one might have it."""
 
-    ADDED: ClassVar[Mapping[str, int]] = {"words": 3}
+    ADDED: ClassVar[Mapping[str, int]] = {"words": 4}
     words: int = 0
 
 
 class NextGroup(Group):
     """A group as the release after this one might have it."""
 
-    ADDED: ClassVar[Mapping[str, int]] = {**Group.ADDED, "mood": 3}
-    schema_version: SchemaVersion = 3
+    ADDED: ClassVar[Mapping[str, int]] = {**Group.ADDED, "mood": 4}
+    schema_version: SchemaVersion = 4
     completions: tuple[NextCompletion, ...]
     mood: str | None = None
 

@@ -7,7 +7,17 @@ from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from sapo.core.config.load import Config, Rules
 from sapo.core.config.schema import Pin
-from sapo.core.types import SCHEMA_VERSION, Hex64, Name, Recipe, Record, SchemaVersion, canonical
+from sapo.core.types import (
+    AUTHOR_KINDS,
+    SCHEMA_VERSION,
+    AuthorKind,
+    Hex64,
+    Name,
+    Recipe,
+    Record,
+    SchemaVersion,
+    canonical,
+)
 
 ADVICE = "advice"
 """Beside the rules in a manifest's file: what a swarm runs (`sapo.core.config.advice`). It is not binding."""
@@ -47,6 +57,8 @@ class Manifest(Record):
     """Who may publish: anybody, `members`, or `members` and whom they invite."""
     members: tuple[Hex64, ...] = ()
     """Public keys. They may change in a running swarm; a site takes a change up when it next starts."""
+    authors: tuple[AuthorKind, ...] = AUTHOR_KINDS
+    """Which kinds of author may publish, in the order of `AUTHOR_KINDS`."""
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -73,15 +85,16 @@ class Manifest(Record):
             max_payload_bytes=rules.max_payload_bytes,
             entry=rules.entry,
             members=tuple(rules.members),
+            authors=tuple(kind for kind in AUTHOR_KINDS if kind in rules.authors),
         )
 
     @model_serializer(mode="wrap")
     def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An open swarm omits the rule of entry: the release before lacks it, and may take part."""
+        """Leave out rules that refuse nobody: the release before lacks them, and may take part."""
         values: dict[str, Any] = write(self)
-        if self.entry == "open":
-            values = {name: value for name, value in values.items() if name not in ("entry", "members")}
-        return values
+        idle = {"entry", "members"} if self.entry == "open" else set()
+        idle |= {"authors"} if self.authors == AUTHOR_KINDS else set()
+        return {name: value for name, value in values.items() if name not in idle}
 
     def differing(self, other: "Manifest") -> list[str]:
         """Names of the rules that another manifest has otherwise; members may differ."""

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from sapo.core.traits import checked
-from sapo.core.types import Name, PublicKey, Sampling
+from sapo.core.types import AUTHOR_KINDS, AuthorKind, Name, PublicKey, Sampling
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -164,6 +164,16 @@ class Rules(Section):
     """Who may publish: anybody, `members`, or `members` and those who hold an invitation of one of them."""
     members: list[PublicKey] = []
     """Public keys (`sapo keys show`). The list may change while the swarm runs; the way of entry may not."""
+    authors: Annotated[list[AuthorKind], Field(min_length=1)] = list(AUTHOR_KINDS)
+    """Which kinds of author may publish: policies that learn, and [members](members.md) that only answer."""
+
+    @model_serializer(mode="wrap")
+    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the kinds where all may publish: digests of configs stay what they were."""
+        values: dict[str, Any] = write(self)
+        return (
+            values if {*self.authors} != {*AUTHOR_KINDS} else {k: values[k] for k in values if k != "authors"}
+        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
