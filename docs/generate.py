@@ -18,7 +18,7 @@ from rich.console import Console
 
 from sapo.cli.report.live_view import RUN_HINT, NodeRow, screen
 from sapo.core.config import load
-from sapo.core.config.schema import OWN_CODE
+from sapo.core.config.patterns import OWN_CODE
 
 HERE = Path(__file__).parent
 INTRODUCTION = """# Settings

@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sapo.core.config.load import Config, load, merge, parse
-from sapo.core.config.schema import PositiveFloat, PositiveInt, in_words
+from sapo.core.config.patterns import in_words
+from sapo.core.config.schema import PositiveFloat, PositiveInt
 from sapo.core.determinism import UPDATE
 from sapo.core.errors import UserError
 from sapo.core.types import canonical, sha256
@@ -30,7 +31,7 @@ TUNING_SEED = 1_000_000
 """Tuning seeds begin here, far from those that are reported."""
 NEVER = 2**30
 """Rounds after which something comes that no experiment wants."""
-BESIDE_THE_RUN = ("bus", "checkpoint", "deploy", "eval", "flow", "history", "track")
+BESIDE_THE_RUN = ("bus", "checkpoint", "deploy", "eval", "flow", "history", "member", "track")
 """Sections of a config that change nothing of a run."""
 Control = Literal["echo", "shuffled", "same_questions"]
 Figure = Literal[

@@ -26,6 +26,7 @@ class Teacher:
     """Knows the answers to half of what it is asked, and says so; each question is asked of it in turn."""
 
     kind: AuthorKind = "person"
+    address: str | None = None
     asked: list[str] = field(default_factory=list)
     away: int = 0
     """How often it cannot be reached."""

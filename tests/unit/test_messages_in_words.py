@@ -10,7 +10,7 @@ import pytest
 from sapo import cli
 from sapo.core import install
 from sapo.core.config.load import Config, load
-from sapo.core.config.schema import PATTERNS
+from sapo.core.config.patterns import PATTERNS
 from sapo.core.errors import UserError
 from sapo.experiment.grid import Grid
 

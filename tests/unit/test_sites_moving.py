@@ -24,7 +24,7 @@ from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.node import parts, tracked
+from sapo.node import author, parts, tracked
 from sapo.ops.node_export import INDEX, export_node, import_node, mark_moved
 from sapo.policy import checkpoint
 from sapo.store.journal.journal import Journal
@@ -330,7 +330,7 @@ def escaping(found: dict[str, Any]) -> None:
         (indexed(lambda found: found.update(node="../a1")), "node"),
         (indexed(lambda found: found.update(node="b1")), "no node b1"),
         (indexed(lambda found: found["manifest"].update(salt="other")), "salt"),
-        (indexed(lambda found: found["manifest"].update(schema_version=4)), "schema version 4"),
+        (indexed(lambda found: found["manifest"].update(schema_version=5)), "schema version 5"),
         (indexed(lambda found: found["manifest"].update(reasoning_gym="0.0.1")), "pip install"),
         (indexed(lambda found: found["config"].update(shiny=1)), "config.shiny"),
     ],
@@ -389,7 +389,7 @@ def test_a_node_that_is_exported_while_it_starts_does_not_start(
             mark_moved(home, "a1", "was exported")
             super().acquire()
 
-    monkeypatch.setattr(parts, "NodeLock", LateLock)
+    monkeypatch.setattr(author, "NodeLock", LateLock)
     with pytest.raises(UserError, match="was exported"):
         parts.open_parts(config, "a1", home)
     with NodeLock(home.node("a1")):

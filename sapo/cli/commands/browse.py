@@ -10,10 +10,12 @@ import typer
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, program, typed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
 
     from sapo.core.config.home import Home
-    from sapo.ops.supervisor import SwarmStatus
+    from sapo.ops.supervisor import NodeStatus, SwarmStatus
 
 
 def rollouts(
@@ -257,6 +259,16 @@ def owed_by(home: "Home", node: str) -> dict[str, int]:
         return {kind: count for kind, count in journal.owed_counts().items() if count}
 
 
+def of_member(node: "NodeStatus", home: "Home") -> "Iterator[str]":
+    """What is to be said of a member that only answers: what it has spent, and where people answer."""
+    found = node.metrics or {}
+    if "member/answers" in found:
+        spent = f"{found['member/tokens']:,.0f} tokens and {found['member/cost']:g} spent"
+        yield f"{node.name} only answers: {found['member/answers']:,.0f} answers so far, {spent}"
+    if home.page(node.name).exists():
+        yield f"answer for {node.name}: {home.page(node.name).read_text(encoding='utf-8').strip()}"
+
+
 def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str, home: "Home") -> None:
     """A swarm's snapshot in the terminal."""
     from rich.console import Console
@@ -272,6 +284,9 @@ def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str,
         label, done, total = now.progress
         console.print(f"held-out questions: {label}: {done:,} of {total:,}", highlight=False)
     console.print(NodeTable([row(node) for node in now.nodes]))
+    for node in now.nodes:
+        for line in of_member(node, home):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
     for name, counts in owed.items():
         if counts:
             what = ", ".join(f"{count} {kind}" for kind, count in counts.items())

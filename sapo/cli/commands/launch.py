@@ -229,8 +229,8 @@ class Watcher:
     The pages of a swarm's own servers are shown once, when there is something on them.
     """
 
-    def __init__(self, view: "View", swarm: str | None = None) -> None:
-        self._view, self._swarm = view, swarm
+    def __init__(self, view: "View", swarm: str | None = None, page: Path | None = None) -> None:
+        self._view, self._swarm, self._page = view, swarm, page
         self._looked_at = float("-inf")
         self._said: set[tuple[str, str, int]] = set()
         self._stopping = False
@@ -265,6 +265,9 @@ class Watcher:
         """Show a node that runs without a swarm."""
         node = pick(status, name)
         self.tell(node)
+        if self._page is not None and self._page.exists():
+            self._view.link("answer here", self._page.read_text(encoding="utf-8").strip())
+            self._page = None
         self.tell_stop(status)
         self._view.nodes([row(node)])
 
@@ -355,7 +358,7 @@ def run_one(config: Config, home: Home, name: str) -> int:
         from sapo.ops.supervisor import run_node
 
         prepare(config, home, view, [name])
-        watcher = Watcher(view)
+        watcher = Watcher(view, page=home.page(name))
         final = run_node(config, home, name, on_status=lambda status: watcher.node(status, name))
     console.print(
         f"{name} {final.state} after {final.rounds} of {final.rounds_total} rounds", highlight=False

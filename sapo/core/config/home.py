@@ -164,6 +164,10 @@ class Home:
         """What a node's probes found, question by question."""
         return self.node(name) / "probes.jsonl"
 
+    def page(self, name: str) -> Path:
+        """The link to the page where people answer for a member that runs now; for the owner only."""
+        return self.node(name) / "page.url"
+
     def checkpoints(self, name: str) -> Path:
         """A node's checkpoints."""
         return self.node(name) / "checkpoints"

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from sapo.core.config.members import CommandMember, OpenAIMember, PersonMember
+from sapo.core.config.patterns import in_words
 from sapo.core.config.schema import (
     BatchConfig,
     CheckpointConfig,
@@ -49,7 +50,6 @@ from sapo.core.config.schema import (
     Task,
     TrackConfig,
     WorkersConfig,
-    in_words,
 )
 from sapo.core.errors import UserError
 from sapo.core.types import canonical, sha256

@@ -21,6 +21,10 @@ class Backend(Protocol):
     def kind(self) -> AuthorKind:
         """What kind of author its groups name."""
 
+    @property
+    def address(self) -> str | None:
+        """The page where people answer; None where nobody is to open one."""
+
     def answer(self, asks: Sequence[Ask], book: AnswerBook, stopping: Callable[[], bool]) -> None:
         """Put answers into the book until `book.missing` is 0 for every ask, or `stopping`.
 

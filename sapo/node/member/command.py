@@ -41,6 +41,7 @@ class CommandBackend:
     """Asks one program, which is started once, and again when it ends or takes too long."""
 
     kind: AuthorKind = "command"
+    address: str | None = None
 
     def __init__(
         self,

@@ -113,6 +113,7 @@ class OpenAIBackend:
     """Asks one endpoint: a request for all answers that a question still needs, `concurrency` at a time."""
 
     kind: AuthorKind = "api"
+    address: str | None = None
 
     def __init__(
         self,

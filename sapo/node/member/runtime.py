@@ -15,6 +15,7 @@ from typing import Self
 
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
+from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.members import OpenAIMember
@@ -100,6 +101,9 @@ class MemberRuntime:
             if backend is None:
                 backend = open_backend(author.config, folder, scorer(workers))
             stack.callback(backend.close)
+            if backend.address is not None:
+                write_atomically(home.page(name), backend.address + "\n", mode=0o600)
+                stack.callback(home.page(name).unlink, missing_ok=True)
             deliverer = None
             if deliver:
                 sinks: list[Sink] = [PublishSink(own_bus), *tracking]
