@@ -126,10 +126,21 @@ def test_what_cannot_be_run_is_one_line(
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("command", [["evaluate"], ["evaluate", "--question"]])
-def test_a_site_that_only_answers_has_nobody_to_examine(
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["evaluate"],
+        ["evaluate", "--question"],
+        ["replay", "m0"],
+        ["report"],
+        ["export", "m0"],
+        ["node"],
+        ["swarm", "--resume"],
+    ],
+)
+def test_what_is_about_models_says_that_a_member_has_none(
     command: list[str], tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = make_home(tmp_path / "home", config)
     assert cli.invoke([*command, "--home", str(home.root)]) == 2
-    assert "the nodes here only answer" in capsys.readouterr().err
+    assert "member.type = 'command'" in capsys.readouterr().err

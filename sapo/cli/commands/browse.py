@@ -216,9 +216,11 @@ def score_text(row: dict[str, Any]) -> str:
 
 def report(home: HomeOption = None, as_json: JsonOption = False) -> None:
     """Write report.html and summary.json of a run, which may still be going on."""
+    from sapo.cli.commands import checks
     from sapo.cli.report.run_page import write_report
 
     found = find_home(home)
+    checks.refuse_member(found.load_config(), "it has no curves: `sapo status` and MLflow have its figures")
     figures = write_report(found)
     if as_json:
         print_json(figures)

@@ -37,10 +37,10 @@ def refuse_running(home: Home, *names: str) -> None:
             raise UserError("--home", home.shown, problem, remedy)
 
 
-def refuse_member(config: Config) -> None:
-    """Raise `UserError` for a site whose nodes only answer: it has no models to run."""
+def refuse_member(config: Config, remedy: str | None = None) -> None:
+    """Raise `UserError` for a site whose nodes only answer, where a command is about nodes with models."""
     if config.member is not None:
-        remedy = f"run it with `{program()} member`, or leave section member out"
+        remedy = remedy or f"run it with `{program()} member`, or leave section member out"
         raise UserError("member.type", config.member.type, "this site only answers", remedy)
 
 

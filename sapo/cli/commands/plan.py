@@ -48,11 +48,12 @@ def plan(
     """
     from rich.console import Console
 
-    from sapo.cli.commands import launch
+    from sapo.cli.commands import checks, launch
     from sapo.cli.report.live_view import open_view
     from sapo.core.user_cache import default_cache
 
     found, settings = launch.locate(preset, config, sets, nodes=nodes, home=home)
+    checks.refuse_member(settings, "it takes no model's memory: `sapo member` runs anywhere")
     settings, warning = launch.silo_if_alone(settings)
     if warning:
         warn(warning)

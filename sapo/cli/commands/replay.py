@@ -54,6 +54,7 @@ def replay(
     found = find_home(home)
     config = found.load_config()
     found.check_node(config, node, "NODE")
+    checks.refuse_member(config, "it learns nothing, so there is nothing to repeat: name a node's home")
     checks.check_rounds(found, node, first, last)
     if sets:
         Changes(config.for_node(node), node, sets)

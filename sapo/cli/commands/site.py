@@ -186,12 +186,14 @@ def export(
     It does not start here any more. `sapo import` unpacks it over there, where it goes on in the same round
     as the same author. The pack holds the node's private key. History and MLflow stay where they are.
     """
+    from sapo.cli.commands.checks import refuse_member
     from sapo.core.errors import UserError
     from sapo.ops.node_export import export_node
     from sapo.ops.supervisor import holder
 
     found = find_home(home)
     config = found.load_config()
+    refuse_member(config, "stop it and move its whole home: that holds all it needs")
     if holder(found.root) is not None:
         raise UserError("--home", str(found.root), "a swarm runs here", "stop it first with `sapo stop`")
     target = output or Path(f"{config.swarm.name}-{node}.tar.gz")
