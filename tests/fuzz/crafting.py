@@ -214,7 +214,7 @@ class Kitchen:
         if self.rng.random() < 0.7:
             group = self.base(identity)
             where = self.rng.choice(sorted(group))
-            tree = group | {where: tree, "schema_version": self.rng.choice([1, 2, 3, 3])}
+            tree = group | {where: tree, "schema_version": self.rng.choice([1, 2, 3, 4, 4])}
         try:
             payload = canonical(tree)
         except (ValueError, RecursionError):
@@ -244,7 +244,7 @@ class Kitchen:
             payload.replace(b'"tokenizer":', f'"more":{deep},"tokenizer":'.encode(), 1),
             payload.replace(b'"tokenizer":', b'"more":' + b"9" * 5000 + b',"tokenizer":', 1),
             payload.replace(b'"config":"{}"', b'"config":"' + deep.encode() + b'"', 1),
-            payload.replace(b'"schema_version":2', b'"schema_version":3,"x":' + deep.encode(), 1),
+            payload.replace(b'"schema_version":3', b'"schema_version":4,"x":' + deep.encode(), 1),
             b"",
             b"null",
             rng.randbytes(rng.randrange(400)),
@@ -326,7 +326,8 @@ class Kitchen:
             {"completions": [first | {"token_ids": [2**31 - 1], "logprobs": None}, *others]},
             {"completions": [first | {"claimed_score": 1e300}, *others]},
             {"tokenizer": rng.choice([None, "other"])},
-            {"schema_version": 3, "more": rng.choice(OTHERS)},
+            {"schema_version": 4, "more": rng.choice(OTHERS)},
+            {"author": rng.choice(["api", "person", "oracle", 1, []])},
             {"sampling": group["sampling"] | {"temperature": 1e300}},
         ]
         found = sealed(canonical(group | rng.choice(twists)), identity)
@@ -354,7 +355,7 @@ class Kitchen:
         """A group in order by somebody new, with an invitation that is good, forged, for others, or none."""
         rng = self.rng
         identity = make_identity(f"stranger {rng.randrange(10**9)}")
-        group = self.base(identity) | {"schema_version": 2}
+        group = self.base(identity)
         until = rng.choice([0, 1, 2**33 - 1, 2**33, 4_000_000_000, 4_000_000_000])
         inviter = rng.choice([*self.authors.values(), identity])
         about = rng.choice([identity.key, identity.key, identity.key, inviter.key])
@@ -388,7 +389,7 @@ class Kitchen:
         elif how == 3:
             group["completions"][0] = first | {"text": rng.choice(["9", "\u0316\u0301", "<|"]) * (size // 4)}
         elif how == 4:
-            group |= {"schema_version": 3, "more": {str(i): [i] for i in range(size // 20)}}
+            group |= {"schema_version": 4, "more": {str(i): [i] for i in range(size // 20)}}
         else:
             group["recipe"] = group["recipe"] | {"config": "[" * size}
         return Message("outsized", sealed(canonical(group), identity))

@@ -17,7 +17,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 INTEGERS = 2**31
-VERSIONS = (1, 2, 3)
+VERSIONS = (1, 2, 3, 4)
 GROUP = {"swarm", "node", "key", "incarnation", "round", "position", "recipe", "question", "completions"}
 GROUP |= {"policy_version", "sampling", "tokenizer", "created_at", "schema_version"}
 COMPLETION = {"text", "finish_reason", "token_ids", "logprobs", "claimed_score"}
@@ -132,8 +132,8 @@ def _shape(group: Mapping[str, Any]) -> str | None:
     version = group.get("schema_version")
     if type(version) is not int or version not in VERSIONS:
         return "its version is unknown"
-    wanted = GROUP | ({"invitation"} if version >= 2 else set())
-    if not wanted <= group.keys() or (version < 3 and group.keys() != wanted):
+    wanted = GROUP | ({"invitation"} if version >= 2 else set()) | ({"author"} if version >= 3 else set())
+    if not wanted <= group.keys() or (version < 4 and group.keys() != wanted):
         return "it lacks fields, or has too many"
     for part in ("round", "position", "policy_version"):
         if not _count(group[part]):
@@ -143,6 +143,8 @@ def _shape(group: Mapping[str, Any]) -> str | None:
         return "a text is none"
     if not re.fullmatch("[0-9a-f]{16}", group["incarnation"]):
         return "its incarnation is none"
+    if group.get("author") not in (None, "policy", "api", "command", "person"):
+        return "its author is of no kind"
     if not (group["tokenizer"] is None or type(group["tokenizer"]) is str) or not _real(group["created_at"]):
         return "its tokenizer or time is none"
     sampling = group["sampling"]
@@ -170,7 +172,7 @@ def _completions(completions: Any, version: int) -> str | None:
     for one in completions:
         if type(one) is not dict or not one.keys() >= COMPLETION:
             return "a completion lacks fields"
-        if version < 3 and one.keys() != COMPLETION:
+        if version < 4 and one.keys() != COMPLETION:
             return "a completion has too many fields"
         if type(one["text"]) is not str or one["finish_reason"] not in ("stop", "length"):
             return "a completion has no text or no end"

@@ -99,6 +99,17 @@ def test_every_preset_makes_a_site_whose_config_stands_for_the_manifest(preset: 
     assert there.nodes == ["berlin0"]
 
 
+def test_the_kinds_of_author_that_may_publish_are_the_same_at_every_site(elsewhere: Path) -> None:
+    made = sites.found_swarm("demo", "a", "tiny", [*BUS, 'rules.authors=["person", "policy"]'], elsewhere)
+    assert json.loads(made.manifest.read_text())["authors"] == ["policy", "person"]
+    joined = sites.join_swarm(made.manifest, "b", "tiny", BUS, elsewhere / "b", elsewhere / "home")
+    for file in (made.file, joined.file):
+        assert Manifest.of(load(None, file, env={})).authors == ("policy", "person")
+    other = load(None, joined.file, sets=['rules.authors=["policy"]'], env={})
+    with pytest.raises(UserError, match="authors"):
+        joined.home.check(Manifest.of(other))
+
+
 def test_a_site_may_run_other_models_and_settings_under_the_same_rules(
     manifest: Path, elsewhere: Path
 ) -> None:

@@ -13,7 +13,7 @@ from makers import make_group, make_identity, make_received
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
-from sapo.core.errors import Refused
+from sapo.core.errors import Refused, UserError
 from sapo.core.types import (
     AuthorKind,
     Completion,
@@ -167,6 +167,23 @@ def test_a_manifest_that_keeps_no_kind_out_is_the_one_of_the_release_before() ->
     assert "authors" not in Manifest.of(every).model_dump(mode="json")
     assert Manifest.of(every).differing(Manifest.of(load(env={}))) == []
     assert every.digest() == load(env={}).digest()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "names", "says"),
+    [
+        ('["oracle"]', "rules.authors.0", "policy"),
+        ("[]", "rules.authors", "at least 1"),
+        ('["api", "api"]', "rules", "authors names a kind twice"),
+    ],
+)
+def test_kinds_of_author_that_cannot_be_meant_are_refused_in_one_line(
+    kinds: str, names: str, says: str
+) -> None:
+    with pytest.raises(UserError, match=says) as error:
+        load(sets=[f"rules.authors={kinds}"], env={})
+    assert error.value.field == names
+    assert "\n" not in str(error.value)
 
 
 def test_the_archive_keeps_an_invitation(store: Store) -> None:

@@ -158,6 +158,8 @@ class Rules(Section):
             raise ValueError(
                 f'entry = "{self.entry}" needs members: the public keys that `sapo keys show` prints'
             )
+        if len(set(self.authors)) < len(self.authors):
+            raise ValueError("authors names a kind twice")
         return self
 
 
