@@ -26,6 +26,7 @@ LONGEST = (
     "test_exactly_once",
     "test_compose_commands",
     "test_vllm_engine",
+    "test_member_vllm",
     "test_whatif",
     "test_replay",
     "test_zoo",

@@ -13,7 +13,7 @@ from sapo.core.types import AuthorKind
 from sapo.node.group_maker import GroupMaker
 from sapo.peers import keyring
 from sapo.peers.keyring import KeyAndCard
-from sapo.peers.membership import refuse_outsider
+from sapo.peers.membership import refuse_kind, refuse_outsider
 from sapo.store.journal.journal import Journal
 from sapo.tasks.workers import TaskWorkers
 
@@ -70,6 +70,7 @@ def open_author(
     if name not in config.nodes:
         raise UserError("--node", name, f"the swarm has {', '.join(config.nodes)}", "name one of them")
     home.refuse_moved(name)
+    refuse_kind(config.author, manifest)
     own = config.for_node(name)
     folder = home.make_node(name)
     stack.enter_context(NodeLock(folder))

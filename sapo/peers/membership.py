@@ -5,10 +5,10 @@ import time
 
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused, UserError
-from sapo.core.types import Group, Invitation, Name, PublicKey, Record, canonical
+from sapo.core.types import AuthorKind, Group, Invitation, Name, PublicKey, Record, canonical
 from sapo.peers.signing import Identity, verify
 
-__all__ = ["Refused", "Token", "check", "closed_to", "invite", "refuse_outsider", "trusted"]
+__all__ = ["Refused", "Token", "check", "closed_to", "invite", "refuse_kind", "refuse_outsider", "trusted"]
 
 PREFIX = "sapo-invitation-"
 LISTS = 8
@@ -84,6 +84,13 @@ def refuse_outsider(
     if manifest.entry == "invite":
         remedy = f"ask a member for `sapo keys invite {key}`, then `sapo keys accept TOKEN --node {node}`"
     raise UserError("rules.members", key, f"{node} may not publish: {flaw[1]}", remedy)
+
+
+def refuse_kind(kind: AuthorKind, manifest: Manifest) -> None:
+    """Raise `UserError` for an own author of a kind whose groups its peers would refuse."""
+    if kind not in manifest.authors:
+        problem = f"the swarm takes no groups of this kind, only of {', '.join(manifest.authors)}"
+        raise UserError("rules.authors", kind, problem, "join a swarm that takes it")
 
 
 def invite(inviter: Identity, swarm: str, key: str, until: int) -> Invitation:

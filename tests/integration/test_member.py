@@ -205,3 +205,13 @@ def test_a_node_learns_from_a_member(tmp_path: Path, config: Config, home: Home)
             batch = node.journal.batch(node.round - 1)
             taught |= {group.producer for group in batch.groups if group.source == "external"}
     assert taught == {"m0"}
+
+
+def test_a_member_whose_groups_all_would_refuse_does_not_start(tmp_path: Path) -> None:
+    config = small_config([*SETS, 'rules.authors=["policy", "api"]'])
+    home = make_home(tmp_path / "closed", config)
+    with (
+        pytest.raises(UserError, match=r"rules\.authors = 'person': the swarm takes no groups of this kind"),
+        member_of(home, config, Teacher(), MemoryBus()),
+    ):
+        pass

@@ -128,9 +128,10 @@ def pinned(config: Config, clusters: Collection[str]) -> Config:
 def refuse_outsiders(config: Config, home: Home, names: Sequence[str]) -> None:
     """Raise `UserError` where a node that is to run may not publish in its swarm."""
     from sapo.peers import keyring
-    from sapo.peers.membership import refuse_outsider
+    from sapo.peers.membership import refuse_kind, refuse_outsider
 
     manifest, now = Manifest.of(config), time.time()
+    refuse_kind(config.author, manifest)
     for name in names if manifest.entry != "open" else ():
         if not home.key(name).exists():
             remedy = f"make it with `{program()} keys show`, and have it put into rules.members"

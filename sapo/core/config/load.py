@@ -52,7 +52,7 @@ from sapo.core.config.schema import (
     WorkersConfig,
 )
 from sapo.core.errors import UserError
-from sapo.core.types import canonical, sha256
+from sapo.core.types import AuthorKind, canonical, sha256
 
 DEFAULT_PRESET = "tiny"
 """What `sapo swarm` runs without `--preset`, and what a config file that names no preset is laid over."""
@@ -133,6 +133,12 @@ class Config(Section):
         if self.learn.compile and self.device == "cpu":
             raise ValueError("learn.compile needs a GPU: compiled for a CPU, a round's bits would not repeat")
         return self
+
+    @property
+    def author(self) -> AuthorKind:
+        """What kind of author the nodes here are."""
+        kinds: dict[str, AuthorKind] = {"openai": "api", "command": "command", "person": "person"}
+        return "policy" if self.member is None else kinds[self.member.type]
 
     @property
     def nodes(self) -> list[str]:
