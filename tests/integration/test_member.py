@@ -34,9 +34,15 @@ class Teacher:
     """Answers it gives before it wants to stop."""
     bad: str | None = None
 
+    said: Path | None = None
+    """Where it is said that it is away."""
+    heard: list[str] = field(default_factory=list)
+
     def answer(self, asks: Sequence[Ask], book: AnswerBook, stopping: Callable[[], bool]) -> None:
         if self.away:
             self.away -= 1
+            if self.said is not None and self.said.exists():
+                self.heard.append(self.said.read_text())
             raise Unavailable("nobody is there")
         if self.bad:
             raise UserError("member.api_key", "env:KEY", self.bad, "export another")
@@ -123,10 +129,12 @@ def test_what_answers_may_be_away_for_a_while(
     config: Config, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sapo.node.member.runtime.FIRST_WAIT_S", 0.001)
-    with member_of(home, config, Teacher(away=3), MemoryBus()) as member:
+    with member_of(home, config, Teacher(away=3, said=home.waiting("m0")), MemoryBus()) as member:
         member.run_round()
         assert member.round == 1
         assert member.outages() == {}
+        assert member.backend.heard == ["nobody is there\n"] * 2  # type: ignore[attr-defined]
+        assert not home.waiting("m0").exists()
 
 
 def test_a_stop_while_answers_are_waited_for_keeps_those_that_came(config: Config, home: Home) -> None:

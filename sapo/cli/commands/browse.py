@@ -267,6 +267,8 @@ def of_member(node: "NodeStatus", home: "Home") -> "Iterator[str]":
     if "member/answers" in found:
         spent = f"{found['member/tokens']:,.0f} tokens and {found['member/cost']:g} spent"
         yield f"{node.name} only answers: {found['member/answers']:,.0f} answers so far, {spent}"
+    if home.waiting(node.name).exists():
+        yield f"{node.name} waits: {home.waiting(node.name).read_text(encoding='utf-8').strip()}"
     if home.page(node.name).exists():
         yield f"answer for {node.name}: {home.page(node.name).read_text(encoding='utf-8').strip()}"
 

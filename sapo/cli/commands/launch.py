@@ -229,8 +229,8 @@ class Watcher:
     The pages of a swarm's own servers are shown once, when there is something on them.
     """
 
-    def __init__(self, view: "View", swarm: str | None = None, page: Path | None = None) -> None:
-        self._view, self._swarm, self._page = view, swarm, page
+    def __init__(self, view: "View", swarm: str | None = None, home: Home | None = None) -> None:
+        self._view, self._swarm, self._home = view, swarm, home
         self._looked_at = float("-inf")
         self._said: set[tuple[str, str, int]] = set()
         self._stopping = False
@@ -265,11 +265,24 @@ class Watcher:
         """Show a node that runs without a swarm."""
         node = pick(status, name)
         self.tell(node)
-        if self._page is not None and self._page.exists():
-            self._view.link("answer here", self._page.read_text(encoding="utf-8").strip())
-            self._page = None
+        if self._home is not None:
+            self.tell_page(self._home.page(name))
+            self.tell_waiting(self._home.waiting(name))
         self.tell_stop(status)
         self._view.nodes([row(node)])
+
+    def tell_page(self, page: Path) -> None:
+        """Show once where people answer for a member."""
+        if page.exists() and ("page", "", 0) not in self._said:
+            self._said.add(("page", "", 0))
+            self._view.link("answer here", page.read_text(encoding="utf-8").strip())
+
+    def tell_waiting(self, waiting: Path) -> None:
+        """Say once why a member gets no answers now."""
+        text = waiting.read_text(encoding="utf-8").strip() if waiting.exists() else ""
+        if text and (text, "waits", 0) not in self._said:
+            self._said.add((text, "waits", 0))
+            self._view.note(f"waiting for what answers: {text}")
 
     def tell_stop(self, status: "SwarmStatus") -> None:
         """Say once that the run was asked to stop."""
@@ -358,7 +371,7 @@ def run_one(config: Config, home: Home, name: str) -> int:
         from sapo.ops.supervisor import run_node
 
         prepare(config, home, view, [name])
-        watcher = Watcher(view, page=home.page(name))
+        watcher = Watcher(view, home=home)
         final = run_node(config, home, name, on_status=lambda status: watcher.node(status, name))
     console.print(
         f"{name} {final.state} after {final.rounds} of {final.rounds_total} rounds", highlight=False

@@ -168,6 +168,10 @@ class Home:
         """The link to the page where people answer for a member that runs now; for the owner only."""
         return self.node(name) / "page.url"
 
+    def waiting(self, name: str) -> Path:
+        """Why a member that runs has no answers now; exists only while it waits for what answers."""
+        return self.node(name) / "waiting.txt"
+
     def checkpoints(self, name: str) -> Path:
         """A node's checkpoints."""
         return self.node(name) / "checkpoints"

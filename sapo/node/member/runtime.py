@@ -101,6 +101,7 @@ class MemberRuntime:
             if backend is None:
                 backend = open_backend(author.config, folder, scorer(workers))
             stack.callback(backend.close)
+            stack.callback(home.waiting(name).unlink, missing_ok=True)
             if backend.address is not None:
                 write_atomically(home.page(name), backend.address + "\n", mode=0o600)
                 stack.callback(home.page(name).unlink, missing_ok=True)
@@ -223,10 +224,14 @@ class MemberRuntime:
                 raise Paused(f"{self.name} stops in round {self.round}; the answers it has are kept")
             try:
                 self.backend.answer(asks, self.book, self._stopping)
+                if self._stopping():
+                    continue
                 self._outage.ended()
+                self.home.waiting(self.name).unlink(missing_ok=True)
                 wait = FIRST_WAIT_S
             except Unavailable as error:
                 self._outage.began(error)
+                write_atomically(self.home.waiting(self.name), f"{error}\n")
                 self._stop.wait(wait)
                 wait = min(2.0 * wait, LAST_WAIT_S)
 
