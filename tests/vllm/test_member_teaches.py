@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.soak, pytest.mark.vllm, pytest.mark.timeout(3600)]
 
-MOST_ROUNDS, LEARNED, WINDOW = 160, 0.3, 10
+MOST_ROUNDS, LEARNED, WINDOW = 240, 0.6, 10
 """Rounds a node gets until that share of its answers, over so many rounds, is worked out."""
 WORKED = "trait/worked"
 SHARED = ("swarm.name=t", "swarm.nodes=1", "eval.questions=400", "eval.probe_questions=0")
@@ -28,12 +28,12 @@ SHARED = ("swarm.name=t", "swarm.nodes=1", "eval.questions=400", "eval.probe_que
 
 def node_config(external: int) -> Config:
     """A node with the shipped `guesser`, which hardly ever works anything out."""
-    sets = ["model=guesser", "learn.lr=4e-4", "pool.newcomer_share=1.0", f"batch.external={external}"]
+    sets = ["model=guesser", "learn.lr=2e-4", "pool.newcomer_share=1.0", f"batch.external={external}"]
     return load("tiny", sets=[*SHARED, *sets, f"swarm.rounds={MOST_ROUNDS}"], env={})
 
 
 def member_config(served: "Served") -> Config:
-    sets = ["swarm.site=m", "batch.local=12", f"swarm.rounds={MOST_ROUNDS}", "member.type=openai"]
+    sets = ["swarm.site=m", "batch.local=24", f"swarm.rounds={MOST_ROUNDS}", "member.type=openai"]
     return load(
         "tiny", sets=[*SHARED, *sets, f"member.url={served.url}", f"member.model={served.model}"], env={}
     )
@@ -63,7 +63,7 @@ def alone(folder: Path, rounds: int) -> tuple[float, float]:
 def test_a_node_that_alone_stands_still_learns_to_work_it_out(
     served_starter: "Served", tmp_path: Path
 ) -> None:
-    answers, learns, bus = member_config(served_starter), node_config(external=12), MemoryBus()
+    answers, learns, bus = member_config(served_starter), node_config(external=24), MemoryBus()
     shares, taught = list[float](), list[BatchGroup]()
     with (
         MemberRuntime.open(
