@@ -240,7 +240,8 @@ def _deployed_rounds(session: Session, node: str) -> int:
         try:
             _deliver(session, node)  # a person who looks for the reason finds the rounds of the alarm
         finally:
-            deployed.pause_schedule()
+            if not session.process.stopping():  # a member that is stopped while it waits goes on by itself
+                deployed.pause_schedule()
         raise
     _deliver(session, node)
     deployed.tell_progress(session.process, node, made)

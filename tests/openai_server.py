@@ -36,7 +36,7 @@ watch_parent()
 runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
 """
 """The command `vllm serve` of the build for CPUs looks for a package of another name."""
-FLAGS = ("--enforce-eager", "--dtype=float32", "--max-num-seqs=16", "--distributed-executor-backend=uni")
+FLAGS = ("--enforce-eager", "--dtype=float32", "--max-num-seqs=96", "--distributed-executor-backend=uni")
 
 
 @contextmanager
@@ -66,6 +66,15 @@ def _answers(url: str) -> bool:
         return False
 
 
+TEMPLATE = (
+    "{% set told = namespace(text='') %}{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{% set told.text = message['content'] + '\n\n' %}"
+    "{% elif message['role'] == 'user' %}{{ '<|user|>' + told.text + message['content'] + '<|assistant|>' }}"
+    "{% else %}{{ message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+)
+"""The shipped models' template leaves a system prompt out, so `sapo` puts it into the question; so does this."""
+
+
 def widen_heads(model: Path, folder: Path) -> Path:
     """A copy of a shipped model that computes the same with attention heads of `HEAD` numbers.
 
@@ -81,6 +90,7 @@ def widen_heads(model: Path, folder: Path) -> Path:
     save_file(wide, folder / "model.safetensors", metadata={"format": "pt"})
     config |= {"head_dim": HEAD, "dtype": "float32", "rope_parameters": _slowed(config, old)}
     (folder / "config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
 
 

@@ -52,8 +52,9 @@ class GroupMaker:
         policy_version: int,
         question: Question,
         completions: Sequence[Completion],
+        created: float,
     ) -> Group:
-        """The group of one question, as it is to be signed."""
+        """The group of one question, as it is to be signed; `created` is its time by the author's clock."""
         config = self.config
         keep = {} if config.share.token_ids else {"token_ids": None, "logprobs": None}
         return Group(
@@ -69,7 +70,7 @@ class GroupMaker:
             policy_version=policy_version,
             sampling=config.generate.sampling,
             tokenizer=self.tokenizer if config.share.token_ids else None,
-            created_at=self.clock(),
+            created_at=created,
             invitation=self.invitation,
             author=self.author,
         )

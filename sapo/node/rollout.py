@@ -57,7 +57,8 @@ class RolloutMaker:
 
     def groups(self, request: Request, answers: Completions) -> list[Group]:
         """The groups, in the questions' order, as they are to be signed."""
+        created = self.maker.clock()
         return [
-            self.maker.group(request.round, position, request.policy_version, question, completions)
+            self.maker.group(request.round, position, request.policy_version, question, completions, created)
             for position, (question, completions) in enumerate(zip(request.questions, answers, strict=True))
         ]

@@ -19,11 +19,11 @@ from sapo.core.user_cache import default_cache
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking.sinks import TrackSink, VersionSink, open_tracking
 from sapo.store.tracking.tracker import Tracker
+from sapo.store.tracking.uri import own_artifacts, own_server
 
 if TYPE_CHECKING:
     from sapo.node.member.runtime import MemberRuntime
     from sapo.node.round import NodeRuntime
-from sapo.store.tracking.uri import own_artifacts, own_server
 
 log = logging.getLogger(__name__)
 

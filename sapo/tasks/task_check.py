@@ -145,6 +145,8 @@ def _same(
         hashed = sum(unlike(a, b) for a, b in zip(mine.result(), odd.result(), strict=True))
     told = f"{late} of {len(recipes)} took too long in one of them; " if late else ""
     alike = Finding("the same in two processes", "ok", f"{told}peers can take part")
+    if late == len(recipes) > 0:
+        alike = Finding(alike.what, "failed", "none was made in time")
     if apart:
         told = f"{len(apart)} of {len(recipes)} differ, as seed {apart[0].seed}: for silos only"
         alike = Finding(alike.what, "failed", told)

@@ -223,3 +223,46 @@ def test_a_member_whose_groups_all_would_refuse_does_not_start(tmp_path: Path) -
         member_of(home, config, Teacher(), MemoryBus()),
     ):
         pass
+
+
+def test_answers_to_a_question_that_is_another_now_are_forgotten(config: Config, home: Home) -> None:
+    with AnswerBook(home.make_node("m0") / BOOK) as book:
+        book.begin(0, ["one", "two"])
+        for place in (0, 1):
+            book.keep(place, [Answer(f"to {place}")], wanted=4)
+        book.begin(0, ["one", "another"])
+        assert [one.text for place in (0, 1) for one in book.answers(place)] == ["to 0"]
+        book.begin(5, ["one", "two"])
+        book.begin(0, ["one", "two"])  # a journal that was lost begins anew
+        assert book.answers(0) == []
+
+
+def test_a_group_has_no_more_answers_than_are_asked_for_now(config: Config, home: Home) -> None:
+    with member_of(home, config, Teacher(most=4), MemoryBus()) as member:
+        asked = member.maker.question_stream(0).result()
+        member.book.begin(0, [question.recipe.digest() for question in asked])
+        member.backend.answer([Ask(0, asked[0], 4)], member.book, lambda: False)
+    fewer = small_config([*SETS, "batch.completions=2"])
+    with member_of(home, fewer, Teacher(), MemoryBus()) as member:
+        member.run_round()
+        assert [len(group.completions) for group in groups_of(member, 0)] == [2, 2]
+
+
+def test_a_link_that_a_kill_has_left_is_gone_when_the_member_starts(config: Config, home: Home) -> None:
+    home.make_node("m0")
+    for leftover in (home.page("m0"), home.waiting("m0")):
+        leftover.write_text("old")
+    with member_of(home, config, Teacher(), MemoryBus()):
+        assert not home.page("m0").exists()
+        assert not home.waiting("m0").exists()
+
+
+def test_a_single_node_is_no_member() -> None:
+    with pytest.raises(UserError, match="is the whole swarm's"):
+        small_config(["node.1.member.type=person"])
+
+
+def test_a_key_under_a_wrong_name_is_not_repeated() -> None:
+    with pytest.raises(UserError) as raised:
+        small_config(["member.type=openai", "member.url=http://h", "member.model=m", "member.key=sk-1"])
+    assert "sk-1" not in str(raised.value)

@@ -97,7 +97,10 @@ def test_a_question_says_how_many_answers_are_missing_and_how_long_they_may_be(
         "for one in asked(): [say(id=one['id'], answer=json.dumps(one)) for _ in range(one['answers'])]",
         "rules.max_text_chars=1234",
     ).answer([ask(wanted=2, text="1 + 1?")], book, never)
-    assert texts(book) == ['{"id": "1", "question": "1 + 1?", "answers": 2, "max_chars": 1234}'] * 2
+    assert (
+        texts(book)
+        == ['{"id": "1", "question": "1 + 1?", "system": null, "answers": 2, "max_chars": 1234}'] * 2
+    )
 
 
 def test_a_question_longer_than_a_pipe_holds_is_read(opens: Opens, book: AnswerBook) -> None:

@@ -265,8 +265,11 @@ def of_member(node: "NodeStatus", home: "Home") -> "Iterator[str]":
     """What is to be said of a member that only answers: what it has spent, and where people answer."""
     found = node.metrics or {}
     if "member/answers" in found:
-        spent = f"{found['member/tokens']:,.0f} tokens and {found['member/cost']:g} spent"
-        yield f"{node.name} only answers: {found['member/answers']:,.0f} answers so far, {spent}"
+        spent = f", {found['member/tokens']:,.0f} tokens and {found['member/cost']:g} spent"
+        spent = spent if found["member/tokens"] else ""
+        yield f"{node.name} only answers: {found['member/answers']:,.0f} answers so far{spent}"
+    if node.pid is None:
+        return
     if home.waiting(node.name).exists():
         yield f"{node.name} waits: {home.waiting(node.name).read_text(encoding='utf-8').strip()}"
     if home.page(node.name).exists():

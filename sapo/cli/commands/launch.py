@@ -13,6 +13,7 @@ from rich.console import Console
 from sapo.cli.commands.checks import check_start
 from sapo.cli.commands.options import find_home, program, resolve, typed
 from sapo.core.atomic_file import write_atomically
+from sapo.core.child_process import tail
 from sapo.core.config.advice import describe
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
@@ -273,9 +274,10 @@ class Watcher:
 
     def tell_page(self, page: Path) -> None:
         """Show once where people answer for a member."""
-        if page.exists() and ("page", "", 0) not in self._said:
-            self._said.add(("page", "", 0))
-            self._view.link("answer here", page.read_text(encoding="utf-8").strip())
+        link = page.read_text(encoding="utf-8").strip() if page.exists() else ""
+        if link and (link, "page", 0) not in self._said:
+            self._said.add((link, "page", 0))
+            self._view.link("answer here", link)
 
     def tell_waiting(self, waiting: Path) -> None:
         """Say once why a member gets no answers now."""
@@ -376,6 +378,8 @@ def run_one(config: Config, home: Home, name: str) -> int:
     console.print(
         f"{name} {final.state} after {final.rounds} of {final.rounds_total} rounds", highlight=False
     )
+    if final.state == "paused":
+        console.print(tail(home.logs / f"{name}.log", 1), highlight=False, markup=False, soft_wrap=True)
     return {"finished": DONE, "stopped": INTERRUPTED}.get(final.state, FAILED)
 
 

@@ -151,7 +151,7 @@ class Config(Section):
         overrides = self.node.get(number, {})
         if not overrides:
             return self
-        banned = {"node", "swarm", "rules", "history", "track", "deploy"} & overrides.keys()
+        banned = {"node", "swarm", "rules", "history", "track", "deploy", "member"} & overrides.keys()
         if banned:
             key = sorted(banned)[0]
             raise UserError(
@@ -356,7 +356,10 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
             if near
             else f"known keys are: {', '.join(sorted(known))}"
         )
-        value = "..." if SECRETIVE.search(parts[-1]) else _short(value)
+        secretive = (
+            SECRETIVE.search(parts[-1]) or parts[0] == "member"
+        )  # a key may stand under any name there
+        value = "..." if secretive else _short(value)
         return UserError(field, value, "unknown key", remedy)
     if first["type"] == "missing":
         return UserError(field, None, "is not set, and there is no default", f"set {field}")

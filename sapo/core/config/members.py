@@ -40,8 +40,12 @@ class OpenAIMember(Section):
     def _check(self) -> Self:
         if self.max_cost is not None and self.price_in == self.price_out == 0:
             raise ValueError("max_cost needs price_in and price_out, in the same money, per million tokens")
-        if re.match(r"^https?://[^/]", self.url) is None:
-            raise ValueError("url must begin with http:// or https:// and name a host")
+        if re.match(r"https?://[^/?#@]+(?=[/?]|$)", self.url) is None:
+            raise ValueError(
+                "url must begin with http:// or https:// and name a host, without a user before it"
+            )
+        if re.search(r"[?&][^=]*(key|token|secret|password|sig)[^=]*=", self.url, re.IGNORECASE):
+            raise ValueError("url would be logged with the secret in it: name the secret in api_key")
         return self
 
 

@@ -24,6 +24,8 @@ CREATE TABLE IF NOT EXISTS answers (
 CREATE TABLE IF NOT EXISTS sent (
     id INTEGER PRIMARY KEY AUTOINCREMENT, round INTEGER NOT NULL, place INTEGER NOT NULL,
     tokens INTEGER NOT NULL, cost REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS questions (
+    round INTEGER NOT NULL, place INTEGER NOT NULL, recipe TEXT NOT NULL, PRIMARY KEY (round, place));
 CREATE TABLE IF NOT EXISTS given_up (
     round INTEGER NOT NULL, place INTEGER NOT NULL, why TEXT NOT NULL, PRIMARY KEY (round, place));
 CREATE TABLE IF NOT EXISTS totals (name TEXT PRIMARY KEY, amount REAL NOT NULL);
@@ -86,21 +88,23 @@ class AnswerBook:
         with self._lock:
             self._db.close()
 
-    def begin(self, round: int) -> int:
-        """Take up a round; forget those before it. Returns how many requests a kill has left unanswered.
+    def begin(self, round: int, recipes: Sequence[str] = ()) -> int:
+        """Take up a round; forget all others. Returns how many requests a kill has left unanswered.
 
-        Their questions are given up, and what they may have cost counts as spent.
+        Their questions are given up, and what they may have cost counts as spent. `recipes` name the round's
+        questions by place: answers to another question, asked under other settings, are forgotten.
         """
         with self._transaction():
             self._round = round
+            self._forget_others(recipes)
             lost = self._db.execute("SELECT round, place, tokens, cost FROM sent").fetchall()
             for of_round, place, tokens, cost in lost:
                 self._add({"tokens": tokens, "cost": cost, "lost": 1})
                 if of_round == round:
                     self._give_up(place, "a request was under way when the member was killed")
             self._db.execute("DELETE FROM sent")
-            for table in ("answers", "given_up"):
-                self._db.execute(f"DELETE FROM {table} WHERE round < ?", (round,))
+            for table in ("answers", "given_up", "questions"):
+                self._db.execute(f"DELETE FROM {table} WHERE round <> ?", (round,))
         return len(lost)
 
     # -- asking --------------------------------------------------------------------------------------------
@@ -128,8 +132,8 @@ class AnswerBook:
             ):
                 if bound is not None and spent[name] + waiting + more > bound:
                     raise Paused(
-                        f"member.max_{name} = {bound:g}: {spent[name]:g} are spent, and the next question "
-                        f"may take {more:g} more; raise it to go on"
+                        f"member.max_{name} = {_amount(bound)}: {_amount(spent[name])} are spent, and the "
+                        f"next question may take {_amount(more)} more; raise it to go on"
                     )
             self._add({"requests": 1})
             values = (self._round, place, tokens, cost)
@@ -208,6 +212,19 @@ class AnswerBook:
                 raise
             self._db.execute("COMMIT")
 
+    def _forget_others(self, recipes: Sequence[str]) -> None:
+        """Forget answers of this round whose question is another now."""
+        sql = "SELECT place, recipe FROM questions WHERE round = ?"
+        known = dict(self._db.execute(sql, (self._round,)).fetchall())
+        for place, recipe in enumerate(recipes):
+            if known.get(place, recipe) != recipe:
+                for table in ("answers", "given_up"):
+                    self._db.execute(
+                        f"DELETE FROM {table} WHERE round = ? AND place = ?", (self._round, place)
+                    )
+            sql = "INSERT OR REPLACE INTO questions VALUES (?, ?, ?)"
+            self._db.execute(sql, (self._round, place, recipe))
+
     def _keep(self, place: int, answers: Sequence[Answer], wanted: int) -> int:
         have = self._count(place)
         kept = answers[: max(0, wanted - have)]
@@ -237,3 +254,8 @@ class AnswerBook:
             "ON CONFLICT (name) DO UPDATE SET amount = amount + excluded.amount"
         )
         self._db.executemany(sql, [(name, amount) for name, amount in amounts.items() if amount])
+
+
+def _amount(value: float) -> str:
+    """A number of tokens in full, or an amount of money."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:.6g}"

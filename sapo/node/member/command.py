@@ -1,7 +1,7 @@
 """A program of one's own answers: it reads questions and writes answers, as JSON lines.
 
-It reads `{"id": ..., "question": ..., "answers": ..., "max_chars": ...}`, one question at a time, and writes
-`{"id": ..., "answer": ...}` as often as `answers` says. It should end when its input does.
+A line has `id`, `question`, `system` (what to know beside it), `answers` and `max_chars`, one question at a time.
+The program writes `{"id": ..., "answer": ...}` as often as `answers` says. It should end when its input does.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from sapo.core.config.members import CommandMember
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.types import AuthorKind
 from sapo.node.member.answer_book import Answer, AnswerBook, Ask
+from sapo.tasks.verifier import system_prompt
 
 WAITS_S = (0.5, 1.0)
 """Before the second and the third try of a question."""
@@ -53,6 +54,7 @@ class CommandBackend:
     ) -> None:
         """Look for the program. Raises `UserError` where there is none that can be run."""
         self._member, self._max_chars = member, config.rules.max_text_chars
+        self._system = system_prompt(config.rules.answer)
         self._waits_s, self._clock = waits_s, clock
         self._program: _Program | None = None
         self._asked = 0
@@ -65,7 +67,7 @@ class CommandBackend:
         A question that the program fails at again and again is given up where it answers the next one.
         """
         failed: dict[int, str] = {}
-        answered = False
+        answered = any(not book.missing(ask) and book.answers(ask.place) for ask in asks)
         for ask in asks:
             if not book.missing(ask) or stopping():
                 continue
@@ -121,8 +123,14 @@ class CommandBackend:
             self._program = _Program(self._member.run, CHAR_BYTES * self._max_chars + 1024)
         self._asked += 1
         asked, until = str(self._asked), self._clock() + self._member.timeout_s
-        question = {"id": asked, "question": ask.question.text, "answers": book.missing(ask)}
-        self._program.say(json.dumps(question | {"max_chars": self._max_chars}).encode() + b"\n")
+        question = {
+            "id": asked,
+            "question": ask.question.text,
+            "system": self._system,
+            "answers": book.missing(ask),
+            "max_chars": self._max_chars,
+        }
+        self._program.say(json.dumps(question).encode() + b"\n")
         garbage = 0
         try:
             while book.missing(ask) and not stopping():

@@ -41,7 +41,11 @@ MAX_TOKENS = 10**9
 TEMPLATE_TOKENS = 64
 """What a chat template may add to a prompt, at most."""
 MAX_SAID = 200
+NEWER_LIMIT = "max_completion_tokens"
+"""What newer models call `max_tokens`, which they refuse."""
 BUSY = (408, 409, 425, 429)
+GAVE_UP = (502, 504)
+"""Of a proxy that did not wait for what it had passed on, which may be paid for all the same."""
 HEADERS = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
 
 
@@ -96,6 +100,14 @@ class _Call:
     landed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set, and replaced, whenever a request has ended."""
     declined: dict[int, UserError] = field(default_factory=dict)
+    useless: dict[int, str] = field(default_factory=dict)
+    """Why the replies to a question held no answer."""
+    elsewhere: bool = False
+    """Other questions of the round were answered before this call."""
+
+    def answers_others(self) -> bool:
+        """Whether the endpoint answers, so that what failed is the question's own trouble."""
+        return self.answered > 0 or self.elsewhere
 
     def done(self) -> bool:
         self.over = self.over or self.stopping()
@@ -132,6 +144,9 @@ class OpenAIBackend:
         self._url, self._public = _endpoint(member)
         self._single = False
         """It refuses to give several answers at once."""
+        self._limit = "max_tokens"
+        self._left_out: set[str] = set()
+        """Parameters that are 1, which it refuses to be told."""
 
     def answer(self, asks: Sequence[Ask], book: AnswerBook, stopping: Callable[[], bool]) -> None:
         """Ask until every question has its answers; see `Backend.answer`."""
@@ -158,12 +173,13 @@ class OpenAIBackend:
             auth=auth, timeout=timeout, verify=_trusted(), follow_redirects=False
         ) as client:
             call = _Call(book, client, asyncio.Semaphore(self._member.concurrency), stopping)
+            call.elsewhere = any(not book.missing(ask) and book.answers(ask.place) for ask in asks)
             tasks = {asyncio.create_task(self._fill(ask, call)) for ask in asks}
             try:
                 await self._see_to(tasks, call)
             finally:
                 await _cancel(tasks)
-        self._judge_declined(call)
+        self._judge_unanswered(call, alone=len(asks) == 1)
 
     def _authorise(self, request: httpx.Request) -> httpx.Request:
         request.headers["Authorization"] = f"Bearer {self._key}"
@@ -190,13 +206,22 @@ class OpenAIBackend:
         if errors:
             raise errors[0]
 
-    def _judge_declined(self, call: _Call) -> None:
-        """Give up what the endpoint would not take where it took others; raise where it took none."""
-        if call.declined and not call.answered and not call.over:
+    def _judge_unanswered(self, call: _Call, *, alone: bool) -> None:
+        """Give up questions without answers where the endpoint answers others; raise where it answers none.
+
+        A round of one question has no others: what was ever answered counts then.
+        """
+        before = alone and call.book.totals()["answers"] > 0
+        if call.over and not call.answers_others():
+            return
+        if call.declined and not (call.answers_others() or before):
             raise next(iter(call.declined.values()))
-        if call.answered:
-            for place, error in call.declined.items():
-                call.book.give_up(place, error.problem)
+        if call.useless and not call.answers_others():
+            raise Unavailable(f"{self._public}: {next(iter(call.useless.values()))}")
+        for place, error in call.declined.items():
+            call.book.give_up(place, error.problem)
+        for place, why in call.useless.items():
+            call.book.give_up(place, why)
 
     # -- one question --------------------------------------------------------------------------------------
 
@@ -225,15 +250,16 @@ class OpenAIBackend:
             begun, useless = [], 0 if kept else useless + 1
             self._single = self._single or (single and kept > 0)
             if useless == USELESS:
-                call.book.give_up(ask.place, f"{USELESS} replies in a row held no answer: {why}")
+                call.useless[ask.place] = f"{USELESS} replies in a row held no answer: {why}"
+                return
 
     async def _wait_after(self, failed: _Failed, begun: Sequence[int], ask: Ask, call: _Call) -> bool:
         """Wait before the next try; False where the question is given up instead.
 
-        That is where others were answered meanwhile. Raises `Unavailable` where none was.
+        That is where others of the round were answered. Raises `Unavailable` where none was.
         """
         if len(begun) >= TRIES:
-            if failed.of_question and call.answered > begun[0]:
+            if failed.of_question and call.answers_others():
                 call.book.give_up(ask.place, f"the endpoint answers others, but to this: {failed}")
                 return False
             raise Unavailable(f"{self._public}: {failed}, {len(begun)} times in a row") from None
@@ -251,7 +277,7 @@ class OpenAIBackend:
         finally:
             call.land()
         if reply.status != 200:
-            call.book.withdraw(ticket, charged=False)
+            call.book.withdraw(ticket, charged=reply.status in GAVE_UP)
             self._refused(reply, many)
         found = read_reply(reply.body, chat=self._member.api == "chat", max_chars=self._max_chars)
         took = (
@@ -282,21 +308,21 @@ class OpenAIBackend:
                 return ticket
 
     async def _post(self, body: bytes, ticket: int, call: _Call) -> Reply:
-        begun = False
         try:
             async with (
                 asyncio.timeout(self._member.timeout_s),
                 call.client.stream("POST", self._url, content=body, headers=HEADERS) as response,
             ):
-                begun = True
                 return Reply(response.status_code, response.headers, await _read(response))
         except TimeoutError:
             call.book.withdraw(ticket, charged=True)
             why = f"no whole response within {self._member.timeout_s:g} s"
             raise _Failed(why, of_question=True) from None
         except httpx.HTTPError as error:
-            call.book.withdraw(ticket, charged=begun)
-            raise _Failed(self._clean(str(error)) or type(error).__name__, of_question=begun) from None
+            # an endpoint may have worked for a response that never came; one that was not reached has not
+            reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+            call.book.withdraw(ticket, charged=reached)
+            raise _Failed(self._clean(str(error)) or type(error).__name__, of_question=reached) from None
 
     def _refused(self, reply: Reply, many: int) -> NoReturn:
         """Say what a status other than 200 means."""
@@ -317,8 +343,21 @@ class OpenAIBackend:
         if status < 400 or status in (404, 405):
             problem = f"nothing answers there as OpenAI's API does {told}"
             raise UserError("member.url", url, problem, "name the address that ends before /chat/completions")
+        if self._comes_round(said):
+            raise _Failed(f"it refuses a parameter {told}")
         problem = f"the endpoint refuses the request {told}"
         raise _Declined(UserError("member.model", model, problem, "change what it asks for, or the model"))
+
+    def _comes_round(self, said: str) -> bool:
+        """Whether the next request is another: under a newer name, or without what may be left out."""
+        if NEWER_LIMIT in said and self._limit != NEWER_LIMIT:
+            self._limit = NEWER_LIMIT
+            return True
+        for name, value in (("temperature", self._how.temperature), ("top_p", self._how.top_p)):
+            if name in said and value == 1.0 and name not in self._left_out:
+                self._left_out.add(name)
+                return True
+        return False
 
     # -- what is sent --------------------------------------------------------------------------------------
 
@@ -332,8 +371,9 @@ class OpenAIBackend:
             content = {"messages": messages}
         else:
             content = {"prompt": f"{member.system}\n{question}\n" if member.system else f"{question}\n"}
-        content |= {"model": member.model, "n": many, "max_tokens": how.max_new_tokens}
-        content |= {"temperature": how.temperature, "top_p": how.top_p}
+        content |= {"model": member.model, "n": many, self._limit: how.max_new_tokens}
+        shares = {"temperature": how.temperature, "top_p": how.top_p}
+        content |= {name: value for name, value in shares.items() if name not in self._left_out}
         return json.dumps(content).encode()
 
     def _prompt_bytes(self, question: str) -> int:

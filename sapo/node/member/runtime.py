@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -37,6 +36,8 @@ BOOK = "answers.sqlite"
 """File in a member's folder: what it has been answered and has spent."""
 FIRST_WAIT_S, LAST_WAIT_S = 1.0, 60.0
 """Between two tries at a backend that is away."""
+LOOK_S = 0.2
+"""How often it is asked meanwhile whether to stop."""
 KEPT_ROUNDS = 100
 """Rounds that stay in the journal; what is owed of older ones stays, too."""
 SERVICES = {"publish": "bus", "track": "tracking"}
@@ -56,12 +57,11 @@ class MemberRuntime:
         *,
         clock: Callable[[], float],
         stop: threading.Event,
-        stack: contextlib.ExitStack,
     ) -> None:
         self.config, self.name, self.journal, self.home = author.config, author.name, author.journal, home
         self.maker, self.backend, self.book, self.deliverer = maker, backend, book, deliverer
         self.round = self.journal.finished_rounds()
-        self._clock, self._stop, self._stack = clock, stop, stack
+        self._clock, self._stop, self._stack = clock, stop, contextlib.ExitStack()
         self._outage = Outage("what answers is", log, consequence="asking again", who=author.name)
         self._beside: Callable[[], Mapping[str, float]] = dict
         self._groups: list[Group] = []
@@ -101,27 +101,28 @@ class MemberRuntime:
             if backend is None:
                 backend = open_backend(author.config, folder, scorer(workers))
             stack.callback(backend.close)
-            stack.callback(home.waiting(name).unlink, missing_ok=True)
+            for leftover in (home.waiting(name), home.page(name)):
+                leftover.unlink(missing_ok=True)
+                stack.callback(leftover.unlink, missing_ok=True)
             if backend.address is not None:
                 write_atomically(home.page(name), backend.address + "\n", mode=0o600)
-                stack.callback(home.page(name).unlink, missing_ok=True)
             deliverer = None
             if deliver:
                 sinks: list[Sink] = [PublishSink(own_bus), *tracking]
                 deliverer = Deliverer(home.journal(name), sinks, clock=clock)
                 stack.callback(deliverer.close)
-            kept = stack.pop_all()
-        return cls(
-            author,
-            home,
-            author.group_maker(workers, clock, author=backend.kind),
-            backend,
-            book,
-            deliverer,
-            clock=clock,
-            stop=stop or threading.Event(),
-            stack=kept,
-        )
+            member = cls(
+                author,
+                home,
+                author.group_maker(workers, clock, author=backend.kind),
+                backend,
+                book,
+                deliverer,
+                clock=clock,
+                stop=stop or threading.Event(),
+            )
+            member._stack = stack.pop_all()
+        return member
 
     def __enter__(self) -> Self:
         return self
@@ -152,10 +153,10 @@ class MemberRuntime:
             self.deliverer.check()
         started = self._clock()
         if not self._committed() and not self._groups:
-            lost = self.book.begin(self.round)
+            questions = self.maker.question_stream(self.round).result()
+            lost = self.book.begin(self.round, [question.recipe.digest() for question in questions])
             if lost:
                 log.warning("%s: %d requests were under way when it was killed; given up", self.name, lost)
-            questions = self.maker.question_stream(self.round).result()
             self._await_answers([Ask(n, q, self.config.batch.completions) for n, q in enumerate(questions)])
             self._groups = self._answered(questions)
         self._metrics["time/generate"] = self._clock() - started
@@ -232,8 +233,14 @@ class MemberRuntime:
             except Unavailable as error:
                 self._outage.began(error)
                 write_atomically(self.home.waiting(self.name), f"{error}\n")
-                self._stop.wait(wait)
+                self._rest(wait)
                 wait = min(2.0 * wait, LAST_WAIT_S)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait, but for a stop."""
+        until = time.monotonic() + seconds
+        while not self._stopping() and (left := until - time.monotonic()) > 0:
+            self._stop.wait(min(left, LOOK_S))
 
     def _stopping(self) -> bool:
         return self._stop.is_set() or self.home.stop_flag.exists()
@@ -243,6 +250,7 @@ class MemberRuntime:
         given_up = self.book.given_up()
         for why in sorted(set(given_up.values())):
             log.warning("%s: round %d: a question makes no group: %s", self.name, self.round, why)
+        created = self._clock()
         return [
             self.maker.group(
                 self.round,
@@ -251,8 +259,9 @@ class MemberRuntime:
                 question,
                 [
                     Completion(text=one.text, finish_reason=one.finish_reason)
-                    for one in self.book.answers(place)
+                    for one in self.book.answers(place)[: self.config.batch.completions]
                 ],
+                created,
             )
             for place, question in enumerate(questions)
             if place not in given_up
@@ -311,11 +320,3 @@ def budget_of(config: Config) -> Budget:
     if isinstance(member, OpenAIMember):
         return Budget(tokens=member.max_tokens, cost=member.max_cost)
     return Budget()
-
-
-def spent(folder: Path) -> dict[str, float] | None:
-    """What a member has spent in its life, by the names of `answer_book.TOTALS`; None where it never ran."""
-    if not (folder / BOOK).exists():
-        return None
-    with AnswerBook(folder / BOOK) as book:
-        return book.totals()
