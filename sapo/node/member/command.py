@@ -1,7 +1,8 @@
 """A program of one's own answers: it reads questions and writes answers, as JSON lines.
 
-A line has `id`, `question`, `system` (what to know beside it), `answers` and `max_chars`, one question at a time.
-The program writes `{"id": ..., "answer": ...}` as often as `answers` says. It should end when its input does.
+A line has `id`, `question`, `system` (what to know beside it), `answers` and `max_chars`. The program is asked one
+question at a time, and writes `{"id": ..., "answer": ...}` as often as `answers` says. It should end when its input
+does.
 """
 
 import contextlib
