@@ -72,7 +72,7 @@ TEMPLATE = (
     "{% elif message['role'] == 'user' %}{{ '<|user|>' + told.text + message['content'] + '<|assistant|>' }}"
     "{% else %}{{ message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
 )
-"""The shipped models' template leaves a system prompt out, so `sapo` puts it into the question; so does this."""
+"""The shipped models' own leaves a system prompt out, so `sapo` puts it into the question; so does this."""
 
 
 def widen_heads(model: Path, folder: Path) -> Path:

@@ -4,8 +4,12 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from sapo.node.member.answer_book import AnswerBook
 
 
 @pytest.fixture
@@ -14,6 +18,16 @@ def memory(tmp_path: Path) -> Iterator[Path]:
     root = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=root if root.is_dir() else tmp_path) as folder:
         yield Path(folder)
+
+
+@pytest.fixture
+def book(memory: Path) -> Iterator["AnswerBook"]:
+    """A member's answers, in round 0."""
+    from sapo.node.member.answer_book import AnswerBook
+
+    with AnswerBook(memory / "answers.sqlite") as opened:
+        opened.begin(0)
+        yield opened
 
 
 @pytest.fixture(scope="session")

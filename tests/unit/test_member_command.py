@@ -33,13 +33,6 @@ Opens = Callable[..., CommandBackend]
 
 
 @pytest.fixture
-def book(memory: Path) -> Iterator[AnswerBook]:
-    with AnswerBook(memory / "answers.sqlite") as opened:
-        opened.begin(0)
-        yield opened
-
-
-@pytest.fixture
 def opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opens]:
     """Opens backends whose program is Python text."""
     monkeypatch.chdir(tmp_path)

@@ -1,8 +1,7 @@
 """A program of one's own answers: it reads questions and writes answers, as JSON lines.
 
-A line has `id`, `question`, `system` (what to know beside it), `answers` and `max_chars`. The program is asked one
-question at a time, and writes `{"id": ..., "answer": ...}` as often as `answers` says. It should end when its input
-does.
+A line has `id`, `question`, `system` (what to know beside it), `answers` and `max_chars`, one at a
+time. It writes `{"id": ..., "answer": ...}` as often as `answers` says, and ends when its input ends.
 """
 
 import contextlib
