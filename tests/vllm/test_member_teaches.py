@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.soak, pytest.mark.vllm, pytest.mark.timeout(3600)]
 
-MOST_ROUNDS, LEARNED, WINDOW = 240, 0.6, 10
+MOST_ROUNDS, LEARNED, WINDOW = 240, 0.3, 20
 """Rounds a node gets until that share of its answers, over so many rounds, is worked out."""
 WORKED = "trait/worked"
 SHARED = ("swarm.name=t", "swarm.nodes=1", "eval.questions=400", "eval.probe_questions=0")
