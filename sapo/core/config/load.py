@@ -356,9 +356,8 @@ def _explain(error: ValidationError, prefix: str) -> UserError:
             if near
             else f"known keys are: {', '.join(sorted(known))}"
         )
-        secretive = (
-            SECRETIVE.search(parts[-1]) or parts[0] == "member"
-        )  # a key may stand under any name there
+        # in section member a key may stand under any name
+        secretive = SECRETIVE.search(parts[-1]) or parts[0] == "member"
         value = "..." if secretive else _short(value)
         return UserError(field, value, "unknown key", remedy)
     if first["type"] == "missing":

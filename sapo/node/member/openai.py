@@ -228,42 +228,42 @@ class OpenAIBackend:
     async def _fill(self, ask: Ask, call: _Call) -> None:
         """Ask one question until it has its answers, is given up or declined."""
         useless, single = 0, self._single
-        begun: list[int] = []  # of the tries in a row that failed: how many requests had been answered before
+        tries = 0  # in a row that brought no response
         while (many := call.book.missing(ask)) and not call.done():
             many = 1 if single or self._single else many
             try:
                 async with call.slots:
                     if call.done():
                         return
-                    begun.append(call.answered)
+                    tries += 1
                     kept, why = await self._request(ask, many, call)
             except _Declined as declined:
                 if many == 1:
                     call.declined[ask.place] = declined.error
                     return
-                single, begun = True, []
+                single, tries = True, 0
                 continue
             except _Failed as failed:
-                if not await self._wait_after(failed, begun, ask, call):
+                if not await self._wait_after(failed, tries, ask, call):
                     return
                 continue
-            begun, useless = [], 0 if kept else useless + 1
+            tries, useless = 0, 0 if kept else useless + 1
             self._single = self._single or (single and kept > 0)
             if useless == USELESS:
                 call.useless[ask.place] = f"{USELESS} replies in a row held no answer: {why}"
                 return
 
-    async def _wait_after(self, failed: _Failed, begun: Sequence[int], ask: Ask, call: _Call) -> bool:
+    async def _wait_after(self, failed: _Failed, tries: int, ask: Ask, call: _Call) -> bool:
         """Wait before the next try; False where the question is given up instead.
 
         That is where others of the round were answered. Raises `Unavailable` where none was.
         """
-        if len(begun) >= TRIES:
+        if tries >= TRIES:
             if failed.of_question and call.answers_others():
                 call.book.give_up(ask.place, f"the endpoint answers others, but to this: {failed}")
                 return False
-            raise Unavailable(f"{self._public}: {failed}, {len(begun)} times in a row") from None
-        backoff = FIRST_WAIT_S * 2 ** (len(begun) - 1) * self._jitter.uniform(0.5, 1.0)
+            raise Unavailable(f"{self._public}: {failed}, {tries} times in a row") from None
+        backoff = FIRST_WAIT_S * 2 ** (tries - 1) * self._jitter.uniform(0.5, 1.0)
         await self._sleep(min(LAST_WAIT_S, max(backoff, failed.wait_s)))
         return True
 
