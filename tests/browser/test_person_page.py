@@ -175,6 +175,7 @@ def test_a_node_trains_on_the_group_that_three_answers_make(chromium: Browser, t
         for text in (str(right), "0", str(right)):
             type_and_send(page, text)
         round.join(PATIENCE_S)
+        assert not round.is_alive()
         context.close()
         bus.publish(member.journal.groups(0))
         taught: list[BatchGroup] = []

@@ -404,6 +404,13 @@ def test_answers_that_were_there_before_count(place: Desk) -> None:
     assert place.texts() == ["before", "now"]
 
 
+def test_the_last_answer_ends_the_wait_also_if_it_came_while_nobody_listened(place: Desk) -> None:
+    with place.open([ask(wanted=1)]) as waiting:
+        place.book.keep(0, [Answer("one", author="p")], wanted=1)
+        waiting.join(PATIENCE_S)
+        assert not waiting.is_alive()
+
+
 # -- what is shown ------------------------------------------------------------------------------------------
 
 

@@ -128,8 +128,8 @@ class PersonBackend:
             sitting = self._sitting = _Sitting(asks, book)
             try:
                 while not sitting.all_answered() and not stopping():
-                    while not self._changed.wait(LOOK_S) and not stopping():
-                        pass
+                    # what is kept while a wait ends wakes nobody: the book is asked each time
+                    self._changed.wait(LOOK_S)
             finally:
                 self._sitting = None
 
