@@ -392,6 +392,8 @@ class RoundResult(Record):
     """CRC-32 of every tensor under `weights_sha256`, in the order of their names: where it differs, which."""
     metrics: dict[str, float]
     finished_at: float
+    remembered: str = ""
+    """What the sampler measured so far, as JSON: the next round goes by it."""
 
 
 @dataclass(frozen=True, slots=True)

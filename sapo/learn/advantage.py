@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from sapo.core.config.load import LearnConfig
-from sapo.core.types import FinishReason
+from sapo.core.types import BatchGroup, FinishReason
 
 
 def centred(scores: Sequence[float]) -> list[float]:
@@ -53,6 +53,14 @@ def group_advantages(
     known = [reward for reward in rewards if reward is not None]
     values = iter(centred(known) if learn.advantage == "centred" else mean_std(known, learn.std_floor))
     return [0.0 if reward is None else next(values) for reward in rewards]
+
+
+def with_advantages(group: BatchGroup, learn: LearnConfig) -> BatchGroup:
+    """A group of a batch with the advantages that its scores have under these settings."""
+    samples = group.samples
+    values = group_advantages([s.score for s in samples], [s.finish_reason for s in samples], learn)
+    made = zip(samples, values, strict=True)
+    return group.model_copy(update={"samples": tuple(s.model_copy(update={"advantage": v}) for s, v in made)})
 
 
 def _mean(scores: Sequence[float]) -> float:

@@ -28,6 +28,8 @@ class Row:
     external: bool
     behaviour: tuple[float, ...] | None = None
     """The sampler's log-probabilities, one per trained token: the engine's own, or a trusted peer's."""
+    group: int = 0
+    """Position of its group in the batch."""
 
     @property
     def start(self) -> int:
@@ -58,7 +60,7 @@ class Chunk:
     Of the logits only the last `keep` columns are needed, and of the flattened [B, keep] only the entries
     `places` [P]. The n-th distinct trained token, `targets` [N], is predicted at the `rows` [N]-th of these.
     `index` [S, W] maps a sequence's trained token to one of the N, where `mask` [S, W]. `behaviour` [S, W]
-    holds values where `known` [S].
+    holds values where `known` [S]. `groups` [S] are positions in the batch.
     """
 
     input_ids: Tensor
@@ -74,6 +76,7 @@ class Chunk:
     external: Tensor
     behaviour: Tensor
     known: Tensor
+    groups: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -152,6 +155,7 @@ def _row(sample: Sample, group: BatchGroup, learn: LearnConfig) -> Row:
         advantage=sample.advantage,
         external=group.source == "external",
         behaviour=sample.behaviour_logprobs if told else None,
+        group=group.position,
     )
 
 
@@ -260,6 +264,7 @@ def _chunk(rows: Sequence[Row], shared: bool, device: torch.device, dtype: torch
         external=torch.tensor([row.external for row in rows], device=device),
         behaviour=torch.tensor(_padded(behaviour, 0.0), dtype=torch.float32, device=device),
         known=torch.tensor([row.behaviour is not None for row in rows], device=device),
+        groups=tuple(row.group for row in rows),
     )
 
 

@@ -5,7 +5,9 @@ away from what the own policy no longer writes, and the more stale it is, the mo
 (docs/results.md). `positive_late` does so for stale groups only. `as_if_own` treats all foreign tokens as
 the own policy's, so the ratio of the first step is 1 (the paper). `bounded` leaves out tokens the own policy
 finds nearly impossible. `behaviour` weighs tokens of trusted producers by the ratio to the policy that wrote
-them. In every mode the loss of what is foreign is multiplied by `foreign_weight`.
+them. In every mode the loss of what is foreign is multiplied by `foreign_weight`, and with a
+`foreign_reference` by how probable the own policy finds a completion (the sequence ratio of HACPO,
+arXiv:2603.02604, with the own policy's answers in place of the author's claim).
 """
 
 from dataclasses import dataclass, replace
@@ -40,10 +42,20 @@ def correct(
     log-probabilities where `known` [S], for trusted producers only. Local tokens are never changed.
     """
     found = _by_mode(learn, own.detach(), mask, external, behaviour, known)
-    if learn.foreign_weight == 1.0:
+    if learn.foreign_weight == 1.0 and learn.foreign_reference is None:
         return found
-    factor = torch.where(external, learn.foreign_weight, 1.0)[:, None].to(found.weights)
+    factor = torch.full_like(own[:, 0], learn.foreign_weight)
+    if learn.foreign_reference is not None:
+        factor = factor * _nearness(own.detach(), mask, learn.foreign_reference)
+    factor = torch.where(external, factor, 1.0)[:, None]
     return replace(found, weights=found.weights * factor)
+
+
+def _nearness(own: Tensor, mask: Tensor, reference: float) -> Tensor:
+    """min(1, exp(mean log-probability - reference)) of every sequence [S], over its finite trained tokens."""
+    counted = mask & own.isfinite()
+    mean = torch.where(counted, own, 0.0).sum(1) / counted.sum(1).clamp(min=1)
+    return (mean - reference).clamp(-LOG_RATIO_LIMIT, 0.0).exp()
 
 
 def _by_mode(

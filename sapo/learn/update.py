@@ -4,7 +4,7 @@ A deterministic function of weights, optimiser state and batch: nothing random, 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +14,9 @@ from torch import Tensor
 
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
-from sapo.core.types import Batch
-from sapo.learn.collate import Chunk, Selection, collate, select
+from sapo.core.types import Batch, BatchGroup
+from sapo.learn.collate import Chunk, Row, Selection, collate, select
+from sapo.learn.gradient_bias import GroupGradient, sketch
 from sapo.learn.guard import guard
 from sapo.learn.logprobs import Forward, shares_prompts
 from sapo.learn.loss import LossInputs, normaliser, policy_loss
@@ -28,12 +29,14 @@ class StepResult:
     """What became of a batch. `skipped` is why no optimiser step was made; weights are then untouched.
 
     `alarm` names the guard that was set off, or what was not finite; what to do about it beyond
-    leaving the step out (pause, rollback) is the caller's. `metrics` are finite.
+    leaving the step out (pause, rollback) is the caller's. `metrics` are finite. `logprobs` are mean own
+    log-probabilities per trained token, by position of the group in the batch, before the step.
     """
 
     skipped: str | None
     metrics: dict[str, float]
     alarm: str | None = None
+    logprobs: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class _Pass:
 
     sums: dict[str, float] = field(default_factory=dict)
     lowest_foreign: float = math.inf
+    by_group: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Sum of log-probabilities and number of tokens, by position of the group."""
 
     def add(self, values: dict[str, Tensor]) -> None:
         if not values:
@@ -50,6 +55,13 @@ class _Pass:
         numbers = torch.stack([value.double() for value in values.values()]).tolist()
         for name, number in zip(values, numbers, strict=True):
             self.sums[name] = self.sums.get(name, 0.0) + number
+
+    def add_groups(self, groups: Sequence[int], own: Tensor, counted: Tensor) -> None:
+        """Sum up log-probabilities [S, W] of the sequences of each group."""
+        sums = torch.where(counted, own, 0.0).sum(1, dtype=torch.float64)
+        for group, total, tokens in zip(groups, sums.tolist(), counted.sum(1).tolist(), strict=True):
+            before = self.by_group.get(group, (0.0, 0.0))
+            self.by_group[group] = (before[0] + total, before[1] + tokens)
 
     def of(self, name: str) -> float:
         return self.sums.get(name, 0.0)
@@ -150,25 +162,67 @@ class Learner:
         if not chosen.rows:
             return StepResult("no trained token", metrics)
         self._use(self.learn.optimizer)
-        chunks = collate(
-            chosen.rows,
+        with _deterministic(self.device):
+            return self._update(self._collated(chosen.rows), chosen, metrics)
+
+    def group_gradients(self, batch: Batch, seed: int) -> list[GroupGradient]:
+        """Each informative group's gradient as it would be if every completion counted as own.
+
+        Nothing is changed by it. `seed` is that of the sketches.
+        """
+        every = {
+            "foreign": "as_if_own",
+            "foreign_weight": 1.0,
+            "foreign_reference": None,
+            "trusted_peers": [],
+        }
+        kept, self.learn = self.learn, self.learn.model_copy(update=every)
+        try:
+            chosen = select(batch, self.learn).rows
+            self._follow_model()
+            with _deterministic(self.device):
+                found = [
+                    self._group_gradient(g, [r for r in chosen if r.group == g.position], seed)
+                    for g in batch.groups
+                ]
+        finally:
+            self.learn = kept
+            self._forget_gradients()
+        return [one for one in found if one is not None]
+
+    def _group_gradient(self, group: BatchGroup, rows: Sequence[Row], seed: int) -> GroupGradient | None:
+        """None for a group of which nothing is trained, or whose gradient is not finite."""
+        if not rows:
+            return None
+        self._forget_gradients()
+        done = self._accumulate(self._collated(rows), [])
+        gradients = (parameter.grad for parameter in self._parameters if parameter.grad is not None)
+        total = sketch(gradients, seed)
+        if not done.of("tokens") or not total.isfinite().all():
+            return None
+        external = group.source == "external"
+        return GroupGradient(group.position, external, group.producer_key, int(done.of("tokens")), total)
+
+    def _collated(self, rows: Sequence[Row]) -> list[Chunk]:
+        return collate(
+            rows,
             micro_batch=self.learn.micro_batch,
             shared=self._shared,
             device=self.device,
             dtype=self._parameters[0].dtype,
         )
-        with _deterministic(self.device):
-            return self._update(chunks, chosen, metrics)
 
     def _update(self, chunks: Sequence[Chunk], chosen: Selection, metrics: dict[str, float]) -> StepResult:
         old: list[Tensor] = []
         problem: str | None = None
+        logprobs: dict[int, float] = {}
         self._follow_model()
         for epoch in range(self.learn.epochs):
             done = self._accumulate(chunks, old)
             count = self._normaliser(done, chosen)
             if epoch == 0:
                 metrics |= _summary(done, count)
+                logprobs = {group: total / n for group, (total, n) in sorted(done.by_group.items()) if n}
                 if done.of("nan") == 0 and done.of("tokens") == 0:
                     self._forget_gradients()
                     return StepResult("no trained token", metrics)
@@ -185,7 +239,7 @@ class Learner:
             metrics["learn/steps"] += 1.0
             metrics["learn/clip_share"] = done.of("clipped") / max(done.of("tokens"), 1.0)
         self._forget_gradients()
-        return StepResult(None if metrics["learn/steps"] else problem, metrics, problem)
+        return StepResult(None if metrics["learn/steps"] else problem, metrics, problem, logprobs)
 
     def _accumulate(self, chunks: Sequence[Chunk], old: list[Tensor]) -> _Pass:
         """Forward and backward over all micro-batches; `old` is filled in the first epoch.
@@ -217,6 +271,7 @@ class Learner:
             measures = _measures(chunk, own, entropy, result.terms, foreign.mask)
             for values in (result.metrics, foreign.metrics, measures):
                 done.add(values)
+            done.add_groups(chunk.groups, own, chunk.mask & own.isfinite())
             foreign_own = own[chunk.mask & chunk.external[:, None] & own.isfinite()]
             if foreign_own.numel():
                 done.lowest_foreign = min(done.lowest_foreign, float(foreign_own.min()))

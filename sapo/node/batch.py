@@ -23,12 +23,13 @@ def batch_group(
     bus_position: str | None = None,
     tokens: Tokens | None = None,
     believed: bool = False,
+    weight: float = 1.0,
 ) -> BatchGroup:
     """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion.
 
     A foreign author's log-probabilities are kept if it is `believed` (`sapo.peers.trust`) and the mode uses
-    them. Own groups carry the engine's log-probabilities too, from which the learner measures how far engine
-    and learner are apart (TRAPS 2).
+    them. The advantages are multiplied by `weight`. Own groups carry the engine's log-probabilities too, from
+    which the learner measures how far engine and learner are apart (TRAPS 2).
     """
     tokens = tokens or Tokens.of(policy, group)
     prompt = tokens.prompt
@@ -49,7 +50,7 @@ def batch_group(
                 finish_reason=completion.finish_reason,
                 outcome=outcome.outcome,
                 score=outcome.score,
-                advantage=advantage,
+                advantage=weight * advantage,
                 behaviour_logprobs=completion.logprobs if usable else None,
                 retokenised=retokenised,
             )

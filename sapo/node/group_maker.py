@@ -33,15 +33,15 @@ class GroupMaker:
     author: AuthorKind | None = None
     """What kind of author the groups name; None is a policy that learns."""
 
-    def question_stream(self, round: int) -> QuestionStream:
-        """The stream of a round's questions, the same ones whenever it is made."""
+    def question_stream(self, round: int, count: int | None = None) -> QuestionStream:
+        """The stream of a round's questions, the same ones whenever it is made; B of them, or `count`."""
         config = self.config
         return QuestionStream(
             self.workers,
             config.tasks,
             (config.swarm.name, self.identity.key, self.incarnation),
             round,
-            count=config.batch.b,
+            count=config.batch.b if count is None else count,
             held_out=config.rules.held_out,
         )
 

@@ -22,6 +22,7 @@ from sapo.core.traits import TraitMatcher
 from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
+from sapo.node.adaptive import SamplingRule, open_rule
 from sapo.node.author import open_author
 from sapo.node.group_maker import GroupMaker
 from sapo.node.prober import Prober
@@ -36,7 +37,6 @@ from sapo.peers.pool import Pool
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals
 from sapo.peers.resend_guard import ResendGuard
-from sapo.peers.sampling import Sampler, open_sampler
 from sapo.peers.trust import refuse_strange_names
 from sapo.policy import models
 from sapo.policy.engines import open_engine
@@ -74,7 +74,7 @@ class NodeParts:
     prober: Prober
     intake: Intake
     verifier: PeerVerifier
-    sampler: Sampler
+    rule: SamplingRule
     learner: Learner
     traits: TraitMatcher
     recovery: Recovery
@@ -214,7 +214,7 @@ def open_parts(
         prober=prober,
         intake=intake,
         verifier=PeerVerifier(node_config, policy, workers, intake.quotas, intake.refusals),
-        sampler=open_sampler(node_config.batch.sampler),
+        rule=open_rule(node_config),
         learner=learner,
         traits=TraitMatcher(node_config.track.traits),
         recovery=Recovery(

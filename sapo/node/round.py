@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from sapo.core.config.load import LearnConfig
 from sapo.core.errors import Paused
 from sapo.core.rng import rng
 from sapo.core.types import Batch, Group, Outcome, Received, RoundResult, SignedGroup, canonical
@@ -88,6 +89,8 @@ class NodeRuntime:
         """Of the next round's questions, begun beside an update."""
         self._batch: Batch | None = None
         self._now = _Round()
+        if self.round > 0:
+            parts.rule.load(self.journal.result(self.round - 1).remembered)
         self._load_round()
 
     @classmethod
@@ -162,7 +165,7 @@ class NodeRuntime:
         begun, self._next = self._next, None
         if begun is not None and begun.round != self.round:
             begun = None
-        asked = parts.rollouts.request(self.round, self.round, begun)
+        asked = parts.rollouts.request(self.round, self.round, begun, parts.rule.plan().questions)
         self._now.prompts = asked.prompts
         return parts.rollouts.groups(asked, parts.rollouts.answer(asked))
 
@@ -208,7 +211,7 @@ class NodeRuntime:
             if past_the_bus:
                 parts.intake.take_in(past_the_bus, now.arrivals)
             now.order = sampling.walk(
-                pool.entries(), self._private_rng("external"), parts.intake.quotas.known, parts.sampler
+                pool.entries(), self._private_rng("external"), parts.intake.quotas.known, parts.rule.order
             )
         now.metrics["time/consume"] = parts.clock() - started
         return len(pool)
@@ -233,7 +236,7 @@ class NodeRuntime:
         if now.batch is None and now.draw is None:
             assert now.order is not None
             quotas, pool = parts.intake.quotas, parts.intake.pool
-            want, tolerance = self.config.batch.external, self.config.learn.zero_tolerance
+            want, tolerance = parts.rule.wanted(), self.config.learn.zero_tolerance
             now.local = self._sample_self()
             now.tokens = self._tokens(now.local)  # while the workers score
             if now.outcomes is None:
@@ -253,6 +256,7 @@ class NodeRuntime:
                 known=quotas.known,
                 trials=quotas.trials(want),
             )
+            now.draw = parts.rule.choose(now.draw, self._private_rng("choose"))
             pool.keep(now.draw.verified)
             pool.remove(now.draw.leaving)
         now.metrics["time/verify"] = parts.clock() - started
@@ -268,7 +272,7 @@ class NodeRuntime:
             now.outcomes = score_groups(self.parts.workers, now.groups)
             tolerance = self.config.learn.zero_tolerance
             useful = [informative([outcome.score for outcome in row], tolerance) for row in now.outcomes]
-        return sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"), useful)
+        return sampling.sample_self(len(now.groups), self.parts.rule.plan().local, self._rng("self"), useful)
 
     def _charge_excess(self, batch: Batch) -> None:
         """Charge authors what a batch costs more to learn from than if their groups were own ones."""
@@ -350,7 +354,7 @@ class NodeRuntime:
             )
             for position, i in enumerate(now.local)
         ]
-        for entry in drawn:
+        for entry, weight in zip(drawn, parts.rule.weights(drawn), strict=True):
             assert entry.verdict is not None
             groups.append(
                 batch_group(
@@ -365,6 +369,7 @@ class NodeRuntime:
                     bus_position=entry.received.bus_position,
                     tokens=entry.tokens,
                     believed=believes(self.config, parts.home, entry.group),
+                    weight=weight,
                 )
             )
         return Batch(
@@ -373,7 +378,7 @@ class NodeRuntime:
             incarnation=self.journal.incarnation,
             round=self.round,
             policy_version=self.round,
-            learn=canonical(self.config.learn.model_dump(mode="json")),
+            learn=canonical(parts.rule.settings().model_dump(mode="json")),
             guard=canonical(self.config.guard.model_dump(mode="json")),
             temperature=self.config.generate.temperature,
             groups=tuple(groups),
@@ -410,7 +415,7 @@ class NodeRuntime:
         digests = self._digests(checkpoint)
         if self._next is not None:
             self._next.advance()
-        now.metrics |= step.metrics | source_metrics(now.batch)
+        now.metrics |= step.metrics | source_metrics(now.batch) | parts.rule.metrics()
         self._update_s = now.metrics["time/update"] = finished - started
         now.metrics["time/round"] = sum(
             now.metrics.get(f"time/{stage}", 0.0) for stage in ("generate", "consume", "verify", "update")
@@ -418,6 +423,7 @@ class NodeRuntime:
         if now.metrics["time/round"] > 0 and "tokens/generated" in now.metrics:
             now.metrics["tokens/per_second"] = now.metrics["tokens/generated"] / now.metrics["time/round"]
         now.metrics |= parts.metrics()
+        parts.rule.learned(now.batch, step, now.metrics, finished)
         digest, tensors = digests.result() if digests is not None else ("", ())
         result = RoundResult(
             round=self.round,
@@ -428,6 +434,7 @@ class NodeRuntime:
             tensors=tensors,
             metrics={name: float(value) for name, value in now.metrics.items()},
             finished_at=finished,
+            remembered=parts.rule.remembered(),
         )
         self.journal.commit_result(result)
         self.round += 1
@@ -455,6 +462,8 @@ class NodeRuntime:
         if died >= ATTEMPTS:
             batch = self._now.batch = self._own_part(batch, died)
         mark.write_text(f"{self.round} {died}")
+        self.parts.rule.measure(batch, self.parts.learner)
+        self.parts.learner.set_learn(LearnConfig.model_validate_json(batch.learn))
         step = self.parts.learner.step(batch)
         mark.unlink()
         return step
@@ -477,12 +486,13 @@ class NodeRuntime:
     def _begin_next(self) -> None:
         """Begin to draw the next round's questions, or to answer them too, from the weights before this one's
         update, where that is configured."""
+        plan = self.parts.rule.decide(self.round + 1)
         if not self.config.generate.ahead:
-            self._next = self.parts.maker.question_stream(self.round + 1)
+            self._next = self.parts.maker.question_stream(self.round + 1, plan.questions)
             self._next.begin()
             return
         now, started = self._now, self.parts.clock()
-        self._ahead.begin(self.round + 1, policy_version=self.round)
+        self._ahead.begin(self.round + 1, self.round, plan.questions)
         spent = self.parts.clock() - started
         now.metrics["time/generate"] = now.metrics.get("time/generate", 0.0) + spent
 

@@ -12,8 +12,8 @@ from typing import Any
 from sapo.core.config.load import Config, merge, nested, parse, split_flag
 from sapo.core.config.schema import GuardConfig, LearnConfig, Section
 from sapo.core.errors import UserError
-from sapo.core.types import Batch, BatchGroup, canonical
-from sapo.learn.advantage import group_advantages
+from sapo.core.types import Batch, canonical
+from sapo.learn.advantage import with_advantages
 
 SECTIONS: dict[str, type[Section]] = {"learn": LearnConfig, "guard": GuardConfig}
 IN_ADVANTAGES = ("advantage", "std_floor", "zero_tolerance", "truncated")
@@ -133,14 +133,6 @@ class Changes:
             groups = tuple(with_advantages(group, config.learn) for group in groups)
         settings = {name: canonical(getattr(config, name).model_dump(mode="json")) for name in SECTIONS}
         return recorded.model_copy(update={**settings, "groups": groups})
-
-
-def with_advantages(group: BatchGroup, learn: LearnConfig) -> BatchGroup:
-    """A recorded group with the advantages that its recorded scores have under these settings."""
-    samples = group.samples
-    values = group_advantages([s.score for s in samples], [s.finish_reason for s in samples], learn)
-    made = zip(samples, values, strict=True)
-    return group.model_copy(update={"samples": tuple(s.model_copy(update={"advantage": v}) for s, v in made)})
 
 
 def _path(key: str, text: str, config: Config, node: str) -> list[str]:

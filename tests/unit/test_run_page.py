@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sapo.cli.report.live_view import NodeRow, plain_line, trait_columns
+from sapo.cli.report.live_view import NodeRow, plain_line, further_columns
 from sapo.cli.report.run_page import course, keys, page, spread
 from sapo.cli.report.summary import Run, summarise
 from sapo.core.config.home import Home
@@ -86,7 +86,7 @@ def test_a_band_reaches_from_the_lowest_to_the_highest_node() -> None:
 
 def test_the_live_view_has_a_column_for_each_trait() -> None:
     row = NodeRow("n0", "running", 1, 2, {"trait/worked": 0.126, "trait/worked/sums": 0.5})
-    (column,) = trait_columns([row])
+    (column,) = further_columns([row])
     assert column.heading == "worked"
     assert column.show(row.metrics) == "13%"
     assert column.show({}) == "–"

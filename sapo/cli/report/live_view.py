@@ -300,13 +300,15 @@ COLUMNS = (
     Column("tokens\n/s", lambda m: number(m.get("tokens/per_second"), ",.0f"), 7),
 )
 TRAIT = re.compile(r"trait/([^/]+)")
+WEIGHT = "adaptive/weight"
 
 
-def trait_columns(rows: Sequence[NodeRow]) -> list[Column]:
-    """A column for each trait that the nodes measure."""
-    series = (name for row in rows for name in row.metrics)
+def further_columns(rows: Sequence[NodeRow]) -> list[Column]:
+    """A column for each trait that the nodes measure, and for how much they let foreign groups count."""
+    series = [name for row in rows for name in row.metrics]
     names = dict.fromkeys(found[1] for name in series if (found := TRAIT.fullmatch(name)))
-    return [Column(name, partial(_share, f"trait/{name}"), 3) for name in names]
+    columns = [Column(name, partial(_share, f"trait/{name}"), 3) for name in names]
+    return columns + ([Column("foreign\nweight", partial(_share, WEIGHT), 5)] if WEIGHT in series else [])
 
 
 def _share(series: str, metrics: Metrics) -> str:
@@ -328,7 +330,7 @@ class NodeTable:
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        columns = [*COLUMNS[:3], *trait_columns(self._rows), *COLUMNS[3:]]
+        columns = [*COLUMNS[:3], *further_columns(self._rows), *COLUMNS[3:]]
         table = node_table(self._rows, columns)
         wide = options.update(max_width=10_000)
         while columns and Measurement.get(console, wide, table).maximum > options.max_width:
@@ -371,7 +373,7 @@ def plain_line(rows: Sequence[NodeRow], left: float | None) -> str:
     for row in rows:
         m = row.metrics
         state = "" if row.state == "running" else f" {row.state}"
-        traits = "".join(f" {column.heading} {column.show(m)}" for column in trait_columns([row]))
+        traits = "".join(f" {column.heading} {column.show(m)}" for column in further_columns([row]))
         parts.append(
             f"{row.name} {row.rounds}/{row.rounds_total} local {number(m.get('reward/local'), '.2f')} "
             f"held-out {number(m.get('eval/pass_at_1'), '.2f')} "

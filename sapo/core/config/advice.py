@@ -72,6 +72,7 @@ LIMITS: Mapping[str, float | None] = {
     "learn.foreign_late": 1_000_000,
     "learn.foreign_floor": None,
     "learn.foreign_weight": None,
+    "learn.foreign_reference": None,
     "learn.foreign_ratio_cap": 100,
     "learn.truncated": None,
     "learn.micro_batch": 65_536,

@@ -23,6 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from sapo.core.config.adaptive import AdaptiveConfig
 from sapo.core.config.members import CommandMember, OpenAIMember, PersonMember
 from sapo.core.config.patterns import in_words
 from sapo.core.config.schema import (
@@ -82,6 +83,7 @@ class Config(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the weights are kept in; for float32 weights and bfloat16 computing there is `learn.autocast`."""
     batch: BatchConfig = BatchConfig()
+    adaptive: AdaptiveConfig = AdaptiveConfig()
     share: ShareConfig = ShareConfig()
     generate: GenerateConfig = GenerateConfig()
     pool: PoolConfig = PoolConfig()
@@ -107,10 +109,11 @@ class Config(Section):
         return {"type": "sqlite", **value} if isinstance(value, Mapping) else value
 
     @model_serializer(mode="wrap")
-    def _without_member(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what members alone have: digests of other configs stay what they were."""
+    def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out sections that change nothing: digests of other configs stay what they were."""
         values: dict[str, Any] = write(self)
-        return {k: v for k, v in values.items() if v is not None or k != "member"}
+        unused = {name for name in ("member", "adaptive") if getattr(self, name) in (None, AdaptiveConfig())}
+        return {name: value for name, value in values.items() if name not in unused}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -123,6 +126,11 @@ class Config(Section):
             raise ValueError("every task has weight 0: there is nothing to ask")
         if self.learn.foreign == "behaviour" and not self.generate.sampling.whole_support:
             raise ValueError('learn.foreign = "behaviour" needs top_p 1, top_k 0 and min_p 0 (TRAPS 4)')
+        if self.batch.sampler == "rescue" and self.learn.foreign != "positive":
+            raise ValueError(
+                f'batch.sampler = "rescue" learns from successes only: it needs learn.foreign = "positive", '
+                f'not "{self.learn.foreign}"'
+            )
         if self.generate.engine == "vllm" and self.device not in ("auto", "cpu", "cuda", "cuda:0"):
             raise ValueError(
                 'vLLM takes the first GPU it sees: with generate.engine = "vllm" choose another by '

@@ -206,9 +206,10 @@ class BatchConfig(Section):
     """B: questions answered a round; I when not set. More than I lets SampleSelf choose."""
     choose: Literal["any", "informative"] = "any"
     """How SampleSelf takes I of B own groups: any of them, or first those whose scores differ."""
-    sampler: Literal["uniform"] | OwnCode = "uniform"
-    """In which order SampleExternal walks the pool: at random, or as `module:function` of an installed
-    package puts it ([extending](extending.md))."""
+    sampler: Literal["uniform", "fresh", "balanced", "rescue"] | OwnCode = "uniform"
+    """How SampleExternal draws from the pool: at random, by what was measured ([adaptive
+    sampling](adaptive.md)), or as `module:function` of an installed package orders it
+    ([extending](extending.md))."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -345,6 +346,9 @@ class LearnConfig(Section):
     """`bounded`: foreign tokens below this own log-probability are masked."""
     foreign_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
     """What the loss of foreign tokens is multiplied by, in every mode."""
+    foreign_reference: float | None = None
+    """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1.
+    Sampler `rescue` sets it to what own answers have."""
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
     """`behaviour`: the ratio to the producer is truncated to [1/cap, cap]."""
     trusted_peers: list[str] = []
@@ -361,6 +365,12 @@ class LearnConfig(Section):
     """Compute in bfloat16 while the weights stay in float32; pays where the hardware has bfloat16."""
     compile: bool = False
     """Compile the model with torch.compile: pays on an accelerator, after a slow first round."""
+
+    @model_serializer(mode="wrap")
+    def _without_reference(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out a reference that is not set: digests of configs stay what they were."""
+        values: dict[str, Any] = write(self)
+        return {k: v for k, v in values.items() if v is not None or k != "foreign_reference"}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
