@@ -223,8 +223,23 @@ def test_names_of_arms_become_names_of_folders() -> None:
 
 
 def test_every_section_is_known_to_change_a_run_or_not_to() -> None:
-    """A new section that is in neither would make all records there are begin anew."""
-    changing = {"batch", "device", "dtype", "generate", "guard", "learn", "lora", "model", "node", "pool"}
+    """A new section that is in neither would make all records there are begin anew.
+
+    `adaptive` is in a config's values only where it is set.
+    """
+    changing = {
+        "adaptive",
+        "batch",
+        "device",
+        "dtype",
+        "generate",
+        "guard",
+        "learn",
+        "lora",
+        "model",
+        "node",
+        "pool",
+    }
     changing |= {"rules", "share", "starter", "swarm", "tasks", "threads", "workers"}
     assert set(Config.model_fields) == changing | set(BESIDE_THE_RUN)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sapo.cli.report.live_view import NodeRow, plain_line, further_columns
+from sapo.cli.report.live_view import NodeRow, further_columns, plain_line
 from sapo.cli.report.run_page import course, keys, page, spread
 from sapo.cli.report.summary import Run, summarise
 from sapo.core.config.home import Home

@@ -126,7 +126,7 @@ def test_a_request_to_stop_is_shown_at_once(home: Home, healthy: str) -> None:
     stop = threading.Event()
 
     def once_up() -> None:
-        until((home.root / "up").exists)
+        until(lambda: bool(seen) and (home.root / "up").exists())
         stop.set()
 
     threading.Thread(target=once_up).start()
