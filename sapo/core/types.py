@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 SCHEMA_VERSION = 3
 """Of groups and manifests. The next version may only add optional fields: to a group, to its completions, to
@@ -377,6 +386,28 @@ class Batch(Record):
     groups: tuple[BatchGroup, ...]
 
 
+class Gossiped(Record):
+    """What gossip did in a round: all that replay needs besides the partner's file.
+
+    `begun` is true where the slow weights are the weights before the round, `stepped` where an outer step
+    ended it. `partner` is the key of whom it averaged with, `file` the digest of their weights and `distance`
+    how far they were; without a partner `reason` says why.
+    """
+
+    begun: bool = False
+    offered: Hex64 | None = None
+    """Digest of the weights that are announced."""
+    offered_bytes: Annotated[int, Field(ge=0)] = 0
+    stepped: bool = False
+    alpha: float = 0.0
+    beta: float = 0.0
+    gamma: float = 0.0
+    partner: Hex64 | None = None
+    file: Hex64 | None = None
+    distance: float | None = None
+    reason: str | None = None
+
+
 class RoundResult(Record):
     """What a finished round reports; `weights_sha256` is empty where it was not computed."""
 
@@ -394,6 +425,13 @@ class RoundResult(Record):
     finished_at: float
     remembered: str = ""
     """What the sampler measured so far, as JSON: the next round goes by it."""
+    gossip: Gossiped | None = None
+
+    @model_serializer(mode="wrap")
+    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what gossip did where it did nothing: the release before has no such field."""
+        values: dict[str, Any] = write(self)
+        return values if self.gossip is not None else {k: v for k, v in values.items() if k != "gossip"}
 
 
 @dataclass(frozen=True, slots=True)

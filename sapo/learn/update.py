@@ -16,6 +16,7 @@ from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
 from sapo.core.types import Batch, BatchGroup
 from sapo.learn.collate import Chunk, Row, Selection, collate, select
+from sapo.learn.gossip import SlowWeights
 from sapo.learn.gradient_bias import GroupGradient, sketch
 from sapo.learn.guard import guard
 from sapo.learn.logprobs import Forward, shares_prompts
@@ -89,7 +90,8 @@ class Learner:
     ) -> None:
         self.model = (model if device is None else model.to(device)).eval()
         self.guard = guard or GuardConfig()
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._parameters = [p for _, p in trained]
         if not self._parameters:
             raise UserError("model", type(model).__name__, "has no trainable parameter", "unfreeze some")
         self.device = self._parameters[0].device
@@ -98,6 +100,10 @@ class Learner:
         self._shared = shares_prompts(model)
         self._kind: str = learn.optimizer
         self._optimizer = open_optimizer(self._kind, self._masters)
+        self.names = tuple(name for name, _ in trained)
+        """Of the trained parameters, tied ones once."""
+        self.outer: SlowWeights | None = None
+        """Slow weights of a node that gossips."""
         self.set_learn(learn, temperature=temperature)
 
     def set_learn(self, learn: LearnConfig, *, temperature: float | None = None) -> None:
@@ -114,9 +120,11 @@ class Learner:
         apply_settings(self._optimizer, learn)
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimiser's name and state, and the float32 masters where the model is not in float32."""
+        """The optimiser's name and state, and the float32 masters where the model is not in float32; with
+        slow weights where there are any."""
         masters = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
-        return {"kind": self._kind, "optimizer": self._optimizer.state_dict(), "masters": masters}
+        outer = {} if self.outer is None else {"outer": self.outer.state_dict()}
+        return {"kind": self._kind, "optimizer": self._optimizer.state_dict(), "masters": masters, **outer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave; load the model's weights first. The present settings stay.
@@ -128,7 +136,31 @@ class Learner:
         held = [m for m, p in zip(self._masters, self._parameters, strict=True) if m is not p]
         for master, saved in zip(held, state["masters"], strict=True):
             master.copy_(saved)
+        self.outer = SlowWeights.of(state["outer"]) if "outer" in state else None
         apply_settings(self._optimizer, self.learn)
+
+    def weights(self) -> list[Tensor]:
+        """The trained weights in float32 on the CPU, in the order of `names`; to be looked at only."""
+        self._follow_model()
+        return [master.detach().cpu() for master in self._masters]
+
+    def begin_outer(self) -> None:
+        """Begin slow weights at the weights as they are."""
+        self.outer = SlowWeights.begin(self.names, self.weights())
+
+    def land(self) -> float:
+        """Put the slow weights in place of the weights; returns the norm of the jump.
+
+        The optimiser's moments stay: they are of the weights before.
+        """
+        assert self.outer is not None
+        jump = [float(torch.dist(new, old)) for new, old in zip(self.outer.slow, self.weights(), strict=True)]
+        with torch.no_grad():
+            for slow, parameter, master in zip(self.outer.slow, self._parameters, self._masters, strict=True):
+                master.copy_(slow)
+                if master is not parameter:
+                    parameter.copy_(master)
+        return math.hypot(*jump)
 
     def _use(self, kind: str) -> None:
         """A fresh optimiser where the present one is of another kind."""

@@ -19,11 +19,12 @@ from sapo.core.errors import Paused
 from sapo.core.outage import Outage
 from sapo.core.own_code import Missing
 from sapo.core.traits import TraitMatcher
-from sapo.core.types import Question
+from sapo.core.types import Policy, Question
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
 from sapo.node.adaptive import SamplingRule, open_rule
 from sapo.node.author import open_author
+from sapo.node.gossip import AnnounceSink, Gossip
 from sapo.node.group_maker import GroupMaker
 from sapo.node.prober import Prober
 from sapo.node.receive import Intake
@@ -41,6 +42,7 @@ from sapo.peers.trust import refuse_strange_names
 from sapo.policy import models
 from sapo.policy.engines import open_engine
 from sapo.policy.evaluate import held_out_set
+from sapo.policy.exchange import KeptFiles
 from sapo.policy.initial import load_initial
 from sapo.policy.models import LoadedPolicy
 from sapo.store.history import open_store
@@ -54,8 +56,16 @@ from sapo.tasks.workers import TaskWorkers, open_workers
 
 log = logging.getLogger(__name__)
 
-SERVICES = {"publish": "bus", "training": "history", "track": "tracking", "version": "tracking"}
+SERVICES = {
+    "publish": "bus",
+    "training": "history",
+    "track": "tracking",
+    "version": "tracking",
+    "gossip": "gossip",
+}
 """Which service takes what is owed, by kind."""
+ALL = 2**62
+"""Above the number of everything that is owed."""
 
 
 @dataclass
@@ -80,6 +90,9 @@ class NodeParts:
     recovery: Recovery
     history: TrainingSink
     """What carries finished rounds into the history."""
+    gossip: Gossip | None
+    announcer: AnnounceSink | None
+    """What carries offered weights to others."""
     deliverer: Deliverer | None
     beside: Callable[[], Mapping[str, float]] = dict
     """More series for every round, of what goes on around the node."""
@@ -186,6 +199,17 @@ def open_parts(
             missing(config.manifest_tasks()),
             timed=timed,
         )
+        gossip, announcer = None, None
+        if node_config.gossiping is not None:
+            identity = author.held.identity
+            mine = Policy(config.swarm.name, name, identity.key, journal.incarnation, policy.fingerprint)
+            age = node_config.pool.max_age_s
+            gossip = Gossip(node_config.gossiping, mine, home, journal, policy, learner, max_age_s=age)
+            announcer = AnnounceSink(gossip, own_bus, identity)
+            sinks.append(announcer)
+            intake.gossip = gossip
+        else:
+            journal.acknowledge("gossip", ALL)  # nobody delivers it any more
         deliverer = Deliverer(home.journal(name), sinks, clock=clock, plans=plans) if deliver else None
         if deliverer is not None:
             stack.callback(deliverer.close)
@@ -218,9 +242,12 @@ def open_parts(
         learner=learner,
         traits=TraitMatcher(node_config.track.traits),
         recovery=Recovery(
-            *(node_config, name, home.checkpoints(name), journal, policy, learner, clock, prober.kept_rounds)
+            *(node_config, name, home.checkpoints(name), journal, policy, learner, clock, prober.kept_rounds),
+            partners=KeptFiles(home.gossip(name)),
         ),
         history=history,
+        gossip=gossip,
+        announcer=announcer,
         deliverer=deliverer,
         _stack=kept,
     )

@@ -13,7 +13,9 @@ from sapo.core.errors import Refused, Unavailable
 from sapo.core.outage import Outage
 from sapo.core.own_code import Missing
 from sapo.core.types import Group, Received, SignedGroup
+from sapo.node.gossip import Gossip
 from sapo.peers.admission import PROVEN, admit, said_before
+from sapo.peers.announcements import is_announcement
 from sapo.peers.key_clones import KeyCloneDetector
 from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import Quotas
@@ -62,6 +64,8 @@ class Intake:
     """Sources of tasks that cannot be used here."""
     dropped: set[str]
     """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
+    gossip: Gossip | None = None
+    """What takes announcements; without it they are passed over, and without J groups are."""
 
     def receive(self, rng: random.Random) -> Arrivals:
         """Read the bus and let into the pool what may enter it. If the bus is away the node goes on in
@@ -70,8 +74,11 @@ class Intake:
         now = self.clock()
         for position in poll.malformed:
             self.refusals.note_malformed(position)
+        if self.gossip is not None:
+            self.gossip.hear([one for one in poll.received if is_announcement(one)])
+        groups = [one for one in poll.received if not is_announcement(one)]
         # by the bus's time stamps: within a poll, too, a copy comes after its original
-        received = sorted(poll.received, key=lambda one: one.timestamp)
+        received = sorted(groups, key=lambda one: one.timestamp) if self.config.batch.external else []
         came, no_room = self.quotas.screen(received, rng, lambda one: self._admit(one, now))
         for one in no_room:
             self._refuse(Refused("no_room"), one)
@@ -108,6 +115,7 @@ class Intake:
             gone=self.quotas.gone(),
             streams=self.streams.changed(),
             refusals=self.refusals.rows(),
+            announced={} if self.gossip is None else self.gossip.changed(),
         )
 
     def _poll(self, rng: random.Random) -> Poll:

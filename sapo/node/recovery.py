@@ -10,6 +10,7 @@ from sapo.core.determinism import differences
 from sapo.core.types import RoundResult
 from sapo.learn.update import Learner, StepResult
 from sapo.policy import checkpoint, models
+from sapo.policy.exchange import KeptFiles
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.retention import anchors
 from sapo.provenance.reexecute import Mismatch, Repeater, load, settings_kept
@@ -35,6 +36,8 @@ class Recovery:
     clock: Callable[[], float]
     kept_rounds: Callable[[], set[int]] = set
     """Rounds whose checkpoints must stay, besides the newest and those that replay needs."""
+    partners: KeptFiles | None = None
+    """What the node has averaged with, where it gossips."""
     last_at: float = 0.0
     """When the newest checkpoint was taken."""
     last_s: float = 0.0
@@ -87,6 +90,7 @@ class Recovery:
             self.learner,
             back_to={r.round: r.rolled_back_to for r in results if r.rolled_back_to is not None},
             find=lambda round: self._at(round),
+            partners=self.partners,
         )
         repeater.load(found)
         unlike, kind = "", self.policy.device.type
@@ -156,6 +160,8 @@ class Recovery:
         )
         self.journal.record_checkpoint(saved, owe_version=self._version_due(round, last))
         self.journal.prune()
+        if self.partners is not None:
+            self.partners.prune(min(kept.round for kept in self.journal.checkpoints()))
         self.last_at = self._ended_at(round)
         self.last_s = self.clock() - began
 

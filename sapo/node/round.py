@@ -22,7 +22,7 @@ from typing import Self
 from sapo.core.config.load import LearnConfig
 from sapo.core.errors import Paused
 from sapo.core.rng import rng
-from sapo.core.types import Batch, Group, Outcome, Received, RoundResult, SignedGroup, canonical
+from sapo.core.types import Batch, Gossiped, Group, Outcome, Received, RoundResult, SignedGroup, canonical
 from sapo.learn.advantage import informative
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 """How often an update may die before it is made without what others wrote."""
+STAGES = ("generate", "consume", "verify", "update", "gossip")
+"""Whose seconds make a round's."""
 UPDATING = "updating"
 """File in a node's folder while an update is made: the round, and how often its update has died."""
 
@@ -82,6 +84,8 @@ class NodeRuntime:
         self.name = parts.name
         self.journal = parts.journal
         self.round = parts.recovery.recover()
+        if parts.gossip is None:
+            parts.learner.outer = None  # of rounds that gossiped; it begins anew if they do so again
         self._ahead = Ahead(parts.rollouts)
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""
@@ -205,7 +209,7 @@ class NodeRuntime:
         parts.check()
         started = parts.clock()
         if now.batch is None and now.order is None:
-            if self.config.batch.external > 0:
+            if self.config.batch.external > 0 or parts.gossip is not None:
                 now.arrivals = parts.intake.receive(self._private_rng("poll"))
                 now.metrics |= now.arrivals.metrics
             if past_the_bus:
@@ -401,6 +405,8 @@ class NodeRuntime:
         last = self.round + 1 >= self.config.swarm.rounds
         if not last:
             self._begin_next()
+        if parts.gossip is not None:
+            parts.gossip.begin(now.batch)
         started = parts.clock()
         step = self._update(now.batch)
         fall = parts.prober.fall(self.round)
@@ -410,16 +416,16 @@ class NodeRuntime:
             target = parts.recovery.roll_back(None if step.alarm or fall is None else fall.best)
             parts.prober.went_back(self.round + 1, target)
             self._ahead.drop()  # samples of weights that were given up are useless
+        gossiped = self._gossip(now.batch, went_back=target is not None)
         finished = parts.clock()
         checkpoint = parts.recovery.due(self.round + 1, finished, last=last)
         digests = self._digests(checkpoint)
         if self._next is not None:
             self._next.advance()
         now.metrics |= step.metrics | source_metrics(now.batch) | parts.rule.metrics()
-        self._update_s = now.metrics["time/update"] = finished - started
-        now.metrics["time/round"] = sum(
-            now.metrics.get(f"time/{stage}", 0.0) for stage in ("generate", "consume", "verify", "update")
-        )
+        spent = now.metrics.get("time/gossip", 0.0)
+        self._update_s = now.metrics["time/update"] = finished - started - spent
+        now.metrics["time/round"] = sum(now.metrics.get(f"time/{stage}", 0.0) for stage in STAGES)
         if now.metrics["time/round"] > 0 and "tokens/generated" in now.metrics:
             now.metrics["tokens/per_second"] = now.metrics["tokens/generated"] / now.metrics["time/round"]
         now.metrics |= parts.metrics()
@@ -435,6 +441,7 @@ class NodeRuntime:
             metrics={name: float(value) for name, value in now.metrics.items()},
             finished_at=finished,
             remembered=parts.rule.remembered(),
+            gossip=gossiped,
         )
         self.journal.commit_result(result)
         self.round += 1
@@ -449,6 +456,17 @@ class NodeRuntime:
             if self.config.guard.action == "pause":
                 raise Paused(f"{self.name} paused after round {result.round}: {alarm}")
         return result
+
+    def _gossip(self, batch: Batch, *, went_back: bool) -> Gossiped | None:
+        """Offer weights or average them, where that is due after an update."""
+        gossip, now, started = self.parts.gossip, self._now, self.parts.clock()
+        if gossip is None:
+            return None
+        done = gossip.end(batch, self._private_rng("gossip"), went_back=went_back)
+        now.metrics |= gossip.metrics()
+        if done is not None:
+            now.metrics["time/gossip"] = self.parts.clock() - started
+        return done
 
     def _update(self, batch: Batch) -> StepResult:
         """The learner's step, without what others wrote if it died `ATTEMPTS` times with it.
@@ -485,9 +503,10 @@ class NodeRuntime:
 
     def _begin_next(self) -> None:
         """Begin to draw the next round's questions, or to answer them too, from the weights before this one's
-        update, where that is configured."""
+        update, where that is configured and no outer step moves them further."""
         plan = self.parts.rule.decide(self.round + 1)
-        if not self.config.generate.ahead:
+        jumps = self.parts.gossip is not None and self.parts.gossip.ends(self.round)
+        if jumps or not self.config.generate.ahead:
             self._next = self.parts.maker.question_stream(self.round + 1, plan.questions)
             self._next.begin()
             return

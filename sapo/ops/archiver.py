@@ -19,6 +19,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused, UserError
 from sapo.core.rng import rng
 from sapo.core.types import Group, Received
+from sapo.peers.announcements import is_announcement
 from sapo.peers.group_rules import keeps_to
 from sapo.peers.rejections import MAX_KEPT_BYTES, is_signed
 from sapo.peers.signing import unseal
@@ -142,10 +143,14 @@ class Archiver:
     def _sort(
         self, table: DeltaTable, poll: Poll
     ) -> tuple[list[tuple[Received, Group]], int, list[tuple[Received, Refused]]]:
-        """New groups, the number of records held already, and what is refused with its reason."""
+        """New groups, the number of records held already, and what is refused with its reason.
+
+        Announcements are nodes' business, and are passed over.
+        """
+        records = [one for one in poll.received if not is_announcement(one)]
         sound: list[tuple[Received, Group]] = []
         refused: list[tuple[Received, Refused]] = []
-        for received in poll.received:
+        for received in records:
             try:
                 sound.append((received, self._unseal(received)))
             except Refused as reason:
@@ -162,7 +167,7 @@ class Archiver:
                 new.append((received, group))
             elif first != content:
                 refused.append((received, Refused("equivocation", f"{first} has this id", group)))
-        return new, len(poll.received) - len(new) - len(refused), refused
+        return new, len(records) - len(new) - len(refused), refused
 
     def _unseal(self, received: Received) -> Group:
         if self.manifest is not None:

@@ -1,6 +1,8 @@
-"""Whose log-probabilities `learn.foreign = "behaviour"` believes: keys, and nodes of this site by name."""
+"""Whom a config names: keys, and nodes of this site by name. `learn.foreign = "behaviour"` believes their
+log-probabilities, gossip averages with their weights."""
 
 import re
+from collections.abc import Sequence
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
@@ -25,13 +27,22 @@ def believes(config: Config, home: Home, group: Group) -> bool:
     return card is not None and card.key == group.key
 
 
+def keys_of(names: Sequence[str], home: Home) -> frozenset[str]:
+    """The keys among `names`, and those that the nodes of this site have which are named there."""
+    cards = [find_card(home.card(name)) for name in names if _KEY.fullmatch(name) is None]
+    return frozenset(name for name in names if _KEY.fullmatch(name)) | {card.key for card in cards if card}
+
+
 def refuse_strange_names(config: Config) -> None:
-    """Raise `UserError` for a trusted peer that is neither a public key nor a node of this site."""
-    for peer in config.learn.trusted_peers:
-        if _KEY.fullmatch(peer) is None and peer not in config.nodes:
-            raise UserError(
-                "learn.trusted_peers",
-                peer,
-                "is no node of this site, and anybody may take a name",
-                "give the public key that `sapo keys show` prints where it runs",
-            )
+    """Raise `UserError` for a trusted peer, or a member to gossip with, that is neither a public key nor a
+    node of this site."""
+    members = config.gossip.members if config.gossip is not None else []
+    for field, names in (("learn.trusted_peers", config.learn.trusted_peers), ("gossip.members", members)):
+        for peer in names:
+            if _KEY.fullmatch(peer) is None and peer not in config.nodes:
+                raise UserError(
+                    field,
+                    peer,
+                    "is no node of this site, and anybody may take a name",
+                    "give the public key that `sapo keys show` prints where it runs",
+                )

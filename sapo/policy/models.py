@@ -174,6 +174,16 @@ def hashed_names(model: torch.nn.Module) -> tuple[str, ...]:
     return tuple(name for name, _ in _hashed(model))
 
 
+def frozen_sha256(model: torch.nn.Module) -> str:
+    """Hex SHA-256 over the parameters that are not trained, in the order of their names; empty if all are."""
+    digest = hashlib.sha256()
+    frozen = sorted((name, p) for name, p in model.named_parameters() if not p.requires_grad)
+    for name, parameter in frozen:
+        digest.update(canonical([name, str(parameter.dtype), list(parameter.shape)]).encode())
+        digest.update(_bytes_of(parameter))
+    return digest.hexdigest() if frozen else ""
+
+
 def _hashed(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
     """The parameters in the order of their names; of a model with an adapter, the adapter's only."""
     adapter = hasattr(model, "peft_config")

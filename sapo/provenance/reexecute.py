@@ -14,10 +14,11 @@ import torch
 
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import SapoError, UserError
-from sapo.core.types import Batch
+from sapo.core.types import Batch, Gossiped
 from sapo.learn.update import Learner, StepResult
 from sapo.policy import checkpoint, models
 from sapo.policy.checkpoint import Checkpoint
+from sapo.policy.exchange import KeptFiles, Unusable, trained
 from sapo.policy.models import LoadedPolicy
 
 Environment = Mapping[str, Any]
@@ -36,13 +37,16 @@ class Recorded(Protocol):
     def rolled_back_to(self) -> int | None: ...
     @property
     def weights_sha256(self) -> str: ...
+    @property
+    def gossip(self) -> Gossiped | None: ...
 
 
 class Repeater:
     """Repeats rounds on one policy and learner, in order; begin where `load` has put them.
 
     `back_to` maps rounds to the one whose weights they go back to: they are kept in memory while needed.
-    `find` gives the checkpoint of an earlier round than those repeated, or None.
+    `find` gives the checkpoint of an earlier round than those repeated, or None. `partners` holds the weights
+    that the node averaged with.
     """
 
     def __init__(
@@ -52,8 +56,9 @@ class Repeater:
         *,
         back_to: Mapping[int, int] | None = None,
         find: Callable[[int], Checkpoint | None] = lambda round: None,
+        partners: KeptFiles | None = None,
     ) -> None:
-        self.policy, self.learner, self._find = policy, learner, find
+        self.policy, self.learner, self._find, self._partners = policy, learner, find, partners
         self._back_to = dict(back_to or {})
         self._kept: dict[int, Snapshot] = {}
         self._at = 0
@@ -66,12 +71,41 @@ class Repeater:
         load(self.policy, self.learner, found)
         self._at = found.round
 
-    def repeat(self, batch: Batch, recorded: Recorded, environment: Environment | None) -> StepResult:
-        """Make a recorded round again: its step, and the way back to older weights where it went back."""
+    def repeat(
+        self, batch: Batch, recorded: Recorded, environment: Environment | None, *, rollbacks: bool = True
+    ) -> StepResult:
+        """Make a recorded round again: its step, the way back to older weights where it went back, and its
+        outer step with the same partner where it ended with one.
+
+        Without `rollbacks` it goes on from its own weights. Raises `Mismatch` where something that it needs
+        is gone.
+        """
+        gossip = recorded.gossip
+        if gossip is not None and gossip.begun:
+            self.learner.begin_outer()
         result = self.step(batch, environment)
-        if recorded.rolled_back_to is not None:
+        if rollbacks and recorded.rolled_back_to is not None:
             self.go_back(batch.round, recorded.rolled_back_to)
+        if gossip is not None and gossip.stepped:
+            self._step_outer(batch.round, gossip)
         return result
+
+    def _step_outer(self, round: int, done: Gossiped) -> None:
+        outer, pair = self.learner.outer, None
+        if outer is None:
+            raise Mismatch(f"round {round} ended with an outer step, and no checkpoint has its slow weights")
+        if done.file is not None:
+            try:
+                if self._partners is None:
+                    raise Unusable("absent", "what it averaged with is not here")
+                pair = self._partners.open(round, done.file, trained(self.policy)).pair
+            except Unusable as error:
+                raise Mismatch(f"round {round} cannot be averaged again: {error}") from None
+        if done.distance is not None:
+            outer.accept(done.distance)
+        factors = {"alpha": done.alpha, "beta": done.beta, "gamma": done.gamma}
+        outer.step(self.learner.weights(), **factors, partner=pair)
+        self.learner.land()
 
     def step(self, batch: Batch, environment: Environment | None) -> StepResult:
         """The update on a batch under the settings and threads it was recorded with."""

@@ -19,6 +19,7 @@ from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
 from sapo.policy import checkpoint, models
 from sapo.policy.checkpoint import BrokenCheckpoint, Checkpoint
+from sapo.policy.exchange import KeptFiles
 from sapo.policy.model_source import is_starter
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.starter_spec import location
@@ -80,6 +81,7 @@ def opened(
             learner,
             back_to=recording.rolled_back(start.round, last),
             find=lambda round: _at(home, node, recording.incarnation, round),
+            partners=KeptFiles(home.gossip(node)),
         )
         repeater.load(start)
         yield Replay(

@@ -24,6 +24,7 @@ from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.policy import models
 from sapo.policy.evaluate import FULL, Evaluation, Progress, ask, held_out_set, series_of
+from sapo.policy.exchange import KeptFiles
 from sapo.policy.models import LoadedPolicy
 from sapo.provenance.reexecute import Repeater
 from sapo.provenance.replay import Replay, opened
@@ -247,7 +248,8 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
 def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | None) -> _Course:
     """Every recorded round's step on its changed batch; stops where the model computes nothing finite."""
     course, started, round = _Course(), time.monotonic(), replay.first
-    changed = Repeater(replay.policy, replay.learner)
+    partners = KeptFiles(replay.home.gossip(replay.node))
+    changed = Repeater(replay.policy, replay.learner, partners=partners)
     tell = progress or (lambda label, done, total: None)
     for recorded in replay.rounds():
         round, batch = recorded.round, recorded.batch
@@ -256,7 +258,7 @@ def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | Non
             tell("rounds before", round - replay.start.round + 1, replay.first - replay.start.round)
             continue
         before = time.monotonic()
-        step = changed.step(changes.batch(batch), recorded.environment)
+        step = changed.repeat(changes.batch(batch), recorded, recorded.environment, rollbacks=False)
         course.note(recorded, step)
         took = {"time/update": time.monotonic() - before}
         run.log(round, step.metrics | reward_metrics(batch.groups) | source_metrics(batch) | took)

@@ -140,6 +140,11 @@ class Home:
         return self.root / "lineage"
 
     @property
+    def gossip_store(self) -> Path:
+        """Where gossiping nodes put their weights if `gossip.store` is not set."""
+        return self.root / "gossip"
+
+    @property
     def stop_flag(self) -> Path:
         """Exists while the swarm is asked to stop after the rounds in hand."""
         return self.root / "stop"
@@ -175,6 +180,10 @@ class Home:
     def checkpoints(self, name: str) -> Path:
         """A node's checkpoints."""
         return self.node(name) / "checkpoints"
+
+    def gossip(self, name: str) -> Path:
+        """The weights of others that a node has averaged with, and its own that it offers."""
+        return self.node(name) / "gossip"
 
     def moved(self, name: str) -> Path:
         """Exists in the folder of a node that lives elsewhere: it was exported, or never was here."""

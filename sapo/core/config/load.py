@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from sapo.core.config.adaptive import AdaptiveConfig
+from sapo.core.config.gossip import Gossip
 from sapo.core.config.members import CommandMember, OpenAIMember, PersonMember
 from sapo.core.config.patterns import in_words
 from sapo.core.config.schema import (
@@ -97,6 +98,8 @@ class Config(Section):
     flow: FlowConfig = FlowConfig()
     deploy: DeployConfig = DeployConfig()
     eval: EvalConfig = EvalConfig()
+    gossip: Gossip | None = None
+    """Set, with `gossip.every` above 0, nodes also [average their weights](gossip.md)."""
     member: Annotated[OpenAIMember | CommandMember | PersonMember, Field(discriminator="type")] | None = None
     """Set, the nodes here are [members that only answer](members.md): without a model."""
     node: dict[str, dict[str, Any]] = Field(default={})
@@ -112,7 +115,7 @@ class Config(Section):
     def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out sections that change nothing: digests of other configs stay what they were."""
         values: dict[str, Any] = write(self)
-        unused = {name for name in ("member", "adaptive") if getattr(self, name) in (None, AdaptiveConfig())}
+        unused = {name for name in ("member", "gossip", "adaptive") if getattr(self, name) in (None, AdaptiveConfig())}
         return {name: value for name, value in values.items() if name not in unused}
 
     @model_validator(mode="after")
@@ -147,6 +150,11 @@ class Config(Section):
         """What kind of author the nodes here are."""
         kinds: dict[str, AuthorKind] = {"openai": "api", "command": "command", "person": "person"}
         return "policy" if self.member is None else kinds[self.member.type]
+
+    @property
+    def gossiping(self) -> Gossip | None:
+        """Section `gossip` where it is in force."""
+        return self.gossip if self.gossip is not None and self.gossip.every else None
 
     @property
     def nodes(self) -> list[str]:

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pydantic import ValidationError
 
-from sapo.core.types import Batch, BatchGroup, Recipe, Sample, chained
+from sapo.core.types import Batch, BatchGroup, Gossiped, Recipe, Sample, chained
 from sapo.store.history.query import Damaged
 from sapo.store.history.tables import TRAINING, Store, away
 from sapo.store.history.training_sink import Counter, row_digest, transaction_id
@@ -58,6 +58,7 @@ class RecordedRound:
     """The last round before it that has rows."""
     chain: str | None
     """Digest of all batches up to this one; None in rows of a release that did not write it."""
+    gossip: Gossiped | None = None
 
     @property
     def round(self) -> int:
@@ -281,6 +282,7 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:
         environment=_environment(head),
         previous=head.get("previous_round"),
         chain=head.get("chain"),
+        gossip=_gossiped(head),
     )
 
 
@@ -312,6 +314,15 @@ def _environment(row: Mapping[str, Any]) -> dict[str, Any] | None:
     except (ValueError, TypeError, AttributeError) as error:
         raise _damaged(row, f"what it says of the machine it was made on is none: {error}") from error
     return found
+
+
+def _gossiped(row: Mapping[str, Any]) -> Gossiped | None:
+    if row.get("gossip") is None:
+        return None
+    try:
+        return Gossiped.model_validate_json(row["gossip"])
+    except ValidationError as error:
+        raise _damaged(row, f"what it says of gossip is nothing: {error.errors()[0]['msg']}") from None
 
 
 def _damaged(row: Mapping[str, Any], problem: str) -> Damaged:

@@ -202,6 +202,7 @@ def rows(
         "previous_round": link.previous if link else None,
         "chain": link.chain if link else None,
         "seconds": result.metrics.get("time/round"),
+        "gossip": None if result.gossip is None else result.gossip.canonical(),
     }
     digest = digest or batch.digest()
     of_round = _texts(shared)

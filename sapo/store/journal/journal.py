@@ -176,7 +176,7 @@ class Journal:
             remember(db, batch.round, heard)
 
     def commit_result(self, result: RoundResult) -> None:
-        """Transaction 3: the result; owes `track`, and `training` as the batch said.
+        """Transaction 3: the result; owes `track`, `training` as the batch said, `gossip` for weights.
 
         Raises `JournalError` unless the round's batch is committed and its result is not.
         """
@@ -195,6 +195,9 @@ class Journal:
             if training:
                 enqueue(db, "training", result.round, "", size, now)
             enqueue(db, "track", result.round, "", len(blob), now)
+            if result.gossip is not None and result.gossip.offered is not None:
+                # without its bytes: what is offered next makes it void, so it never fills the disk
+                enqueue(db, "gossip", result.round, result.gossip.offered, 0, now)
 
     def replace_batch(self, batch: Batch) -> None:
         """Have another batch in place of the one committed: without groups that it had from others.
@@ -323,6 +326,11 @@ class Journal:
         """What `sapo.peers.resend_guard` remembers of other authors, as JSON by key, likewise."""
         sql = "SELECT key, content FROM streams ORDER BY key"
         return dict(self._all(sql)) if self._version() >= 3 else {}
+
+    def announced(self) -> dict[str, str]:
+        """What other authors last announced to gossip with, as JSON by key, likewise."""
+        sql = "SELECT key, content FROM announced ORDER BY key"
+        return dict(self._all(sql)) if self._version() >= 5 else {}
 
     def refusals(self, round: int) -> list[RefusalRow]:
         """Samples of what was refused in a round, in order; none in rounds before version 3."""

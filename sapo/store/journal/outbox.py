@@ -29,7 +29,7 @@ class Sink(Protocol):
 
     @property
     def kind(self) -> str:
-        """Which obligations it takes: `publish`, `training`, `track` or `version`."""
+        """Which obligations it takes: `publish`, `training`, `track`, `version` or `gossip`."""
 
     def deliver(self, items: Sequence[OutboxItem], journal: Journal) -> None:
         """Deliver all of `items`, in order; what was delivered before must do no harm.

@@ -149,6 +149,8 @@ class PeerUpdates:
     """Keys of peers."""
     streams: Mapping[str, str | None] = field(default_factory=dict)
     refusals: Sequence[RefusalRow] = ()
+    announced: Mapping[str, str] = field(default_factory=dict)
+    """What authors announced to gossip with, as JSON by key."""
 
 
 NOTHING_HEARD = PeerUpdates()
@@ -261,6 +263,7 @@ def remember(db: sqlite3.Connection, round: int, heard: PeerUpdates) -> None:
     db.executemany("INSERT OR REPLACE INTO streams VALUES (?, ?)", kept)
     lost = [(key,) for key, content in heard.streams.items() if content is None]
     db.executemany("DELETE FROM streams WHERE key = ?", lost)
+    db.executemany("INSERT OR REPLACE INTO announced VALUES (?, ?)", heard.announced.items())
     db.executemany(
         f"INSERT INTO refusals (round, {REFUSAL}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [(round, *_REFUSAL_VALUES(refusal)) for refusal in heard.refusals],

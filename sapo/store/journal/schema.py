@@ -12,7 +12,7 @@ from sapo.core.atomic_file import whole_file
 from sapo.core.errors import UserError
 from sapo.core.types import sha256
 
-JOURNAL_VERSION = 4
+JOURNAL_VERSION = 5
 """A journal of an earlier version is brought to this one when it is opened to be written."""
 APPLICATION_ID = 0x5341504A
 """`SAPJ` in ASCII: distinguishes a journal from other SQLite files, such as a bus."""
@@ -46,6 +46,8 @@ _PEERS = (
 """What version 3 adds: what is known of peers, and what was refused."""
 _SINCE = "ALTER TABLE peers ADD COLUMN since INTEGER NOT NULL DEFAULT 0"
 """What version 4 adds: the round in which an author became known."""
+_ANNOUNCED = "CREATE TABLE announced (key TEXT PRIMARY KEY, content TEXT NOT NULL)"
+"""What version 5 adds: what others last announced to gossip with."""
 _SCHEMA = f"""
 BEGIN;
 CREATE TABLE meta (incarnation TEXT NOT NULL, created_at REAL NOT NULL);
@@ -75,6 +77,7 @@ CREATE TABLE checkpoints (
 {_MET};
 {";".join(_PEERS)};
 {_SINCE};
+{_ANNOUNCED};
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {JOURNAL_VERSION};
 COMMIT;
@@ -177,6 +180,8 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
                 connection.execute(statement)
         if _check_version(connection, path) < 4:
             connection.execute(_SINCE)
+        if _check_version(connection, path) < 5:
+            connection.execute(_ANNOUNCED)
         connection.execute(f"PRAGMA user_version = {JOURNAL_VERSION}")
         connection.execute("COMMIT")
     except BaseException:

@@ -1,0 +1,137 @@
+"""The outer step of NoLoCo (arXiv:2506.10911, equations 1 to 3, for pairs): arithmetic on tensors, no I/O.
+
+A node has slow weights phi and a momentum delta beside its weights theta. After some rounds it takes
+Delta = phi - theta, which is what it has learned with the sign turned, and with a partner j
+
+    delta <- alpha delta - beta mean(Delta, Delta_j) - gamma (phi - mean(phi, phi_j))
+    phi   <- phi + delta
+    theta <- phi
+
+Alone the means are its own values: the step of DiLoCo (arXiv:2311.08105) with classical momentum. All of it
+is float32 on the CPU, one rounding an operation, so every processor computes the same bits.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REMEMBERED = 15
+"""Accepted distances whose median bounds the next."""
+Partner = Callable[[str], tuple[Tensor, Tensor]]
+"""Slow weights and pseudo-gradient of a partner's tensor, by its name."""
+
+
+def mean_of_two(one: Tensor, other: Tensor) -> Tensor:
+    """0.5 (x + y): whoever computes it, in whichever order, has the same bits."""
+    return (one + other).mul_(0.5)
+
+
+def outer_step(
+    slow: Tensor,
+    momentum: Tensor,
+    delta: Tensor,
+    *,
+    alpha: float,
+    beta: float,
+    gamma: float,
+    partner: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Make the step on one tensor, in place in `slow` and `momentum`; all are float32 and of one shape.
+
+    `delta` is the own pseudo-gradient; `partner` holds the other's slow weights and pseudo-gradient.
+    """
+    momentum.mul_(alpha)
+    if partner is None:
+        momentum.sub_(delta * beta)
+    else:
+        momentum.sub_(mean_of_two(delta, partner[1]).mul_(beta))
+        momentum.sub_((slow - mean_of_two(slow, partner[0])).mul_(gamma))
+    slow.add_(momentum)
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far a partner is: the norm of the difference of slow weights or, if larger, of pseudo-gradients;
+    `own` is the norm of the own pseudo-gradient. NaN or infinite where a value is."""
+
+    partner: float
+    own: float
+
+
+@dataclass
+class SlowWeights:
+    """A node's phi and delta, each a tensor for every trained one, in the order of `names`."""
+
+    names: tuple[str, ...]
+    slow: list[Tensor]
+    momentum: list[Tensor]
+    distances: list[float] = field(default_factory=list)
+    """Of the last partners that were averaged with."""
+
+    @classmethod
+    def begin(cls, names: Sequence[str], fast: Sequence[Tensor]) -> "SlowWeights":
+        """Slow weights that are the weights as they are, without momentum."""
+        return cls(tuple(names), [one.clone() for one in fast], [torch.zeros_like(one) for one in fast])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as tensors and plain values; not copied."""
+        return {
+            "names": list(self.names),
+            "slow": self.slow,
+            "momentum": self.momentum,
+            "distances": self.distances,
+        }
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> "SlowWeights":
+        """What `state_dict` gave."""
+        return cls(tuple(state["names"]), state["slow"], state["momentum"], list(state["distances"]))
+
+    def offered(self, fast: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Name, slow weights and pseudo-gradient of each tensor: what a partner needs."""
+        for name, slow, one in zip(self.names, self.slow, fast, strict=True):
+            yield name, slow, slow - one
+
+    def distance(self, fast: Sequence[Tensor], partner: Partner) -> Distance:
+        """How far a partner is."""
+        apart, turned, own = [], [], []
+        for name, slow, delta in self.offered(fast):
+            theirs, their_delta = partner(name)
+            apart.append(_norm(theirs - slow))
+            turned.append(_norm(their_delta - delta))
+            own.append(_norm(delta))
+        either = (math.hypot(*apart), math.hypot(*turned))
+        # `max` would pass over a NaN that comes second
+        return Distance(math.nan if any(map(math.isnan, either)) else max(either), math.hypot(*own))
+
+    def reach(self, own: float, factor: float) -> float:
+        """How far a partner may be: `factor` times the median of those accepted, or `own` if that is more."""
+        return factor * max([own, *([statistics.median(self.distances)] if self.distances else [])])
+
+    def accept(self, distance: float) -> None:
+        """Remember how far a partner was that is averaged with."""
+        self.distances = [*self.distances, distance][-REMEMBERED:]
+
+    def step(
+        self,
+        fast: Sequence[Tensor],
+        *,
+        alpha: float,
+        beta: float,
+        gamma: float,
+        partner: Partner | None = None,
+    ) -> None:
+        """Make the outer step; the weights are then to be `slow`. `fast` is left as it is."""
+        parts = zip(self.offered(fast), self.momentum, strict=True)
+        for (name, slow, delta), momentum in parts:
+            theirs = None if partner is None else partner(name)
+            outer_step(slow, momentum, delta, alpha=alpha, beta=beta, gamma=gamma, partner=theirs)
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))

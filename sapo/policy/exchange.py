@@ -1,0 +1,153 @@
+"""What gossiping nodes give each other: slow weights and pseudo-gradients in one safetensors file.
+
+The file is named by its SHA-256. It holds `slow.<name>` and `delta.<name>` in float32 for each trained
+tensor, tied ones once, and in its header by whom it was made and when. What a node has averaged with is kept
+in its folder, by the round in which it was used, as long as replay may need it.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sapo.core.atomic_file import whole_file
+from sapo.core.errors import SapoError
+from sapo.core.types import canonical, sha256
+from sapo.policy.models import LoadedPolicy, frozen_sha256
+
+SUFFIX = ".safetensors"
+HEADER = 2**20
+"""Bytes that a file may have beside its tensors."""
+_ABOUT = "sapo"
+_KEPT = re.compile(rf"(\d{{6,}})\.([0-9a-f]{{64}}){re.escape(SUFFIX)}")
+
+
+class Unusable(SapoError):
+    """Why a file cannot be averaged with; `code` is counted."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        self.code = code
+        super().__init__(detail)
+
+
+def trained(policy: LoadedPolicy) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors that are trained, tied ones once."""
+    return {name: tuple(p.shape) for name, p in policy.model.named_parameters() if p.requires_grad}
+
+
+def fingerprint(policy: LoadedPolicy) -> str:
+    """Hex SHA-256 of what must be equal for weights to be averaged: architecture, trained tensors and their
+    type, tokenizer, and under LoRA the weights that stay."""
+    types = sorted({str(p.dtype) for p in policy.model.parameters() if p.requires_grad})
+    shapes = [[name, list(shape)] for name, shape in trained(policy).items()]
+    kind = getattr(policy.model.config, "model_type", "")
+    return sha256(canonical([kind, shapes, types, policy.fingerprint, frozen_sha256(policy.model)]))
+
+
+def size_limit(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Bytes that a file with these tensors has at most."""
+    return 2 * 4 * sum(torch.Size(shape).numel() for shape in shapes.values()) + HEADER
+
+
+def write(folder: Path, about: Mapping[str, str | int], tensors: Iterable[tuple[str, Tensor, Tensor]]) -> str:
+    """Write name, slow weights and pseudo-gradient of each tensor to a file; returns its digest, its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named: dict[str, Tensor] = {}
+    for name, slow, delta in tensors:
+        named |= {f"slow.{name}": slow.contiguous(), f"delta.{name}": delta.contiguous()}
+    # one entry: several would be written in any order, and equal content must have one name
+    with whole_file(folder / "offered.tmp") as new:
+        save_file(named, new, metadata={_ABOUT: canonical(dict(about))})
+        digest = digest_of(new)
+    (folder / "offered.tmp").replace(folder / f"{digest}{SUFFIX}")
+    return digest
+
+
+def digest_of(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class ExchangeFile:
+    """A file whose digest, header and tensors were checked; `pair` reads a tensor when it is asked for."""
+
+    path: Path
+
+    @classmethod
+    def check(
+        cls,
+        path: Path,
+        digest: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        about: Mapping[str, str | int] | None = None,
+    ) -> "ExchangeFile":
+        """A file with these tensors. Raises `Unusable`: `bad_digest`, `bad_shape` (other tensors, types or
+        sizes, or no such file at all), `not_its_own` (made by another, or in another round, than `about`
+        says), `not_finite`."""
+        if digest_of(path) != digest:
+            raise Unusable("bad_digest", "its bytes are not those that were announced")
+        try:
+            with safe_open(path, framework="pt") as file:
+                said = json.loads((file.metadata() or {}).get(_ABOUT, "null"))
+                names = {
+                    f"{part}.{name}": shape for name, shape in shapes.items() for part in ("slow", "delta")
+                }
+                if {*file.keys()} != names.keys():
+                    raise Unusable("bad_shape", "it holds other tensors")
+                for name, shape in names.items():
+                    part = file.get_slice(name)
+                    if (part.get_dtype(), tuple(part.get_shape())) != ("F32", shape):
+                        raise Unusable("bad_shape", f"{name} is {part.get_dtype()} {part.get_shape()}")
+                if about is not None and said != dict(about):
+                    raise Unusable("not_its_own", "its header names another author or round")
+                for name in names:
+                    if not bool(file.get_tensor(name).isfinite().all()):
+                        raise Unusable("not_finite", f"{name} is not finite")
+        except (SafetensorError, ValueError, RecursionError) as error:
+            raise Unusable("bad_shape", f"it is no such file: {str(error)[:200]}") from None
+        return cls(path)
+
+    def pair(self, name: str) -> tuple[Tensor, Tensor]:
+        """Slow weights and pseudo-gradient of a tensor."""
+        with safe_open(self.path, framework="pt") as file:
+            return file.get_tensor(f"slow.{name}"), file.get_tensor(f"delta.{name}")
+
+
+@dataclass(frozen=True)
+class KeptFiles:
+    """The files that a node has averaged with, by round, in a folder."""
+
+    folder: Path
+
+    def path(self, round: int, digest: str) -> Path:
+        """Where the one used in a round lies."""
+        return self.folder / f"{round:06d}.{digest}{SUFFIX}"
+
+    def open(self, round: int, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> ExchangeFile:
+        """The one used in a round. Raises `Unusable` where it is gone or not what it was."""
+        path = self.path(round, digest)
+        if not path.exists():
+            raise Unusable("absent", f"{path} is gone, with which round {round} was averaged")
+        return ExchangeFile.check(path, digest, shapes)
+
+    def since(self, round: int) -> list[Path]:
+        """Those of a round or later ones."""
+        return [path for path in self._all() if int(path.name.partition(".")[0]) >= round]
+
+    def prune(self, before: int) -> None:
+        """Delete those of earlier rounds than `before`."""
+        for path in {*self._all()} - {*self.since(before)}:
+            path.unlink(missing_ok=True)
+
+    def _all(self) -> list[Path]:
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted(path for path in found if _KEPT.fullmatch(path.name))
