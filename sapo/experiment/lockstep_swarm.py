@@ -4,10 +4,13 @@ Nothing here depends on how fast the machine is: ages are in rounds, and no grou
 time. The controls of an experiment are in here too, so that a node knows nothing of them.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from sapo.bus.memory import MemoryBus
 from sapo.core.atomic_file import write_first
@@ -35,7 +38,10 @@ KEPT = (
     *("sampler/shortfall", "sampler/verified", "pool/size", "learn/grad_norm", "learn/entropy"),
     *("learn/logprob_foreign", "learn/token_share_external", "learn/truncated"),
 )
-"""Series of a node that a record keeps as they are, with `reward/local/<task>` and `trait/<trait>`."""
+"""Series of a node that a record keeps as they are, with those of `FAMILIES`."""
+FAMILIES = ("reward/local/", "trait/", "gossip/")
+WIRE, SPREAD = "wire/bytes", "gossip/spread"
+"""Kept where a grid's config has a section `gossip`, of arms that don't gossip too."""
 
 
 class Clock:
@@ -99,6 +105,8 @@ class Swarm:
     ) -> None:
         self.config, self.nodes = config, list(nodes)
         self._arm, self._bus, self._clock = arm, bus, clock
+        self._read = any(node.config.batch.external for node in nodes)
+        """Whether groups are published: where nobody takes any, none are sent for nothing."""
         self._held: dict[int, list[SignedGroup]] = {}
         """Shuffled groups, by the round in which they are published."""
 
@@ -110,11 +118,23 @@ class Swarm:
             node.generate()
             node.publish()
         coming = {node.name: self._published(node) for node in self.nodes}
-        if self._arm.control in (None, "shuffled"):
+        if self._read and self._arm.control in (None, "shuffled"):
             self._publish([signed for groups in coming.values() for signed in groups])
         found = [self._learn(node, self._past_the_bus(node, coming)) for node in self.nodes]
         self._clock.rounds += 1
+        if self.config.gossip is not None:
+            self._add_wire(found, coming)
+            spread = weights_spread([node.parts.learner.weights() for node in self.nodes])
+            found = found if spread is None else [values | {SPREAD: spread} for values in found]
         return found
+
+    def _add_wire(self, found: list[dict[str, float | None]], coming: dict[str, list[SignedGroup]]) -> None:
+        """Add `wire/bytes`: what a node sent and took in, of groups and of files that it gossips with."""
+        sizes = {name: sum(len(one.payload) for one in coming[name]) * self._read for name in coming}
+        for node, values in zip(self.nodes, found, strict=True):
+            others = sum(sizes.values()) - sizes[node.name] if node.config.batch.external else 0
+            files = (values.get("gossip/bytes_out") or 0.0) + (values.get("gossip/bytes_in") or 0.0)
+            values[WIRE] = float(sizes[node.name] + others) + files
 
     def _ask_the_same(self) -> None:
         """One stream of questions for all nodes, under no author."""
@@ -163,16 +183,32 @@ class Swarm:
         node.verify()
         result, batch = node.grpo_update(), node.batch
         assert batch is not None
+        if node.parts.gossip is not None and node.parts.announcer is not None:
+            if offered := node.journal.owed("gossip", 1):
+                node.parts.announcer.deliver(offered, node.journal)
+            node.parts.gossip.prune(node.round)  # nothing is repeated here
         for kind in node.journal.owed_counts():
             node.journal.acknowledge(kind, ALL_DEBTS)
         return series_of(batch, result)
+
+
+def weights_spread(nodes: Sequence[Sequence[torch.Tensor]]) -> float | None:
+    """Standard deviation of a weight between nodes: the root of the mean variance over all trained weights.
+
+    None where nodes train weights of other shapes.
+    """
+    if len({tuple(one.shape for one in weights) for weights in nodes}) > 1:
+        return None
+    stacks = (torch.stack(same) for same in zip(*nodes, strict=True))
+    squares = [float(stack.var(0, correction=0).sum(dtype=torch.float64)) for stack in stacks]
+    return math.sqrt(math.fsum(squares) / sum(one.numel() for one in nodes[0]))
 
 
 def series_of(batch: Batch, result: RoundResult) -> dict[str, float | None]:
     """What a record keeps of a node's round."""
     metrics = result.metrics
     kept: dict[str, float | None] = {name: metrics.get(name) for name in KEPT}
-    kept |= {name: value for name, value in metrics.items() if name.startswith(("reward/local/", "trait/"))}
+    kept |= {name: value for name, value in metrics.items() if name.startswith(FAMILIES)}
     own = [group for group in batch.groups if group.source == "local"]
     ages = [float(batch.round - g.producer_version) for g in batch.groups if g.source == "external"]
     kept["share/zero_advantage"] = mean([float(not group.informative) for group in own])

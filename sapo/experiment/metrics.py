@@ -15,6 +15,7 @@ TRAINING_SET, LOCAL = "reward/training_set", "reward/local"
 PASS_START, PASS_END, PASS_GAIN = "pass_at_1/start", "pass_at_1/end", "pass_at_1/gain"
 TOTAL, TOTAL_LOCAL = "total/training_set", "total/local"
 PER_NODE = "tokens/generated_per_node"
+WIRE, WEIGHTS_SPREAD = "wire/bytes", "gossip/spread"
 TO_HALF, PASS_SPREAD = "spread/rounds_to_half", "spread/pass_at_1"
 HALF_WINDOW = 5
 """Rounds whose shares are averaged to find when half of a node's answers have a trait."""
@@ -40,6 +41,9 @@ MEANINGS: Mapping[str, str] = {
     TO_HALF: "rounds until half of a node's own answers have the trait, mean over the nodes that the grid "
     "names; a node that never comes there counts with all its rounds",
     PASS_SPREAD: "share of held-out questions passed after the last round, mean over these nodes",
+    WIRE: "bytes that a node sent and took in, of groups and of weights, mean over nodes; where the grid is "
+    "about gossip",
+    WEIGHTS_SPREAD: "standard deviation of a weight between nodes after the last round, likewise",
     "rounds": "rounds made",
     "lr": "learning rate",
     "seconds": "wall time of the rounds, exams not counted, while other runs shared the machine",
@@ -83,6 +87,8 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
         "staleness/rounds": overall_mean(record, "staleness/rounds"),
         "oscillation/training_set": oscillation(agent_mean(record, TRAINING_SET)),
         "oscillation/local": oscillation(agent_mean(record, LOCAL)),
+        WIRE: total(record, WIRE) / len(record.nodes) if WIRE in record.series else None,
+        WEIGHTS_SPREAD: next(reversed(agent_mean(record, WEIGHTS_SPREAD)), None),
         "rounds": float(record.rounds),
         "lr": record.lr,
         "seconds": record.seconds,
@@ -125,6 +131,14 @@ def pass_by_tokens(record: RunRecord) -> list[tuple[float, float]]:
     """(tokens generated per node until then, mean pass@1 of the nodes) of every exam, first to last."""
     spent = [0.0, *record.cumulated("tokens/generated")]
     return [(spent[round] / len(record.nodes), value) for round, value in exam_means(record)]
+
+
+def bytes_until(record: RunRecord) -> list[float] | None:
+    """Bytes that a node sent and took in before each exam, mean over nodes; None where they are not known."""
+    if WIRE not in record.series:
+        return None
+    spent = [0.0, *record.cumulated(WIRE)]
+    return [spent[round] / len(record.nodes) for round, _ in exam_means(record)]
 
 
 def task_passes(record: RunRecord, *, last: bool) -> dict[str, float]:

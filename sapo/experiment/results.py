@@ -19,7 +19,9 @@ from sapo.experiment.metrics import (
     PASS_END,
     TOTAL,
     TRAINING_SET,
+    WEIGHTS_SPREAD,
     band,
+    bytes_until,
     exam_means,
     figures_of,
     node_passes,
@@ -198,7 +200,10 @@ def arm_section(
             for name in (TOTAL, TRAINING_SET, LOCAL, PASS_END)
             if arm != first
         },
-        "curves": {**{name: reward_curve(records, name) for name in (TRAINING_SET, LOCAL)}, **exams(records)},
+        "curves": {
+            **{name: reward_curve(records, name) for name in (TRAINING_SET, LOCAL, WEIGHTS_SPREAD)},
+            **exams(records),
+        },
     }
 
 
@@ -259,16 +264,18 @@ def spread_curve(records: Sequence[RunRecord], spread: Spread) -> dict[str, Any]
 
 
 def exams(records: Sequence[RunRecord]) -> dict[str, Any]:
-    """Held-out pass@1 against rounds and tokens per node, with its interval over seeds."""
+    """Held-out pass@1 against rounds, and tokens and bytes per node, with its interval over seeds."""
     curves, tokens = (
         [exam_means(record) for record in records],
         [pass_by_tokens(record) for record in records],
     )
+    wire = [spent for record in records if (spent := bytes_until(record)) is not None]
     estimates = [over_seeds([value for _, value in points]) for points in zip(*curves, strict=True)]
     return {
         "pass_at_1": {
             "round": [round for round, _ in curves[0]],
             "tokens_per_node": [fmean(x for x, _ in points) for points in zip(*tokens, strict=True)],
+            "bytes_per_node": [fmean(spent) for spent in zip(*wire, strict=True)],
             "mean": [one.mean for one in estimates],
             "low": [one.low for one in estimates],
             "high": [one.high for one in estimates],

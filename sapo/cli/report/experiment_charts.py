@@ -8,7 +8,7 @@ from markupsafe import Markup
 from sapo.cli.report.experiment_text import Json, scaled
 from sapo.cli.report.html import Figure, figure
 from sapo.cli.report.svg_charts import Point, Row, Span, interval_chart, line_chart
-from sapo.experiment.metrics import LOCAL, PASS_END, TOTAL, TRAINING_SET
+from sapo.experiment.metrics import LOCAL, PASS_END, TOTAL, TRAINING_SET, WEIGHTS_SPREAD
 from sapo.experiment.record import RunRecord
 from sapo.experiment.results import Runs
 
@@ -113,8 +113,11 @@ def held_out_figures(arms: Mapping[str, Any]) -> list[Figure]:
     for key, x_label, title in (
         ("round", "rounds", "Held-out pass@1 by round"),
         ("tokens_per_node", "tokens generated per node", "Held-out pass@1 by tokens generated"),
+        ("bytes_per_node", "bytes on the wire per node", "Held-out pass@1 by bytes on the wire"),
     ):
-        curves = {arm: found["curves"]["pass_at_1"] for arm, found in arms.items()}
+        curves = {arm: c for arm, found in arms.items() if (c := found["curves"]["pass_at_1"]).get(key)}
+        if not curves:
+            continue  # only a grid about gossip counts bytes
         lines = {arm: points(c[key], c["mean"]) for arm, c in curves.items()}
         bands: dict[str, list[Span]] = {
             arm: [
@@ -126,6 +129,11 @@ def held_out_figures(arms: Mapping[str, Any]) -> list[Figure]:
         }
         svg = line_chart(title, lines, x_label=x_label, y_label="pass@1, %", bands=bands, marks=True, width=2)
         parts.append(figure(svg, "Nodes averaged; mean over seeds, shaded its 95 % interval over seeds."))
+    apart = {arm: curve for arm, found in arms.items() if (curve := found["curves"].get(WEIGHTS_SPREAD))}
+    if apart:
+        lines = {arm: list(zip(curve["round"], curve["mean"], strict=True)) for arm, curve in apart.items()}
+        svg = line_chart("Spread of weights", lines, x_label="round", y_label="standard deviation", width=2)
+        parts.append(figure(svg, "Of a weight between nodes; moving average, seeds averaged."))
     ends: list[Row] = [in_percent(arm, found["figures"][PASS_END]) for arm, found in arms.items()]
     last = interval_chart("Held-out pass@1 at the end", ends, x_label="%")
     return [*parts, figure(last, "With 95 % intervals over seeds, unpaired.")]
