@@ -26,7 +26,8 @@ from sapo.peers.announcements import Announcement, Heard, Partners, announce, dr
 from sapo.peers.signing import Identity
 from sapo.peers.trust import keys_of
 from sapo.policy import exchange
-from sapo.policy.exchange import SUFFIX, ExchangeFile, KeptFiles, Unusable
+from sapo.policy.exchange import ExchangeFile, Unusable
+from sapo.policy.kept_files import SUFFIX, KeptFiles
 from sapo.policy.models import LoadedPolicy
 from sapo.store.file_store import FileStore, NotFetched
 from sapo.store.journal.journal import Journal, OutboxItem

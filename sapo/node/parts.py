@@ -42,8 +42,8 @@ from sapo.peers.trust import refuse_strange_names
 from sapo.policy import models
 from sapo.policy.engines import open_engine
 from sapo.policy.evaluate import held_out_set
-from sapo.policy.exchange import KeptFiles
 from sapo.policy.initial import load_initial
+from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
 from sapo.store.history import open_store
 from sapo.store.history.training_sink import TrainingSink

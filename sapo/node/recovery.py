@@ -10,7 +10,7 @@ from sapo.core.determinism import differences
 from sapo.core.types import RoundResult
 from sapo.learn.update import Learner, StepResult
 from sapo.policy import checkpoint, models
-from sapo.policy.exchange import KeptFiles
+from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.retention import anchors
 from sapo.provenance.reexecute import Mismatch, Repeater, load, settings_kept

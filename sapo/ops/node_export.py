@@ -42,6 +42,7 @@ from sapo.ops.node_archive import (
 from sapo.peers.keyring import find_card
 from sapo.peers.signing import Identity
 from sapo.policy import checkpoint
+from sapo.policy.kept_files import KeptFiles
 from sapo.policy.retention import anchors
 from sapo.store.journal.journal import Journal
 from sapo.store.journal.schema import connect, explained
@@ -123,6 +124,8 @@ def _sources(home: Home, name: str, journal: Path) -> dict[str, Path]:
     for path in sorted(kept):
         for file in sorted(entry for entry in path.rglob("*") if entry.is_file()):
             sources[f"checkpoints/{path.name}/{file.relative_to(path).as_posix()}"] = file
+    oldest = min((checkpoint.round_of(path) for path in kept), default=0)
+    sources |= {f"gossip/{path.name}": path for path in KeptFiles(home.gossip(name)).since(oldest)}
     return sources
 
 

@@ -1,13 +1,11 @@
 """What gossiping nodes give each other: slow weights and pseudo-gradients in one safetensors file.
 
 The file is named by its SHA-256. It holds `slow.<name>` and `delta.<name>` in float32 for each trained
-tensor, tied ones once, and in its header by whom it was made and when. What a node has averaged with is kept
-in its folder, by the round in which it was used, as long as replay may need it.
+tensor, tied ones once, and in its header by whom it was made and when.
 """
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +18,12 @@ from torch import Tensor
 from sapo.core.atomic_file import whole_file
 from sapo.core.errors import SapoError
 from sapo.core.types import canonical, sha256
+from sapo.policy.kept_files import SUFFIX, KeptFiles
 from sapo.policy.models import LoadedPolicy, frozen_sha256
 
-SUFFIX = ".safetensors"
 HEADER = 2**20
 """Bytes that a file may have beside its tensors."""
 _ABOUT = "sapo"
-_KEPT = re.compile(rf"(\d{{6,}})\.([0-9a-f]{{64}}){re.escape(SUFFIX)}")
 
 
 class Unusable(SapoError):
@@ -122,32 +119,11 @@ class ExchangeFile:
             return file.get_tensor(f"slow.{name}"), file.get_tensor(f"delta.{name}")
 
 
-@dataclass(frozen=True)
-class KeptFiles:
-    """The files that a node has averaged with, by round, in a folder."""
-
-    folder: Path
-
-    def path(self, round: int, digest: str) -> Path:
-        """Where the one used in a round lies."""
-        return self.folder / f"{round:06d}.{digest}{SUFFIX}"
-
-    def open(self, round: int, digest: str, shapes: Mapping[str, tuple[int, ...]]) -> ExchangeFile:
-        """The one used in a round. Raises `Unusable` where it is gone or not what it was."""
-        path = self.path(round, digest)
-        if not path.exists():
-            raise Unusable("absent", f"{path} is gone, with which round {round} was averaged")
-        return ExchangeFile.check(path, digest, shapes)
-
-    def since(self, round: int) -> list[Path]:
-        """Those of a round or later ones."""
-        return [path for path in self._all() if int(path.name.partition(".")[0]) >= round]
-
-    def prune(self, before: int) -> None:
-        """Delete those of earlier rounds than `before`."""
-        for path in {*self._all()} - {*self.since(before)}:
-            path.unlink(missing_ok=True)
-
-    def _all(self) -> list[Path]:
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted(path for path in found if _KEPT.fullmatch(path.name))
+def averaged_with(
+    kept: KeptFiles, round: int, digest: str, shapes: Mapping[str, tuple[int, ...]]
+) -> ExchangeFile:
+    """The file that a node has averaged with in a round. Raises `Unusable` where it is gone or changed."""
+    path = kept.path(round, digest)
+    if not path.exists():
+        raise Unusable("absent", f"{path} is gone, with which round {round} was averaged")
+    return ExchangeFile.check(path, digest, shapes)

@@ -18,7 +18,8 @@ from sapo.core.types import Batch, Gossiped
 from sapo.learn.update import Learner, StepResult
 from sapo.policy import checkpoint, models
 from sapo.policy.checkpoint import Checkpoint
-from sapo.policy.exchange import KeptFiles, Unusable, trained
+from sapo.policy.exchange import Unusable, averaged_with, trained
+from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
 
 Environment = Mapping[str, Any]
@@ -98,7 +99,7 @@ class Repeater:
             try:
                 if self._partners is None:
                     raise Unusable("absent", "what it averaged with is not here")
-                pair = self._partners.open(round, done.file, trained(self.policy)).pair
+                pair = averaged_with(self._partners, round, done.file, trained(self.policy)).pair
             except Unusable as error:
                 raise Mismatch(f"round {round} cannot be averaged again: {error}") from None
         if done.distance is not None:

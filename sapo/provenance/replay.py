@@ -19,7 +19,7 @@ from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
 from sapo.policy import checkpoint, models
 from sapo.policy.checkpoint import BrokenCheckpoint, Checkpoint
-from sapo.policy.exchange import KeptFiles
+from sapo.policy.kept_files import KeptFiles
 from sapo.policy.model_source import is_starter
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.starter_spec import location

@@ -24,7 +24,7 @@ from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.policy import models
 from sapo.policy.evaluate import FULL, Evaluation, Progress, ask, held_out_set, series_of
-from sapo.policy.exchange import KeptFiles
+from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
 from sapo.provenance.reexecute import Repeater
 from sapo.provenance.replay import Replay, opened

@@ -11,8 +11,9 @@ from sapo.bus.base import PASSED, Bus, Gap, Limits, Poll
 from sapo.core.errors import Unavailable
 from sapo.core.shares import Shares, nobody
 from sapo.core.types import Received, SignedGroup
+from sapo.peers.announcements import is_announcement, read
 from sapo.peers.signing import unseal
-from sapo.testing.samples import make_signed
+from sapo.testing.samples import make_announcement, make_signed
 
 EVERYTHING = Limits(max_bytes=10**9, max_groups=10**6)
 
@@ -92,6 +93,14 @@ def what_is_published_arrives_byte_for_byte(service: Service, bus: Bus) -> None:
     got = {one.signed.group_id: one.signed for one in poll(bus, {}).received}
     assert got == {one.group_id: one for one in sent}
     assert all(unseal(one).group_id == one.group_id for one in got.values())
+
+
+def an_announcement_is_carried_as_groups_are(service: Service, bus: Bus) -> None:
+    sent = make_announcement("peer")
+    bus.publish([sent, *groups(3)])
+    found = [one for one in poll(bus, {}).received if is_announcement(one)]
+    assert [one.signed for one in found] == [sent]
+    assert read(sent, "s").key == sent.key
 
 
 def within_a_partition_records_come_in_the_order_they_were_published(service: Service, bus: Bus) -> None:
@@ -330,6 +339,7 @@ PROMISES: tuple[Callable[[Service, Bus], None], ...] = (
     an_empty_bus_returns_at_once_with_nothing,
     publishing_nothing_is_harmless,
     what_is_published_arrives_byte_for_byte,
+    an_announcement_is_carried_as_groups_are,
     within_a_partition_records_come_in_the_order_they_were_published,
     offsets_are_contiguous_from_zero_and_end_at_the_end_positions,
     the_bus_stamps_records_with_its_own_clock,

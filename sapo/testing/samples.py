@@ -7,6 +7,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from sapo.core.types import Completion, Group, Outcome, Received, Recipe, SignedGroup
+from sapo.peers.announcements import Announcement, announce
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.signing import Identity, seal
 
@@ -40,6 +41,23 @@ def make_group(author: str = "peer", round: int = 0, position: int = 0, **change
 def make_signed(author: str = "peer", round: int = 0, position: int = 0, **changes: Any) -> SignedGroup:
     """`make_group`, signed by its author."""
     return seal(make_group(author, round, position, **changes), make_identity(author))
+
+
+def make_announcement(author: str = "peer", round: int = 0, **changes: Any) -> SignedGroup:
+    """What `author` announces to gossip with in a round, signed."""
+    identity = make_identity(author)
+    values: dict[str, Any] = {
+        "bytes": 1,
+        "created_at": 1000.0,
+        "file": "f" * 64,
+        "incarnation": INCARNATION,
+        "key": identity.key,
+        "model": "e" * 64,
+        "node": author,
+        "round": round,
+        "swarm": "s",
+    }
+    return announce(Announcement(**(values | changes)), identity)
 
 
 def make_received(

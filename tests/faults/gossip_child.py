@@ -28,6 +28,7 @@ from sapo.core.config.home import Home
 from sapo.core.types import Batch, Gossiped
 from sapo.node.gossip import Gossip
 from sapo.node.round import NodeRuntime
+from sapo.tasks.questions import QuestionStream
 
 NOW = 1_000_000.0
 
@@ -88,7 +89,10 @@ def forked(home: Home) -> bool:
 
 
 if __name__ == "__main__":
-    workers = shared_workers(gossip_config())
+    config = gossip_config()
+    workers = shared_workers(config)
+    # they start when they are first asked: before the first fork, so that all children have the same
+    QuestionStream(workers, config.tasks, ("start",), 0, count=1, held_out=config.rules.held_out).result()
     for line in sys.stdin:
         done = forked(Home(Path(line.strip())))
         if not done:

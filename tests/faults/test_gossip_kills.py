@@ -99,9 +99,7 @@ def ended(home: Home, name: str) -> dict[str, Any]:
     assert last is not None
     outer = checkpoint.optimizer_state(last)["outer"]
     with Journal.read_only(home.journal(name)) as journal:
-        results = [
-            result.model_dump(include={"round", "weights_sha256", "gossip"}) for result in journal.results(4)
-        ]
+        results = journal.results(4)
     return {
         "weights": (last.round, last.weights_sha256),
         "outer": [tensor.numpy().tobytes() for part in ("slow", "momentum") for tensor in outer[part]],

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
+from sapo.core.errors import Unavailable
 from sapo.node.round import NodeRuntime
 from sapo.policy.exchange import digest_of
 from sapo.provenance.check import Differs, check
@@ -399,15 +400,17 @@ def test_a_store_that_is_away_is_not_waited_for_and_what_is_offered_is_delivered
     begun: Home, alone: Tensor, tmp_path: Path
 ) -> None:
     with attacked(begun, tmp_path) as (home, node, bus):
-        digest, place = put(home, offered(home))
-        place.unlink()
-        place.mkdir()  # reading it fails, as a broken mount does
+        digest, _ = put(home, offered(home))
+        shutil.rmtree(home.gossip_store)
+        home.gossip_store.write_text("no folder, as where a mount is broken")
         say(bus, node, digest, now=NOW)
-        result = node.run_round()
-        assert result.gossip is not None
-        assert result.gossip.reason in ("absent", "store_away")
-        assert torch.equal(flat(node), alone)
-        assert node.journal.owed_counts()["gossip"] == 1
+        stays_alone(node, "store_away", alone)
+        with pytest.raises(Unavailable, match="gossip"):
+            deliver(node)
+        home.gossip_store.unlink()
+        deliver(node)
+        assert len(list(home.gossip_store.glob("*/*.safetensors"))) == 1
+        assert node.parts.outages() == {}
 
 
 def test_a_peer_that_does_not_gossip_passes_announcements_over(begun: Home, tmp_path: Path) -> None:

@@ -225,7 +225,7 @@ def test_names_of_arms_become_names_of_folders() -> None:
 def test_every_section_is_known_to_change_a_run_or_not_to() -> None:
     """A new section that is in neither would make all records there are begin anew.
 
-    `adaptive` is in a config's values only where it is set.
+    `adaptive` and `gossip` are in a config's values only where they are set.
     """
     changing = {
         "adaptive",
@@ -233,6 +233,7 @@ def test_every_section_is_known_to_change_a_run_or_not_to() -> None:
         "device",
         "dtype",
         "generate",
+        "gossip",
         "guard",
         "learn",
         "lora",

@@ -236,7 +236,7 @@ def test_a_journal_of_another_version_is_refused_by_name(journal, path):
     journal.close()
     damage(path, "PRAGMA user_version = 99")
     for opener in (Journal, Journal.read_only):
-        with pytest.raises(UserError, match="was written with journal version 99, this is 4"):
+        with pytest.raises(UserError, match="was written with journal version 99, this is 5"):
             opener(path)
 
 

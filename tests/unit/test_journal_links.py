@@ -169,7 +169,7 @@ def as_version_1(path: Path) -> None:
     with sqlite3.connect(path) as db:
         for column in ("previous", "chain", "through"):
             db.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
-        for table in ("movements", "met", "peers", "streams", "refusals"):
+        for table in ("movements", "met", "peers", "streams", "refusals", "announced"):
             db.execute(f"DROP TABLE {table}")
         db.execute("PRAGMA user_version = 1")
     db.close()
@@ -239,7 +239,7 @@ def test_a_journal_of_version_2_keeps_what_it_met_and_knows_no_peers_yet(tmp_pat
     with Journal(path, incarnation=INCARNATION) as journal:
         commit_round(journal, 0, heard=PeerUpdates(met=[SeenGroup("g", "c", "f", "key", "key", 5.0)]))
     with sqlite3.connect(path) as db:
-        for table in ("peers", "streams", "refusals"):
+        for table in ("peers", "streams", "refusals", "announced"):
             db.execute(f"DROP TABLE {table}")
         for column in ("key", "stamp"):
             db.execute(f"ALTER TABLE met DROP COLUMN {column}")
@@ -247,6 +247,7 @@ def test_a_journal_of_version_2_keeps_what_it_met_and_knows_no_peers_yet(tmp_pat
     db.close()
     with Journal.read_only(path) as view:
         assert (view.met(), view.peers(), view.streams(), view.refusals(0)) == ([], [], {}, [])
+        assert view.announced() == {}
     with Journal(path) as journal:
         assert journal.met() == [SeenGroup("g", "c", "f", "key")]
         commit_round(journal, 1, heard=PeerUpdates(peers=[PeerRow("a", 1, 0, False, 1.0)]))

@@ -14,7 +14,7 @@ from sapo.policy.evaluate import FULL, PROBE, Evaluation, series_of
 ROOT = Path(__file__).parents[2]
 FAMILIES = (
     "reward eval judge pool peers identity sampler share staleness tokens time learn outage owed prefect "
-    "trait member adaptive"
+    "trait member adaptive gossip"
 )
 SERIES = re.compile(rf"(?:{FAMILIES.replace(' ', '|')})/[a-z0-9_*/]+")
 READERS = {
