@@ -21,10 +21,12 @@ from sapo.bus.sqlite import SqliteBus
 from sapo.core.creation_marker import made_in
 from sapo.core.errors import Unavailable
 from sapo.ops.archiver import Archiver
+from sapo.policy.exchange import digest_of
 from sapo.provenance import group_lineage
 from sapo.provenance.check import check
 from sapo.provenance.model_lineage import Subject, teachers
 from sapo.provenance.replay import opened
+from sapo.store.file_store import FileStore, NotFetched
 from sapo.store.history import query
 from sapo.store.history.query import Damaged
 from sapo.store.history.tables import Store, commit
@@ -66,6 +68,31 @@ def test_a_real_node_is_replayed_from_s3_and_a_changed_round_is_named(s3: S3Serv
                 pass
         finally:
             s3.restart()
+
+
+def test_weights_to_gossip_with_go_through_s3_and_only_the_newest_stay(s3: S3Server, tmp_path: Path) -> None:
+    store, source, copy = FileStore("s3://history/gossip"), tmp_path / "file", tmp_path / "copy"
+    for number in range(4):
+        source.write_bytes(bytes([number]) * 3_000_000)
+        store.put(source, f"author/{number}.safetensors")
+    digest = store.fetch("author/3.safetensors", copy, limit=3_000_000, late=lambda: False)
+    assert (copy.read_bytes(), digest) == (source.read_bytes(), digest_of(source))
+    for code, name, limit, late in (
+        ("absent", "author/0.safetensors", 3_000_000, False),
+        ("too_large", "author/3.safetensors", 2_999_999, False),
+        ("late", "author/3.safetensors", 3_000_000, True),
+    ):
+        with pytest.raises(NotFetched) as found:
+            store.fetch(name, copy, limit=limit, late=lambda late=late: late)
+        assert found.value.code == code
+    s3.kill()
+    try:
+        with pytest.raises(Unavailable):
+            store.fetch("author/3.safetensors", copy, limit=3_000_000, late=lambda: False)
+        with pytest.raises(Unavailable):
+            store.put(source, "author/5.safetensors")
+    finally:
+        s3.restart()
 
 
 def test_lineage_is_told_from_s3(s3: S3Server, tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ class Config(Section):
     def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out sections that change nothing: digests of other configs stay what they were."""
         values: dict[str, Any] = write(self)
-        unused = {name for name in ("member", "gossip", "adaptive") if getattr(self, name) in (None, AdaptiveConfig())}
+        rare = ("adaptive", "gossip", "member")
+        unused = {name for name in rare if getattr(self, name) in (None, AdaptiveConfig())}
         return {name: value for name, value in values.items() if name not in unused}
 
     @model_validator(mode="after")
