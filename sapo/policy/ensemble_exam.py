@@ -182,7 +182,8 @@ def examine(
         whole = replace(experts[0], name="mixture", policy=mixed(policies, log_prior), max_new_tokens=room)
         found["mixture"], costs["mixture"] = _apart(ask, whole, samples, greedy), len(experts)
         mean = ensemble.average([dict(one.model.named_parameters()) for one in policies])
-        if mean is not None:
+        # the mean of adapters' factors is not the mean of what they add
+        if mean is not None and not any(one.lora for one in policies):
             whole = replace(whole, name="average", policy=_with(policies[0], mean))
             found["average"], costs["average"] = _apart(ask, whole, samples, greedy), 1
     names = [one.name for one in experts]
