@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sapo.core.config.load import Task
+from sapo.core.rng import stream
 from sapo.core.types import Question
 from sapo.policy import ensemble
 from sapo.policy.engines.base import Engine
@@ -93,8 +94,8 @@ def training_questions(
     workers: TaskWorkers, tasks: Sequence[Task], *, seed: int, count: int, held_out: float
 ) -> list[Question]:
     """Questions that may be trained on, never held-out ones, drawn by the tasks' weights."""
-    stream = QuestionStream(workers, tasks, (seed, OWNER, OWNER, ""), 0, count=count, held_out=held_out)
-    return stream.result()
+    author = (seed, OWNER, OWNER, "")
+    return QuestionStream(workers, tasks, author, 0, count=count, held_out=held_out).result()
 
 
 def likelihoods(policies: Sequence[LoadedPolicy], questions: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -154,12 +155,17 @@ def examine(
 ) -> EnsembleExam:
     """Ask every expert, and every way, the same questions: `samples` times, and greedily if `greedy`.
 
-    A vote hears `each` answers of every expert, so an ensemble of one is the majority of one model. Random
-    numbers are those of `evaluate`. `form` says which part of a text is the answer.
+    A vote hears `each` answers of every expert, so an ensemble of one is the majority of one model. The first
+    expert and the ways that are models of their own have the random numbers of `evaluate`, the other experts
+    others: under equal ones, models that are nearly equal would all cast the same vote. `form` says which
+    part of a text is the answer.
     """
     policies = [one.policy for one in experts]
     ask = partial(_ask, workers=workers, questions=questions, seed=seed, progress=progress)
-    own = [ask(one, one.name, samples=samples * each, greedy=greedy) for one in experts]
+    own = [
+        ask(one, one.name, samples=samples * each, greedy=greedy, seed=_seed_of(place, seed))
+        for place, one in enumerate(experts)
+    ]
     singles = [Evaluation.of(questions, one) for one in own]
     best = ensemble.route([one.pass_at_1 for one in singles])
     weights = weights_of(policies, log_prior, [question.text for question in questions])
@@ -196,6 +202,11 @@ def examine(
         ways={way: Evaluation.of(questions, one) for way, one in found.items()},
         costs=costs,
     )
+
+
+def _seed_of(place: int, seed: int) -> int:
+    """Decides what an expert samples."""
+    return stream(seed, "expert", place) if place else seed
 
 
 def _ask(

@@ -258,7 +258,6 @@ def test_nodes_are_asked_together_after_the_last_round_on_other_tasks_too(tmp_pa
     record = run(parse_grid(values), tmp_path)
     assert {"mixture", "vote", "route", "majority", "average", "best_single"} <= record.ensemble.keys()
     last = [exam for exam in record.exams if exam.round == 4]
-    assert record.ensemble["best_single"].pass_at_1 in {exam.pass_at_1 for exam in last}
     for one in (*record.ensemble.values(), *last):
         assert one.tasks.keys() == {"chain_sum", "gcd"}
         assert one.untrained == one.tasks["gcd"]
