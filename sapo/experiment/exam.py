@@ -4,23 +4,31 @@ The held-out questions fall into two halves by their buckets: what learning rate
 is reported.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from sapo.core.config.load import Config
+from sapo.core.config.load import Config, Task
 from sapo.core.errors import UserError
 from sapo.core.rng import stream
 from sapo.core.types import Question, canonical
 from sapo.experiment.grid import ExamPlan
-from sapo.experiment.record import Exam
+from sapo.experiment.record import Exam, Together
 from sapo.node.round import NodeRuntime
+from sapo.policy.ensemble_exam import Expert, examine, prior_of
 from sapo.policy.evaluate import evaluate
 from sapo.tasks.questions import held_out_questions
 from sapo.tasks.workers import TaskWorkers
 
 
-def questions_for(config: Config, plan: ExamPlan, workers: TaskWorkers, *, tuning: bool) -> list[Question]:
-    """A seed's held-out questions, of all tasks that any node asks.
+def questions_for(
+    config: Config,
+    plan: ExamPlan,
+    workers: TaskWorkers,
+    *,
+    tuning: bool,
+    tasks: Sequence[Task] | None = None,
+) -> list[Question]:
+    """A seed's held-out questions, of all tasks that any node asks, or of others.
 
     Raises `UserError` when the data sets have too few.
     """
@@ -28,7 +36,7 @@ def questions_for(config: Config, plan: ExamPlan, workers: TaskWorkers, *, tunin
     try:
         return held_out_questions(
             workers,
-            config.manifest_tasks(),
+            config.manifest_tasks() if tasks is None else tasks,
             swarm=config.swarm.name,
             seed=config.swarm.seed,
             count=plan.questions,
@@ -41,22 +49,55 @@ def questions_for(config: Config, plan: ExamPlan, workers: TaskWorkers, *, tunin
 
 
 class Examiner:
-    """Examines nodes; those that are still one policy only once."""
+    """Examines nodes; a node that has learned nothing since, and those that are still one policy, only once.
 
-    def __init__(self, plan: ExamPlan, questions: Sequence[Question], seed: int) -> None:
-        self._plan, self._questions = plan, questions
+    `beside` are questions of tasks that no node learns; they are asked after the others.
+    """
+
+    def __init__(
+        self, plan: ExamPlan, questions: Sequence[Question], seed: int, beside: Sequence[Question] = ()
+    ) -> None:
+        self._plan, self._learned = plan, len(questions)
+        self._questions = [*questions, *beside]
         self._seed = stream(seed, "exam")
+        self._known: dict[str, Sequence[float]] = {}
 
     def examine(self, nodes: Sequence[NodeRuntime], rounds: int) -> Iterator[Exam]:
         """Every node's exam after so many rounds."""
-        known: dict[str, Sequence[float]] = {}
+        before, self._known = self._known, {}
         for node in nodes:
             config = node.config
             same = canonical([config.policy(), config.generate.model_dump(mode="json")])
-            key = same if rounds == 0 else node.name
-            if key not in known:
-                known[key] = self._passes(node)
-            yield self._exam(node.name, rounds, known[key])
+            key = same if node.round == 0 else f"{node.name} after {node.round}"
+            if key not in self._known:
+                self._known[key] = before[key] if key in before else self._passes(node)
+            yield self._exam(node.name, rounds, self._known[key])
+
+    def together(
+        self, config: Config, nodes: Sequence[NodeRuntime]
+    ) -> tuple[dict[str, Together], float | None]:
+        """What the nodes do as one in every way, and the share of questions routed to who learns them."""
+        experts = [_expert(node) for node in nodes]
+        workers, each = nodes[0].parts.workers, (self._plan.ensemble or len(nodes)) // len(nodes)
+        tasks, seed, held_out = config.manifest_tasks(), config.swarm.seed, config.rules.held_out
+        found = examine(
+            experts,
+            workers,
+            self._questions,
+            log_prior=prior_of(experts, workers, tasks, seed=seed, held_out=held_out),
+            form=config.rules.answer,
+            samples=self._plan.samples,
+            seed=self._seed,
+            greedy=False,
+            each=each,
+        )
+        scores = {str(way): self._together(one.sampled) for way, one in found.ways.items()}
+        scores["best_single"] = self._together(found.singles[found.best].sampled)
+        return scores, _at_home(found.routed, nodes)
+
+    def _together(self, passes: Sequence[float]) -> Together:
+        exam = self._exam("", 0, passes)
+        return Together(pass_at_1=exam.pass_at_1, untrained=exam.untrained, tasks=exam.tasks)
 
     def _passes(self, node: NodeRuntime) -> Sequence[float]:
         parts = node.parts
@@ -77,11 +118,30 @@ class Examiner:
         by_task: dict[str, list[float]] = {}
         for question, share in zip(self._questions, passes, strict=True):
             by_task.setdefault(question.recipe.dataset, []).append(share)
+        learned, beside = passes[: self._learned], passes[self._learned :]
         return Exam(
             round=rounds,
             node=node,
-            pass_at_1=fmean(passes),
+            pass_at_1=fmean(learned),
             tasks={task: fmean(shares) for task, shares in sorted(by_task.items())},
-            questions=len(passes),
+            questions=len(learned),
             samples=self._plan.samples,
+            untrained=fmean(beside) if beside else None,
         )
+
+
+def _expert(node: NodeRuntime) -> Expert:
+    engine = node.parts.rollouts.engine
+    engine.update_weights()
+    return Expert(node.name, node.parts.policy, engine, node.config.generate.max_new_tokens)
+
+
+def _at_home(routed: Mapping[str, Mapping[str, float]], nodes: Sequence[NodeRuntime]) -> float | None:
+    """Share that goes to who learns a data set: the mean over those that some nodes learn and some do not."""
+    learn = {node.name: {task.dataset for task in node.config.tasks} for node in nodes}
+    shares = []
+    for dataset, went in routed.items():
+        home = [name for name in learn if dataset in learn[name]]
+        if 0 < len(home) < len(learn):
+            shares.append(sum(went[name] for name in home))
+    return fmean(shares) if shares else None

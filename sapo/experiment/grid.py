@@ -5,8 +5,10 @@ Importable without torch. Every arm's config is made and checked when the grid i
 
 import difflib
 import hashlib
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from importlib.metadata import version
@@ -14,11 +16,20 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from sapo.core.config.load import Config, load, merge, parse
 from sapo.core.config.patterns import in_words
-from sapo.core.config.schema import PositiveFloat, PositiveInt
+from sapo.core.config.schema import PositiveFloat, PositiveInt, Task
 from sapo.core.determinism import UPDATE
 from sapo.core.errors import UserError
 from sapo.core.types import canonical, sha256
@@ -36,6 +47,12 @@ BESIDE_THE_RUN = ("bus", "checkpoint", "deploy", "eval", "flow", "history", "mem
 Control = Literal["echo", "shuffled", "same_questions"]
 Figure = Literal[
     "pass_at_1",
+    "pass_at_1/untrained",
+    "ensemble/mixture",
+    "ensemble/mixture/untrained",
+    "ensemble/vote",
+    "ensemble/vote/untrained",
+    "ensemble/route",
     "reward/local",
     "reward/training_set",
     "tokens_to_target",
@@ -59,6 +76,8 @@ class Arm(_Part):
     """Settings of this arm, over the grid's."""
     rounds: PositiveInt | None = None
     """The grid's where not set."""
+    node_rounds: list[PositiveInt] | None = None
+    """Rounds of each node, by number, instead: a node that has made its own looks on."""
     control: Control | None = None
     """`echo`: external groups are the node's own of this round, those that are not among its local ones.
     `shuffled`: groups reach others after a number of rounds drawn from 0 to `window`. `same_questions`: all
@@ -69,6 +88,8 @@ class Arm(_Part):
     def _check(self) -> Self:
         if (self.window is not None) != (self.control == "shuffled"):
             raise ValueError('control = "shuffled" goes with a window, and nothing else does')
+        if self.rounds is not None and self.node_rounds is not None:
+            raise ValueError("rounds and node_rounds say the same: set one of them")
         return self
 
 
@@ -78,6 +99,16 @@ class ExamPlan(_Part):
     every: PositiveInt = 50
     questions: PositiveInt = 400
     samples: PositiveInt = 1
+    untrained: list[Task] = []
+    """Tasks that no node learns: as many questions of these are asked besides, and counted apart."""
+    ensemble: PositiveInt | None = None
+    """After the last round, ask an arm's nodes together, with so many answers to a question in all."""
+
+    @model_serializer(mode="wrap")
+    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is not set: digests of runs stay what they were."""
+        values: dict[str, Any] = write(self)
+        return {key: value for key, value in values.items() if value or key not in ("untrained", "ensemble")}
 
 
 class Tune(_Part):
@@ -94,6 +125,14 @@ class Tune(_Part):
         if len({f"{rate:g}" for rate in rates}) < len(rates):
             raise ValueError("names a learning rate twice; those that are equal to six digits are one")
         return rates
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long a node learns: its rounds, and fewer once it has learned from so many tokens."""
+
+    rounds: int
+    tokens: float = math.inf
 
 
 class Compare(_Part):
@@ -121,6 +160,8 @@ class Grid(_Part):
     about: Text
     preset: str | None = None
     rounds: PositiveInt
+    trained: PositiveInt | None = None
+    """Tokens that the nodes of any run learn from in all; they share them by their rounds, then look on."""
     seeds: PositiveInt = 5
     """How many, unless said otherwise: `first_seed` and those after it."""
     first_seed: Annotated[int, Field(ge=0, lt=TUNING_SEED)] = 1
@@ -149,6 +190,12 @@ class Grid(_Part):
                 raise UserError(f"compare.{place}.figure", one.figure, "needs a target", "set target")
             if self.spread is None and one.figure.startswith("spread/"):
                 raise UserError(f"compare.{place}.figure", one.figure, "needs a trait", "set spread")
+            if self.exam.ensemble is None and one.figure.startswith("ensemble/"):
+                problem = "needs nodes to be asked together"
+                raise UserError(f"compare.{place}.figure", one.figure, problem, "set exam.ensemble")
+            if not self.exam.untrained and one.figure.endswith("/untrained"):
+                problem = "needs tasks that nobody learns"
+                raise UserError(f"compare.{place}.figure", one.figure, problem, "set exam.untrained")
         if self.target is not None and self.target not in names:
             raise UserError("target", self.target, "there is no such arm", known)
         _refuse_overwritten("set", self.set, tuned=self.tune is not None)
@@ -203,10 +250,19 @@ class Grid(_Part):
 
     def rounds_of(self, job: Job) -> int:
         """How many rounds a run has."""
-        rounds = self.named(job.arm).rounds or self.rounds
+        arm = self.named(job.arm)
+        rounds = max(arm.node_rounds or [arm.rounds or self.rounds])
         if job.tuning and self.tune is not None and self.tune.rounds is not None:
             return min(rounds, self.tune.rounds)
         return rounds
+
+    def limits(self, job: Job, nodes: int) -> list[Limit]:
+        """How long each of a run's nodes learns; a tuning run that is shorter cuts all alike."""
+        arm, made = self.named(job.arm), self.rounds_of(job)
+        whole = arm.node_rounds or [arm.rounds or self.rounds] * nodes
+        part = made / max(whole)
+        tokens = math.inf if self.trained is None else part * self.trained / sum(whole)
+        return [Limit(math.ceil(part * rounds), tokens * rounds) for rounds in whole]
 
     def exam_rounds(self, job: Job) -> list[int]:
         """Rounds made before each exam; a tuning run has only the last."""
@@ -234,6 +290,7 @@ class Grid(_Part):
             _check_control(arm, config.for_node(name))
         if self.spread is not None:
             _check_spread(self.spread, config)
+        _check_nodes(arm, self.exam, config)
         if arm.control == "same_questions":
             _check_all_ask_alike(arm, config)
         return config
@@ -255,6 +312,8 @@ def run_digest(grid: Grid, job: Job) -> str:
                 "update": UPDATE,
                 "config": grid.config(job).model_dump(mode="json", exclude=set(BESIDE_THE_RUN)),
                 "arm": [arm.name, arm.control, arm.window],
+                **({"node_rounds": arm.node_rounds} if arm.node_rounds else {}),
+                **({"trained": grid.trained} if grid.trained else {}),
                 "exam": [grid.exam.model_dump(), grid.exam_rounds(job), job.tuning],
                 "versions": {name: version(name) for name in ("torch", "transformers", "reasoning-gym")},
             }
@@ -311,6 +370,21 @@ def _check_spread(spread: Spread, config: Config) -> None:
     if max(spread.to) >= config.swarm.nodes:
         problem = f"there are nodes 0 to {config.swarm.nodes - 1}"
         raise UserError("spread.to", max(spread.to), problem, "name one of them or raise swarm.nodes")
+
+
+def _check_nodes(arm: Arm, exam: ExamPlan, config: Config) -> None:
+    """Raise `UserError` where the arm's nodes are not as many, or learn other tasks, than is said of them."""
+    nodes, place = config.swarm.nodes, f"arm {arm.name}"
+    if arm.node_rounds is not None and len(arm.node_rounds) != nodes:
+        problem = f"it has {nodes} nodes"
+        raise UserError(f"{place}: node_rounds", arm.node_rounds, problem, "give the rounds of each")
+    if exam.ensemble is not None and exam.ensemble % nodes:
+        problem = f"{place} has {nodes} nodes, which cannot give as many answers each"
+        raise UserError("exam.ensemble", exam.ensemble, problem, "set a multiple of every arm's nodes")
+    learned = {task.dataset for task in config.manifest_tasks()}
+    for task in exam.untrained:
+        if task.dataset in learned:
+            raise UserError("exam.untrained", task.dataset, f"{place} learns it", "name another data set")
 
 
 def _check_all_ask_alike(arm: Arm, config: Config) -> None:

@@ -20,7 +20,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.rng import rng
 from sapo.core.types import Batch, Outcome, Received, Recipe, RoundResult, SignedGroup
 from sapo.core.user_cache import default_cache
-from sapo.experiment.grid import Arm, identity
+from sapo.experiment.grid import Arm, Limit, identity
 from sapo.learn.batch_metrics import mean
 from sapo.node.round import NodeRuntime
 from sapo.peers.sampling import sample_self
@@ -98,12 +98,22 @@ def _forget(known: dict[Any, Any], most: int) -> None:
 
 
 class Swarm:
-    """An arm's nodes. `round` makes one round of all of them."""
+    """An arm's nodes. `round` makes one round of all that are within their limits, where there are any."""
 
     def __init__(
-        self, config: Config, arm: Arm, nodes: Sequence[NodeRuntime], bus: MemoryBus, clock: Clock
+        self,
+        config: Config,
+        arm: Arm,
+        nodes: Sequence[NodeRuntime],
+        bus: MemoryBus,
+        clock: Clock,
+        limits: Sequence[Limit] = (),
     ) -> None:
         self.config, self.nodes = config, list(nodes)
+        names = [node.name for node in nodes]
+        self._limits = dict(zip(names, limits, strict=True)) if limits else {}
+        self._trained = dict.fromkeys(names, 0.0)
+        """Tokens that each node has learned from."""
         self._arm, self._bus, self._clock = arm, bus, clock
         self._read = any(node.config.batch.external for node in nodes)
         """Whether groups are published: where nobody takes any, none are sent for nothing."""
@@ -111,32 +121,47 @@ class Swarm:
         """Shuffled groups, by the round in which they are published."""
 
     def round(self) -> list[dict[str, float | None]]:
-        """One round: everybody answers, publishes, then reads, verifies and learns; each node's series."""
+        """One round: everybody answers, publishes, then reads, verifies and learns; each node's series.
+
+        A node that is at its limit does nothing any more, and has no values.
+        """
+        going = [node for node in self.nodes if self._goes_on(node)]
         if self._arm.control == "same_questions":
-            self._ask_the_same()
-        for node in self.nodes:
+            self._ask_the_same(going)
+        for node in going:
             node.generate()
             node.publish()
-        coming = {node.name: self._published(node) for node in self.nodes}
+        coming = {node.name: self._published(node) for node in going}
         if self._read and self._arm.control in (None, "shuffled"):
             self._publish([signed for groups in coming.values() for signed in groups])
-        found = [self._learn(node, self._past_the_bus(node, coming)) for node in self.nodes]
+        found = {node.name: self._learn(node, self._past_the_bus(node, coming)) for node in going}
+        for name, values in found.items():
+            self._trained[name] += values["learn/tokens"] or 0.0
         self._clock.rounds += 1
         if self.config.gossip is not None:
-            self._add_wire(found, coming)
-            spread = weights_spread([node.parts.learner.weights() for node in self.nodes])
-            found = found if spread is None else [values | {SPREAD: spread} for values in found]
-        return found
+            self._add_gossip(found, coming)
+        return [found.get(node.name, {}) for node in self.nodes]
 
-    def _add_wire(self, found: list[dict[str, float | None]], coming: dict[str, list[SignedGroup]]) -> None:
-        """Add `wire/bytes`: what a node sent and took in, of groups and of files that it gossips with."""
+    def _goes_on(self, node: NodeRuntime) -> bool:
+        limit = self._limits.get(node.name)
+        return limit is None or (node.round < limit.rounds and self._trained[node.name] < limit.tokens)
+
+    def _add_gossip(
+        self, found: dict[str, dict[str, float | None]], coming: dict[str, list[SignedGroup]]
+    ) -> None:
+        """Add `wire/bytes`, what a node sent and took in of groups and files, and `gossip/spread`."""
         sizes = {name: sum(len(one.payload) for one in coming[name]) * self._read for name in coming}
-        for node, values in zip(self.nodes, found, strict=True):
+        spread = weights_spread([node.parts.learner.weights() for node in self.nodes])
+        for node in self.nodes:
+            if (values := found.get(node.name)) is None:
+                continue
             others = sum(sizes.values()) - sizes[node.name] if node.config.batch.external else 0
             files = (values.get("gossip/bytes_out") or 0.0) + (values.get("gossip/bytes_in") or 0.0)
             values[WIRE] = float(sizes[node.name] + others) + files
+            if spread is not None:
+                values[SPREAD] = spread
 
-    def _ask_the_same(self) -> None:
+    def _ask_the_same(self, going: Sequence[NodeRuntime]) -> None:
         """One stream of questions for all nodes, under no author."""
         config = self.config
         questions = QuestionStream(
@@ -148,7 +173,7 @@ class Swarm:
             held_out=config.rules.held_out,
         )
         questions.result()
-        for node in self.nodes:
+        for node in going:
             node.ask(questions)
 
     def _published(self, node: NodeRuntime) -> list[SignedGroup]:
@@ -230,7 +255,12 @@ def from_one_start(config: Config, workers: TaskWorkers, cache: Path) -> Config:
 
 @contextmanager
 def opened(
-    config: Config, arm: Arm, folder: Path, workers: TaskWorkers, cache: Path | None
+    config: Config,
+    arm: Arm,
+    folder: Path,
+    workers: TaskWorkers,
+    cache: Path | None,
+    limits: Sequence[Limit] = (),
 ) -> Iterator[Swarm]:
     """An arm's swarm in a home of its own, made in a folder where there is none."""
     home = Home(folder)
@@ -259,4 +289,4 @@ def opened(
             )
             for number, name in enumerate(config.nodes)
         ]
-        yield Swarm(config, arm, nodes, bus, clock)
+        yield Swarm(config, arm, nodes, bus, clock, limits)

@@ -17,6 +17,19 @@ TOTAL, TOTAL_LOCAL = "total/training_set", "total/local"
 PER_NODE = "tokens/generated_per_node"
 WIRE, WEIGHTS_SPREAD = "wire/bytes", "gossip/spread"
 TO_HALF, PASS_SPREAD = "spread/rounds_to_half", "spread/pass_at_1"
+PASS_UNTRAINED = "pass_at_1/untrained"
+WAYS: Mapping[str, str] = {
+    "best_single": "the best node alone, chosen with hindsight",
+    "mixture": "the token mixture",
+    "vote": "the vote weighted by prior and likelihood of the question",
+    "route": "the answer of the node with the greatest such weight",
+    "uniform_vote": "the vote with even weights",
+    "majority": "the majority of as many answers of the best node",
+    "average": "the model of mean parameters",
+    "oracle_by_task": "the best node for each data set, chosen with hindsight",
+    "oracle_by_question": "any answer that passes: no route or vote can do better",
+}
+"""Ways of nodes to answer as one, in the order of a table."""
 HALF_WINDOW = 5
 """Rounds whose shares are averaged to find when half of a node's answers have a trait."""
 MEANINGS: Mapping[str, str] = {
@@ -44,6 +57,10 @@ MEANINGS: Mapping[str, str] = {
     WIRE: "bytes that a node sent and took in, of groups and of weights, mean over nodes; where the grid is "
     "about gossip",
     WEIGHTS_SPREAD: "standard deviation of a weight between nodes after the last round, likewise",
+    PASS_UNTRAINED: "the same as pass_at_1/end of tasks that no node learns",
+    **{f"ensemble/{way}": f"share passed after the last round by {what}" for way, what in WAYS.items()},
+    **{f"ensemble/{way}/untrained": f"the same of tasks that no node learns: {way}" for way in WAYS},
+    "ensemble/routed": "share of learned tasks' questions that route sends to a node that learns their task",
     "rounds": "rounds made",
     "lr": "learning rate",
     "seconds": "wall time of the rounds, exams not counted, while other runs shared the machine",
@@ -95,7 +112,11 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
         "cpu_seconds": record.cpu_seconds,
         TO_HALF: None if spread is None else rounds_to_half(record, spread),
         PASS_SPREAD: None if spread is None else fmean(_passes_of(record, spread)),
+        PASS_UNTRAINED: _untrained(record),
+        "ensemble/routed": record.routed,
     }
+    for way, one in record.ensemble.items():
+        found |= {f"ensemble/{way}": one.pass_at_1, f"ensemble/{way}/untrained": one.untrained}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -153,6 +174,12 @@ def node_passes(record: RunRecord) -> dict[str, float]:
     """pass@1 of every node in the last exam."""
     last = max(exam.round for exam in record.exams)
     return {exam.node: exam.pass_at_1 for exam in record.exams if exam.round == last}
+
+
+def _untrained(record: RunRecord) -> float | None:
+    last = max(exam.round for exam in record.exams)
+    passes = [exam.untrained for exam in record.exams if exam.round == last and exam.untrained is not None]
+    return fmean(passes) if passes else None
 
 
 def _passes_of(record: RunRecord, spread: Spread) -> list[float]:

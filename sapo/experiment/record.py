@@ -49,6 +49,16 @@ class Exam(_Kept):
     """pass@1 by data set."""
     questions: int
     samples: int
+    untrained: float | None = None
+    """pass@1 on tasks that no node learns, where they are asked."""
+
+
+class Together(_Kept):
+    """What one way of a run's nodes to answer as one does after the last round."""
+
+    pass_at_1: float
+    untrained: float | None
+    tasks: dict[str, float]
 
 
 class RunRecord(_Kept):
@@ -83,6 +93,10 @@ class RunRecord(_Kept):
     exams: list[Exam]
     weights: list[str] = []
     """SHA-256 of each node's weights at the end."""
+    ensemble: dict[str, Together] = {}
+    """By way, and the best node alone as `best_single`; empty where nodes are not asked together."""
+    routed: float | None = None
+    """Share of the learned tasks' questions that `route` sends to a node that learns their task."""
 
     def cumulated(self, name: str) -> list[float]:
         """A series summed over nodes and rounds so far, by round; a missing value counts as 0."""

@@ -126,7 +126,11 @@ def summarise(
         "machines": distinct(record.machine for record in records),
         "versions": distinct(record.versions for record in records),
         "exam": {"every": grid.exam.every, "questions": grid.exam.questions, "samples": grid.exam.samples},
-        "figures": dict(MEANINGS),
+        "figures": {
+            name: meaning
+            for name, meaning in MEANINGS.items()
+            if grid.exam.ensemble is not None or not name.startswith("ensemble/")
+        },
         "methods": dict(METHODS),
         "arms": {
             arm: arm_section(grid, arm, runs[arm], figures, choices.get(arm))

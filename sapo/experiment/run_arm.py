@@ -21,13 +21,14 @@ from sapo.experiment.record import (
     Job,
     RunRecord,
     Series,
+    Together,
     load_record,
     progress_path,
     record_path,
     save_record,
     tell_progress,
 )
-from sapo.tasks.workers import open_workers
+from sapo.tasks.workers import TaskWorkers, open_workers
 
 TELL_S = 0.5
 """Seconds between two notes of progress."""
@@ -66,6 +67,8 @@ class _Run:
         self.rounds = grid.rounds_of(job)
         self.exams: list[Exam] = []
         self.series: Series = {}
+        self.ensemble: dict[str, Together] = {}
+        self.routed: float | None = None
         self.seconds = self.exam_seconds = 0.0
         self._began = self._told = 0.0
 
@@ -77,11 +80,12 @@ class _Run:
         torch.set_num_threads(config.threads)
         with open_workers(config, SharedWorkers) as workers:
             arm = self.grid.named(self.job.arm)
-            with opened(config, arm, home, workers, self._cache) as swarm:
-                questions = questions_for(config, self.grid.exam, workers, tuning=self.job.tuning)
-                examiner = Examiner(self.grid.exam, questions, config.swarm.seed)
-                self._learn(swarm, examiner)
+            limits = self.grid.limits(self.job, config.swarm.nodes)
+            with opened(config, arm, home, workers, self._cache, limits) as swarm:
+                self._learn(swarm, examiner := self._examiner(workers))
                 weights = [node.parts.weights_sha256() for node in swarm.nodes]
+                if self.grid.exam.ensemble is not None and not self.job.tuning:
+                    self._ask_together(swarm, examiner)
             cpu = time.process_time() - cpu + _cpu_of(workers.pids)
         return RunRecord(
             grid=self.grid.name,
@@ -103,7 +107,23 @@ class _Run:
             series=self.series,
             exams=self.exams,
             weights=weights,
+            ensemble=self.ensemble,
+            routed=self.routed,
         )
+
+    def _examiner(self, workers: TaskWorkers) -> Examiner:
+        plan, tuning = self.grid.exam, self.job.tuning
+        questions = questions_for(self.config, plan, workers, tuning=tuning)
+        beside = []
+        if plan.untrained:
+            beside = questions_for(self.config, plan, workers, tuning=tuning, tasks=plan.untrained)
+        return Examiner(plan, questions, self.config.swarm.seed, beside)
+
+    def _ask_together(self, swarm: Swarm, examiner: Examiner) -> None:
+        self._tell("exam", self.rounds)
+        began = time.perf_counter()
+        self.ensemble, self.routed = examiner.together(self.config, swarm.nodes)
+        self.exam_seconds += time.perf_counter() - began
 
     def _learn(self, swarm: Swarm, examiner: Examiner) -> None:
         due = set(self.grid.exam_rounds(self.job))

@@ -127,7 +127,7 @@ def _judge(
     """One node's one answer, sampled once at temperature 1, and its score."""
     own = config.for_node(name)
     policy = load_initial(own, workers, cache or default_cache())
-    found = _load_newest(home, name, policy)
+    found = load_newest(home, name, policy)
     with closing(open_engine(own, policy)) as engine:
         ((completion,),) = engine.generate(
             [policy.encode_prompt(question.text)],
@@ -217,7 +217,7 @@ def evaluate_swarm(
                 model = node_config.model
                 label = labels[begun] = model if model not in baselines else f"{model} as of {name}"
                 baselines[label] = ask(node_config, policy, workers, questions, label, progress)
-            rounds[name] = _load_newest(home, name, policy).round
+            rounds[name] = load_newest(home, name, policy).round
             evaluations[name] = ask(node_config, policy, workers, questions, name, progress)
             earlier[name] = {}
             for round, weights in (rivals(name, rounds[name]) if rivals else {}).items():
@@ -237,8 +237,8 @@ def _begun_with(config: Config) -> str:
     return canonical([config.policy(), config.generate.max_new_tokens])
 
 
-def _load_newest(home: Home, name: str, policy: LoadedPolicy) -> Checkpoint:
-    """Load the newest whole checkpoint's weights. Raises `UserError` where there is none."""
+def load_newest(home: Home, name: str, policy: LoadedPolicy, option: str = "--node") -> Checkpoint:
+    """Load the newest whole checkpoint's weights. Raises `UserError` naming `option` where there is none."""
     for attempt in range(ATTEMPTS):
         found = checkpoint.load_latest(home.checkpoints(name))
         if found is None:
@@ -249,7 +249,7 @@ def _load_newest(home: Home, name: str, policy: LoadedPolicy) -> Checkpoint:
         except Exception:
             if found.path.exists() or attempt == ATTEMPTS - 1:
                 raise
-    raise UserError("--node", name, "has no whole checkpoint", "let it run until it has taken one")
+    raise UserError(option, name, "has no whole checkpoint", "let it run until it has taken one")
 
 
 def _body(

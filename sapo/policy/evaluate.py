@@ -36,6 +36,22 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """A completion, and 1 where it passes, else 0."""
+
+    text: str
+    passed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """By question in order: the sampled answers, and the greedy one, where it was asked for."""
+
+    sampled: list[list[Answer]]
+    greedy: list[Answer]
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluation:
     """What one policy did: per question, in the questions' order, the share of sampled and greedy passes.
 
@@ -48,6 +64,17 @@ class Evaluation:
     greedy: tuple[float, ...]
     first: tuple[float, ...]
     answers: tuple[str, ...]
+
+    @classmethod
+    def of(cls, questions: Sequence[Question], found: "Answers") -> "Evaluation":
+        """What these answers to the questions amount to."""
+        return cls(
+            tasks=tuple(question.recipe.dataset for question in questions),
+            sampled=tuple(statistics.fmean(one.passed for one in row) for row in found.sampled),
+            greedy=tuple(one.passed for one in found.greedy),
+            first=tuple(row[0].passed for row in found.sampled),
+            answers=tuple(one.text for one in found.greedy),
+        )
 
     def probe(self, count: int) -> "Evaluation":
         """The result on the first `count` questions with one sample each: what a probe of the same policy
@@ -161,19 +188,45 @@ def evaluate(
     greedy: bool = True,
     progress: Count | None = None,
 ) -> Evaluation:
-    """Ask a policy held-out questions; `samples` completions each at temperature 1, and one if `greedy`.
+    """Ask a policy held-out questions; as `answer` does it."""
+    found = answer(
+        policy,
+        engine,
+        workers,
+        questions,
+        max_new_tokens=max_new_tokens,
+        samples=samples,
+        seed=seed,
+        greedy=greedy,
+        progress=progress,
+    )
+    return Evaluation.of(questions, found)
+
+
+def answer(
+    policy: "LoadedPolicy",
+    engine: Engine,
+    workers: TaskWorkers,
+    questions: Sequence[Question],
+    *,
+    max_new_tokens: int,
+    samples: int = 1,
+    seed: int = 0,
+    greedy: bool = True,
+    progress: Count | None = None,
+) -> Answers:
+    """Ask a policy questions; `samples` completions each at temperature 1, and one if `greedy`.
 
     The random stream of a question depends on `seed` and its place only, so that policies compared on
     the same questions are compared under common random numbers, which narrows the interval of their
     difference.
     """
-    sampled: list[list[float]] = []
-    probable: list[list[float]] = []
-    answers: list[str] = []
+    sampled: list[list[Answer]] = []
+    probable: list[list[Answer]] = []
     for start in range(0, len(questions), CHUNK):
         chunk = questions[start : start + CHUNK]
         asked = ((sampled, samples, False), (probable, 1, True))
-        for passes, repeat, is_greedy in asked if greedy else asked[:1]:
+        for answers, repeat, is_greedy in asked if greedy else asked[:1]:
             groups = engine.generate(
                 [policy.encode_prompt(question.text) for question in chunk],
                 completions=repeat,
@@ -182,31 +235,23 @@ def evaluate(
                 seed=stream(seed, "evaluate", start, int(is_greedy)),
                 greedy=is_greedy,
             )
-            passes += _passes(workers, chunk, groups)
-            if is_greedy:
-                answers += [completion.text for (completion,) in groups]
+            answers += _scored(workers, chunk, groups)
         if progress is not None:
             progress(len(sampled), len(questions))
-    return Evaluation(
-        tasks=tuple(question.recipe.dataset for question in questions),
-        sampled=tuple(statistics.fmean(passes) for passes in sampled),
-        greedy=tuple(passes[0] for passes in probable),
-        first=tuple(passes[0] for passes in sampled),
-        answers=tuple(answers),
-    )
+    return Answers(sampled, [one for (one,) in probable])
 
 
-def _passes(
+def _scored(
     workers: TaskWorkers, questions: Sequence[Question], groups: Sequence[Sequence[Completion]]
-) -> list[list[float]]:
-    """Per question and completion 1 where it passes, else 0."""
+) -> list[list[Answer]]:
+    """Completions with what the verifier finds, by question."""
     items = [
         (question.recipe, completion.text)
         for question, group in zip(questions, groups, strict=True)
         for completion in group
     ]
     hits = iter([float((outcome.score or 0.0) >= FULL_SCORE) for outcome in workers.score(items)])
-    return [[next(hits) for _ in group] for group in groups]
+    return [[Answer(completion.text, next(hits)) for completion in group] for group in groups]
 
 
 def examples(questions: Sequence[Question]) -> list[int]:

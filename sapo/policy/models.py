@@ -4,7 +4,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -230,12 +230,15 @@ def export(directory: Path, destination: Path, *, config: Config, cache: Path) -
     """Make a whole, self-contained model directory of what `save` wrote, a LoRA adapter merged in."""
     policy = load_policy(config.model, config=config, cache=cache, threads=torch.get_num_threads())
     load_weights(policy, directory)
+    save(merged(policy), destination)
+
+
+def merged(policy: LoadedPolicy) -> LoadedPolicy:
+    """The policy with its adapter merged into the weights; itself where it has none."""
+    if not policy.lora:
+        return policy
     model: Any = policy.model
-    if policy.lora:
-        model = model.merge_and_unload()
-    with no_bars():
-        model.save_pretrained(destination)
-    policy.tokenizer.save_pretrained(destination)
+    return replace(policy, model=model.merge_and_unload(), lora=False)
 
 
 def fingerprint(tokenizer: Any) -> str:

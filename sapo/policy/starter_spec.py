@@ -30,6 +30,7 @@ class Variant:
 VARIANTS = {
     "small": Variant(vocabulary=1024, hidden=128, layers=4, heads=4, inner=320),
     "numbers": Variant(vocabulary=1024, hidden=128, layers=4, heads=4, inner=320, digits=False),
+    "narrow": Variant(vocabulary=1024, hidden=64, layers=3, heads=2, inner=192),
     "bytes": Variant(vocabulary=None, hidden=64, layers=3, heads=2, inner=192),
     "wide": Variant(vocabulary=1024, hidden=192, layers=4, heads=6, inner=384),
 }

@@ -225,3 +225,43 @@ def test_no_honest_group_is_refused(tmp_path: Path, name: str) -> None:
         }
     # a starter of twenty steps spells its own marks now and then
     assert reasons <= {"pool/refused/own_echo", "pool/refused/control_tokens"}
+
+
+def test_a_node_at_its_limit_looks_on_while_the_others_learn(tmp_path: Path) -> None:
+    values = read("smoke").model_dump(mode="json", by_alias=True)
+    values["arm"][1]["node_rounds"] = [2, 4]
+    record = run(parse_grid(values), tmp_path)
+    generated = record.series["tokens/generated"]
+    assert [[value is not None for value in line] for line in generated] == [
+        [True, True, False, False],
+        [True, True, True, True],
+    ]
+    n0 = [exam.pass_at_1 for exam in record.exams if exam.node == "n0"]
+    assert len(n0) == 3
+    assert n0[1] == n0[2]
+
+
+def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: Path) -> None:
+    set_ = {"batch": {"local": 4, "external": 2}, "learn": {"lr": 1e-4}}
+    values = smoke(set=set_).model_dump(mode="json", by_alias=True)
+    record = run(parse_grid(values | {"trained": 2}), tmp_path)
+    for line in record.series["learn/tokens"]:
+        spent = [value for value in line if value is not None]
+        assert len(spent) < 4
+        assert sum(spent[:-1]) < 1 <= sum(spent)
+
+
+def test_nodes_are_asked_together_after_the_last_round_on_other_tasks_too(tmp_path: Path) -> None:
+    values = read("smoke").model_dump(mode="json", by_alias=True)
+    gcd = {"dataset": "gcd", "config": {"min_value": 1, "max_value": 50}}
+    values["exam"] |= {"ensemble": 4, "untrained": [gcd]}
+    record = run(parse_grid(values), tmp_path)
+    assert {"mixture", "vote", "route", "majority", "average", "best_single"} <= record.ensemble.keys()
+    last = [exam for exam in record.exams if exam.round == 4]
+    for one in (*record.ensemble.values(), *last):
+        assert one.tasks.keys() == {"chain_sum", "gcd"}
+        assert one.untrained == one.tasks["gcd"]
+        assert one.pass_at_1 == one.tasks["chain_sum"]
+    plain = run(smoke(), tmp_path / "plain")
+    assert [exam.pass_at_1 for exam in plain.exams] == [exam.pass_at_1 for exam in record.exams]
+    assert plain.weights == record.weights

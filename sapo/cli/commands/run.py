@@ -174,12 +174,26 @@ def evaluate(
     question: Annotated[
         bool, typer.Option("--question", help="One question for every node that has a new round.")
     ] = False,
+    ensemble: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="These nodes together, e.g. n0,n1,n2.")
+    ] = None,
+    log_way: Annotated[
+        str | None,
+        typer.Option(
+            "--log",
+            metavar="WAY",
+            help="With --ensemble: log it to MLflow as one model that answers by mixture, vote or route.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask nodes and the policies they started from the same held-out questions; writes evaluation.json.
 
     It takes each node's newest checkpoint; a swarm that runs is not disturbed. With --question it asks the
     nodes one question, once for each round it finds them in, and adds to their cumulative judge reward.
+
+    With --ensemble it asks several nodes alone, and together in every way that models may answer as one:
+    token mixture, vote, route, parameter average, beside the bounds of any; writes ensemble.json.
     """
     from sapo.core.config.home import refuse_unwritable
 
@@ -187,6 +201,9 @@ def evaluate(
     found = find_home(home)
     found.choose_nodes(found.load_config(), node)
     refuse_unwritable(found.root, "--home", found.shown)
+    if ensemble is not None or log_way is not None:
+        _together(found, ensemble, log_way, alone=bool(node or question), as_json=as_json)
+        return
     if question:
         _judge(found, node, as_json)
         return
@@ -215,6 +232,19 @@ def evaluate(
     console.print(summary_table(figures))
     for text in sentences(figures):
         console.print(text)
+
+
+def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, as_json: bool) -> None:
+    """Several nodes as one."""
+    from sapo.cli.commands.ensemble import evaluate_together
+    from sapo.core.errors import UserError
+
+    if names is None:
+        raise UserError("--log", log, "is about an ensemble", "name its nodes with --ensemble")
+    if alone:
+        problem = "does not go with --node or --question, which ask nodes alone"
+        raise UserError("--ensemble", names, problem, "leave them out")
+    evaluate_together(home, names, log, as_json)
 
 
 def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:

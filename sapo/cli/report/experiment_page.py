@@ -33,6 +33,7 @@ from sapo.cli.report.experiment_text import (
 from sapo.cli.report.html import Table, percent, render
 from sapo.cli.report.svg_charts import colour
 from sapo.core.atomic_file import write_atomically
+from sapo.experiment.metrics import WAYS
 from sapo.experiment.results import PICTURE, REPORT, Runs
 
 BY_NODE_FROM = 2
@@ -70,6 +71,7 @@ def page(document: Json, runs: Runs) -> str:
         by_task=by_task(arms),
         before=before(arms),
         by_node=by_node(arms),
+        together=[found for end in ("", "/untrained") if (found := together(arms, end)) is not None],
         costs=Table(COSTS_HEAD, [costs_row(name, arm) for name, arm in arms.items()]),
         tuned=tuned(arms),
         arms=Table(
@@ -190,6 +192,22 @@ def by_node(arms: Mapping[str, Any]) -> Table | None:
         (node, *(spanned(arm["by_node"].get(node), ".1f", 100) for arm in arms.values())) for node in nodes
     ]
     return Table(("node, %", *arms), rows)
+
+
+def together(arms: Mapping[str, Any], end: str = "") -> Table | None:
+    """pass@1 of every way of an arm's nodes to answer as one; None where no nodes were asked together.
+
+    `end` is of the figures' names: `/untrained` is of tasks that no node learns.
+    """
+    figures = {name: arm["figures"] for name, arm in arms.items()}
+    known = [way for way in WAYS if any(f"ensemble/{way}{end}" in of for of in figures.values())]
+    if not known:
+        return None
+    rows = [
+        (name, *(spanned(of.get(f"ensemble/{way}{end}"), ".1f", 100) for way in known))
+        for name, of in figures.items()
+    ]
+    return Table((f"{end.strip('/') or 'learned'}, %", *(way.replace("_", " ") for way in known)), rows)
 
 
 def tuned(arms: Mapping[str, Any]) -> Table | None:

@@ -9,6 +9,7 @@ from sapo.experiment.metrics import (
     PASS_END,
     PASS_SPREAD,
     PASS_START,
+    PASS_UNTRAINED,
     PER_NODE,
     TO_HALF,
     TOTAL,
@@ -23,8 +24,14 @@ NAMES = {
     "tokens_to_target": "tokens per node to the target",
     TO_HALF: "rounds until half of the answers have the trait",
     PASS_SPREAD: "held-out pass@1 at the end, of the nodes followed",
+    PASS_UNTRAINED: "pass@1 at the end of tasks nobody learns",
+    "ensemble/mixture": "pass@1 of the nodes' token mixture",
+    "ensemble/mixture/untrained": "pass@1 of their token mixture on tasks nobody learns",
+    "ensemble/vote": "pass@1 of the nodes' weighted vote",
+    "ensemble/vote/untrained": "pass@1 of their weighted vote on tasks nobody learns",
+    "ensemble/route": "pass@1 of the nodes' route",
 }
-IN_POINTS = ("pass_at_1", PASS_SPREAD)
+IN_POINTS = tuple(name for name in NAMES if name.startswith(("pass_at_1", "ensemble/", PASS_SPREAD)))
 """Figures that are shares, shown in percent."""
 HEAD = (
     "arm",

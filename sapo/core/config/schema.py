@@ -180,7 +180,7 @@ class Starter(Section):
     """How the starter policy is made (DESIGN 17); equal values share one cached copy."""
 
     variant: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] = "small"
-    """Its shape: `small`, `numbers` (frequent numbers are tokens), `bytes` (no learned tokens), `wide`."""
+    """Its shape: `narrow`, `small`, `wide`, `numbers` (frequent numbers are tokens), `bytes` (no others)."""
     steps: PositiveInt = 600
     """Supervised steps it is taught for."""
     batch: PositiveInt = 64

@@ -142,9 +142,7 @@ class TransformersEngine:
             ).logits[:, -1]
         return self._completions(tokens.tolist(), logprobs.tolist())
 
-    def _prefill(
-        self, prompts: Sequence[Sequence[int]]
-    ) -> tuple[DynamicCache, Tensor, Tensor | None, Tensor]:
+    def _prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor, Tensor | None, Tensor]:
         """Cache, next-token logits, what the next token's attention mask begins with, and prompt lengths.
 
         It is None where nothing is padded, [rows, 1, 1, tokens] in `WHOLE_MASKS` models, else [rows, tokens].
@@ -160,7 +158,7 @@ class TransformersEngine:
         if padded and self._whole_masks:
             mask = _whole_mask(places >= 0, self._model.dtype)
             after = mask[:, :, -1:]
-        cache = DynamicCache(config=self._model.config)
+        cache = _empty_cache(self._model)
         logits = self._model(
             input_ids=ids,
             attention_mask=mask,
@@ -188,6 +186,12 @@ class TransformersEngine:
                 )
             )
         return found
+
+
+def _empty_cache(model: Any) -> Any:
+    """A cache that has read nothing; a mixture of models has a kind of its own."""
+    own = getattr(model, "empty_cache", None)
+    return DynamicCache(config=model.config) if own is None else own()
 
 
 def _takes_whole_masks(model: Any) -> bool:

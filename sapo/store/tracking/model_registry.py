@@ -8,7 +8,7 @@ imported when needed; that takes seconds.
 import importlib.metadata
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,13 +149,20 @@ def lineage(checkpoint: Path) -> dict[str, str]:
 
 def store(client: Any, logged: Any, directory: Path, name: str, tags: Mapping[str, str]) -> None:
     """Write the model in `directory` to the place MLflow has for the logged model."""
+    with stored(client, logged) as place:
+        _save(directory, place, logged, name, tags)
+
+
+@contextmanager
+def stored(client: Any, logged: Any) -> Iterator[Path]:
+    """A folder, not made yet, whose files are the logged model's when the block ends."""
     place = _local(logged.artifact_location)
     if place is not None:
-        _save(directory, place, logged, name, tags)
+        yield place
         return
     with tempfile.TemporaryDirectory(prefix="sapo-version-") as folder:
         place = Path(folder) / "model"
-        _save(directory, place, logged, name, tags)
+        yield place
         client.log_model_artifacts(logged.model_id, str(place))
 
 
@@ -173,13 +180,18 @@ def _save(directory: Path, place: Path, logged: Any, name: str, tags: Mapping[st
         task="text-generation",
         # a card and requirements are given because MLflow would look for both on the network
         model_card=ModelCard(f"---\nlicense: unknown\n---\n\n# {name}\n\nTrained by a swarm.\n\n{facts}"),
-        pip_requirements=[f"{package}=={_version(package)}" for package in REQUIREMENTS],
+        pip_requirements=requirements(REQUIREMENTS),
         mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
     )
     (place / "LICENSE.txt").unlink(missing_ok=True)
     written = Model.load(str(place / "MLmodel"))
     written.flavors["transformers"]["source_model_name"] = name
     written.save(str(place / "MLmodel"))
+
+
+def requirements(packages: Sequence[str]) -> list[str]:
+    """These packages, each as it is installed here."""
+    return [f"{package}=={_version(package)}" for package in packages]
 
 
 def _version(package: str) -> str:

@@ -1,0 +1,275 @@
+"""Nodes that answer together: the mixture against its formula, the command, and the model in MLflow."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+from shared_workers import shared_workers
+from swarms import make_home, open_node, small_config
+
+from sapo import cli
+from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.types import Completion, Sampling
+from sapo.core.user_cache import default_cache
+from sapo.ops.ensemble import evaluate_ensemble
+from sapo.ops.judge import evaluate_swarm, load_newest
+from sapo.policy.engines.hf import TransformersEngine
+from sapo.policy.ensemble_exam import Expert, examine, likelihoods, training_questions
+from sapo.policy.evaluate import held_out_set
+from sapo.policy.initial import load_initial
+from sapo.policy.mixture import log_likelihood, mixed
+from sapo.policy.models import LoadedPolicy
+
+pytestmark = pytest.mark.usefixtures("sharing")
+
+SETS = (
+    "swarm.nodes=4",
+    "swarm.rounds=9",
+    "checkpoint.every_rounds=2",
+    "batch.external=0",
+    "learn.lr=2e-3",
+    "eval.questions=20",
+    "eval.samples=2",
+    "node.2.model=starter:bytes",
+)
+"""n0 and n1 are of one kind, n2 is of another vocabulary, n3 never begins."""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = small_config(SETS)
+    home = make_home(tmp_path_factory.mktemp("ensembles") / "home", config)
+    for name in ("n0", "n1", "n2"):
+        with open_node(config, home, name, deliver=False) as node:
+            while node.round < 2:
+                node.run_round()
+    return home.root
+
+
+@pytest.fixture
+def home(template: Path, tmp_path: Path) -> Home:
+    shutil.copytree(template, tmp_path / "home")
+    return Home(tmp_path / "home")
+
+
+@pytest.fixture(scope="module")
+def policies(template: Path) -> list[LoadedPolicy]:
+    """The newest models of n0, n1 and n2."""
+    home = Home(template)
+    config = home.load_config()
+    found = []
+    for name in ("n0", "n1", "n2"):
+        own = config.for_node(name)
+        policy = load_initial(own, shared_workers(own), default_cache())
+        load_newest(home, name, policy)
+        found.append(policy)
+    return found
+
+
+QUESTIONS = ("What is 1 + 2?", "State the final answer to the following: 31 + 4 =", "7 + 70")
+
+
+def generated(policy: LoadedPolicy, *, greedy: bool = False) -> list[list[Completion]]:
+    return TransformersEngine(policy).generate(
+        [policy.encode_prompt(question) for question in QUESTIONS],
+        completions=3,
+        max_new_tokens=6,
+        sampling=Sampling(),
+        seed=5,
+        greedy=greedy,
+    )
+
+
+def told(policy: LoadedPolicy, ids: Sequence[int]) -> torch.Tensor:
+    """log p(x_s|x_<s) of every token after the first."""
+    with torch.inference_mode():
+        logits = policy.model(input_ids=torch.tensor([ids])).logits[0, :-1]
+    return logits.log_softmax(dim=-1).gather(1, torch.tensor(ids[1:])[:, None]).squeeze(1)
+
+
+def test_a_mixture_s_tokens_have_the_probabilities_of_the_formula(policies: list[LoadedPolicy]) -> None:
+    """The formula by whole forward passes: Σ_j P(D=j) Π_s p_j(x_s), its steps being those probabilities."""
+    pair, prior = policies[:2], torch.tensor([0.7, 0.3]).log()
+    whole = mixed(pair, prior)
+    for question, group in zip(QUESTIONS, generated(whole), strict=True):
+        prompt = whole.encode_prompt(question)
+        for completion in group:
+            assert completion.token_ids is not None
+            assert completion.logprobs is not None
+            each = torch.stack([told(one, [*prompt, *completion.token_ids]) for one in pair])
+            joint = torch.logsumexp(prior[:, None] + each.cumsum(dim=1), dim=0)
+            steps = joint.diff()[len(prompt) - 2 :]
+            assert list(completion.logprobs) == pytest.approx(steps.tolist(), abs=1e-4)
+
+
+def test_a_mixture_of_one_answers_as_that_model_does(policies: list[LoadedPolicy]) -> None:
+    alone = mixed(policies[:1], torch.zeros(1))
+    for greedy in (False, True):
+        ours, own = generated(alone, greedy=greedy), generated(policies[0], greedy=greedy)
+        assert [[c.token_ids for c in row] for row in ours] == [[c.token_ids for c in row] for row in own]
+
+
+def test_an_expert_of_prior_zero_leaves_the_other_alone(policies: list[LoadedPolicy]) -> None:
+    found = generated(mixed(policies[:2], torch.tensor([0.0, 1.0]).log()))
+    own = generated(policies[1])
+    assert [[c.token_ids for c in row] for row in found] == [[c.token_ids for c in row] for row in own]
+
+
+def test_a_question_s_likelihood_does_not_depend_on_what_is_read_beside_it(
+    policies: list[LoadedPolicy],
+) -> None:
+    prompts = [policies[0].encode_prompt(question) for question in QUESTIONS]
+    alone = [float(told(policies[0], prompt).sum()) for prompt in prompts]
+    assert log_likelihood(policies[0].model, prompts).tolist() == pytest.approx(alone, abs=1e-3)
+
+
+def test_means_are_per_token_in_one_vocabulary_and_per_byte_else(policies: list[LoadedPolicy]) -> None:
+    whole, mean = likelihoods(policies[:2], QUESTIONS)
+    tokens = torch.tensor([len(policies[0].encode_prompt(question)) - 1 for question in QUESTIONS])
+    assert torch.equal(mean, whole / tokens[:, None])
+    whole, mean = likelihoods([policies[0], policies[2]], QUESTIONS)
+    assert torch.equal(mean, whole / torch.tensor([len(q.encode()) for q in QUESTIONS])[:, None])
+
+
+def test_tokens_of_two_vocabularies_do_not_mix(policies: list[LoadedPolicy]) -> None:
+    with pytest.raises(ValueError, match="tokenizers differ"):
+        mixed([policies[0], policies[2]], torch.zeros(2))
+
+
+def test_the_prior_is_measured_on_questions_that_are_not_held_out(home: Home) -> None:
+    config = home.load_config()
+    workers, share = shared_workers(config), config.rules.held_out
+    asked = training_questions(workers, config.manifest_tasks(), seed=1, count=120, held_out=share)
+    assert len(asked) == 120
+    assert all(question.bucket >= share for question in asked)
+    held_out = held_out_set(config, home, workers)
+    assert not {question.bucket for question in asked} & {question.bucket for question in held_out}
+
+
+def test_models_that_are_equal_cast_votes_of_their_own(home: Home, policies: list[LoadedPolicy]) -> None:
+    """Or a vote of theirs would be one answer, counted often."""
+    config, room = home.load_config(), 6
+    workers = shared_workers(config)
+    engine = TransformersEngine(policies[0])
+    twins = [Expert(name, policies[0], engine, room) for name in ("n0", "n1", "n2")]
+    questions = held_out_set(config, home, workers)
+    even = torch.full((3,), 1 / 3).log()
+    found = examine(twins, workers, questions, log_prior=even, form="text", samples=1, seed=0)
+    assert len({one.sampled for one in found.singles.values()}) > 1
+    assert len({one.greedy for one in found.singles.values()}) == 1
+
+
+def test_the_first_does_what_the_evaluation_finds_and_every_way_is_judged(home: Home) -> None:
+    config = home.load_config()
+    body = evaluate_ensemble(config, home, ["n0", "n1"])
+    assert json.loads(home.ensemble.read_text()) == body
+    alone = evaluate_swarm(config, home, ["n0", "n1"])["nodes"]
+    assert body["experts"]["n0"]["pass_at_1"] == alone["n0"]["pass_at_1"]
+    for name, figures in body["experts"].items():
+        assert figures["greedy"] == alone[name]["greedy"]
+    ways = body["ways"]
+    assert ways.keys() == {
+        *("mixture", "vote", "route", "uniform_vote", "majority", "average"),
+        *("oracle_by_task", "oracle_by_question"),
+    }
+    best = body["experts"][body["best"]]["pass_at_1"]
+    assert ways["oracle_by_question"]["pass_at_1"] >= ways["oracle_by_task"]["pass_at_1"] >= best
+    bound = ways["oracle_by_question"]["pass_at_1"]
+    assert all(ways[way]["pass_at_1"] <= bound for way in ("vote", "route", "uniform_vote"))
+    assert {way: ways[way]["answers"] for way in ("vote", "majority", "mixture", "route")} == {
+        "vote": 2,
+        "majority": 2,
+        "mixture": 2,
+        "route": 1,
+    }
+    assert body["unit"] == "token"
+    assert sum(body["prior"].values()) == pytest.approx(1.0)
+    assert sum(body["routed"]["chain_sum"].values()) == pytest.approx(1.0)
+    assert body["rounds"] == {"n0": 2, "n1": 2}
+
+
+def asked(home: Home, *words: str, node: str = "n0,n1") -> int:
+    return cli.invoke(["evaluate", "--home", str(home.root), "--ensemble", node, *words])
+
+
+def test_nodes_of_two_vocabularies_answer_by_vote_and_route_alone(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert asked(home, "--json", node="n0,n2") == 0
+    body = json.loads(capsys.readouterr().out)
+    assert body["unit"] == "byte"
+    assert {"vote", "route"} <= body["ways"].keys()
+    assert not {"mixture", "average"} & body["ways"].keys()
+    assert asked(home, "--log", "mixture", node="n0,n2") == 2
+    assert "'mixture': n0 and n2 have different tokenizers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words", "said"),
+    [
+        ("n0,n9", (), "--ensemble = 'n9': the swarm has n0, n1, n2, n3; name one of them"),
+        ("n0,n1,n0", (), "--ensemble = 'n0': is named twice; name each node once"),
+        ("n0", (), "--ensemble = 'n0': takes two nodes or more"),
+        ("n0,n3", (), "--ensemble = 'n3': has no whole checkpoint; let it run"),
+        ("n0,n1", ("--log", "guess"), "--log = 'guess': an ensemble does not answer so; name one of mixture"),
+        ("n0,n1", ("--node", "n0"), "--ensemble = 'n0,n1': does not go with --node"),
+    ],
+)
+def test_what_cannot_be_asked_together_is_said_in_one_line(
+    home: Home, capsys: pytest.CaptureFixture[str], nodes: str, words: tuple[str, ...], said: str
+) -> None:
+    assert asked(home, *words, node=nodes) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert said in line
+
+
+def test_to_log_an_ensemble_is_to_name_one(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["evaluate", "--home", str(home.root), "--log", "vote"]) == 2
+    assert "name its nodes with --ensemble" in capsys.readouterr().err
+
+
+def greedily(config: Config, policy: LoadedPolicy) -> list[str]:
+    groups = TransformersEngine(policy).generate(
+        [policy.encode_prompt(question) for question in QUESTIONS],
+        completions=1,
+        max_new_tokens=config.generate.max_new_tokens,
+        sampling=Sampling(),
+        seed=0,
+        greedy=True,
+    )
+    return [completion.text for (completion,) in groups]
+
+
+@pytest.mark.services
+def test_a_logged_ensemble_is_one_model_that_others_load_and_ask(
+    home: Home,
+    policies: list[LoadedPolicy],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, uri = home.load_config(), f"sqlite:///{home.mlflow_db}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert asked(home, "--log", "mixture") == 0
+    shown = capsys.readouterr().out
+    assert "logged to MLflow as models:/test.ensemble/1" in shown
+    assert "token mixture" in shown
+    found = evaluate_ensemble(config, home, ["n0", "n1"], log="mixture")
+    assert found["model"] == "models:/test.ensemble/1", "it is the same one"
+    assert evaluate_ensemble(config, home, ["n0", "n2"], log="route")["model"] == "models:/test.ensemble/2"
+    shutil.rmtree(home.node("n0"))
+    mlflow.set_tracking_uri(uri)
+    try:
+        mixture = mlflow.pyfunc.load_model("models:/test.ensemble/1")
+        routed = mlflow.pyfunc.load_model("models:/test.ensemble/2")
+    finally:
+        mlflow.set_tracking_uri(None)
+    prior = torch.tensor([found["prior"][name] for name in ("n0", "n1")]).log()
+    assert mixture.predict(list(QUESTIONS)) == greedily(config, mixed(policies[:2], prior))
+    own, other = (greedily(config, policies[place]) for place in (0, 2))
+    answers = routed.predict(list(QUESTIONS))
+    assert all(answer in pair for answer, *pair in zip(answers, own, other, strict=True))

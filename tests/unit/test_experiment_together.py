@@ -1,0 +1,114 @@
+"""Grids whose nodes have limits of their own, or are asked together: what is allowed, what comes of it."""
+
+import math
+from typing import Any
+
+import pytest
+from experiment_support import GRID, record
+
+from sapo.cli.report.experiment_page import together
+from sapo.core.errors import UserError
+from sapo.experiment.grid import Grid, parse_grid, read, run_digest
+from sapo.experiment.metrics import MEANINGS, WAYS, figures_of
+from sapo.experiment.record import Job, Together
+from sapo.policy.ensemble_exam import Way
+
+LEGS = {"dataset": "leg_counting"}
+OWN = {"arm": [{"name": "own", "node_rounds": [6, 10]}]}
+
+
+def grid(**changes: Any) -> Grid:
+    return parse_grid({**GRID, "compare": [], "target": None, **changes})
+
+
+def limits(one: Grid, job: Job) -> list[tuple[int, float]]:
+    return [(limit.rounds, limit.tokens) for limit in one.limits(job, 2)]
+
+
+def test_a_node_s_own_rounds_are_its_limit_and_the_most_of_them_are_the_run_s() -> None:
+    one, job = grid(**OWN), Job(arm="own", seed=1)
+    assert one.rounds_of(job) == 10
+    assert limits(one, job) == [(6, math.inf), (10, math.inf)]
+
+
+def test_nodes_share_trained_tokens_by_their_rounds() -> None:
+    one = grid(**OWN, trained=800)
+    assert limits(one, Job(arm="own", seed=1)) == [(6, 300.0), (10, 500.0)]
+    assert limits(grid(trained=800), Job(arm="8/0", seed=1)) == [(4, 400.0), (4, 400.0)]
+
+
+def test_a_shorter_tuning_run_cuts_all_limits_alike() -> None:
+    one = grid(**OWN, trained=800, tune={"lr": [1e-4], "rounds": 5})
+    assert limits(one, Job(arm="own", seed=1, tuning=True)) == [(3, 150.0), (5, 250.0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "told"),
+    [
+        ({"arm": [{"name": "a", "node_rounds": [1, 2, 3]}]}, "arm a: node_rounds", "it has 2 nodes"),
+        ({"arm": [{"name": "a", "node_rounds": [1, 2], "rounds": 3}]}, "arm.0", "set one of them"),
+        ({"exam": {"ensemble": 3}}, "exam.ensemble", "set a multiple"),
+        ({"exam": {"untrained": [{"dataset": "chain_sum"}]}}, "exam.untrained", "name another data set"),
+        (
+            {"compare": [{"arm": "4/4", "with": "8/0", "figure": "ensemble/vote", "what": "?"}]},
+            "compare.0.figure",
+            "set exam.ensemble",
+        ),
+        (
+            {"compare": [{"arm": "4/4", "with": "8/0", "figure": "pass_at_1/untrained", "what": "?"}]},
+            "compare.0.figure",
+            "set exam.untrained",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_place(changes: dict[str, Any], field: str, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        grid(**changes)
+    assert caught.value.field == field
+    assert told in str(caught.value)
+
+
+def test_runs_of_grids_that_ask_for_nothing_new_keep_their_digests() -> None:
+    """Or every run that was made before would be made again."""
+    assert grid().exam.model_dump() == {"every": 50, "questions": 400, "samples": 1}
+    job = Job(arm="8/0", seed=1)
+    own = {"exam": {"ensemble": 2}}, {"exam": {"untrained": [{"dataset": "gcd"}]}}, {"trained": 9}
+    digests = {run_digest(grid(**one), job) for one in ({}, *own)}
+    assert len(digests) == 4
+
+
+def test_what_nodes_do_together_are_figures_of_the_run() -> None:
+    made = record().model_copy(
+        update={
+            "ensemble": {"vote": Together(pass_at_1=0.5, untrained=0.25, tasks={})},
+            "exams": [exam.model_copy(update={"untrained": 0.125}) for exam in record().exams],
+            "routed": 0.75,
+        }
+    )
+    found = figures_of(made)
+    names = ("ensemble/vote", "ensemble/vote/untrained", "ensemble/routed", "pass_at_1/untrained")
+    assert [found[name] for name in names] == [0.5, 0.25, 0.75, 0.125]
+    assert found.keys() <= MEANINGS.keys()
+
+
+def test_every_way_of_an_ensemble_has_its_figure() -> None:
+    assert WAYS.keys() - {"best_single"} == {*Way.__args__}  # type: ignore[attr-defined]
+
+
+def test_the_page_has_a_column_for_each_way_that_was_asked() -> None:
+    share = {"mean": 0.5, "low": None, "high": None}
+    arms = {"one": {"figures": {"ensemble/vote": share}}, "two": {"figures": {"ensemble/mixture": share}}}
+    table = together(arms)
+    assert table is not None
+    assert list(table.head) == ["learned, %", "mixture", "vote"]
+    assert [list(row) for row in table.rows] == [["one", "–", "50.0"], ["two", "50.0", "–"]]
+    assert together(arms, "/untrained") is None
+
+
+def test_the_arms_of_the_experts_may_learn_from_equally_many_tokens() -> None:
+    one = read("experts")
+    totals = set()
+    for arm in one.arms:
+        job = Job(arm=arm, seed=1, lr=1e-4)
+        totals.add(round(sum(limit.tokens for limit in one.limits(job, one.config(job).swarm.nodes))))
+    assert totals == {one.trained}
