@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ class Round:
     peak: float
     reward: float
     trained: bool
+    tokens: float = 0.0
+    """Generated, where the program says so."""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by stage, likewise."""
 
 
 class Program:
@@ -86,9 +90,11 @@ def started(name: str, work: Work, python: Path, folder: Path) -> Iterator[Progr
     """A program of `MODULES` under an interpreter, ended on leaving. `folder` gets its files and its log."""
     task, log = folder / "work.json", folder / "log"
     work.write(task)
+    # A checkout that is not installed is found as this process found it; genrl's environment has none of it.
+    ours = os.environ.get("PYTHONPATH", "") if python == Path(sys.executable) else ""
     # Its keys go with the folder; no program asks a hub for anything.
     environment = os.environ | {
-        "PYTHONPATH": str(HERE.parent),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), ours])),
         "SAPO_KEYS": str(folder / "keys"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
