@@ -8,11 +8,11 @@ there, as it would by CUDA's handles on a GPU. The two take turns; memory is the
 processes, so that what they share counts once.
 """
 
-import multiprocessing.connection
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Apart:
         return self._child.pid
 
 
-def serve(there: multiprocessing.connection.Connection, subject: LoadedPolicy, cache_gb: float) -> None:
+def serve(there: Connection, subject: LoadedPolicy, cache_gb: float) -> None:
     """The process of `Apart`: answers until it is asked to close."""
     with closing(VllmEngine(subject, cache_gb=cache_gb)) as engine:
         there.send("open")
