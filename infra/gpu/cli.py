@@ -96,7 +96,7 @@ def listed(steps: Sequence[Step]) -> list[str]:
 
 
 def described(machine: Machine, carried: Path | None) -> list[str]:
-    """What this machine has, and what each step lacks."""
+    """What this machine has, and what all steps together lack here."""
     versions = ", ".join(f"{name} {number}" for name, number in machine.versions.items())
     lines = [
         f"machine: {machine.cores} cores of {machine.cpu}, {machine.memory_gb:g} GB, {machine.system}",
@@ -109,11 +109,8 @@ def described(machine: Machine, carried: Path | None) -> list[str]:
         f"python {machine.python}, {versions}",
         f"carried packages: {carried or 'none'}",
     ]
-    lacks: dict[str, list[str]] = {}
-    for step in STEPS:
-        for name in missing(step.needs):
-            lacks.setdefault(name, []).append(step.name)
-    return [*lines, *(f"lacking: {name}, for {', '.join(names)}" for name, names in lacks.items())]
+    gone = missing(sorted({name for step in STEPS for name in step.needs}))
+    return [*lines, f"lacking: {', '.join(gone) or 'nothing'}"]
 
 
 def lacking(machine: Machine, device: Device) -> Callable[[Step], str]:

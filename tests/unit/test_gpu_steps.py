@@ -1,5 +1,6 @@
 """`make gpu` without its steps' work: what is run when, what is remembered, what the table says."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -210,6 +211,19 @@ def test_carried_packages_are_unpacked_once(tmp_path: Path) -> None:
     (site / module.name).unlink()
     assert unpack(tmp_path / "packed", tmp_path / "site") == site
     assert not (site / module.name).exists()
+
+
+def test_a_package_that_does_not_compile_is_importable_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from infra.gpu.packages import _build
+
+    (tmp_path / "uncompiled_here-1.0.tar.gz").write_bytes(b"no archive")
+    _build(tmp_path / "uncompiled_here-1.0.tar.gz", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("uncompiled_here")
+    with pytest.raises(AttributeError, match="was not compiled here"):
+        module.solve([])
 
 
 @pytest.mark.timeout(600)
