@@ -71,6 +71,15 @@ def test_nodes_that_surely_do_not_fit_are_refused_before_they_start(
         assert len(refuse_too_many(config, home, cache)) == said
 
 
+@pytest.mark.parametrize("setting", ["generate.engine=vllm", "generate.ahead=1"])
+def test_an_engine_of_its_own_keeps_its_cache_and_weights_during_an_update(setting: str) -> None:
+    turns, beside = node_memory(tiny(), SHAPE), node_memory(tiny(setting), SHAPE)
+    assert (turns.cache_beside, beside.cache_beside) == (0, beside.cache)
+    update = turns.gradients + turns.activations
+    assert turns.device == turns.weights + turns.optimizer + max(update, turns.cache)
+    assert beside.device == 2 * turns.weights + turns.optimizer + update + beside.cache
+
+
 def test_settings_that_save_memory_do() -> None:
     plain = node_memory(tiny("generate.max_new_tokens=256"), SHAPE)
     assert plain.weights == plain.gradients == 4_000_000
