@@ -15,7 +15,7 @@ BYTECODE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt $(BYTECODE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup swarm swarm-over-sqlite swarm-over-kafka test lint soak starter docs clean
+.PHONY: help setup swarm swarm-over-sqlite swarm-over-kafka test lint soak starter gpu gpu-packages docs clean
 
 help:
 	@echo "make swarm   a swarm of four small models learns to think on this machine, in about five minutes"
@@ -23,6 +23,7 @@ help:
 	@echo "make test    all tests   (make test TESTS=tests/unit: the fast ones)"
 	@echo "make lint    formatting, lint, types"
 	@echo "make soak    the long counts of the tests that make test runs short"
+	@echo "make gpu     all that only a GPU can show, in steps   (make gpu ARGS=--dry-run lists them)"
 	@echo "make starter   teach the models that ship with the package again, in about half an hour"
 	@echo "make docs    regenerate what docs/ holds of generated text and pictures"
 	@echo "make clean   remove .venv and caches; runs/ stays"
@@ -83,6 +84,14 @@ soak: $(VENV)/.vllm
 
 starter: $(VENV)/.dev
 	$(BIN)/python -m sapo.policy.thinker
+
+# Installs nothing: the machine may have no network. It takes the checkout's Python if there is one, else PYTHON.
+gpu:
+	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m infra.gpu $(ARGS)
+
+# Archives of packages to carry to such a machine: make gpu-packages THERE=FILE, names of those that it has, one a line.
+gpu-packages: $(VENV)/.dev
+	$(BIN)/python -m infra.gpu.packages --there $(THERE) $(ARGS)
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

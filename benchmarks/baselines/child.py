@@ -39,6 +39,10 @@ class Work:
     """Where the program may write."""
     tasks: list[dict[str, Any]] = field(default_factory=list)
     """Data sets and their parameters, for programs that draw questions themselves."""
+    device: str = "cpu"
+    """Where TRL runs; ours has it in its config."""
+    vllm_share: float = 0.0
+    """Of the GPU's memory that TRL's vLLM may take; 0: it samples with transformers' generate."""
 
     def conversation(self, question: str) -> list[dict[str, str]]:
         """The messages of one question."""
@@ -73,7 +77,16 @@ class Requests:
         line = sys.stdin.readline().strip()
         return line or None  # type: ignore[return-value]
 
-    def answer(self, seconds: float, reward: float, trained: bool) -> None:
-        """A round is done: its seconds, the mean score of its completions, and whether a step was made."""
-        self._replies.write(json.dumps({"seconds": seconds, "reward": reward, "trained": trained}) + "\n")
+    def answer(
+        self,
+        seconds: float,
+        reward: float,
+        trained: bool,
+        tokens: float = 0.0,
+        stages: dict[str, float] | None = None,
+    ) -> None:
+        """A round is done: its seconds, the mean score of its completions, whether a step was made, tokens
+        that were generated, and seconds by stage."""
+        reply = {"seconds": seconds, "reward": reward, "trained": trained, "tokens": tokens}
+        self._replies.write(json.dumps(reply | {"stages": stages or {}}) + "\n")
         self._replies.flush()

@@ -18,6 +18,8 @@ from sapo.node import round
 from sapo.node.scoring import score_groups
 from sapo.tasks.workers import TaskWorkers
 
+STAGES = ("time/generate", "time/generate_ahead", "time/consume", "time/verify", "time/update")
+
 
 def main() -> None:
     """Make rounds until no more are asked for."""
@@ -44,7 +46,10 @@ def main() -> None:
             began = time.perf_counter()
             result = runtime.run_round()
             seconds = time.perf_counter() - began
-            requests.answer(seconds, result.metrics["reward/local"], not result.skipped)
+            found = result.metrics
+            stages = {name.removeprefix("time/"): took for name, took in found.items() if name in STAGES}
+            trained = not result.skipped
+            requests.answer(seconds, found["reward/local"], trained, found["tokens/generated"], stages)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ class Round:
     peak: float
     reward: float
     trained: bool
+    tokens: float = 0.0
+    """Generated, where the program says so."""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by stage, likewise."""
 
 
 class Program:
@@ -51,7 +55,8 @@ class Program:
         assert self._process.stdout is not None
         family = self._family()
         for one in family:
-            Path(f"/proc/{one.pid}/clear_refs").write_text("5", encoding="ascii")
+            with suppress(OSError):  # some kernels (gVisor) set no peak back: it is then that since the start
+                Path(f"/proc/{one.pid}/clear_refs").write_text("5", encoding="ascii")
         before = _cpu(family)
         try:
             self._process.stdin.write(f"{scores}\n")
@@ -86,9 +91,11 @@ def started(name: str, work: Work, python: Path, folder: Path) -> Iterator[Progr
     """A program of `MODULES` under an interpreter, ended on leaving. `folder` gets its files and its log."""
     task, log = folder / "work.json", folder / "log"
     work.write(task)
+    # A checkout that is not installed is found as this process found it; genrl's environment has none of it.
+    ours = os.environ.get("PYTHONPATH", "") if python == Path(sys.executable) else ""
     # Its keys go with the folder; no program asks a hub for anything.
     environment = os.environ | {
-        "PYTHONPATH": str(HERE.parent),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), ours])),
         "SAPO_KEYS": str(folder / "keys"),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
@@ -149,8 +156,8 @@ def _cpu(family: list[psutil.Process]) -> float:
 
 
 def _peak(process: psutil.Process) -> float:
-    """The process's `VmHWM` in MB."""
+    """The process's `VmHWM` in MB; what it has now where the kernel (gVisor) keeps no peak."""
     for line in Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / 1e6
-    raise SapoError(f"process {process.pid} has no VmHWM")
+    return float(process.memory_info().rss / 1e6)

@@ -1,8 +1,9 @@
 """TRL's GRPOTrainer, one optimiser step a round: generate, score, update.
 
 Settings as ours where both have them; where TRL has a choice, the one that makes it fastest here: no
-gradient checkpointing, no reference model (beta 0), fused AdamW, nothing logged or saved, no bfloat16. Its
-questions are drawn before it starts, ours within the round.
+gradient checkpointing, no reference model (beta 0), fused AdamW, nothing logged or saved. On a CPU there is
+no bfloat16; on a GPU it computes in bfloat16 on float32 weights, as is its default. Its questions are drawn
+before it starts, ours within the round.
 """
 
 import time
@@ -24,6 +25,7 @@ class OnRequest(TrainerCallback):
         self.work, self.requests = work, requests
         self.scores: Scores = "verifier"
         self.reward, self.began = 0.0, 0.0
+        self.tokens, self.generated, self.scored_at = 0, 0.0, 0.0
         self._entries: dict[str, tuple[Any, dict[str, Any]]] = {}
         for question in (question for round in work.rounds for question in round):
             data = reasoning_gym.create_dataset(
@@ -40,10 +42,20 @@ class OnRequest(TrainerCallback):
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """Called after the optimiser's step."""
-        self.requests.answer(time.perf_counter() - self.began, self.reward, True)
+        if self.work.device == "cuda":
+            torch.cuda.synchronize()
+        ended = time.perf_counter()
+        stages = {
+            "generate": self.generated - self.began,
+            "verify": self.scored_at - self.generated,
+            "update": ended - self.scored_at,
+        }
+        self.requests.answer(ended - self.began, self.reward, True, self.tokens, stages)
 
     def scored(self, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
         """The reward function: rows come group by group."""
+        self.generated = time.perf_counter()
+        self.tokens = sum(map(len, columns.get("completion_ids", ())))
         found = []
         for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
             group, k = divmod(row, self.work.completions)
@@ -52,7 +64,7 @@ class OnRequest(TrainerCallback):
                 found.append(float(data.score_answer(completion[0]["content"], entry)))
             else:
                 found.append(stand_in(self.scores, group, k))
-        self.reward = sum(found) / len(found)
+        self.reward, self.scored_at = sum(found) / len(found), time.perf_counter()
         return list(found)
 
 
@@ -79,8 +91,13 @@ def arguments(work: Work) -> GRPOConfig:
         temperature=1.0,
         gradient_checkpointing=False,
         shuffle_dataset=False,
-        use_cpu=True,
-        bf16=False,
+        use_cpu=work.device == "cpu",
+        bf16=work.device != "cpu",
+        use_vllm=work.vllm_share > 0,
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=work.vllm_share or 0.3,
+        vllm_max_model_length=1024,
+        vllm_importance_sampling_correction=False,  # ours trains on what it sampled, too
         disable_tqdm=True,
         report_to="none",
         logging_strategy="no",

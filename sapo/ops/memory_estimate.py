@@ -39,12 +39,15 @@ class NodeMemory:
     gradients: int
     activations: int
     cache: int
+    cache_beside: int
+    """Of the cache, what is there during an update too: vLLM's stays, and generation ahead needs its own."""
     process: int
 
     @property
     def device(self) -> int:
-        """Of the device that the model lives on, at once: generation and update take turns."""
-        return self.weights + self.optimizer + max(self.gradients + self.activations, self.cache)
+        """Of the device that the model lives on, at once: else generation and update take turns."""
+        update = self.gradients + self.activations + self.cache_beside
+        return self.weights + self.optimizer + max(update, self.cache)
 
     def as_dict(self) -> dict[str, int]:
         """The parts, and their peak together."""
@@ -56,14 +59,16 @@ def node_memory(
 ) -> NodeMemory:
     """What one node takes; `prompt` is tokens of a long question, `process` bytes without a model."""
     size = BYTES[config.dtype]
-    copies = 2 if config.generate.engine == "vllm" or config.generate.ahead else 1
+    beside = config.generate.engine == "vllm" or bool(config.generate.ahead)
+    cache = _cache(config, shape, prompt)
     masters = shape.trained * MASTER if config.dtype != "float32" else 0
     return NodeMemory(
-        weights=shape.parameters * size * copies,
+        weights=shape.parameters * size * (2 if beside else 1),
         optimizer=shape.trained * MOMENTS[config.learn.optimizer] + masters,
         gradients=shape.trained * MASTER,
         activations=_activations(config, shape, prompt),
-        cache=_cache(config, shape, prompt),
+        cache=cache,
+        cache_beside=cache if beside else 0,
         process=process,
     )
 

@@ -11,6 +11,7 @@ import psutil
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
+from sapo.core.errors import UserError
 from sapo.core.types import canonical
 from sapo.ops.disk_estimate import DAY_S, NodeDisk, node_disk, per_round
 from sapo.ops.memory_estimate import BESIDE, PROMPT_TOKENS, NodeMemory, node_memory
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from sapo.policy.model_shape import ModelShape
 
 RAM = "memory"
+UNSURE = 1.5
+"""The formula and a real node's peak are within this factor of each other, either way."""
 CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -95,6 +98,22 @@ def make_plan(config: Config, home: Home, cache: Path, *, probing: bool, progres
         _of_alike(config, own, names, cache, probing, progress, missing) for own, names in _alike(config)
     ]
     return Plan(tuple(nodes), tuple(_needs(nodes, home)), tuple(missing))
+
+
+def refuse_too_many(config: Config, home: Home, cache: Path) -> tuple[str, ...]:
+    """Raise `UserError` where a site's nodes surely do not fit into memory; returns warnings if they may not.
+
+    By formula alone. Of a model whose shape is not known nothing is said.
+    """
+    plan = make_plan(config, home, cache, probing=False, progress=lambda label, done, total: None)
+    short = [one for one in plan.needs if one.need > UNSURE * one.have]
+    if short:
+        problem = (
+            f"{short[0].what}: {in_units(short[0].need)} are needed, there are {in_units(short[0].have)}"
+        )
+        remedy = "name fewer with --nodes, or a smaller model; `sapo plan` has the memory by part"
+        raise UserError("swarm.nodes", config.swarm.nodes, problem, remedy)
+    return plan.warnings
 
 
 def _alike(config: Config) -> list[tuple[Config, tuple[str, ...]]]:

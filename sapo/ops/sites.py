@@ -173,7 +173,10 @@ def join_swarm(
     advice = take(json.loads(data).get(ADVICE), manifest)
     own = preset or preset_of(file)
     begun = (advice.preset if advice is not None else None) or own or DEFAULT_PRESET
-    below = merge(preset_values(begun), {} if advice is None else advice.settings)
+    values = preset_values(begun)
+    if begun != own:
+        values.pop("node", None)  # which GPU a node has is the founder's machine's
+    below = merge(values, {} if advice is None else advice.settings)
     config = _load(own, file, sets, manifest.swarm, site, shared_settings(manifest), below)
     lacking = missing(config.tasks)
     if len(lacking) == len({task.dataset for task in config.tasks}):
@@ -258,12 +261,16 @@ def _load(
     more: Sequence[str],
     below: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The config of a site, of one node by default, on a bus that other sites can reach.
+    """The config of a site on a bus that other sites can reach.
+
+    It has one node if neither the file says how many nor the preset has settings for single nodes.
 
     `below` are settings that lie under everything else; `more` those that win over everything else.
     """
     names = (f"swarm.name={json.dumps(swarm)}", f"swarm.site={json.dumps(site)}")
-    alone = [] if file is not None and "swarm.nodes" in keys_of(file) else ["swarm.nodes=1"]
+    several = preset is not None and "node" in preset_values(preset)
+    several |= file is not None and "swarm.nodes" in keys_of(file)
+    alone = [] if several else ["swarm.nodes=1"]
     try:
         config = load(preset, file, [*alone, *sets, *more, *names], base=below)
     except UserError as error:

@@ -69,6 +69,6 @@ def test_flags_are_shown_without_a_value(name: str, capsys: pytest.CaptureFixtur
 
 def test_the_help_names_the_presets_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(shown(["swarm", "--help"], capsys).split())
-    said = re.search(r"--preset NAME Settings that ship with sapo: (.+?)\.", text)
+    said = re.search(r"--preset NAME Settings that ship with sapo: (.+?)\. ", text)
     assert said is not None
     assert sorted(re.split(", | or ", said[1])) == presets()

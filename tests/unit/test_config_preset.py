@@ -50,7 +50,11 @@ def test_a_run_that_goes_on_keeps_its_settings() -> None:
     ("line", "says"),
     [
         ('preset = "papper"', "preset = 'papper': there is no such preset; did you mean 'paper'?"),
-        ("preset = 3", "preset = 3: there is no such preset; presets are: paper, starter, tiny"),
+        (
+            "preset = 3",
+            "preset = 3: there is no such preset; presets are: paper, qwen-0.5b, qwen-0.5b-2gpu, "
+            "qwen-1.5b-lora, starter, tiny",
+        ),
         ('preset = ""', "preset = '': there is no such preset"),
         ('preset = ["tiny"]', "there is no such preset"),
         ("[preset]\na = 1", "there is no such preset"),

@@ -10,10 +10,11 @@ from transformers import Qwen2Config
 from sapo import cli
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
+from sapo.core.errors import UserError
 from sapo.core.user_cache import default_cache
 from sapo.ops.disk_estimate import checkpoint_bytes, kept_checkpoints, node_disk, per_round
 from sapo.ops.memory_estimate import node_memory
-from sapo.ops.plan import make_plan
+from sapo.ops.plan import make_plan, refuse_too_many
 from sapo.ops.plan_probe import as_probed, probe
 from sapo.policy.model_shape import ModelShape, shape_of
 from sapo.policy.models import load_policy
@@ -54,6 +55,29 @@ def test_the_shape_has_the_model_s_very_parameters(sets: tuple[str, ...]) -> Non
 def test_a_starter_that_is_not_made_has_a_shape_that_says_so(tmp_path: Path) -> None:
     found = shape(tiny("model=starter:bytes"), tmp_path)
     assert (found.known, found.layers, found.vocabulary) == (False, 3, 260)
+
+
+@pytest.mark.parametrize(("share", "said"), [(2.0, 0), (0.9, 1), (0.5, None)])
+def test_nodes_that_surely_do_not_fit_are_refused_before_they_start(
+    share: float, said: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, home, cache = tiny("swarm.nodes=8"), Home(tmp_path), default_cache()
+    (memory, *_) = make_plan(config, home, cache, probing=False, progress=lambda *_: None).needs
+    monkeypatch.setattr("sapo.ops.plan.memory_of", lambda place: int(share * memory.need))
+    if said is None:
+        with pytest.raises(UserError, match=r"swarm\.nodes = 8: memory: .* are needed, there are .*--nodes"):
+            refuse_too_many(config, home, cache)
+    else:
+        assert len(refuse_too_many(config, home, cache)) == said
+
+
+@pytest.mark.parametrize("setting", ["generate.engine=vllm", "generate.ahead=1"])
+def test_an_engine_of_its_own_keeps_its_cache_and_weights_during_an_update(setting: str) -> None:
+    turns, beside = node_memory(tiny(), SHAPE), node_memory(tiny(setting), SHAPE)
+    assert (turns.cache_beside, beside.cache_beside) == (0, beside.cache)
+    update = turns.gradients + turns.activations
+    assert turns.device == turns.weights + turns.optimizer + max(update, turns.cache)
+    assert beside.device == 2 * turns.weights + turns.optimizer + update + beside.cache
 
 
 def test_settings_that_save_memory_do() -> None:

@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from sapo.core.config.home import Home
     from sapo.core.config.load import Config
 
+SHIPPED_PRESETS = (
+    "Settings that ship with sapo: tiny, starter, paper, qwen-0.5b, qwen-1.5b-lora or qwen-0.5b-2gpu."
+)
 PresetOption = Annotated[
     str | None,
-    typer.Option("--preset", metavar="NAME", help="Settings that ship with sapo: tiny, starter or paper."),
+    typer.Option("--preset", metavar="NAME", help=SHIPPED_PRESETS),
 ]
 ConfigOption = Annotated[
     Path | None,

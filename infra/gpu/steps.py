@@ -1,0 +1,138 @@
+"""The steps of `make gpu`, in order of worth: what each needs, takes, and leaves unsaid without a GPU."""
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+Device = Literal["cuda", "cpu"]
+Shape = Literal["tiny", "qwen"]
+
+LEARNER = ("torch", "transformers", "numpy", "pydantic")
+POLICY = (*LEARNER, "tokenizers", "safetensors", "jinja2", "psutil", "re2")
+NODE = (
+    *POLICY,
+    *("cryptography", "deltalake", "math_verify", "pyarrow", "pycosat", "reasoning_gym", "setproctitle"),
+)
+SWARM = (*NODE, "duckdb", "httpx", "mlflow", "prefect", "rich", "scipy", "sqlalchemy", "typer", "zstandard")
+TRL = (*NODE, "trl", "datasets", "accelerate")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step. `minutes` and `memory_gb` (of a GPU's memory) are guesses for the shapes of Qwen2.5."""
+
+    name: str
+    what: str
+    module: str
+    """Of this package; its `run` does the work, in a process of its own."""
+    minutes: float
+    memory_gb: float
+    needs: tuple[str, ...]
+    """Modules that must be importable."""
+    options: MappingProxyType[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    unrehearsed: tuple[str, ...] = ()
+    """What a run on a processor can't show."""
+    gpu_only: bool = False
+    """Whether a processor can't run it at all."""
+
+
+def _options(**options: str) -> MappingProxyType[str, str]:
+    return MappingProxyType(options)
+
+
+def _round(size: str, program: str, minutes: float, memory_gb: float, needs: tuple[str, ...]) -> Step:
+    unrehearsed = {
+        "ours": ("what the GPU's memory comes to at its peak",),
+        "ours-vllm": ("vLLM's GPU build: compiled graphs, prompts read in parts",),
+        "trl": ("bfloat16 autocast on a GPU",),
+        "trl-vllm": ("the whole step: TRL cannot put weights into vLLM's CPU build",),
+    }
+    return Step(
+        f"round-{size}-{program}",
+        f"rounds of 8 x 8 x 256 tokens at Qwen2.5-{size.upper()}'s shape: {PROGRAMS[program]}",
+        "rounds",
+        minutes,
+        memory_gb,
+        needs,
+        _options(size=size, program=program),
+        unrehearsed[program],
+        gpu_only=program == "trl-vllm",
+    )
+
+
+PROGRAMS = {
+    "ours": "a node, transformers engine",
+    "ours-vllm": "a node, vLLM engine",
+    "trl": "TRL, transformers' generate",
+    "trl-vllm": "TRL, vLLM colocated",
+}
+
+STEPS: tuple[Step, ...] = (
+    Step(
+        "learner",
+        "an update in bfloat16 against float32 on the processor; 20 repeats of one update; peak memory",
+        "learner",
+        *(2.0, 12.0, LEARNER),
+        unrehearsed=("whether the GPU's kernels repeat an update bit for bit", "CUDA's peak memory"),
+    ),
+    Step(
+        "learner-deterministic",
+        "20 repeats of one update with torch's deterministic kernels only",
+        "learner",
+        *(1.0, 12.0, LEARNER),
+        _options(deterministic="yes"),
+        ("deterministic kernels of the GPU: their bits and their cost",),
+    ),
+    Step(
+        "vllm-float32",
+        "vLLM in float32: greedy equality with transformers, gap to the learner, weight push, 50 pushes",
+        "engine",
+        *(2.5, 10.0, (*POLICY, "vllm")),
+        _options(dtype="float32"),
+        ("vLLM's GPU build: compiled graphs, prompts read in parts",),
+    ),
+    Step(
+        "vllm-bfloat16",
+        "the same in bfloat16",
+        "engine",
+        *(2.5, 6.0, (*POLICY, "vllm")),
+        _options(dtype="bfloat16"),
+        ("vLLM's GPU build: compiled graphs, prompts read in parts",),
+    ),
+    _round("0.5b", "ours-vllm", 2.5, 24.0, (*NODE, "vllm")),
+    _round("0.5b", "trl-vllm", 2.5, 30.0, (*TRL, "vllm")),
+    _round("0.5b", "ours", 2.5, 24.0, NODE),
+    _round("0.5b", "trl", 2.5, 30.0, TRL),
+    _round("1.5b", "ours-vllm", 3.0, 50.0, (*NODE, "vllm")),
+    _round("1.5b", "trl-vllm", 3.0, 60.0, (*TRL, "vllm")),
+    _round("1.5b", "ours", 3.0, 50.0, NODE),
+    _round("1.5b", "trl", 3.0, 60.0, TRL),
+    Step(
+        "ahead",
+        "generation for the next round beside the update, against none",
+        "ahead",
+        *(3.0, 50.0, NODE),
+        unrehearsed=("one GPU shared by generation and update",),
+    ),
+    Step(
+        "two-nodes",
+        "two nodes on one GPU against one alone",
+        "two_nodes",
+        *(3.0, 48.0, NODE),
+        unrehearsed=("two processes on one GPU: its memory, its time",),
+    ),
+    Step(
+        "swarm",
+        "`sapo swarm` of two nodes over Kafka for 20 rounds, killed once, resumed",
+        "swarm",
+        *(7.0, 40.0, SWARM),
+        unrehearsed=("two nodes on one GPU in a whole swarm",),
+    ),
+    Step(
+        "replay",
+        "both nodes' rounds of that swarm made again: bit for bit, or how far off",
+        "replay",
+        *(3.0, 12.0, SWARM),
+        unrehearsed=("how far a GPU's replay is off",),
+    ),
+)
