@@ -4,19 +4,19 @@
 
 Ours is the guest; the baseline is the same engine in another process, to which requests and completions go
 through a pipe and weights through shared memory: the learner's parameters lie in it, and vLLM loads them from
-there, as it would by CUDA's handles on a GPU. The two take turns; memory is the proportional share of all
-processes, so that what they share counts once.
+there, as it would by CUDA's handles on a GPU. Each runs alone, the other process first; memory is the
+proportional share of all processes, so that what they share counts once.
 """
 
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from common import Report, benchmark, parser, repeat
+from common import Report, benchmark, parser
 
 if __name__ == "__main__":
     # answers --help before what follows is loaded, which takes seconds
@@ -104,34 +104,39 @@ def push_s(engine: Any, subject: LoadedPolicy) -> float:
 
 
 def measure(report: Report, name: str, works: list[Work], times: int) -> None:
-    """Both ways with one size of model."""
+    """Both ways with one size of model, one after the other: side by side their threads would share cores."""
     shape = SHAPES[name]
     torch.set_num_threads(shape.threads)
     subject = policy(shape)
     subject.model.share_memory()
-    own = psutil.Process().pid
-    before = memory_mb(own)
-    with ExitStack() as stack:
-        began = time.perf_counter()
-        apart = stack.enter_context(closing(Apart(subject, CACHE_GB)))
-        apart_s = time.perf_counter() - began
-        beside_mb = memory_mb(own, apart.pid) - before
-        middle, began = memory_mb(own), time.perf_counter()
-        guest = stack.enter_context(closing(VllmEngine(subject, cache_gb=CACHE_GB)))
-        report.measured(f"{name}: seconds to open", [time.perf_counter() - began], [apart_s])
-        report.measured(f"{name}: MB more than without", [memory_mb(own) - middle], [beside_mb])
+    baseline = alone(lambda: Apart(subject, CACHE_GB), subject, works, shape.vocabulary, times)
+    ours = alone(lambda: VllmEngine(subject, cache_gb=CACHE_GB), subject, works, shape.vocabulary, times)
+    for figure, values in ours.items():
+        report.measured(f"{name}: {figure}", values, baseline[figure])
+
+
+def alone(
+    opens: Callable[[], Any], subject: LoadedPolicy, works: list[Work], vocabulary: int, times: int
+) -> dict[str, list[float]]:
+    """Open an engine, use it and close it; all repeats of each figure."""
+    own, before = psutil.Process().pid, memory_mb(psutil.Process().pid)
+    began = time.perf_counter()
+    with closing(opens()) as engine:
+        found = {"seconds to open": [time.perf_counter() - began]}
         for work in works:
-            figure = f"{name}: tokens a second, {work.questions} x {work.group} of {work.answer}"
-            runs = speed(guest, work, shape.vocabulary), speed(apart, work, shape.vocabulary)
-            report.measured(figure, *repeat(times, *runs))
-        pushes = repeat(times, lambda: push_s(guest, subject), lambda: push_s(apart, subject))
-        report.measured(f"{name}: seconds of a push", *pushes)
+            run = speed(engine, work, vocabulary)
+            name = f"tokens a second, {work.questions} x {work.group} of {work.answer}"
+            found[name] = [run() for _ in range(times)]
+        found["seconds of a push"] = [push_s(engine, subject) for _ in range(times)]
+        pids = [own, engine.pid] if isinstance(engine, Apart) else [own]
+        found["MB more than without"] = [memory_mb(*pids) - before]
+    return found
 
 
 def work(report: Report, quick: bool, folder: Path) -> None:
-    """The starter's size, and one of 47 million parameters."""
-    for name in ("starter",) if quick else ("starter", "47M"):
-        measure(report, name, TINY["starter"] if quick else WORKS[name][:2], 1 if quick else TIMES)
+    """A model of 47 million parameters, or the starter's size."""
+    name = "starter" if quick else "47M"
+    measure(report, name, TINY[name] if quick else WORKS[name][:2], 1 if quick else TIMES)
 
 
 if __name__ == "__main__":

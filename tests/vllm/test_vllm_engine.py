@@ -3,6 +3,7 @@
 All of it is one file, so that one worker runs it: vLLM takes seconds to import and to open.
 """
 
+import json
 import os
 import subprocess
 import sys
@@ -588,3 +589,14 @@ def test_the_benchmark_of_the_engines_gives_its_figures(alone: str) -> None:
     report = Report("engines", engines.PACKAGES)
     engines.work(report, quick=True, folder=Path())
     assert [figure.ours > 0 and figure.baseline > 0 for figure in report.figures.values()] == [True]
+
+
+@pytest.mark.soak
+def test_the_benchmark_of_vllm_in_a_process_of_its_own_gives_its_figures(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "vllm_process.py"
+    file = tmp_path / "figures.json"
+    done = subprocess.run([sys.executable, str(script), "--quick", "--json", str(file)], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(file.read_text())["figures"]
+    assert len(figures) == 4
+    assert all(figure["baseline"] > 0 for figure in figures.values())
