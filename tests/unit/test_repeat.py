@@ -56,7 +56,7 @@ def batch(round: int, *, temperature: float = 1.0, min_entropy: float = 0.0, **l
 
 
 def ends(rolled_back_to: int | None = None) -> Any:
-    return SimpleNamespace(skipped=None, rolled_back_to=rolled_back_to, weights_sha256="")
+    return SimpleNamespace(skipped=None, rolled_back_to=rolled_back_to, weights_sha256="", gossip=None)
 
 
 def test_each_round_is_repeated_under_its_own_settings_and_threads() -> None:
