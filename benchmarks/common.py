@@ -16,6 +16,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from infra.gpu.machine import cpu
+
 T = TypeVar("T")
 STARTER_ROUND = ("batch.local=8", "batch.external=8", "learn.lr=5e-5")
 """Preset starter's round in benchmarks: sixteen groups, half of them own; figures of all times compare."""
@@ -117,19 +119,10 @@ def machine() -> dict[str, str | int | float]:
     """What the figures were measured on."""
     return {
         "system": platform.platform(),
-        "cpu": _cpu(),
+        "cpu": cpu(),
         "cores": os.cpu_count() or 1,
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
     }
-
-
-def _cpu() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def repeat(times: int, ours: Callable[[], T], baseline: Callable[[], T]) -> tuple[list[T], list[T]]:

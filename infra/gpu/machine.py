@@ -60,7 +60,7 @@ def look() -> Machine:
     return Machine(
         python=platform.python_version(),
         system=platform.platform(),
-        cpu=_cpu(),
+        cpu=cpu(),
         cores=len(os.sched_getaffinity(0)),
         memory_gb=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         cuda=torch.get("cuda"),
@@ -110,7 +110,8 @@ def _driver() -> str | None:
     return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
 
 
-def _cpu() -> str:
+def cpu() -> str:
+    """The processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -148,9 +148,8 @@ class Balanced(SamplingRule):
 
     def plan(self) -> Plan:
         """As decided in the round before."""
-        local, external = self.memory.get("plan", (self.config.batch.local, self.config.batch.external))
-        questions = self.config.batch.questions
-        return Plan(local, external, local if questions is None else max(questions, local))
+        batch = self.config.batch
+        return self._plan(*self.memory.get("plan", (batch.local, batch.external)))
 
     def decide(self, round: int) -> Plan:
         """The best I and J for the time that the configured ones take; these where gradients are compared."""
@@ -167,8 +166,10 @@ class Balanced(SamplingRule):
                 cost_ratio=ratio,
             )
         self._next = decided
-        local = decided[0]
-        return Plan(*decided, local if batch.questions is None else max(batch.questions, local))
+        return self._plan(*decided)
+
+    def _plan(self, local: int, external: int) -> Plan:
+        return Plan(local, external, max(local, self.config.batch.questions or 0))
 
     def weights(self, chosen: Sequence[Entry]) -> list[float]:
         """By the bias of each author, or of all together where one was never measured."""
