@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sapo.core.config.load import Config
-from sapo.ops.memory_estimate import BYTES, MASTER, MOMENTS
+from sapo.ops.memory_estimate import BYTES, MASTER, MOMENTS, OUTER
 
 if TYPE_CHECKING:
     from sapo.policy.model_shape import ModelShape
@@ -17,6 +17,8 @@ VALUE = 300
 TASK_RUN = 18_000
 """One task run in Prefect's SQLite; five make an orchestrated round."""
 STAGES = 5
+EXCHANGED = 8
+"""What a partner's file holds per trained parameter: slow weights and pseudo-gradient, in float32."""
 ANCHORS = 8
 """The most checkpoints that a bounded history keeps to begin replay at (`sapo.policy.retention`)."""
 
@@ -31,9 +33,10 @@ class NodeDisk:
 
 
 def checkpoint_bytes(config: Config, shape: "ModelShape") -> int:
-    """One checkpoint: weights (under LoRA the adapter's) and the optimiser's state."""
-    masters = shape.trained * MASTER if config.dtype != "float32" else 0
-    return model_bytes(config, shape) + shape.trained * MOMENTS[config.learn.optimizer] + masters
+    """One checkpoint: weights (under LoRA the adapter's), the optimiser's state, and gossip's."""
+    masters = MASTER if config.dtype != "float32" else 0
+    outer = OUTER if config.gossiping else 0
+    return model_bytes(config, shape) + shape.trained * (MOMENTS[config.learn.optimizer] + masters + outer)
 
 
 def model_bytes(config: Config, shape: "ModelShape") -> int:
@@ -50,11 +53,14 @@ def kept_checkpoints(config: Config) -> int:
 def per_round(config: Config, shape: "ModelShape", history: float, series: int) -> dict[str, float]:
     """Bytes of one round of one node: `history` those of its rows, `series` the metrics it logs."""
     versions = shape.parameters * BYTES[config.dtype] / config.track.register_every
+    gossip = config.gossiping
     return {
         "history": history,
         "metrics": float(series * VALUE),
         "runs": STAGES * TASK_RUN / config.flow.every,
         "versions": versions,
+        # the file of the partner, which replay needs
+        "partners": 0.0 if gossip is None else shape.trained * EXCHANGED / gossip.every,
     }
 
 

@@ -17,6 +17,8 @@ BYTES = {"float32": 4, "bfloat16": 2}
 MOMENTS = {"adamw": 8, "adamw8bit": 2}
 """Of the optimiser, per trained parameter."""
 MASTER = 4
+OUTER = 8
+"""Of gossip, per trained parameter: slow weights and momentum, in float32."""
 LOGITS_BLOCK = 32 << 20
 """`sapo.learn.chunked_head.BLOCK_BYTES`, not imported: this module loads no torch."""
 SIDE_BY_SIDE = 512
@@ -41,6 +43,8 @@ class NodeMemory:
     cache: int
     cache_beside: int
     """Of the cache, what is there during an update too: vLLM's stays, and generation ahead needs its own."""
+    outer: int
+    """Of gossip: in the process, wherever the model lives."""
     process: int
 
     @property
@@ -49,9 +53,14 @@ class NodeMemory:
         update = self.gradients + self.activations + self.cache_beside
         return self.weights + self.optimizer + max(update, self.cache)
 
+    @property
+    def host(self) -> int:
+        """Of the machine's memory, wherever the model lives."""
+        return self.process + self.outer
+
     def as_dict(self) -> dict[str, int]:
         """The parts, and their peak together."""
-        return {**asdict(self), "peak": self.device + self.process}
+        return {**asdict(self), "peak": self.device + self.host}
 
 
 def node_memory(
@@ -69,6 +78,7 @@ def node_memory(
         activations=_activations(config, shape, prompt),
         cache=cache,
         cache_beside=cache if beside else 0,
+        outer=shape.trained * OUTER if config.gossiping else 0,
         process=process,
     )
 

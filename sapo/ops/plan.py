@@ -169,7 +169,7 @@ def _of_alike(
 
 def _refuse_too_large(memory: NodeMemory, device: str) -> None:
     """Raise `ProbeFailed` where one node alone would not fit: a probe of it could take the machine down."""
-    at_peak = {RAM: memory.process}
+    at_peak = {RAM: memory.host}
     place = RAM if device == "cpu" else device
     at_peak[place] = at_peak.get(place, 0) + memory.device
     if any(size > memory_of(where) for where, size in at_peak.items()):
@@ -212,7 +212,7 @@ def _needs(nodes: Sequence[NodePlan], home: Home) -> list[Need]:
             return []
         place = RAM if node.device == "cpu" else node.device
         takes[place] = takes.get(place, 0) + node.memory.device * len(node.names)
-        takes[RAM] = takes.get(RAM, 0) + node.memory.process * len(node.names)
+        takes[RAM] = takes.get(RAM, 0) + node.memory.host * len(node.names)
     needs = [Need(place, size, memory_of(place)) for place, size in takes.items()]
     disks = [(node.disk, len(node.names)) for node in nodes if node.disk is not None]
     if len(disks) == len(nodes):

@@ -5,6 +5,7 @@ it, and the rows are checked against their digests, so that what is said is what
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -14,6 +15,7 @@ from typing import Any
 from sapo.core.config.load import Config
 from sapo.core.config.secrets import public
 from sapo.core.errors import UserError
+from sapo.core.types import Gossiped
 from sapo.provenance.documents import (
     ConfigSpan,
     Coverage,
@@ -113,6 +115,7 @@ def teachers(store: Store, subject: Subject) -> Teachers:
     learned = [round for round, fate in fates.items() if fate == "learned"]
     found = lineage_queries.taught(store, subject.node, subject.incarnation, learned, subject.count)
     covered, notes = _coverage(facts, fates, subject.count)
+    notes += _averaged(facts, fates, {one.producer_key: one.producer for one in found if one.producer})
     problems = _damage(store, subject, facts)
     links = [] if subject.version is None else _links(subject.version, subject, facts)
     for link in links:
@@ -198,6 +201,24 @@ def _coverage(
         cut=cut,
     )
     return covered, notes
+
+
+def _averaged(
+    facts: Sequence[RoundFacts], fates: Mapping[int, Fate], names: Mapping[str | None, str]
+) -> list[str]:
+    """With whom weights were averaged: what they had learned came along, and nothing else tells of it."""
+    steps = [
+        Gossiped.model_validate_json(one.gossip)
+        for one in facts
+        if one.gossip is not None and fates[one.round] != "undone"
+    ]
+    partners = Counter(step.partner for step in steps if step.stepped)
+    alone = partners.pop(None, 0)
+    if not partners:
+        return []
+    said = [f"{names.get(key, short(key))} ({times})" for key, times in partners.most_common()]
+    lonely = f", and made {alone} outer steps alone" if alone else ""
+    return [f"it averaged its weights with {', '.join(said)}{lonely}; what they had learned is not in this"]
 
 
 def _damage(store: Store, subject: Subject, facts: Sequence[RoundFacts]) -> list[str]:

@@ -19,7 +19,9 @@ from sapo.core.errors import Unavailable
 from sapo.node.round import NodeRuntime
 from sapo.policy.exchange import digest_of
 from sapo.provenance.check import Differs, check
+from sapo.provenance.model_lineage import node_subject, teachers
 from sapo.provenance.replay import opened
+from sapo.store.history import open_store
 from sapo.store.journal.journal import Journal
 
 pytestmark = pytest.mark.usefixtures("sharing")
@@ -95,6 +97,27 @@ def test_replay_repeats_every_bit_after_the_peers_files_are_gone_everywhere(
         pytest.raises(Differs, match="is gone, with which round 3"),
     ):
         check(replay)
+
+
+def test_lineage_names_with_whom_weights_were_averaged(traded: Home) -> None:
+    config = traded.load_config()
+    store = open_store(config, traded)
+    (note,) = (one for one in teachers(store, node_subject(store, config, "n0")).notes if "averaged" in one)
+    assert note == "it averaged its weights with n1 (3); what they had learned is not in this"
+
+
+def test_a_balanced_sampler_and_gossip_together_are_repeated_bit_for_bit(tmp_path: Path) -> None:
+    config = gossip_config("swarm.rounds=5", "batch.sampler=balanced")
+    home, bus = make_home(tmp_path / "home", config), LastingBus()
+    with two_nodes(home, config, bus) as nodes:
+        while not nodes[0].finished:
+            for node in nodes:
+                round_of(node, bus)
+    done = results(home, "n1")
+    assert [one.gossip is not None and one.gossip.stepped for one in done] == [False, True] * 2 + [False]
+    assert any(one.remembered for one in done)
+    with opened(home, "n1") as replay:
+        assert check(replay).weights == 5
 
 
 def test_a_partners_file_that_was_changed_is_noticed_in_replay(traded: Home, tmp_path: Path) -> None:

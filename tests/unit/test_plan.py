@@ -106,6 +106,17 @@ def test_generation_and_update_take_turns() -> None:
     assert found.as_dict()["peak"] == found.device + found.process
 
 
+def test_gossip_takes_memory_checkpoints_and_a_partners_file_at_each_step() -> None:
+    plain, gossiping = tiny(), tiny("gossip.every=10", 'gossip.members=["n0"]')
+    before, found = node_memory(plain, SHAPE), node_memory(gossiping, SHAPE)
+    assert (before.outer, found.outer) == (0, 8_000_000)
+    assert found.device == before.device
+    assert found.as_dict()["peak"] == before.as_dict()["peak"] + 8_000_000
+    assert checkpoint_bytes(gossiping, SHAPE) == checkpoint_bytes(plain, SHAPE) + 8_000_000
+    assert per_round(gossiping, SHAPE, 0.0, 0)["partners"] == 800_000
+    assert per_round(plain, SHAPE, 0.0, 0)["partners"] == 0
+
+
 def test_disk_follows_from_rounds_and_from_what_is_kept() -> None:
     config = tiny("swarm.rounds=200", "track.register_every=100", "checkpoint.keep=2")
     each = per_round(config, SHAPE, history=1000.0, series=10)

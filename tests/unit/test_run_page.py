@@ -91,3 +91,9 @@ def test_the_live_view_has_a_column_for_each_trait() -> None:
     assert column.show(row.metrics) == "13%"
     assert column.show({}) == "–"
     assert " worked 13%" in plain_line([row], None)
+
+
+def test_the_live_view_has_a_column_for_each_method_that_a_node_uses() -> None:
+    row = NodeRow("n0", "running", 1, 2, {"adaptive/weight": 0.5, "gossip/partners": 0.75})
+    assert [column.show(row.metrics) for column in further_columns([row])] == ["50%", "75%"]
+    assert " foreign weight 50% steps paired 75%" in plain_line([row], None)

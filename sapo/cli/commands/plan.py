@@ -23,10 +23,17 @@ PARTS = {
     "gradients": "gradients",
     "activations": "activations",
     "cache": "key-value cache",
+    "outer": "gossip's slow weights",
     "process": "process and task worker",
     "peak": "at its peak",
 }
-GROWING = {"history": "history", "metrics": "metrics", "runs": "Prefect's runs", "versions": "model versions"}
+GROWING = {
+    "history": "history",
+    "metrics": "metrics",
+    "runs": "Prefect's runs",
+    "versions": "model versions",
+    "partners": "files of gossip's partners",
+}
 UNKNOWN = "?"
 
 
@@ -86,7 +93,9 @@ def show(made: "Plan") -> None:
     for node in made.nodes:
         shown.add_column(titled(node), justify="right")
     for name in columns[0]:
-        shown.add_row(name, *(column[name] for column in columns))
+        cells = [column[name] for column in columns]
+        if set(cells) != {in_units(0)}:  # what no node uses, such as gossip
+            shown.add_row(name, *cells)
     shown.add_section()
     for need in made.needs:
         name = "disk, the whole run" if need.what == "disk" else f"{need.what}, at its peak"

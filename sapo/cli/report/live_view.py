@@ -289,6 +289,11 @@ class Column:
     show: Callable[[Metrics], str]
     rank: int
 
+    @property
+    def name(self) -> str:
+        """The heading in one line."""
+        return self.heading.replace("\n", " ")
+
 
 COLUMNS = (
     Column("reward\nlocal", lambda m: number(m.get("reward/local"), ".3f"), 1),
@@ -300,15 +305,19 @@ COLUMNS = (
     Column("tokens\n/s", lambda m: number(m.get("tokens/per_second"), ",.0f"), 7),
 )
 TRAIT = re.compile(r"trait/([^/]+)")
-WEIGHT = "adaptive/weight"
+METHODS = (
+    ("adaptive/weight", "foreign\nweight"),
+    ("gossip/partners", "steps\npaired"),
+)
+"""Series of samplers and of gossip that have a column where a node has them."""
 
 
 def further_columns(rows: Sequence[NodeRow]) -> list[Column]:
-    """A column for each trait that the nodes measure, and for how much they let foreign groups count."""
+    """A column for each trait that the nodes measure, and for each of `METHODS` that they use."""
     series = [name for row in rows for name in row.metrics]
     names = dict.fromkeys(found[1] for name in series if (found := TRAIT.fullmatch(name)))
     columns = [Column(name, partial(_share, f"trait/{name}"), 3) for name in names]
-    return columns + ([Column("foreign\nweight", partial(_share, WEIGHT), 5)] if WEIGHT in series else [])
+    return columns + [Column(head, partial(_share, name), 5) for name, head in METHODS if name in series]
 
 
 def _share(series: str, metrics: Metrics) -> str:
@@ -373,12 +382,12 @@ def plain_line(rows: Sequence[NodeRow], left: float | None) -> str:
     for row in rows:
         m = row.metrics
         state = "" if row.state == "running" else f" {row.state}"
-        traits = "".join(f" {column.heading} {column.show(m)}" for column in further_columns([row]))
+        further = "".join(f" {column.name} {column.show(m)}" for column in further_columns([row]))
         parts.append(
             f"{row.name} {row.rounds}/{row.rounds_total} local {number(m.get('reward/local'), '.2f')} "
             f"held-out {number(m.get('eval/pass_at_1'), '.2f')} "
             f"pool {number(m.get('pool/size'), '.0f')} foreign {number(m.get('share/external'), '.0%')} "
-            f"age {seconds(m.get('staleness/mean_s', m.get('pool/age_mean')))}{traits}{state}"
+            f"age {seconds(m.get('staleness/mean_s', m.get('pool/age_mean')))}{further}{state}"
         )
     pace = [row.metrics["tokens/per_second"] for row in rows if "tokens/per_second" in row.metrics]
     if pace:
