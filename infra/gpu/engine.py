@@ -9,7 +9,7 @@ import torch
 
 from infra.gpu.child import Task
 from infra.gpu.learner import settle
-from infra.gpu.memory import now_mb, watched
+from infra.gpu.memory import now_mb, resident_mb, watched
 from infra.gpu.models import model_of
 from sapo.core.config.load import load
 from sapo.core.types import Completion, Sampling
@@ -44,6 +44,8 @@ def run(task: Task) -> None:
         pushes(task, engine, policy)
         ours, theirs = greedy(engine, prompts, length), greedy(plain, prompts, length)
         task.add("greedy answers that are equal, after the pushes", "", [share(ours, theirs)])
+        if task.device == "cpu":
+            task.add("peak memory of vLLM's process", "MB", [resident_mb("VmHWM:", engine.pid)])
     task.add("peak memory of the step", "MB", [seen.peak_mb])
 
 
@@ -118,7 +120,7 @@ def speed(task: Task, engine: Engine, plain: Engine, prompts: list[tuple[int, ..
 
 def pushes(task: Task, engine: VllmEngine, policy: LoadedPolicy) -> None:
     """Change the weights and have vLLM take them over, fifty times; then whether memory grew."""
-    took, memory = [], [now_mb(task.device)]
+    took, memory = [], [now_mb(task.device, engine.pid)]
     for _ in range(PUSHES):
         with torch.no_grad():
             for parameter in policy.model.parameters():
@@ -128,7 +130,7 @@ def pushes(task: Task, engine: VllmEngine, policy: LoadedPolicy) -> None:
         engine.update_weights()
         settle(task.device)
         took.append(time.perf_counter() - began)
-        memory.append(now_mb(task.device))
+        memory.append(now_mb(task.device, engine.pid))
     task.add("seconds of a weight push", "s", took[1:])
     task.add(f"memory after {PUSHES} pushes, more than after the first", "MB", [memory[-1] - memory[1]])
     task.facts["pushes after which memory grew"] = sum(b > a + 1.0 for a, b in pairwise(memory))

@@ -28,6 +28,8 @@ PROMPT_TOKENS = 128
 PROCESS = 430 << 20
 """A node's process without its model, and its task worker, where nodes share the libraries' memory: measured
 in a swarm of two (Linux, proportional share)."""
+VLLM = 770 << 20
+"""vLLM's process without weights and cache: measured beside a node on a CPU (proportional share)."""
 BESIDE = 1700 << 20
 """What a swarm has beside its nodes: servers, archive, evaluation, what nodes are forked from."""
 
@@ -45,6 +47,8 @@ class NodeMemory:
     """Of the cache, what is there during an update too: vLLM's stays, and generation ahead needs its own."""
     outer: int
     """Of gossip: in the process, wherever the model lives."""
+    engine: int
+    """vLLM's process beside the node's, and the memory that both see weights in."""
     process: int
 
     @property
@@ -56,7 +60,7 @@ class NodeMemory:
     @property
     def host(self) -> int:
         """Of the machine's memory, wherever the model lives."""
-        return self.process + self.outer
+        return self.process + self.engine + self.outer
 
     def as_dict(self) -> dict[str, int]:
         """The parts, and their peak together."""
@@ -68,7 +72,8 @@ def node_memory(
 ) -> NodeMemory:
     """What one node takes; `prompt` is tokens of a long question, `process` bytes without a model."""
     size = BYTES[config.dtype]
-    beside = config.generate.engine == "vllm" or bool(config.generate.ahead)
+    vllm = config.generate.engine == "vllm"
+    beside = vllm or bool(config.generate.ahead)
     cache = _cache(config, shape, prompt)
     masters = shape.trained * MASTER if config.dtype != "float32" else 0
     return NodeMemory(
@@ -79,6 +84,7 @@ def node_memory(
         cache=cache,
         cache_beside=cache if beside else 0,
         outer=shape.trained * OUTER if config.gossiping else 0,
+        engine=VLLM + shape.parameters * size if vllm else 0,
         process=process,
     )
 

@@ -98,6 +98,12 @@ def test_settings_that_save_memory_do() -> None:
     assert other("generate.engine=vllm", "generate.vllm_cache_gb=2").cache == 2 * 2**30
 
 
+def test_vllm_is_a_process_of_its_own_and_weights_lie_between() -> None:
+    plain, vllm = node_memory(tiny(), SHAPE), node_memory(tiny("generate.engine=vllm"), SHAPE)
+    assert (plain.engine, vllm.engine) == (0, (770 << 20) + 4_000_000)
+    assert vllm.host == plain.host + vllm.engine
+
+
 def test_generation_and_update_take_turns() -> None:
     found = node_memory(tiny(), SHAPE)
     assert found.device == found.weights + found.optimizer + max(

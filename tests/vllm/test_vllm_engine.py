@@ -1,13 +1,16 @@
 """The vLLM engine, for real, against the transformers engine and the learner.
 
-All of it is one file, so that one worker runs it: vLLM takes seconds to import and to open.
+All of it is one file, so that one worker runs it: each engine is a process that takes ten seconds to open, so
+tests share them.
 """
 
-import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +27,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from sapo.core.child_process import alive
 from sapo.core.config.load import Config, LearnConfig, Lora
-from sapo.core.errors import UserError
+from sapo.core.errors import SapoError, UserError
 from sapo.core.rng import stream
 from sapo.core.types import Completion, Group, Sampling
 from sapo.core.user_cache import default_cache
@@ -44,7 +48,7 @@ pytestmark = pytest.mark.vllm
 
 CACHE_GB = 0.02
 SETS = ("generate.engine=vllm", f"generate.vllm_cache_gb={CACHE_GB}", "batch.external=0", "swarm.nodes=1")
-Opens = Callable[[LoadedPolicy], VllmEngine]
+Opens = Callable[..., VllmEngine]
 
 
 @pytest.fixture(scope="module")
@@ -72,46 +76,45 @@ def questions(starter: LoadedPolicy) -> list[tuple[int, ...]]:
 
 
 @pytest.fixture(scope="module")
-def alone(starter: LoadedPolicy) -> str:
-    """What the learner makes of a starter in a process that has never seen vLLM."""
-    assert "vllm" not in sys.modules
-    return learned(starter)
+def engine(starter: LoadedPolicy) -> Iterator[VllmEngine]:
+    with closing(VllmEngine(starter, cache_gb=CACHE_GB)) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
-def engine(starter: LoadedPolicy, alone: str) -> Iterator[VllmEngine]:
-    opened = VllmEngine(starter, cache_gb=CACHE_GB)
-    yield opened
-    opened.close()
+def qwen2(characters: PreTrainedTokenizerFast) -> Iterator[VllmEngine]:
+    """Of a random model, whose weights a test may change; embedding and head are one."""
+    with closing(VllmEngine(random_policy("qwen2", characters), cache_gb=CACHE_GB)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def gpt2(characters: PreTrainedTokenizerFast) -> Iterator[VllmEngine]:
+    policy = random_policy("gpt2", characters, eos_token_id=None)
+    with closing(VllmEngine(policy, cache_gb=CACHE_GB)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def llama(characters: PreTrainedTokenizerFast) -> Iterator[VllmEngine]:
+    """Embedding and head are two."""
+    policy = random_policy("llama", characters, tie_word_embeddings=False)
+    with closing(VllmEngine(policy, cache_gb=CACHE_GB)) as opened:
+        yield opened
 
 
 @pytest.fixture
-def opens(alone: str) -> Iterator[Opens]:
+def opens() -> Iterator[Opens]:
     """Opens engines that are closed after the test."""
     opened: list[VllmEngine] = []
 
-    def run(policy: LoadedPolicy) -> VllmEngine:
-        opened.append(VllmEngine(policy, cache_gb=CACHE_GB))
+    def run(policy: LoadedPolicy, cache_gb: float = CACHE_GB) -> VllmEngine:
+        opened.append(VllmEngine(policy, cache_gb=cache_gb))
         return opened[-1]
 
     yield run
     for one in opened:
         one.close()
-
-
-def learned(policy: LoadedPolicy, between: Callable[[], object] = lambda: None) -> str:
-    """Digest of a copy of a policy after four updates on its own greedy and invented answers."""
-    import copy
-
-    import learn_support as support
-
-    model = copy.deepcopy(policy.model)
-    learner = Learner(model, LearnConfig(lr=1e-3), temperature=1.0)
-    for step in range(4):
-        between()
-        answers = [(50 + step, 60, policy.end_id), (51, 61 + step), (52, 62, 70, 71)]
-        learner.step(support.batch(support.group((40, 41, 42 + step), answers, [1.0, 0.0, 0.5])))
-    return models.weights_sha256(model)
 
 
 def run(engine: Engine, prompts: Sequence[Sequence[int]], **changes: Any) -> list[list[Completion]]:
@@ -257,13 +260,13 @@ def test_draws_do_not_depend_on_what_else_is_asked(
 
 
 def test_trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids(
-    opens: Opens, characters: PreTrainedTokenizerFast
+    qwen2: VllmEngine,
 ) -> None:
-    policy = random_policy("qwen2", characters)
+    policy = qwen2.policy
     prompts = [policy.encode_prompt(f"{i} + {i} = ?") for i in range(8)]
     stops, found = set(policy.stop_ids), set()
     assert len(stops) == 2
-    for one in (c for group in run(opens(policy), prompts, max_new_tokens=40, completions=16) for c in group):
+    for one in (c for group in run(qwen2, prompts, max_new_tokens=40, completions=16) for c in group):
         ids = one.token_ids or ()
         assert not stops & set(ids[:-1])
         assert (one.finish_reason == "stop") == (ids[-1] in stops)
@@ -274,51 +277,36 @@ def test_trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids(
 
 
 def test_trap_26_a_prompt_without_room_is_refused_and_the_context_is_the_limit(
-    opens: Opens, characters: PreTrainedTokenizerFast
+    gpt2: VllmEngine,
 ) -> None:
-    policy = random_policy("gpt2", characters, eos_token_id=None)
-    engine = opens(policy)
     with pytest.raises(UserError, match="prompts are not truncated"):
-        run(engine, [[9] * 256])
+        run(gpt2, [[9] * 256])
     with pytest.raises(UserError, match="prompts are not truncated"):
-        run(engine, [[]])
+        run(gpt2, [[]])
     prompts = [[9 + i % 40 for i in range(n)] for n in (255, 250, 30)]
-    for prompt, group in zip(prompts, run(engine, prompts, max_new_tokens=100), strict=True):
+    for prompt, group in zip(prompts, run(gpt2, prompts, max_new_tokens=100), strict=True):
         for one in group:
             count = len(one.token_ids or ())
             assert one.finish_reason == "stop" or count == min(100, 256 - len(prompt))
 
 
-def test_a_cache_that_is_too_small_for_a_sequence_is_named(
-    alone: str, characters: PreTrainedTokenizerFast
+def test_a_crowd_a_full_cache_and_what_it_never_holds(
+    qwen2: VllmEngine, opens: Opens, characters: PreTrainedTokenizerFast
 ) -> None:
+    """More than vLLM reads in a step, then more than a small cache holds, so that it starts rows again."""
+    # as many positions as are never used change no answer
     policy = random_policy("qwen2", characters, max_position_embeddings=8192)
-    engine = VllmEngine(policy, cache_gb=0.0008)
-    try:
-        assert 64 < engine.context < 8192
-        assert run(engine, [[9] * 20])
-        with pytest.raises(UserError, match=r"generate\.vllm_cache_gb"):
-            run(engine, [[9] * 20], max_new_tokens=8000)
-    finally:
-        engine.close()
-
-
-def test_neither_a_crowd_of_long_prompts_nor_a_full_cache_changes_a_draw(
-    alone: str, opens: Opens, characters: PreTrainedTokenizerFast
-) -> None:
-    """More than vLLM reads in a step, and more than a small cache holds, so that it starts rows again."""
-    policy = random_policy("qwen2", characters)
     prompts = [[7 + (i + j * (i % 5 + 1)) % 50 for j in range(100)] for i in range(60)]
-    together = run(opens(policy), prompts, max_new_tokens=40)
+    together = run(qwen2, prompts, max_new_tokens=40)
     assert gap(policy, prompts[-4:], together[-4:]) < 1e-4
-    small = VllmEngine(policy, cache_gb=0.0008)
-    try:
-        assert tokens(run(small, prompts[:3], max_new_tokens=40)) == tokens(together[:3])
-    finally:
-        small.close()
+    small = opens(policy, 0.0008)
+    assert tokens(run(small, prompts[:3], max_new_tokens=40)) == tokens(together[:3])
+    assert 64 < small.context < 8192
+    with pytest.raises(UserError, match=r"generate\.vllm_cache_gb"):
+        run(small, [[9] * 20], max_new_tokens=8000)
 
 
-def test_a_model_that_vllm_cannot_run_is_refused(alone: str, characters: PreTrainedTokenizerFast) -> None:
+def test_a_model_that_vllm_cannot_run_is_refused(characters: PreTrainedTokenizerFast) -> None:
     policy = random_policy("llama", characters, num_attention_heads=8, num_key_value_heads=8)
     with pytest.raises(UserError, match=r"generate\.engine.*cannot run this model"):
         VllmEngine(policy, cache_gb=CACHE_GB)
@@ -328,12 +316,9 @@ def test_a_model_that_vllm_cannot_run_is_refused(alone: str, characters: PreTrai
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2", "llama"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_after_an_update_both_engines_agree_again(
-    opens: Opens, characters: PreTrainedTokenizerFast, family: str, tied: bool
-) -> None:
-    policy = random_policy(family, characters, tie_word_embeddings=tied)
-    engine = opens(policy)
+def test_after_an_update_both_engines_agree_again(family: str, request: pytest.FixtureRequest) -> None:
+    engine: VllmEngine = request.getfixturevalue(family)
+    policy = engine.policy
     # Longer than two blocks of the cache, so that what it kept of the old weights would be used.
     prompts = [
         policy.encode_prompt("what is 12 + 34 + 56 + 78 + 90 + 11 + 22 + 33 + 44 ?"[i:]) for i in range(4)
@@ -341,6 +326,7 @@ def test_after_an_update_both_engines_agree_again(
     before = run(engine, prompts, greedy=True)
     assert gap(policy, prompts, before) < 1e-4
     shaken(policy)
+    assert run(engine, prompts, greedy=True) == before, "weights stay as they were taken over"
     engine.update_weights()
     after = run(engine, prompts, greedy=True, completions=1)
     assert tokens(after) == tokens(run(TransformersEngine(policy), prompts, greedy=True, completions=1))
@@ -348,45 +334,19 @@ def test_after_an_update_both_engines_agree_again(
     assert gap(policy, prompts, run(engine, prompts)) < 1e-4
 
 
-def test_weights_stay_as_they_were_taken_over_until_they_are_again(
-    opens: Opens, characters: PreTrainedTokenizerFast
-) -> None:
-    policy = random_policy("qwen2", characters)
-    engine, prompts = opens(policy), [policy.encode_prompt("1 + 1 = ?")]
-    before = run(engine, prompts)
-    shaken(policy)
-    assert run(engine, prompts) == before
-    engine.update_weights()
-    assert run(engine, prompts) != before
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
-def test_every_optimiser_makes_its_steps_known(
-    opens: Opens, characters: PreTrainedTokenizerFast, optimizer: Any
-) -> None:
+def test_every_optimiser_makes_its_steps_known(llama: VllmEngine, optimizer: Any) -> None:
     import learn_support as support
 
-    policy = random_policy("llama", characters)
-    engine, prompts = opens(policy), [policy.encode_prompt("1 + 1 = ?")]
-    learner = Learner(policy.model, LearnConfig(lr=1e-2, optimizer=optimizer), temperature=1.0)
+    prompts = [llama.policy.encode_prompt("1 + 1 = ?")]
+    learner = Learner(llama.policy.model, LearnConfig(lr=1e-2, optimizer=optimizer), temperature=1.0)
     learner.step(support.batch(support.group((9, 10), [(11, 1), (12, 1)], [1.0, 0.0])))
-    engine.update_weights()
-    assert gap(policy, prompts, run(engine, prompts)) < 1e-4
-
-
-def test_engines_of_several_policies_live_and_end_side_by_side(
-    opens: Opens, characters: PreTrainedTokenizerFast
-) -> None:
-    first, second = random_policy("qwen2", characters), random_policy("gpt2", characters)
-    prompts = [first.encode_prompt("1 + 1 = ?")]
-    left, right = opens(first), opens(second)
-    assert gap(first, prompts, run(left, prompts)) < 1e-4
-    left.close()
-    assert gap(second, prompts, run(right, prompts)) < 1e-4
+    llama.update_weights()
+    assert gap(llama.policy, prompts, run(llama, prompts)) < 1e-4
 
 
 def test_a_policy_of_which_vllm_makes_another_is_refused(
-    alone: str, characters: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+    characters: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = random_policy("llama", characters)
     shaken(other)
@@ -398,7 +358,7 @@ def test_a_policy_of_which_vllm_makes_another_is_refused(
 def test_taking_over_what_has_not_changed_does_nothing(
     engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sapo.policy.engines.vllm._load", lambda *_: pytest.fail("weights were copied"))
+    monkeypatch.setattr(engine, "_weights", None)
     engine.update_weights()
 
 
@@ -452,43 +412,27 @@ def test_bfloat16_policies_are_sampled_in_bfloat16(opens: Opens, characters: Pre
     assert sum(distances) / len(distances) < 0.1
 
 
-# -- whose process -----------------------------------------------------------------------------------------
+# -- its process -------------------------------------------------------------------------------------------
 
 
-def test_the_learner_makes_the_same_bits_beside_it(
-    alone: str, engine: VllmEngine, starter: LoadedPolicy, questions: list[tuple[int, ...]]
-) -> None:
-    assert learned(starter) == alone
-    assert learned(starter, between=lambda: run(engine, questions[:8])) == alone
+def test_a_process_that_has_died_is_an_error_and_leaves_nothing(llama: VllmEngine) -> None:
+    prompts = [llama.policy.encode_prompt("1 + 1 = ?")]
+    os.kill(llama.pid, signal.SIGKILL)
+    with pytest.raises(SapoError, match="vLLM's process ended with -9"):
+        run(llama, prompts)
+    with pytest.raises(SapoError, match="vLLM's process has ended"):
+        run(llama, prompts)
+    assert not alive(llama.pid)
 
 
-def test_the_process_is_as_it_was(opens: Opens, characters: PreTrainedTokenizerFast) -> None:
-    import random
-
-    import numpy as np
-
-    def state() -> list[Any]:
-        patched = [torch.set_num_threads, torch.Event, torch.cuda.Stream, torch.accelerator.synchronize]
-        return [
-            dict(os.environ),
-            patched,
-            torch.get_num_threads(),
-            torch.get_default_dtype(),
-            torch.get_float32_matmul_precision(),
-            torch.get_rng_state().tolist(),
-            random.getstate(),
-            np.random.get_state()[1].tolist(),  # type: ignore[union-attr,index]
-            sys.excepthook,
-        ]
-
-    policy = random_policy("qwen2", characters)
-    before = state()
-    engine = opens(policy)
-    assert state() == before
-    run(engine, [policy.encode_prompt("1 + 1 = ?")])
-    assert state() == before
-    engine.close()
-    assert state() == before
+def test_closing_it_frees_a_thread_that_samples(gpt2: VllmEngine) -> None:
+    prompts = [gpt2.policy.encode_prompt(f"{i} + 1 = ?") for i in range(64)]
+    with ThreadPoolExecutor(1) as pool:
+        sampling = pool.submit(run, gpt2, prompts, completions=64, max_new_tokens=200)
+        gpt2.close()
+        with pytest.raises(SapoError, match="vLLM's process"):
+            sampling.result(60)
+    assert not alive(gpt2.pid)
 
 
 # -- in a node ---------------------------------------------------------------------------------------------
@@ -508,7 +452,7 @@ with open_node(config, home, deliver=False) as node:
 
 
 @pytest.mark.soak
-def test_a_killed_node_goes_on_to_the_weights_of_one_that_was_not(alone: str, tmp_path: Path) -> None:
+def test_a_killed_node_goes_on_to_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
     config = small_config([*SETS, "eval.probe_questions=4", "eval.probe_every=2"])
     script = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), *SETS]
     script += ["eval.probe_questions=4", "eval.probe_every=2"]
@@ -527,7 +471,8 @@ def test_a_killed_node_goes_on_to_the_weights_of_one_that_was_not(alone: str, tm
         assert node.parts.weights_sha256() == whole
 
 
-def test_a_node_that_samples_ahead_repeats_itself(alone: str, tmp_path: Path) -> None:
+@pytest.mark.soak
+def test_a_node_that_samples_ahead_repeats_itself(tmp_path: Path) -> None:
     config = small_config([*SETS, "generate.ahead=1"])
     digests = []
     for name in ("once", "twice"):
@@ -538,7 +483,7 @@ def test_a_node_that_samples_ahead_repeats_itself(alone: str, tmp_path: Path) ->
 
 
 def test_rounds_sampled_ahead_are_of_the_weights_before_the_update_and_change_no_bit_of_it(
-    alone: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     sets = [*SETS, "generate.ahead=1", "guard.max_engine_gap=1000", "learn.lr=1e-3", "swarm.rounds=6"]
     sets += ["checkpoint.every_rounds=100"]
@@ -582,21 +527,10 @@ def test_an_engine_that_is_not_installed_is_refused_with_what_to_install(
 
 
 @pytest.mark.soak
-def test_the_benchmark_of_the_engines_gives_its_figures(alone: str) -> None:
+def test_the_benchmark_of_the_engines_gives_its_figures() -> None:
     import engines
     from common import Report
 
     report = Report("engines", engines.PACKAGES)
     engines.work(report, quick=True, folder=Path())
     assert [figure.ours > 0 and figure.baseline > 0 for figure in report.figures.values()] == [True]
-
-
-@pytest.mark.soak
-def test_the_benchmark_of_vllm_in_a_process_of_its_own_gives_its_figures(tmp_path: Path) -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / "vllm_process.py"
-    file = tmp_path / "figures.json"
-    done = subprocess.run([sys.executable, str(script), "--quick", "--json", str(file)], capture_output=True)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(file.read_text())["figures"]
-    assert len(figures) == 4
-    assert all(figure["baseline"] > 0 for figure in figures.values())

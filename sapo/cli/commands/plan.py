@@ -24,6 +24,7 @@ PARTS = {
     "activations": "activations",
     "cache": "key-value cache",
     "outer": "gossip's slow weights",
+    "engine": "vLLM's process",
     "process": "process and task worker",
     "peak": "at its peak",
 }
