@@ -52,13 +52,33 @@ def test_kept_figures_make_the_same_tables(tmp_path: Path, monkeypatch: pytest.M
     assert result_tables.page() == made
 
 
-def test_readmes_figures_of_a_kept_grid_are_those_that_were_kept() -> None:
+def words(path: Path) -> str:
+    return " ".join(path.read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize(
+    ("grid", "arm", "rival", "figure", "readme", "page"),
+    [
+        (
+            *("aha", "4/4", "silos", "spread/pass_at_1"),
+            "**{mean} points** more held-out questions than silos (+{low} to +{high}, five seeds;",
+            "{mean} points above silos",
+        ),
+        (
+            *("controls", "4/4", "8/0 equal tokens", "pass_at_1"),
+            "ends **{mean} points** above a silo (+{low} to +{high}, five seeds;",
+            "sharer ends {mean} points above a silo",
+        ),
+    ],
+)
+def test_readmes_figures_of_a_kept_grid_are_those_that_were_kept(
+    grid: str, arm: str, rival: str, figure: str, readme: str, page: str
+) -> None:
     [row] = [
         one
-        for one in result_tables.kept("aha")["comparisons"]
-        if (one["arm"], one["with"], one["figure"]) == ("4/4", "silos", "spread/pass_at_1")
+        for one in result_tables.kept(grid)["comparisons"]
+        if (one["arm"], one["with"], one["figure"]) == (arm, rival, figure)
     ]
-    mean, low, high = (f"{100 * row[end]:.1f}" for end in ("mean", "low", "high"))
-    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"**{mean} points** more held-out questions than silos (+{low} to +{high}, five seeds;" in readme
-    assert f"{mean} points above silos" in " ".join(result_tables.PAGE.read_text(encoding="utf-8").split())
+    found = {end: f"{100 * row[end]:.1f}" for end in ("mean", "low", "high")}
+    assert readme.format(**found) in words(ROOT / "README.md")
+    assert page.format(**found) in words(result_tables.PAGE)
