@@ -16,6 +16,7 @@ from sapo.experiment.record import Exam, Together
 from sapo.node.round import NodeRuntime
 from sapo.policy.ensemble_exam import Expert, examine, prior_of
 from sapo.policy.evaluate import evaluate
+from sapo.policy.reference_bits import ReferenceBits
 from sapo.tasks.questions import held_out_questions
 from sapo.tasks.workers import TaskWorkers
 
@@ -91,13 +92,20 @@ class Examiner:
             greedy=False,
             each=each,
         )
-        scores = {str(way): self._together(one.sampled) for way, one in found.ways.items()}
-        scores["best_single"] = self._together(found.singles[found.best].sampled)
+        references = found.references
+        scores = {str(way): self._together(one.sampled, references, way) for way, one in found.ways.items()}
+        scores["best_single"] = self._together(found.singles[found.best].sampled, references, found.best)
         return scores, _at_home(found.routed, nodes)
 
-    def _together(self, passes: Sequence[float]) -> Together:
-        exam = self._exam("", 0, passes)
-        return Together(pass_at_1=exam.pass_at_1, untrained=exam.untrained, tasks=exam.tasks)
+    def _together(self, passes: Sequence[float], references: ReferenceBits, who: str) -> Together:
+        exam, told = self._exam("", 0, passes), who in references.bits
+        return Together(
+            pass_at_1=exam.pass_at_1,
+            untrained=exam.untrained,
+            tasks=exam.tasks,
+            bits=references.per_byte(who, slice(self._learned)) if told else None,
+            untrained_bits=references.per_byte(who, slice(self._learned, None)) if told else None,
+        )
 
     def _passes(self, node: NodeRuntime) -> Sequence[float]:
         parts = node.parts

@@ -23,6 +23,7 @@ from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.evaluate import Answer, Answers, Evaluation, Progress, answer, gain, half_width
 from sapo.policy.mixture import log_likelihood, mixed, one_vocabulary
 from sapo.policy.models import LoadedPolicy
+from sapo.policy.reference_bits import ReferenceBits, reference_bits
 from sapo.tasks.questions import QuestionStream
 from sapo.tasks.verifier import AnswerFormat, extract_answer
 from sapo.tasks.workers import TaskWorkers
@@ -61,17 +62,25 @@ class EnsembleExam:
     ways: dict[Way, Evaluation]
     costs: dict[Way, int]
     """Answers that a way samples for each of its own; a mixture's token costs one of every expert."""
+    references: ReferenceBits
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        best = self.singles[self.best].sampled
+        best, bits = self.singles[self.best].sampled, self.references.bits
+        answer = {who: self.references.per_byte(who) for who in bits}
         return {
             "prior": self.prior,
             "unit": self.unit,
             "best": self.best,
             "routed": self.routed,
-            "experts": {name: _figures(one, best, 1) for name, one in self.singles.items()},
-            "ways": {way: _figures(one, best, self.costs[way]) for way, one in self.ways.items()},
+            "experts": {
+                name: {**_figures(one, best, 1), "answer_bits": answer[name]}
+                for name, one in self.singles.items()
+            },
+            "ways": {
+                way: {**_figures(one, best, self.costs[way]), "answer_bits": answer.get(way)}
+                for way, one in self.ways.items()
+            },
         }
 
 
@@ -201,6 +210,9 @@ def examine(
         singles=dict(zip(names, singles, strict=True)),
         ways={way: Evaluation.of(questions, one) for way, one in found.items()},
         costs=costs,
+        references=reference_bits(
+            list(zip(names, policies, strict=True)), log_prior, workers, questions, form
+        ),
     )
 
 

@@ -1,6 +1,7 @@
 """Nodes that answer together: the mixture against its formula, the command, and the model in MLflow."""
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +20,14 @@ from sapo.core.user_cache import default_cache
 from sapo.ops.ensemble import evaluate_ensemble
 from sapo.ops.judge import evaluate_swarm, load_newest
 from sapo.policy.engines.hf import TransformersEngine
+from sapo.policy.ensemble import posterior
 from sapo.policy.ensemble_exam import Expert, examine, likelihoods, training_questions
 from sapo.policy.evaluate import held_out_set
 from sapo.policy.initial import load_initial
 from sapo.policy.mixture import log_likelihood, mixed
 from sapo.policy.models import LoadedPolicy
+from sapo.policy.reference_bits import reference_bits
+from sapo.tasks.verifier import AnswerFormat
 
 pytestmark = pytest.mark.usefixtures("sharing")
 
@@ -188,9 +192,43 @@ def test_the_first_does_what_the_evaluation_finds_and_every_way_is_judged(home: 
         "route": 1,
     }
     assert body["unit"] == "token"
+    told = [one["answer_bits"] for one in (*body["experts"].values(), ways["mixture"])]
+    assert all(bits > 0 for bits in told)
+    assert ways["vote"]["answer_bits"] is None
     assert sum(body["prior"].values()) == pytest.approx(1.0)
     assert sum(body["routed"]["chain_sum"].values()) == pytest.approx(1.0)
     assert body["rounds"] == {"n0": 2, "n1": 2}
+
+
+@pytest.mark.parametrize("form", ["text", "tags"])
+def test_reference_answers_cost_a_mixture_what_its_tokens_do(
+    form: AnswerFormat, home: Home, policies: list[LoadedPolicy]
+) -> None:
+    config = home.load_config()
+    workers, log_prior = shared_workers(config), torch.tensor([0.7, 0.3]).log()
+    questions = held_out_set(config, home, workers)[:3]
+    found = reference_bits(list(zip("ab", policies[:2], strict=True)), log_prior, workers, questions, form)
+    stored = workers.answers([question.recipe for question in questions])
+    for place, (question, answer) in enumerate(zip(questions, stored, strict=True)):
+        text = f"<answer>{answer}</answer>" if form == "tags" else str(answer)
+        prompt = policies[0].encode_prompt(question.text)
+        logs = torch.stack(
+            [told(one, [*prompt, *one.encode_completion(text, "stop")]) for one in policies[:2]], dim=-1
+        )
+        steps = range(len(prompt) - 1, len(logs))
+        whole = sum(float((posterior(log_prior, logs[:t].sum(0)) + logs[t]).logsumexp(0)) for t in steps)
+        assert found.bits["mixture"][place] == pytest.approx(-whole / math.log(2), rel=1e-4)
+        alone = -float(logs[len(prompt) - 1 :, 1].sum()) / math.log(2)
+        assert found.bits["b"][place] == pytest.approx(alone, rel=1e-4)
+        assert found.bytes[place] == len(text)
+    assert found.per_byte("a") == pytest.approx(sum(found.bits["a"]) / sum(found.bytes))
+    assert found.per_byte("a", slice(0, 0)) is None
+    assert (
+        "mixture"
+        not in reference_bits(
+            list(zip("ac", policies[::2], strict=True)), log_prior, workers, questions, form
+        ).bits
+    )
 
 
 def asked(home: Home, *words: str, node: str = "n0,n1") -> int:
