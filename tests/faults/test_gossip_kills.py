@@ -23,7 +23,6 @@ from sapo.store.journal.journal import Journal
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600), pytest.mark.usefixtures("sharing")]
 
 CHILD = Path(__file__).with_name("gossip_child.py")
-KILLS, ROUNDS = 10, 12
 STEP_S = 0.25
 """What an outer step takes, with its round's result and the handing over, on a busy machine."""
 
@@ -74,11 +73,14 @@ def nursery() -> Iterator[Nursery]:
     nursery.close()
 
 
-def test_ten_kills_during_outer_steps_change_no_bit(nursery: Nursery, tmp_path: Path) -> None:
-    undisturbed, killed = (home_of(tmp_path / name) for name in ("undisturbed", "killed"))
+@pytest.mark.parametrize(("most", "rounds"), [(3, 6), pytest.param(10, 12, marks=pytest.mark.soak)])
+def test_kills_during_outer_steps_change_no_bit(
+    nursery: Nursery, most: int, rounds: int, tmp_path: Path
+) -> None:
+    undisturbed, killed = (home_of(tmp_path / name, rounds) for name in ("undisturbed", "killed"))
     assert nursery.run(undisturbed)
     rng, kills = random.Random(7), 0
-    while kills < KILLS:
+    while kills < most:
         done = nursery.run(killed, after=rng.random() * STEP_S, skip=kills % 2)
         assert not done, f"the run was over after {kills} kills"
         kills += 1
@@ -86,11 +88,11 @@ def test_ten_kills_during_outer_steps_change_no_bit(nursery: Nursery, tmp_path: 
     for name in ("n0", "n1"):
         assert ended(killed, name) == ended(undisturbed, name)
         with opened(killed, name) as replay:
-            assert check(replay).weights == ROUNDS
+            assert check(replay).weights == rounds
 
 
-def home_of(path: Path) -> Home:
-    return make_home(path, gossip_config(f"swarm.rounds={ROUNDS}", "checkpoint.every_rounds=5"))
+def home_of(path: Path, rounds: int) -> Home:
+    return make_home(path, gossip_config(f"swarm.rounds={rounds}", "checkpoint.every_rounds=5"))
 
 
 def ended(home: Home, name: str) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from swarms import SMALL
 
 from sapo.core.config.home import Home
 
+pytestmark = pytest.mark.soak
+"""It builds kustomize, which takes longer than most tests."""
 RELEASES = ("1.30", "1.37")
 KEYS = {"AWS_ACCESS_KEY_ID": "test-only", "AWS_SECRET_ACCESS_KEY": "test-only-secret"}
 QUICK = ("starter.", "batch.", "generate.", "learn.", "history.", "eval.")

@@ -49,6 +49,7 @@ def refused(node: NodeRuntime) -> set[tuple[str, str]]:
     return {(one.reason, one.detail) for r in range(node.round) for one in node.journal.refusals(r)}
 
 
+@pytest.mark.soak  # over Kafka, with a sampler and a loss besides: test_own_package
 def test_two_nodes_trade_a_packages_groups_and_a_third_that_lacks_it_refuses_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
