@@ -422,6 +422,9 @@ def test_a_process_that_has_died_is_an_error_and_leaves_nothing(llama: VllmEngin
         run(llama, prompts)
     with pytest.raises(SapoError, match="vLLM's process has ended"):
         run(llama, prompts)
+    shaken(llama.policy)
+    with pytest.raises(SapoError, match="vLLM's process has ended"):
+        llama.update_weights()
     assert not alive(llama.pid)
 
 

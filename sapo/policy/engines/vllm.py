@@ -63,7 +63,7 @@ class VllmEngine:
         _refuse_half_tied(policy)
         self.policy = policy
         self.cache_gb = cache_gb
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         """Held from a request to its reply: a node samples ahead in another thread than it probes in."""
         self._pushed: tuple[tuple[int, int], ...] | None = None
         self._weights = SharedWeights.like(weights(policy))
@@ -88,8 +88,7 @@ class VllmEngine:
     def _ask(self, request: object, kind: type[Reply]) -> Reply:
         """The reply to a request. Raises the `UserError` that it may be, and `SapoError` if none comes."""
         with self._lock:
-            if not self._end.alive:
-                raise SapoError("vLLM's process has ended")
+            self._refuse_ended()
             try:
                 self._line.send(request)
                 reply = self._line.recv()
@@ -105,6 +104,10 @@ class VllmEngine:
             raise UserError(reply.field, reply.value, reply.problem, reply.remedy)
         assert isinstance(reply, kind)
         return reply
+
+    def _refuse_ended(self) -> None:
+        if not self._end.alive:
+            raise SapoError("vLLM's process has ended")
 
     def _check(self) -> None:
         """Raise `UserError` where vLLM cannot run the model, which some say at the first token only, or
@@ -127,8 +130,11 @@ class VllmEngine:
         found = tuple((p.data_ptr(), p._version) for p in self.policy.model.parameters())
         if found == self._pushed:
             return
-        self._weights.write(weights(self.policy))
-        if missing := self._ask(Load(), Loaded).missing:
+        with self._lock:
+            self._refuse_ended()  # its memory has gone with it
+            self._weights.write(weights(self.policy))
+            missing = self._ask(Load(), Loaded).missing
+        if missing:
             raise SapoError(f"vLLM took over no weights for {', '.join(missing[:3])}")
         self._pushed = found
 
