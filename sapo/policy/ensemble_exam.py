@@ -124,13 +124,9 @@ def likelihoods(policies: Sequence[LoadedPolicy], questions: Sequence[str]) -> t
     return whole, whole / torch.tensor(units).clamp(min=1)[:, None]
 
 
-def weights_of(
-    policies: Sequence[LoadedPolicy], log_prior: Tensor, questions: Sequence[str]
-) -> list[list[float]]:
-    """What each policy's answer to each question weighs."""
-    found: list[list[float]] = ensemble.question_weights(
-        log_prior, likelihoods(policies, questions)[1]
-    ).tolist()
+def weights_of(log_prior: Tensor, log_mean: Tensor) -> list[list[float]]:
+    """What each policy's answer to each question weighs, by the means that `likelihoods` gives."""
+    found: list[list[float]] = ensemble.question_weights(log_prior, log_mean).tolist()
     return found
 
 
@@ -177,7 +173,8 @@ def examine(
     ]
     singles = [Evaluation.of(questions, one) for one in own]
     best = ensemble.route([one.pass_at_1 for one in singles])
-    weights = weights_of(policies, log_prior, [question.text for question in questions])
+    whole_questions, mean_questions = likelihoods(policies, [question.text for question in questions])
+    weights = weights_of(log_prior, mean_questions)
     even = [[1.0] * len(experts)] * len(questions)
     experts_of = _best_by_task(singles)
     joint = each * len(experts)
@@ -211,7 +208,7 @@ def examine(
         ways={way: Evaluation.of(questions, one) for way, one in found.items()},
         costs=costs,
         references=reference_bits(
-            list(zip(names, policies, strict=True)), log_prior, workers, questions, form
+            list(zip(names, policies, strict=True)), log_prior, whole_questions, workers, questions, form
         ),
     )
 

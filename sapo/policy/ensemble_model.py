@@ -17,7 +17,7 @@ from sapo.core.config.load import parse
 from sapo.core.types import Sampling
 from sapo.policy import ensemble, models
 from sapo.policy.engines.hf import TransformersEngine
-from sapo.policy.ensemble_exam import Expert, said, weights_of
+from sapo.policy.ensemble_exam import Expert, likelihoods, said, weights_of
 from sapo.policy.mixture import mixed
 from sapo.policy.models import LoadedPolicy
 from sapo.tasks.verifier import AnswerFormat
@@ -68,7 +68,7 @@ class Ensemble:
         pairs = zip(self.policies, self._room, strict=True)
         by_expert = [_greedy(policy, questions, room) for policy, room in pairs]
         given = zip(*by_expert, strict=True)
-        weights = weights_of(self.policies, self._log_prior, questions)
+        weights = weights_of(self._log_prior, likelihoods(self.policies, questions)[1])
         return [texts[self._place(row, texts)] for row, texts in zip(weights, given, strict=True)]
 
     def predict(self, model_input: Any, params: Mapping[str, Any] | None = None) -> list[str]:

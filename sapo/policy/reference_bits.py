@@ -37,36 +37,35 @@ class ReferenceBits:
 def reference_bits(
     named: Sequence[tuple[str, LoadedPolicy]],
     log_prior: Tensor,
+    log_context: Tensor,
     workers: TaskWorkers,
     questions: Sequence[Question],
     form: AnswerFormat,
 ) -> ReferenceBits:
     """What the stored answers cost each policy, its end among them, and their mixture where tokens mix.
 
-    A mixture's tokens multiply to Σ_j P(D=j|question) p_j(answer|question), so nothing is asked again.
+    `log_context` [questions, K] is log p_j of each whole question (`ensemble_exam.likelihoods`). A mixture's
+    tokens multiply to Σ_j P(D=j|question) p_j(answer|question), so nothing is asked again.
     """
     stored = workers.answers([question.recipe for question in questions])
     texts = [None if answer is None else target_text(answer, form) for answer in stored]
     known = [(place, text) for place, text in enumerate(texts) if text is not None]
-    policies = [policy for _, policy in named]
-    context, answers = list[Tensor](), list[Tensor]()
-    for policy in policies:
-        prompts = [policy.encode_prompt(questions[place].text) for place, _ in known]
+    context = log_context[[place for place, _ in known]]
+    answers = {}
+    for column, (name, policy) in enumerate(named):
         whole = [
-            (*prompt, *policy.encode_completion(text, "stop"))
-            for prompt, (_, text) in zip(prompts, known, strict=True)
+            (*policy.encode_prompt(questions[place].text), *policy.encode_completion(text, "stop"))
+            for place, text in known
         ]
-        context.append(log_likelihood(policy.model, prompts))
-        answers.append(log_likelihood(policy.model, whole) - context[-1])
-    found = {name: one for (name, _), one in zip(named, answers, strict=True)}
-    if one_vocabulary(policies):
-        whose = posterior(log_prior, torch.stack(context, dim=-1))
-        found[MIXTURE] = torch.logsumexp(whose + torch.stack(answers, dim=-1), dim=-1)
+        answers[name] = log_likelihood(policy.model, whole) - context[:, column]
+    if one_vocabulary([policy for _, policy in named]):
+        whose = posterior(log_prior, context)
+        answers[MIXTURE] = torch.logsumexp(whose + torch.stack(list(answers.values()), dim=-1), dim=-1)
     sizes = [0] * len(questions)
     for place, text in known:
         sizes[place] = len(text.encode())
     bits = {}
-    for name, values in found.items():
+    for name, values in answers.items():
         bits[name] = [0.0] * len(questions)
         for (place, _), value in zip(known, values.tolist(), strict=True):
             bits[name][place] = -value / math.log(2)

@@ -207,7 +207,11 @@ def test_reference_answers_cost_a_mixture_what_its_tokens_do(
     config = home.load_config()
     workers, log_prior = shared_workers(config), torch.tensor([0.7, 0.3]).log()
     questions = held_out_set(config, home, workers)[:3]
-    found = reference_bits(list(zip("ab", policies[:2], strict=True)), log_prior, workers, questions, form)
+    texts = [question.text for question in questions]
+    context = likelihoods(policies[:2], texts)[0]
+    found = reference_bits(
+        list(zip("ab", policies[:2], strict=True)), log_prior, context, workers, questions, form
+    )
     stored = workers.answers([question.recipe for question in questions])
     for place, (question, answer) in enumerate(zip(questions, stored, strict=True)):
         text = f"<answer>{answer}</answer>" if form == "tags" else str(answer)
@@ -226,7 +230,8 @@ def test_reference_answers_cost_a_mixture_what_its_tokens_do(
     assert (
         "mixture"
         not in reference_bits(
-            list(zip("ac", policies[::2], strict=True)), log_prior, workers, questions, form
+            list(zip("ac", policies[::2], strict=True)),
+            *(log_prior, likelihoods(policies[::2], texts)[0], workers, questions, form),
         ).bits
     )
 

@@ -38,6 +38,13 @@ def two_nodes(home: Home, config: Config, bus: LastingBus) -> Iterator[list[Node
         yield [one, other]
 
 
+def trade(nodes: list[NodeRuntime], bus: LastingBus) -> None:
+    """Rounds in turns, to the end."""
+    while not nodes[0].finished:
+        for node in nodes:
+            round_of(node, bus)
+
+
 def results(home: Home, name: str):
     with Journal.read_only(home.journal(name)) as journal:
         return journal.results()
@@ -52,9 +59,7 @@ def traded(tmp_path_factory: pytest.TempPathFactory) -> Home:
     config = gossip_config("swarm.rounds=7")
     home, bus = make_home(tmp_path_factory.mktemp("traded") / "home", config), LastingBus()
     with two_nodes(home, config, bus) as nodes:
-        while not nodes[0].finished:
-            for node in nodes:
-                round_of(node, bus)
+        trade(nodes, bus)
     return home
 
 
@@ -110,9 +115,7 @@ def test_a_balanced_sampler_and_gossip_together_are_repeated_bit_for_bit(tmp_pat
     config = gossip_config("swarm.rounds=5", "batch.sampler=balanced")
     home, bus = make_home(tmp_path / "home", config), LastingBus()
     with two_nodes(home, config, bus) as nodes:
-        while not nodes[0].finished:
-            for node in nodes:
-                round_of(node, bus)
+        trade(nodes, bus)
     done = results(home, "n1")
     assert [one.gossip is not None and one.gossip.stepped for one in done] == [False, True] * 2 + [False]
     assert any(one.remembered for one in done)
@@ -150,9 +153,7 @@ def test_files_leave_with_the_rounds_that_cannot_be_repeated_any_more(tmp_path: 
     config = gossip_config("swarm.rounds=10", "history.keep_rounds=2", "track.register_every=1000")
     home, bus = make_home(tmp_path / "home", config), LastingBus()
     with two_nodes(home, config, bus) as nodes:
-        while not nodes[0].finished:
-            for node in nodes:
-                round_of(node, bus)
+        trade(nodes, bus)
         oldest = min(kept.round for kept in nodes[0].journal.checkpoints())
     assert oldest > 3
     rounds = [int(path.name[:6]) for path in home.gossip("n0").glob("0*.safetensors")]
