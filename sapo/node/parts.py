@@ -56,14 +56,6 @@ from sapo.tasks.workers import TaskWorkers, open_workers
 
 log = logging.getLogger(__name__)
 
-SERVICES = {
-    "publish": "bus",
-    "training": "history",
-    "track": "tracking",
-    "version": "tracking",
-    "gossip": "gossip",
-}
-"""Which service takes what is owed, by kind."""
 ALL = 2**62
 """Above the number of everything that is owed."""
 
@@ -118,8 +110,7 @@ class NodeParts:
         """The series `outage/*`: 1 for what is away now."""
         away = {"bus"} if self.intake.outage.away else set()
         if self.deliverer is not None:
-            states = self.deliverer.states().items()
-            away |= {SERVICES[kind] for kind, state in states if state.down_since is not None}
+            away |= self.deliverer.away()
         return {f"outage/{service}": 1.0 for service in sorted(away)}
 
     def metrics(self) -> dict[str, float]:

@@ -37,7 +37,7 @@ from sapo.peers import sampling
 from sapo.peers.allowance import excess
 from sapo.peers.pool import Entry
 from sapo.peers.sampling import Draw
-from sapo.peers.trust import believes
+from sapo.peers.trust import keys_of
 from sapo.policy.tokenise import Tokens
 from sapo.policy.weights_hash import Digests
 from sapo.tasks.questions import QuestionStream
@@ -358,6 +358,7 @@ class NodeRuntime:
             )
             for position, i in enumerate(now.local)
         ]
+        trusted = keys_of(self.config.learn.trusted_peers, parts.home)
         for entry, weight in zip(drawn, parts.rule.weights(drawn), strict=True):
             assert entry.verdict is not None
             groups.append(
@@ -372,7 +373,7 @@ class NodeRuntime:
                     age_s=moment - entry.received.timestamp,
                     bus_position=entry.received.bus_position,
                     tokens=entry.tokens,
-                    believed=believes(self.config, parts.home, entry.group),
+                    believed=entry.group.key in trusted,
                     weight=weight,
                 )
             )

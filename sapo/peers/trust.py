@@ -7,28 +7,16 @@ from collections.abc import Sequence
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
-from sapo.core.types import Group
 from sapo.peers.keyring import find_card
 
 _KEY = re.compile("[0-9a-f]{64}")
 
 
-def believes(config: Config, home: Home, group: Group) -> bool:
-    """Whether the signed author of a group is in `learn.trusted_peers`.
+def keys_of(names: Sequence[str], home: Home) -> frozenset[str]:
+    """The keys among `names`, and those that the nodes of this site have which are named there.
 
     Anybody may call itself by a name, so a name stands for the key that the node of this site has.
     """
-    trusted = config.learn.trusted_peers
-    if group.key in trusted:
-        return True
-    if group.node not in trusted or group.node not in config.nodes:
-        return False
-    card = find_card(home.card(group.node))
-    return card is not None and card.key == group.key
-
-
-def keys_of(names: Sequence[str], home: Home) -> frozenset[str]:
-    """The keys among `names`, and those that the nodes of this site have which are named there."""
     cards = [find_card(home.card(name)) for name in names if _KEY.fullmatch(name) is None]
     return frozenset(name for name in names if _KEY.fullmatch(name)) | {card.key for card in cards if card}
 

@@ -40,7 +40,6 @@ LOOK_S = 0.2
 """How often it is asked meanwhile whether to stop."""
 KEPT_ROUNDS = 100
 """Rounds that stay in the journal; what is owed of older ones stays, too."""
-SERVICES = {"publish": "bus", "track": "tracking"}
 
 
 class MemberRuntime:
@@ -204,8 +203,7 @@ class MemberRuntime:
         """The series `outage/*`: 1 for every service that is away now."""
         away = {"answers"} if self._outage.away else set()
         if self.deliverer is not None:
-            states = self.deliverer.states().items()
-            away |= {SERVICES[kind] for kind, state in states if state.down_since is not None}
+            away |= self.deliverer.away()
         return {f"outage/{service}": 1.0 for service in sorted(away)}
 
     def drain(self, timeout: float) -> bool:

@@ -22,6 +22,14 @@ _log = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 15.0
 _CLOSE_S = 30.0
+_SERVICES = {
+    "publish": "bus",
+    "training": "history",
+    "track": "tracking",
+    "version": "tracking",
+    "gossip": "gossip",
+}
+"""Which service takes what is owed, by kind."""
 
 
 class Sink(Protocol):
@@ -200,6 +208,10 @@ class Deliverer:
     def states(self) -> dict[str, LaneState]:
         """What has become of each kind's deliveries so far."""
         return {lane.sink.kind: replace(lane.state) for lane in self._lanes}
+
+    def away(self) -> set[str]:
+        """The services that take no deliveries now."""
+        return {_SERVICES[kind] for kind, state in self.states().items() if state.down_since is not None}
 
     def close(self) -> None:
         """Let deliveries in hand finish and stop; what is owed stays in the journal. Twice is harmless."""
