@@ -69,6 +69,11 @@ def words(path: Path) -> str:
             "ends **{mean} points** above a silo (+{low} to +{high}, five seeds;",
             "sharer ends {mean} points above a silo",
         ),
+        (
+            *("stale", "20, positive", "20, as if own", "pass_at_1"),
+            "gives it back: **{mean} points** (+{low} to +{high}, five seeds;",
+            "gives {mean} points back",
+        ),
     ],
 )
 def test_readmes_figures_of_a_kept_grid_are_those_that_were_kept(
