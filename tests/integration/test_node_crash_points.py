@@ -204,12 +204,12 @@ def test_on_the_course_all_that_may_come_does(undisturbed):
     assert refused >= {"pool/refused/duplicate", "pool/refused/copy", "eval/pass_at_1"}
 
 
-def test_killed_at_every_third_step_one_after_the_other_it_ends_with_the_same(
+def test_killed_at_every_eighth_step_one_after_the_other_it_ends_with_the_same(
     nursery, untouched, undisturbed, tmp_path
 ):
-    steps = kill_everywhere(nursery, another(untouched, tmp_path / "home"), tmp_path / "visited", every=3)
-    same(Home(tmp_path / "home"), ended(undisturbed), "every third step")
-    assert len(steps) > 30
+    steps = kill_everywhere(nursery, another(untouched, tmp_path / "home"), tmp_path / "visited", every=8)
+    same(Home(tmp_path / "home"), ended(undisturbed), "every eighth step")
+    assert len(steps) > 12
     assert "half of the parameters updated" in steps
     assert "the workers are asked and have not answered" in steps
 
