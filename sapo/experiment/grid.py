@@ -118,7 +118,7 @@ class Tune(_Part):
     lr: Annotated[list[PositiveFloat], Field(min_length=1)]
     seeds: PositiveInt = 2
     rounds: PositiveInt | None = None
-    """Of a tuning run; the arm's own where not set, and never more."""
+    """Of a tuning run: an arm with other rounds than the grid's is cut in proportion, and none gets more."""
 
     @field_validator("lr")
     @classmethod
@@ -254,7 +254,7 @@ class Grid(_Part):
         arm = self.named(job.arm)
         rounds = max(arm.node_rounds or [arm.rounds or self.rounds])
         if job.tuning and self.tune is not None and self.tune.rounds is not None:
-            return min(rounds, self.tune.rounds)
+            return min(rounds, math.ceil(rounds * self.tune.rounds / self.rounds))
         return rounds
 
     def limits(self, job: Job, nodes: int) -> list[Limit]:

@@ -37,8 +37,9 @@ def test_nodes_share_trained_tokens_by_their_rounds() -> None:
     assert limits(grid(trained=800), Job(arm="8/0", seed=1)) == [(4, 400.0), (4, 400.0)]
 
 
-def test_a_shorter_tuning_run_cuts_all_limits_alike() -> None:
-    one = grid(**OWN, trained=800, tune={"lr": [1e-4], "rounds": 5})
+def test_a_shorter_tuning_run_cuts_all_limits_alike_and_all_arms_in_proportion() -> None:
+    one = grid(**OWN, trained=800, tune={"lr": [1e-4], "rounds": 2})
+    assert limits(one, Job(arm="8/0", seed=1, tuning=True)) == [(2, 200.0), (2, 200.0)]
     assert limits(one, Job(arm="own", seed=1, tuning=True)) == [(3, 150.0), (5, 250.0)]
 
 
@@ -105,10 +106,13 @@ def test_the_page_has_a_column_for_each_way_that_was_asked() -> None:
     assert together(arms, "/untrained") is None
 
 
-def test_the_arms_of_the_experts_may_learn_from_equally_many_tokens() -> None:
+@pytest.mark.parametrize(("tuning", "part"), [(False, 1), (True, 0.5)])
+def test_the_arms_of_the_experts_may_learn_from_equally_many_tokens(tuning: bool, part: float) -> None:
+    """Where rates are chosen, too: an arm with three times the rounds is cut as the others are."""
     one = read("experts")
+    assert one.trained is not None
     totals = set()
     for arm in one.arms:
-        job = Job(arm=arm, seed=1, lr=1e-4)
+        job = Job(arm=arm, seed=1, lr=1e-4, tuning=tuning)
         totals.add(round(sum(limit.tokens for limit in one.limits(job, one.config(job).swarm.nodes))))
-    assert totals == {one.trained}
+    assert totals == {part * one.trained}
