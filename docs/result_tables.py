@@ -1,7 +1,8 @@
 """The tables of results.md, made from the grids' own results.json under docs/results/.
 
 `sapo experiment` writes such a file; `python docs/result_tables.py FOLDER` keeps what the tables need of it.
-A table stands between the lines `<!-- NAME: arms -->` and `<!-- end -->`, or `<!-- NAME: comparisons -->`.
+A table stands between the lines `<!-- NAME: arms -->` and `<!-- end -->`, or `comparisons`. Where nodes were
+asked together, `learned` and `untrained` hold each way to answer as one, on tasks that nodes learn and on others.
 """
 
 import json
@@ -12,19 +13,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sapo.cli.report import experiment_charts
+from sapo.cli.report import experiment_charts, experiment_page
 from sapo.cli.report.experiment_charts import spread_panels
 from sapo.cli.report.experiment_text import IN_POINTS, NAMES
 from sapo.cli.report.svg_charts import HEIGHT, WIDTH
-from sapo.experiment.metrics import LOCAL, PASS_END, PASS_SPREAD, PER_NODE, TO_HALF, TOTAL
+from sapo.experiment.metrics import LOCAL, PASS_END, PASS_SPREAD, PASS_UNTRAINED, PER_NODE, TO_HALF, TOTAL
 
 HERE = Path(__file__).parent
 KEPT = HERE / "results"
 PAGE = HERE / "results.md"
-TABLE = re.compile(r"<!-- (\S+): (arms|comparisons) -->\n.*?<!-- end -->", re.DOTALL)
+TABLE = re.compile(r"<!-- (\S+): (arms|comparisons|learned|untrained) -->\n.*?<!-- end -->", re.DOTALL)
 Json = dict[str, Any]
 COLUMNS = (
     (PASS_END, "held-out pass@1 at the end, %", 100.0, ".1f"),
+    (PASS_UNTRAINED, "on tasks that nobody learned, %", 100.0, ".1f"),
     (PASS_SPREAD, "of the nodes followed, %", 100.0, ".1f"),
     (TO_HALF, "rounds until half of their answers have the trait", 1.0, ".0f"),
     (LOCAL, "`reward/local`", 1.0, ".3f"),
@@ -71,9 +73,21 @@ def comparisons(found: Json) -> str:
     return _table(rows)
 
 
+def learned(found: Json, end: str = "") -> str:
+    """A row per arm: pass@1 of each way of its nodes to answer as one."""
+    table = experiment_page.together(found["arms"], end)
+    assert table is not None, f"{found['name']} asked no nodes together"
+    return _table([list(table.head), *map(list, table.rows)])
+
+
+def untrained(found: Json) -> str:
+    """The same of tasks that no node learns."""
+    return learned(found, "/untrained")
+
+
 def page() -> str:
     """results.md with its tables made anew."""
-    tables = {"arms": arms, "comparisons": comparisons}
+    tables = {"arms": arms, "comparisons": comparisons, "learned": learned, "untrained": untrained}
 
     def made(found: re.Match[str]) -> str:
         name, kind = found.groups()

@@ -38,6 +38,14 @@ def test_what_was_asked_beforehand_stands_with_its_answer_favourable_or_not() ->
     assert "not told apart" in rows[1] or "not tested" in rows[1]
 
 
+def test_each_way_to_answer_as_one_has_a_column() -> None:
+    share = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    figures = {"ensemble/vote": share, "ensemble/vote/untrained": {**share, "mean": 0.25}}
+    found = {"name": "made-up", "arms": {"8/0": {"figures": figures}}}
+    assert result_tables.learned(found).splitlines()[0] == "| learned, % | vote |"
+    assert "| 8/0 | 25.0" in result_tables.untrained(found)
+
+
 def test_kept_figures_make_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = document()
     (tmp_path / "results.json").write_text(json.dumps(found))
