@@ -2,7 +2,7 @@
 
 `sapo experiment` writes such a file; `python docs/result_tables.py FOLDER` keeps what the tables need of it.
 A table stands between the lines `<!-- NAME: arms -->` and `<!-- end -->`, or `comparisons`. Where nodes were
-asked together, `learned` and `untrained` hold each way to answer as one, on tasks that nodes learn and on others.
+asked together, `learned` and `untrained` hold each way to answer as one, on tasks that nodes learn or do not.
 """
 
 import json
