@@ -47,7 +47,7 @@ def arms(found: Json) -> str:
     columns = [one for one in COLUMNS if any(one[0] in arm["figures"] for arm in found["arms"].values())]
     rows = [["arm", *(heading for _, heading, _, _ in columns), "learning rate"]]
     for name, arm in found["arms"].items():
-        cells = [_with_interval(arm["figures"].get(figure), *how) for figure, _, *how in columns]
+        cells = [_with_interval(arm["figures"].get(one), factor, form) for one, _, factor, form in columns]
         rows.append([name, *cells, f"{arm['figures']['lr']['mean']:g}"])
     return _table(rows)
 

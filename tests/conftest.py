@@ -2,9 +2,11 @@
 
 import http.server
 import os
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,8 @@ from infra.s3.server import S3Server
 
 if TYPE_CHECKING:
     from finished import FinishedSwarm
+
+    from sapo.node.member.answer_book import AnswerBook
 
 LONGEST = (
     "test_deployed",
@@ -139,3 +143,61 @@ def healthy() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there is one: a killed process loses nothing that the kernel has."""
+    root = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=root if root.is_dir() else tmp_path) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def book(memory: Path) -> Iterator["AnswerBook"]:
+    """A member's answers, in round 0."""
+    from sapo.node.member.answer_book import AnswerBook
+
+    with AnswerBook(memory / "answers.sqlite") as opened:
+        opened.begin(0)
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLflow database; making one takes seconds, so it is made once and copied."""
+    from mlflow import MlflowClient  # takes seconds to import, which few tests need
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    client = MlflowClient(f"sqlite:///{path}")
+    client.search_experiments()
+    client._tracking_client.store.engine.dispose()
+    return path
+
+
+@pytest.fixture
+def uri(empty_store: Path, tmp_path: Path) -> str:
+    """Address of an MLflow database of the test's own."""
+    shutil.copy(empty_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path}/mlflow.db"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model behind an endpoint: what `member.url` and `member.model` say."""
+
+    url: str
+    model: str
+
+
+@pytest.fixture(scope="module")
+def served_starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The shipped `thinker` behind vLLM's own OpenAI server, which takes half a minute to start."""
+    from openai_server import openai_server, widen_heads
+
+    from sapo.policy.model_source import SHIPPED
+
+    folder = tmp_path_factory.mktemp("openai")
+    model = widen_heads(SHIPPED / "thinker", folder / "thinker")
+    with openai_server(model, "thinker", folder, "--max-model-len=1024") as url:
+        yield Served(url, "thinker")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
@@ -68,10 +69,11 @@ def signed(round: int = 0, position: int = 0, **changes: str) -> SignedGroup:
 def sample(k: int, advantage: float, *, external: bool) -> Sample:
     """A completion in a learner's vocabulary."""
     unscorable = k == 3
+    mask: Any = (0, 0, *(1 for _ in range(k + 1)))
     return Sample(
         k=k,
         token_ids=(1, 2, 3, *range(10, 10 + k)),
-        loss_mask=(0, 0, 1, *(1 for _ in range(k))),
+        loss_mask=mask,
         text=TEXTS[k],
         finish_reason="stop" if k % 2 == 0 else "length",
         outcome="unscorable" if unscorable else "score",
@@ -145,6 +147,7 @@ class Owed:
     """An owed round, as the journal names it."""
 
     round: int
+    ref: str = ""
 
 
 @cache

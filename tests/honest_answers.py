@@ -122,6 +122,8 @@ def library_score(source: Any, entry: dict[str, Any], text: str) -> float | str:
 if __name__ == "__main__":
     part, parts, seeds, texts = map(int, sys.argv[1:])
     names = sorted(gym.DATASETS)[part::parts]
+    said = sys.__stdout__
+    assert said is not None
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         for row in rows(names, seeds, texts):  # what the library prints is no row
-            sys.__stdout__.write(json.dumps(row) + "\n")
+            said.write(json.dumps(row) + "\n")

@@ -70,6 +70,10 @@ def make_rounds(home: Home, store: Store, node: str, done: int, *, first: int = 
 
 def save(home: Home, node: str, round: int, *, incarnation: str = INCARNATION) -> None:
     """Give a node a whole checkpoint."""
+
+    def save_model(path: Path) -> None:
+        (path / "model.safetensors").write_bytes(bytes(256))
+
     checkpoint.save(
         home.checkpoints(node),
         round=round,
@@ -77,7 +81,7 @@ def save(home: Home, node: str, round: int, *, incarnation: str = INCARNATION) -
         weights_sha256=f"{round:064x}",
         config_digest="c" * 64,
         threads=1,
-        save_model=lambda path: (path / "model.safetensors").write_bytes(bytes(256)),
+        save_model=save_model,
         optimizer={"step": round},
         keep=99,
     )

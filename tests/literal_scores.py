@@ -76,7 +76,8 @@ def main() -> None:
         source, entry = items.entry(row["dataset"], json.dumps(row["config"]), row["seed"], 0)
         stored = (entry["answer"], entry["metadata"].get("integrand"))
         reading.known = {text.strip() for text in stored if isinstance(text, str)}
-        builtins.eval = EVAL if row["dataset"] == OWN_PROBLEM else ast.literal_eval
+        reader: Any = EVAL if row["dataset"] == OWN_PROBLEM else ast.literal_eval
+        builtins.eval = reader
         replies.write(json.dumps(library_score(source, entry, row["text"])) + "\n")
         builtins.eval = EVAL
 

@@ -29,6 +29,9 @@ def make_node(home: Home, name: str, rounds: int) -> None:
 
 
 def take_checkpoint(home: Home, name: str, journal: Journal, round: int = 1) -> None:
+    def save_model(folder: Path) -> None:
+        (folder / "weights.bin").write_bytes(bytes(range(256)) * 100)
+
     saved = checkpoint.save(
         home.checkpoints(name),
         round=round,
@@ -37,7 +40,7 @@ def take_checkpoint(home: Home, name: str, journal: Journal, round: int = 1) -> 
         weights_sha256="ab" * 32,
         config_digest="cd" * 32,
         threads=1,
-        save_model=lambda folder: (folder / "weights.bin").write_bytes(bytes(range(256)) * 100) and None,
+        save_model=save_model,
         optimizer={"step": 1},
     )
     journal.record_checkpoint(saved)

@@ -33,7 +33,9 @@ def shared_workers(config: Config) -> SharedWorkers:
 
     kind = repr((config.workers, config.rules.salt, config.rules.answer))
     if kind not in _SHARED:
-        _SHARED[kind] = open_workers(config, SharedWorkers)
+        opened = open_workers(config, SharedWorkers)
+        assert isinstance(opened, SharedWorkers)
+        _SHARED[kind] = opened
     return _SHARED[kind]
 
 

@@ -63,8 +63,9 @@ class Site:
 
     def run(self, name: str) -> Any:
         client = MlflowClient(self.found.mlflow.url)
-        experiment = client.get_experiment_by_name("tiny").experiment_id
-        (found,) = client.search_runs([experiment], f"attributes.run_name = '{name}'")
+        experiment = client.get_experiment_by_name("tiny")
+        assert experiment is not None
+        (found,) = client.search_runs([experiment.experiment_id], f"attributes.run_name = '{name}'")
         return found
 
     def flow_runs(self) -> dict[str, str]:

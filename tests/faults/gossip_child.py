@@ -12,7 +12,6 @@ import sys
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "integration"))
@@ -63,9 +62,9 @@ def say_when() -> None:
     """Say when gossip has its turn in a round, before anything of it is done."""
     end = Gossip.end
 
-    def said(gossip: Gossip, batch: Batch, rng: random.Random, **how: Any) -> Gossiped | None:
-        print(gossip.author.node, batch.round, int(gossip.ends(batch.round)), flush=True)
-        return end(gossip, batch, rng, **how)
+    def said(self: Gossip, batch: Batch, rng: random.Random, *, went_back: bool) -> Gossiped | None:
+        print(self.author.node, batch.round, int(self.ends(batch.round)), flush=True)
+        return end(self, batch, rng, went_back=went_back)
 
     Gossip.end = said  # type: ignore[method-assign]
 
@@ -96,5 +95,5 @@ if __name__ == "__main__":
     for line in sys.stdin:
         done = forked(Home(Path(line.strip())))
         if not done:
-            read_away(workers)  # type: ignore[arg-type]
+            read_away(workers)
         print("done" if done else "killed", flush=True)

@@ -31,8 +31,9 @@ class Nursery:
     """The process that forks the nodes."""
 
     def __init__(self) -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, str(CHILD)], text=True, **pipes)
+        self.process = subprocess.Popen(
+            [sys.executable, str(CHILD)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
 
     def run(self, home: Home, after: float | None = None, skip: int = 0) -> bool:
         """Run the nodes; kill them so many seconds after an outer step begins, the first or a later one.

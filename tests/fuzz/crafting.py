@@ -330,9 +330,10 @@ class Kitchen:
             {"author": rng.choice(["api", "person", "oracle", 1, []])},
             {"sampling": group["sampling"] | {"temperature": 1e300}},
         ]
-        found = sealed(canonical(group | rng.choice(twists)), identity)
+        payload = canonical(group | rng.choice(twists))
+        found = sealed(payload, identity)
         if rng.random() < 0.05:
-            found = replace(found, group_id=hashlib.sha256(found.payload).hexdigest())
+            found = replace(found, group_id=hashlib.sha256(payload).hexdigest())
         if rng.random() < 0.1:  # two contents for one name
             other = group | {"completions": [self.reworded(one) for one in group["completions"]]}
             self.held.append(Message("twisted", sealed(canonical(other), identity)))

@@ -148,7 +148,9 @@ def _key_file(home: Home, name: str) -> Path:
 class Carrier(Protocol):
     """A bus that messages are put on by a stranger's hand."""
 
-    bus: Bus
+    @property
+    def bus(self) -> Bus:
+        """What nodes read it with."""
 
     def put(self, messages: Sequence[Message], rng: random.Random) -> list[float]:
         """Put messages on the bus in this order; returns the time stamps that a reader may see."""

@@ -7,7 +7,7 @@ are made by the deliverer's own lanes between the stages, so that a kill in the 
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,7 +176,8 @@ class Course:
         with self._opened() as (node, lanes):
             while not node.finished:
                 begun = START_S + ROUND_S * node.round
-                stages = (lambda: publish(node), node.consume_sample, node.verify, node.grpo_update)
+                stages: list[Callable[[], object]]
+                stages = [lambda: publish(node), node.consume_sample, node.verify, node.grpo_update]
                 for number, stage in enumerate(stages):
                     self.clock.now = begun + STAGE_S * number
                     self._deliver(node, lanes[: 1 if number % 2 else None])

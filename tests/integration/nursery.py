@@ -35,11 +35,12 @@ from sapo.learn.update import Learner
 from sapo.node import round as node_module
 from sapo.node.async_rollout import Ahead
 from sapo.policy import models
-from sapo.tasks.worker_messages import Item, Lot
+from sapo.tasks.work_batch import WorkBatch
+from sapo.tasks.worker_messages import Item, Lot, Op
 
 node_module.ATTEMPTS = 10_000  # an update that is killed here is not one that dies by itself
 PACKAGE = str(Path(sapo.__file__).parent)
-ROUND = (
+ROUND: tuple[str, ...] = (
     "round.py",
     "rollout.py",
     "group_maker.py",
@@ -134,14 +135,14 @@ class Killer:
                 self.die(HALF)
             update(learner)
 
-        def inside(workers: SharedWorkers, op: str, items: Any, sizes: Any = None) -> Any:
+        def inside(workers: Any, op: Op, items: Sequence[Item], sizes: Any = None) -> WorkBatch:
             if INSIDE not in self.known and op in ("score", "judge"):
                 workers._workers[0].assign(range(len(items)), Lot(op, tuple(items)))
                 self.die(INSIDE)
             return settle(workers, op, items, sizes)
 
-        Learner._apply = half  # type: ignore[method-assign]
-        SharedWorkers._run = inside  # type: ignore[method-assign]
+        Learner._apply = half  # type: ignore[method-assign, assignment]
+        SharedWorkers._run = inside  # type: ignore[method-assign, assignment]
         Steps(self.reach, **self.steps).install()
 
     def reach(self, step: str) -> None:
@@ -244,9 +245,9 @@ def forget(rounds: Sequence[int]) -> None:
     """Have nothing sampled ahead for these rounds, as if a crash had come before each of them."""
     begin = Ahead.begin
 
-    def begin_or_not(ahead: Ahead, round: int, policy_version: int) -> None:
+    def begin_or_not(self: Ahead, round: int, policy_version: int, count: int | None = None) -> None:
         if round not in rounds:
-            begin(ahead, round, policy_version)
+            begin(self, round, policy_version, count)
 
     Ahead.begin = begin_or_not  # type: ignore[method-assign]
 

@@ -31,7 +31,7 @@ def test_the_quick_benchmark_tells_every_cost(tmp_path: Path) -> None:
 
 
 def test_a_node_that_learns_from_nobody_has_measured_nothing() -> None:
-    busy, idle = ([scale.Spent(*[float(at)] * 6, drawn=at * drawn) for at in (1, 2, 3)] for drawn in (1, 0))
+    busy, idle = ([scale.Spent(*[float(at)] * 6 + [at * drawn]) for at in (1, 2, 3)] for drawn in (1, 0))
     first, more = scale.QUICK.swarms
     report = Report("scale", [])
     scale.told(report, scale.QUICK, {first: busy, more: idle})

@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -305,12 +306,13 @@ def test_a_logged_ensemble_is_one_model_that_others_load_and_ask(
     assert found["model"] == "models:/test.ensemble/1", "it is the same one"
     assert evaluate_ensemble(config, home, ["n0", "n2"], log="route")["model"] == "models:/test.ensemble/2"
     shutil.rmtree(home.node("n0"))
+    unset: Any = None
     mlflow.set_tracking_uri(uri)
     try:
         mixture = mlflow.pyfunc.load_model("models:/test.ensemble/1")
         routed = mlflow.pyfunc.load_model("models:/test.ensemble/2")
     finally:
-        mlflow.set_tracking_uri(None)
+        mlflow.set_tracking_uri(unset)
     prior = torch.tensor([found["prior"][name] for name in ("n0", "n1")]).log()
     assert mixture.predict(list(QUESTIONS)) == greedily(config, mixed(policies[:2], prior))
     own, other = (greedily(config, policies[place]) for place in (0, 2))

@@ -10,7 +10,7 @@ from sapo.core.types import Batch, Outcome, Recipe
 from sapo.experiment.exam import questions_for
 from sapo.experiment.grid import Grid, parse_grid, read
 from sapo.experiment.lockstep_swarm import SharedWorkers, opened
-from sapo.experiment.record import Job, RunRecord, load_record, read_progress, record_path
+from sapo.experiment.record import Exam, Job, RunRecord, Together, load_record, read_progress, record_path
 from sapo.experiment.run_arm import run_arm
 from sapo.tasks.workers import PeerGroup, TaskWorkers, Verification
 
@@ -258,7 +258,8 @@ def test_nodes_are_asked_together_after_the_last_round_on_other_tasks_too(tmp_pa
     record = run(parse_grid(values), tmp_path)
     assert {"mixture", "vote", "route", "majority", "average", "best_single"} <= record.ensemble.keys()
     last = [exam for exam in record.exams if exam.round == 4]
-    for one in (*record.ensemble.values(), *last):
+    both: list[Exam | Together] = [*record.ensemble.values(), *last]
+    for one in both:
         assert one.tasks.keys() == {"chain_sum", "gcd"}
         assert one.untrained == one.tasks["gcd"]
         assert one.pass_at_1 == one.tasks["chain_sum"]

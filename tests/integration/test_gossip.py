@@ -16,6 +16,7 @@ from torch import Tensor
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable
+from sapo.core.types import RoundResult
 from sapo.node.round import NodeRuntime
 from sapo.policy.exchange import digest_of
 from sapo.provenance.check import Differs, check
@@ -45,7 +46,7 @@ def trade(nodes: list[NodeRuntime], bus: LastingBus) -> None:
             round_of(node, bus)
 
 
-def results(home: Home, name: str):
+def results(home: Home, name: str) -> list[RoundResult]:
     with Journal.read_only(home.journal(name)) as journal:
         return journal.results()
 

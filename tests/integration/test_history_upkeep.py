@@ -160,9 +160,12 @@ def test_the_archive_has_the_history_maintained_beside_its_passes(
         deliver(store, round)
     started: list[Child] = []
     launch = Child.start
-    monkeypatch.setattr(
-        Child, "start", lambda *given, **more: started.append(launch(*given, **more)) or started[-1]
-    )
+
+    def noted(*given: Any, **more: Any) -> Child:
+        started.append(launch(*given, **more))
+        return started[-1]
+
+    monkeypatch.setattr(Child, "start", noted)
     archive = Archive(Process.at(str(home.root)))
     archive.passes(0.2, archive.one_pass)
     assert len(started) == 1

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import payloads
 import pytest
@@ -13,7 +14,7 @@ from swarms import make_home, open_node, small_config
 
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import Config, Task
-from sapo.core.types import Question, Recipe, canonical
+from sapo.core.types import Outcome, Question, Recipe, canonical
 from sapo.node.round import NodeRuntime
 from sapo.peers.pool import Entry, Verdict
 from sapo.tasks.holdout import is_held_out
@@ -150,7 +151,9 @@ def check_verdicts(
     sent: list[Sent], verdicts: dict[str, tuple[Entry, Verdict]], folder: Path
 ) -> list[float | None]:
     """No text scored more than its literal reading; returns the scores of the last texts."""
-    rows, outcomes, last = [], [], []
+    rows: list[dict[str, Any]] = []
+    outcomes: list[Outcome] = []
+    last: list[float | None] = []
     for one in sent:
         recipe = one.question.recipe
         _, verdict = verdicts[recipe.dataset]

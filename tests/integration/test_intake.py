@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import pytest
 from makers import INCARNATION, make_group, make_identity
@@ -67,7 +68,7 @@ def question_of(node: NodeRuntime, author: str) -> Group:
         held_out=CONFIG.rules.held_out,
     ).result()
     completions = tuple(Completion(text=str(number), finish_reason="stop") for number in range(6))
-    changes = {"swarm": "test", "completions": completions, "created_at": NOW - 60}
+    changes: dict[str, Any] = {"swarm": "test", "completions": completions, "created_at": NOW - 60}
     return make_group(author, recipe=drawn[0].recipe, question=drawn[0].text, **changes)
 
 
@@ -218,8 +219,9 @@ def test_own_answers_set_a_standard_for_their_data_set_and_one_for_all_others(no
     first = question_of(node, "honest")
     recipe = first.recipe.model_copy(update={"dataset": "leg_counting"})
     found = own_standards([first, first.model_copy(update={"recipe": recipe})], rows)
-    assert found["leg_counting"] == Baseline(best=0.4, mean=pytest.approx(0.3))
-    assert found[""] == Baseline(best=1.0, mean=pytest.approx(0.4))
+    about: Any = pytest.approx
+    assert found["leg_counting"] == Baseline(best=0.4, mean=about(0.3))
+    assert found[""] == Baseline(best=1.0, mean=about(0.4))
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,9 @@ def test_what_is_asked_afterwards_leaves_the_end_of_a_run_alone(
 
     def ends() -> dict[str, tuple[str, int]]:
         client = MlflowClient(uri)
-        found = client.search_runs([client.get_experiment_by_name("test").experiment_id])
+        experiment = client.get_experiment_by_name("test")
+        assert experiment is not None
+        found = client.search_runs([experiment.experiment_id])
         return {run.info.run_name: (run.info.status, run.info.end_time) for run in found}
 
     before = ends()
@@ -256,7 +258,9 @@ def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
         tracker.register(path, round, tags=model_registry.lineage(path))
     shutil.rmtree(older)  # it is in MLflow only
     assert evaluate.plain(Process.at(str(home.root))) == []
-    asked = home.load_evaluation()["nodes"]["n0"]
+    report = home.load_evaluation()
+    assert report is not None
+    asked = report["nodes"]["n0"]
     known = model_registry.versions_of(uri, tracker.model_name)
     found = {int(one.tags["sapo.round"]): float(one.tags["sapo.eval.pass_at_1"]) for one in known}
     assert found == {2: asked["earlier"]["2"], 4: asked["pass_at_1"]}

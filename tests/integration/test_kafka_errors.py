@@ -78,12 +78,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def look(section: Mapping[str, str], **rights: bool) -> BusFacts:
+def look(section: Mapping[str, Any], **rights: Any) -> BusFacts:
     found = Section.model_validate(section)
     return check(found, found.topic or "sapo.tiny", max_payload_bytes=1_000_000, **rights)
 
 
-def fault(section: Mapping[str, str], **rights: bool) -> UserError:
+def fault(section: Mapping[str, Any], **rights: Any) -> UserError:
     """The error for a section, which must come in time."""
     begun = time.monotonic()
     with pytest.raises(UserError) as caught:
@@ -227,7 +227,7 @@ class TestMore:
         assert "certificate is for another name" in error.problem
 
     def test_plain_text_to_a_port_that_wants_tls(self, places: Places) -> None:
-        error = fault(places.secure.bus(places.topic) | {"ca_file": None, "username": None})
+        error = fault({**places.secure.bus(places.topic), "ca_file": None, "username": None})
         assert error.field == "bus.servers"
         assert "plain text" in error.problem
 

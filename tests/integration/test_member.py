@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shared_workers import shared_workers
@@ -65,12 +66,12 @@ def sum_of(question: str) -> int:
 
 @contextmanager
 def member_of(
-    home: Home, config: Config, teacher: Teacher, bus: MemoryBus, **how: object
+    home: Home, config: Config, teacher: Teacher, bus: MemoryBus, **how: Any
 ) -> Iterator[MemberRuntime]:
     workers = shared_workers(config)
     with MemberRuntime.open(
         config, "m0", home, bus=bus, backend=teacher, workers=workers, deliver=False, **how
-    ) as member:  # type: ignore[arg-type]
+    ) as member:
         yield member
 
 

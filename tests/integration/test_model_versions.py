@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import mlflow
 import pytest
@@ -170,18 +171,19 @@ def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
     found = MlflowClient(store).search_model_versions("name = 'tiny.n0'")
     assert sorted(version.tags["sapo.round"] for version in found) == ["100", "200"]
     newest = max(found, key=lambda version: int(version.version))
-    assert "`sapo lineage models:/tiny.n0/2`" in newest.description
+    assert "`sapo lineage models:/tiny.n0/2`" in str(newest.description)
     assert newest.tags["sapo.rounds"] == "0-199"
     assert newest.tags["sapo.weights_sha256"] == "ab" * 32
     assert newest.tags["sapo.incarnation"] == INCARNATION
     assert newest.tags["sapo.chain"] == f"0199{CHAIN[4:]}"
     assert newest.tags["sapo.batches"] == f"0199{BATCH[4:]}"
 
+    unset: Any = None
     mlflow.set_tracking_uri(store)
     try:
         pipeline = mlflow.transformers.load_model("models:/tiny.n0@latest")
     finally:
-        mlflow.set_tracking_uri(None)  # MLflow put it into the environment, for every process that follows
+        mlflow.set_tracking_uri(unset)  # MLflow put it into the environment, for every process that follows
     assert all(
         torch.equal(a, b)
         for a, b in zip(pipeline.model.state_dict().values(), model.state_dict().values(), strict=True)
@@ -198,7 +200,7 @@ def test_a_version_says_where_the_history_lay_and_the_files_do_not(server: Serve
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n8'")
     assert version.tags["sapo.history"] == "s3://swarms/tiny"
     assert version.tags["sapo.history_version"] == "41"
-    stored = Path(version.source.removeprefix("file://"))
+    stored = Path(str(version.source).removeprefix("file://"))
     assert "s3://swarms" not in "".join(file.read_text() for file in stored.rglob("*.md"))
 
 
@@ -220,7 +222,7 @@ def test_the_stored_model_keeps_its_tokenizer_and_holds_nothing_else(server: Ser
     path, _ = saved(tmp_path, 1)
     VersionSink(tracker(server, "n1"), refuse).deliver([Owed(1, str(path))], JOURNAL)
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n1'")
-    stored = Path(version.source.removeprefix("file://"))
+    stored = Path(str(version.source).removeprefix("file://"))
     names = {file.name for file in stored.rglob("*")}
     assert {"MLmodel", "model.safetensors", "tokenizer.json", "requirements.txt"} <= names
     assert not names & {"optimizer.pt", "checkpoint.json", "LICENSE.txt"}
@@ -265,8 +267,9 @@ def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
         VersionSink(first, refuse).deliver([Owed(5, str(path))], JOURNAL)
     VersionSink(tracker(server, "n2"), refuse).deliver([Owed(5, str(path))], JOURNAL)
     client = MlflowClient(server.url)
-    experiment = client.get_experiment_by_name("tiny").experiment_id
-    stored = client.search_logged_models([experiment], "tags.`sapo.node` = 'n2'")
+    experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
+    stored = client.search_logged_models([experiment.experiment_id], "tags.`sapo.node` = 'n2'")
     assert len(stored) == 1
     assert len(client.search_model_versions("name = 'tiny.n2'")) == 1
 
@@ -343,6 +346,7 @@ def test_metrics_wait_while_the_server_is_away_and_arrive_once_afterwards(server
     server.start()
     own.deliver([Owed(0), Owed(1), Owed(2)], journal)
     client = MlflowClient(server.url)
-    experiment = client.get_experiment_by_name("tiny").experiment_id
-    (run,) = client.search_runs([experiment], "tags.`sapo.node` = 'n7'")
+    experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id], "tags.`sapo.node` = 'n7'")
     assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "x")) == [0, 1, 2]

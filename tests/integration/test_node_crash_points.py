@@ -188,7 +188,7 @@ def same(home: Home, expected: dict[str, Any], where: str) -> None:
     assert differing == [], f"killed at {where}"
 
 
-def test_on_the_course_all_that_may_come_does(undisturbed):
+def test_on_the_course_all_that_may_come_does(undisturbed: Home) -> None:
     found = ended(undisturbed)
     assert found["last"][0] == ROUNDS
     assert found["counts"] == {"version": len(found["owed"])}
@@ -205,8 +205,8 @@ def test_on_the_course_all_that_may_come_does(undisturbed):
 
 
 def test_killed_at_every_eighth_step_one_after_the_other_it_ends_with_the_same(
-    nursery, untouched, undisturbed, tmp_path
-):
+    nursery: Nursery, untouched: Home, undisturbed: Home, tmp_path: Path
+) -> None:
     steps = kill_everywhere(nursery, another(untouched, tmp_path / "home"), tmp_path / "visited", every=8)
     same(Home(tmp_path / "home"), ended(undisturbed), "every eighth step")
     assert len(steps) > 12
@@ -216,8 +216,8 @@ def test_killed_at_every_eighth_step_one_after_the_other_it_ends_with_the_same(
 
 @pytest.mark.soak
 def test_killed_at_every_step_one_after_the_other_it_ends_with_the_same(
-    nursery, untouched, undisturbed, tmp_path
-):
+    nursery: Nursery, untouched: Home, undisturbed: Home, tmp_path: Path
+) -> None:
     steps = kill_everywhere(nursery, another(untouched, tmp_path / "home"), tmp_path / "visited")
     same(Home(tmp_path / "home"), ended(undisturbed), "every step")
     assert len(steps) > 100
@@ -235,7 +235,9 @@ def test_killed_at_every_step_one_after_the_other_it_ends_with_the_same(
 
 
 @pytest.mark.soak
-def test_killed_at_every_step_of_registering_versions_it_has_each_once(nursery, undisturbed, tmp_path):
+def test_killed_at_every_step_of_registering_versions_it_has_each_once(
+    nursery: Nursery, undisturbed: Home, tmp_path: Path
+) -> None:
     home = another(undisturbed, tmp_path / "home")
     steps: list[str] = []
     while (step := nursery.run(home, visited=str(tmp_path / "visited"), versions=True)) is not None:
@@ -250,6 +252,7 @@ def test_killed_at_every_step_of_registering_versions_it_has_each_once(nursery, 
         digests = {kept.weights_sha256 for kept in journal.checkpoints() if kept.round}
     assert {version.tags["sapo.weights_sha256"] for version in found} == digests
     experiment = client.get_experiment_by_name("test")
+    assert experiment is not None
     models = client.search_logged_models([experiment.experiment_id])
     assert [model.status for model in models] == ["READY"] * 2
     print(f"killed at {len(steps)} steps: {steps}")
@@ -257,8 +260,8 @@ def test_killed_at_every_step_of_registering_versions_it_has_each_once(nursery, 
 
 @pytest.mark.soak
 def test_killed_at_every_step_while_it_samples_ahead_it_loses_no_more_than_samples(
-    nursery, untouched, tmp_path
-):
+    nursery: Nursery, untouched: Home, tmp_path: Path
+) -> None:
     home = another(untouched, tmp_path / "home")
     steps = kill_everywhere(nursery, home, tmp_path / "visited", ahead=True)
     assert {
@@ -278,7 +281,9 @@ def test_killed_at_every_step_while_it_samples_ahead_it_loses_no_more_than_sampl
 
 
 @pytest.mark.soak
-def test_killed_at_every_function_it_ends_with_the_same(nursery, untouched, undisturbed, tmp_path):
+def test_killed_at_every_function_it_ends_with_the_same(
+    nursery: Nursery, untouched: Home, undisturbed: Home, tmp_path: Path
+) -> None:
     steps = kill_everywhere(nursery, another(untouched, tmp_path / "home"), tmp_path / "visited", deep=True)
     same(Home(tmp_path / "home"), ended(undisturbed), "every function")
     print(f"killed at {len(steps)} functions, at their call or return")
@@ -293,13 +298,17 @@ def kill_everywhere(nursery: Nursery, home: Home, visited: Path, **how: int) -> 
     return steps
 
 
-def test_whatever_a_kill_leaves_on_disk_the_node_ends_with_the_same(nursery, undisturbed, shots):
+def test_whatever_a_kill_leaves_on_disk_the_node_ends_with_the_same(
+    nursery: Nursery, undisturbed: Home, shots: list[Path]
+) -> None:
     assert len(shots) > 80
     resume_each(nursery, shots[::EVERY], ended(undisturbed))
 
 
 @pytest.mark.soak
-def test_each_state_that_a_kill_leaves_on_disk_ends_with_the_same(nursery, undisturbed, shots):
+def test_each_state_that_a_kill_leaves_on_disk_ends_with_the_same(
+    nursery: Nursery, undisturbed: Home, shots: list[Path]
+) -> None:
     resume_each(nursery, shots, ended(undisturbed))
     print(f"went on from {len(shots)} states")
 

@@ -36,8 +36,8 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     shutil.copytree(OWN_PACKAGE, folder / "package")
     fresh = str(folder / "env" / "bin" / "python")
     uv = Path(sys.executable).with_name("uv")
-    install = [uv, "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--python", fresh]
-    subprocess.run([*install, folder / "package"], check=True)
+    install = [str(uv), "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--python", fresh]
+    subprocess.run([*install, str(folder / "package")], check=True)
     return fresh
 
 

@@ -128,6 +128,8 @@ def test_a_change_without_effect_ends_with_the_recorded_weights_bit_for_bit(reco
     assert made.steps == sum(found.skipped is None for found in recording.rounds) > EACH
     assert "they are n0's own, bit for bit: the change made no difference" in made.lines()
     assert "as it was recorded anyway: learn.lr" in made.lines()
+    assert made.figures is not None
+    assert made.own is not None
     assert made.figures["pass_at_1"] == made.own["pass_at_1"]
 
 
@@ -177,6 +179,7 @@ def test_its_series_stand_beside_the_nodes_own(recording: Recording, other: What
     ends = {
         name: series(recording, other.run_id, name) for name in ("eval/full/pass_at_1", "eval/full/greedy")
     }
+    assert other.figures is not None
     assert ends["eval/full/pass_at_1"] == {LAST + 1: other.figures["pass_at_1"]}
     assert ends["eval/full/greedy"] == {LAST + 1: other.figures["greedy"]}
     assert series(recording, other.run_id, "eval/full/pass_at_1/chain_sum") == ends["eval/full/pass_at_1"]
@@ -191,6 +194,9 @@ def test_a_person_sees_both_policies_beside_each_other(other: WhatIf) -> None:
     reason = f" ({left_out} no informative group)" if left_out else ""
     assert f"steps made: {other.steps}, left out: {left_out}{reason}" in lines
     [line] = [line for line in lines if line.startswith("pass@1: ")]
+    assert other.figures is not None
+    assert other.own is not None
+    assert other.start is not None
     assert f"this {other.figures['pass_at_1']:.1%}" in line
     assert f"n0's own after {LAST + 1} rounds {other.own['pass_at_1']:.1%}" in line
     assert f"at the start {other.start['pass_at_1']:.1%}" in line
@@ -311,7 +317,9 @@ def test_an_interrupted_what_if_is_killed_in_mlflow(recording: Recording) -> Non
 
 def all_runs(recording: Recording) -> list[Any]:
     client = MlflowClient(recording.uri)
-    return list(client.search_runs([client.get_experiment_by_name("test").experiment_id]))
+    experiment = client.get_experiment_by_name("test")
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id]))
 
 
 def test_without_mlflow_the_long_work_does_not_begin(

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import psutil
 import pytest
@@ -38,6 +40,14 @@ def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
         threading.Event().wait(0.02)
 
 
+def holds_two(worker: Any) -> bool:
+    return bool(worker.ready and len(worker.pending) == 2)
+
+
+def is_gone(pool: TaskWorkers, pid: int) -> bool:
+    return pid not in pool.pids
+
+
 def cells(pool: TaskWorkers) -> list[int]:
     """Process ids of the children that look at texts now."""
     return [child.pid for pid in pool.pids for child in psutil.Process(pid).children()]
@@ -58,10 +68,9 @@ def test_trap_43_what_kills_its_worker_twice_is_a_crash() -> None:
         with ThreadPoolExecutor(1) as other:
             result = other.submit(pool.score, [ENDLESS, (SUM, answer)])
             for _ in range(2):
-                worker = pool._workers[0]
-                until(lambda worker=worker: worker.ready and len(worker.pending) == 2)
+                until(partial(holds_two, pool._workers[0]))
                 os.kill(pool.pids[0], 9)
-                until(lambda pid=pool.pids[0]: pid not in pool.pids)
+                until(partial(is_gone, pool, pool.pids[0]))
             assert result.result(60) == [Outcome.unscorable("crash"), scored(1.0)]
 
 
@@ -79,7 +88,7 @@ def test_an_interrupt_leaves_the_next_call_right() -> None:
         answer = str(pool.answers([SUM])[0])
 
         def interrupt() -> None:
-            until(lambda: cells(pool))
+            until(lambda: bool(cells(pool)))
             os.kill(os.getpid(), signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)

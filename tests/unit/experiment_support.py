@@ -7,7 +7,7 @@ from typing import Any
 from sapo.experiment.grid import Grid, run_digest
 from sapo.experiment.record import Exam, Job, RunRecord, save_record
 
-GRID = {
+GRID: dict[str, Any] = {
     "name": "made-up",
     "about": "Made up.",
     "preset": "tiny",

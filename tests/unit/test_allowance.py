@@ -1,5 +1,7 @@
 """What a foreign group may cost to learn from: bounds against the node's own groups, worked by hand."""
 
+from typing import Any
+
 import pytest
 from makers import INCARNATION
 from swarms import small_config
@@ -11,11 +13,12 @@ CONFIG = small_config(["batch.completions=4", "generate.max_new_tokens=10"])
 
 
 def group(*lengths: int) -> BatchGroup:
+    masks: list[Any] = [(0,) * 3 + (1,) * length for length in lengths]
     samples = [
         Sample(
             k=k,
             token_ids=(1,) * (3 + length),
-            loss_mask=(0,) * 3 + (1,) * length,
+            loss_mask=masks[k],
             text="",
             finish_reason="stop",
             outcome="score",

@@ -124,7 +124,7 @@ def test_ids_are_false_if_no_end_of_another_model_explains_them(
     reader: LoadedPolicy, ids: Any, reason: Any, false: bool
 ) -> None:
     sent = completion(reader, "12", reason, token_ids=ids(reader), logprobs=None)
-    own = {"completions": (completion(reader, "3"), sent)}
+    own: dict[str, Any] = {"completions": (completion(reader, "3"), sent)}
     assert false_ids(reader, make_group(**own, tokenizer=reader.fingerprint)) is false
     assert not false_ids(reader, make_group(**own, tokenizer="another's"))
 

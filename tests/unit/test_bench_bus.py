@@ -4,13 +4,14 @@ import json
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import bus as benchmark
 import pytest
 from bus_authors import Author, large, small, tiny
 from bus_fairness import Swarm, draws, uniformity
-from bus_traffic import BareList, BareSqlite, OurWire, latencies, sample, speeds
+from bus_traffic import BareList, BareSqlite, OurWire, Wire, latencies, sample, speeds
 from common import Report, percentile, repeat
 from scipy.stats import chisquare
 
@@ -81,11 +82,12 @@ def test_with_more_peers_than_places_too() -> None:
 @pytest.mark.parametrize("wire", ["ours", "list", "sqlite"])
 def test_a_wire_gives_back_what_it_was_given(wire: str, tmp_path: Path) -> None:
     groups = sample(small, 24)
-    made = {
+    wires: dict[str, Callable[[], Wire]] = {
         "ours": lambda: OurWire(MemoryBus(4)),
         "list": BareList,
         "sqlite": lambda: BareSqlite(tmp_path / "log.sqlite"),
-    }[wire]()
+    }
+    made = wires[wire]()
     assert min(speeds(made, groups)) > 0
     assert len(latencies(made, groups[:5])) == 5
     assert made.take() == 0

@@ -37,12 +37,12 @@ def test_a_round_that_is_not_there_is_not_measured(tmp_path: Path) -> None:
 
 
 def test_a_long_history_that_costs_more_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stores = [Store(str(tmp_path / name)) for name in ("long", "short")]
-    for store in stores:
+    long, short = Store(str(tmp_path / "long")), Store(str(tmp_path / "short"))
+    for store in (long, short):
         benchmark.fill(store, 10, benchmark.QUICK, maintained=False)
-    monkeypatch.setattr(benchmark, "read", lambda store, _: 5.0 if store is stores[0] else 1.0)
+    monkeypatch.setattr(benchmark, "read", lambda store, _: 5.0 if store is long else 1.0)
     report = Report("history", [])
-    benchmark.compare(report, "as it is", *stores, benchmark.QUICK, 2.0)
+    benchmark.compare(report, "as it is", long, short, benchmark.QUICK, 2.0)
     assert report.failed == ["as it is: within 2 times"]
 
 

@@ -5,6 +5,7 @@ import io
 import stat
 import tarfile
 from pathlib import Path
+from typing import Literal
 
 import brotli
 import pytest
@@ -14,9 +15,9 @@ from infra.browser import install
 from sapo.core.errors import Unavailable
 
 
-def tarred(files: dict[str, bytes], mode: str = "w") -> bytes:
+def tarred(files: dict[str, bytes], mode: Literal["w", "w:gz"] = "w") -> bytes:
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode=mode) as tar:
+    with tarfile.open(None, mode, packed) as tar:
         for name, data in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def save(folder: Path, round: int, **changes: Any) -> Checkpoint:
     return checkpoint.save(folder, round=round, **(values | changes))
 
 
+def newest(folder: Path, **how: Any) -> Checkpoint:
+    found = checkpoint.load_latest(folder, **how)
+    assert found is not None
+    return found
+
+
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
@@ -60,7 +67,7 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_checkpoint_says_what_repeating_the_rounds_after_it_depends_on(tmp_path):
+def test_a_checkpoint_says_what_repeating_the_rounds_after_it_depends_on(tmp_path: Path) -> None:
     saved = save(tmp_path, 123)
     assert saved.path == tmp_path / "round-000123"
     described = json.loads((saved.path / "checkpoint.json").read_text())
@@ -84,7 +91,7 @@ def test_a_checkpoint_says_what_repeating_the_rounds_after_it_depends_on(tmp_pat
     assert checkpoint.load_latest(tmp_path) == saved
 
 
-def test_the_optimiser_comes_back_bit_for_bit(tmp_path):
+def test_the_optimiser_comes_back_bit_for_bit(tmp_path: Path) -> None:
     state = adam_state(3)
     saved = save(tmp_path, 1, optimizer=state)
     loaded = checkpoint.optimizer_state(saved)
@@ -96,7 +103,7 @@ def test_the_optimiser_comes_back_bit_for_bit(tmp_path):
     torch.optim.AdamW(layer.parameters(), lr=0.1).load_state_dict(loaded)
 
 
-def test_an_optimiser_file_with_code_in_it_is_not_run(tmp_path):
+def test_an_optimiser_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
     saved = save(tmp_path, 1)
     torch.save({"step": Evil(tmp_path / "ran")}, saved.path / "optimizer.pt")
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
@@ -114,7 +121,7 @@ class Evil:
         return Path.touch, (self.path,)
 
 
-def test_a_state_that_could_not_be_loaded_back_is_refused_at_once(tmp_path):
+def test_a_state_that_could_not_be_loaded_back_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(Exception, match=r"weights_only|Weights only"):
         save(tmp_path, 1, optimizer={"step": Evil(tmp_path / "ran")})
     assert names(tmp_path) == []
@@ -123,7 +130,9 @@ def test_a_state_that_could_not_be_loaded_back_is_refused_at_once(tmp_path):
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "optimizer.pt", "tokenizer/vocab.json", "checkpoint.json"]
 )
-def test_one_flipped_byte_makes_it_fall_back_and_say_so(tmp_path, caplog, name):
+def test_one_flipped_byte_makes_it_fall_back_and_say_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     older, newer = save(tmp_path, 1), save(tmp_path, 2)
     flip_a_byte(newer.path / name)
     with caplog.at_level(logging.WARNING):
@@ -145,7 +154,9 @@ def test_one_flipped_byte_makes_it_fall_back_and_say_so(tmp_path, caplog, name):
         (lambda path: edit(path, "checkpoint", {}), "checkpoint.json"),
     ],
 )
-def test_what_is_wrong_with_a_broken_checkpoint_is_named(tmp_path, damage, says):
+def test_what_is_wrong_with_a_broken_checkpoint_is_named(
+    tmp_path: Path, damage: Callable[[Path], object], says: str
+) -> None:
     saved = save(tmp_path, 1)
     damage(saved.path)
     with pytest.raises(BrokenCheckpoint, match=says):
@@ -158,26 +169,26 @@ def edit(path: Path, key: str, value: object) -> None:
     (path / "checkpoint.json").write_text(json.dumps(manifest | {key: value}))
 
 
-def test_a_broken_checkpoint_set_aside_does_not_push_out_a_whole_one(tmp_path):
+def test_a_broken_checkpoint_set_aside_does_not_push_out_a_whole_one(tmp_path: Path) -> None:
     save(tmp_path, 1)
     flip_a_byte(save(tmp_path, 2).path / "optimizer.pt")
-    assert checkpoint.load_latest(tmp_path, set_aside=True).round == 1
+    assert newest(tmp_path, set_aside=True).round == 1
     save(tmp_path, 3)
     assert names(tmp_path) == ["round-000001", "round-000003"]
 
 
-def test_a_checkpoint_ahead_of_the_journal_or_of_another_incarnation_is_not_taken(tmp_path):
+def test_a_checkpoint_ahead_of_the_journal_or_of_another_incarnation_is_not_taken(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
     save(tmp_path, 3, incarnation="f" * 16, keep=3)
-    assert checkpoint.load_latest(tmp_path).round == 3
-    assert checkpoint.load_latest(tmp_path, incarnation=INCARNATION).round == 2
-    assert checkpoint.load_latest(tmp_path, incarnation=INCARNATION, at_most=1).round == 1
+    assert newest(tmp_path).round == 3
+    assert newest(tmp_path, incarnation=INCARNATION).round == 2
+    assert newest(tmp_path, incarnation=INCARNATION, at_most=1).round == 1
     assert checkpoint.load_latest(tmp_path, at_most=0) is None
     assert checkpoint.load_latest(tmp_path / "nowhere") is None
 
 
-def test_only_the_newest_are_kept_and_pinned_ones_stay(tmp_path):
+def test_only_the_newest_are_kept_and_pinned_ones_stay(tmp_path: Path) -> None:
     pinned = save(tmp_path, 1).path
     for round in range(2, 7):
         save(tmp_path, round, keep=2, pinned=[pinned])
@@ -186,43 +197,45 @@ def test_only_the_newest_are_kept_and_pinned_ones_stay(tmp_path):
     assert names(tmp_path) == ["round-000006", "round-000007"]
 
 
-def test_checkpoints_of_a_course_that_is_given_up_do_not_push_out_those_of_the_new_one(tmp_path):
+def test_checkpoints_of_a_course_that_is_given_up_do_not_push_out_those_of_the_new_one(
+    tmp_path: Path,
+) -> None:
     for round in (80, 100):
         save(tmp_path, round, incarnation="f" * 16)
     for round in (0, 20, 40, 60):
         save(tmp_path, round)
-        assert checkpoint.load_latest(tmp_path, incarnation=INCARNATION).round == round
+        assert newest(tmp_path, incarnation=INCARNATION).round == round
     assert names(tmp_path) == ["round-000040", "round-000060", "round-000080", "round-000100"]
     save(tmp_path, 120)
     assert names(tmp_path) == ["round-000100", "round-000120"]
 
 
-def test_rounds_are_compared_as_numbers(tmp_path):
+def test_rounds_are_compared_as_numbers(tmp_path: Path) -> None:
     for round in (999_999, 1_000_000):
         save(tmp_path, round)
-    assert checkpoint.load_latest(tmp_path).round == 1_000_000
+    assert newest(tmp_path).round == 1_000_000
 
 
-def test_leftovers_of_a_crash_are_cleaned_at_the_next_save(tmp_path):
+def test_leftovers_of_a_crash_are_cleaned_at_the_next_save(tmp_path: Path) -> None:
     save(tmp_path, 1)
     for leftover in (".round-000002.4711.tmp", ".round-000001.deleted.tmp"):
         (tmp_path / leftover / "deep").mkdir(parents=True)
-    assert checkpoint.load_latest(tmp_path).round == 1
+    assert newest(tmp_path).round == 1
     save(tmp_path, 2)
     assert names(tmp_path) == ["round-000001", "round-000002"]
 
 
-def test_a_rename_that_was_torn_leaves_the_older_checkpoint(tmp_path):
+def test_a_rename_that_was_torn_leaves_the_older_checkpoint(tmp_path: Path) -> None:
     older = save(tmp_path, 1)
     torn = tmp_path / "round-000002"
     torn.mkdir()
     save_model(torn)
     assert checkpoint.load_latest(tmp_path) == older
     assert save(tmp_path, 2).path == torn
-    assert checkpoint.load_latest(tmp_path).round == 2
+    assert newest(tmp_path).round == 2
 
 
-def test_saving_the_same_again_writes_nothing_and_other_weights_replace_it(tmp_path):
+def test_saving_the_same_again_writes_nothing_and_other_weights_replace_it(tmp_path: Path) -> None:
     save(tmp_path, 1)
     before = (tmp_path / "round-000001" / "checkpoint.json").stat().st_mtime_ns
 
@@ -232,7 +245,7 @@ def test_saving_the_same_again_writes_nothing_and_other_weights_replace_it(tmp_p
     save(tmp_path, 1, save_model=never)
     assert (tmp_path / "round-000001" / "checkpoint.json").stat().st_mtime_ns == before
     save(tmp_path, 1, weights_sha256="e" * 64)
-    assert checkpoint.load_latest(tmp_path).weights_sha256 == "e" * 64
+    assert newest(tmp_path).weights_sha256 == "e" * 64
     assert names(tmp_path) == ["round-000001"]
 
 
@@ -243,7 +256,7 @@ def test_saving_the_same_again_writes_nothing_and_other_weights_replace_it(tmp_p
         RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
     ],
 )
-def test_a_full_disk_is_named_and_leaves_the_older_checkpoint(tmp_path, error):
+def test_a_full_disk_is_named_and_leaves_the_older_checkpoint(tmp_path: Path, error: Exception) -> None:
     older = save(tmp_path, 1)
 
     def full(folder: Path) -> None:
@@ -257,7 +270,7 @@ def test_a_full_disk_is_named_and_leaves_the_older_checkpoint(tmp_path, error):
     assert checkpoint.load_latest(tmp_path) == older
 
 
-def test_another_failure_while_saving_is_raised_as_it_is(tmp_path):
+def test_another_failure_while_saving_is_raised_as_it_is(tmp_path: Path) -> None:
     def broken(folder: Path) -> None:
         raise KeyError("weights")
 
@@ -266,7 +279,9 @@ def test_another_failure_while_saving_is_raised_as_it_is(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_files_read_back_differently_are_not_given_the_name(tmp_path, monkeypatch):
+def test_files_read_back_differently_are_not_given_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     older = save(tmp_path, 1)
     sync = checkpoint.sync_file
 
@@ -310,7 +325,7 @@ OPTIMIZER = adam_state(1)
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
 
 
-def test_killed_before_any_file_operation_the_newest_whole_one_is_the_old_or_the_new(memory):
+def test_killed_before_any_file_operation_the_newest_whole_one_is_the_old_or_the_new(memory: Path) -> None:
     kill_at, killed, reached = 0, True, []
     pristine, folder = memory / "pristine", memory / "checkpoints"
     for round in (1, 2):
@@ -320,7 +335,7 @@ def test_killed_before_any_file_operation_the_newest_whole_one_is_the_old_or_the
         killed = killed_while_saving(folder, kill_at)
         for path in folder.glob("round-*"):
             checkpoint.verify(path)
-        reached.append(checkpoint.load_latest(folder).round)
+        reached.append(newest(folder).round)
         again = save(folder, 3)
         assert checkpoint.load_latest(folder) == again
         assert names(folder) == ["round-000002", "round-000003"]

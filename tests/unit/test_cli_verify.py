@@ -9,7 +9,7 @@ import pytest
 from sapo import cli
 from sapo.cli.commands import check
 from sapo.core.errors import UserError
-from sapo.core.types import Outcome
+from sapo.core.types import Outcome, Question
 from sapo.tasks.workers import TaskWorkers
 
 ERROR = re.compile(r"error: \S.*: .+; .+\n")
@@ -113,6 +113,7 @@ def test_verify_scores_a_right_and_a_wrong_answer(capfd: pytest.CaptureFixture[s
     with TaskWorkers() as workers:
         right = workers.answers([recipe])[0]
         [question] = workers.questions([recipe])
+    assert isinstance(question, Question)
     for text, score in ((right, 1.0), ("no", 0.0)):
         args = ["--dataset", "chain_sum", "--config", '{"max_terms": 2}', "--seed", "7", "--text", str(text)]
         assert cli.invoke(["verify", *args]) == 0

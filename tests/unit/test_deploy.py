@@ -160,7 +160,8 @@ def test_a_run_that_is_not_heard_of_is_crashed_and_one_that_ended_is_not(site: S
 def test_only_runs_of_this_site_are_crashed(site: Site) -> None:
     for watch in site.watches:
         if watch.crash:
-            assert trigger_of(watch).match_related.root["prefect.resource.id"] == "prefect.tag.site:test.n"
+            related: Any = trigger_of(watch).match_related
+            assert related.root["prefect.resource.id"] == "prefect.tag.site:test.n"
 
 
 def test_a_node_that_stands_still_raises_an_event_and_a_finished_one_none(site: Site) -> None:
@@ -169,13 +170,13 @@ def test_a_node_that_stands_still_raises_an_event_and_a_finished_one_none(site: 
     assert set(stalled.expect) == {PROGRESS, FINISHED}
     assert FINISHED not in stalled.after, "nothing is expected of a finished node"
     assert stalled.within_s == 3600
-    trigger = trigger_of(stalled)
+    trigger: Any = trigger_of(stalled)
     assert all(trigger.match.matches(dict(node)) for node in site.nodes)
 
 
 def test_another_site_s_node_is_not_watched(site: Site, tmp_path: Path) -> None:
     other = make_home(tmp_path / "other", small_config(["swarm.site=nn"]))
-    trigger = trigger_of(site.watches[2])
+    trigger: Any = trigger_of(site.watches[2])
     assert not any(trigger.match.matches(dict(node)) for node in plan(other.load_config(), other, "/").nodes)
 
 
@@ -271,7 +272,12 @@ def test_sapo_deploy_leaves_the_deployments_of_prefect_yaml_alone(site: Site) ->
 def test_an_archive_of_no_seconds_makes_one_pass(home: Home) -> None:
     passes: list[int] = []
     archive = Archive(Process.at(str(home.root)), maintains=False)
-    archive.passes(0.0, lambda: {"rows": passes.append(1) or 0})
+
+    def one_pass() -> dict[str, int]:
+        passes.append(1)
+        return {"rows": 0}
+
+    archive.passes(0.0, one_pass)
     assert passes == [1]
 
 
@@ -298,10 +304,15 @@ def test_a_run_survives_that_its_worker_closed_its_output(
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Takes down what is done with a closed output while a flow works."""
     found: list[object] = []
+
+    def all_of_it(*_: object) -> dict[str, Any]:
+        found.append(Console.on_broken_pipe)
+        return {}
+
     monkeypatch.setattr(Console, "on_broken_pipe", Console.on_broken_pipe)
     monkeypatch.setattr(evaluate, "question", lambda _: found.append(Console.on_broken_pipe))
     monkeypatch.setattr(maintain, "_services", lambda *_: {})
-    monkeypatch.setattr(maintain, "_all", lambda *_: found.append(Console.on_broken_pipe) or {})
+    monkeypatch.setattr(maintain, "_all", all_of_it)
     return found
 
 
@@ -357,11 +368,11 @@ def test_an_experiment_s_arms_may_have_commas_in_their_names(
 def test_a_run_that_goes_on_tells_of_its_rounds_now_and_then_and_only_of_new_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    shown, share, told = threading.Semaphore(0), [0.0], list[float]()
     monkeypatch.setattr(deployed, "create_progress_artifact", lambda *_, **__: uuid4())
     monkeypatch.setattr(deployed, "update_progress_artifact", lambda *_, **__: shown.release())
     monkeypatch.setattr(deployed, "PROGRESS_S", 0.01)
     monkeypatch.setattr(deployed, "EVENT_S", 0.02)
-    shown, share, told = threading.Semaphore(0), [0.0], list[float]()
 
     def pass_by(times: int) -> None:
         while shown.acquire(blocking=False):

@@ -135,7 +135,7 @@ def test_how_a_trait_spread_is_drawn_by_node_and_said_in_rounds_and_points() -> 
         {"arm": "4/4", "with": "8/0", "figure": figure, "what": "Does it spread?"}
         for figure in ("spread/rounds_to_half", "spread/pass_at_1")
     ]
-    changes = {"spread": {"trait": "worked", "to": [1]}, "compare": asked, "target": None}
+    changes: dict[str, Any] = {"spread": {"trait": "worked", "to": [1]}, "compare": asked, "target": None}
     found = document(made, set={"swarm": {"nodes": 2}, "track": {"traits": {"worked": "="}}}, **changes)
     text = page(found, made)
     drawn = text.partition("How the trait spread")[2].partition("Three rewards")[0]

@@ -202,7 +202,12 @@ def test_a_deployment_s_run_that_pauses_delivers_what_it_owes_before_its_schedul
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    runtime = SimpleNamespace(round=3, drain=lambda _: not done.append("delivered"))
+
+    def drain(_: object) -> bool:
+        done.append("delivered")
+        return True
+
+    runtime = SimpleNamespace(round=3, drain=drain)
     session = Session(process, runtime)  # type: ignore[arg-type]
     monkeypatch.setattr(deployed, "progress_shown", lambda *_: nullcontext())
     monkeypatch.setattr(deployed, "pause_schedule", lambda: done.append("paused"))

@@ -171,7 +171,7 @@ def test_what_was_forked_by_a_server_that_died_counts_as_ended_and_ends(
 ) -> None:
     process = launch(server, tmp_path, "deaf")
     until(lambda: len(words(process.log)) == 2)
-    psutil.Process(process.pid).parent().kill()  # type: ignore[union-attr]
+    psutil.Process(process.pid).parent().kill()
     assert ended(process) != 0
     until(lambda: not any(alive(int(pid)) for pid in words(process.log)))
     assert ended(launch(server, tmp_path, "leaves")) == 5

@@ -54,7 +54,8 @@ def test_trap_22_whole_masks_say_what_a_model_makes_of_a_mask_of_tokens(family: 
 
 def test_models_that_look_back_only_so_far_make_their_own_masks() -> None:
     policy = samples.policy("qwen2")
-    policy.model.config.layer_types = ["full_attention", "sliding_attention"]
+    model: Any = policy.model
+    model.config.layer_types = ["full_attention", "sliding_attention"]
     assert not TransformersEngine(policy)._whole_masks
 
 
@@ -89,7 +90,8 @@ def test_draws_do_not_depend_on_what_else_is_in_the_batch() -> None:
 def test_trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids() -> None:
     policy = samples.policy(seed=3)
     groups = run(policy, tokens=60, completions=16)
-    stops, found = set(policy.stop_ids), set()
+    stops = set(policy.stop_ids)
+    found: set[object] = set()
     for completion in (c for group in groups for c in group):
         ids = completion.token_ids or ()
         assert not stops & set(ids[:-1])

@@ -1,8 +1,9 @@
 """The outer step: closed forms, equal bits on both sides, contraction, and what a model takes of it."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from learn_support import batch, group, tiny_model
 from torch import Tensor
 
 from sapo.core.config.load import LearnConfig
+from sapo.core.types import Batch
 from sapo.learn.gossip import SlowWeights, mean_of_two, outer_step
 from sapo.learn.update import Learner
 
@@ -191,16 +193,16 @@ def test_the_reach_is_a_multiple_of_the_own_lesson_or_of_the_median_accepted() -
 # -- a model ---------------------------------------------------------------------------------------------
 
 
-def learner(model: torch.nn.Module, **learn: float) -> Learner:
+def learner(model: torch.nn.Module, **learn: Any) -> Learner:
     return Learner(model, LearnConfig(lr=1e-2, **learn), temperature=1.0)
 
 
-def lesson() -> object:
+def lesson() -> Batch:
     return batch(group([1, 2], [[3, 4], [5, 6]], [1.0, 0.0]))
 
 
 def test_tied_weights_count_once_and_buffers_and_frozen_weights_stay() -> None:
-    model = tiny_model("gpt2")
+    model: Any = tiny_model("gpt2")
     model.transformer.wpe.weight.requires_grad_(False)
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     positions = model.transformer.wpe.weight.clone()
@@ -216,7 +218,7 @@ def test_tied_weights_count_once_and_buffers_and_frozen_weights_stay() -> None:
     assert all(torch.equal(value, buffers[name]) for name, value in model.named_buffers())
 
 
-def moved_by_1(outer: SlowWeights):
+def moved_by_1(outer: SlowWeights) -> Callable[[str], tuple[Tensor, Tensor]]:
     """A partner whose weights are those of `outer`, all larger by 1."""
     known = {name: value + 1 for name, value in zip(outer.names, outer.slow, strict=True)}
     return lambda name: (known[name], torch.zeros_like(known[name]))

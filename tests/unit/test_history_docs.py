@@ -25,7 +25,7 @@ TYPES = {
 def documented(table: str) -> dict[str, pa.DataType]:
     """Columns and types as the section of a table says; one type may stand for several columns."""
     section = TEXT.split(f"\n## {table}\n")[1].split("\n## ")[0]
-    found = {}
+    found: dict[str, str] = {}
     for columns, types in re.findall(r"^\| (`.*?`) \| (.*?) \|", section, re.MULTILINE):
         names = re.findall(r"`(\w+)`", columns)
         said = re.findall(r"(?:int32|int8|int64|real) list|\b(?:text|int64|int32|real|bool|bytes)\b", types)

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -483,7 +484,7 @@ def test_rollouts_come_newest_first_without_repeats(browsed: Store) -> None:
     assert len({(row["group_id"], row["k"]) for row in found}) == 20
 
 
-FILTERS = {
+FILTERS: dict[str, tuple[dict[str, Any], int]] = {
     "node": ({"nodes": ["n1"]}, 12),
     "task": ({"tasks": ["chain_sum"]}, 20),
     "no such task": ({"tasks": ["it's \" -- none"]}, 0),

@@ -290,7 +290,8 @@ def test_trap_42_prefect_keeps_nothing_and_sees_only_small_things() -> None:
     assert kept
     assert all(flow.persist_result is False for flow in kept.values())
     small = {str, int, float, bool, dict[str, Any]}
-    for one in [*tasks.values(), *kept.values()]:
+    each: list[Any] = [*tasks.values(), *kept.values()]
+    for one in each:
         hints = {name: hint for name, hint in get_type_hints(one.fn).items() if name != "return"}
         large = [hint for hint in hints.values() if hint not in small and get_origin(hint) is not Literal]
         assert not large, f"{one.name} takes {hints}"

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,12 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def journal(path: Path):
+def journal(path: Path) -> Iterator[Journal]:
     with Journal(path, clock=lambda: NOW, incarnation=INCARNATION) as journal:
         yield journal
 
 
-def test_a_bus_is_no_journal_and_a_journal_no_bus(journal, path, tmp_path):
+def test_a_bus_is_no_journal_and_a_journal_no_bus(journal: Journal, path: Path, tmp_path: Path) -> None:
     SqliteBus(tmp_path / "bus.sqlite").publish([make_signed()])
     with pytest.raises(UserError, match="but no journal"):
         Journal(tmp_path / "bus.sqlite")
@@ -42,7 +43,7 @@ def damage(path: Path, sql: str, *values: object) -> None:
     db.close()
 
 
-def test_a_new_journal_mints_an_incarnation_that_reopening_keeps(tmp_path):
+def test_a_new_journal_mints_an_incarnation_that_reopening_keeps(tmp_path: Path) -> None:
     with Journal(tmp_path / "a.sqlite") as first, Journal(tmp_path / "b.sqlite") as other:
         assert len(first.incarnation) == 16
         assert int(first.incarnation, 16) >= 0
@@ -51,17 +52,17 @@ def test_a_new_journal_mints_an_incarnation_that_reopening_keeps(tmp_path):
         assert again.incarnation == first.incarnation
 
 
-def test_a_journal_of_another_incarnation_than_asked_for_is_refused(journal, path):
+def test_a_journal_of_another_incarnation_than_asked_for_is_refused(journal: Journal, path: Path) -> None:
     with pytest.raises(JournalError, match=INCARNATION):
         Journal(path, incarnation="f" * 16)
 
 
-def test_every_commit_waits_for_the_disk(journal):
+def test_every_commit_waits_for_the_disk(journal: Journal) -> None:
     assert journal._connection.execute("PRAGMA synchronous").fetchone()[0] == 2
     assert journal._connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
 
-def test_a_round_comes_back_as_it_was_committed(journal, path):
+def test_a_round_comes_back_as_it_was_committed(journal: Journal, path: Path) -> None:
     row = make_row(7, 0)
     batch = commit_round(journal, 0, positions={"p": 3}, pool_added=[row])
     journal.close()
@@ -76,13 +77,15 @@ def test_a_round_comes_back_as_it_was_committed(journal, path):
         assert again.group(own_groups(0, 2)[1].group_id) == own_groups(0, 2)[1]
 
 
-def test_results_after_a_round_are_the_later_ones_in_order(journal):
+def test_results_after_a_round_are_the_later_ones_in_order(journal: Journal) -> None:
     for round in range(3):
         commit_round(journal, round)
     assert [result.round for result in journal.results(after_round=0)] == [1, 2]
 
 
-def test_results_are_of_one_moment_though_the_node_forgets_rounds_meanwhile(journal, path, monkeypatch):
+def test_results_are_of_one_moment_though_the_node_forgets_rounds_meanwhile(
+    journal: Journal, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for round in range(3):
         commit_round(journal, round)
     unpack = journal_module.unpack
@@ -96,7 +99,7 @@ def test_results_are_of_one_moment_though_the_node_forgets_rounds_meanwhile(jour
         assert [result.round for result in view.results()] == [0, 1, 2]
 
 
-def test_each_transaction_moves_the_stage_on(journal):
+def test_each_transaction_moves_the_stage_on(journal: Journal) -> None:
     assert journal.stage() is None
     journal.commit_groups(0, own_groups(0, 1), [])
     assert journal.stage() == (0, "groups")
@@ -107,13 +110,13 @@ def test_each_transaction_moves_the_stage_on(journal):
 
 
 @pytest.mark.parametrize("rounds", [[0, 0], [0, 2]])
-def test_groups_follow_the_finished_round_before(journal, rounds):
+def test_groups_follow_the_finished_round_before(journal: Journal, rounds: list[int]) -> None:
     commit_round(journal, rounds[0])
     with pytest.raises(JournalError, match="cannot follow the result of round 0"):
         journal.commit_groups(rounds[1], own_groups(rounds[1], 1), [])
 
 
-def test_a_batch_without_its_groups_is_refused_and_nothing_of_it_stays(journal):
+def test_a_batch_without_its_groups_is_refused_and_nothing_of_it_stays(journal: Journal) -> None:
     before = snapshot(journal)
     with pytest.raises(JournalError, match="cannot follow an empty journal"):
         journal.commit_batch(
@@ -122,14 +125,14 @@ def test_a_batch_without_its_groups_is_refused_and_nothing_of_it_stays(journal):
     assert snapshot(journal) == before
 
 
-def test_a_result_twice_is_refused_and_owed_once(journal):
+def test_a_result_twice_is_refused_and_owed_once(journal: Journal) -> None:
     commit_round(journal, 0)
     with pytest.raises(JournalError, match="cannot follow the result of round 0"):
         journal.commit_result(make_result(0))
     assert journal.owed_counts() == {"publish": 2, "track": 1, "training": 1}
 
 
-def test_a_batch_of_another_incarnation_is_refused(journal):
+def test_a_batch_of_another_incarnation_is_refused(journal: Journal) -> None:
     journal.commit_groups(0, own_groups(0, 1), [])
     with pytest.raises(JournalError, match="incarnation"):
         journal.commit_batch(
@@ -137,18 +140,18 @@ def test_a_batch_of_another_incarnation_is_refused(journal):
         )
 
 
-def test_publishing_a_group_of_another_round_is_refused(journal):
+def test_publishing_a_group_of_another_round_is_refused(journal: Journal) -> None:
     with pytest.raises(JournalError, match="not in the groups"):
         journal.commit_groups(0, own_groups(0, 1), [make_signed("me", 5, 5).group_id])
 
 
-def test_a_group_whose_payload_is_not_what_its_digest_names_is_refused(journal):
+def test_a_group_whose_payload_is_not_what_its_digest_names_is_refused(journal: Journal) -> None:
     forged = make_signed("me").model_copy(update={"payload": b"{}"})
     with pytest.raises(JournalError, match="content_sha256"):
         journal.commit_groups(0, [forged], [])
 
 
-def test_a_pool_row_keeps_its_place_and_takes_its_verdict(journal):
+def test_a_pool_row_keeps_its_place_and_takes_its_verdict(journal: Journal) -> None:
     rows = [make_row(9, 3), make_row(9, 1), make_row(9, 2)]
     commit_round(journal, 0, pool_added=rows)
     commit_round(journal, 1, pool_removed=[rows[0].group_id], verdicts={rows[1].group_id: '{"scores":[0,1]}'})
@@ -157,20 +160,20 @@ def test_a_pool_row_keeps_its_place_and_takes_its_verdict(journal):
 
 
 @pytest.mark.parametrize("change", ["pool_removed", "verdicts", "pool_added"])
-def test_pool_changes_that_do_not_fit_the_pool_are_refused_whole(journal, change):
+def test_pool_changes_that_do_not_fit_the_pool_are_refused_whole(journal: Journal, change: str) -> None:
     row = make_row(9, 0)
     commit_round(journal, 0, pool_added=[row])
     journal.commit_groups(1, own_groups(1, 1), [])
     before = snapshot(journal)
     stranger = make_row(9, 1).group_id
     wrong = {"pool_removed": [stranger], "verdicts": {stranger: "{}"}, "pool_added": [row]}[change]
-    values = {"pool_added": [], "pool_removed": [], "verdicts": {}} | {change: wrong}
+    values: dict[str, Any] = {"pool_added": [], "pool_removed": [], "verdicts": {}} | {change: wrong}
     with pytest.raises(JournalError, match=r"does not hold|already holds"):
         journal.commit_batch(make_batch(1), positions={"p": 9}, **values)
     assert snapshot(journal) == before
 
 
-def test_trap_37_the_pool_is_as_large_as_what_entered_less_what_left(journal):
+def test_trap_37_the_pool_is_as_large_as_what_entered_less_what_left(journal: Journal) -> None:
     held: list[str] = []
     for round in range(6):
         rows = [make_row(50 + round, position) for position in range(4)]
@@ -181,7 +184,9 @@ def test_trap_37_the_pool_is_as_large_as_what_entered_less_what_left(journal):
         assert len(journal.pool()) <= 5
 
 
-def test_trap_38_dropped_groups_and_bus_positions_are_saved_with_the_batch(journal, path):
+def test_trap_38_dropped_groups_and_bus_positions_are_saved_with_the_batch(
+    journal: Journal, path: Path
+) -> None:
     rows = [make_row(9, 0), make_row(9, 1)]
     verdicts = {rows[0].group_id: '{"reason":"uninformative"}'}
     commit_round(
@@ -202,7 +207,7 @@ def test_trap_38_dropped_groups_and_bus_positions_are_saved_with_the_batch(journ
         }
 
 
-def test_what_a_batch_depended_on_is_kept_with_it(journal):
+def test_what_a_batch_depended_on_is_kept_with_it(journal: Journal) -> None:
     journal.set_environment({"torch": "2.13.0", "threads": 1})
     commit_round(journal, 0)
     journal.set_environment({"torch": "2.13.0", "threads": 2})
@@ -212,7 +217,7 @@ def test_what_a_batch_depended_on_is_kept_with_it(journal):
 
 
 @pytest.mark.parametrize("what", ["batch", "result"])
-def test_a_record_that_changed_on_disk_is_never_returned(journal, path, what):
+def test_a_record_that_changed_on_disk_is_never_returned(journal: Journal, path: Path, what: str) -> None:
     commit_round(journal, 0)
     commit_round(journal, 1)
     damage(path, f"UPDATE rounds SET {what} = (SELECT {what} FROM rounds WHERE round = 1) WHERE round = 0")
@@ -222,7 +227,7 @@ def test_a_record_that_changed_on_disk_is_never_returned(journal, path, what):
     assert getattr(journal, what)(1).round == 1
 
 
-def test_a_group_that_changed_on_disk_is_never_returned(journal, path):
+def test_a_group_that_changed_on_disk_is_never_returned(journal: Journal, path: Path) -> None:
     commit_round(journal, 0, pool_added=[make_row(9, 0)])
     damage(path, "UPDATE groups SET payload = ? WHERE place = 1", b"{}")
     damage(path, "UPDATE pool SET payload = ?", b"{}")
@@ -232,7 +237,7 @@ def test_a_group_that_changed_on_disk_is_never_returned(journal, path):
         journal.pool()
 
 
-def test_a_journal_of_another_version_is_refused_by_name(journal, path):
+def test_a_journal_of_another_version_is_refused_by_name(journal: Journal, path: Path) -> None:
     journal.close()
     damage(path, "PRAGMA user_version = 99")
     for opener in (Journal, Journal.read_only):
@@ -240,7 +245,7 @@ def test_a_journal_of_another_version_is_refused_by_name(journal, path):
             opener(path)
 
 
-def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path):
+def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path: Path) -> None:
     text, database = tmp_path / "text.sqlite", tmp_path / "other.sqlite"
     text.write_text("not a database, but long enough to hold a header of one hundred bytes or more. " * 3)
     damage(database, "CREATE TABLE t (x)")
@@ -252,7 +257,7 @@ def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path):
         assert path.read_bytes() == before
 
 
-def test_a_new_journal_does_not_read_the_log_of_a_deleted_one(journal, path):
+def test_a_new_journal_does_not_read_the_log_of_a_deleted_one(journal: Journal, path: Path) -> None:
     commit_round(journal, 0)
     log = path.with_name("journal.sqlite-wal").read_bytes()
     journal.close()
@@ -263,7 +268,7 @@ def test_a_new_journal_does_not_read_the_log_of_a_deleted_one(journal, path):
         assert fresh.incarnation != INCARNATION
 
 
-def test_a_full_disk_is_named_and_nothing_is_half_written(journal, path):
+def test_a_full_disk_is_named_and_nothing_is_half_written(journal: Journal, path: Path) -> None:
     commit_round(journal, 0)
     before = snapshot(journal)
     pages = journal._connection.execute("PRAGMA page_count").fetchone()[0]
@@ -279,7 +284,7 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(journal, path):
     assert journal.stage() == (1, "groups")
 
 
-def test_a_live_view_sees_commits_and_cannot_write(journal, path):
+def test_a_live_view_sees_commits_and_cannot_write(journal: Journal, path: Path) -> None:
     with Journal.read_only(path) as view:
         assert view.stage() is None
         commit_round(journal, 0)
@@ -289,26 +294,28 @@ def test_a_live_view_sees_commits_and_cannot_write(journal, path):
     assert journal.owed_counts()["track"] == 1
 
 
-def test_a_live_view_of_an_unfinished_transaction_sees_the_last_finished_one(journal, path):
+def test_a_live_view_of_an_unfinished_transaction_sees_the_last_finished_one(
+    journal: Journal, path: Path
+) -> None:
     commit_round(journal, 0)
     with Journal.read_only(path) as view, journal._transaction() as db:
         db.execute("DELETE FROM outbox")
         assert view.owed_counts() == {"publish": 2, "track": 1, "training": 1}
 
 
-def test_a_live_view_of_no_journal_says_so(tmp_path):
+def test_a_live_view_of_no_journal_says_so(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no such file"):
         Journal.read_only(tmp_path / "journal.sqlite")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_round_that_is_not_there_is_named(journal):
+def test_a_round_that_is_not_there_is_named(journal: Journal) -> None:
     for read in (journal.groups, journal.batch, journal.result, journal.batch_digest):
         with pytest.raises(JournalError, match="round 4"):
             read(4)
 
 
-def test_importing_the_journal_does_not_import_torch():
+def test_importing_the_journal_does_not_import_torch() -> None:
     code = "import sys, sapo.store.journal.outbox; print(json.dumps('torch' in sys.modules))"
     shown = subprocess.run(
         [sys.executable, "-c", f"import json; {code}"], capture_output=True, text=True, check=True

@@ -28,7 +28,7 @@ from sapo.store.journal.journal import Journal
 Step = Callable[[Any], object]
 """One operation, on a `Journal` or on the `Model`."""
 
-ENVIRONMENT = {"torch": "2", "threads": 1}
+ENVIRONMENT: dict[str, str | int] = {"torch": "2", "threads": 1}
 EVERY = 5
 """Of the statements, before every so-manyth of which it is killed in a short run."""
 
@@ -159,7 +159,7 @@ def kill_before(folder: Path, *, every: int) -> None:
     assert kill_at > 4 * len(steps)
 
 
-def test_a_log_torn_at_any_byte_gives_a_state_between_two_transactions(memory):
+def test_a_log_torn_at_any_byte_gives_a_state_between_two_transactions(memory: Path) -> None:
     steps = script(memory / "checkpoints")
     expected = states(steps)
     live, torn = memory / "live", memory / "torn"
@@ -185,7 +185,7 @@ def test_a_log_torn_at_any_byte_gives_a_state_between_two_transactions(memory):
 
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm", "-journal"])
-def test_a_half_made_journal_of_a_crash_is_removed(tmp_path, suffix):
+def test_a_half_made_journal_of_a_crash_is_removed(tmp_path: Path, suffix: str) -> None:
     (tmp_path / f".journal.sqlite.4711.tmp{suffix}").write_bytes(b"half")
     with open_journal(tmp_path) as journal:
         assert journal.stage() is None

@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,14 @@ from makers import INCARNATION
 from sapo.core.errors import UserError
 from sapo.core.types import chained
 from sapo.store.journal.journal import ChainLink, Journal, JournalError, PeerUpdates, SeenGroup
-from sapo.store.journal.rows import PeerRow, RefusalRow
+from sapo.store.journal.rows import Event, PeerRow, PoolRow, RefusalRow
 from sapo.store.journal.schema import JOURNAL_VERSION
 
 NOTHING: dict[str, Any] = {"positions": {}, "pool_added": [], "pool_removed": [], "verdicts": {}}
 
 
 @pytest.fixture
-def journal(tmp_path: Path):
+def journal(tmp_path: Path) -> Iterator[Journal]:
     with Journal(tmp_path / "journal.sqlite", clock=lambda: NOW, incarnation=INCARNATION) as journal:
         yield journal
 
@@ -48,7 +49,7 @@ def empty_round(journal: Journal, round: int) -> None:
     journal.commit_result(make_result(round))
 
 
-def test_a_chain_covers_every_batch_with_groups_and_nothing_else(journal):
+def test_a_chain_covers_every_batch_with_groups_and_nothing_else(journal: Journal) -> None:
     for round in range(6):
         if round in (0, 3, 4):
             empty_round(journal, round)
@@ -65,13 +66,13 @@ def test_a_chain_covers_every_batch_with_groups_and_nothing_else(journal):
     assert chain_of(digests[:2]) == chained(chained(None, digests[0]), digests[1])
 
 
-def test_a_round_without_a_batch_has_no_link(journal):
+def test_a_round_without_a_batch_has_no_link(journal: Journal) -> None:
     journal.commit_groups(0, own_groups(0, 1), [])
     with pytest.raises(JournalError, match="no batch of round 0"):
         journal.link(0)
 
 
-def test_every_group_that_comes_or_goes_leaves_a_movement_that_says_why(journal):
+def test_every_group_that_comes_or_goes_leaves_a_movement_that_says_why(journal: Journal) -> None:
     used, dull, silent, old, stays = rows = [make_row(9, position) for position in range(5)]
     commit_round(journal, 0, pool_added=rows[:3])
     journal.commit_groups(1, own_groups(1, 1), [])
@@ -84,6 +85,7 @@ def test_every_group_that_comes_or_goes_leaves_a_movement_that_says_why(journal)
         rejected={dull.group_id: "uninformative", silent.group_id: "unscorable"},
     )
     assert journal.movements(0) == [make_movement(row, "received") for row in rows[:3]]
+    left: list[tuple[PoolRow, Event]]
     left = [(used, "trained"), (dull, "uninformative"), (silent, "unscorable"), (old, "evicted")]
     came, gone = journal.movements(1)[:2], journal.movements(1)[2:]
     assert came == [make_movement(row, "received") for row in (old, stays)]
@@ -91,7 +93,7 @@ def test_every_group_that_comes_or_goes_leaves_a_movement_that_says_why(journal)
     assert gone[0].producer == "peer"
 
 
-def test_an_owed_round_keeps_its_movements_until_it_is_delivered(journal, tmp_path):
+def test_an_owed_round_keeps_its_movements_until_it_is_delivered(journal: Journal, tmp_path: Path) -> None:
     row = make_row(9, 0)
     for round in range(4):
         commit_round(journal, round, pool_added=[row] if round == 0 else [])
@@ -105,7 +107,7 @@ def test_an_owed_round_keeps_its_movements_until_it_is_delivered(journal, tmp_pa
     assert journal._all("SELECT * FROM movements") == []
 
 
-def test_links_outlive_the_rounds_before_them(journal, tmp_path):
+def test_links_outlive_the_rounds_before_them(journal: Journal, tmp_path: Path) -> None:
     digests = []
     for round in range(8):
         commit_round(journal, round)
@@ -119,7 +121,7 @@ def test_links_outlive_the_rounds_before_them(journal, tmp_path):
     assert journal.link(7) == ChainLink(6, chain_of(digests))
 
 
-def test_a_journal_of_the_last_release_can_be_looked_at_as_it_is(old):
+def test_a_journal_of_the_last_release_can_be_looked_at_as_it_is(old: Path) -> None:
     before = old.read_bytes()
     with Journal.read_only(old) as view:
         assert view.finished_rounds() == 6
@@ -129,7 +131,7 @@ def test_a_journal_of_the_last_release_can_be_looked_at_as_it_is(old):
     assert old.read_bytes() == before
 
 
-def test_a_journal_of_the_last_release_goes_on_and_its_next_round_knows_what_it_follows(old):
+def test_a_journal_of_the_last_release_goes_on_and_its_next_round_knows_what_it_follows(old: Path) -> None:
     with Journal.read_only(old) as view:
         batch, pool, owed = view.batch(5), view.pool(), view.owed("training", 9)
     with Journal(old) as journal:
@@ -150,7 +152,7 @@ def test_a_journal_of_the_last_release_goes_on_and_its_next_round_knows_what_it_
         assert again.link(7).previous == 5
 
 
-def test_a_migration_finds_the_last_batch_with_groups_behind_empty_ones(tmp_path):
+def test_a_migration_finds_the_last_batch_with_groups_behind_empty_ones(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     with Journal(path, incarnation=INCARNATION) as journal:
         commit_round(journal, 0)
@@ -175,7 +177,7 @@ def as_version_1(path: Path) -> None:
     db.close()
 
 
-def test_a_migration_happens_once_however_many_open_the_journal_at_once(old):
+def test_a_migration_happens_once_however_many_open_the_journal_at_once(old: Path) -> None:
     opened: list[int] = []
 
     def open_it() -> None:
@@ -190,7 +192,7 @@ def test_a_migration_happens_once_however_many_open_the_journal_at_once(old):
     assert opened == [6] * 6
 
 
-def test_a_migration_that_breaks_off_leaves_the_journal_as_it_was(old, tmp_path):
+def test_a_migration_that_breaks_off_leaves_the_journal_as_it_was(old: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.sqlite"
     shutil.copy(old, copy)
     with sqlite3.connect(copy) as db:
@@ -204,7 +206,9 @@ def test_a_migration_that_breaks_off_leaves_the_journal_as_it_was(old, tmp_path)
     db.close()
 
 
-def test_what_was_heard_of_peers_is_known_again_until_it_is_forgotten(journal, tmp_path):
+def test_what_was_heard_of_peers_is_known_again_until_it_is_forgotten(
+    journal: Journal, tmp_path: Path
+) -> None:
     met = [SeenGroup(f"g{i}", f"c{i}", f"f{i}", "key" if i % 2 else None, f"k{i}", 0.1 * i) for i in range(6)]
     peers = [PeerRow("a", 1, 3, True, -0.25), PeerRow("", 0, 0, False, 1.0)]
     commit_round(journal, 0, heard=PeerUpdates(met=met[:4], peers=peers, streams={"a": "{}", "b": "{}"}))
@@ -219,7 +223,7 @@ def test_what_was_heard_of_peers_is_known_again_until_it_is_forgotten(journal, t
         assert again.streams() == {"a": "[]"}
 
 
-def test_refusals_stay_as_long_as_their_round(journal, tmp_path):
+def test_refusals_stay_as_long_as_their_round(journal: Journal, tmp_path: Path) -> None:
     rows = [
         RefusalRow("copy", "says the same", 3, NOW, "0:7", 9, 0.1, "g", "c", "k", "s", b"\x00half"),
         RefusalRow("malformed_record", "nothing", 1, NOW, "0:8"),
@@ -234,7 +238,7 @@ def test_refusals_stay_as_long_as_their_round(journal, tmp_path):
     assert journal._all("SELECT * FROM refusals") == []
 
 
-def test_a_journal_of_version_2_keeps_what_it_met_and_knows_no_peers_yet(tmp_path):
+def test_a_journal_of_version_2_keeps_what_it_met_and_knows_no_peers_yet(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     with Journal(path, incarnation=INCARNATION) as journal:
         commit_round(journal, 0, heard=PeerUpdates(met=[SeenGroup("g", "c", "f", "key", "key", 5.0)]))

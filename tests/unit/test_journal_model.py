@@ -1,9 +1,11 @@
 """Any sequence of operations, reopenings, crashes and interruptions leaves the journal equal to its model."""
 
+import itertools
 import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +164,7 @@ class JournalMachine(RuleBasedStateMachine):
     @rule()
     def deliver_everything(self) -> None:
         for kind in KINDS:
-            self.both(lambda side, kind=kind: side.acknowledge(kind, self.model.last_seq))
+            self.both(methodcaller("acknowledge", kind, self.model.last_seq))
 
     @rule(kind=st.sampled_from(KINDS), back=st.integers(0, 8))
     def acknowledge(self, kind: str, back: int) -> None:
@@ -228,8 +230,9 @@ class JournalMachine(RuleBasedStateMachine):
             else:
                 side.commit_result(make_result(round))
 
-        connection, fired = self.journal._connection, []
-        connection.set_progress_handler(lambda: 0 if fired else fired.append(1) or 1, after)
+        asked = itertools.count()
+        connection = self.journal._connection
+        connection.set_progress_handler(lambda: int(next(asked) == 0), after)
         try:
             operation(self.journal)
         except sqlite3.OperationalError as error:

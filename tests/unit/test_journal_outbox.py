@@ -1,5 +1,6 @@
 """The journal's outbox, its checkpoints, and what is pruned when."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,23 +23,23 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def journal(path: Path):
+def journal(path: Path) -> Iterator[Journal]:
     with Journal(path, clock=lambda: NOW, incarnation=INCARNATION) as journal:
         yield journal
 
 
-def test_only_chosen_groups_are_owed_to_the_bus_in_their_order(journal):
+def test_only_chosen_groups_are_owed_to_the_bus_in_their_order(journal: Journal) -> None:
     groups = own_groups(0, 3)
     journal.commit_groups(0, groups, {groups[2].group_id, groups[0].group_id})
     assert [owed.ref for owed in journal.owed("publish", 10)] == [groups[0].group_id, groups[2].group_id]
 
 
-def test_history_is_not_owed_where_the_batch_says_so(journal):
+def test_history_is_not_owed_where_the_batch_says_so(journal: Journal) -> None:
     commit_round(journal, 0, training_owed=False)
     assert journal.owed_counts() == {"publish": 2, "track": 1}
 
 
-def test_acknowledging_one_kind_leaves_the_others_and_what_came_later(journal):
+def test_acknowledging_one_kind_leaves_the_others_and_what_came_later(journal: Journal) -> None:
     for round in range(3):
         commit_round(journal, round)
     first, second, third = journal.owed("training", 10)
@@ -49,7 +50,7 @@ def test_acknowledging_one_kind_leaves_the_others_and_what_came_later(journal):
     assert journal.owed("training", 10) == [third]
 
 
-def test_owed_bytes_count_what_the_outbox_keeps_in_the_journal(journal):
+def test_owed_bytes_count_what_the_outbox_keeps_in_the_journal(journal: Journal) -> None:
     assert journal.owed_bytes() == 0
     groups = own_groups(0, 2)
     journal.commit_groups(0, groups, [groups[0].group_id])
@@ -58,7 +59,7 @@ def test_owed_bytes_count_what_the_outbox_keeps_in_the_journal(journal):
     assert journal.owed_bytes() == 0
 
 
-def test_trap_39_a_restart_owes_nothing_again_and_moves_no_position(journal, path):
+def test_trap_39_a_restart_owes_nothing_again_and_moves_no_position(journal: Journal, path: Path) -> None:
     commit_round(journal, 0, positions={"p": 4}, pool_added=[make_row(9, 0)])
     journal.acknowledge("publish", journal.owed("publish", 10)[-1].seq)
     before = snapshot(journal)
@@ -69,7 +70,7 @@ def test_trap_39_a_restart_owes_nothing_again_and_moves_no_position(journal, pat
     journal.close()
 
 
-def test_trap_40_what_is_owed_stays_owed_until_it_is_acknowledged(journal, path):
+def test_trap_40_what_is_owed_stays_owed_until_it_is_acknowledged(journal: Journal, path: Path) -> None:
     commit_round(journal, 0)
     owed = journal.owed("publish", 10)
     journal.close()
@@ -81,7 +82,7 @@ def test_trap_40_what_is_owed_stays_owed_until_it_is_acknowledged(journal, path)
         assert again.owed("publish", 10) == owed[1:]
 
 
-def test_prune_keeps_what_the_older_of_two_checkpoints_needs(journal, path):
+def test_prune_keeps_what_the_older_of_two_checkpoints_needs(journal: Journal, path: Path) -> None:
     for round in range(6):
         commit_round(journal, round)
     for kind in ("publish", "training", "track"):
@@ -95,7 +96,7 @@ def test_prune_keeps_what_the_older_of_two_checkpoints_needs(journal, path):
         journal.groups(1)
 
 
-def test_prune_leaves_rounds_that_are_owed_and_the_newest_one(journal, path):
+def test_prune_leaves_rounds_that_are_owed_and_the_newest_one(journal: Journal, path: Path) -> None:
     for round in range(4):
         commit_round(journal, round)
     journal.acknowledge("publish", 10_000)
@@ -110,7 +111,7 @@ def test_prune_leaves_rounds_that_are_owed_and_the_newest_one(journal, path):
     assert journal.stage() == (3, "result")
 
 
-def test_prune_does_not_count_a_checkpoint_whose_directory_is_gone(journal, path):
+def test_prune_does_not_count_a_checkpoint_whose_directory_is_gone(journal: Journal, path: Path) -> None:
     for round in range(4):
         commit_round(journal, round, training_owed=False)
     journal.acknowledge("publish", 10_000)
@@ -122,7 +123,7 @@ def test_prune_does_not_count_a_checkpoint_whose_directory_is_gone(journal, path
     assert journal.prune() == 2
 
 
-def test_an_owed_version_pins_its_checkpoint_until_it_is_acknowledged(journal, path):
+def test_an_owed_version_pins_its_checkpoint_until_it_is_acknowledged(journal: Journal, path: Path) -> None:
     checkpoint = make_checkpoint(path.parent, 3)
     journal.record_checkpoint(checkpoint, owe_version=True)
     journal.record_checkpoint(checkpoint, owe_version=True)
@@ -135,7 +136,7 @@ def test_an_owed_version_pins_its_checkpoint_until_it_is_acknowledged(journal, p
     assert journal.owed_counts() == {}
 
 
-def test_a_node_folder_can_be_moved_with_its_checkpoints(journal, path):
+def test_a_node_folder_can_be_moved_with_its_checkpoints(journal: Journal, path: Path) -> None:
     journal.record_checkpoint(make_checkpoint(path.parent, 3), owe_version=True)
     journal.close()
     moved = path.parent.rename(path.parent.with_name("elsewhere"))
@@ -144,7 +145,7 @@ def test_a_node_folder_can_be_moved_with_its_checkpoints(journal, path):
         assert [checkpoint.path for checkpoint in again.checkpoints()] == list(again.pinned_checkpoints())
 
 
-def test_two_connections_write_in_turn(journal, path):
+def test_two_connections_write_in_turn(journal: Journal, path: Path) -> None:
     commit_round(journal, 0)
     with Journal(path) as deliverer:
         deliverer.acknowledge("track", 10_000)

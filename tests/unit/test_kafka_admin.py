@@ -40,18 +40,18 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
 
 def test_a_user_that_was_made_is_known_when_adding_it_returns(layout: Layout) -> None:
     broker = LateBroker(late=3)
-    connection = Admin(layout, broker)  # type: ignore[arg-type]
+    connection = Admin(layout, broker)
     connection.add_user("swarm")
     assert "swarm" in connection.users()
 
 
 def test_a_name_that_nobody_made_is_told_at_once(layout: Layout) -> None:
     broker = LateBroker(late=3)
-    assert not Admin(layout, broker).knows("stranger")  # type: ignore[arg-type]
+    assert not Admin(layout, broker).knows("stranger")
     assert broker.asked == 1
 
 
 def test_brokers_that_never_learn_of_a_user_are_told_of(layout: Layout) -> None:
     broker = LateBroker(late=float("inf"))
     with pytest.raises(UserError, match="do not know it yet"):
-        Admin(layout, broker).add_user("swarm")  # type: ignore[arg-type]
+        Admin(layout, broker).add_user("swarm")

@@ -133,7 +133,7 @@ class TestInput:
             ({"host": "localhost"}, "is for 127.0.0.1"),
         ):
             with pytest.raises(UserError, match=said):
-                Cluster.start(folder, **wrong)  # type: ignore[arg-type]
+                Cluster.start(folder, **wrong)
             assert not running(folder)
 
 

@@ -16,7 +16,7 @@ from sapo.core.config.schema import KafkaBus as Section
 from sapo.core.errors import UserError
 
 PLAIN = Access(None, None, "env:UNUSED")
-Serve = Callable[[Callable[[socket.socket], None]], tuple[str, int]]
+Serve = Callable[[Callable[[socket.socket], object]], tuple[str, int]]
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def serve() -> Iterator[Serve]:
     listeners: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
-    def start(behave: Callable[[socket.socket], None]) -> tuple[str, int]:
+    def start(behave: Callable[[socket.socket], object]) -> tuple[str, int]:
         listener = socket.create_server(("127.0.0.1", 0))
         listeners.append(listener)
 
@@ -87,7 +87,7 @@ def test_nonsense_is_an_answer_that_ends_the_connection(serve: Serve, answer: by
 
 def test_a_silent_server_is_waited_for_no_longer_than_told(serve: Serve) -> None:
     done = threading.Event()
-    error = broken(serve(lambda _: done.wait(10) and None))
+    error = broken(serve(lambda _: done.wait(10)))
     done.set()
     assert "did not answer for 0.3 s" in error.cause
     assert isinstance(error.origin, TimeoutError)
@@ -125,7 +125,7 @@ def test_all_addresses_of_a_name_are_tried(serve: Serve, monkeypatch: pytest.Mon
 
 def test_a_connection_that_is_aborted_ends_the_wait_of_another_thread(serve: Serve) -> None:
     done = threading.Event()
-    connection = Connection(*serve(lambda _: done.wait(10) and None), PLAIN, stall_s=10)
+    connection = Connection(*serve(lambda _: done.wait(10)), PLAIN, stall_s=10)
     errors: list[Broken] = []
 
     def wait() -> None:

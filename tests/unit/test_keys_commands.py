@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def sapo(capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+def sapo(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command that succeeds, and returns what it printed."""
 
     def run(*args: str) -> str:
@@ -69,7 +70,7 @@ def begun(entry: str, *members: str, home: str = "here", nodes: int = 1) -> Home
     return found
 
 
-def test_keys_are_made_before_a_swarm_begins_and_are_those_it_begins_with(sapo) -> None:  # type: ignore[no-untyped-def]
+def test_keys_are_made_before_a_swarm_begins_and_are_those_it_begins_with(sapo: Callable[..., str]) -> None:
     rows = json.loads(sapo("keys", "show", *DEMO, "--nodes", "2", "--json"))
     assert [row["node"] for row in rows] == ["n0", "n1"]
     for row in rows:
@@ -80,20 +81,22 @@ def test_keys_are_made_before_a_swarm_begins_and_are_those_it_begins_with(sapo) 
     checks.refuse_outsiders(home.load_config(), home, ["n0", "n1"])
 
 
-def test_a_folder_with_something_else_in_it_is_still_no_home(sapo) -> None:  # type: ignore[no-untyped-def]
+def test_a_folder_with_something_else_in_it_is_still_no_home(sapo: Callable[..., str]) -> None:
     sapo("keys", "show", *DEMO, "--nodes", "1")
     Path("here/n0/journal.sqlite").touch()
     with pytest.raises(UserError, match="is not empty"):
         begun("open")
 
 
-def test_what_a_killed_command_left_beside_a_key_keeps_no_swarm_from_beginning(sapo) -> None:  # type: ignore[no-untyped-def]
+def test_what_a_killed_command_left_beside_a_key_keeps_no_swarm_from_beginning(
+    sapo: Callable[..., str],
+) -> None:
     sapo("keys", "show", *DEMO, "--nodes", "1")
     Path("here/n0/.key.pem.7.ab.tmp").write_text("")
     begun("open")
 
 
-def test_a_home_is_closed_to_other_users_whoever_makes_it(sapo, elsewhere: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_home_is_closed_to_other_users_whoever_makes_it(sapo: Callable[..., str], elsewhere: Path) -> None:
     """Its locks and databases are out of reach for other accounts, made by a start or by `sapo keys show`."""
     sapo("keys", "show", *DEMO)
     for home in (Home(elsewhere / "here"), begun("open", home="there/home")):
@@ -127,7 +130,7 @@ def test_a_home_that_can_be_no_folder_is_the_users_error(
     assert Path("file").read_text() == Path("folder/n0").read_text() == "kept"
 
 
-def test_keys_can_be_shown_of_a_config_that_waits_for_them(sapo) -> None:  # type: ignore[no-untyped-def]
+def test_keys_can_be_shown_of_a_config_that_waits_for_them(sapo: Callable[..., str]) -> None:
     Path("site.toml").write_text('[swarm]\nname = "demo"\nnodes = 1\n[rules]\nentry = "allow-list"\n')
     shown = sapo("keys", "show", "--config", "site.toml")
     assert re.fullmatch(r"n0: [0-9a-f]{64}\n", shown)
@@ -142,7 +145,9 @@ def test_what_is_shown_writes_no_home_by_mistake(capsys: pytest.CaptureFixture[s
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_home_is_backed_up_and_restored_by_one_command_each(sapo, elsewhere: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_home_is_backed_up_and_restored_by_one_command_each(
+    sapo: Callable[..., str], elsewhere: Path
+) -> None:
     shown = sapo("keys", "show", *DEMO, "--nodes", "2")
     begun("open", nodes=2)
     said = sapo("keys", "backup", "keys.json", "--home", "here")
@@ -155,7 +160,7 @@ def test_a_home_is_backed_up_and_restored_by_one_command_each(sapo, elsewhere: P
 
 
 def test_one_key_is_backed_up_with_a_passphrase_from_the_environment(
-    sapo,  # type: ignore[no-untyped-def]
+    sapo: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -172,7 +177,7 @@ def test_one_key_is_backed_up_with_a_passphrase_from_the_environment(
 
 
 def test_a_passphrase_may_be_asked_for(
-    sapo,  # type: ignore[no-untyped-def]
+    sapo: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sapo("keys", "show", *DEMO, "--nodes", "1")
@@ -184,7 +189,7 @@ def test_a_passphrase_may_be_asked_for(
 
 
 def test_a_key_of_the_data_folder_is_restored_into_a_new_home(
-    sapo,  # type: ignore[no-untyped-def]
+    sapo: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     key = sapo("keys", "show", *DEMO, "--nodes", "1").split()[1]
@@ -203,7 +208,7 @@ def refused_after_a_new_key(capsys: pytest.CaptureFixture[str], key: str) -> str
 
 
 def test_a_member_invites_a_key_and_its_node_may_then_start(
-    sapo,  # type: ignore[no-untyped-def]
+    sapo: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     member = sapo("keys", "show", *DEMO, "--nodes", "1").split()[1]
@@ -222,7 +227,7 @@ def test_a_member_invites_a_key_and_its_node_may_then_start(
     assert any("the invitation of n0" in note for note in sites.notes(there, there.load_config()))
 
 
-def test_an_invitation_can_be_accepted_before_the_swarm_begins_here(sapo) -> None:  # type: ignore[no-untyped-def]
+def test_an_invitation_can_be_accepted_before_the_swarm_begins_here(sapo: Callable[..., str]) -> None:
     member = Identity.new()
     rules = ["--set", 'rules.entry="invite"', "--set", f'rules.members=["{member.key}"]', "--nodes", "1"]
     guest = sapo("keys", "show", *DEMO, "--nodes", "1").split()[1]
@@ -231,7 +236,7 @@ def test_an_invitation_can_be_accepted_before_the_swarm_begins_here(sapo) -> Non
 
 
 def test_only_members_invite_and_only_where_invitations_count(
-    sapo,  # type: ignore[no-untyped-def]
+    sapo: Callable[..., str],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     sapo("keys", "show", *DEMO, "--nodes", "1")
@@ -249,7 +254,7 @@ def test_a_node_without_a_key_is_told_how_to_get_one() -> None:
         checks.refuse_outsiders(home.load_config(), home, ["n0"])
 
 
-def test_a_node_that_is_not_to_run_need_not_be_a_member(sapo) -> None:  # type: ignore[no-untyped-def]
+def test_a_node_that_is_not_to_run_need_not_be_a_member(sapo: Callable[..., str]) -> None:
     first = json.loads(sapo("keys", "show", *DEMO, "--nodes", "2", "--json"))[0]["key"]
     home = begun("allow-list", first, nodes=2)
     checks.refuse_outsiders(home.load_config(), home, ["n0"])

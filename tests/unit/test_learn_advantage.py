@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sapo.core.config.load import LearnConfig
+from sapo.core.types import FinishReason
 from sapo.learn.advantage import centred, group_advantages, informative, mean_std
 
-STOP4 = ["stop"] * 4
+STOP4: list[FinishReason] = ["stop"] * 4
 finite_scores = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=16)
 
 

@@ -1,6 +1,7 @@
 """The head in blocks of the vocabulary: the plain softmax's values and gradients, in less memory."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -137,7 +138,7 @@ class Largest(TorchDispatchMode):
         super().__init__()
         self.elements = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
         for tensor in made if isinstance(made, tuple | list) else [made]:
             if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
@@ -177,12 +178,12 @@ def test_a_model_whose_logits_are_bent_is_not_taken_apart(kind: str) -> None:
     assert split_model(model) is not None
     forward = model.forward
 
-    def bent(*args, **kwargs):
+    def bent(*args: Any, **kwargs: Any) -> Any:
         output = forward(*args, **kwargs)
         output.logits = 30.0 * torch.tanh(output.logits / 30.0)
         return output
 
-    model.forward = bent  # type: ignore[method-assign]
+    model.forward = bent
     assert split_model(model) is None
 
 

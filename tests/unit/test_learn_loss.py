@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -78,7 +79,7 @@ def test_gspo_clips_one_ratio_per_sequence() -> None:
 
 def test_gspo_s_own_bounds_clip_what_the_token_bounds_would_not() -> None:
     learn = LearnConfig(loss="gspo")
-    bounds = {"clip_low": learn.gspo_clip_low, "clip_high": learn.gspo_clip_high}
+    bounds: dict[str, Any] = {"clip_low": learn.gspo_clip_low, "clip_high": learn.gspo_clip_high}
     assert gspo(inputs([[1.01, 1.01]], [1.0])).metrics["clipped"] == 0
     assert gspo(inputs([[1.01, 1.01]], [1.0], **bounds)).metrics["clipped"] == 2
 

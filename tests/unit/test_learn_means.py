@@ -4,6 +4,7 @@ import copy
 import io
 import sys
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -121,8 +122,10 @@ def wide_model() -> torch.nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1))
+    sizes: dict[str, Any] = {"vocab_size": 100, "hidden_size": 64, "intermediate_size": 128}
+    return LlamaForCausalLM(
+        LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1)
+    )
 
 
 def test_eight_bits_are_a_quarter_of_the_moments_memory_and_nearly_the_same_step() -> None:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import peft
 import pytest
@@ -23,7 +24,7 @@ from learn_support import (
 
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
-from sapo.core.types import Batch, BatchGroup
+from sapo.core.types import Batch, BatchGroup, FinishReason
 from sapo.learn.collate import Chunk, Row, collate, select
 from sapo.learn.logprobs import shares_prompts
 from sapo.learn.loss import LOSSES
@@ -35,7 +36,7 @@ completions = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
 
 
-def learner(learn: LearnConfig | None = None, model: torch.nn.Module | None = None, **kwargs) -> Learner:
+def learner(learn: LearnConfig | None = None, model: torch.nn.Module | None = None, **kwargs: Any) -> Learner:
     kwargs.setdefault("temperature", 1.0)
     return Learner(model or tiny_model(), learn or LearnConfig(lr=1e-3, foreign="as_if_own"), **kwargs)
 
@@ -170,12 +171,12 @@ def test_a_long_group_is_spread_over_several_rows() -> None:
 
 
 def test_sharing_is_left_out_where_attention_is_not_plainly_causal() -> None:
-    model = tiny_model("qwen2")
+    model: Any = tiny_model("qwen2")
     assert shares_prompts(model)
     model.config.layer_types = ["full_attention", "sliding_attention"]
     assert not shares_prompts(model)
     assert not shares_prompts(torch.nn.Linear(2, 2))
-    unknown = tiny_model("llama")
+    unknown: Any = tiny_model("llama")
     unknown.config.model_type = "mamba"
     assert not shares_prompts(unknown)
 
@@ -233,7 +234,7 @@ def test_trap_11_token_mean_all_counts_silent_groups_in_the_denominator_only(los
 
 def test_trap_24_masked_truncations_leave_numerator_and_denominator() -> None:
     learn = LearnConfig(truncated="mask", grad_clip=1e9)
-    reasons = ["stop", "length", "stop"]
+    reasons: list[FinishReason] = ["stop", "length", "stop"]
     with_it = group((3, 4), [(5, 1), (6, 7, 8, 9), (10, 1)], [1.0, 0.5, 0.0], finish_reasons=reasons)
     without = group((3, 4), [(5, 1), (10, 1)], [1.0, 0.0])
     made, other = learner(learn), learner(learn)
@@ -325,7 +326,8 @@ def by_hand(model: torch.nn.Module, loss: str, groups: tuple[BatchGroup, ...]) -
         start = len(entry.token_ids) - length
         gain = sum(logprobs[i - 1, ids[0, i]] for i in range(start, len(entry.token_ids)))
         (-entry.advantage * gain / denominators[loss](length)).backward()
-    return {i: p.grad.clone() for i, p in enumerate(model.parameters())}
+    found = {i: p.grad for i, p in enumerate(model.parameters())}
+    return {i: grad.clone() for i, grad in found.items() if grad is not None}
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
@@ -343,7 +345,7 @@ def test_the_gradient_of_a_step_is_the_one_worked_out_by_hand(loss: str, kind: s
 @pytest.mark.parametrize("shared", [True, False], ids=["shared-prompt", "row-each"])
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_trap_27_one_by_eight_and_eight_by_one_give_the_same_gradient(
-    loss: str, shared: bool, foreign: str
+    loss: str, shared: bool, foreign: Any
 ) -> None:
     found = {}
     for micro_batch in (None, 1, 3):
@@ -397,7 +399,7 @@ def test_a_step_makes_good_completions_likelier_and_bad_ones_less_likely() -> No
 
 def test_metrics_are_means_over_the_right_tokens() -> None:
     made = learner()
-    own, foreign = [], []
+    own, foreign = list[float](), list[float]()
     for entry in example().groups:
         for s in entry.samples:
             n = sum(s.loss_mask)
@@ -425,7 +427,7 @@ def test_trap_02_the_gap_between_engine_and_trainer_is_measured_and_does_not_cha
 
 
 def test_entropy_of_a_flat_policy_is_the_log_of_the_vocabulary() -> None:
-    model = tiny_model()
+    model: Any = tiny_model()
     with torch.no_grad():
         model.lm_head.weight.zero_()
     assert learner(model=model).step(example()).metrics["learn/entropy"] == pytest.approx(
@@ -440,7 +442,7 @@ def test_entropy_of_a_flat_policy_is_the_log_of_the_vocabulary() -> None:
 def test_old_logprobs_are_those_of_the_update_s_start_so_the_clip_acts_from_the_second_epoch(
     micro_batch: int | None,
 ) -> None:
-    tight = {"lr": 1e-2, "clip_low": 1e-6, "clip_high": 1e-6, "micro_batch": micro_batch}
+    tight: dict[str, Any] = {"lr": 1e-2, "clip_low": 1e-6, "clip_high": 1e-6, "micro_batch": micro_batch}
     once, twice = learner(LearnConfig(**tight)), learner(LearnConfig(**tight, epochs=2))
     assert once.step(example()).metrics["learn/clip_share"] == 0
     result = twice.step(example())
@@ -539,7 +541,8 @@ def _huge_advantage(made: Learner) -> Batch:
 
 
 def _huge_gradient(made: Learner) -> Batch:
-    made.model.model.norm.weight.register_hook(lambda gradient: gradient * math.inf)
+    model: Any = made.model
+    model.model.norm.weight.register_hook(lambda gradient: gradient * math.inf)
     return example()
 
 

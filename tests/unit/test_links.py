@@ -111,7 +111,7 @@ def test_the_view_shows_the_links_once_and_only_when_there_is_something_on_the_p
 ) -> None:
     monkeypatch.setattr("sapo.cli.commands.launch.PAGES_POLL_S", 0.0)
     shown: list[str] = []
-    watcher = Watcher(SimpleNamespace(link=lambda name, _: shown.append(name)), "test")  # type: ignore[arg-type]
+    watcher = Watcher(SimpleNamespace(link=lambda name, _: shown.append(name)), "test")
     watcher.show_pages(SimpleNamespace(services=None))  # type: ignore[arg-type]
     watcher.show_pages(SimpleNamespace(services=found))  # type: ignore[arg-type]
     assert shown == []

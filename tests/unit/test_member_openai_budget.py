@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import threading
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_the_key_is_sent_and_said_nowhere(
     caplog.set_level(logging.DEBUG)
     for status in statuses:
         body = {"error": {"message": f"wrong key: {KEY} {'.' * 150} Bearer {KEY}"}}
-        with endpoint(lambda request, s=status, b=body: request.reply(b, status=s)) as server:
+        with endpoint(methodcaller("reply", body, status=status)) as server:
             backend = backend_for(server.url, "member.api_key=env:SOME_KEY")
             with pytest.raises((UserError, Unavailable)) as raised:
                 backend.answer([ask()], book, never)

@@ -191,7 +191,7 @@ def test_a_model_of_which_nothing_is_known_is_named(
 
 
 def test_a_model_that_does_not_fit_is_not_tried(tmp_path: Path) -> None:
-    size = {"hidden_size": 32_768, "num_hidden_layers": 100, "num_attention_heads": 128}
+    size: dict[str, Any] = {"hidden_size": 32_768, "num_hidden_layers": 100, "num_attention_heads": 128}
     Qwen2Config(**size, intermediate_size=131_072).save_pretrained(tmp_path / "giant")
     config = tiny(f"model={tmp_path / 'giant'}")
     made = make_plan(config, Home(tmp_path / "home"), tmp_path, probing=True, progress=lambda *_: None)

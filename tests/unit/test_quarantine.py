@@ -102,7 +102,7 @@ def test_a_table_of_before_gets_the_columns_it_lacks(store: Store) -> None:
 
 
 def test_the_archive_takes_nothing_that_no_node_may_take(store: Store) -> None:
-    fine = {"question": question(held_out=False)}
+    fine: dict[str, Any] = {"question": question(held_out=False)}
     good = make_signed("good", **fine)
     bad = {
         "held_out": make_signed("a", question=question(held_out=True)),
@@ -129,13 +129,13 @@ def test_the_archive_takes_nothing_that_no_node_may_take(store: Store) -> None:
 
 def test_the_archive_takes_what_only_some_node_may_take(store: Store) -> None:
     """Control tokens, copies and age are for each node to judge."""
-    fine = {"question": question(held_out=False)}
+    fine: dict[str, Any] = {"question": question(held_out=False)}
     groups = [make_signed("a", texts=("<|end|>", "2"), **fine), make_signed("thief", **fine)]
     assert archive(store, groups).run().groups == 2
 
 
 def test_a_flood_of_refused_records_adds_few_rows_that_count_it(store: Store) -> None:
-    held_out = {"question": question(held_out=True)}
+    held_out: dict[str, Any] = {"question": question(held_out=True)}
     flood = [make_signed("loud", position=position, **held_out) for position in range(SAMPLES + 30)]
     victim = make_identity("victim").key
     forged = [signed.model_copy(update={"key": victim}) for signed in flood]

@@ -231,7 +231,7 @@ def reference(entries: Sequence[Entry], verifier: Verifier, want: int, seed: int
     """The plain definition: shuffle, judge everything, filter, take the first; and how far one must walk."""
     order = list(entries)
     rng("test", seed).shuffle(order)
-    good = []
+    good: list[str] = []
     for place, entry in enumerate(order):
         if len(good) == want:
             return good, place
@@ -290,7 +290,7 @@ def test_a_lazy_verifier_verifies_what_the_walk_comes_to() -> None:
     entries, verifier = a_pool([GOOD] * 6)
     lazy = LazyVerifier(entries, 2, verifier, tolerance=1e-6)
     coming = iter(lazy)
-    assert lazy.verified == ()
+    assert [*lazy.verified] == []
     first = next(coming)
     assert first is not None
     assert first.verdict == make_verdict(GOOD)
@@ -588,7 +588,7 @@ def by_id(group_id: str) -> str:
 
 
 def test_the_share_of_informative_groups_is_guessed_by_own_ones_and_is_never_nothing() -> None:
-    rows = [[0.0, 1.0], [1.0, 1.0], [None, 0.5], [0.2, 0.4]]
+    rows: list[list[float | None]] = [[0.0, 1.0], [1.0, 1.0], [None, 0.5], [0.2, 0.4]]
     assert sampling.informative_share(rows, 1e-6) == 0.5
     assert sampling.informative_share([[0.0, 0.0]], 1e-6) == sampling.LEAST_SHARE
     assert sampling.informative_share([], 1e-6) == 1.0

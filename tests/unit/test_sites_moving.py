@@ -176,6 +176,9 @@ def test_a_node_that_is_new_moves_without_a_checkpoint(home: Home, tmp_path: Pat
 
 
 def test_checkpoints_that_models_are_still_owed_from_go_too(home: Home, tmp_path: Path) -> None:
+    def save_model(folder: Path) -> None:
+        (folder / "weights.bin").write_bytes(b"2")
+
     with Journal(home.journal("a1")) as journal:
         journal.record_checkpoint(journal.checkpoints()[0], owe_version=True)
         journal.record_checkpoint(
@@ -186,7 +189,7 @@ def test_checkpoints_that_models_are_still_owed_from_go_too(home: Home, tmp_path
                 weights_sha256="ef" * 32,
                 config_digest="cd" * 32,
                 threads=1,
-                save_model=lambda folder: (folder / "weights.bin").write_bytes(b"2") and None,
+                save_model=save_model,
                 optimizer={},
             )
         )

@@ -264,7 +264,8 @@ def test_unknown_fields_nested_without_end_are_refused() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_hold_unknown_fields_of_any_name(name: str) -> None:
-    signed = newer(each={name: 1} if name not in Completion.model_fields else {}, **{name: [name]})
+    unknown: dict[str, Any] = {name: [name]}
+    signed = newer(each={name: 1} if name not in Completion.model_fields else {}, **unknown)
     rows = rollout_rows(make_received(), unseal(signed))
     assert group_of(rows).canonical().encode() == signed.payload
 

@@ -23,7 +23,8 @@ SUMS = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_di
 
 def config(**sections: Any) -> Config:
     """A config whose starter takes a second to make."""
-    return Config(**({"tasks": [SUMS], "starter": Starter(steps=4, batch=16)} | sections))
+    values: dict[str, Any] = {"tasks": [SUMS], "starter": Starter(steps=4, batch=16)}
+    return Config(**(values | sections))
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ def node(uri: str, name: str = "n0", incarnation: str = INCARNATION, config: Con
 def runs(uri: str) -> dict[str, Any]:
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
     found = client.search_runs([experiment.experiment_id])
     assert len({run.info.run_name for run in found}) == len(found)
     return {run.info.run_name: run for run in found}
@@ -120,7 +121,9 @@ def test_figures_of_a_swarm_are_those_of_its_summary() -> None:
 def test_an_experiment_says_how_its_runs_are_shown_also_one_of_an_earlier_release(uri: str) -> None:
     MlflowClient(uri).create_experiment("tiny")
     node(uri).start()
-    tags = MlflowClient(uri).get_experiment_by_name("tiny").tags
+    experiment = MlflowClient(uri).get_experiment_by_name("tiny")
+    assert experiment is not None
+    tags = experiment.tags
     assert {key: tags.get(key) for key in parent_run.VIEW} == parent_run.VIEW
     (view,) = parent_run.VIEW.values()
     assert len(view) <= 5000, "what MLflow takes"
@@ -230,4 +233,5 @@ def test_the_table_keeps_the_newest_rounds_only() -> None:
     kept = None
     for round in range(sample_table.ROUNDS + 10):
         kept = sample_table.merged(kept, sample_table.rows_of(batch(round)))
+    assert kept is not None
     assert {row[0] for row in kept["data"]} == set(range(10, sample_table.ROUNDS + 10))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from history_samples import INCARNATION, Books, batch, result
 from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from sapo.core.config.load import Config, Task, load, merge, parse
 from sapo.core.errors import SapoError, Unavailable, UserError
@@ -25,9 +26,10 @@ def tracker(uri: str, node: str = "n0", incarnation: str = INCARNATION, **more: 
     return Tracker(uri, "tiny", node, incarnation, **more)  # type: ignore[arg-type]
 
 
-def runs(uri: str) -> list[object]:
+def runs(uri: str) -> list[Run]:
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
     return list(client.search_runs([experiment.experiment_id]))
 
 
@@ -35,7 +37,7 @@ def history(uri: str, name: str) -> list[tuple[int, float, int]]:
     """(step, value, time stamp) of a series."""
     client = MlflowClient(uri)
     (run,) = runs(uri)
-    found = client.get_metric_history(run.info.run_id, name)  # type: ignore[attr-defined]
+    found = client.get_metric_history(run.info.run_id, name)
     return sorted((metric.step, metric.value, metric.timestamp) for metric in found)
 
 
@@ -73,8 +75,8 @@ def test_what_is_added_afterwards_leaves_the_end_of_a_run_alone(uri: str) -> Non
     late.log_metrics({"judge/reward": 1.0}, round=3, at=1_800_000_000.0)
     late.close("KILLED", at=1_800_000_000.0)
     (run,) = runs(uri)
-    assert run.info.status == "FINISHED"  # type: ignore[attr-defined]
-    assert run.info.end_time == 1_700_000_000_000  # type: ignore[attr-defined]
+    assert run.info.status == "FINISHED"
+    assert run.info.end_time == 1_700_000_000_000
     assert history(uri, "judge/reward") == [(3, 1.0, 1_800_000_000_000)]
 
 
@@ -82,8 +84,8 @@ def test_a_run_that_was_left_open_is_closed_at_the_time_of_its_last_round(uri: s
     tracker(uri).start()
     tracker(uri, afterwards=True).close("KILLED", at=1_700_000_000.0)
     (run,) = runs(uri)
-    assert run.info.status == "KILLED"  # type: ignore[attr-defined]
-    assert run.info.end_time == 1_700_000_000_000  # type: ignore[attr-defined]
+    assert run.info.status == "KILLED"
+    assert run.info.end_time == 1_700_000_000_000
 
 
 def test_metrics_carry_round_and_journal_time(uri: str) -> None:
@@ -149,8 +151,9 @@ def test_params_and_tags_are_logged_and_a_changed_param_becomes_a_tag(uri: str) 
 
 def test_a_new_experiment_keeps_its_files_where_told(uri: str, tmp_path: Path) -> None:
     tracker(uri, artifacts=tmp_path / "artifacts").start()
-    location = MlflowClient(uri).get_experiment_by_name("tiny").artifact_location
-    assert location == (tmp_path / "artifacts").as_uri()
+    experiment = MlflowClient(uri).get_experiment_by_name("tiny")
+    assert experiment is not None
+    assert experiment.artifact_location == (tmp_path / "artifacts").as_uri()
 
 
 def test_a_run_deleted_by_hand_is_replaced(uri: str) -> None:
@@ -165,7 +168,9 @@ def test_a_run_deleted_by_hand_is_replaced(uri: str) -> None:
 def test_a_deleted_experiment_is_said_with_its_remedy(uri: str) -> None:
     tracker(uri).start()
     client = MlflowClient(uri)
-    client.delete_experiment(client.get_experiment_by_name("tiny").experiment_id)
+    experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
+    client.delete_experiment(experiment.experiment_id)
     with pytest.raises(UserError, match="was deleted from MLflow"):
         tracker(uri).start()
 

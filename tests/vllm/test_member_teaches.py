@@ -47,7 +47,10 @@ def pass_at_1(node: NodeRuntime) -> float:
     most = parts.config.generate.max_new_tokens
     found = evaluate(
         *(parts.policy, parts.rollouts.engine, parts.workers, questions),
-        **{"max_new_tokens": most, "samples": 1, "seed": 5, "greedy": False},
+        max_new_tokens=most,
+        samples=1,
+        seed=5,
+        greedy=False,
     )
     return fmean(found.sampled)
 

@@ -118,8 +118,8 @@ def opens() -> Iterator[Opens]:
 
 
 def run(engine: Engine, prompts: Sequence[Sequence[int]], **changes: Any) -> list[list[Completion]]:
-    how = {"completions": 4, "max_new_tokens": 12, "sampling": Sampling(), "seed": 5} | changes
-    return engine.generate(prompts, **how)
+    how: dict[str, Any] = {"completions": 4, "max_new_tokens": 12, "sampling": Sampling(), "seed": 5}
+    return engine.generate(prompts, **(how | changes))
 
 
 def recomputed(policy: LoadedPolicy, prompt: Sequence[int], ids: Sequence[int], temperature: float) -> Any:

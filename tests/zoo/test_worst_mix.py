@@ -4,6 +4,7 @@ import gc
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,7 +34,7 @@ class Ledger:
     """What was earned and spent in the accounts of one node, as its calls say."""
 
     earned: float = 0.0
-    spent: Counter[str] = field(default_factory=Counter)
+    spent: Any = field(default_factory=Counter)
     """Seconds by author; "" is all newcomers, while they are newcomers."""
     dearest: float = 0.0
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import (
@@ -20,12 +21,18 @@ from sapo.core.types import Batch, BatchGroup, FinishReason, Recipe, Sample, Sou
 from sapo.learn.advantage import group_advantages
 
 VOCABULARY = 24
-_SIZE = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+_SIZE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 
 
 def tiny_model(kind: str = "qwen2", seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """A random causal language model of a few thousand parameters, on a vocabulary of 24."""
     torch.manual_seed(seed)
+    model: Any
     if kind == "gpt2":
         model = GPT2LMHeadModel(
             GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=64)
@@ -43,7 +50,8 @@ def tiny_model(kind: str = "qwen2", seed: int = 0, dtype: torch.dtype = torch.fl
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(12.0)
-    return model.to(dtype).eval()
+    made: torch.nn.Module = model.to(dtype).eval()
+    return made
 
 
 def sample(
@@ -57,10 +65,11 @@ def sample(
     behaviour: Sequence[float] | None = None,
 ) -> Sample:
     """One completion of a batch; `score` None is an unscorable one."""
+    mask: Any = (0,) * len(prompt) + (1,) * len(completion)
     return Sample(
         k=k,
         token_ids=(*prompt, *completion),
-        loss_mask=(0,) * len(prompt) + (1,) * len(completion),
+        loss_mask=mask,
         text="",
         finish_reason=finish_reason,
         outcome="unscorable" if score is None else "score",
@@ -83,7 +92,7 @@ def group(
     position: int = 0,
 ) -> BatchGroup:
     """A group with the advantages that its scores give it."""
-    reasons = list(finish_reasons or ["stop"] * len(completions))
+    reasons: Sequence[FinishReason] = finish_reasons or ["stop"] * len(completions)
     advantages = group_advantages(scores, reasons, learn or LearnConfig())
     return BatchGroup(
         position=position,
