@@ -38,9 +38,9 @@ def test_nodes_share_trained_tokens_by_their_rounds() -> None:
 
 
 def test_a_shorter_tuning_run_cuts_all_limits_alike_and_all_arms_in_proportion() -> None:
-    one = grid(**OWN, trained=800, tune={"lr": [1e-4], "rounds": 2})
-    assert limits(one, Job(arm="8/0", seed=1, tuning=True)) == [(2, 200.0), (2, 200.0)]
-    assert limits(one, Job(arm="own", seed=1, tuning=True)) == [(3, 150.0), (5, 250.0)]
+    shorter: dict[str, Any] = {"trained": 800, "tune": {"lr": [1e-4], "rounds": 2}}
+    assert limits(grid(**shorter), Job(arm="8/0", seed=1, tuning=True)) == [(2, 200.0), (2, 200.0)]
+    assert limits(grid(**OWN, **shorter), Job(arm="own", seed=1, tuning=True)) == [(3, 150.0), (5, 250.0)]
 
 
 @pytest.mark.parametrize(
