@@ -326,8 +326,11 @@ def by_hand(model: torch.nn.Module, loss: str, groups: tuple[BatchGroup, ...]) -
         start = len(entry.token_ids) - length
         gain = sum(logprobs[i - 1, ids[0, i]] for i in range(start, len(entry.token_ids)))
         (-entry.advantage * gain / denominators[loss](length)).backward()
-    found = {i: p.grad for i, p in enumerate(model.parameters())}
-    return {i: grad.clone() for i, grad in found.items() if grad is not None}
+    found = {}
+    for i, parameter in enumerate(model.parameters()):
+        assert parameter.grad is not None
+        found[i] = parameter.grad.clone()
+    return found
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])

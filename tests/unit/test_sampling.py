@@ -290,7 +290,8 @@ def test_a_lazy_verifier_verifies_what_the_walk_comes_to() -> None:
     entries, verifier = a_pool([GOOD] * 6)
     lazy = LazyVerifier(entries, 2, verifier, tolerance=1e-6)
     coming = iter(lazy)
-    assert [*lazy.verified] == []
+    at_first = lazy.verified
+    assert at_first == ()
     first = next(coming)
     assert first is not None
     assert first.verdict == make_verdict(GOOD)
