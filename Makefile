@@ -18,7 +18,7 @@ UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt 
 .PHONY: help setup swarm swarm-over-sqlite swarm-over-kafka test lint soak starter gpu gpu-packages docs clean
 
 help:
-	@echo "make swarm   a swarm of four small models learns to think on this machine, in about five minutes"
+	@echo "make swarm   a swarm of four small models learns to think on this machine, in about four minutes"
 	@echo "make swarm BUS=kafka   the same over a real Kafka broker, which starts and stops with it"
 	@echo "make test    all tests   (make test TESTS=tests/unit: the fast ones)"
 	@echo "make lint    formatting, lint, types"
