@@ -1,18 +1,22 @@
 """Small real swarms for tests: a starter that is sometimes right after seconds of supervision."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from makers import make_identity
 from shared_workers import shared_workers
 
+from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.node.round import NodeRuntime
+from sapo.ops.archiver import Archiver
+from sapo.store.history import open_store
 
 SMALL = (
     "swarm.name=test",
@@ -70,3 +74,21 @@ def hand_over(node: NodeRuntime, *buses: Bus) -> None:
         for bus in buses:
             bus.publish([signed[item.ref] for item in owed])
         node.journal.acknowledge("publish", owed[-1].seq)
+
+
+def trade(path: Path, config: Config, restart: int) -> Home:
+    """A home whose two nodes made all their rounds in turn and learned from each other, archived.
+
+    n0 was opened again after `restart` rounds.
+    """
+    home = make_home(path, config)
+    with open_node(config, home, "n1") as other:
+        for rounds in (restart, config.swarm.rounds - restart):
+            with open_node(config, home, "n0") as node:
+                for _ in range(rounds):
+                    for one in (other, node):
+                        one.run_round()
+                        assert one.drain(60)
+    with closing(open_bus(config, home)) as bus:
+        Archiver(bus, open_store(config, home), "test").run()
+    return home

@@ -20,6 +20,7 @@ import pytest
 from finished import ENV, NODES, ROUNDS, FinishedSwarm
 from foreign_page import FETCH, SUBMIT, other_site
 from mlflow import MlflowClient
+from mlflow_runs import runs_of
 from playwright.sync_api import Browser, Page, Response, expect
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -63,9 +64,7 @@ class Site:
 
     def run(self, name: str) -> Any:
         client = MlflowClient(self.found.mlflow.url)
-        experiment = client.get_experiment_by_name("tiny")
-        assert experiment is not None
-        (found,) = client.search_runs([experiment.experiment_id], f"attributes.run_name = '{name}'")
+        (found,) = runs_of(client, "tiny", f"attributes.run_name = '{name}'")
         return found
 
     def flow_runs(self) -> dict[str, str]:

@@ -4,16 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from swarms import make_home, open_node, small_config
+from swarms import open_node, small_config, trade
 
-from sapo.bus import open_bus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.node.round import NodeRuntime
-from sapo.ops.archiver import Archiver
 from sapo.provenance.check import check
 from sapo.provenance.replay import opened
-from sapo.store.history import open_store
 
 pytestmark = pytest.mark.usefixtures("sharing")
 
@@ -40,19 +37,7 @@ def config_of(sampler: str) -> Config:
 @pytest.fixture(scope="module", params=SAMPLERS)
 def traded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Two nodes under a rule that learned from each other over a real bus, one of them opened twice."""
-    config = config_of(request.param)
-    home = make_home(tmp_path_factory.mktemp(request.param) / "home", config)
-    with open_node(config, home, "n1") as other:
-        for rounds in (4, ROUNDS - 4):
-            with open_node(config, home, "n0") as node:
-                for _ in range(rounds):
-                    for one in (other, node):
-                        one.run_round()
-                        assert one.drain(60)
-    bus = open_bus(config, home)
-    Archiver(bus, open_store(config, home), "test").run()
-    bus.close()
-    return home
+    return trade(tmp_path_factory.mktemp(request.param) / "home", config_of(request.param), restart=4)
 
 
 @pytest.mark.parametrize("node", ["n0", "n1"])

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from deltalake import DeltaTable
-from swarms import make_home, open_node, small_config
+from swarms import make_home, open_node, small_config, trade
 
 from sapo import cli
-from sapo.bus import open_bus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Paused
@@ -22,13 +21,11 @@ from sapo.core.types import Completion, Group
 from sapo.core.user_cache import default_cache
 from sapo.node import async_rollout
 from sapo.node.round import NodeRuntime
-from sapo.ops.archiver import Archiver
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.evaluate import evaluate
 from sapo.policy.models import LoadedPolicy, load_policy
 from sapo.provenance.check import check
 from sapo.provenance.replay import opened
-from sapo.store.history import open_store
 from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.usefixtures("sharing"), pytest.mark.timeout(600)]
@@ -404,18 +401,7 @@ def test_the_thread_computes_with_the_threads_of_the_config(tmp_path: Path) -> N
 def traded(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Two nodes that sampled ahead and learned from each other over a real bus, one of them restarted."""
     config = small_config(["generate.ahead=1", "swarm.rounds=12", "checkpoint.every_rounds=5"])
-    home = make_home(tmp_path_factory.mktemp("traded") / "home", config)
-    with open_node(config, home, "n1") as other:
-        for rounds in (7, 5):
-            with open_node(config, home, "n0") as node:
-                for _ in range(rounds):
-                    for one in (other, node):
-                        one.run_round()
-                        assert one.drain(60)
-    bus = open_bus(config, home)
-    Archiver(bus, open_store(config, home), "test").run()
-    bus.close()
-    return home
+    return trade(tmp_path_factory.mktemp("traded") / "home", config, restart=7)
 
 
 def rows_of(home: Home, table: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from mlflow_runs import runs_of
 
 from sapo import cli
 from sapo.core.child_process import alive
@@ -92,10 +93,7 @@ def test_mlflow_has_a_run_for_each_under_one_parent_and_only_once(done: Path) ->
     from mlflow import MlflowClient
 
     def runs() -> list[Any]:
-        client = MlflowClient(f"sqlite:///{done / 'mlflow.db'}")
-        experiment = client.get_experiment_by_name("smoke")
-        assert experiment is not None
-        return list(client.search_runs([experiment.experiment_id]))
+        return runs_of(MlflowClient(f"sqlite:///{done / 'mlflow.db'}"), "smoke")
 
     before = runs()
     nested = [run for run in before if "mlflow.parentRunId" in run.data.tags]

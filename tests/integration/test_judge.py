@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
+from mlflow_runs import runs_of
 from prefect.exceptions import ParameterTypeError
 from prefect.testing.utilities import prefect_test_harness
 from swarms import make_home, open_node, small_config
@@ -210,10 +211,7 @@ def test_what_is_asked_afterwards_leaves_the_end_of_a_run_alone(
     own.end("FINISHED", at=1_700_000_000.0)
 
     def ends() -> dict[str, tuple[str, int]]:
-        client = MlflowClient(uri)
-        experiment = client.get_experiment_by_name("test")
-        assert experiment is not None
-        found = client.search_runs([experiment.experiment_id])
+        found = runs_of(MlflowClient(uri), "test")
         return {run.info.run_name: (run.info.status, run.info.end_time) for run in found}
 
     before = ends()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow_runs import runs_of
 from swarms import make_home, small_config
 
 from sapo import cli
@@ -82,9 +83,7 @@ def test_a_member_is_a_flow_in_prefect_a_run_in_mlflow_and_a_row_in_status(
         done = sapo("member", "--home", str(home.root))
         assert done.returncode == 0, done.stdout + done.stderr
         client = MlflowClient(servers.services.mlflow.url)
-        experiment = client.get_experiment_by_name("test")
-        assert experiment is not None
-        (run,) = client.search_runs([experiment.experiment_id], "attributes.run_name = 'm0'")
+        (run,) = runs_of(client, "test", "attributes.run_name = 'm0'")
     assert run.data.metrics["member/answers"] == ROUNDS * GROUPS * ANSWERS
     assert 0 <= run.data.metrics["reward/local"] <= 1
     (tasks,) = flow_runs(others).values()

@@ -18,6 +18,7 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from mlflow.utils import environment, requirements_utils
+from mlflow_runs import experiment, runs_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -267,9 +268,9 @@ def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
         VersionSink(first, refuse).deliver([Owed(5, str(path))], JOURNAL)
     VersionSink(tracker(server, "n2"), refuse).deliver([Owed(5, str(path))], JOURNAL)
     client = MlflowClient(server.url)
-    experiment = client.get_experiment_by_name("tiny")
-    assert experiment is not None
-    stored = client.search_logged_models([experiment.experiment_id], "tags.`sapo.node` = 'n2'")
+    stored = client.search_logged_models(
+        [experiment(client, "tiny").experiment_id], "tags.`sapo.node` = 'n2'"
+    )
     assert len(stored) == 1
     assert len(client.search_model_versions("name = 'tiny.n2'")) == 1
 
@@ -346,7 +347,5 @@ def test_metrics_wait_while_the_server_is_away_and_arrive_once_afterwards(server
     server.start()
     own.deliver([Owed(0), Owed(1), Owed(2)], journal)
     client = MlflowClient(server.url)
-    experiment = client.get_experiment_by_name("tiny")
-    assert experiment is not None
-    (run,) = client.search_runs([experiment.experiment_id], "tags.`sapo.node` = 'n7'")
+    (run,) = runs_of(client, "tiny", "tags.`sapo.node` = 'n7'")
     assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "x")) == [0, 1, 2]

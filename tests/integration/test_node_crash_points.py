@@ -18,6 +18,7 @@ import pytest
 from crash_course import INCARNATION, ROUNDS, course_config
 from deltalake import DeltaTable
 from mlflow import MlflowClient
+from mlflow_runs import experiment
 from swarms import make_home
 
 from sapo.core.config.home import Home
@@ -251,9 +252,7 @@ def test_killed_at_every_step_of_registering_versions_it_has_each_once(
         assert journal.owed_counts() == {}
         digests = {kept.weights_sha256 for kept in journal.checkpoints() if kept.round}
     assert {version.tags["sapo.weights_sha256"] for version in found} == digests
-    experiment = client.get_experiment_by_name("test")
-    assert experiment is not None
-    models = client.search_logged_models([experiment.experiment_id])
+    models = client.search_logged_models([experiment(client, "test").experiment_id])
     assert [model.status for model in models] == ["READY"] * 2
     print(f"killed at {len(steps)} steps: {steps}")
 

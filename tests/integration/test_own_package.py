@@ -108,9 +108,9 @@ def test_two_nodes_learn_by_it_and_a_third_that_lacks_it_goes_on(
             *(one, other, poor),
         )
     assert "doubling" not in learned_from(second, "b0")
+    sapo("archive", "--once", place=here, python=python)
     for name in ("a0", "a1"):
         assert "doubling" in learned_from(first, name)
-        sapo("archive", "--once", place=here, python=python)
         found = json.loads(
             sapo("replay", name, "--json", "--home", str(first.root), place=here, python=python)
         )

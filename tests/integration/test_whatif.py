@@ -11,6 +11,7 @@ from typing import Any
 import mlflow
 import pytest
 from mlflow import MlflowClient
+from mlflow_runs import runs_of
 from swarms import open_node, small_config
 from tampering import rewrite, rows_of
 
@@ -316,10 +317,7 @@ def test_an_interrupted_what_if_is_killed_in_mlflow(recording: Recording) -> Non
 
 
 def all_runs(recording: Recording) -> list[Any]:
-    client = MlflowClient(recording.uri)
-    experiment = client.get_experiment_by_name("test")
-    assert experiment is not None
-    return list(client.search_runs([experiment.experiment_id]))
+    return runs_of(MlflowClient(recording.uri), "test")
 
 
 def test_without_mlflow_the_long_work_does_not_begin(

@@ -120,25 +120,33 @@ def test_every_task_of_weight_0_leaves_nothing_to_ask() -> None:
         load(sets=['tasks=[{dataset="gcd", weight=0}]'], env={})
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        ("raise ValueError(answer)", "error: ValueError"),
-        ("return float('nan')", "error: the score is not finite"),
-        ("return 1.5", "error: the score is not from 0 to 1"),
-        ("return None", "error: TypeError"),
-        ("while True: pass", "timeout"),
-    ],
-)
+MISBEHAVING = """\
+        if answer == "raises": raise ValueError(answer)
+        if answer == "nan": return float("nan")
+        if answer == "above": return 1.5
+        if answer == "none": return None
+        while answer == "hangs": pass
+        return 1.0
+"""
+REASONS = {
+    "raises": "error: ValueError",
+    "nan": "error: the score is not finite",
+    "above": "error: the score is not from 0 to 1",
+    "none": "error: TypeError",
+    "hangs": "timeout",
+    "well": None,
+}
+
+
 def test_a_scorer_that_misbehaves_leaves_a_text_without_a_score(
-    body: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head, _, _ = DOUBLING.rpartition("        return")
-    code = f"{head}        if answer != '0': return 1.0\n        {body}\n"
+    recipe = Recipe.make("doubling", {}, 1)
     with (
-        installed(tmp_path / "site", monkeypatch, code),
+        installed(tmp_path / "site", monkeypatch, head + MISBEHAVING),
         TaskWorkers(time_limit_s=1.0, own=["doubling"]) as workers,
     ):
-        recipe = Recipe.make("doubling", {}, 1)
-        bad, good = workers.score([(recipe, "0"), (recipe, "1")])
-    assert (bad.reason, good.score) == (reason, 1.0)
+        found = workers.score([(recipe, text) for text in REASONS])
+    assert [one.reason for one in found] == list(REASONS.values())
+    assert [one.score for one in found] == [None] * 5 + [1.0]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from history_samples import INCARNATION, Books, Owed, batch
 from mlflow import MlflowClient
+from mlflow_runs import experiment, runs_of
 
 from sapo.core.config.load import Config, load
 from sapo.core.errors import Unavailable
@@ -31,10 +32,7 @@ def node(uri: str, name: str = "n0", incarnation: str = INCARNATION, config: Con
 
 
 def runs(uri: str) -> dict[str, Any]:
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("tiny")
-    assert experiment is not None
-    found = client.search_runs([experiment.experiment_id])
+    found = runs_of(MlflowClient(uri), "tiny")
     assert len({run.info.run_name for run in found}) == len(found)
     return {run.info.run_name: run for run in found}
 
@@ -121,9 +119,7 @@ def test_figures_of_a_swarm_are_those_of_its_summary() -> None:
 def test_an_experiment_says_how_its_runs_are_shown_also_one_of_an_earlier_release(uri: str) -> None:
     MlflowClient(uri).create_experiment("tiny")
     node(uri).start()
-    experiment = MlflowClient(uri).get_experiment_by_name("tiny")
-    assert experiment is not None
-    tags = experiment.tags
+    tags = experiment(MlflowClient(uri), "tiny").tags
     assert {key: tags.get(key) for key in parent_run.VIEW} == parent_run.VIEW
     (view,) = parent_run.VIEW.values()
     assert len(view) <= 5000, "what MLflow takes"

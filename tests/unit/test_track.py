@@ -8,6 +8,7 @@ import pytest
 from history_samples import INCARNATION, Books, batch, result
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow_runs import experiment, runs_of
 
 from sapo.core.config.load import Config, Task, load, merge, parse
 from sapo.core.errors import SapoError, Unavailable, UserError
@@ -27,10 +28,7 @@ def tracker(uri: str, node: str = "n0", incarnation: str = INCARNATION, **more: 
 
 
 def runs(uri: str) -> list[Run]:
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("tiny")
-    assert experiment is not None
-    return list(client.search_runs([experiment.experiment_id]))
+    return runs_of(MlflowClient(uri), "tiny")
 
 
 def history(uri: str, name: str) -> list[tuple[int, float, int]]:
@@ -151,9 +149,8 @@ def test_params_and_tags_are_logged_and_a_changed_param_becomes_a_tag(uri: str) 
 
 def test_a_new_experiment_keeps_its_files_where_told(uri: str, tmp_path: Path) -> None:
     tracker(uri, artifacts=tmp_path / "artifacts").start()
-    experiment = MlflowClient(uri).get_experiment_by_name("tiny")
-    assert experiment is not None
-    assert experiment.artifact_location == (tmp_path / "artifacts").as_uri()
+    location = experiment(MlflowClient(uri), "tiny").artifact_location
+    assert location == (tmp_path / "artifacts").as_uri()
 
 
 def test_a_run_deleted_by_hand_is_replaced(uri: str) -> None:
@@ -168,9 +165,7 @@ def test_a_run_deleted_by_hand_is_replaced(uri: str) -> None:
 def test_a_deleted_experiment_is_said_with_its_remedy(uri: str) -> None:
     tracker(uri).start()
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("tiny")
-    assert experiment is not None
-    client.delete_experiment(experiment.experiment_id)
+    client.delete_experiment(experiment(client, "tiny").experiment_id)
     with pytest.raises(UserError, match="was deleted from MLflow"):
         tracker(uri).start()
 
