@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+from mlflow import MlflowClient
 from mlflow_runs import runs_of
 
 from sapo import cli
@@ -90,8 +91,6 @@ def test_the_page_stands_for_itself(done: Path) -> None:
 
 
 def test_mlflow_has_a_run_for_each_under_one_parent_and_only_once(done: Path) -> None:
-    from mlflow import MlflowClient
-
     def runs() -> list[Any]:
         return runs_of(MlflowClient(f"sqlite:///{done / 'mlflow.db'}"), "smoke")
 

@@ -40,14 +40,13 @@ def test_a_sound_data_set_passes(capsys: pytest.CaptureFixture[str]) -> None:
                 "an empty answer scores 0": "failed",
             },
         ),
+        ({"{number}?": "{number} or {hash(str(seed))}?"}, {"the same under two hash seeds": "note"}),
         (
             {
-                "{number}?": "{number} or {hash(str(seed))}?",
                 "== entry.answer": "!= entry.answer",
                 "        return Entry": "        if seed % 4 == 0: raise ValueError\n        return Entry",
             },
             {
-                "the same under two hash seeds": "note",
                 "the stored answer scores 1": "failed",
                 "questions": "failed",
             },
@@ -69,7 +68,7 @@ def test_faults_are_found(
         code = cli.invoke(["task", "check", "doubling", "--config", '{"largest": 1000000}', "--json"])
     found = {what: status for what, (status, _) in findings(capsys).items()}
     assert {what: found[what] for what in faults} == faults
-    assert code == 1
+    assert code == int("failed" in found.values()) == int("failed" in faults.values())
 
 
 def test_a_file_is_checked_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
