@@ -172,7 +172,9 @@ def test_a_node_trains_on_the_group_that_three_answers_make(chromium: Browser, t
         round.start()
         (question,) = member.maker.question_stream(0).result()
         (right,) = member.maker.workers.answers([question.recipe])
-        for text in (str(right), "0", str(right)):
+        assert right is not None
+        wrong = str(int(right) + 1)
+        for text in (right, wrong, right):
             type_and_send(page, text)
         round.join(PATIENCE_S)
         assert not round.is_alive()
@@ -185,5 +187,5 @@ def test_a_node_trains_on_the_group_that_three_answers_make(chromium: Browser, t
             taught = [group for group in batch.groups if group.source == "external"]
     (group,) = taught
     assert (group.producer, group.question) == ("p0", question.text)
-    assert [sample.text for sample in group.samples] == [right, "0", right]
+    assert [sample.text for sample in group.samples] == [right, wrong, right]
     assert group.informative
