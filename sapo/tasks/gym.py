@@ -13,8 +13,8 @@ from collections import OrderedDict
 from typing import Any
 
 import numpy as np
+import reasoning_gym
 
-from sapo.tasks.gym_import import reasoning_gym
 from sapo.tasks.verifier import guard_scorers
 
 DATASETS = reasoning_gym.factory.DATASETS

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
-from sapo.tasks.gym_import import reasoning_gym
+import reasoning_gym
 
 utils = reasoning_gym.utils
 _BUILTINS = frozenset(
