@@ -1,5 +1,6 @@
 """Optimisers by the name the config gives them."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,3 +41,16 @@ def apply_settings(optimizer: torch.optim.Optimizer, learn: LearnConfig) -> None
     }
     for group in optimizer.param_groups:
         group.update(settings)
+
+
+def learning_rate(learn: LearnConfig, round: int) -> float:
+    """The learning rate of a round: `lr`, and from round `decay_from` on `lr * sqrt(decay_from / round)`."""
+    if learn.decay_from == 0 or round <= learn.decay_from:
+        return learn.lr
+    return learn.lr * math.sqrt(learn.decay_from / round)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Have the next steps made at this learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate

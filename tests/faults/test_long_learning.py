@@ -25,8 +25,8 @@ BEAT_S = 0.5
 BELOW_BEST = 0.02
 SETS = (
     "swarm.rounds=100_000",
-    "eval.questions=2000",
-    "eval.probe_questions=1000",
+    "eval.questions=4000",
+    "eval.probe_questions=4000",
     "eval.probe_every=100",
 )
 

@@ -54,6 +54,7 @@ LIMITS: Mapping[str, float | None] = {
     "generate.min_p": None,
     "learn.loss": None,
     "learn.lr": 0.1,
+    "learn.decay_from": 1_000_000,
     "learn.beta1": None,
     "learn.beta2": None,
     "learn.weight_decay": 1,

@@ -307,6 +307,9 @@ class LearnConfig(Section):
     `epochs` = 1 the ratio is 1 and no clip acts."""
     lr: Annotated[float, Field(ge=0)] = 1e-6
     """0 learns nothing: what is measured is then the effect of selection alone."""
+    decay_from: Annotated[int, Field(ge=0)] = 0
+    """From this round on the learning rate is lr x sqrt(decay_from / round): steps that were right on the way
+    up are too large for staying there. 0 keeps lr."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """AdamW's decay of the mean gradient."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
