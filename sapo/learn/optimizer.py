@@ -32,10 +32,10 @@ def open_optimizer(kind: str, tensors: Sequence[Tensor]) -> torch.optim.Optimize
     return made
 
 
-def apply_settings(optimizer: torch.optim.Optimizer, learn: LearnConfig) -> None:
-    """Have the optimiser go on with these settings; its moments stay."""
+def apply_settings(optimizer: torch.optim.Optimizer, learn: LearnConfig, round: int = 0) -> None:
+    """Have the optimiser go on with these settings, as they are in a round; its moments stay."""
     settings: dict[str, Any] = {
-        "lr": learn.lr,
+        "lr": learning_rate(learn, round),
         "weight_decay": learn.weight_decay,
         "betas": (learn.beta1, learn.beta2),
     }
@@ -48,9 +48,3 @@ def learning_rate(learn: LearnConfig, round: int) -> float:
     if learn.decay_from == 0 or round <= learn.decay_from:
         return learn.lr
     return learn.lr * math.sqrt(learn.decay_from / round)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Have the next steps made at this learning rate."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate

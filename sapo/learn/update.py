@@ -22,7 +22,7 @@ from sapo.learn.guard import guard
 from sapo.learn.logprobs import Forward, shares_prompts
 from sapo.learn.loss import LossInputs, normaliser, policy_loss
 from sapo.learn.off_policy import correct
-from sapo.learn.optimizer import apply_settings, learning_rate, open_optimizer, set_rate
+from sapo.learn.optimizer import apply_settings, open_optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,6 @@ class Learner:
         if kind != self._kind:
             self._optimizer = open_optimizer(kind, self._masters)
             self._kind = kind
-            apply_settings(self._optimizer, self.learn)
 
     def step(self, batch: Batch) -> StepResult:
         """Update the model on a batch: `learn.epochs` optimiser steps, or none and the reason.
@@ -194,7 +193,7 @@ class Learner:
         if not chosen.rows:
             return StepResult("no trained token", metrics)
         self._use(self.learn.optimizer)
-        set_rate(self._optimizer, learning_rate(self.learn, batch.round))
+        apply_settings(self._optimizer, self.learn, batch.round)
         with _deterministic(self.device):
             return self._update(self._collated(chosen.rows), chosen, metrics)
 
