@@ -157,6 +157,7 @@ def test_a_node_learns_by_them_and_its_rounds_repeat_bit_for_bit(package: Path, 
             node.run_round()
         assert node.parts.weights_sha256() != before
         record = node.journal.environment(0)
+        assert node.drain(60)  # replayed is what was delivered
     assert record is not None
     assert {name for name in record if name.startswith(own_code.CODE_OF)} == {
         own_code.CODE_OF + REINFORCE,
