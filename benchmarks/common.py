@@ -12,11 +12,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
 from infra.gpu.machine import cpu
+from sapo.core.machine import usable
 
 T = TypeVar("T")
 STARTER_ROUND = ("batch.local=8", "batch.external=8", "learn.lr=5e-5")
@@ -120,8 +120,8 @@ def machine() -> dict[str, str | int | float]:
     return {
         "system": platform.platform(),
         "cpu": cpu(),
-        "cores": os.cpu_count() or 1,
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "cores": usable().cores,
+        "memory_gb": round(usable().memory / 1e9, 1),
     }
 
 

@@ -21,10 +21,10 @@ if __name__ == "__main__":
     # answers --help before what follows is loaded, which takes seconds
     parser(__doc__).parse_args()
 
-import psutil
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from sapo.core.machine import usable
 from sapo.core.types import Sampling
 from sapo.policy.engines.base import Engine
 from sapo.policy.engines.hf import TransformersEngine
@@ -61,7 +61,7 @@ class Work:
         return self.questions * self.group * self.answer
 
 
-CORES = psutil.cpu_count() or 1
+CORES = usable().whole_cores
 SHAPES = {
     "starter": Shape(1024, 128, 4, (4, 4), 320, threads=1),
     "47M": Shape(16_384, 512, 12, (8, 4), 1536, threads=CORES),

@@ -32,6 +32,7 @@ from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
 from scipy.stats import t as student
 
 from sapo.core.config.load import Config, load
+from sapo.core.machine import usable
 from sapo.core.user_cache import default_cache
 from sapo.policy.evaluate import evaluate, held_out_set
 from sapo.policy.starter import prepare
@@ -241,7 +242,7 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
         f"{sizes.honest} honest and {sizes.honest} hostile peers, {sizes.rounds} rounds, a pair of swarms of "
         f"each seed {sizes.seeds}, {sizes.questions} held-out questions, {sizes.samples} samples"
     )
-    cores = max(1, min(len(sizes.seeds), os.cpu_count() or 1))
+    cores = max(1, min(len(sizes.seeds), usable().whole_cores))
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
         jobs = [pool.submit(pair, seed, sizes, folder) for seed in sizes.seeds]
         for job in as_completed(jobs):

@@ -10,6 +10,7 @@ from updates import Shape
 from infra.gpu.child import Task
 from infra.gpu.memory import Watched, watched
 from sapo.core.config.load import LearnConfig
+from sapo.core.machine import usable
 from sapo.core.types import Batch
 from sapo.learn.update import Learner
 
@@ -20,7 +21,7 @@ REPEATS = 20
 
 def shapes(task: Task) -> Shape:
     """Two groups of four completions: what a processor can still do in float32."""
-    threads = len(os.sched_getaffinity(0))
+    threads = usable().whole_cores
     if task.tiny:
         return Shape("tiny", 512, 64, 128, 2, 4, 2, 2, 4, 20, 8, threads, 1)
     return Shape("0.5B", 151_936, 896, 4864, 24, 14, 2, 2, 4, 72, 64, threads, 1)

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from sapo.core.determinism import arithmetic
+from sapo.core.machine import usable
 from sapo.experiment.exam import Examiner, questions_for
 from sapo.experiment.grid import Grid, run_digest
 from sapo.experiment.lockstep_swarm import SharedWorkers, Swarm, opened
@@ -179,13 +180,12 @@ def _keys_in(folder: Path) -> Iterator[None]:
 
 def machine() -> dict[str, str | int | float]:
     """What computed it."""
-    memory = psutil.virtual_memory().total / 2**30
-    facts = arithmetic()
+    facts, own = arithmetic(), usable()
     return {
         "processor": facts["processor"],
         "instructions": facts["cpu"],
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        "memory_gb": round(memory, 1),
+        "cores": own.cores,
+        "memory_gb": round(own.memory / 2**30, 1),
         "system": platform.platform(terse=True),
     }
 

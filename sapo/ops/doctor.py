@@ -137,13 +137,13 @@ def canonical_name(name: str) -> str:
 
 def check_machine() -> list[Check]:
     """Cores, memory, and what torch will use of them."""
-    import psutil
     import torch
 
-    memory = psutil.virtual_memory()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    detail = f"{cores} cores, {memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB memory free"
-    status: Status = "ok" if memory.available > 2 * 2**30 else "note"
+    from sapo.core.machine import usable
+
+    own = usable()
+    detail = f"{own.cores:g} cores, {own.free / 2**30:.1f} of {own.memory / 2**30:.1f} GiB memory free"
+    status: Status = "ok" if own.free > 2 * 2**30 else "note"
     remedy = "" if status == "ok" else "close other programs or run fewer nodes (--nodes)"
     accelerator = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no accelerator"
     used = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {accelerator}"

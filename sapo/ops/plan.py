@@ -1,17 +1,15 @@
 """What a swarm will take of this machine, before it runs: memory, time, disk, and where that does not fit."""
 
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
+from sapo.core.machine import usable
 from sapo.core.types import canonical
 from sapo.ops.disk_estimate import DAY_S, NodeDisk, node_disk, per_round
 from sapo.ops.memory_estimate import BESIDE, PROMPT_TOKENS, NodeMemory, node_memory
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 RAM = "memory"
 UNSURE = 1.5
 """The formula and a real node's peak are within this factor of each other, either way."""
-CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +193,7 @@ def _crowding(config: Config, device: str) -> float:
 
     owns = [config.for_node(name) for name in config.nodes]
     beside = [own.threads for own in owns if str(resolve_device(own)) == device]
-    return max(1.0, sum(beside) / cores()) if device == "cpu" else float(len(beside))
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1.0, sum(beside) / usable().cores) if device == "cpu" else float(len(beside))
 
 
 def _needs(nodes: Sequence[NodePlan], home: Home) -> list[Need]:
@@ -227,9 +219,7 @@ def memory_of(place: str) -> int:
         import torch
 
         return int(torch.cuda.get_device_properties(place).total_memory)
-    limit = CGROUP.read_text().strip() if CGROUP.exists() else ""
-    total = psutil.virtual_memory().total
-    return min(total, int(limit)) if limit.isdecimal() else total
+    return usable().memory
 
 
 def free_disk(folder: Path) -> int:

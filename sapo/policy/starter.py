@@ -10,7 +10,6 @@ elsewhere.
 """
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from tokenizers.trainers import BpeTrainer
 
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
+from sapo.core.machine import usable
 from sapo.core.rng import rng, stream
 from sapo.core.types import Question, canonical
 from sapo.core.user_cache import locked
@@ -282,7 +282,7 @@ def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Prog
 def threads() -> Iterator[None]:
     """Let torch use the machine's cores, four at most, while supervised steps are made."""
     before = torch.get_num_threads()
-    torch.set_num_threads(min(4, len(os.sched_getaffinity(0))))
+    torch.set_num_threads(min(4, usable().whole_cores))
     try:
         yield
     finally:

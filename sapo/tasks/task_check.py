@@ -1,6 +1,5 @@
 """What a source of questions has to be for a swarm, tried out: `sapo task check`."""
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Literal, Self
 
 import psutil
 
+from sapo.core import machine
 from sapo.core import rng as seeds
 from sapo.core.config.load import Task
 from sapo.core.types import MAX_SEED, Question, Recipe
@@ -43,7 +43,7 @@ def check_tasks(tasks: Sequence[Task], held_out: float = 0.1) -> Iterator[tuple[
     """
     own, free = usable(tasks), Queue[_Processes]()
     with ExitStack() as stack:
-        several = min(len(tasks), os.cpu_count() or 1)
+        several = min(len(tasks), machine.usable().whole_cores)
         for _ in range(several):
             free.put(stack.enter_context(_Processes(own)))
         pool = stack.enter_context(ThreadPoolExecutor(several))

@@ -1,6 +1,5 @@
 """`sapo experiment`: arms x seeds, compared with intervals."""
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -107,6 +106,7 @@ def run(
 
     from sapo.cli.report.experiment_progress import ProgressView
     from sapo.core.child_process import stopping_on_signals
+    from sapo.core.machine import usable
     from sapo.experiment.mlflow_log import Ledger
     from sapo.experiment.results import read_runs
     from sapo.experiment.runner import conduct, taken
@@ -124,7 +124,7 @@ def run(
         for record in kept:
             ledger.add(record)
         watcher = Watched(view, ledger, lambda: foretold(plan, folder, seeds))
-        cores = jobs or (1 if on_accelerators(plan) else usable_cores())
+        cores = jobs or (1 if on_accelerators(plan) else usable().whole_cores)
         failed = conduct(plan, folder, watcher, seeds=seeds, arms=arms, cores=cores, stop=stop)
         if stop.is_set():
             view.note("stopped, the runs in hand are given up; the same command goes on")
@@ -205,8 +205,3 @@ def show(document: dict[str, Any], folder: Path) -> None:
     console.print()
     for what, name in (("page", REPORT), ("picture", PICTURE), ("figures", RESULTS)):
         console.print(f"  {what:<10}{shortest(folder / name)}", highlight=False, soft_wrap=True)
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
