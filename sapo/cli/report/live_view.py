@@ -502,5 +502,5 @@ def shortest(path: Path) -> str:
     """A path as one would type it from here."""
     try:
         return str(path.relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, OSError):  # it lies elsewhere, or the current folder was deleted
         return str(path)

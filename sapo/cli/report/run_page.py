@@ -13,7 +13,7 @@ from sapo.cli.report.svg_charts import Bar, Point, Span, colour, line_chart, rol
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.secrets import public
-from sapo.core.errors import Unavailable
+from sapo.core.errors import Unavailable, UserError
 from sapo.core.types import canonical
 from sapo.experiment.peaks import Exam, sentence
 from sapo.ops.judge_store import curves
@@ -55,7 +55,7 @@ def write_report(home: Home) -> dict[str, Any]:
     figures = write_summary(run)
     try:
         groups = read_example_groups(home)
-    except Unavailable:  # the run's notes say so
+    except (Unavailable, UserError):  # the run's notes say so
         groups = []
     write_atomically(home.report, page(run, figures, groups))
     return figures

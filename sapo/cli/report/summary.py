@@ -16,7 +16,7 @@ from sapo.cli.report.svg_charts import Point
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
-from sapo.core.errors import Unavailable
+from sapo.core.errors import Unavailable, UserError
 from sapo.experiment import peaks
 from sapo.experiment.peaks import Exam
 from sapo.node import probes
@@ -91,7 +91,7 @@ def read_run(home: Home) -> Run:
     try:
         known = Store(config.history.uri or str(home.history))
         course, store = totals.course(known, list(found)), known
-    except Unavailable as error:
+    except (Unavailable, UserError) as error:
         notes.append(f"The history cannot be read ({error}).")
     for node, metrics in found.items():
         unknown, note = _complete(store, config.for_node(node), node, own[node], metrics, done[node])

@@ -25,7 +25,7 @@ from sapo.store.history.data_files import LAYOUTS, TARGET_BYTES, DataFile, data_
 from sapo.store.history.move_guard import in_its_place
 from sapo.store.history.parquet_options import writing
 from sapo.store.history.retention import Cut
-from sapo.store.history.tables import Store, TableName, one_line, until_committed
+from sapo.store.history.tables import Store, TableName, one_line, refuse_unless_overtaken, until_committed
 from sapo.store.history.training_sink import transaction_id
 
 MARK = "maintain"
@@ -241,11 +241,12 @@ class _Keeper:
             table = _find(self._store, self._name)
             if table is None:
                 raise Unavailable(f"history: {uri} vanished while it was maintained")
-            count = (table.transaction_version(MARK) or 0) + 1
+            version, count = table.version(), (table.transaction_version(MARK) or 0) + 1
             try:
                 with in_its_place(table.table_uri):
                     return (step(table, Transaction(MARK, count)),)
             except CommitFailedError as error:
+                refuse_unless_overtaken(table, version, error)
                 log.info("maintenance of %s met another commit: %s", uri, one_line(error))
                 return None
 

@@ -23,9 +23,17 @@ class Damaged(SapoError):
 
 
 def dataset(store: Store, name: TableName) -> ds.Dataset:
-    """A table's newest snapshot for pyarrow, DuckDB or Polars; without rows where there is no table yet."""
+    """A table's newest snapshot for pyarrow, DuckDB or Polars; without rows where there is no table yet.
+
+    Raises as `Store.find` does, and `UserError` for a table with features that cannot be read here.
+    """
     table = store.find(name)
-    return ds.dataset(SCHEMAS[name].empty_table()) if table is None else table.to_pyarrow_dataset()
+    if table is None:
+        return ds.dataset(SCHEMAS[name].empty_table())
+    try:
+        return table.to_pyarrow_dataset()
+    except (OSError, DeltaError) as error:
+        raise away(table.table_uri, error) from error
 
 
 def query(store: Store, sql: str, values: Sequence[Any] = ()) -> pa.Table:
@@ -35,7 +43,10 @@ def query(store: Store, sql: str, values: Sequence[Any] = ()) -> pa.Table:
         for name in SCHEMAS:
             if name in sql:
                 connection.register(name, dataset(store, name))
-        return connection.sql(sql, params=list(values)).to_arrow_table()
+        try:
+            return connection.sql(sql, params=list(values)).to_arrow_table()
+        except duckdb.Error as error:  # a file or a column of the table is gone
+            raise away(store.uri, error) from error
 
 
 _SCORED = """

@@ -23,7 +23,7 @@ from deltalake.exceptions import (
 )
 
 from sapo.core.creation_marker import CreationMarker
-from sapo.core.errors import Unavailable, UserError
+from sapo.core.errors import SapoError, Unavailable, UserError
 from sapo.store.history.move_guard import clear_stray, in_its_place
 from sapo.store.history.parquet_options import writing
 
@@ -365,6 +365,7 @@ def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -
 
 def _append(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> bool:
     marks = [Transaction(name, version) for name, version in sorted(transactions.items())]
+    before = table.version()
     try:
         write_deltalake(
             table,
@@ -374,15 +375,9 @@ def _append(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) 
             commit_properties=CommitProperties(app_transactions=marks),
         )
     except CommitFailedError as error:
+        refuse_unless_overtaken(table, before, error)
         log.info("commit to %s met another one: %s", table.table_uri, one_line(error))
         return False
-    except (SchemaMismatchError, DeltaProtocolError) as error:
-        raise UserError(
-            "history",
-            table.table_uri,
-            one_line(error),
-            "choose another history.uri, or the release that made it",
-        ) from error
     except (OSError, DeltaError) as error:
         raise away(table.table_uri, error) from error
     return True
@@ -404,9 +399,25 @@ def until_committed(uri: str, attempt: Callable[[], T | None]) -> T:
     raise Unavailable(f"{ATTEMPTS} commits to {uri} in a row met another one")
 
 
-def away(uri: str, error: Exception) -> Unavailable:
-    """The store at `uri` cannot be used now, in one line."""
+def refuse_unless_overtaken(table: DeltaTable, version: int, error: CommitFailedError) -> None:
+    """Raise `UserError` for a commit after `version` that failed though no other one was made since: the
+    table itself refuses it, by a property or a feature that another program has set, and will again."""
+    table.update_incremental()
+    if table.version() == version:
+        raise _refused(table.table_uri, error) from error
+
+
+def away(uri: str, error: Exception) -> SapoError:
+    """Why the table at `uri` cannot be used, in one line: a `UserError` where it is of a kind that cannot be
+    read or written here, else `Unavailable`."""
+    if isinstance(error, SchemaMismatchError | DeltaProtocolError):
+        return _refused(uri, error)
     return Unavailable(f"history at {uri}: {one_line(error)}")
+
+
+def _refused(uri: str, error: Exception) -> UserError:
+    remedy = "undo what another program has changed in this table, or choose another history.uri"
+    return UserError("history", uri, one_line(error).rstrip("."), remedy)
 
 
 def one_line(error: Exception) -> str:
