@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 something failed or was found wrong, 2 bad input, 130 inte
 
 import errno
 import inspect
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -156,7 +157,9 @@ def main(args: Sequence[str] | None = None) -> None:
 
 def invoke(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. What a person can act on becomes one line on stderr."""
+    _complete_streams()
     try:
+        _refuse_deleted_folder()
         result = app(args=args, prog_name="sapo", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -183,6 +186,24 @@ def invoke(args: Sequence[str] | None = None) -> int:
             raise
         place = error.filename or "the file system"
         return _say(f"disk = {str(place)!r}: {os.strerror(error.errno or 0)}; {remedy}", BAD_INPUT)
+
+
+def _complete_streams() -> None:
+    """Give a closed stream a place to go, and show what the output's encoding lacks as an escape sequence."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _refuse_deleted_folder() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        problem = f"cannot be entered: {os.strerror(error.errno or 0)}"
+        raise UserError("current folder", None, problem, "change to a folder that is there (cd)") from None
 
 
 _REMEDIES = {

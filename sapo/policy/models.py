@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -100,6 +101,9 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
     config's where `threads` does not say. Raises `UserError` where there is no such device, no model, no
     tokenizer, or no end token.
     """
+    if sys.flags.optimize > 1:
+        problem = "leaves out docstrings, which transformers makes its models from"
+        raise UserError("PYTHONOPTIMIZE", sys.flags.optimize, problem, "unset it, or set it to 1")
     malloc.settle()
     torch.set_num_threads(threads or config.threads)
     source = _locate(spec, config, cache)

@@ -245,9 +245,17 @@ class TestMore:
         error = fault(places.section(password="env:SAPO_NO_SUCH_PASSWORD"))
         assert (error.field, error.value) == ("bus.password", "env:SAPO_NO_SUCH_PASSWORD")
 
-    def test_time_stamps_by_the_author(self, places: Places) -> None:
-        topic = f"aged-{secrets.token_hex(4)}"
-        settings = {"message.timestamp.type": "CreateTime"}
+    @pytest.mark.parametrize(
+        ("settings", "remedy"),
+        [
+            ({"message.timestamp.type": "CreateTime"}, "LogAppendTime"),
+            ({"message.timestamp.type": "LogAppendTime", "compression.type": "snappy"}, "zstd"),
+        ],
+    )
+    def test_a_topic_whose_setting_makes_messages_useless(
+        self, places: Places, settings: dict[str, str], remedy: str
+    ) -> None:
+        topic = f"set-{secrets.token_hex(4)}"
         admin = KafkaAdminClient(bootstrap_servers=places.plain.servers)
         # a setting changed later takes a while to reach the broker that is asked
         wanted = {topic: {"num_partitions": 1, "replication_factor": 1, "configs": settings}}
@@ -255,7 +263,7 @@ class TestMore:
         admin.close()
         error = fault(places.plain.bus(topic))
         assert error.field == "bus.topic"
-        assert "LogAppendTime" in error.remedy
+        assert remedy in error.remedy
 
     def test_a_broker_that_is_paused(self, places: Places) -> None:
         places.secure.pause(0)

@@ -15,6 +15,7 @@ from kafka.protocol.sasl import SaslHandshakeRequest
 
 from sapo.bus.kafka.connection import MECHANISM, Access, Broken, Connection
 from sapo.bus.kafka.metadata import Layout, NoTopic, ask, split_servers
+from sapo.bus.kafka.record_batch import CODECS
 from sapo.core.config.schema import KafkaBus as Section
 from sapo.core.config.secrets import fetch
 from sapo.core.errors import Unavailable, UserError
@@ -25,6 +26,8 @@ TOPIC = 2
 """Kafka's number of the resource type."""
 RECORD_OVERHEAD = 1024
 """Bytes a message needs besides its payload, at most: key, headers, batch header."""
+KEPT_AS_SENT = "producer"
+"""The compression.type of a topic whose batches stay as their writer packed them."""
 STALL_S = 3.0
 EXPIRED, NOT_YET, WRONG_NAME, WRONG_ADDRESS = 10, 9, 62, 64
 """OpenSSL's numbers of what is wrong with a certificate."""
@@ -139,7 +142,7 @@ def _limits(connection: Connection, topic: str) -> dict[str, str]:
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=TOPIC,
         resource_name=topic,
-        configuration_keys=["max.message.bytes", "message.timestamp.type"],
+        configuration_keys=["max.message.bytes", "message.timestamp.type", "compression.type"],
     )
     request = DescribeConfigsRequest(
         resources=[resource], include_synonyms=False, include_documentation=False
@@ -169,6 +172,11 @@ def _check_limits(limits: dict[str, str], topic: str, max_payload_bytes: int) ->
         raise UserError(
             "bus.topic", topic, problem, "set the topic's message.timestamp.type to LogAppendTime"
         )
+    packed = limits.get("compression.type", KEPT_AS_SENT)
+    if packed not in (KEPT_AS_SENT, *CODECS):
+        problem = f"its compression.type is {packed}, which sapo does not read"
+        remedy = f"set the topic's compression.type to {KEPT_AS_SENT}, or to {', '.join(CODECS)}"
+        raise UserError("bus.topic", topic, problem, remedy)
 
 
 def _check_brokers(connection: Connection, section: Section, layout: Layout) -> None:

@@ -26,6 +26,8 @@ MAX_HEADERS = 16
 MAX_WINDOW = 8 * 2**20
 """Bytes that zstd may look back; it takes them as soon as a frame asks for them."""
 PLAIN, GZIP, LZ4, ZSTD = 0, 1, 3, 4
+CODECS = ("uncompressed", "gzip", "lz4", "zstd")
+"""What Kafka calls them in a topic's compression.type."""
 CODEC_MASK, APPEND_TIME, CONTROL = 0x07, 0x08, 0x20
 PREFIX = struct.Struct(">qi")
 """First offset and length, in any format; the length counts what comes after it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json
+from sapo.cli.commands.options import HomeOption, JsonOption, find_home, json_text, print_json
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -107,7 +107,7 @@ def score(
                 ):
                     row |= {"question": getattr(question, "text", None), "answer": stored}
             for row in rows:
-                yield json.dumps(row, ensure_ascii=False)
+                yield json_text(row)
 
 
 def read_lines(source: str) -> "Iterator[tuple[Recipe, str]]":

@@ -113,7 +113,13 @@ def typed(home: "Home", *words: str) -> str:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output."""
-    print(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+    print(json_text(value, indent=2))
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON for standard output: with escapes where the output's encoding is not UTF-8."""
+    ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    return json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
 
 
 def warn(text: str) -> None:

@@ -1,5 +1,6 @@
 """Where a swarm's files lie: one home, one folder per node inside."""
 
+import errno
 import json
 import os
 import re
@@ -42,10 +43,7 @@ class Home:
         """
         chosen = path or os.environ.get("SAPO_HOME") or Path("runs") / swarm
         root = Path(chosen).expanduser().absolute()
-        unreadable = _UNREADABLE.search(str(root))
-        if unreadable:
-            problem = f"MLflow and Delta tables cannot lie in a folder with {unreadable[0]!r} in its path"
-            raise UserError("--home", str(chosen), problem, "choose another folder, or rename it")
+        refuse_unreadable(root, "--home", str(chosen))
         return cls(root, str(chosen))
 
     @property
@@ -362,8 +360,26 @@ class Home:
         return sorted(names, key=lambda name: (len(name), name))
 
 
-_UNREADABLE = re.compile(r"\?|%[0-9A-Fa-f]{2}")
-"""In a path: deltalake takes `%20` for a space, and in the address of an SQLite file `?` ends the path."""
+_UNREADABLE = re.compile(r"[?\[\]^|\\\x00-\x1f\x7f\ud800-\udfff]|%[0-9A-Fa-f]{2}|'(?=.*\")|\"(?=.*')")
+"""In a path: deltalake takes `%20` for a space and refuses brackets, `^`, `|`, `\\` and control
+characters; in the address of an SQLite file `?` ends the path; MLflow cannot begin where both kinds of quotes
+are."""
+
+
+def refuse_unreadable(folder: Path, option: str, value: str) -> None:
+    """Raise `UserError` on `option` = `value` for a folder that a library cannot read back as it is."""
+    unreadable = _UNREADABLE.search(str(folder))
+    remedy = "choose another folder, or rename it"
+    if unreadable:
+        problem = f"MLflow and Delta tables cannot lie in a folder with {unreadable[0]!r} in its path"
+        raise UserError(option, value, problem, remedy)
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(option, value, "is longer than the file system allows", remedy) from None
 
 
 def refuse_unwritable(folder: Path, option: str, value: str) -> None:
