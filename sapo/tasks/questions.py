@@ -5,8 +5,9 @@ So every recipe gets its own seed, hashed from where it is used over the whole r
 a question may be trained on is decided by the question.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import accumulate
@@ -215,47 +216,74 @@ def held_out_questions(
     among: tuple[float, float] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Question]:
-    """`count` distinct held-out questions, the same for every node of the swarm, drawn by the tasks' weights.
+    """`count` held-out questions as training would draw them, the same for every node of the swarm.
 
-    With `among` only those whose buckets lie within, the second bound excluded. `progress` is called with
-    how many are found, and `count`.
+    A question that is drawn again stands there again, as often as it is likely. A file's rows come in turn,
+    every one once before any comes again. With `among` only those whose buckets lie within, the second bound
+    excluded. `progress` is called with how many are drawn, and `count`.
 
-    Raises `UserError` if the data sets cannot give so many, with the number of distinct ones found. Of m
-    equally likely questions, 8 m draws in a row that give nothing new miss one with less than e**-8.
+    Raises `UserError` where hardly any question that is drawn is held out.
     """
-    found: dict[float, Question] = {}
+    drawn: list[Question] = []
+    first: dict[tuple[str, float], Question] = {}
+    turns: dict[str, Iterator[Question]] = {}
     seen: set[float] = set()
-    stale = stale_held_out = attempt = 0
-    while len(found) < count:
+    attempt = 0
+
+    def wanted(question: Question) -> bool:
+        within = among is None or among[0] <= question.bucket < among[1]
+        return within and is_held_out(question, held_out)
+
+    def in_turn(task: Task) -> Question:
+        key = canonical([task.dataset, task.config])
+        if key not in turns:
+            turns[key] = filter(wanted, _held_out_rows(workers, task, (seed, swarm, "held-out"), held_out))
+        return next(turns[key])
+
+    while len(drawn) < count:
         recipes = [_pick(tasks, seeds.rng(seed, swarm, "held-out", attempt + step)) for step in range(_CHUNK)]
         attempt += _CHUNK
-        for question in workers.questions(recipes):
-            if not isinstance(question, Question):
-                stale += 1
-                continue
-            # A bucket is 53 bits of the question's hash: equal buckets are equal questions.
-            key = question.bucket
-            stale = stale + 1 if key in seen else 0
-            seen.add(key)
-            if is_held_out(question, held_out) and (among is None or among[0] <= key < among[1]):
-                stale_held_out = stale_held_out + 1 if key in found else 0
-                if len(found) < count:
-                    found.setdefault(key, question)
+        made = [one for one in workers.questions(recipes) if isinstance(one, Question)]
+        seen |= {question.bucket for question in made}
+        for question in filter(wanted, made):
+            if question.recipe.dataset.startswith(FILE):
+                question = in_turn(Task(dataset=question.recipe.dataset, config=question.recipe.params))
+            drawn.append(first.setdefault(identity(question), question))
         if progress is not None:
-            progress(len(found), count)
-        dry = stale > 8 * len(seen) + _CHUNK or stale_held_out > 8 * len(found) + _CHUNK
-        if len(found) < count and (dry or (not found and attempt * held_out > 30)):
-            raise _too_few(tasks, count, len(found), held_out)
-    return list(found.values())
+            progress(min(len(drawn), count), count)
+        # Of m equally likely questions, 8 m draws miss one with less than e**-8.
+        none = not drawn and attempt > 8 * len(seen) + _CHUNK
+        if none or attempt * held_out > 30 + 20 * len(drawn):
+            raise _too_few(tasks, attempt, len(drawn), held_out)
+    return drawn[:count]
 
 
-def _too_few(tasks: Sequence[Task], count: int, found: int, held_out: float) -> UserError:
+def identity(question: Question) -> tuple[str, float]:
+    """What makes it this question: its data set, and its words by their bucket, which is 53 bits of a hash."""
+    return question.recipe.dataset, question.bucket
+
+
+def _held_out_rows(
+    workers: "TaskWorkers", task: Task, path: tuple[int | str, ...], held_out: float
+) -> Iterator[Question]:
+    """A file's held-out rows without end: every one once, shuffled, before any comes again."""
+    training = set(workers.training_rows(task, held_out))
+    rows = [row for row in range(rows_of(task) or 0) if row not in training]
+    for epoch in itertools.count():
+        order = _order(path, task.dataset, epoch, len(rows))
+        for start in range(0, len(order), _CHUNK):
+            chosen = [rows[place] for place in order[start : start + _CHUNK]]
+            recipes = [Recipe.make(task.dataset, task.config, row) for row in chosen]
+            yield from (one for one in workers.questions(recipes) if isinstance(one, Question))
+
+
+def _too_few(tasks: Sequence[Task], attempts: int, found: int, held_out: float) -> UserError:
     named = ", ".join(f"{task.dataset} {canonical(task.config)}" for task in tasks)
     return UserError(
-        "eval.questions",
-        count,
-        f"the data sets have about {found} distinct held-out questions ({held_out:.0%} of all): {named}",
-        f"ask for {found} or fewer, widen the data sets' parameters, or raise rules.held_out",
+        "tasks",
+        named,
+        f"of {attempts:,} questions drawn {found} are held out, where {held_out:.2%} should be",
+        "widen the data sets' parameters, or raise rules.held_out",
     )
 
 

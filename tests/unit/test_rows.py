@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from sapo.core.errors import UserError
 from sapo.core.types import Group, Question, Recipe
 from sapo.peers.dedup import DedupIndex
 from sapo.tasks.pins import missing, with_pins
-from sapo.tasks.questions import QuestionStream, drawn_by
+from sapo.tasks.questions import QuestionStream, drawn_by, held_out_questions
 from sapo.tasks.row_scorers import NEARLY, SCORERS
 from sapo.tasks.workers import TaskWorkers, open_workers
 
@@ -106,6 +107,21 @@ def test_epochs_are_counted_beside_other_tasks_and_after_a_restart(tmp_path: Pat
     with open_workers(config) as workers:
         later = QuestionStream(workers, config.tasks, (0, "a", "i"), 11, count=4, held_out=HELD_OUT).result()
         assert {one.recipe.seed for one in later if one.recipe.dataset == "file:apples"} <= set(found)
+
+
+def test_an_exam_asks_every_held_out_row_once_before_any_again(tmp_path: Path) -> None:
+    config = with_pins(asking(written(tmp_path)))
+    beside = [*config.tasks, Task(dataset="gcd")]
+    with open_workers(config) as workers:
+        held = set(range(ROWS)) - set(workers.training_rows(config.tasks[0], HELD_OUT))
+        draw = partial(held_out_questions, workers, swarm="s", seed=0, held_out=HELD_OUT)
+        count = 2 * len(held) + 1
+        times = Counter(one.recipe.seed for one in draw(config.tasks, count=count))
+        assert set(times) == held
+        assert sorted(times.values()) == [2] * (len(held) - 1) + [3]
+        mixed = Counter(one.recipe.dataset for one in draw(beside, count=200))
+        share = len(held) / ROWS / (len(held) / ROWS + HELD_OUT)
+        assert mixed["file:apples"] == pytest.approx(200 * share, abs=30)
 
 
 def test_the_manifest_pins_the_file_and_not_its_place(tmp_path: Path) -> None:
