@@ -92,7 +92,7 @@ def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> b
     try:
         found = {int(earlier): value for earlier, value in figures["earlier"].items()}
         found[round] = figures["pass_at_1"]
-        return tracker.set_champion(found, rivals.asked(process.config)) == round
+        return tracker.set_champion(found, rivals.asked(process.config, process.home)) == round
     except Unavailable:
         raise
     except SapoError as error:

@@ -1,6 +1,6 @@
 """95 % intervals of means over questions, for few questions as well as many.
 
-A question may stand in a list several times, for it was drawn several times and asked once. `asked` then tells
+A question may stand in a list several times: drawn several times, and asked once. `asked` then tells
 which entries are the same question; without it all differ. Such entries are no independent evidence: an
 interval is that of the effective number of questions.
 """

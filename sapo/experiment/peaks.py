@@ -9,15 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sapo.core.intervals import paired_interval, share_interval
 from sapo.node.probes import Probe, parse
-from sapo.policy.evaluate import half_width
 
 
 @dataclass(frozen=True, slots=True)
 class Exam:
     """One exam on the probe's questions after `round` rounds.
 
-    `half` is half of pass@1's 95 % interval over questions. `passes` are the single answers, where kept.
+    `half` is half of pass@1's 95 % interval over questions, `greedy_half` of greedy's. `passes` are the
+    single answers, where kept; `asked` tells which of these are the same question, None where all differ.
     """
 
     round: int
@@ -25,6 +26,8 @@ class Exam:
     greedy: float | None
     half: float | None
     passes: tuple[int, ...] = ()
+    asked: tuple[int, ...] | None = None
+    greedy_half: float | None = None
 
 
 def exams(
@@ -55,8 +58,10 @@ def exams(
                 probe.round,
                 statistics.fmean(probe.sampled),
                 statistics.fmean(probe.greedy),
-                half_width(probe.sampled),
+                share_interval(probe.sampled, probe.asked).half,
                 probe.sampled,
+                probe.asked,
+                share_interval(probe.greedy, probe.asked).half,
             )
     return [found[round] for round in sorted(found)]
 
@@ -98,8 +103,9 @@ def _below(best: Exam, end: Exam) -> dict[str, float | None]:
     mean = best.pass_at_1 - end.pass_at_1
     if not best.passes or not end.passes:
         return {"mean": mean, "low": None, "high": None}
-    half = half_width([one - other for one, other in zip(best.passes, end.passes, strict=True)])
-    return {"mean": mean, "low": mean - half, "high": mean + half}
+    differences = [one - other for one, other in zip(best.passes, end.passes, strict=True)]
+    low, high = paired_interval(differences, end.asked)
+    return {"mean": mean, "low": low, "high": high}
 
 
 def sentence(summary: dict[str, Any]) -> str | None:

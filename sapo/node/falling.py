@@ -4,8 +4,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sapo.core.intervals import paired_interval
 from sapo.node.probes import Probe
-from sapo.policy.evaluate import half_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def fall(found: Sequence[Probe], many: int) -> Fall | None:
     if best is None or not many or len(last) < many:
         return None
     lost = [[a - b for a, b in zip(best.sampled, probe.sampled, strict=True)] for probe in last]
-    if min(statistics.fmean(one) - half_width(one) for one in lost) <= 0:
+    if min(paired_interval(one, best.asked).low for one in lost) <= 0:
         return None
     alarm = (
         f"eval/pass_at_1 was clearly below its best, that of round {best.round}, in {many} probes in a row; "

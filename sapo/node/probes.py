@@ -19,12 +19,14 @@ class Probe:
     """One probe after `round` rounds; per question 1 where the answer passes, else 0.
 
     `answers` are the most probable answers to a few of the questions, and 1 where they pass, by question.
+    `asked` tells which entries are the same question, drawn again; None where all differ.
     """
 
     round: int
     sampled: tuple[int, ...]
     greedy: tuple[int, ...]
     answers: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    asked: tuple[int, ...] | None = None
 
 
 def append(
@@ -49,16 +51,18 @@ def go_back(path: Path, incarnation: str, round: int, target: int) -> None:
         file.write(f"\n{json.dumps({'incarnation': incarnation, 'went_back': [round, target]})}\n")
 
 
-def bits(found: Evaluation) -> dict[str, str]:
-    """A probe's passes, a character per question."""
-    return {name: "".join(f"{one:.0f}" for one in getattr(found, name)) for name in ("first", "greedy")}
+def bits(found: Evaluation) -> dict[str, Any]:
+    """A probe's passes, a character per question, and which of these are the same where any are."""
+    passes = {name: "".join(f"{one:.0f}" for one in getattr(found, name)) for name in ("first", "greedy")}
+    return passes if found.asked is None else passes | {"asked": list(found.asked)}
 
 
 def parse(round: int, kept: dict[str, Any]) -> Probe:
     """A probe from what `bits` made of it."""
     sampled, greedy = (tuple(map(int, kept[name])) for name in ("first", "greedy"))
     answers = {question: (text, passed) for question, (text, passed) in kept.get("answers", {}).items()}
-    return Probe(round, sampled, greedy, answers)
+    asked = kept.get("asked")
+    return Probe(round, sampled, greedy, answers, None if asked is None else tuple(asked))
 
 
 def read(path: Path, incarnation: str, *, lasting: float = 0) -> list[Probe]:

@@ -22,7 +22,7 @@ from sapo.policy.checkpoint import Checkpoint
 from sapo.policy.engines import open_engine
 from sapo.policy.ensemble_exam import Expert, examine, prior_of
 from sapo.policy.ensemble_model import Answering
-from sapo.policy.evaluate import Progress, held_out_digest, held_out_set
+from sapo.policy.evaluate import Progress, held_out_name, held_out_set
 from sapo.policy.initial import load_initial
 from sapo.policy.mixture import one_vocabulary
 from sapo.store.tracking.ensemble_version import log_ensemble
@@ -111,7 +111,7 @@ def _log(
     experts = [expert for expert, _ in found]
     names = ",".join(expert.name for expert in experts)
     weights = [newest.weights_sha256 for _, newest in found]
-    digest = sha256(canonical([names, weights, way, held_out_digest(config)]))[:16]
+    digest = sha256(canonical([names, weights, way, held_out_name(config, home)]))[:16]
     figures = {**body["experts"], **body["ways"]}
     uri = tracking_uri(home, config)
     with tempfile.TemporaryDirectory(prefix="sapo-ensemble-") as folder:

@@ -282,10 +282,12 @@ def _body(
             for name, found in evaluations.items()
         },
         "gain": gain(
-            {n: e.sampled for n, e in start.items()}, {n: e.sampled for n, e in evaluations.items()}
+            {n: e.sampled for n, e in start.items()},
+            {n: e.sampled for n, e in evaluations.items()},
+            main.asked,
         ),
         "gain_greedy": gain(
-            {n: e.greedy for n, e in start.items()}, {n: e.greedy for n, e in evaluations.items()}
+            {n: e.greedy for n, e in start.items()}, {n: e.greedy for n, e in evaluations.items()}, main.asked
         ),
     }
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.node import probes
-from sapo.policy.evaluate import held_out_digest
+from sapo.policy.evaluate import held_out_name
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking.model_registry import Version, load_mlflow, reaching, versions_of
 from sapo.store.tracking.tracker import INCARNATION, QUESTIONS, ROUND
@@ -15,9 +15,9 @@ AT_MOST = 2
 """Older versions asked per node and sweep. Answers are kept with the version, so later sweeps ask others."""
 
 
-def asked(config: Config) -> str:
+def asked(config: Config, home: Home) -> str:
     """Names the full evaluation's questions: results are compared if these are equal."""
-    return f"{held_out_digest(config)[:16]} x {config.eval.samples}"
+    return f"{held_out_name(config, home)[:16]} x {config.eval.samples}"
 
 
 def weights(config: Config, home: Home, node: str, newest: int, uri: str, scratch: Path) -> dict[int, Path]:
@@ -32,10 +32,11 @@ def weights(config: Config, home: Home, node: str, newest: int, uri: str, scratc
     seen = {
         probe.round: statistics.fmean(probe.sampled) for probe in probes.read(home.probes(node), incarnation)
     }
+    questions = asked(config, home)
     due = {
         int(version.tags[ROUND]): version
         for version in versions_of(uri, f"{config.swarm.name}.{node}")
-        if version.tags.get(INCARNATION) == incarnation and version.tags.get(QUESTIONS) != asked(config)
+        if version.tags.get(INCARNATION) == incarnation and version.tags.get(QUESTIONS) != questions
     }
     due.pop(newest, None)
     found: dict[int, Path] = {}

@@ -20,7 +20,7 @@ from sapo.core.types import Question
 from sapo.policy import ensemble
 from sapo.policy.engines.base import Engine
 from sapo.policy.engines.hf import TransformersEngine
-from sapo.policy.evaluate import Answer, Answers, Evaluation, Progress, answer, gain, half_width
+from sapo.policy.evaluate import Answer, Answers, Evaluation, Progress, answer, gain
 from sapo.policy.mixture import log_likelihood, mixed, one_vocabulary
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.reference_bits import ReferenceBits, reference_bits
@@ -92,9 +92,10 @@ def _figures(one: Evaluation, best: Sequence[float], cost: int) -> dict[str, Any
     return {
         "answers": cost,
         "pass_at_1": one.pass_at_1,
-        "interval": half_width(one.sampled),
+        "effective": one.effective,
+        "interval": one.interval.half,
         "greedy": one.greedy_pass if one.greedy else None,
-        "against_best": gain({"best": best}, {"best": one.sampled}),
+        "against_best": gain({"best": best}, {"best": one.sampled}, one.asked),
         "per_task": {task: statistics.fmean(passes) for task, passes in sorted(by_task.items())},
     }
 

@@ -1,10 +1,13 @@
 """Held-out evaluation: the same questions for everyone, sampled once at temperature 1, greedy beside it.
 
 A completion passes when the verifier gives it the full score; partial credit does not count here.
+
+An exam's questions are held-out draws of what training draws from, so a question may be drawn several times.
+It stands in every list as often as it was drawn, and so counts as often; it is asked once. `asked` tells
+which entries of such a list are the same question.
 """
 
 import json
-import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -14,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
+from sapo.core.config.schema import FILE
+from sapo.core.intervals import Interval, effective, paired_interval, share_interval
 from sapo.core.rng import stream
 from sapo.core.types import Completion, Question, Sampling, canonical, sha256
 from sapo.policy.engines import open_engine
-from sapo.policy.engines.base import Engine
-from sapo.tasks.questions import held_out_questions
+from sapo.policy.engines.base import Engine, counting
+from sapo.tasks.questions import held_out_questions, identity
 from sapo.tasks.workers import TaskWorkers
 
 if TYPE_CHECKING:
@@ -26,13 +31,13 @@ if TYPE_CHECKING:
 
 FULL_SCORE = 1.0 - 1e-9
 CHUNK = 250
-"""Questions generated at a time: bounds memory, and sets how often progress is reported."""
+"""Questions generated at a time, which bounds memory."""
 EXAMPLES, MOST_EXAMPLES = 2, 6
 """Of each data set, and in all: questions whose answers are kept as text."""
 Count = Callable[[int, int], None]
-"""Called with the questions done and their number."""
+"""Called with how many are done, and how many there are."""
 Progress = Callable[[str, int, int], None]
-"""Called with what is evaluated, the questions done and their number."""
+"""Called with what is evaluated, the answers given and their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,8 @@ class Evaluation:
     """What one policy did: per question, in the questions' order, the share of sampled and greedy passes.
 
     `first` is whether the first sampled completion passed, `answers` are the greedy completions. Both
-    `greedy` and `answers` are empty where nothing was asked greedily.
+    `greedy` and `answers` are empty where nothing was asked greedily. `asked` is None where all questions
+    differ; `samples` is the completions that a share in `sampled` is of.
     """
 
     tasks: tuple[str, ...]
@@ -64,6 +70,8 @@ class Evaluation:
     greedy: tuple[float, ...]
     first: tuple[float, ...]
     answers: tuple[str, ...]
+    asked: tuple[int, ...] | None = None
+    samples: int = 1
 
     @classmethod
     def of(cls, questions: Sequence[Question], found: "Answers") -> "Evaluation":
@@ -74,13 +82,26 @@ class Evaluation:
             greedy=tuple(one.passed for one in found.greedy),
             first=tuple(row[0].passed for row in found.sampled),
             answers=tuple(one.text for one in found.greedy),
+            asked=repeats(questions),
+            samples=len(found.sampled[0]) if found.sampled else 1,
         )
 
     def probe(self, count: int) -> "Evaluation":
         """The result on the first `count` questions with one sample each: what a probe of the same policy
         would find, as a probe asks these questions under the same random numbers."""
-        first = self.first[:count]
-        return Evaluation(self.tasks[:count], first, self.greedy[:count], first, self.answers[:count])
+        first, asked = self.first[:count], None if self.asked is None else self.asked[:count]
+        greedy, answers = self.greedy[:count], self.answers[:count]
+        return Evaluation(self.tasks[:count], first, greedy, first, answers, asked)
+
+    @property
+    def effective(self) -> float:
+        """The effective number of questions; that of `tasks` where none was drawn twice."""
+        return float(len(self.tasks)) if self.asked is None else effective(self.asked)
+
+    @property
+    def interval(self) -> Interval:
+        """The 95 % interval of `pass_at_1` over questions."""
+        return share_interval(self.sampled, self.asked, samples=self.samples)
 
     @property
     def pass_at_1(self) -> float:
@@ -105,11 +126,12 @@ class Evaluation:
         return result
 
     def summary(self) -> dict[str, Any]:
-        """Plain figures; `interval` is the 95 % half-width of `pass_at_1` over questions."""
+        """Plain figures; `interval` is half of the 95 % interval of `pass_at_1` over questions."""
         return {
             "questions": len(self.tasks),
+            "effective": self.effective,
             "pass_at_1": self.pass_at_1,
-            "interval": half_width(self.sampled),
+            "interval": self.interval.half,
             "greedy": self.greedy_pass,
             "per_task": self.per_task(),
         }
@@ -125,21 +147,22 @@ PROBE, FULL = "eval", "eval/full"
 
 def series_of(summary: Mapping[str, Any], under: str) -> dict[str, float]:
     """The figures of a `summary` as metric series, whose names begin with `under`: `PROBE` or `FULL`."""
-    result = {f"{under}/{name}": summary[name] for name in ("pass_at_1", "greedy", "interval", "questions")}
+    names = ("pass_at_1", "greedy", "interval", "questions", "effective")
+    result = {f"{under}/{name}": summary[name] for name in names}
     for task, figures in summary["per_task"].items():
         result |= {f"{under}/{name}/{task}": figures[name] for name in ("pass_at_1", "greedy")}
     return result
 
 
-def half_width(values: Sequence[float]) -> float:
-    """Half the width of the normal 95 % confidence interval of a mean; 0 for fewer than two values."""
-    if len(values) < 2:
-        return 0.0
-    return 1.959964 * statistics.stdev(values) / math.sqrt(len(values))
+def repeats(questions: Sequence[Question]) -> tuple[int, ...] | None:
+    """Which question each is, numbered in the order in which they first come; None where all differ."""
+    numbers: dict[tuple[str, float], int] = {}
+    asked = tuple(numbers.setdefault(identity(question), len(numbers)) for question in questions)
+    return asked if len(numbers) < len(asked) else None
 
 
 def held_out_digest(config: Config) -> str:
-    """Names the evaluation questions of a config: equal for equal questions."""
+    """Names the settings that the evaluation questions follow from."""
     wanted = {
         "tasks": [task.model_dump(mode="json") for task in config.manifest_tasks()],
         "count": config.eval.questions,
@@ -149,19 +172,30 @@ def held_out_digest(config: Config) -> str:
     return sha256(canonical(wanted))
 
 
+def held_out_name(config: Config, home: Home) -> str:
+    """Names the home's evaluation questions: equal for equal questions."""
+    kept = _kept(config, home) or {}
+    return str(kept.get("name", held_out_digest(config)))
+
+
+def _kept(config: Config, home: Home) -> dict[str, Any] | None:
+    """The content of the home's file of questions; None where it is missing or of other settings."""
+    if not home.held_out.exists():
+        return None
+    kept: dict[str, Any] = json.loads(home.held_out.read_text(encoding="utf-8"))
+    return kept if kept["digest"] == held_out_digest(config) else None
+
+
 def held_out_set(
     config: Config, home: Home, workers: TaskWorkers, progress: Count | None = None
 ) -> list[Question]:
     """The swarm's evaluation questions, regenerated once and kept in the home.
 
     `progress` is called with how many are found, and how many it will be.
-    Raises `UserError` when the data sets have fewer held-out questions than `eval.questions`.
+    Raises `UserError` where hardly any of the data sets' questions is held out.
     """
-    digest = held_out_digest(config)
-    if home.held_out.exists():
-        kept = json.loads(home.held_out.read_text(encoding="utf-8"))
-        if kept["digest"] == digest:
-            return [Question.model_validate_json(canonical(item)) for item in kept["questions"]]
+    if (kept := _kept(config, home)) is not None:
+        return [Question.model_validate_json(canonical(item)) for item in kept["questions"]]
     questions = held_out_questions(
         workers,
         config.manifest_tasks(),
@@ -171,9 +205,26 @@ def held_out_set(
         held_out=config.rules.held_out,
         progress=progress,
     )
-    body = {"digest": digest, "questions": [question.model_dump(mode="json") for question in questions]}
+    body = {
+        "digest": held_out_digest(config),
+        "name": _name(config, questions),
+        "questions": [question.model_dump(mode="json") for question in questions],
+    }
     write_atomically(home.held_out, canonical(body) + "\n")
     return questions
+
+
+def _name(config: Config, questions: Sequence[Question]) -> str:
+    """The name of newly drawn questions.
+
+    Releases that drew each question once, and a file's rows as they came, named them by settings alone. What
+    they would have drawn too keeps that name.
+    """
+    digest, buckets = held_out_digest(config), [question.bucket for question in questions]
+    alike = len(set(buckets)) == len(buckets)
+    if alike and not any(question.recipe.dataset.startswith(FILE) for question in questions):
+        return digest
+    return sha256(canonical([digest, buckets]))
 
 
 def evaluate(
@@ -219,26 +270,51 @@ def answer(
 
     The random stream of a question depends on `seed` and its place only, so that policies compared on
     the same questions are compared under common random numbers, which narrows the interval of their
-    difference.
+    difference. A question that stands there several times is asked once. `progress` counts completions.
     """
+    asked = repeats(questions) or range(len(questions))
+    places = {number: place for place, number in reversed([*enumerate(asked)])}
+    once = [questions[places[number]] for number in range(len(places))]
     sampled: list[list[Answer]] = []
     probable: list[list[Answer]] = []
-    for start in range(0, len(questions), CHUNK):
-        chunk = questions[start : start + CHUNK]
-        asked = ((sampled, samples, False), (probable, 1, True))
-        for answers, repeat, is_greedy in asked if greedy else asked[:1]:
-            groups = engine.generate(
-                [policy.encode_prompt(question.text) for question in chunk],
-                completions=repeat,
-                max_new_tokens=max_new_tokens,
-                sampling=Sampling(),
-                seed=stream(seed, "evaluate", start, int(is_greedy)),
-                greedy=is_greedy,
-            )
+    told = _Answered(progress, len(once) * (samples + greedy))
+    for start in range(0, len(once), CHUNK):
+        chunk = once[start : start + CHUNK]
+        kinds = ((sampled, samples, False), (probable, 1, True))
+        for answers, repeat, is_greedy in kinds if greedy else kinds[:1]:
+            with counting(engine, told.of_call):
+                groups = engine.generate(
+                    [policy.encode_prompt(question.text) for question in chunk],
+                    completions=repeat,
+                    max_new_tokens=max_new_tokens,
+                    sampling=Sampling(),
+                    seed=stream(seed, "evaluate", start, int(is_greedy)),
+                    greedy=is_greedy,
+                )
+            told.ended(len(chunk) * repeat)
             answers += _scored(workers, chunk, groups)
-        if progress is not None:
-            progress(len(sampled), len(questions))
-    return Answers(sampled, [one for (one,) in probable])
+    return Answers(
+        [sampled[number] for number in asked], [probable[number][0] for number in asked] if greedy else []
+    )
+
+
+@dataclass
+class _Answered:
+    """Counts answers, over calls of an engine that counts those of a call."""
+
+    progress: Count | None
+    total: int
+    before: int = 0
+
+    def of_call(self, done: int) -> None:
+        """So many completions of this call have ended."""
+        if self.progress is not None:
+            self.progress(self.before + done, self.total)
+
+    def ended(self, completions: int) -> None:
+        """A call has given so many."""
+        self.of_call(completions)
+        self.before += completions
 
 
 def _scored(
@@ -256,13 +332,18 @@ def _scored(
 
 def examples(questions: Sequence[Question]) -> list[int]:
     """Places of the questions whose answers are kept as text: the first ones of each data set."""
-    by_task: dict[str, list[int]] = {}
+    by_task: dict[str, dict[tuple[str, float], int]] = {}
     for place, question in enumerate(questions):
-        by_task.setdefault(question.recipe.dataset, []).append(place)
-    return sorted(place for places in by_task.values() for place in places[:EXAMPLES])[:MOST_EXAMPLES]
+        by_task.setdefault(question.recipe.dataset, {}).setdefault(identity(question), place)
+    shown = [place for places in by_task.values() for place in [*places.values()][:EXAMPLES]]
+    return sorted(shown)[:MOST_EXAMPLES]
 
 
-def gain(baselines: Mapping[str, Sequence[float]], nodes: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def gain(
+    baselines: Mapping[str, Sequence[float]],
+    nodes: Mapping[str, Sequence[float]],
+    asked: Sequence[int] | None = None,
+) -> dict[str, float]:
     """Mean over nodes of (node minus its own baseline), paired by question, with its 95 % interval.
 
     Both mappings are keyed by node; a baseline is the policy that node started from.
@@ -272,8 +353,8 @@ def gain(baselines: Mapping[str, Sequence[float]], nodes: Mapping[str, Sequence[
         statistics.fmean(scores[q] - baselines[node][q] for node, scores in nodes.items())
         for q in range(count)
     ]
-    mean, half = statistics.fmean(differences), half_width(differences)
-    return {"mean": mean, "low": mean - half, "high": mean + half}
+    low, high = paired_interval(differences, asked)
+    return {"mean": statistics.fmean(differences), "low": low, "high": high}
 
 
 def ask(

@@ -259,7 +259,7 @@ def held_out_questions(
 
 
 def identity(question: Question) -> tuple[str, float]:
-    """What makes it this question: its data set, and its words by their bucket, which is 53 bits of a hash."""
+    """What makes it this question: its data set, and the 53 bits of its words' hash."""
     return question.recipe.dataset, question.bucket
 
 

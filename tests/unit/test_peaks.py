@@ -1,10 +1,10 @@
 """A node's best probe and its end: compared on equal questions only, in pairs, with their interval."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from sapo.core.intervals import paired_interval, share_interval
 from sapo.core.types import Question, Recipe
 from sapo.experiment import peaks
 from sapo.experiment.peaks import Exam
@@ -59,7 +59,7 @@ def test_probes_are_read_as_they_were_written(tmp_path: Path) -> None:
 
 def question(dataset: str, text: str) -> Question:
     """A held-out question."""
-    return Question(recipe=Recipe(dataset=dataset, seed=0, index=0), text=text, bucket=0.0)
+    return Question(recipe=Recipe(dataset=dataset, seed=0, index=0), text=text, bucket=int(text[-1]) / 10)
 
 
 def test_a_probe_keeps_its_answers_to_the_first_questions_of_each_data_set(tmp_path: Path) -> None:
@@ -77,8 +77,18 @@ def test_the_end_is_compared_with_the_best_probe_question_by_question() -> None:
     assert (found["best"]["round"], found["best"]["pass_at_1"]) == (30, 0.75)
     assert (found["end"]["round"], found["end"]["pass_at_1"], found["questions"]) == (60, 0.5, 4)
     assert found["below_best"]["mean"] == 0.25
-    # of the four pairs one differs: the interval is that of (1, 0, 0, 0)
-    assert found["below_best"]["high"] - 0.25 == pytest.approx(1.959964 * 0.5 / 2)
+    # of the four pairs one differs
+    interval = paired_interval([1, 0, 0, 0])
+    assert (found["below_best"]["low"], found["below_best"]["high"]) == interval
+
+
+def test_a_probe_with_a_question_that_came_again_is_read_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "probes.jsonl"
+    found = replace(evaluation("1001"), asked=(0, 1, 1, 0))
+    probes.append(path, INCARNATION, 0, found)
+    assert probes.read(path, INCARNATION) == [Probe(0, (1, 0, 0, 1), (1, 0, 0, 1), asked=(0, 1, 1, 0))]
+    (exam,) = peaks.exams({}, probes.read(path, INCARNATION), None, every=30)
+    assert exam.half == share_interval([1, 0]).half
 
 
 def test_of_equal_probes_the_first_is_called_the_best() -> None:

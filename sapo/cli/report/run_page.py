@@ -1,6 +1,5 @@
 """A run as one self-contained page: what was run, what came of it, curves, and answers one can read."""
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
@@ -15,7 +14,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.secrets import public
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.types import canonical
-from sapo.experiment.peaks import Exam, sentence
+from sapo.experiment.peaks import sentence
 from sapo.ops.judge_store import curves
 from sapo.policy.evaluate import FULL_SCORE
 
@@ -276,9 +275,7 @@ def exam_chart(run: Run, name: str) -> Figure:
         exams = [exam for exam in run.exams.get(node, []) if getattr(exam, name) is not None]
         lines[node] = [(float(exam.round), getattr(exam, name)) for exam in exams]
         bars[node] = (
-            [(*lines[node][-1], _greedy_half(exams[-1]) if greedy else exams[-1].half, False)]
-            if exams
-            else []
+            [(*lines[node][-1], exams[-1].greedy_half if greedy else exams[-1].half, False)] if exams else []
         )
         full = (run.evaluation or {}).get("nodes", {}).get(node)
         if full is not None and "round" in full:
@@ -294,13 +291,6 @@ def exam_chart(run: Run, name: str) -> Figure:
     )
     svg = line_chart(title, lines, x_label="round", y_label="share passed", marks=True, bars=bars)
     return figure(svg, note)
-
-
-def _greedy_half(exam: Exam) -> float | None:
-    """Half of the 95 % interval of a share of so many questions."""
-    if exam.greedy is None or not exam.passes:
-        return None
-    return 1.96 * math.sqrt(exam.greedy * (1 - exam.greedy) / len(exam.passes))
 
 
 def judge_chart(run: Run, judged: Mapping[str, list[Point]]) -> Figure:

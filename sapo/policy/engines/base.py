@@ -1,7 +1,8 @@
 """The interface of a generation engine: prompts in, groups of completions out."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from sapo.core.errors import UserError
 from sapo.core.types import Completion, Sampling
@@ -35,6 +36,27 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds; it generates no more."""
+
+
+@runtime_checkable
+class CountsAnswers(Protocol):
+    """An engine that tells how far a call is, where it is asked to."""
+
+    answered: Callable[[int], None] | None
+    """Called, where it is set, with how many completions of the call in hand have ended."""
+
+
+@contextmanager
+def counting(engine: Engine, tell: Callable[[int], None]) -> Iterator[None]:
+    """Have an engine count its completions meanwhile, if it can."""
+    if not isinstance(engine, CountsAnswers):
+        yield
+        return
+    engine.answered = tell
+    try:
+        yield
+    finally:
+        engine.answered = None
 
 
 def refuse_long(policy: "LoadedPolicy", prompts: Sequence[Sequence[int]]) -> None:

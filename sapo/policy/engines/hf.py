@@ -6,7 +6,7 @@ policy writes few different answers, so there are far fewer rows than completion
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class TransformersEngine:
     def __init__(self, policy: LoadedPolicy, max_rows: int = 512, *, own_copy: bool = False) -> None:
         self.policy = policy
         self.max_rows = max_rows
+        self.answered: Callable[[int], None] | None = None
         self._model: Any = policy.model
         self._whole_masks = _takes_whole_masks(policy.model)
         if own_copy:
@@ -87,7 +88,12 @@ class TransformersEngine:
                 chosen = order[start : start + step]
                 draws = None if greedy else _draws(seed, chosen, completions, max_new_tokens)
                 found = self._chunk(
-                    [prompts[i] for i in chosen], completions, max_new_tokens, sampling, draws
+                    [prompts[i] for i in chosen],
+                    completions,
+                    max_new_tokens,
+                    sampling,
+                    draws,
+                    before=start * completions,
                 )
                 for place, i in enumerate(chosen):
                     rows[i] = found[place * completions : (place + 1) * completions]
@@ -102,9 +108,12 @@ class TransformersEngine:
         max_new_tokens: int,
         sampling: Sampling,
         draws: Tensor | None,
+        *,
+        before: int,
     ) -> list[Completion]:
         """Completions of some prompts, `repeats` each, prompt by prompt; `draws` is [completions, tokens].
 
+        `before` is the completions of the call that have ended already.
         `row` is the cache row of each running completion; `who` is which one it is.
         """
         cache, logits, mask, lengths = self._prefill(prompts)
@@ -122,6 +131,8 @@ class TransformersEngine:
             token, logprob = _pick(logits, row, sampling, None if draws is None else draws[who, t])
             tokens[who, t], logprobs[who, t] = token, logprob
             going = (~torch.isin(token, stops) & (limits[who] > t + 1)).nonzero().squeeze(1)
+            if self.answered is not None:
+                self.answered(before + len(tokens) - len(going))
             if not len(going):
                 break
             who = who[going]
