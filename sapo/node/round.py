@@ -26,6 +26,7 @@ from sapo.core.types import Batch, Gossiped, Group, Outcome, Received, RoundResu
 from sapo.learn.advantage import informative
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
+from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
 from sapo.node.batch import batch_group
 from sapo.node.parts import NodeParts, open_parts
@@ -48,6 +49,7 @@ ATTEMPTS = 2
 """How often an update may die before it is made without what others wrote."""
 STAGES = ("generate", "consume", "verify", "update", "gossip")
 """Whose seconds make a round's."""
+ASKED_BEFORE = "share/asked_before"
 UPDATING = "updating"
 """File in a node's folder while an update is made: the round, and how often its update has died."""
 
@@ -86,6 +88,7 @@ class NodeRuntime:
         self.round = parts.recovery.recover()
         if parts.gossip is None:
             parts.learner.outer = None  # of rounds that gossiped; it begins anew if they do so again
+        self._asked = Asked(parts.home.asked(self.name), self.round)
         self._ahead = Ahead(parts.rollouts)
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""
@@ -154,6 +157,8 @@ class NodeRuntime:
             begin_scoring(parts.workers, now.groups)
         tokens = sum(len(c.token_ids or ()) for group in now.groups for c in group.completions)
         now.metrics["tokens/generated"] = float(tokens)
+        if ASKED_BEFORE not in now.metrics:
+            now.metrics[ASKED_BEFORE] = self._asked.share_before(self.round, now.groups)
         now.metrics["time/generate"] = parts.clock() - started
         if self.config.generate.ahead:
             now.metrics["staleness/own_rounds"] = float(self.round - now.groups[0].policy_version)

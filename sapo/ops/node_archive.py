@@ -28,7 +28,7 @@ KEY, CARD, JOURNAL = "key.pem", "key.json", "journal.sqlite"
 MAX_READ_WHOLE = {KEY: 4096, CARD: 65_536, "checkpoint.json": 2**24}
 """Bytes of the files that are read whole."""
 MEMBER = re.compile(
-    r"key\.(?:pem|json)|journal\.sqlite|checkpoints/round-\d{6,12}(/\w[\w.-]{0,99}){1,4}"
+    r"key\.(?:pem|json)|journal\.sqlite|asked\.bin|checkpoints/round-\d{6,12}(/\w[\w.-]{0,99}){1,4}"
     r"|gossip/\d{6,12}\.[0-9a-f]{64}\.safetensors",
     re.ASCII,
 )

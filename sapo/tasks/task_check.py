@@ -13,12 +13,17 @@ import psutil
 from sapo.core import machine
 from sapo.core import rng as seeds
 from sapo.core.config.load import Task
+from sapo.core.intervals import effective
 from sapo.core.types import MAX_SEED, Question, Recipe
 from sapo.tasks.pins import usable
 from sapo.tasks.questions import rows_of, unlike
 from sapo.tasks.workers import PeerGroup, TaskWorkers
 
 DRAWN = 64
+COUNTED, COUNTED_S = 1024, 3.0
+"""Draws among which those that come again are counted, or as many as that many seconds give."""
+OFTEN = 0.05
+"""Share of questions drawn before from which on it is worth knowing."""
 SCORED = 16
 FEWEST = 10
 """Held-out questions without which an evaluation says nothing."""
@@ -90,7 +95,8 @@ class _Processes:
         seconds = time.monotonic() - began
         found = [one for one in made if isinstance(one, Question)]
         asked = [one.recipe for one in found]
-        findings = [_given(len(found)), _distinct(task, found, held_out)]
+        many = [*found, *_more(task, seed, first)]
+        findings = [_given(len(found)), _distinct(task, many, held_out), _again(task, many, held_out)]
         findings += _same(asked[:SCORED], first, second, other)
         findings += _scores(found[:SCORED], first)
         grown = max(0, _memory(first) - memory)
@@ -124,6 +130,35 @@ def _distinct(task: Task, found: Sequence[Question], held_out: float) -> Finding
     return Finding(
         "different questions", "ok" if enough else "failed", f"{text}; {held_out:.0%} are held out"
     )
+
+
+def _more(task: Task, seed: int, workers: TaskWorkers) -> list[Question]:
+    """Further questions, as many as there is time for; of a file's rows it is known when they come again."""
+    found: list[Question] = []
+    until = time.monotonic() + COUNTED_S
+    for start in range(DRAWN, COUNTED if rows_of(task) is None else 0, DRAWN):
+        recipes = [draw(task, seed, number) for number in range(start, start + DRAWN)]
+        found += [one for one in workers.questions(recipes) if isinstance(one, Question)]
+        if time.monotonic() > until:
+            break
+    return found
+
+
+def _again(task: Task, drawn: Sequence[Question], held_out: float) -> Finding:
+    """How often a question comes again: in training, and among the held-out ones that an exam asks."""
+    what, rows = "questions that come again", rows_of(task)
+    if rows is not None:
+        return Finding(what, "ok", "none before each of the rows came once, in training as in exams")
+    if not drawn:
+        return Finding(what, "note", "none was drawn")
+    names = [one.bucket for one in drawn]
+    again = 1 - len(set(names)) / len(names)
+    kept = [name for name in names if name < held_out]
+    detail = (
+        f"{again:.0%} of {len(names):,} were drawn before, {len(set(names)):,} differ; "
+        f"of {len(kept)} held out {len(set(kept))} differ, which count as {effective(kept):.0f}"
+    )
+    return Finding(what, "note" if again >= OFTEN else "ok", detail)
 
 
 def _guess(drawn: int, different: int) -> int:

@@ -218,7 +218,14 @@ def test_what_is_asked_afterwards_leaves_the_end_of_a_run_alone(
     assert before.keys() == {"test", "n0"}
     judge_swarm(config, home, ["n0"])
     assert tell_verdicts(config, home, "n0", uri=uri) == 1
-    figures = {"questions": 20, "pass_at_1": 0.5, "interval": 0.1, "greedy": 0.5, "per_task": {}}
+    figures = {
+        "questions": 20,
+        "effective": 20.0,
+        "pass_at_1": 0.5,
+        "interval": 0.1,
+        "greedy": 0.5,
+        "per_task": {},
+    }
     figures |= {"probe": None, "earlier": {}}
     evaluate.crown(Process.at(str(home.root)), "n0", 4, figures)
     assert ends() == before

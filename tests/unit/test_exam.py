@@ -57,8 +57,9 @@ class Workers:
 
 def asked(questions: Sequence[Question], engine: Engine | None = None, **how: Any) -> Evaluation:
     """What the policy does on these."""
-    parts = cast(Any, (Policy(), engine or Engine(), Workers()))
-    return Evaluation.of(questions, answer(*parts, questions, max_new_tokens=4, **how))
+    policy, workers, asking = cast(Any, Policy()), cast(Any, Workers()), cast(Any, engine or Engine())
+    found = answer(policy, asking, workers, questions, max_new_tokens=4, **how)
+    return Evaluation.of(questions, found)
 
 
 DRAWS = st.lists(st.integers(0, 20), min_size=1, max_size=60)

@@ -25,6 +25,7 @@ from sapo.core.types import SCHEMA_VERSION, SchemaVersion
 DEFAULT_SITE = "n"
 MAX_MANIFEST_BYTES = 16_000_000
 KEY, CARD, LOCK, MOVED = "key.pem", "key.json", "lock", "moved.json"
+ASKED = "asked.bin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +172,10 @@ class Home:
     def probes(self, name: str) -> Path:
         """What a node's probes found, question by question."""
         return self.node(name) / "probes.jsonl"
+
+    def asked(self, name: str) -> Path:
+        """Which questions a node has asked."""
+        return self.node(name) / ASKED
 
     def page(self, name: str) -> Path:
         """The link to the page where people answer for a member that runs now; for the owner only."""
