@@ -31,14 +31,24 @@ Kind = Literal["sweep", "question"]
 MLFLOW_S = 60.0
 """How long the evaluation waits for an MLflow that is away, in all."""
 RETRY_S = 1.0
+TELL_S = 1.0
+"""Seconds between two notes of how far it is, and a line in the log at each tenth."""
 
 
 def ask_all(process: Process) -> dict[str, dict[str, Any]]:
     """Evaluate all policies, write `evaluation.json`; returns by node its round and figures."""
 
+    told: tuple[str, int, float] = ("", 0, 0.0)
+
     def tell(label: str, done: int, total: int) -> None:
-        log.info("%s: %d of %d held-out questions", label, done, total)
+        nonlocal told
+        part, now = 10 * done // total, time.monotonic()
+        if (label, part) != told[:2]:
+            log.info("%s: %d of %d answers to held-out questions", label, done, total)
+        elif now - told[2] < TELL_S:
+            return
         write_progress(process.home, label, done, total)
+        told = (label, part, now)
 
     uri = process.tracking_uri()
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sqlite3
 import time
 import tomllib
@@ -545,6 +546,32 @@ def test_slow_rounds_keep_their_pace_between_them() -> None:
     for second in range(0, 400, 5):
         left = pace.left(float(second), second // 100, 10)
         assert (left is None) == (second < 300)
+
+
+def test_what_is_left_never_grows_while_a_step_is_under_way() -> None:
+    pace, before = Pace(), math.inf
+    for second in range(200):
+        left = pace.left(float(second), min(second // 10, 8), 20)  # the ninth step takes long
+        if second > 80:
+            assert left is not None
+            assert left <= before
+            before = left
+    assert before == pytest.approx(11 * 10), "that of the steps after it"
+
+
+def test_what_is_left_is_not_known_where_the_last_step_takes_long() -> None:
+    pace = Pace()
+    left = [pace.left(float(second), min(second // 10, 8), 9) for second in range(120)]
+    assert left[85] == pytest.approx(5)
+    assert left[119] is None
+
+
+def test_a_slow_step_now_and_then_is_part_of_the_pace() -> None:
+    pace, now = Pace(), 0.0
+    for step in range(1, 41):
+        now += 70.0 if step % 4 == 0 else 10.0
+        left = pace.left(now, step, 80)
+    assert left == pytest.approx(40 * 25.0, rel=0.1)
 
 
 def test_a_stop_is_answered_in_both_views() -> None:

@@ -27,8 +27,9 @@ from sapo.experiment import peaks
 Metrics = Mapping[str, float]
 PLAIN_SECONDS = 5.0
 ROUNDS = "rounds"
-RATE_SECONDS = 60.0
-"""The time left is estimated from the pace of this long."""
+RATE_SECONDS, RATE_MOST = 60.0, 1800.0
+"""The time left is estimated from the later half of what was seen, of this long at least and at most: some
+rounds have a probe or a checkpoint beside them."""
 SETTLE_SECONDS, SETTLE_STEPS = 10.0, 2
 """No time left is shown before the pace was seen for this long and over so many steps."""
 FIRST = "getting ready"
@@ -85,26 +86,33 @@ def open_view(
 class Pace:
     """How fast something is done, and so how long the rest will take.
 
-    It is measured from the first step made: what came before that is preparation.
+    It is measured from the first step made, for what came before that is preparation, to the last one. So
+    while a step is under way the time left only falls.
     """
 
     def __init__(self) -> None:
         self._last: int | None = None
         self._steps: list[tuple[float, int]] = []
+        self._began = 0.0
 
     def left(self, now: float, done: int, total: int) -> float | None:
-        """Seconds until `total`, from the pace of the last minute; None while too little was seen."""
+        """Seconds until `total`; None while too little was seen, or where the last step takes longer than
+        any before."""
         if self._last is None or done < self._last:
             self._steps.clear()
         elif done > self._last:
+            self._began = self._began if self._steps else now
             self._steps.append((now, done))
         self._last = done
-        while len(self._steps) > SETTLE_STEPS + 1 and now - self._steps[1][0] > RATE_SECONDS:
+        seen = min(RATE_MOST, max(RATE_SECONDS, (now - self._began) / 2))
+        while len(self._steps) > SETTLE_STEPS + 1 and now - self._steps[1][0] > seen:
             self._steps.pop(0)
         if len(self._steps) <= SETTLE_STEPS or now - self._steps[0][0] < SETTLE_SECONDS:
             return None
-        then, before = self._steps[0]
-        return (total - done) * (now - then) / (done - before)
+        (then, before), (at, reached) = self._steps[0], self._steps[-1]
+        each = (at - then) / (reached - before)
+        left = max((total - reached) * each - (now - at), (total - reached - 1) * each)
+        return left if left > 0 else None
 
 
 class _Progress:
