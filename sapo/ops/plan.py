@@ -14,6 +14,7 @@ from sapo.core.types import canonical
 from sapo.ops.disk_estimate import DAY_S, NodeDisk, node_disk, per_round
 from sapo.ops.memory_estimate import BESIDE, PROMPT_TOKENS, NodeMemory, node_memory
 from sapo.ops.plan_probe import Probed, ProbeFailed, Progress, probe
+from sapo.ops.rivals import AT_MOST
 
 if TYPE_CHECKING:
     from sapo.policy.model_shape import ModelShape
@@ -37,6 +38,24 @@ class NodePlan:
     """With all nodes of this machine at work."""
     disk: NodeDisk | None = None
 
+    @property
+    def rounds_s(self) -> float | None:
+        """Seconds of all its rounds."""
+        return None if self.round_s is None else self.round_s * self.config.swarm.rounds
+
+    @property
+    def exam_s(self) -> float | None:
+        """Seconds of its part of the evaluation at the end: the full exam of each of the nodes and of the
+        policy they start from, and of as many earlier versions as are asked too, sampled only."""
+        if self.probed is None:
+            return None
+        exam, rounds = self.config.eval, self.config.swarm.rounds
+        # a question's time is that of a sampled answer and a greedy one
+        answers = (len(self.names) + 1) * (exam.samples + 1)
+        versions = min(AT_MOST, max(0, rounds - 1) // self.config.track.register_every)
+        answers += len(self.names) * versions * exam.samples
+        return self.probed.question_s / 2 * answers * exam.questions
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -47,6 +66,8 @@ class NodePlan:
             "memory": None if self.memory is None else self.memory.as_dict(),
             "probed": None if self.probed is None else asdict(self.probed),
             "round_s": self.round_s,
+            "rounds_s": self.rounds_s,
+            "exam_s": self.exam_s,
             "disk": None if self.disk is None else asdict(self.disk),
         }
 
@@ -70,6 +91,18 @@ class Plan:
     """What is not known, and why."""
 
     @property
+    def rounds_s(self) -> float | None:
+        """Seconds of all rounds, which end with the slowest node; None where one is not known."""
+        each = [node.rounds_s for node in self.nodes]
+        return max((one for one in each if one is not None), default=None) if None not in each else None
+
+    @property
+    def exam_s(self) -> float | None:
+        """Seconds of the evaluation after them, which asks one policy after the other."""
+        each = [node.exam_s for node in self.nodes]
+        return sum(one for one in each if one is not None) if each and None not in each else None
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """A line for each thing that there is too little of."""
         return tuple(
@@ -83,6 +116,8 @@ class Plan:
         return {
             "nodes": [node.as_dict() for node in self.nodes],
             "needs": [asdict(need) for need in self.needs],
+            "rounds_s": self.rounds_s,
+            "exam_s": self.exam_s,
             "warnings": list(self.warnings),
             "missing": list(self.missing),
         }

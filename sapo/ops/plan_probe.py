@@ -1,4 +1,5 @@
-"""A probe: two rounds of a real node in a process and a home of its own, thrown away after; what they took.
+"""A probe: two rounds of a real node in a process and a home of its own, thrown away after; what they took,
+and what an answer to a held-out question takes.
 
 The node has no peers. It learns from I + J groups all the same, every one its own: an update as large as the
 swarm's. What it generates beyond B groups is taken off again. A weak model's groups may teach nothing, so one
@@ -12,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
 ROUNDS = 2
 NAME = "plan"
 NO_THRESHOLD = {"min_entropy": 0, "max_truncated": 1, "max_unscorable": 1, "max_engine_gap": 1e9}
-CONFIG, DONE, FOUND = "probe.json", "done", "found.json"
+ASKED, ASKED_S = (4, 16, 64, 250), 10.0
+"""Held-out questions that are asked in one go: more of them while that takes less than so many seconds."""
+CONFIG, DONE, FOUND = "probe.json", "done.json", "found.json"
 DRAIN_S = 30.0
 Progress = Callable[[str, int, int], None]
 
@@ -61,6 +66,8 @@ class Probed:
     """Rows of a round in the history, without what each file costs."""
     series: int
     """Series that a round logs."""
+    question_s: float
+    """Of a held-out question, answered once sampled and once greedily."""
 
 
 def as_probed(config: Config) -> Config:
@@ -72,7 +79,7 @@ def as_probed(config: Config) -> Config:
         "bus": {"type": "memory"},
         "batch": {"local": groups, "external": 0, "questions": None, "choose": "any"},
         "guard": {"action": "skip", **NO_THRESHOLD},
-        "eval": {"questions": max(1, config.eval.probe_questions)},
+        "eval": {"questions": min(ASKED[-1], config.eval.questions), "probe_questions": 0},
         "history": {"uri": None, "flush_seconds": 0.1},
         "track": {"uri": None},
         "node": None,
@@ -93,7 +100,7 @@ def probe(config: Config, cache: Path, progress: Progress) -> Probed:
         child = Child.start("probe", ["-m", "sapo.ops.plan_probe", scratch], log=log, env=env)
         try:
             while (code := child.wait(POLL_S * 4)) is None:
-                progress("probing", _rounds_done(folder), ROUNDS)
+                progress(*_read_progress(folder))
         finally:
             child.kill()
         if code or not (folder / FOUND).exists():
@@ -104,9 +111,15 @@ def probe(config: Config, cache: Path, progress: Progress) -> Probed:
         return Probed(**found)
 
 
-def _rounds_done(folder: Path) -> int:
-    file = folder / DONE
-    return int(file.read_text() or 0) if file.exists() else 0
+def _tell(folder: Path, label: str, done: int, total: int) -> None:
+    write_atomically(folder / DONE, json.dumps([f"probing: {label}", done, total]))
+
+
+def _read_progress(folder: Path) -> tuple[str, int, int]:
+    if not (folder / DONE).exists():
+        return "probing: rounds", 0, ROUNDS
+    label, done, total = json.loads((folder / DONE).read_text(encoding="utf-8"))
+    return label, done, total
 
 
 def main(argv: list[str]) -> int:
@@ -143,13 +156,39 @@ def _measure(folder: Path, config: Config, cache: Path) -> dict[str, Any]:
             results = []
             for done in range(ROUNDS):
                 results.append(dict(node.run_round().metrics))
-                (folder / DONE).write_text(str(done + 1))
+                _tell(folder, "rounds", done + 1, ROUNDS)
             node.drain(DRAIN_S)
-            found = {**_rounds(config, node, results), **_disk(home, node)}
-            return {"bare": bare, "peak": peak_memory(), **found}
+            question_s = _question_s(node, partial(_tell, folder))
+            found = {**_rounds(config, node, results, question_s), **_disk(home, node)}
+            return {"bare": bare, "peak": peak_memory(), "question_s": question_s, **found}
 
 
-def _rounds(config: Config, node: "NodeRuntime", results: list[dict[str, float]]) -> dict[str, Any]:
+def _question_s(node: "NodeRuntime", tell: Progress) -> float:
+    """Seconds of a held-out question, among as many as are asked in one go within the time there is."""
+    from sapo.policy.evaluate import evaluate, held_out_set
+
+    parts = node.parts
+    questions = held_out_set(parts.config, parts.home, parts.workers)
+    found = 0.0
+    for count, following in pairwise((*ASKED, 0)):
+        chosen, started = questions[:count], time.perf_counter()
+        evaluate(
+            parts.policy,
+            parts.rollouts.engine,
+            parts.workers,
+            chosen,
+            max_new_tokens=node.config.generate.max_new_tokens,
+            progress=partial(tell, "held-out answers"),
+        )
+        found = (time.perf_counter() - started) / len(chosen)
+        if len(chosen) < count or following * found > ASKED_S:
+            break
+    return found
+
+
+def _rounds(
+    config: Config, node: "NodeRuntime", results: list[dict[str, float]], question_s: float
+) -> dict[str, Any]:
     """Tokens and seconds of the second round, whose first had everything to warm up."""
     from sapo.core.types import Group
 
@@ -158,7 +197,7 @@ def _rounds(config: Config, node: "NodeRuntime", results: list[dict[str, float]]
     round_s = sum(last[f"time/{stage}"] for stage in ("consume", "verify"))
     update_s, learned = _whole_update(node)
     round_s += last["time/generate"] * asked + update_s
-    now_and_then = results[0].get("time/probe", 0.0) / config.eval.probe_every
+    now_and_then = question_s * config.eval.probe_questions / config.eval.probe_every
     now_and_then += node.parts.recovery.last_s / config.checkpoint.every_rounds
     groups = [Group.model_validate_json(one.payload) for one in node.journal.groups(ROUNDS - 1)]
     return {

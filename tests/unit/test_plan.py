@@ -14,8 +14,8 @@ from sapo.core.errors import UserError
 from sapo.core.user_cache import default_cache
 from sapo.ops.disk_estimate import checkpoint_bytes, kept_checkpoints, node_disk, per_round
 from sapo.ops.memory_estimate import node_memory
-from sapo.ops.plan import make_plan, refuse_too_many
-from sapo.ops.plan_probe import as_probed, probe
+from sapo.ops.plan import NodePlan, Plan, make_plan, refuse_too_many
+from sapo.ops.plan_probe import Probed, as_probed, probe
 from sapo.policy.model_shape import ModelShape, shape_of
 from sapo.policy.models import load_policy
 
@@ -134,6 +134,17 @@ def test_disk_follows_from_rounds_and_from_what_is_kept() -> None:
     assert found.checkpoints == 4 * checkpoint_bytes(config, SHAPE) == 4 * 12_000_000
 
 
+def test_the_evaluation_at_the_end_is_foretold_by_what_a_question_takes() -> None:
+    """Two nodes and their start, 100 questions of three samples and a greedy answer, two versions of each."""
+    config = tiny("eval.questions=100", "eval.samples=3", "swarm.rounds=25", "track.register_every=10")
+    probed = Probed(1.0, 0.0, 0.0, *(0,) * 5, history=0.0, series=0, question_s=0.2)
+    node = NodePlan(("n0", "n1"), config, "cpu", probed=probed, round_s=4.0)
+    plan = Plan((node,), (), ())
+    assert plan.exam_s == pytest.approx(0.1 * 100 * (3 * 4 + 2 * 2 * 3))
+    assert plan.rounds_s == 100
+    assert Plan((node, NodePlan(("n2",), config, "cpu")), (), ()).exam_s is None
+
+
 def test_a_probe_agrees_with_the_formula_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +153,9 @@ def test_a_probe_agrees_with_the_formula_and_leaves_nothing(
     config, seen = tiny("eval.probe_questions=20", "learn.lr=1e-4"), set()
     found = probe(config, default_cache(), lambda what, done, total: seen.add((what, total)))
     known = shape(config, default_cache())
-    assert seen == {("probing", 2)}
+    assert ("probing: rounds", 2) in seen
+    assert {total for what, total in seen if what == "probing: held-out answers"} <= {8, 32, 128, 500}
+    assert found.question_s > 0
     assert found.parameters == known.parameters
     by_formula = node_memory(as_probed(config), known, found.prompt, found.bare).as_dict()["peak"]
     assert by_formula / FACTOR < found.peak < by_formula * FACTOR

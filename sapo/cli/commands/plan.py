@@ -49,7 +49,7 @@ def plan(
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a swarm will take before it runs: memory, seconds a round, disk a day.
+    """Say what a swarm will take before it runs: memory, seconds a round and in all, disk a day.
 
     Memory follows from the model's shape and the settings; time and disk are measured on two rounds of a
     node. Exits with 1 where something will not fit.
@@ -85,6 +85,7 @@ def show(made: "Plan") -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from sapo.cli.report.live_view import duration
     from sapo.ops.plan import in_units
 
     console = Console()
@@ -101,6 +102,10 @@ def show(made: "Plan") -> None:
     for need in made.needs:
         name = "disk, the whole run" if need.what == "disk" else f"{need.what}, at its peak"
         shown.add_row(f"all nodes: {name}", f"{in_units(need.need)} of {in_units(need.have)}")
+    rounds, exam = made.rounds_s, made.exam_s
+    whole = None if rounds is None or exam is None else rounds + exam
+    for name, spent in (("rounds", rounds), ("held-out questions at the end", exam), ("whole run", whole)):
+        shown.add_row(f"all nodes: {name}", UNKNOWN if spent is None else f"about {duration(spent)}")
     console.print(shown)
     for line in made.missing:
         console.print(f"not known: {line}", markup=False, highlight=False)
