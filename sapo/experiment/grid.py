@@ -36,7 +36,7 @@ from sapo.core.types import canonical, sha256
 from sapo.experiment.record import Job, slug
 from sapo.peers.signing import Identity
 
-RUN = 1
+RUN = 2
 """Raised when the driver makes another run of the same grid: its records are then made anew."""
 TUNING_SEED = 1_000_000
 """Tuning seeds begin here, far from those that are reported."""

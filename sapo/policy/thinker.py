@@ -112,9 +112,10 @@ def figures(config: Config, policy: LoadedPolicy, workers: TaskWorkers, count: i
 
     All shares are in [0, 1]; those of worked answers and of guesses are absent where there are none.
     """
-    questions = held_out_questions(
-        workers, config.tasks, swarm=PRESET, seed=0, count=count, held_out=config.rules.held_out
+    drawn = held_out_questions(
+        workers, config.tasks, swarm=PRESET, seed=0, count=count + count // 10, held_out=config.rules.held_out
     )
+    questions = list(dict.fromkeys(drawn))[:count]
     prompts = [policy.encode_prompt(question.text) for question in questions]
     engine = open_engine(config, policy)
     found: dict[str, float] = {}

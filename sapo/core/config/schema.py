@@ -585,7 +585,8 @@ class EvalConfig(Section):
     """Held-out evaluation."""
 
     questions: PositiveInt = 2000
-    """Distinct held-out questions of the full evaluation."""
+    """Held-out questions that are drawn for the full evaluation. One that is drawn again is asked once and
+    counts again."""
     samples: PositiveInt = 1
     """Completions per question at temperature 1 in the full evaluation."""
     probe_questions: Annotated[int, Field(ge=0)] = 200
