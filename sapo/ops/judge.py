@@ -270,6 +270,7 @@ def _body(
 
     return {
         "questions": len(main.sampled),
+        "effective": main.effective,
         "samples": config.eval.samples,
         "examples": [[questions[place].recipe.dataset, questions[place].text] for place in shown],
         "starter": main.summary(),

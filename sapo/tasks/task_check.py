@@ -96,7 +96,7 @@ class _Processes:
         found = [one for one in made if isinstance(one, Question)]
         asked = [one.recipe for one in found]
         many = [*found, *_more(task, seed, first)]
-        findings = [_given(len(found)), _distinct(task, many, held_out), _again(task, many, held_out)]
+        findings = [_given(len(found)), _distinct(task, many, held_out), again(task, many, held_out)]
         findings += _same(asked[:SCORED], first, second, other)
         findings += _scores(found[:SCORED], first)
         grown = max(0, _memory(first) - memory)
@@ -144,7 +144,7 @@ def _more(task: Task, seed: int, workers: TaskWorkers) -> list[Question]:
     return found
 
 
-def _again(task: Task, drawn: Sequence[Question], held_out: float) -> Finding:
+def again(task: Task, drawn: Sequence[Question], held_out: float) -> Finding:
     """How often a question comes again: in training, and among the held-out ones that an exam asks."""
     what, rows = "questions that come again", rows_of(task)
     if rows is not None:

@@ -7,6 +7,9 @@ import pytest
 from packages import DOUBLING, installed
 
 from sapo import cli
+from sapo.core.config.load import Task
+from sapo.core.types import Question, Recipe
+from sapo.tasks.task_check import again
 
 
 def findings(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
@@ -69,6 +72,19 @@ def test_faults_are_found(
     found = {what: status for what, (status, _) in findings(capsys).items()}
     assert {what: found[what] for what in faults} == faults
     assert code == int("failed" in found.values()) == int("failed" in faults.values())
+
+
+def test_how_often_a_question_comes_again_is_told() -> None:
+    task = Task(dataset="products", config={"min_terms": 2, "max_terms": 2})
+    recipe = Recipe.make("products", {}, 0)
+    names = [0.01, 0.02, 0.02, 0.02, 0.5, 0.5, 0.7, 0.8]
+    drawn = [Question(recipe=recipe, text="1 * 1?", bucket=name) for name in names]
+    found = again(task, drawn, held_out=0.1)
+    assert (found.status, found.detail) == (
+        "note",
+        "38% of 8 were drawn before, 5 differ; of 4 held out 2 differ, which count as 2",
+    )
+    assert again(task, drawn[-2:], held_out=0.1).status == "ok"
 
 
 def test_a_file_is_checked_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -238,6 +238,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "nodes": nodes,
         "held_out": {
             "questions": evaluation.get("questions"),
+            "effective": evaluation.get("effective"),
             "samples": evaluation.get("samples"),
             "gain": evaluation.get("gain"),
             "gain_greedy": evaluation.get("gain_greedy"),
@@ -267,7 +268,9 @@ def gain_sentence(figures: dict[str, Any]) -> str:
     if gain is None:
         return "There is no held-out evaluation yet, so whether anything was learned is not known."
     points = f"mean pass@1 is {_points(gain)} against the policy each node started from"
-    on = f"on {held_out['questions']:,} held-out questions, paired, sampled at temperature 1"
+    count, evidence = held_out["questions"], held_out.get("effective")
+    few = "" if evidence is None or round(evidence) == count else f", which count as {evidence:,.0f}"
+    on = f"on {count:,} held-out questions{few}, paired, sampled at temperature 1"
     beside = "" if greedy is None else f" Greedy: {_points(greedy)}."
     if gain["low"] > 0:
         return f"The nodes learned: {points}, {on}.{beside}"
