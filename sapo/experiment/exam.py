@@ -9,6 +9,7 @@ from statistics import fmean
 
 from sapo.core.config.load import Config, Task
 from sapo.core.errors import UserError
+from sapo.core.intervals import effective
 from sapo.core.rng import stream
 from sapo.core.types import Question, canonical
 from sapo.experiment.grid import ExamPlan
@@ -17,7 +18,7 @@ from sapo.node.round import NodeRuntime
 from sapo.policy.ensemble_exam import Expert, examine, prior_of
 from sapo.policy.evaluate import evaluate
 from sapo.policy.reference_bits import ReferenceBits
-from sapo.tasks.questions import held_out_questions
+from sapo.tasks.questions import held_out_questions, identity
 from sapo.tasks.workers import TaskWorkers
 
 
@@ -31,7 +32,7 @@ def questions_for(
 ) -> list[Question]:
     """A seed's held-out questions, of all tasks that any node asks, or of others.
 
-    Raises `UserError` when the data sets have too few.
+    Raises `UserError` where hardly any is held out.
     """
     share = config.rules.held_out
     try:
@@ -60,6 +61,7 @@ class Examiner:
     ) -> None:
         self._plan, self._learned = plan, len(questions)
         self._questions = [*questions, *beside]
+        self._names = [identity(question) for question in self._questions]
         self._seed = stream(seed, "exam")
         self._known: dict[str, Sequence[float]] = {}
 
@@ -133,6 +135,7 @@ class Examiner:
             pass_at_1=fmean(learned),
             tasks={task: fmean(shares) for task, shares in sorted(by_task.items())},
             questions=len(learned),
+            effective=effective(self._names[: self._learned]),
             samples=self._plan.samples,
             untrained=fmean(beside) if beside else None,
         )

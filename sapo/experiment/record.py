@@ -48,7 +48,10 @@ class Exam(_Kept):
     tasks: dict[str, float]
     """pass@1 by data set."""
     questions: int
+    """How many were drawn; one that was drawn again counts again."""
     samples: int
+    effective: float | None = None
+    """The effective number of questions; an earlier release asked different ones, and left it out."""
     untrained: float | None = None
     """pass@1 on tasks that no node learns, where they are asked."""
 

@@ -117,6 +117,8 @@ def summarise(
         for arm, of in runs.items()
     }
     targets = target_section(grid, runs)
+    exams = [exam for record in records for exam in record.exams]
+    evidence = [exam.effective for exam in exams if exam.effective is not None]
     return {
         "name": grid.name,
         "about": grid.about,
@@ -125,7 +127,12 @@ def summarise(
         "missing": missing,
         "machines": distinct(record.machine for record in records),
         "versions": distinct(record.versions for record in records),
-        "exam": {"every": grid.exam.every, "questions": grid.exam.questions, "samples": grid.exam.samples},
+        "exam": {
+            "every": grid.exam.every,
+            "questions": grid.exam.questions,
+            "effective": fmean(evidence) if evidence else None,
+            "samples": grid.exam.samples,
+        },
         "figures": {
             name: meaning
             for name, meaning in MEANINGS.items()

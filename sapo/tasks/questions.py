@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import accumulate
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,7 @@ Author = Sequence[int | str]
 
 def _choose(tasks: Sequence[Task], rng: Random) -> Task:
     """One of the tasks, drawn by weight."""
-    return rng.choices(tasks, cum_weights=list(accumulate(task.weight for task in tasks)))[0]
+    return rng.choices(tasks, cum_weights=list(itertools.accumulate(task.weight for task in tasks)))[0]
 
 
 def _pick(tasks: Sequence[Task], rng: Random) -> Recipe:

@@ -92,9 +92,11 @@ def standing(document: Json) -> str:
     """How much of the experiment is there."""
     done = sum(len(arm["seeds"]) for arm in document["arms"].values())
     missing, exam = document["missing"], document["exam"]
+    evidence = exam.get("effective")
+    counted = "" if evidence is None else f", which count as {evidence:,.0f} different ones"
     text = (
         f"{done} runs: {len(document['arms'])} arms, {len(document['seeds'])} seeds; "
-        f"{exam['questions']:,} held-out questions per exam and node."
+        f"{exam['questions']:,} held-out questions per exam and node{counted}."
     )
     if missing:
         names = ", ".join(f"{one['arm']} seed {one['seed']}" for one in missing[:8])
