@@ -254,7 +254,9 @@ def test_rounds_before_the_first_are_repeated_as_they_were(recording: Recording)
     ends = {label: done == total for label, done, total in told}
     assert ends == {"rounds before": True, "rounds": True, "held-out questions": True}
     assert ("rounds", rounds, rounds) in told
-    assert told[-1] == ("held-out questions", 40, 40)
+    label, done, total = told[-1]
+    assert label == "held-out questions"
+    assert done == total <= 2 * 40, "answers, sampled and greedy"
 
 
 def test_behaviour_is_refused_where_the_history_has_no_log_probabilities(recording: Recording) -> None:
