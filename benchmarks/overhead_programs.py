@@ -30,14 +30,14 @@ BENCHMARKS = Path(__file__).resolve().parent
 ROLES = {
     "sapo.ops.servers mlflow": "MLflow server",
     "sapo.ops.servers prefect": "Prefect server",
-    "flows.archive": "archive",
-    "flows.maintain": "maintenance",
-    "flows.evaluate": "evaluation",
-    "flows.node": "nodes",
+    "sapo.flows.archive": "archive",
+    "sapo.flows.maintain": "maintenance",
+    "sapo.flows.evaluate": "evaluation",
+    "sapo.flows.node": "nodes",
     "overhead_bare": "nodes",
     "sapo.tasks.worker_main": "task workers",
     "multiprocessing.forkserver": "fork server",
-    "flows.swarm": "crew",
+    "sapo.flows.swarm": "crew",
 }
 """What a process is, by what its command line holds; the first that fits, else `command`."""
 

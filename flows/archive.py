@@ -12,15 +12,15 @@ from prefect import flow, task
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from flows import deployed
-from flows.common import NETWORK, Process, here, parser, run_process
-from flows.deployed import HomePath
-from flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.core.child_process import Child, stopping_on_signals
 from sapo.core.errors import SapoError, Unavailable
 from sapo.core.outage import Outage
+from sapo.flows import deployed
+from sapo.flows.common import NETWORK, Process, here, parser, run_process
+from sapo.flows.deployed import HomePath
+from sapo.flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.ops.archiver import Archiver
 from sapo.ops.process_group import OWING
 from sapo.store.history import open_store
@@ -53,7 +53,7 @@ class Keeper:
         if self._child is None or self._child.poll() is not None:
             self._due = time.monotonic() + self._every
             home = self._process.home
-            command = ["-m", "flows.maintain", "--home", str(home.root)]
+            command = ["-m", "sapo.flows.maintain", "--home", str(home.root)]
             self._child = Child.start("maintain", command, log=home.logs / "maintain.log", env=os.environ)
 
     def end(self) -> None:

@@ -19,11 +19,11 @@ from prefect.logging.handlers import APILogWorker
 from prefect.settings import temporary_settings
 from prefect.states import State
 
-from flows.orchestrator import Orchestrator
 from sapo.core.child_process import stopping_on_signals
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
+from sapo.flows.orchestrator import Orchestrator
 from sapo.ops.deployments import process_tag
 from sapo.ops.process_group import BAD_INPUT
 
@@ -103,7 +103,7 @@ ends up to a second late."""
 
 def parser(flow: str) -> argparse.ArgumentParser:
     """Arguments that every flow's process takes."""
-    result = argparse.ArgumentParser(prog=f"python -m flows.{flow}")
+    result = argparse.ArgumentParser(prog=f"python -m sapo.flows.{flow}")
     result.add_argument("--home", required=True, help="the swarm's home")
     return result
 

@@ -231,7 +231,7 @@ def _same(one: Any, other: EventTrigger) -> bool:
 
 def main() -> int:
     """Register the site of a home; its exit code is the command's."""
-    arguments = argparse.ArgumentParser(prog="python -m flows.deploy")
+    arguments = argparse.ArgumentParser(prog="python -m sapo.flows.deploy")
     arguments.add_argument("--home", required=True, help="the site's home")
     arguments.add_argument("--folder", required=True, help="where relative paths of its config count from")
     given = arguments.parse_args()

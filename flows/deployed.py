@@ -18,8 +18,8 @@ from prefect.runtime import deployment
 from pydantic import Field
 from rich.console import Console
 
-from flows.common import PROCESS, Process
 from sapo.core.errors import Unavailable
+from sapo.flows.common import PROCESS, Process
 from sapo.node.tracked import tracker_of
 from sapo.ops.deployments import FINISHED, PROGRESS, resource_of
 from sapo.store.journal.journal import Journal, rounds_made

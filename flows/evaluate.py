@@ -12,12 +12,12 @@ from typing import Any, Literal
 from prefect import flow, task
 from prefect.runtime import flow_run
 
-from flows import deployed
-from flows.common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
-from flows.orchestrator import Orchestrator, at_work
 from sapo.cli.report.summary import read_run, summarise
 from sapo.core.errors import SapoError, Unavailable
 from sapo.core.outage import Outage
+from sapo.flows import deployed
+from sapo.flows.common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
+from sapo.flows.orchestrator import Orchestrator, at_work
 from sapo.node.tracked import tracker_of
 from sapo.ops import rivals
 from sapo.ops.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts

@@ -9,12 +9,12 @@ from typing import Any
 
 from prefect import flow, task
 
-from flows import deployed
-from flows.common import NETWORK, PROCESS, Process, here, parser, run_process
-from flows.forget import forget
-from flows.orchestrator import Orchestrator, at_work
 from sapo.core import service_registry
 from sapo.core.errors import Unavailable
+from sapo.flows import deployed
+from sapo.flows.common import NETWORK, PROCESS, Process, here, parser, run_process
+from sapo.flows.forget import forget
+from sapo.flows.orchestrator import Orchestrator, at_work
 from sapo.ops.deployments import process_tag, site_tag
 from sapo.ops.process_group import OWING
 from sapo.store.history import open_store

@@ -19,13 +19,13 @@ from prefect.runtime import flow_run
 from prefect.states import Completed
 from pydantic import Field
 
-from flows import deployed
-from flows.common import NETWORK, SMALL, Process, here, parser, run_process
-from flows.deployed import HomePath, NodeName
-from flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.core.child_process import stopping_on_signals
 from sapo.core.errors import Paused, SapoError
 from sapo.core.types import RoundResult
+from sapo.flows import deployed
+from sapo.flows.common import NETWORK, SMALL, Process, here, parser, run_process
+from sapo.flows.deployed import HomePath, NodeName
+from sapo.flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.node.member.runtime import MemberRuntime
 from sapo.node.round import NodeRuntime
 from sapo.node.tracked import open_tracked

@@ -7,9 +7,9 @@ from typing import Any
 
 from prefect import flow, task
 
-from flows.common import NETWORK, Process, here, parser, run_process
-from flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.flows.common import NETWORK, Process, here, parser, run_process
+from sapo.flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.provenance.check import check
 from sapo.provenance.replay import opened
 

@@ -11,10 +11,10 @@ from contextvars import ContextVar
 from prefect import flow, task
 from prefect.futures import wait
 
-from flows.common import SMALL, Process, parser, run_process
-from flows.orchestrator import Orchestrator, at_work
 from sapo.core.child_process import POLL_S, stopping_on_signals
 from sapo.core.determinism import thread_settings
+from sapo.flows.common import SMALL, Process, parser, run_process
+from sapo.flows.orchestrator import Orchestrator, at_work
 from sapo.ops.fork_server import ForkServer
 from sapo.ops.process_group import ProcessGroup
 
@@ -63,7 +63,7 @@ def work(process: Process, orchestrator: Orchestrator) -> int:
     """Run the swarm once; whatever failed is in `swarm.json`."""
     home, config = process.home, process.config
     os.environ.update(thread_settings(config.threads))
-    with ForkServer(["flows.preload"]) as fork_server:
+    with ForkServer(["sapo.flows.preload"]) as fork_server:
         group = ProcessGroup(config, home, process.stop, fork_server=fork_server)
         GROUP.set(group)
         # servers and fork server load side by side; the supervisor ends this process when a server fails

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from infra import importable
 from infra.kafka import runtime, tls
 from infra.kafka.layout import ADMIN, SCRAM, Layout
 from sapo.core.child_process import Child, alive, tail
@@ -19,7 +20,7 @@ FORMAT_S = 120.0
 GONE_S = 10.0
 POLL_S = 0.05
 HEAP = "-Xmx256m"
-INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
+INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV")
 """Of the environment; a password in it is nothing to a broker."""
 
 
@@ -172,4 +173,4 @@ def accepts(host: str, port: int) -> bool:
 
 def environment() -> dict[str, str]:
     """What Kafka's processes get of this one's environment."""
-    return {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return {name: os.environ[name] for name in INHERITED if name in os.environ} | importable()

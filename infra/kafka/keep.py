@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from infra import importable
 from infra.kafka.cluster import Cluster, running
 from infra.kafka.layout import LOOPBACK
 from sapo.core.child_process import POLL_S, stopping_on_signals
@@ -27,7 +28,7 @@ PID = "keep.pid"
 def start(folder: Path, arguments: Sequence[str], limit_s: float) -> None:
     """Start such a process and wait until its brokers accept. Raises what kept them from it."""
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "infra.kafka.keep", "--dir", str(folder), *arguments]
+    command = [sys.executable, "-P", "-m", "infra.kafka.keep", "--dir", str(folder), *arguments]
     with (folder / "keep.log").open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -35,6 +36,7 @@ def start(folder: Path, arguments: Sequence[str], limit_s: float) -> None:
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
+            env=os.environ | importable(),
         )
     late = threading.Timer(limit_s, process.terminate)
     late.start()

@@ -61,16 +61,16 @@ class Child:
         env: Mapping[str, str],
         descriptors: Sequence[int] = (),
     ) -> Self:
-        """Run `python ARGUMENTS...` with the environment `env`, appending its output to `log`.
+        """Run `python -P ARGUMENTS...` with the environment `env`, appending its output to `log`.
 
-        It inherits the open file `descriptors`.
+        It imports nothing from its current folder (`-P`) and inherits the open file `descriptors`.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         reader, writer = os.pipe()
         try:
             with log.open("ab") as file:
                 process = subprocess.Popen(
-                    [sys.executable, *arguments],
+                    [sys.executable, "-P", *arguments],
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,

@@ -1,6 +1,6 @@
 """What a site has registered with Prefect, from its config: deployments, and who notices when one is lost.
 
-Nothing here knows Prefect: `flows.deploy` makes it so.
+Nothing here knows Prefect: `sapo.flows.deploy` makes it so.
 """
 
 import os
@@ -122,14 +122,14 @@ def plan(config: Config, home: Home, folder: str) -> Site:
 
     exams = [
         of_site(
-            "flows.evaluate.evaluate_flow",
+            "sapo.flows.evaluate.evaluate_flow",
             label,
             settings.evaluate_seconds,
             "All nodes on the same held-out questions, and who is champion.",
             kind="sweep",
         ),
         of_site(
-            "flows.evaluate.evaluate_flow",
+            "sapo.flows.evaluate.evaluate_flow",
             f"{label}.judge",
             settings.judge_seconds,
             "One held-out question to every node that has a new checkpoint.",
@@ -139,7 +139,7 @@ def plan(config: Config, home: Home, folder: str) -> Site:
     registrations = [
         *(_node(config, home, name, common) for name in names),
         of_site(
-            "flows.archive.archive_flow",
+            "sapo.flows.archive.archive_flow",
             label,
             settings.archive_seconds,
             "What is on the bus, into the history.",
@@ -147,7 +147,7 @@ def plan(config: Config, home: Home, folder: str) -> Site:
         ),
         *([] if config.member is not None else exams),
         of_site(
-            "flows.maintain.maintain_flow",
+            "sapo.flows.maintain.maintain_flow",
             label,
             config.history.maintain_seconds,
             "The history's tables, compacted, cut and vacuumed.",
@@ -168,7 +168,7 @@ def plan(config: Config, home: Home, folder: str) -> Site:
 def _node(config: Config, home: Home, name: str, tags: Sequence[str]) -> Registration:
     own = config.for_node(name)
     return Registration(
-        flow="flows.node.node_flow",
+        flow="sapo.flows.node.node_flow",
         name=f"{config.swarm.name}.{name}",
         parameters={
             "home": str(home.root),
@@ -188,8 +188,10 @@ def _environment(config: Config) -> dict[str, str]:
     return {
         **thread_settings(config.threads),
         **QUIET,
+        # the worker starts it in a folder that is no place to import from
+        "PYTHONSAFEPATH": "1",
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "sapo,flows",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "sapo",
         # what threads say that belong to no run is in the worker's own output
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
     }
@@ -271,4 +273,5 @@ def answers_anybody(url: str) -> bool:
 
 def command(home: Home, folder: str) -> list[str]:
     """How the registration is started; `flows` is only named here."""
-    return [sys.executable, "-m", "flows.deploy", "--home", os.fspath(home.root), "--folder", folder]
+    words = ["--home", os.fspath(home.root), "--folder", folder]
+    return [sys.executable, "-P", "-m", "sapo.flows.deploy", *words]

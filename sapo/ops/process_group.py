@@ -274,5 +274,5 @@ def flow_command(home: Home, name: str) -> list[str]:
     """How the flow of a node, the archive or the evaluation is started; `flows` is only named here."""
     place = ["--home", str(home.root)]
     if name in (ARCHIVE, EVALUATE):
-        return ["-m", f"flows.{name}", *place]
-    return ["-m", "flows.node", *place, "--node", name]
+        return ["-m", f"sapo.flows.{name}", *place]
+    return ["-m", "sapo.flows.node", *place, "--node", name]

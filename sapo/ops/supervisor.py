@@ -99,7 +99,7 @@ def run_swarm(
     on_status: OnStatus | None = None,
     interval_s: float = 1.0,
     env: Mapping[str, str] | None = None,
-    command: Sequence[str] = ("-m", "flows.swarm"),
+    command: Sequence[str] = ("-m", "sapo.flows.swarm"),
 ) -> SwarmStatus:
     """Run the swarm of a prepared home until it has finished or is asked to stop; returns how it ended.
 

@@ -16,6 +16,7 @@ from typing import Any
 import postgres
 import yaml
 
+from infra import importable
 from infra.kafka.broker import environment as java_environment
 from infra.kafka.broker import java_command
 from infra.s3.install import install
@@ -83,7 +84,7 @@ class Site:
             f"{name}{instance}",
             ["-m", "infra.s3.held", *program(words)],
             log=self.folder / f"{name}{instance}.log",
-            env=self.environment(name, instance),
+            env=self.environment(name, instance) | importable(),
         )
         self.children[child.name] = child
         return child

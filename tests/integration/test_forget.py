@@ -12,8 +12,8 @@ import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect_server import PREFECT_LOGIN, PrefectServer, prefect_server, wait_for
 
-from flows.forget import AT_ONCE, forget
 from sapo.core.errors import Unavailable
+from sapo.flows.forget import AT_ONCE, forget
 
 pytestmark = pytest.mark.services
 

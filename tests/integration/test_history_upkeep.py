@@ -12,14 +12,14 @@ import upkeep_children
 from history_samples import INCARNATION, batch, batches, deliver, signed
 from swarms import make_home, open_node, small_config
 
-from flows.archive import Archive
-from flows.common import Process
 from infra.s3.server import S3Server
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.child_process import Child
 from sapo.core.config.load import load
 from sapo.core.errors import Unavailable
+from sapo.flows.archive import Archive
+from sapo.flows.common import Process
 from sapo.store.history import open_store, query
 from sapo.store.history.maintain import maintain
 from sapo.store.history.retention import cuts

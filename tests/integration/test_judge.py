@@ -14,15 +14,15 @@ from prefect.exceptions import ParameterTypeError
 from prefect.testing.utilities import prefect_test_harness
 from swarms import make_home, open_node, small_config
 
-from flows import evaluate
-from flows.common import Process
-from flows.evaluate import evaluate_flow
 from sapo import cli
 from sapo.cli.report.run_page import write_report
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import Unavailable, UserError
+from sapo.flows import evaluate
+from sapo.flows.common import Process
+from sapo.flows.evaluate import evaluate_flow
 from sapo.node import probes
 from sapo.node.tracked import _tracking, tracker_of
 from sapo.ops import rivals

@@ -7,10 +7,10 @@ import pytest
 from deltalake import DeltaTable
 from swarms import make_home, small_config
 
-from flows import archive, node
-from flows.common import Process
-from flows.orchestrator import Orchestrator
 from sapo.core.config.home import Home
+from sapo.flows import archive, node
+from sapo.flows.common import Process
+from sapo.flows.orchestrator import Orchestrator
 from sapo.ops.process_group import OWING
 from sapo.store.history import create_tables
 from sapo.store.journal.journal import Journal
@@ -46,7 +46,7 @@ def test_a_finished_node_says_what_it_owes_and_delivers_it_when_it_is_started_ag
     monkeypatch.setattr(node, "STOP_DRAIN_S", 0.2)
     home = process.home
     home.history.rename(home.root / "elsewhere")
-    with caplog.at_level(logging.WARNING, "flows.node"):
+    with caplog.at_level(logging.WARNING, "sapo.flows.node"):
         assert run_node(process) == OWING
     last = caplog.records[-1].getMessage()
     assert last.startswith("n0 still owes ")
@@ -85,10 +85,10 @@ def test_a_last_pass_without_bus_or_store_waits_says_so_and_can_be_made_again(
     assert run_node(process) == 0
     home.history.rename(home.root / "elsewhere")
     process.stop.set()
-    with caplog.at_level(logging.WARNING, "flows.archive"):
+    with caplog.at_level(logging.WARNING, "sapo.flows.archive"):
         assert archive.work(process, Orchestrator(process, None), once=True) == OWING
     # other tests' homes are gone: the keyring may warn of their keys
-    archived = [record for record in caplog.records if record.name == "flows.archive"]
+    archived = [record for record in caplog.records if record.name == "sapo.flows.archive"]
     away, last = (record.getMessage() for record in archived)
     assert "away" in away, "said once, however often it was tried"
     assert "sapo swarm --resume" in last

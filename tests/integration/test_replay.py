@@ -13,13 +13,13 @@ from recorded_runs import BASE, SILO, TRADE, run_legs, twin
 from swarms import open_node, small_config
 from tampering import CHANGES, copied, cover_up, rewrite, rows_of
 
-from flows.common import Process
-from flows.replay import prove
 from sapo import cli
 from sapo.core.config.home import Home
 from sapo.core.determinism import differences
 from sapo.core.errors import SapoError, UserError
 from sapo.core.types import canonical
+from sapo.flows.common import Process
+from sapo.flows.replay import prove
 from sapo.policy import checkpoint
 from sapo.provenance.check import Checked, Differs, check
 from sapo.provenance.replay import opened

@@ -158,8 +158,8 @@ def on_the_topic(cluster: Cluster, topic: str) -> dict[str, bytes]:
 
 def next_release(folder: Path) -> dict[str, str]:
     """A copy of this release that is one schema version further, and the environment that runs it."""
-    for package in ("sapo", "flows"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for source, package in (("sapo", "sapo"), ("flows", "sapo/flows")):
+        shutil.copytree(ROOT / source, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     records = folder / "sapo" / "core" / "types.py"
     text = records.read_text()
     changes = {

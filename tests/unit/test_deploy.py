@@ -20,14 +20,14 @@ from prefect.workers.process import ProcessWorker
 from rich.console import Console
 from swarms import make_home, small_config
 
-from flows import deploy, deployed, evaluate, experiment, maintain
-from flows.archive import Archive
-from flows.common import PROCESS, Process
-from flows.deploy import load, trigger_of, version_of
 from sapo.cli.commands.deploy import _again
 from sapo.core.config.home import Home
 from sapo.core.determinism import thread_settings
 from sapo.core.errors import UserError
+from sapo.flows import deploy, deployed, evaluate, experiment, maintain
+from sapo.flows.archive import Archive
+from sapo.flows.common import PROCESS, Process
+from sapo.flows.deploy import load, trigger_of, version_of
 from sapo.ops.deployments import (
     FINISHED,
     PROGRESS,
@@ -138,12 +138,12 @@ def test_every_parameter_that_is_registered_is_one_of_its_flow_s(site: Site) -> 
 
 @pytest.mark.parametrize("flow", ["node.node_flow", "archive.archive_flow", "experiment.experiment_flow"])
 def test_the_form_says_what_each_parameter_is(flow: str) -> None:
-    properties = parameter_schema(load(f"flows.{flow}").fn).properties
+    properties = parameter_schema(load(f"sapo.flows.{flow}").fn).properties
     assert all(one.get("description") for one in properties.values())
 
 
 def test_the_form_knows_the_bounds_of_numbers() -> None:
-    properties = parameter_schema(load("flows.node.node_flow").fn).properties
+    properties = parameter_schema(load("sapo.flows.node.node_flow").fn).properties
     assert properties["rounds"]["minimum"] == 1
     assert properties["seconds"]["exclusiveMinimum"] == 0
 
@@ -252,7 +252,7 @@ def test_the_parameters_in_prefect_yaml_fit_their_flow(one: dict[str, Any]) -> N
 
 
 def test_a_form_refuses_what_cannot_be() -> None:
-    schema = parameter_schema(load("flows.node.node_flow").fn).model_dump_for_openapi()
+    schema = parameter_schema(load("sapo.flows.node.node_flow").fn).model_dump_for_openapi()
     for wrong in ({"rounds": 0}, {"seconds": 0}, {"node": "N 1"}, {"home": ""}, {"node": None}):
         with pytest.raises(ValidationError):
             validate({"home": "runs/demo", "node": "n0", **wrong}, schema, raise_on_error=True)

@@ -44,11 +44,11 @@ def test_every_block_of_commands_is_one_that_a_shell_can_read() -> None:
 def test_every_script_that_is_named_is_there() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
     scripts = set(re.findall(r"\bpython\s+((?:docs|benchmarks)/\w+\.py)", text))
-    modules = set(re.findall(r"\bpython -m ((?:infra|flows)[.\w]*)", text))
+    modules = set(re.findall(r"\bpython -m ((?:infra|sapo\.flows)[.\w]*)", text))
     assert len(scripts) > 5
     assert len(modules) > 2
     assert not [name for name in scripts if not (ROOT / name).exists()]
-    paths = {name: ROOT / name.replace(".", "/") for name in modules}
+    paths = {name: ROOT / name.removeprefix("sapo.").replace(".", "/") for name in modules}
     assert not [
         name
         for name, path in paths.items()

@@ -14,13 +14,13 @@ from prefect.context import TagsContext
 from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
-from flows import common, deployed, evaluate, maintain, node
-from flows.archive import Archive
-from flows.common import PROCESS, Process, here
-from flows.node import COLUMNS, TABLE_ROWS, Session, progress_table
-from flows.orchestrator import Attempt, Orchestrator
 from sapo.core.errors import Paused, Unavailable
 from sapo.core.types import RoundResult
+from sapo.flows import common, deployed, evaluate, maintain, node
+from sapo.flows.archive import Archive
+from sapo.flows.common import PROCESS, Process, here
+from sapo.flows.node import COLUMNS, TABLE_ROWS, Session, progress_table
+from sapo.flows.orchestrator import Attempt, Orchestrator
 from sapo.ops.deployments import process_tag, site_tag
 from sapo.store.journal.journal import Journal
 
@@ -89,7 +89,7 @@ def test_trap_51_an_absence_is_said_once_counted_and_its_end_is_said(
         assert orchestrator.run(lambda: fails(AssertionError("started")), lambda: "plain") == "plain"
     Switched.healthy = True
     assert orchestrator.run(lambda: "flow", lambda: "plain") == "flow"
-    said = [record.getMessage() for record in caplog.records if record.name == "flows.orchestrator"]
+    said = [record.getMessage() for record in caplog.records if record.name == "sapo.flows.orchestrator"]
     assert len(said) == 2
     assert "is away" in said[0]
     assert "no record of 3 runs" in said[1]

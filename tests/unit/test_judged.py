@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from swarms import make_home, small_config
 
-from flows import evaluate
-from flows.common import Process
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
+from sapo.flows import evaluate
+from sapo.flows.common import Process
 from sapo.ops.judge import evaluate_swarm, judge_swarm
 from sapo.ops.process_group import read_progress
 from sapo.policy.evaluate import Progress

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from flows import orchestrator
-from flows.orchestrator import ATTEMPT, Orchestrator, Superseded, at_work, count_tasks
+from sapo.flows import orchestrator
+from sapo.flows.orchestrator import ATTEMPT, Orchestrator, Superseded, at_work, count_tasks
 
 
 @dataclass

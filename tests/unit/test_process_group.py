@@ -166,6 +166,6 @@ def test_what_happens_is_written_where_others_can_read_it(tmp_path: Path) -> Non
 
 def test_flows_are_named_to_the_child_and_threads_are_bounded(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    assert flow_command(home, "n2") == ["-m", "flows.node", "--home", str(tmp_path), "--node", "n2"]
-    assert flow_command(home, "archive") == ["-m", "flows.archive", "--home", str(tmp_path)]
+    assert flow_command(home, "n2") == ["-m", "sapo.flows.node", "--home", str(tmp_path), "--node", "n2"]
+    assert flow_command(home, "archive") == ["-m", "sapo.flows.archive", "--home", str(tmp_path)]
     assert thread_settings(3)["OMP_NUM_THREADS"] == "3"

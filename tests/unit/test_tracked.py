@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from swarms import make_home, small_config
 
-from flows import maintain
-from flows.common import Process
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, parse
 from sapo.core.service_registry import Service, Services
+from sapo.flows import maintain
+from sapo.flows.common import Process
 from sapo.node.tracked import _tracking
 from sapo.store.tracking.uri import tracking_uri
 
