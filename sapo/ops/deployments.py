@@ -42,7 +42,7 @@ class Registration:
     @property
     def full_name(self) -> str:
         """As Prefect shows it: `node/demo.a0`."""
-        return f"{self.flow.split('.')[1]}/{self.name}"
+        return f"{self.flow.split('.')[-2]}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
