@@ -17,13 +17,14 @@ from sapo.bus.base import Bus
 from sapo.core.child_process import Child, stopping_on_signals
 from sapo.core.errors import SapoError, Unavailable
 from sapo.core.outage import Outage
-from sapo.flows import deployed
-from sapo.flows.common import NETWORK, Process, here, parser, run_process
-from sapo.flows.deployed import HomePath
-from sapo.flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.ops.archiver import Archiver
 from sapo.ops.process_group import OWING
 from sapo.store.history import open_store
+
+from . import deployed
+from .common import NETWORK, Process, here, parser, run_process
+from .deployed import HomePath
+from .orchestrator import Orchestrator, at_work, count_tasks
 
 log = logging.getLogger(__name__)
 

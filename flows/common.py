@@ -23,9 +23,10 @@ from sapo.core.child_process import stopping_on_signals
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
-from sapo.flows.orchestrator import Orchestrator
 from sapo.ops.deployments import process_tag
 from sapo.ops.process_group import BAD_INPUT
+
+from .orchestrator import Orchestrator
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,12 @@ from pydantic import Field
 from rich.console import Console
 
 from sapo.core.errors import Unavailable
-from sapo.flows.common import PROCESS, Process
 from sapo.node.tracked import tracker_of
 from sapo.ops.deployments import FINISHED, PROGRESS, resource_of
 from sapo.store.journal.journal import Journal, rounds_made
 from sapo.store.tracking import model_registry
+
+from .common import PROCESS, Process
 
 log = logging.getLogger(__name__)
 

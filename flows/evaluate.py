@@ -15,15 +15,16 @@ from prefect.runtime import flow_run
 from sapo.cli.report.summary import read_run, summarise
 from sapo.core.errors import SapoError, Unavailable
 from sapo.core.outage import Outage
-from sapo.flows import deployed
-from sapo.flows.common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
-from sapo.flows.orchestrator import Orchestrator, at_work
 from sapo.node.tracked import tracker_of
 from sapo.ops import rivals
 from sapo.ops.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
 from sapo.ops.process_group import OWING, forget_progress, write_progress
 from sapo.policy.evaluate import FULL, PROBE, series_of
 from sapo.store.tracking import parent_run
+
+from . import deployed
+from .common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
+from .orchestrator import Orchestrator, at_work
 
 log = logging.getLogger(__name__)
 

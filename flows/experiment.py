@@ -12,7 +12,8 @@ from sapo.cli.report.experiment_text import SCREEN_HEAD, screen_row, sentence
 from sapo.core.config.home import Home
 from sapo.core.errors import SapoError
 from sapo.experiment.grid import read
-from sapo.flows.deployed import outlive_worker
+
+from .deployed import outlive_worker
 
 
 @flow(name="experiment", flow_run_name="experiment {grid}", persist_result=False, validate_parameters=False)

@@ -8,7 +8,8 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectException
 
 from sapo.core.errors import Unavailable
-from sapo.flows.orchestrator import FINAL
+
+from .orchestrator import FINAL
 
 AT_ONCE = 50
 """Flow runs that Prefect deletes in one request."""

@@ -11,10 +11,6 @@ from prefect import flow, task
 
 from sapo.core import service_registry
 from sapo.core.errors import Unavailable
-from sapo.flows import deployed
-from sapo.flows.common import NETWORK, PROCESS, Process, here, parser, run_process
-from sapo.flows.forget import forget
-from sapo.flows.orchestrator import Orchestrator, at_work
 from sapo.ops.deployments import process_tag, site_tag
 from sapo.ops.process_group import OWING
 from sapo.store.history import open_store
@@ -22,6 +18,11 @@ from sapo.store.history.maintain import ORDER, maintain_table
 from sapo.store.history.retention import Cut, cuts
 from sapo.store.tracking import mlflow_sqlite
 from sapo.store.tracking.uri import own_server
+
+from . import deployed
+from .common import NETWORK, PROCESS, Process, here, parser, run_process
+from .forget import forget
+from .orchestrator import Orchestrator, at_work
 
 log = logging.getLogger(__name__)
 

@@ -22,15 +22,16 @@ from pydantic import Field
 from sapo.core.child_process import stopping_on_signals
 from sapo.core.errors import Paused, SapoError
 from sapo.core.types import RoundResult
-from sapo.flows import deployed
-from sapo.flows.common import NETWORK, SMALL, Process, here, parser, run_process
-from sapo.flows.deployed import HomePath, NodeName
-from sapo.flows.orchestrator import Orchestrator, at_work, count_tasks
 from sapo.node.member.runtime import MemberRuntime
 from sapo.node.round import NodeRuntime
 from sapo.node.tracked import open_tracked
 from sapo.ops.process_group import OWING, PAUSED
 from sapo.store.journal.journal import rounds_made
+
+from . import deployed
+from .common import NETWORK, SMALL, Process, here, parser, run_process
+from .deployed import HomePath, NodeName
+from .orchestrator import Orchestrator, at_work, count_tasks
 
 log = logging.getLogger(__name__)
 

@@ -291,7 +291,7 @@ def test_a_deployment_may_ask_one_question_or_all(
         assert evaluate_flow(str(home.root)) == []
         assert set(json.loads(home.evaluation.read_text())["nodes"]) == {"n0", "n1"}
         with pytest.raises(ParameterTypeError, match="kind"):
-            evaluate_flow(str(home.root), kind="quiz")  # type: ignore[call-overload]
+            evaluate_flow(str(home.root), kind="quiz")
     assert len(judged(uri).reward) == 1
 
 

@@ -208,7 +208,7 @@ def test_a_deployment_s_run_that_pauses_delivers_what_it_owes_before_its_schedul
         return True
 
     runtime = SimpleNamespace(round=3, drain=drain)
-    session = Session(process, runtime)  # type: ignore[arg-type]
+    session = Session(process, runtime)
     monkeypatch.setattr(deployed, "progress_shown", lambda *_: nullcontext())
     monkeypatch.setattr(deployed, "pause_schedule", lambda: done.append("paused"))
     monkeypatch.setattr(node, "_flow_rounds", lambda *_: fails(Paused("entropy")))
@@ -219,7 +219,7 @@ def test_a_deployment_s_run_that_pauses_delivers_what_it_owes_before_its_schedul
 
 def test_a_flow_run_says_which_rounds_it_makes_and_which_have_tasks(process: Process) -> None:
     config = small_config(["swarm.rounds=24", "flow.every=40"]).for_node("n0")
-    session = Session(process, SimpleNamespace(round=20, config=config)).take_up(120)  # type: ignore[arg-type]
+    session = Session(process, SimpleNamespace(round=20, config=config)).take_up(120)
     said = node.what_is_shown(session, "n0")
     assert said.startswith("Rounds 20 to 23 of n0;")
     assert "one round in 40" in said
