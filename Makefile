@@ -22,7 +22,7 @@ help:
 	@echo "make swarm BUS=kafka   the same over a real Kafka broker, which starts and stops with it"
 	@echo "make test    all tests   (make test TESTS=tests/unit: the fast ones)"
 	@echo "make lint    formatting, lint, types"
-	@echo "make soak    the long counts of the tests that make test runs short"
+	@echo "make soak    the long counts of the tests that make test runs short, and random searches from a new seed"
 	@echo "make gpu     all that only a GPU can show, in steps   (make gpu ARGS=--dry-run lists them)"
 	@echo "make starter   teach the models that ship with the package again, in about half an hour"
 	@echo "make docs    regenerate what docs/ holds of generated text and pictures"
@@ -79,8 +79,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Random searches begin from a new seed each time; `make soak SEED=... TESTS=...` repeats one.
+soak: SEED := $(or $(SEED),$(shell od -An -N4 -tu4 /dev/urandom | tr -d ' '))
 soak: $(VENV)/.vllm
-	$(BIN)/pytest tests -m soak --timeout 3600
+	SAPO_SEED=$(SEED) $(BIN)/pytest $(TESTS) -m "soak or hypothesis" --timeout 3600 \
+	  --hypothesis-profile=soak --hypothesis-seed=$(SEED) || { \
+	  echo "repeat a failure: make soak SEED=$(SEED) TESTS=FILE::TEST" >&2; exit 1; }
 
 starter: $(VENV)/.dev
 	$(BIN)/python -m sapo.policy.thinker

@@ -1,7 +1,9 @@
 """Lets every test import the helpers beside this file, such as `makers`, and lends them servers."""
 
 import http.server
+import importlib
 import os
+import pkgutil
 import shutil
 import tempfile
 import threading
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from shared_workers import end_workers, rest_workers, sharing_workers
 
+import sapo
 from infra.kafka.cluster import Cluster
 from infra.s3.server import S3Server
 
@@ -57,6 +60,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put files that take long first, or the last of them would run alone."""
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
+
+
+def pytest_collection_finish() -> None:
+    """Load every module of the package before a run of all tests begins.
+
+    Hypothesis draws from the constants of the modules that are loaded: where that depended on the tests
+    before, so would what a fixed seed finds.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        for module in pkgutil.walk_packages(sapo.__path__, "sapo."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
 
 
 def pytest_unconfigure() -> None:

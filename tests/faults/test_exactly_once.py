@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
+from searches import SEED
 from swarm_under_fire import TOPIC, Fire, is_what_its_record_makes, on_the_bus, rows, run_under_fire
 from swarms import make_home, small_config
 
@@ -31,7 +32,7 @@ def test_three_kills_over_nodes_archiver_and_brokers_lose_and_double_nothing(tmp
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_thirty_kills_over_nodes_archiver_and_brokers_lose_and_double_nothing(tmp_path: Path) -> None:
-    kill_and_count(tmp_path, kills=30, seed=5)
+    kill_and_count(tmp_path, kills=30, seed=SEED)
 
 
 def kill_and_count(folder: Path, *, kills: int, seed: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from gossiping import gossip_config
+from searches import SEED
 from swarms import make_home
 
 from sapo.core.config.home import Home
@@ -80,7 +81,7 @@ def test_kills_during_outer_steps_change_no_bit(
 ) -> None:
     undisturbed, killed = (home_of(tmp_path / name, rounds) for name in ("undisturbed", "killed"))
     assert nursery.run(undisturbed)
-    rng, kills = random.Random(7), 0
+    rng, kills = random.Random(SEED), 0
     while kills < most:
         done = nursery.run(killed, after=rng.random() * STEP_S, skip=kills % 2)
         assert not done, f"the run was over after {kills} kills"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from outages import ENV, nothing_is_missing, table
+from searches import SEED
 from swarm_under_fire import Fire, is_what_its_record_makes, run_under_fire
 from swarms import make_home, small_config
 
@@ -19,7 +20,7 @@ SETS = ("flow.every=5", "history.flush_seconds=1", "track.register_every=50", "c
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_after_fifty_kills_every_node_is_what_its_record_makes_from_round_0(tmp_path: Path) -> None:
-    kill_and_replay(tmp_path, rounds=100, kills=50, seed=7)
+    kill_and_replay(tmp_path, rounds=100, kills=50, seed=SEED)
 
 
 def kill_and_replay(folder: Path, *, rounds: int, kills: int, seed: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from packed_nodes import Members, files_of, indexed, make_node, rewritten, with_content
+from searches import SEED
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import load
@@ -266,10 +267,11 @@ def test_files_that_the_index_vouches_for_are_looked_at_all_the_same(
     assert says in refused(crafted, place)
 
 
-def test_a_damaged_pack_is_refused_or_was_not_damaged(pack: Path, place: Path) -> None:
-    """Bits of the tar file flipped, pieces of it cut out and doubled: 150 times."""
-    whole, noise = raw(pack), random.Random(6)
-    for number in range(150):
+@pytest.mark.parametrize("times", [150, pytest.param(5000, marks=pytest.mark.soak)])
+def test_a_damaged_pack_is_refused_or_was_not_damaged(pack: Path, place: Path, times: int) -> None:
+    """Bits of the tar file flipped, pieces of it cut out and doubled."""
+    whole, noise = raw(pack), random.Random(SEED)
+    for number in range(times):
         tar = bytearray(whole)
         for _ in range(noise.randint(1, 4)):
             # headers are a small part of a pack, so they are aimed at

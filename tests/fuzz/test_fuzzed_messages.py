@@ -1,13 +1,13 @@
 """Thousands of hostile messages through the whole way in: no crash, nothing invalid is taken, nothing honest
 is lost, memory stays flat. `make soak` sends 200,000."""
 
-import os
 import random
 import re
 from pathlib import Path
 
 import psutil
 import pytest
+from searches import SEED
 from trial import (
     Archive,
     Grounds,
@@ -21,7 +21,6 @@ from trial import (
     trial,
 )
 
-SEED = int(os.environ.get("SAPO_FUZZ_SEED", "6"))
 DOCS = Path(__file__).parents[2] / "docs"
 GROWTH = 96 * 2**20
 """Bytes that the process may grow by after its first fifth, whatever the count."""
@@ -34,7 +33,6 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Grounds:
 
 def fuzz(grounds: Grounds, name: str, folder: Path, count: int) -> Outcome:
     """A node reads the embedded bus, onto which others write."""
-    print(f"SAPO_FUZZ_SEED={SEED} repeats it")
     carrier = SqliteCarrier(folder / "bus.sqlite")
     with trial(grounds, carrier, name) as one:
         one.round(real_messages(grounds))

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from history_samples import last_release
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import BASE, SILO, TRADE, run_legs, twin
+from searches import searching
 from swarms import open_node, small_config
 from tampering import CHANGES, copied, cover_up, rewrite, rows_of
 
@@ -124,7 +125,7 @@ def test_a_range_begins_at_the_newest_checkpoint_before_it(
     assert found.weights_sha256 == journal_weights(alone, "n0")[end]
 
 
-@settings(max_examples=12, deadline=None)
+@searching(12, soak=100)
 @given(
     change=st.sampled_from(
         ["token_ids", "loss_mask", "advantage", "swap positions", "drop a row", "drop the round", "learn"]

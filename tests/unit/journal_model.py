@@ -12,7 +12,7 @@ from sapo.policy.checkpoint import Checkpoint
 from sapo.store.journal.journal import ChainLink, Journal, JournalError, OutboxItem, PoolEvent, PoolRow
 from sapo.store.journal.rows import Event
 
-KINDS = ("publish", "training", "track", "version")
+KINDS = ("publish", "training", "track", "version", "gossip")
 NOW = 1000.0
 
 
@@ -125,7 +125,6 @@ class Model:
     dropped: dict[str, tuple[int, str | None]] = field(default_factory=dict)
     outbox: list[OutboxItem] = field(default_factory=list)
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
-    versions: set[int] = field(default_factory=set)
     taught: dict[int, str] = field(default_factory=dict)
     """Digests of all batches that had groups, pruned or not."""
     last_seq: int = 0
@@ -135,8 +134,9 @@ class Model:
         return (max(self.rounds), self.rounds[max(self.rounds)]["stage"]) if self.rounds else None
 
     def _owe(self, kind: str, round: int, ref: str = "") -> None:
-        self.last_seq += 1
-        self.outbox.append(OutboxItem(self.last_seq, kind, round, ref, NOW))
+        if (kind, round, ref) not in {(item.kind, item.round, item.ref) for item in self.outbox}:
+            self.last_seq += 1
+            self.outbox.append(OutboxItem(self.last_seq, kind, round, ref, NOW))
 
     def commit_groups(self, round: int, groups: Sequence[SignedGroup], publish: Collection[str]) -> None:
         """Transaction 1."""
@@ -183,10 +183,27 @@ class Model:
             make_movement(row, "trained" if row.group_id in drawn else rejected.get(row.group_id, "evicted"))
             for row in leaving
         ]
+        self._link(batch)
+
+    def _link(self, batch: Batch) -> None:
+        self.taught.pop(batch.round, None)
         previous = max(self.taught, default=None)
         if batch.groups:
             self.taught[batch.round] = batch.digest()
         self.rounds[batch.round]["link"] = ChainLink(previous, chain_of(list(self.taught.values())))
+
+    def replace_batch(self, batch: Batch) -> None:
+        """Another batch in place of the committed one; what it lacks counts as evicted."""
+        if self.stage() != (batch.round, "batch"):
+            raise JournalError("order")
+        kept = {group.group_id for group in batch.groups}
+        here = self.rounds[batch.round]
+        here["batch"] = batch
+        here["movements"] = [
+            replace(one, event="evicted") if one.event == "trained" and one.group_id not in kept else one
+            for one in here["movements"]
+        ]
+        self._link(batch)
 
     def commit_result(self, result: RoundResult) -> None:
         """Transaction 3."""
@@ -196,28 +213,31 @@ class Model:
         if self.rounds[result.round]["owed"]:
             self._owe("training", result.round)
         self._owe("track", result.round)
+        if result.gossip is not None and result.gossip.offered is not None:
+            self._owe("gossip", result.round, result.gossip.offered)
 
     def acknowledge(self, kind: str, through_seq: int) -> None:
         """Delivered."""
         self.outbox = [owed for owed in self.outbox if owed.kind != kind or owed.seq > through_seq]
 
     def record_checkpoint(self, checkpoint: Checkpoint, *, owe_version: bool = False) -> None:
-        """Noted, and its version owed at most once."""
+        """Noted, and its version owed unless it is owed already."""
         self.checkpoints[checkpoint.round] = checkpoint
-        if owe_version and checkpoint.round not in self.versions:
-            self.versions.add(checkpoint.round)
+        if owe_version:
             self._owe("version", checkpoint.round, str(checkpoint.path))
 
     def prune(self) -> int:
-        """Forget what is behind the older of two checkpoints, not owed, and not the newest round."""
+        """Forget what is behind the older of the two newest checkpoints."""
         self.checkpoints = {r: c for r, c in self.checkpoints.items() if c.path.is_dir()}
-        self.versions &= self.checkpoints.keys()
         kept = sorted(self.checkpoints)
-        if len(kept) < 2:
-            return 0
+        return self.forget(kept[-2]) if len(kept) >= 2 else 0
+
+    def forget(self, before: int) -> int:
+        """Forget rounds before this one that are not owed and not the newest finished one."""
         owed = {item.round for item in self.outbox}
         owed |= {item.round - 1 for item in self.outbox if item.kind == "version"}
-        gone = {r for r in self.rounds if r < kept[-2] and r < max(self.rounds) and r not in owed}
+        newest = max((r for r, content in self.rounds.items() if content["stage"] == "result"), default=0)
+        gone = {r for r in self.rounds if r < min(before, newest) and r not in owed}
         self.rounds = {r: content for r, content in self.rounds.items() if r not in gone}
         if gone:
             self.dropped = {g: entry for g, entry in self.dropped.items() if entry[0] in self.rounds}

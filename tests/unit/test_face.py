@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from history_samples import INCARNATION, batch, deliver
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from makers import finish_round
 from rich.console import Console
+from searches import searching
 
 from sapo.cli.report.example_groups import ExampleGroup
 from sapo.cli.report.live_view import (
@@ -670,7 +671,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@searching(200)
 @given(st.dictionaries(st.text(), values, max_size=4))
 def test_toml_says_what_it_was_given(value: dict[str, Any]) -> None:
     assert tomllib.loads(toml_dump.dumps(value)) == without_none(value)

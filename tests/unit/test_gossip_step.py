@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from learn_support import batch, group, tiny_model
 from torch import Tensor
@@ -52,7 +52,6 @@ def test_alone_with_rate_1_and_no_momentum_nothing_jumps() -> None:
     assert torch.equal(slow, fast)
 
 
-@settings(deadline=None)
 @given(vectors, vectors, st.sampled_from([0.0, 0.3, 0.5]), st.sampled_from([0.3, 0.7, 1.0]))
 def test_equal_replicas_stay_equal_to_the_bit(
     slow: list[float], delta: list[float], alpha: float, gamma: float
@@ -65,7 +64,6 @@ def test_equal_replicas_stay_equal_to_the_bit(
     assert torch.equal(ours, alone)
 
 
-@settings(deadline=None)
 @given(vectors, vectors)
 def test_both_sides_of_a_pair_compute_the_same_mean(one: list[float], other: list[float]) -> None:
     length = min(len(one), len(other))

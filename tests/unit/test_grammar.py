@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import reasoning_gym
 import sympy
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from searches import searching
 from sympy.parsing.sympy_parser import parse_expr
 
 from sapo.tasks import safe_parse, verifier
@@ -106,7 +107,7 @@ def arithmetic() -> st.SearchStrategy[str]:
 
 
 @given(arithmetic())
-@settings(max_examples=80, deadline=None)
+@searching(80)
 def test_generated_expressions_read_as_sympy_reads_them(text: str) -> None:
     assert repr(attempt(safe_parse.expression, text)) == repr(attempt(parse_expr, text))
 

@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from history_samples import INCARNATION, Books, Owed, batch, deliver, result, sink
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from searches import searching
 from tampering import CHANGES, Row, copied, cover_up, place, rewrite, rows_of
 
 from sapo.core.types import RoundResult
@@ -80,7 +81,7 @@ def test_every_round_comes_back_with_what_its_update_did(kept: Store) -> None:
     assert recording(kept).count() == ROUNDS
 
 
-@settings(max_examples=60, deadline=None)
+@searching(60)
 @given(
     change=st.sampled_from(sorted(CHANGES)),
     round=st.sampled_from(HELD),

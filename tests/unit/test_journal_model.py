@@ -4,12 +4,12 @@ import itertools
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, event, settings
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from journal_model import (
@@ -24,7 +24,9 @@ from journal_model import (
     snapshot,
 )
 from makers import INCARNATION
+from searches import searching
 
+from sapo.core.types import Gossiped
 from sapo.store.journal.journal import Journal, JournalError
 from sapo.store.journal.rows import Event
 
@@ -127,9 +129,17 @@ class JournalMachine(RuleBasedStateMachine):
             )
         )
 
-    @rule(wrong=st.booleans(), ahead=st.integers(-1, 1))
-    def commit_result(self, wrong: bool, ahead: int) -> None:
-        result = make_result(max(0, self.following(wrong, "batch", ahead)))
+    @rule(wrong=st.booleans(), ahead=st.integers(-1, 1), own=st.booleans())
+    def replace_batch(self, wrong: bool, ahead: int, own: bool) -> None:
+        """A batch without foreign groups, or without any."""
+        round = max(0, self.following(wrong, "batch", ahead))
+        batch = make_batch(round, own_groups(round, 2) if own else ())
+        self.both(lambda side: side.replace_batch(batch))
+
+    @rule(wrong=st.booleans(), ahead=st.integers(-1, 1), offered=st.none() | st.just("ab" * 32))
+    def commit_result(self, wrong: bool, ahead: int, offered: str | None) -> None:
+        gossip = Gossiped(alpha=0.5, beta=0.5, gamma=0.5, offered=offered)
+        result = make_result(max(0, self.following(wrong, "batch", ahead)), gossip=gossip)
         self.both(lambda side: side.commit_result(result))
 
     @rule(count=st.integers(1, 3), place=PLACES, checkpoints=st.booleans())
@@ -191,9 +201,12 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule()
     def prune(self) -> None:
-        held = len(self.model.rounds)
         self.both(lambda side: side.prune())
-        event(f"pruned {min(held - len(self.model.rounds), 3)} rounds")
+
+    @rule(back=st.integers(-1, 4))
+    def forget(self, back: int) -> None:
+        at = self.model.stage()
+        self.both(lambda side: side.forget((at[0] if at else 0) - back))
 
     @rule()
     def reopen(self) -> None:
@@ -238,7 +251,6 @@ class JournalMachine(RuleBasedStateMachine):
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
                 raise
-            event("interrupted")
         else:
             operation(self.model)
             before = None
@@ -262,12 +274,35 @@ class JournalMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-JournalMachine.TestCase.settings = settings(
-    max_examples=30,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+JournalMachine.TestCase.settings = searching(30, soak=10_000, stateful_step_count=40)
 test_any_history_leaves_the_journal_equal_to_its_model = JournalMachine.TestCase
+
+GROUPS = methodcaller("commit_groups", ahead=0, count=0, publish=set(), wrong=False)
+OWED_VERSION = methodcaller("record_checkpoint", ahead=0, owe_version=True)
+PRUNED = methodcaller("prune")
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [
+            methodcaller("whole_rounds", checkpoints=True, count=1, place=0),
+            GROUPS,
+            methodcaller("deliver_everything"),
+            methodcaller("record_checkpoint", ahead=1, owe_version=False),
+            PRUNED,
+            methodcaller("whole_rounds", checkpoints=False, count=1, place=0),
+        ],
+        [OWED_VERSION, methodcaller("lose_a_checkpoint", which=0), GROUPS, PRUNED, OWED_VERSION],
+    ],
+    ids=["pruned before its first batch is chained", "a lost checkpoint is taken again"],
+)
+def test_a_history_that_once_differed_from_the_model(history: Sequence[Callable[[Any], None]]) -> None:
+    machine = JournalMachine()
+    machine.start()
+    try:
+        for step in history:
+            step(machine)
+            machine.the_same_as_the_model()
+    finally:
+        machine.teardown()

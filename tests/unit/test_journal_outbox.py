@@ -132,8 +132,18 @@ def test_an_owed_version_pins_its_checkpoint_until_it_is_acknowledged(journal: J
     assert journal.pinned_checkpoints() == {checkpoint.path}
     journal.acknowledge("version", owed.seq)
     assert journal.pinned_checkpoints() == set()
-    journal.record_checkpoint(checkpoint, owe_version=True)
-    assert journal.owed_counts() == {}
+
+
+def test_the_version_of_a_checkpoint_that_was_lost_and_taken_again_is_owed_again(
+    journal: Journal, path: Path
+) -> None:
+    """The deliverer gives up a version whose checkpoint is broken."""
+    lost = make_checkpoint(path.parent, 3)
+    journal.record_checkpoint(lost, owe_version=True)
+    journal.acknowledge("version", journal.owed("version", 1)[0].seq)
+    lost.path.rmdir()
+    journal.record_checkpoint(make_checkpoint(path.parent, 3), owe_version=True)
+    assert [owed.round for owed in journal.owed("version", 10)] == [3]
 
 
 def test_a_node_folder_can_be_moved_with_its_checkpoints(journal: Journal, path: Path) -> None:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from learn_support import batch, group, tiny_model
+from searches import searching
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -26,7 +27,7 @@ def leaves(vocabulary: int, bias: bool, seed: int = 0) -> list[torch.Tensor]:
     return [torch.randn(shape, dtype=torch.float64) for shape in shapes]
 
 
-@settings(max_examples=60, deadline=None)
+@searching(60)
 @given(
     vocabulary=st.integers(2, 60),
     block_bytes=st.integers(1, 4 * POSITIONS * 70),

@@ -8,7 +8,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from learn_support import (
     VOCABULARY,
@@ -21,6 +21,7 @@ from learn_support import (
     sample,
     tiny_model,
 )
+from searches import searching
 
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
@@ -76,7 +77,7 @@ def trained_logprobs(made: Learner, rows: list[Row], shared: bool, micro_batch: 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared-prompt", "row-each"])
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=15, deadline=None)
+@searching(15)
 @given(
     data=st.lists(st.tuples(prompts, st.lists(completions, min_size=1, max_size=4)), min_size=1, max_size=4)
 )

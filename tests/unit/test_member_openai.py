@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from asks import ask, asks, never
 from endpoints import Request, answers, endpoint
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from openai_support import KEY, MANY, Naps, backend_for, bound, closed_port, echo, texts
+from searches import searching
 
 from sapo.core.errors import Unavailable, UserError
 from sapo.node.member import openai
@@ -443,7 +444,7 @@ JSON = st.recursive(
 
 
 @given(JSON, st.booleans())
-@settings(max_examples=150, deadline=None)
+@searching(150)
 def test_any_json_is_read_as_answers_or_garbage(body: Any, chat: bool) -> None:
     found = read_reply(json.dumps(body).encode(), chat=chat, max_chars=10)
     assert found.answers or found.useless
@@ -455,7 +456,7 @@ def test_any_json_is_read_as_answers_or_garbage(body: Any, chat: bool) -> None:
     JSON | st.binary(max_size=40),
     st.sampled_from([200, 200, 200, 201, 302, 400, 401, 404, 418, 429, 500, 999]),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@searching(25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_any_response_ends_in_answers_or_a_documented_error(memory: Path, body: Any, status: int) -> None:
     with (
         AnswerBook(memory / "answers.sqlite") as book,

@@ -5,9 +5,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from makers import make_entry, make_group, make_identity, make_signed, make_verdict
+from searches import searching
 
 from sapo.bus.base import Reading
 from sapo.bus.memory import MemoryBus
@@ -193,7 +194,7 @@ def arrived(peer: str, place: int, at: float) -> Entry:
     return Entry(received=received, group=known.group, received_at=float(at))
 
 
-@settings(max_examples=150, deadline=None)
+@searching(150)
 @given(ARRIVALS, st.integers(1, 9), st.floats(0.05, 1.0), st.integers(1, 90), st.randoms())
 def test_the_bounds_hold_and_nothing_goes_without_need(
     arrivals: list[tuple[str, int, int]], most: int, share: float, age: int, shuffled: object

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from makers import make_identity, make_received
 from scipy.stats import chisquare
@@ -119,7 +119,6 @@ def play(known: Quotas, steps: Sequence[tuple[object, ...]]) -> None:
             known.earn(float(str(values[0])))
 
 
-@settings(max_examples=100, deadline=None)
 @given(STEPS, STEPS)
 def test_what_the_journal_kept_goes_on_like_what_was_never_stopped(
     before: list[tuple[object, ...]], after: list[tuple[object, ...]]
@@ -334,7 +333,6 @@ ROUNDS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @given(ROUNDS)
 def test_newcomers_never_spend_more_than_their_share_a_credit_and_one_group(
     rounds: list[tuple[float, list[tuple[int, float]]]],
@@ -352,7 +350,6 @@ def test_newcomers_never_spend_more_than_their_share_a_credit_and_one_group(
     assert spent <= known.config.newcomer_share * earned + CREDIT_S + last + 1e-6
 
 
-@settings(max_examples=100, deadline=None)
 @given(ROUNDS, st.lists(st.floats(0, 1), min_size=30, max_size=30))
 def test_no_known_author_waits_because_of_what_others_spend(
     rounds: list[tuple[float, list[tuple[int, float]]]], shares: list[float]
@@ -373,7 +370,6 @@ def test_no_known_author_waits_because_of_what_others_spend(
         known.judged("honest", min(0.5, share * even), True)
 
 
-@settings(max_examples=100, deadline=None)
 @given(ROUNDS)
 def test_what_is_spent_in_all_stays_within_what_is_earned(
     rounds: list[tuple[float, list[tuple[int, float]]]],

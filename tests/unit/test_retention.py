@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from searches import searching
 
 from sapo.policy.retention import anchors
 
@@ -29,7 +30,7 @@ GAPS = st.lists(st.integers(1, 400), min_size=1, max_size=60)
 
 
 @given(gaps=GAPS, newest=st.integers(2, 4))
-@settings(deadline=None, max_examples=60)
+@searching(60)
 def test_without_a_bound_the_first_checkpoint_is_never_given_up(gaps: list[int], newest: int) -> None:
     kept, done = Kept(0, newest, [0]), 0
     for gap in gaps:
@@ -40,7 +41,7 @@ def test_without_a_bound_the_first_checkpoint_is_never_given_up(gaps: list[int],
 
 
 @given(gaps=GAPS, keep_rounds=st.integers(1, 2000), newest=st.integers(2, 4))
-@settings(deadline=None, max_examples=200)
+@searching(200)
 def test_the_rounds_that_are_kept_can_be_replayed_and_the_rest_is_given_up(
     gaps: list[int], keep_rounds: int, newest: int
 ) -> None:
@@ -58,7 +59,6 @@ def test_the_rounds_that_are_kept_can_be_replayed_and_the_rest_is_given_up(
 
 
 @given(rounds=st.sets(st.integers(0, 5000), min_size=1, max_size=30), keep_rounds=st.integers(0, 3000))
-@settings(deadline=None, max_examples=100)
 def test_anchors_are_checkpoints_and_giving_up_the_others_changes_nothing(
     rounds: set[int], keep_rounds: int
 ) -> None:

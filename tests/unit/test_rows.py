@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from makers import make_group
 from pyarrow import csv, parquet
@@ -231,7 +231,6 @@ def test_scorers(scorer: str, answer: str, expected: str, score: float) -> None:
     assert SCORERS[scorer](answer, expected) == score
 
 
-@settings(deadline=None)  # the first to score with sympy loads it
 @given(st.text(), st.sampled_from(sorted(SCORERS)))
 def test_any_text_has_a_score_from_0_to_1(text: str, scorer: str) -> None:
     assert 0.0 <= SCORERS[scorer](text, "7") <= 1.0

@@ -8,10 +8,11 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from makers import make_entry, make_verdict
 from scipy.stats import chisquare
+from searches import searching
 
 from sapo.core.config.load import ShareConfig
 from sapo.core.rng import rng
@@ -242,7 +243,7 @@ def reference(entries: Sequence[Entry], verifier: Verifier, want: int, seed: int
     return good, len(order)
 
 
-@settings(max_examples=300, deadline=None)
+@searching(300)
 @given(TRUTHS, st.integers(0, 6), st.integers(0, 999), st.floats(0.05, 1), st.sets(st.integers(0, 15)))
 def test_laziness_guesses_and_caches_change_nothing_but_the_cost(
     truths: list[Truth], want: int, seed: int, share: float, cached: set[int]
@@ -558,7 +559,7 @@ def test_a_verdict_that_is_known_needs_no_time() -> None:
     assert (len(found.chosen), found.waiting) == (4, 0)
 
 
-@settings(max_examples=200, deadline=None)
+@searching(200)
 @given(
     TRUTHS,
     st.integers(0, 6),

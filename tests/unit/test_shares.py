@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from searches import searching
 
 from sapo.core.shares import Claim, Meter, Shares, over
 
@@ -71,7 +72,7 @@ def held(found: Sequence[tuple[str, int]]) -> Counter[str]:
     return sums
 
 
-@settings(max_examples=300, deadline=None)
+@searching(300)
 @given(TAKEN, st.integers(5, 60), st.booleans())
 def test_the_shares_hold_for_any_claims(asked: list[tuple[str, int]], bound: int, lend: bool) -> None:
     """For every party: what stays is at most its share of the bound, or for newcomers what is lent."""
@@ -84,7 +85,7 @@ def test_the_shares_hold_for_any_claims(asked: list[tuple[str, int]], bound: int
     assert kept[" "] <= max(OPEN.most_newcomers(bound), spare + 10 if lend else 0)
 
 
-@settings(max_examples=300, deadline=None)
+@searching(300)
 @given(TAKEN, st.integers(20, 60))
 def test_known_authors_have_what_they_would_have_alone_less_the_newcomers_share(
     asked: list[tuple[str, int]], bound: int
@@ -97,7 +98,7 @@ def test_known_authors_have_what_they_would_have_alone_less_the_newcomers_share(
     assert len(beside) >= len(unhindered) - OPEN.most_newcomers(bound)
 
 
-@settings(max_examples=300, deadline=None)
+@searching(300)
 @given(TAKEN, st.integers(5, 60))
 def test_the_shares_hold_for_whatever_is_taken_bit_by_bit(asked: list[tuple[str, int]], bound: int) -> None:
     """But for a party's first item, which fits wherever there is room at all."""

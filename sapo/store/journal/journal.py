@@ -206,16 +206,17 @@ class Journal:
         not.
         """
         blob, digest = pack(batch.canonical())
-        kept = {group.group_id for group in batch.groups}
+        kept = [group.group_id for group in batch.groups]
         with self._transaction() as db:
             self._expect(batch.round, "batch", "another batch")
             sql = "UPDATE rounds SET batch = ?, batch_sha256 = ? WHERE round = ?"
             db.execute(sql, (blob, digest, batch.round))
             link_round(db, batch, digest)
-            sql = "SELECT group_id FROM movements WHERE round = ? AND event = 'trained'"
-            gone = [row for row in db.execute(sql, (batch.round,)).fetchall() if row[0] not in kept]
-            sql = f"UPDATE movements SET event = 'evicted' WHERE round = {batch.round} AND group_id = ?"
-            db.executemany(sql, gone)
+            db.execute(
+                "UPDATE movements SET event = 'evicted' WHERE round = ? AND event = 'trained' "
+                "AND group_id NOT IN (SELECT value FROM json_each(?))",
+                (batch.round, json.dumps(kept)),
+            )
 
     # --- reading ---------------------------------------------------------------------------------------
 
@@ -378,16 +379,17 @@ class Journal:
     def record_checkpoint(self, checkpoint: Checkpoint, *, owe_version: bool = False) -> None:
         """Note a checkpoint that was verified on disk; `owe_version` owes a model version made from it.
 
-        Noting one twice is harmless: its version is owed once.
+        A checkpoint that was lost may be noted again. Its version is then owed again, as the deliverer may
+        have given it up meanwhile; where it was registered, the registry has it once.
         """
         path = self._relative(checkpoint.path)
         with self._transaction() as db:
-            known = db.execute("SELECT owed FROM checkpoints WHERE round = ?", (checkpoint.round,)).fetchone()
-            owed = known is not None and bool(known[0])
             db.execute(
                 "INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)",
-                (checkpoint.round, path, checkpoint.to_json(), owed or owe_version),
+                (checkpoint.round, path, checkpoint.to_json(), owe_version),
             )
+            sql = "SELECT 1 FROM outbox WHERE kind = 'version' AND round = ?"
+            owed = db.execute(sql, (checkpoint.round,)).fetchone() is not None
             if owe_version and not owed:
                 enqueue(db, "version", checkpoint.round, path, 0, self._clock())
 
@@ -404,7 +406,7 @@ class Journal:
     def prune(self) -> int:
         """Delete rounds behind the older of the two newest checkpoints, once nothing is owed of them.
 
-        The newest round always stays. Returns how many rounds were deleted.
+        The newest finished round always stays. Returns how many rounds were deleted.
         """
         kept = self.checkpoints()
         rounds = [checkpoint.round for checkpoint in kept]

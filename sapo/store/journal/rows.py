@@ -302,12 +302,14 @@ def enqueue(db: sqlite3.Connection, kind: str, round: int, ref: str, size: int, 
 
 
 def forget_rounds(db: sqlite3.Connection, before: int) -> int:
-    """Delete rounds earlier than `before` that owe nothing, but never the newest; returns how many.
+    """Delete rounds earlier than `before` that owe nothing; returns how many.
 
-    The round that ends with the weights of an owed version stays too: the version names its link.
+    The newest finished round stays: the next batch continues its chain. So does the round that ends with the
+    weights of an owed version: the version names its link.
     """
     gone = db.execute(
-        "DELETE FROM rounds WHERE round < ? AND round < (SELECT max(round) FROM rounds) "
+        "DELETE FROM rounds WHERE round < ? "
+        "AND round < (SELECT max(round) FROM rounds WHERE stage = 'result') "
         "AND round NOT IN (SELECT round FROM outbox) "
         "AND round + 1 NOT IN (SELECT round FROM outbox WHERE kind = 'version')",
         (before,),
