@@ -255,6 +255,10 @@ class Learner:
             if epoch == 0:
                 metrics |= _summary(done, count)
                 logprobs = {group: total / n for group, (total, n) in sorted(done.by_group.items()) if n}
+                counted = sum(n for _, n in done.by_group.values())
+                if counted:
+                    total = sum(total for total, _ in done.by_group.values())
+                    metrics["learn/logprob_update"] = total / counted
                 if done.of("nan") == 0 and done.of("tokens") == 0:
                     self._forget_gradients()
                     return StepResult("no trained token", metrics)

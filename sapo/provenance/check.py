@@ -1,6 +1,7 @@
 """Proof by repetition: a node's rounds made again, and each compared with what is recorded of it."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,6 +21,16 @@ from sapo.store.journal.journal import Journal, JournalError
 
 Progress = Callable[[str, int, int], None]
 """Told a label, and how many of how many rounds are repeated."""
+
+
+FIGURES = {
+    "loss": "learn/loss",
+    "gradient norm": "learn/grad_norm",
+    "mean log-probability": "learn/logprob_update",
+}
+"""Figures of an update that are compared, and their series.
+
+With one epoch the loss follows from advantages and lengths alone; the others depend on tokens and weights."""
 
 
 class Differs(SapoError):
@@ -49,6 +60,8 @@ class Checked:
     empty: int
     rows: int
     losses: int
+    grad_norms: int
+    logprobs: int
     weights: int
     weights_sha256: str
     recorded_sha256: str | None
@@ -84,7 +97,8 @@ class _Check:
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
-        self.rounds = self.rows = self.losses = self.weights = 0
+        self.rounds = self.rows = self.weights = 0
+        self.compared: Counter[str] = Counter()
         self.found: RecordedRound | None = None
         self.compared_last: int | None = None
         self.finished: list[float] = []
@@ -114,7 +128,9 @@ class _Check:
             rounds=self.rounds,
             empty=replay.last + 1 - start - self.rounds,
             rows=self.rows,
-            losses=self.losses,
+            losses=self.compared["loss"],
+            grad_norms=self.compared["gradient norm"],
+            logprobs=self.compared["mean log-probability"],
             weights=self.weights,
             weights_sha256=final,
             recorded_sha256=recorded,
@@ -160,10 +176,13 @@ class _Check:
         if (step.skipped is None) != (found.skipped is None):
             said = [f"skipped ({why})" if why else "made" for why in (found.skipped, step.skipped)]
             yield f"its step was {said[0]}, now it is {said[1]}"
-        loss = step.metrics.get("learn/loss")
-        if loss != found.loss:
-            yield f"its loss was {found.loss!r}, now it is {loss!r}"
-        self.losses += loss is not None
+        known = {"gradient norm": found.grad_norm, "mean log-probability": found.logprob}
+        recorded = {"loss": found.loss, **{name: value for name, value in known.items() if value is not None}}
+        for name, value in recorded.items():
+            now = step.metrics.get(FIGURES[name])
+            if now != value:
+                yield f"its {name} was {value!r}, now it is {now!r}"
+            self.compared[name] += now is not None
         if found.policy_version_after != found.round + 1:
             yield f"it names policy version {found.policy_version_after}"
 

@@ -134,21 +134,24 @@ def _last(node: str, count: int, first: int | None, last: int | None) -> int:
 def _start(
     home: Home, node: str, incarnation: str, first: int | None, last: int
 ) -> tuple[Checkpoint, list[str]]:
-    """The checkpoint to begin at, and what there is to say of those that were passed over."""
+    """The checkpoint to begin at, and what there is to say of those that are damaged, wherever it begins."""
     kept = checkpoint.paths(home.checkpoints(node))
     limit = last if first is None else first
-    notes = []
+    start, notes, recorded = None, [], _recorded_weights(home, node, incarnation)
     for path in kept if first is None else reversed(kept):
-        if checkpoint.round_of(path) > limit:
-            continue
         try:
             found = checkpoint.verify(path)
         except BrokenCheckpoint as reason:
             notes.append(f"checkpoint {path.name} is passed over: {reason}")
             continue
-        if found.incarnation == incarnation:
-            return found, notes
-        notes.append(f"checkpoint {path.name} is passed over: it is of incarnation {found.incarnation}")
+        if found.incarnation != incarnation:
+            notes.append(f"checkpoint {path.name} is passed over: it is of incarnation {found.incarnation}")
+        elif found.weights_sha256 != recorded.get(found.round, found.weights_sha256):
+            notes.append(f"checkpoint {path.name} is passed over: the journal recorded other weights of it")
+        elif start is None and found.round <= limit:
+            start = found
+    if start is not None:
+        return start, notes
     later = [checkpoint.round_of(path) for path in kept if checkpoint.round_of(path) > limit]
     if later and not notes:
         option = "--to" if first is None else "--from"
@@ -157,6 +160,15 @@ def _start(
     why = "; ".join(notes) or "it has no checkpoint here"
     remedy = "replay it where it runs" if not later else f"begin with --from {later[0]}"
     raise UserError("NODE", node, why, remedy)
+
+
+def _recorded_weights(home: Home, node: str, incarnation: str) -> dict[int, str]:
+    """Digests of the checkpoints' weights by round, as the node's journal has them; empty without one."""
+    if not home.journal(node).exists():
+        return {}
+    with Journal.read_only(home.journal(node)) as journal:
+        kept = journal.checkpoints()
+    return {one.round: one.weights_sha256 for one in kept if one.incarnation == incarnation}
 
 
 def _at(home: Home, node: str, incarnation: str, round: int) -> Checkpoint | None:

@@ -6,22 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from history_samples import last_release
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import BASE, SILO, TRADE, run_legs, twin
+from safetensors.torch import load_file, save_file
 from searches import searching
 from swarms import open_node, small_config
 from tampering import CHANGES, copied, cover_up, rewrite, rows_of
 
 from sapo import cli
+from sapo.cli.commands.replay import said
 from sapo.core.config.home import Home
 from sapo.core.determinism import differences
 from sapo.core.errors import SapoError, UserError
-from sapo.core.types import canonical
+from sapo.core.types import canonical, sha256
 from sapo.flows.common import Process
 from sapo.flows.replay import prove
-from sapo.policy import checkpoint
+from sapo.policy import checkpoint, models
 from sapo.provenance.check import Checked, Differs, check
 from sapo.provenance.replay import opened
 from sapo.store.history import open_store
@@ -248,6 +251,84 @@ def test_weights_that_are_recorded_seldom_are_compared_with_the_checkpoint_after
     assert replayed(home).recorded_in == "round-000003"
 
 
+@pytest.fixture(scope="module")
+def seldom(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """One node whose weights are recorded in no round."""
+    base = [*SILO, "checkpoint.weight_digest_every=50", "checkpoint.every_rounds=50"]
+    return run_legs(tmp_path_factory.mktemp("seldom") / "home", [()] * 4, base)
+
+
+def test_without_weights_and_journal_a_changed_token_names_its_round(seldom: Home, tmp_path: Path) -> None:
+    home = twin(seldom, tmp_path / "twin")
+    own_checkpoints(home)
+    home.journal("n0").unlink()
+    rows = rows_of(store_of(home))
+    round = next(row["round"] for row in rows if row["round"] and row["advantage"])
+    mine = [row for row in rows if row["round"] == round]
+    CHANGES["token_ids"](rows, mine, next(i for i, row in enumerate(mine) if row["advantage"]))
+    cover_up(rows, round, batch_too=True, chain_too=True)
+    rewrite(store_of(home), rows)
+    assert wrong(home).round == round
+
+
+@pytest.mark.parametrize("bit", [0, 20])
+def test_a_changed_weight_of_the_checkpoint_that_replay_begins_with_is_named(
+    seldom: Home, tmp_path: Path, bit: int
+) -> None:
+    """By the journal, though the checkpoint's own digests were made anew; without it by the first update."""
+    home = twin(seldom, tmp_path / "twin")
+    own_checkpoints(home)
+    forge_checkpoint(home.checkpoints("n0") / "round-000000", bit)
+    assert "the journal recorded other weights" in bad(home, last=2)
+    home.journal("n0").unlink()
+    if bit:
+        assert wrong(home, last=2).round == first_update(home)
+
+
+def first_update(home: Home) -> int:
+    """The first round that trained on something."""
+    return min(int(row["round"]) for row in rows_of(store_of(home)) if row["advantage"])
+
+
+def forge_checkpoint(path: Path, bit: int) -> None:
+    """Flip a bit of one weight and have all digests of the checkpoint fit."""
+    tensors = load_file(path / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("q_proj.weight"))
+    tensors[name].view(torch.int32).view(-1)[0] ^= 1 << bit
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    manifest = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
+    policy = models.load_policy(str(path), config=small_config([*BASE, *SILO]), cache=path)
+    manifest["checkpoint"]["weights_sha256"] = models.weights_sha256(policy.model)
+    content = (path / "model.safetensors").read_bytes()
+    manifest["files"]["model.safetensors"] = {"bytes": len(content), "sha256": sha256(content)}
+    manifest["sha256"] = sha256(canonical([manifest["checkpoint"], manifest["files"]]))
+    (path / "checkpoint.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def test_a_damaged_checkpoint_that_replay_does_not_begin_with_is_named(copy: Home) -> None:
+    own_checkpoints(copy)
+    (copy.checkpoints("n0") / "round-000004" / "model.safetensors").write_bytes(b"broken")
+    found = replayed(copy, last=1)
+    assert (found.begun_at, len(found.notes)) == (0, 1)
+    assert "round-000004" in found.notes[0]
+
+
+def test_a_history_that_lacks_the_later_figures_is_replayed_as_before(copy: Home) -> None:
+    rows = rows_of(store_of(copy))
+    for row in rows:
+        row |= {"grad_norm": None, "logprob": None}
+    for round in range(ALONE):
+        cover_up(rows, round, batch_too=False)
+    rewrite(store_of(copy), rows)
+    found = replayed(copy)
+    assert (found.rounds, found.grad_norms, found.logprobs) == (ALONE, 0, 0)
+
+
+def test_bit_for_bit_is_said_where_the_last_weights_were_compared(seldom: Home, alone: Home) -> None:
+    assert "bit for bit" in said(replayed(alone))[0]
+    assert "bit for bit" not in said(replayed(seldom, last=1))[0]
+
+
 def test_the_ratio_is_of_the_seconds_the_rounds_took(alone: Home) -> None:
     found = replayed(alone)
     spent = {row["round"]: row["seconds"] for row in rows_of(store_of(alone))}
@@ -285,6 +366,7 @@ def test_a_broken_checkpoint_is_passed_over_for_an_older_one(copy: Home) -> None
 
 def test_a_checkpoint_with_other_weights_than_the_history_has_is_named(copy: Home) -> None:
     own_checkpoints(copy)
+    copy.journal("n0").unlink()  # it would say that the checkpoint is another
     shutil.rmtree(copy.checkpoints("n0") / "round-000004")
     kept = checkpoint.verify(copy.checkpoints("n0") / "round-000002")
 

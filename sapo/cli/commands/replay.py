@@ -134,10 +134,12 @@ def said(checked: "Checked") -> list[str]:
     """What a replay found, a line each."""
     rounds = f"rounds {checked.first} to {checked.last}"
     begun = f"{checked.rounds} repeated from round {checked.begun_at} on"
+    exact = ", bit for bit" if checked.recorded_in is not None else ""
     found = [
-        f"{checked.node}: {rounds} are as recorded, bit for bit",
+        f"{checked.node}: {rounds} are as recorded{exact}",
         f"rounds    {begun}" + (f", {checked.empty} without groups" if checked.empty else ""),
         f"compared  {checked.rows} rows and {checked.rounds} batches by digest, {checked.losses} losses, "
+        f"{checked.grad_norms} gradient norms, {checked.logprobs} mean log-probabilities, "
         f"{checked.weights} weight hashes",
     ]
     if checked.recorded_in is not None:

@@ -49,6 +49,10 @@ class RecordedRound:
     tensors: tuple[int, ...]
     """CRC-32 of each hashed tensor, in the order of their names; empty where it was not recorded."""
     loss: float | None
+    grad_norm: float | None
+    """None where no gradient was clipped, and in rows of a release that did not record it."""
+    logprob: float | None
+    """Mean log-probability in the update's forward pass, likewise."""
     finished_at: float
     seconds: float | None
     """What the round took when it was run."""
@@ -277,6 +281,8 @@ def whole(rows: Sequence[Mapping[str, Any]]) -> RecordedRound:
         weights_sha256=head["weights_sha256"],
         tensors=tuple(head.get("tensor_crc32") or ()),
         loss=head["loss"],
+        grad_norm=head.get("grad_norm"),
+        logprob=head.get("logprob"),
         finished_at=head["finished_at"],
         seconds=head.get("seconds"),
         environment=_environment(head),

@@ -198,6 +198,8 @@ def rows(
         "skipped": result.skipped,
         "rolled_back_to": result.rolled_back_to,
         "loss": result.metrics.get("learn/loss"),
+        "grad_norm": result.metrics.get("learn/grad_norm"),
+        "logprob": result.metrics.get("learn/logprob_update"),
         "environment": None if environment is None else canonical(dict(environment)),
         "previous_round": link.previous if link else None,
         "chain": link.chain if link else None,
