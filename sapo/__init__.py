@@ -3,10 +3,12 @@
 import os
 
 from sapo.core.determinism import fix
+from sapo.core.loopback import never_by_proxy
 
 __version__ = "0.1.0"
 
 fix(os.environ)
+never_by_proxy(os.environ)
 
 # OpenMP reads this when torch is loaded. Threads that spin while they wait make a step ten times slower as
 # soon as a swarm has more threads than cores.
