@@ -20,10 +20,12 @@ MODES = {1: "OFF", 2: "AUTO", 3: "COMPATIBLE"}
 """What MKL calls its modes; the others name instruction sets."""
 
 
-UPDATE = "2"
+UPDATE = "3"
 """The arithmetic of an update, raised with every release that makes other bits of the same batch.
 
-1 took the logits of a micro-batch at once; 2 takes the head in blocks of the vocabulary."""
+1 took the logits of a micro-batch at once; 2 took the head in blocks of the vocabulary; 3 divides `dr_grpo`
+by all completions of the batch, clips `cispo` from above only, and lets guards see own completions that are
+not trained. Every other batch of 2 has the same bits in 3."""
 
 
 def fix(environment: MutableMapping[str, str]) -> None:

@@ -15,6 +15,11 @@ from sapo.core.own_code import is_own
 FIRST_STEP = "with learn.epochs = 1 every ratio is 1, so no clip acts"
 CLIPS = ("clip_low", "clip_high")
 GSPO_CLIPS = ("gspo_clip_low", "gspo_clip_high")
+UNUSED: Mapping[str, Mapping[str, str]] = {
+    "dr_grpo": {"token_mean": "dr_grpo divides by a constant"},
+    "cispo": {"clip_low": "cispo has no lower bound"},
+}
+"""Settings that one loss alone does not use."""
 FOREIGN = ("foreign", "foreign_late", "foreign_floor", "foreign_weight", "foreign_ratio_cap", "trusted_peers")
 
 
@@ -37,6 +42,7 @@ def inert(config: Config) -> dict[str, str]:
             "only gspo clips by it" if names is GSPO_CLIPS else "gspo clips by learn.gspo_clip_low and _high"
         )
         found |= dict.fromkeys(names, which) if others else {}
+    found |= UNUSED.get(learn.loss, {})
     if is_own(learn.loss):
         found = {name: why for name, why in found.items() if name not in CLIPS}
     elif learn.epochs == 1:

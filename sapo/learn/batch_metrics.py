@@ -1,6 +1,6 @@
 """What a batch is made of, as metrics: rewards by source and task, staleness."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from sapo.core.types import Batch, BatchGroup
 
@@ -10,8 +10,24 @@ def mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
+def reward_means(name: str, scores: Iterable[tuple[str, float | None]]) -> dict[str, float]:
+    """Mean of (task, score) pairs, all and per task; None is unscorable."""
+    by_task: dict[str, list[float]] = {}
+    for task, score in scores:
+        if score is not None:
+            by_task.setdefault(task, []).append(score)
+    if not by_task:
+        return {}
+    every = mean([score for found in by_task.values() for score in found])
+    means = {name: every} | {f"{name}/{task}": mean(found) for task, found in by_task.items()}
+    return {series: value for series, value in means.items() if value is not None}
+
+
 def reward_metrics(groups: Sequence[BatchGroup]) -> dict[str, float]:
-    """`reward/local`, `/external` and `/training_set`, all and per task, on raw scores (DESIGN 13)."""
+    """`reward/local`, `/external` and `/training_set` of a batch, all and per task, on raw scores.
+
+    A node whose batch has a choice of its own groups reports `reward/local` over all of them instead.
+    """
     metrics: dict[str, float] = {}
     kinds: dict[str, Callable[[BatchGroup], bool]] = {
         "reward/local": lambda group: group.source == "local",
@@ -19,17 +35,8 @@ def reward_metrics(groups: Sequence[BatchGroup]) -> dict[str, float]:
         "reward/training_set": lambda group: True,
     }
     for name, wanted in kinds.items():
-        by_task: dict[str, list[float]] = {}
-        for group in filter(wanted, groups):
-            scores = [sample.score for sample in group.samples if sample.score is not None]
-            by_task.setdefault(group.recipe.dataset, []).extend(scores)
-        total = mean([score for scores in by_task.values() for score in scores])
-        if total is not None:
-            metrics[name] = total
-        for task, scores in by_task.items():
-            value = mean(scores)
-            if value is not None:
-                metrics[f"{name}/{task}"] = value
+        some = filter(wanted, groups)
+        metrics |= reward_means(name, ((g.recipe.dataset, s.score) for g in some for s in g.samples))
     return metrics
 
 

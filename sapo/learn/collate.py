@@ -47,6 +47,10 @@ class Selection:
     """The rows that reach the forward pass, and what else counts in the normaliser."""
 
     rows: list[Row]
+    untrained: list[Row]
+    """Own completions that are not trained: measured, so that a policy that only repeats itself is seen."""
+    completions: int
+    """All of the batch, whether trained or not."""
     silent_tokens: int
     """Tokens of zero-advantage groups that count in the denominator (`token_mean = "all"`)."""
     silent_sequences: int
@@ -103,10 +107,11 @@ class _Place:
 def select(batch: Batch, learn: LearnConfig) -> Selection:
     """The completions to train on: those of informative groups that the settings admit.
 
-    Zero-advantage groups stay out of the forward pass. Completions that are unscorable, masked for being
+    Zero-advantage groups are not trained. Completions that are unscorable, masked for being
     truncated, or not admitted by the foreign mode leave both the numerator and the denominator.
     """
     rows: list[Row] = []
+    untrained: list[Row] = []
     silent = [0, 0]
     dropped = {"truncated": 0, "foreign": 0}
     missing = 0
@@ -118,9 +123,12 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
             elif group.informative:
                 rows.append(_row(sample, group, learn))
                 missing += _untold(rows[-1], group, learn)
+                continue
             elif learn.token_mean == "all":
                 silent[0] += sum(sample.loss_mask)
                 silent[1] += 1
+            if group.source == "local" and any(sample.loss_mask):
+                untrained.append(_row(sample, group, learn))
     metrics = _shares(batch) | {
         "learn/sequences": float(len(rows)),
         "learn/excluded_truncated": float(dropped["truncated"]),
@@ -128,7 +136,8 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
     }
     if learn.foreign == "behaviour":
         metrics["learn/behaviour_missing"] = float(missing)
-    return Selection(rows, silent[0], silent[1], metrics)
+    completions = sum(len(group.samples) for group in batch.groups)
+    return Selection(rows, untrained, completions, silent[0], silent[1], metrics)
 
 
 def _excluded(sample: Sample, group: BatchGroup, learn: LearnConfig, round: int) -> str | None:

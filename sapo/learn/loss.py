@@ -21,7 +21,8 @@ class LossInputs:
     """What a loss depends on.
 
     `logprobs` [S, T] carry the gradient; `old_logprobs` [S, T] never do. `advantages` are [S] or [S, T],
-    `mask` [S, T] is True where a token is trained. Ratios are clipped to [1 - clip_low, 1 + clip_high].
+    `mask` [S, T] is True where a token is trained. Ratios are clipped to [1 - clip_low, 1 + clip_high];
+    `cispo` has the upper bound only.
     """
 
     logprobs: Tensor
@@ -83,8 +84,8 @@ def grpo(inputs: LossInputs) -> LossOutputs:
 def dr_grpo(inputs: LossInputs) -> LossOutputs:
     """Clipped surrogate, summed over all tokens (Dr. GRPO, arXiv:2503.20783).
 
-    `normaliser` is a constant, the longest completion allowed times the number of sequences, so that the
-    length of an answer does not weigh its own tokens.
+    `normaliser` is a constant, the longest completion allowed times the number of completions in the batch,
+    trained or not, so that neither the length of an answer nor its group's scores weigh its own tokens.
     """
     return dapo(inputs)
 
@@ -92,11 +93,12 @@ def dr_grpo(inputs: LossInputs) -> LossOutputs:
 def cispo(inputs: LossInputs) -> LossOutputs:
     """Clipped ratio, held constant, times log-probability (CISPO, MiniMax-M1, arXiv:2506.13585).
 
-    Unlike the surrogates, tokens outside the clip keep a gradient.
+    Unlike the surrogates, tokens outside the clip keep a gradient. The ratio has no lower bound, as the paper
+    runs it; TRL's `epsilon_high` is the bound itself, 1 + clip_high here.
     """
     ratio = ratio_to_old(inputs)
     raw = ratio.log.detach().exp()
-    weight = raw.clamp(1.0 - inputs.clip_low, 1.0 + inputs.clip_high)
+    weight = raw.clamp(max=1.0 + inputs.clip_high)
     return outputs(-weight * ratio.advantages * ratio.logprobs, weight != raw, ratio, inputs.normaliser)
 
 
@@ -129,14 +131,14 @@ def policy_loss(name: str) -> Loss:
     return own_code.load("learn.loss", name) if own_code.is_own(name) else LOSSES[name]
 
 
-def normaliser(loss: str, *, tokens: float, sequences: float, length: int) -> float:
-    """What `loss` is divided by, from the counts of the whole batch and `dr_grpo`'s constant length.
+def normaliser(loss: str, *, tokens: float, sequences: float, constant: float) -> float:
+    """What `loss` is divided by, from the counts of the whole batch and `dr_grpo`'s constant.
 
     A loss of another package is a token mean.
     """
     if loss in ("dapo", "cispo") or own_code.is_own(loss):
         return tokens
-    return sequences * length if loss == "dr_grpo" else sequences
+    return constant if loss == "dr_grpo" else sequences
 
 
 def ratio_to_old(inputs: LossInputs) -> Ratio:

@@ -184,18 +184,31 @@ class Learner:
                 "set it with set_learn",
             )
         chosen = select(batch, self.learn)
-        metrics = chosen.metrics | {"learn/steps": 0.0}
+        metrics = chosen.metrics | {"learn/steps": 0.0, "learn/tokens": 0.0}
         alarm = guard(metrics, self.guard)
         if alarm is not None:
             return StepResult(alarm, metrics, alarm)
-        if not any(group.informative for group in batch.groups):
-            return StepResult("no informative group", metrics)
-        if not chosen.rows:
-            return StepResult("no trained token", metrics)
-        self._use(self.learn.optimizer)
-        apply_settings(self._optimizer, self.learn, batch.round)
         with _deterministic(self.device):
-            return self._update(self._collated(chosen.rows), chosen, metrics)
+            self._follow_model()
+            untrained = self._measure(chosen.untrained)
+            if not chosen.rows:
+                metrics |= _own_means(untrained)
+                alarm = guard(metrics, self.guard)
+                informative = any(group.informative for group in batch.groups)
+                why = "no trained token" if informative else "no informative group"
+                return StepResult(alarm or why, metrics, alarm)
+            self._use(self.learn.optimizer)
+            apply_settings(self._optimizer, self.learn, batch.round)
+            return self._update(self._collated(chosen.rows), chosen, untrained, metrics)
+
+    @torch.no_grad()
+    def _measure(self, rows: Sequence[Row]) -> _Pass:
+        """Log-probabilities and entropy of completions that are not trained."""
+        done = _Pass()
+        for chunk in self._collated(rows) if rows else ():
+            logprobs, entropy = self.logprobs(chunk)
+            done.add(_sums_of_own(chunk, logprobs, entropy))
+        return done
 
     def group_gradients(self, batch: Batch, seed: int) -> list[GroupGradient]:
         """Each informative group's gradient as it would be if every completion counted as own.
@@ -244,16 +257,17 @@ class Learner:
             dtype=self._parameters[0].dtype,
         )
 
-    def _update(self, chunks: Sequence[Chunk], chosen: Selection, metrics: dict[str, float]) -> StepResult:
+    def _update(
+        self, chunks: Sequence[Chunk], chosen: Selection, untrained: _Pass, metrics: dict[str, float]
+    ) -> StepResult:
         old: list[Tensor] = []
         problem: str | None = None
         logprobs: dict[int, float] = {}
-        self._follow_model()
         for epoch in range(self.learn.epochs):
             done = self._accumulate(chunks, old)
             count = self._normaliser(done, chosen)
             if epoch == 0:
-                metrics |= _summary(done, count)
+                metrics |= _summary(done, count) | _own_means(done, untrained)
                 logprobs = {group: total / n for group, (total, n) in sorted(done.by_group.items()) if n}
                 counted = sum(n for _, n in done.by_group.values())
                 if counted:
@@ -325,7 +339,7 @@ class Learner:
             self.learn.loss,
             tokens=done.of("tokens") + chosen.silent_tokens,
             sequences=done.of("sequences") + chosen.silent_sequences,
-            length=self.learn.dr_grpo_length,
+            constant=self.learn.dr_grpo_length * chosen.completions,
         )
 
     def _problem(self, done: _Pass) -> str | None:
@@ -373,30 +387,51 @@ def _measures(
     chunk: Chunk, own: Tensor, entropy: Tensor, terms: Tensor, counted: Tensor
 ) -> dict[str, Tensor]:
     """Sums over one micro-batch for the metrics, in float64."""
-    finite = chunk.mask & own.isfinite()
     external = chunk.external[:, None]
-    local, foreign = finite & ~external, finite & external
-    gap = finite & (chunk.known & ~chunk.external)[:, None]
+    foreign = chunk.mask & own.isfinite() & external
     sizes = terms.double().abs()
-
-    def total(values: Tensor, where: Tensor) -> Tensor:
-        return torch.where(where, values, 0.0).sum(dtype=torch.float64)
-
-    return {
+    return _sums_of_own(chunk, own, entropy) | {
         "nan": (own.isnan() & chunk.mask).sum(),
         "loss": terms.sum(dtype=torch.float64),
         "size": sizes.sum(),
         "size_external": (sizes * external).sum(),
         "counted": (counted & own.isfinite()).sum(),
         "counted_external": (counted & foreign).sum(),
-        "local": local.sum(),
         "foreign": foreign.sum(),
-        "entropy": total(entropy, local),
-        "logprob_local": total(own, local),
-        "logprob_foreign": total(own, foreign),
-        "gap": total((own - chunk.behaviour).abs(), gap),
+        "logprob_foreign": _total(own, foreign),
+    }
+
+
+def _sums_of_own(chunk: Chunk, own: Tensor, entropy: Tensor) -> dict[str, Tensor]:
+    """Sums over the own tokens of one micro-batch, in float64, and how many these are."""
+    local = chunk.mask & own.isfinite() & ~chunk.external[:, None]
+    gap = local & chunk.known[:, None]
+    return {
+        "local": local.sum(),
+        "entropy": _total(entropy, local),
+        "logprob_local": _total(own, local),
+        "gap": _total((own - chunk.behaviour).abs(), gap),
         "gap_tokens": gap.sum(),
     }
+
+
+def _total(values: Tensor, where: Tensor) -> Tensor:
+    return torch.where(where, values, 0.0).sum(dtype=torch.float64)
+
+
+def _own_means(*parts: _Pass) -> dict[str, float]:
+    """Means over all own tokens of the batch, trained or not, before the step."""
+    series = {
+        "learn/entropy": ("entropy", "local"),
+        "learn/logprob_local": ("logprob_local", "local"),
+        "learn/engine_gap": ("gap", "gap_tokens"),
+    }
+    metrics: dict[str, float] = {}
+    for name, (value, count) in series.items():
+        total, over = (sum(part.of(key) for part in parts) for key in (value, count))
+        if over > 0 and math.isfinite(total):
+            metrics[name] = total / over
+    return metrics
 
 
 def _summary(done: _Pass, count: float) -> dict[str, float]:
@@ -414,12 +449,9 @@ def _summary(done: _Pass, count: float) -> dict[str, float]:
             metrics[name] = value / over
 
     mean("learn/loss", done.of("loss"), count)
-    mean("learn/entropy", done.of("entropy"), done.of("local"))
-    mean("learn/logprob_local", done.of("logprob_local"), done.of("local"))
     mean("learn/logprob_foreign", done.of("logprob_foreign"), done.of("foreign"))
     mean("learn/loss_share_external", done.of("size_external"), done.of("size"))
     mean("learn/token_share_external", done.of("counted_external"), done.of("counted"))
-    mean("learn/engine_gap", done.of("gap"), done.of("gap_tokens"))
     if math.isfinite(done.lowest_foreign):
         metrics["learn/logprob_foreign_min"] = done.lowest_foreign
     return metrics

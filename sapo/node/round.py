@@ -24,7 +24,7 @@ from sapo.core.errors import Paused
 from sapo.core.rng import rng
 from sapo.core.types import Batch, Gossiped, Group, Outcome, Received, RoundResult, SignedGroup, canonical
 from sapo.learn.advantage import informative
-from sapo.learn.batch_metrics import reward_metrics, source_metrics
+from sapo.learn.batch_metrics import reward_means, reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
@@ -332,6 +332,16 @@ class NodeRuntime:
         now.metrics |= now.draw.metrics()
         return batch
 
+    def _own_rewards(self, batch: Batch) -> dict[str, float]:
+        """`reward/local` over all own completions of the round, where the batch has not all of them."""
+        now = self._now
+        if sum(group.source == "local" for group in batch.groups) == len(now.groups):
+            return {}
+        if now.outcomes is None:  # the batch was journalled before a restart
+            now.outcomes = score_groups(self.parts.workers, now.groups)
+        pairs = zip(now.groups, now.outcomes, strict=True)
+        return reward_means("reward/local", ((g.recipe.dataset, o.score) for g, row in pairs for o in row))
+
     def _texts(self) -> dict[str, list[str]]:
         """Own completions of the round, by task."""
         found: dict[str, list[str]] = {}
@@ -407,7 +417,8 @@ class NodeRuntime:
             began = parts.clock()
             now.batch = self._commit_batch()
             now.metrics["time/verify"] += parts.clock() - began
-        now.metrics |= reward_metrics(now.batch.groups) | parts.traits.shares(self._texts())
+        now.metrics |= reward_metrics(now.batch.groups) | self._own_rewards(now.batch)
+        now.metrics |= parts.traits.shares(self._texts())
         last = self.round + 1 >= self.config.swarm.rounds
         if not last:
             self._begin_next()

@@ -42,7 +42,7 @@ def test_grpo_is_the_mean_over_sequences_of_their_token_means() -> None:
 
 
 def test_dr_grpo_divides_by_a_constant_whatever_the_lengths() -> None:
-    count = normaliser("dr_grpo", tokens=5, sequences=2, length=10)
+    count = normaliser("dr_grpo", tokens=5, sequences=2, constant=20.0)
     assert count == 20.0
     given = inputs([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]], [1.0, -1.0], lengths=[4, 1], count=count)
     assert dr_grpo(given).loss.item() == pytest.approx(-(4 - 1) / 20)
@@ -53,16 +53,16 @@ def test_dr_grpo_divides_by_a_constant_whatever_the_lengths() -> None:
 def test_cispo_is_the_clipped_ratio_times_the_log_probability() -> None:
     given = inputs([[1.1, 2.0, 0.1]], [3.0], count=3.0)
     logprobs = [math.log(1.1) - 1, math.log(2.0) - 1, math.log(0.1) - 1]
-    weights = [1.1, 1.28, 0.8]
+    weights = [1.1, 1.28, 0.1]
     expected = -sum(w * 3.0 * p for w, p in zip(weights, logprobs, strict=True)) / 3
     assert cispo(given).loss.item() == pytest.approx(expected)
-    assert cispo(given).metrics["clipped"] == 2
+    assert cispo(given).metrics["clipped"] == 1
 
 
 def test_trap_31_cispo_has_no_gradient_through_its_ratio_and_one_for_clipped_tokens() -> None:
     given = inputs([[1.1, 2.0, 0.1]], [3.0], count=3.0)
     # Just -weight * advantage / 3: through the ratio it would be larger by the factor 1 + logprob.
-    expected = torch.tensor([[-1.1, -1.28, -0.8]], dtype=torch.float64)
+    expected = torch.tensor([[-1.1, -1.28, -0.1]], dtype=torch.float64)
     assert torch.allclose(gradient(cispo, given), expected)
 
 
@@ -115,7 +115,7 @@ def test_trap_30_a_kl_weight_is_an_unknown_key_rather_than_silently_zero() -> No
     ("loss", "expected"), [("dapo", 30.0), ("cispo", 30.0), ("grpo", 4.0), ("gspo", 4.0), ("dr_grpo", 64.0)]
 )
 def test_the_normaliser_counts_what_the_loss_is_a_mean_over(loss: str, expected: float) -> None:
-    assert normaliser(loss, tokens=30.0, sequences=4.0, length=16) == expected
+    assert normaliser(loss, tokens=30.0, sequences=4.0, constant=64.0) == expected
 
 
 # -- foreign tokens --------------------------------------------------------------------------------------

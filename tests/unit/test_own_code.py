@@ -180,7 +180,7 @@ def test_a_token_mean_is_what_another_packages_loss_becomes(package: Path) -> No
     from sapo.learn.loss import normaliser, policy_loss
 
     assert policy_loss(REINFORCE).__name__ == "reinforce"
-    assert normaliser(REINFORCE, tokens=30.0, sequences=4.0, length=16) == 30.0
+    assert normaliser(REINFORCE, tokens=30.0, sequences=4.0, constant=64.0) == 30.0
 
 
 def test_a_manifest_advises_no_code_and_no_site_takes_any(package: Path) -> None:

@@ -319,7 +319,7 @@ class LearnConfig(Section):
     grad_clip: PositiveFloat = 1.0
     """The gradient's norm is cut to this."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The ratio of new to old probability is clipped to at least 1 - clip_low."""
+    """The ratio of new to old probability is clipped to at least 1 - clip_low; `cispo` has no lower bound."""
     clip_high: PositiveFloat = 0.28
     """The ratio is clipped to at most 1 + clip_high."""
     gspo_clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
@@ -327,18 +327,20 @@ class LearnConfig(Section):
     gspo_clip_high: PositiveFloat = 4e-4
     """`gspo` clips one ratio per sequence, a mean over its tokens, so its bounds are far narrower."""
     dr_grpo_length: PositiveInt = 256
-    """`dr_grpo` divides by this many tokens per sequence, however long it is: the swarm's max_new_tokens."""
+    """`dr_grpo` divides by this many tokens for every completion of the batch, trained or not, however long
+    it is: the swarm's max_new_tokens."""
     epochs: PositiveInt = 1
     """Optimiser steps made on one batch; from the second on the ratio leaves 1 and the clip acts."""
     advantage: Literal["centred", "mean_std"] = "centred"
     """`centred`: score minus the group's mean; `mean_std`: that, divided by the group's standard
     deviation."""
     std_floor: PositiveFloat = 1e-3
-    """`mean_std` divides by no less than this."""
+    """`mean_std` divides by no less than this; above it nothing is added to the deviation."""
     zero_tolerance: Annotated[float, Field(ge=0)] = 1e-6
     """A group whose raw scores spread no wider than this has zero advantage."""
     token_mean: Literal["informative", "all"] = "informative"
-    """Whose tokens count in the token mean: informative groups only, or all I + J (preset `paper`)."""
+    """Whose tokens count in the mean of `dapo` and `cispo`, and whose completions in that of `grpo` and
+    `gspo`: informative groups only, or all I + J (preset `paper`)."""
     foreign: Literal["positive", "positive_late", "as_if_own", "bounded", "behaviour"] = "positive"
     """How foreign completions enter the loss: `positive` takes those above their group's mean, which is what
     lasts when peers are late; `positive_late` does so for late groups only. `as_if_own` takes all, as the
@@ -409,7 +411,7 @@ class GuardConfig(Section):
     """So many probes in a row that are below the node's best by more than chance pass a threshold, too: a
     warning, with `pause` a stop, with `rollback` a return to the best probe's weights. 0 looks at none."""
     min_entropy: Annotated[float, Field(ge=0)] = 0.0
-    """Mean entropy of own tokens, in nats."""
+    """Mean entropy, in nats, of all own tokens of the batch, those of groups without advantage too."""
     max_truncated: Share = 1.0
     """Share of own completions that were cut off by `generate.max_new_tokens`."""
     max_unscorable: Share = 0.5
