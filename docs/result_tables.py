@@ -43,11 +43,16 @@ def kept(name: str) -> Json:
 
 
 def arms(found: Json) -> str:
-    """A row per arm: means over seeds, with half the width of their 95 % intervals."""
+    """A row per arm: means over seeds, with half the width of their 95 % intervals.
+
+    An arm's `marks`, written by hand, say what a figure is over where that is not what its column says.
+    """
     columns = [one for one in COLUMNS if any(one[0] in arm["figures"] for arm in found["arms"].values())]
     rows = [["arm", *(heading for _, heading, _, _ in columns), "learning rate"]]
     for name, arm in found["arms"].items():
         cells = [_with_interval(arm["figures"].get(one), factor, form) for one, _, factor, form in columns]
+        marks = arm.get("marks", {})
+        cells = [cell + marks.get(key, "") for cell, (key, *_) in zip(cells, columns, strict=True)]
         rows.append([name, *cells, f"{arm['figures']['lr']['mean']:g}"])
     return _table(rows)
 

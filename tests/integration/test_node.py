@@ -99,6 +99,26 @@ def test_sample_self_takes_i_of_b_and_all_b_are_shared(tmp_path: Path) -> None:
         assert len(node.journal.batch(0).groups) == 2
 
 
+@pytest.mark.parametrize("stopped", [False, True], ids=["at-once", "after-a-restart"])
+def test_own_reward_is_over_all_own_completions_whichever_the_batch_chose(
+    tmp_path: Path, stopped: bool
+) -> None:
+    sets = ["batch.questions=8", "batch.local=2", 'batch.choose="informative"', "batch.external=0"]
+    config = small_config([*sets, "model=guesser", "share.select=top"])  # `top` journals the scores
+    home = make_home(tmp_path / "home", config)
+    if stopped:
+        with open_node(config, home, deliver=False) as node:
+            node.parts.learner.step = interrupted  # type: ignore[method-assign]
+            with pytest.raises(KeyboardInterrupt):
+                node.run_round()
+    with open_node(config, home, deliver=False) as node:
+        metrics = node.run_round().metrics
+        groups = [Group.model_validate_json(signed.payload) for signed in node.journal.groups(0)]
+    scores = [c.claimed_score for group in groups for c in group.completions if c.claimed_score is not None]
+    assert metrics["reward/local"] == pytest.approx(sum(scores) / len(scores))
+    assert metrics["reward/local"] < metrics["reward/training_set"]
+
+
 def test_top_by_information_scores_own_groups_before_it_publishes(tmp_path: Path) -> None:
     config = small_config(["share.select=top", "share.fraction=0.34", "batch.external=0"])
     home = make_home(tmp_path / "home", config)

@@ -25,7 +25,7 @@ def gradient(
     own = -torch.rand(3, 5, generator=make, dtype=torch.float64) - 0.1
     mask = torch.arange(5) < torch.tensor([[5], [2], [3]])
     old = own + later * 0.3 * torch.randn(3, 5, generator=make, dtype=torch.float64)
-    advantages = torch.tensor([0.5, -1.0, 0.25], dtype=torch.float64)[:, None]
+    advantages = torch.tensor([-0.5, 1.0, -0.25], dtype=torch.float64)[:, None]
     if per_token:
         advantages = advantages * torch.rand(3, 5, generator=make, dtype=torch.float64)
     own.requires_grad_()

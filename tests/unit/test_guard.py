@@ -1,7 +1,7 @@
 """The guard as a function, and its limit on the distance between engine and learner."""
 
 import pytest
-from learn_support import batch, group, plain_logprobs, tiny_model
+from learn_support import batch, group, parameters, plain_logprobs, same, tiny_model
 
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.learn.guard import guard
@@ -48,3 +48,25 @@ def test_trap_2_no_step_is_made_on_answers_of_another_policy_than_the_engine_sho
     result = made.step(batch(group(PROMPT, ANSWERS, [1.0, 0.0], behaviour=behaviour)))
     assert result.metrics["learn/engine_gap"] == pytest.approx(off_by, abs=1e-4)
     assert (result.skipped is not None, result.alarm is not None) == (skipped, skipped)
+
+
+@pytest.mark.parametrize("taught", [True, False], ids=["foreign-teaches", "nothing-teaches"])
+def test_a_guard_sees_own_answers_when_none_of_them_teaches(taught: bool) -> None:
+    made = Learner(tiny_model(), LearnConfig(), temperature=1.0, guard=GuardConfig(min_entropy=50))
+    before = parameters(made.model)
+    quiet = group(PROMPT, ANSWERS, [1.0, 1.0])
+    teacher = group((5, 6), ANSWERS, [1.0, 0.0], source="external", position=1)
+    result = made.step(batch(quiet, teacher) if taught else batch(quiet))
+    assert result.alarm is not None
+    assert result.alarm.startswith("learn/entropy")
+    assert same(parameters(made.model), before)
+    assert (result.metrics["learn/tokens"] > 0) == taught
+
+
+def test_own_completions_that_are_not_trained_do_not_change_the_step() -> None:
+    teacher = group((5, 6), ANSWERS, [1.0, 0.0])
+    quiet = group(PROMPT, ANSWERS, [1.0, 1.0], position=1)
+    alone, beside = (Learner(tiny_model(), LearnConfig(lr=1e-3), temperature=1.0) for _ in range(2))
+    alone.step(batch(teacher))
+    beside.step(batch(teacher, quiet))
+    assert same(parameters(alone.model), parameters(beside.model))

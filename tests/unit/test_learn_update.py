@@ -408,10 +408,7 @@ def test_metrics_are_means_over_the_right_tokens() -> None:
         for s in entry.samples:
             n = sum(s.loss_mask)
             values = plain_logprobs(made.model, s.token_ids[:-n], s.token_ids[-n:])
-            if entry.source == "local":
-                own.extend(values)
-            elif entry.informative:
-                foreign.extend(values)
+            (foreign if entry.source == "external" else own).extend(values)
     metrics = made.step(example()).metrics
     assert metrics["learn/logprob_local"] == pytest.approx(sum(own) / len(own), abs=1e-4)
     assert metrics["learn/logprob_foreign"] == pytest.approx(sum(foreign) / len(foreign), abs=1e-4)
@@ -420,28 +417,6 @@ def test_metrics_are_means_over_the_right_tokens() -> None:
     assert metrics["learn/steps"] == 1
     assert metrics["learn/tokens"] == 19
     assert metrics["learn/clip_share"] == 0
-
-
-@pytest.mark.parametrize("foreign", [True, False], ids=["foreign-teaches", "nothing-teaches"])
-def test_a_guard_sees_own_answers_when_none_of_them_teaches(foreign: bool) -> None:
-    made = learner(guard=GuardConfig(min_entropy=math.log(VOCABULARY) + 1))
-    before = parameters(made.model)
-    quiet = group((3, 4), [(6, 1), (7, 1)], [1.0, 1.0])
-    teacher = group((5, 6), [(8, 1), (9, 1)], [1.0, 0.0], source="external", position=1)
-    result = made.step(batch(quiet, teacher) if foreign else batch(quiet))
-    assert result.alarm is not None
-    assert result.alarm.startswith("learn/entropy")
-    assert same(parameters(made.model), before)
-    assert result.metrics["learn/tokens"] == (4 if foreign else 0)
-
-
-def test_own_completions_that_are_not_trained_do_not_change_the_step() -> None:
-    teacher = group((5, 6), [(8, 1), (9, 1)], [1.0, 0.0])
-    quiet = group((3, 4), [(6, 1), (7, 1)], [1.0, 1.0], position=1)
-    alone, beside = learner(), learner()
-    alone.step(batch(teacher))
-    beside.step(batch(teacher, quiet))
-    assert same(parameters(alone.model), parameters(beside.model))
 
 
 def test_trap_02_the_gap_between_engine_and_trainer_is_measured_and_does_not_change_the_step() -> None:
@@ -550,8 +525,7 @@ def test_the_process_s_own_setting_of_determinism_comes_back() -> None:
         lambda *args: seen.append(torch.are_deterministic_algorithms_enabled())
     )
     made.step(example())
-    assert seen
-    assert all(seen)
+    assert set(seen) == {True}
     assert not torch.are_deterministic_algorithms_enabled()
 
 
