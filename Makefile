@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Which tests `make test` runs; `make test TESTS=tests/unit` is the fast part.
+# Which tests run; `make test TESTS=tests/unit` runs those alone.
 TESTS ?= tests
 # Extra words for `sapo swarm`, as in `make swarm ARGS=--resume`.
 ARGS ?=
@@ -15,14 +15,15 @@ BYTECODE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
 UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt $(BYTECODE)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup swarm swarm-over-sqlite swarm-over-kafka test lint soak starter gpu gpu-packages docs clean
+.PHONY: help setup swarm swarm-over-sqlite swarm-over-kafka test test-full test-all lint soak starter gpu gpu-packages docs clean
 
 help:
 	@echo "make swarm   a swarm of four small models learns to think on this machine, in about four minutes"
 	@echo "make swarm BUS=kafka   the same over a real Kafka broker, which starts and stops with it"
-	@echo "make test    all tests   (make test TESTS=tests/unit: the fast ones)"
+	@echo "make test    the tests of everyday, in eight minutes   (make test TESTS=tests/unit: those alone)"
+	@echo "make test-all   all tests, with vLLM, browsers and outages; 2.5 GB more to install"
 	@echo "make lint    formatting, lint, types"
-	@echo "make soak    the long counts of the tests that make test runs short, and random searches from a new seed"
+	@echo "make soak    the long counts of what the other tests run short, and random searches from a new seed"
 	@echo "make gpu     all that only a GPU can show, in steps   (make gpu ARGS=--dry-run lists them)"
 	@echo "make starter   teach the models that ship with the package again, in about half an hour"
 	@echo "make docs    regenerate what docs/ holds of generated text and pictures"
@@ -70,9 +71,18 @@ swarm-over-kafka: $(VENV)/.broker
 swarm-over-%:
 	@echo "error: BUS = $*: there is no such bus; make swarm BUS=sqlite or BUS=kafka" >&2; exit 2
 
-# Tests wait for servers and processes much of the time, so four at once pay on two cores; a file stays together.
-test: $(VENV)/.vllm
-	$(BIN)/pytest $(TESTS) -m "not soak" --numprocesses 4 --dist loadscope --no-loadscope-reorder
+# A file's tests stay in one process.
+PYTEST := $(BIN)/pytest $(TESTS) --dist loadscope --no-loadscope-reorder
+
+# One process a core: these tests compute. With one torch thread each, two of them do not fight over the cores.
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not full and not soak" --numprocesses 2
+
+# Tests with servers, brokers, engines and browsers wait much of the time, so four at once pay on two cores.
+test-full: $(VENV)/.vllm
+	$(PYTEST) -m "full and not soak" --numprocesses 4
+
+test-all: test test-full
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from cpu_budget import CpuBudget
 from shared_workers import end_workers, rest_workers, sharing_workers
 
 import sapo
@@ -24,6 +25,32 @@ if TYPE_CHECKING:
 
     from sapo.node.member.answer_book import AnswerBook
 
+QUICK = ("unit", "contract")
+"""Folders whose tests `make test` runs, but for those that are marked `full`."""
+COSTLY = ("vllm", "browser")
+"""Markers of what needs an engine or a browser, which `make test` does not install."""
+DEAR = (
+    # whole runs: of a swarm, of an outage, of a learning curve, of a starter's making
+    "tests/faults/test_outages.py",
+    "tests/integration/test_cli_swarm.py",
+    "tests/integration/test_learning.py",
+    "tests/unit/test_thinker.py",
+    # each test starts processes that import ReasoningGYM or torch, which takes four seconds of an idle core
+    "tests/contract/test_registry.py",
+    "tests/unit/test_cli_verify.py",
+    "tests/unit/test_determinism.py",
+    "tests/unit/test_gpu_steps.py",
+    "tests/unit/test_metrics_docs.py",
+    "tests/unit/test_pins.py",
+    "tests/unit/test_plan.py",
+    "tests/unit/test_rows.py",
+    "tests/unit/test_sites_tasks.py",
+    "tests/unit/test_task_command.py",
+    "tests/unit/test_workers.py",
+    # searches of many examples
+    "tests/unit/test_journal_model.py",
+)
+"""Tests of `make test` that may take more than the budget of processor time."""
 LONGEST = (
     "test_deployed",
     "test_node_crash_points",
@@ -47,17 +74,22 @@ LONGEST = (
 _KEYS = tempfile.TemporaryDirectory(prefix="sapo-test-keys-")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """No test, nor a process that one starts, keeps keys in the real data folder of whoever runs the tests.
 
     Said before a test file is read, as some copy the environment then; and twice, as some drop SAPO_*.
     """
     os.environ["SAPO_KEYS"] = f"{_KEYS.name}/keys"
     os.environ["XDG_DATA_HOME"] = f"{_KEYS.name}/data"
+    config.pluginmanager.register(CpuBudget(DEAR, frozenset({"full", "soak"})))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put files that take long first, or the last of them would run alone."""
+    """Mark what `make test` leaves to `make test-all`, and put first what would else end last."""
+    for item in items:
+        small = item.path.parent.name in QUICK or item.get_closest_marker("core")
+        if not small or any(item.get_closest_marker(name) for name in COSTLY):
+            item.add_marker("full")
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(LONGEST)))
 

@@ -108,7 +108,7 @@ class _Check:
         self.witnessed = False
 
     def run(self, progress: Progress) -> Checked:
-        """Repeat and compare everything; raises as `Replay.check` does."""
+        """Repeat and compare everything. Raises `Differs` at the first round that differs."""
         replay, began = self.replay, time.perf_counter()
         start, label = replay.start.round, f"{replay.node}: rounds repeated"
         for found in replay.rounds():

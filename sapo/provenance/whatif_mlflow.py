@@ -100,7 +100,7 @@ class Run:
     def keep(self, model: Path, rounds: int, *, whole: Callable[[Path, Path], None]) -> str:
         """Store what `models.save` wrote with the run, as the node's versions are; its address.
 
-        `rounds` counts those its weights have seen, `whole` is as `versions.model_directory` wants it.
+        `rounds` counts those its weights have seen, `whole` is as `model_registry.model_directory` wants it.
         """
         with model_registry.model_directory(model, whole) as directory:
             return self._reach(lambda tracker: tracker.keep(directory, rounds, tags=self._tags))

@@ -11,6 +11,8 @@ from makers import make_signed
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
 
+pytestmark = pytest.mark.core
+
 PUBLISHER = """
 import sys
 from pathlib import Path

@@ -14,7 +14,7 @@ from sapo.store.history import query
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal
 
-pytestmark = [pytest.mark.services, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.core, pytest.mark.services, pytest.mark.timeout(900)]
 
 MORE = 10_000
 """Rounds that no test waits for."""

@@ -17,7 +17,7 @@ from sapo.store.history.tables import Store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.journal import Journal, PoolRow
 
-pytestmark = pytest.mark.faults
+pytestmark = [pytest.mark.core, pytest.mark.faults]
 KILLS = 5
 
 

@@ -22,6 +22,8 @@ from sapo.peers.signing import seal
 from sapo.tasks.holdout import bucket
 from sapo.tasks.questions import QuestionStream
 
+pytestmark = pytest.mark.core
+
 CONFIG = small_config(["swarm.rounds=9", "pool.newcomer_share=1", "batch.external=1"])
 NOW = 1_000_000.0
 

@@ -26,7 +26,7 @@ from sapo.core.errors import Refused, Unavailable, UserError
 from sapo.core.types import Received, SignedGroup
 from sapo.peers.signing import unseal
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.core, pytest.mark.kafka]
 
 EVERYTHING = Limits(max_bytes=10**9, max_groups=10**6)
 IN_TIME_S = 60.0

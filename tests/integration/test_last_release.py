@@ -16,6 +16,8 @@ from sapo.store.history.rounds import RecordedRound, recorded
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal
 
+pytestmark = pytest.mark.core
+
 LATER = 9
 INCARNATION = f"{0:016x}"
 

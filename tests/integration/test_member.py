@@ -19,6 +19,8 @@ from sapo.core.types import AuthorKind, Group
 from sapo.node.member.answer_book import Answer, AnswerBook, Ask
 from sapo.node.member.runtime import BOOK, MemberRuntime
 
+pytestmark = pytest.mark.core
+
 SETS = ("swarm.site=m", "swarm.nodes=1", "member.type=person", "batch.local=2", "batch.completions=4")
 
 

@@ -21,6 +21,8 @@ from sapo.node.receive import Intake
 from sapo.node.round import NodeRuntime
 from sapo.peers import sampling
 
+pytestmark = pytest.mark.core
+
 
 class AwayBus:
     """A bus that cannot be reached: a real one cannot be made to fail between two polls on demand."""

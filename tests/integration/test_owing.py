@@ -15,6 +15,8 @@ from sapo.ops.process_group import OWING
 from sapo.store.history import create_tables
 from sapo.store.journal.journal import Journal
 
+pytestmark = pytest.mark.core
+
 ROUNDS = 2
 
 

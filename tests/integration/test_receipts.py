@@ -17,6 +17,8 @@ from sapo.store.history.tables import Store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.rows import PoolEvent
 
+pytestmark = pytest.mark.core
+
 ROUNDS = 14
 SETTINGS = (
     f"swarm.rounds={ROUNDS}",

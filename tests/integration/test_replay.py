@@ -32,7 +32,7 @@ from sapo.store.history.query import Damaged
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal
 
-pytestmark = [pytest.mark.usefixtures("sharing"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.core, pytest.mark.usefixtures("sharing"), pytest.mark.timeout(600)]
 ALONE = 5
 """Rounds of the node that runs alone."""
 

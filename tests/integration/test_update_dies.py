@@ -12,6 +12,8 @@ from sapo.core.types import Batch
 from sapo.learn.update import Learner, StepResult
 from sapo.node.round import NodeRuntime
 
+pytestmark = pytest.mark.core
+
 
 class TooMuch(RuntimeError):
     """What a real allocator raises when memory is out, which no test can have it do on demand."""

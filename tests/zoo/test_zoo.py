@@ -14,6 +14,8 @@ from reserve import WARM, Passage, Reserve, opened
 
 from sapo.core.types import Group, Question
 
+pytestmark = pytest.mark.core
+
 ROUNDS = 3
 ANIMALS = ZOO | {"two thousand identities": partial(crowd, arriving=700)}
 

@@ -147,7 +147,7 @@ TRAINING = _schema(
 )
 """One row per completion of a batch. `row_digest` covers every other column but the batch's digest.
 
-`previous_round` and `chain` are the round's link (`journal_rows.Link`), null in rows of version 1;
+`previous_round` and `chain` are the round's link (`rows.ChainLink`), null in rows of version 1;
 `tensor_crc32` is on a round's first row, where `weights_sha256` is not empty; `seconds` is how long the round
 took when it was run; `gossip` is what it did of it (`sapo.core.types.Gossiped`), as JSON.
 `grad_norm` and `logprob`, the norm of the update's gradient and the mean log-probability in its forward pass,

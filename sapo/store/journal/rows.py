@@ -51,7 +51,7 @@ class ChainLink:
     """How a round hangs on those before it; a batch without groups leaves no row in the history, nor a link.
 
     `previous` is the last earlier round whose batch had groups, None where there is none. `chain` is the
-    digest (`records.chained`) of all batches with groups up to this round's: of the whole incarnation, or,
+    digest (`types.chained`) of all batches with groups up to this round's: of the whole incarnation, or,
     where its first rounds were journalled by a release that kept no links, since then. Those have neither.
     """
 

@@ -48,7 +48,8 @@ class TrackSink:
     """Delivers the metrics of finished rounds to MLflow, and of every `samples_every`th sample rollouts.
 
     The samples are for people to look at: where only they can't be stored, that holds up no metrics. With
-    `keep_rounds` later rounds are logged further apart (`upkeep.logged`): the server deletes nothing.
+    `keep_rounds` later rounds are logged further apart (`metric_retention.logged`), as the server deletes
+    nothing.
     """
 
     kind = "track"

@@ -25,7 +25,7 @@ CHAMPION = "champion"
 NODE, INCARNATION, ROUND = "sapo.node", "sapo.incarnation", "sapo.round"
 PASS_AT_1, QUESTIONS = "sapo.eval.pass_at_1", "sapo.eval.questions"
 CHAIN, BATCHES = "sapo.chain", "sapo.batches"
-"""Of a version: digest of all batches that made it, and of the last one (`journal_rows.Link`)."""
+"""Of a version: digest of all batches that made it, and of the last one (`rows.ChainLink`)."""
 HISTORY, HISTORY_VERSION = "sapo.history", "sapo.history_version"
 """Where the history lay when a version was registered, and the version of its table `training` then: a hint,
 for vacuum removes old table versions. It is left out where it was not known at once."""
@@ -57,7 +57,7 @@ class Tracker:
 
     Nothing is sent before the first call that needs it. Every method raises `Unavailable` when MLflow cannot
     be reached or refuses, so that what is owed waits. `artifacts` is where a new experiment keeps its files;
-    the server's default when not given. With `family` the run lies below that of the swarm (`swarm_run`),
+    the server's default when not given. With `family` the run lies below that of the swarm (`parent_run`),
     which gets these parameters and tags. `afterwards` adds to a run as it stands: one that has ended is not
     marked as running again. A run beside the node's own has tags of its own to be found by, `identity`, and a
     name of its own. Safe to share between threads.
@@ -120,7 +120,7 @@ class Tracker:
         self._log([(name, value, at, round) for name, value in metrics.items()])
 
     def log_samples(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Add rows of `samples.rows_of` to the run's table of sample rollouts; those of a round only once."""
+        """Add rows of `sample_table.rows_of` to the run's table of samples; those of a round only once."""
         run = self.start()
         with self._lock, self._reaching():
             if self._rollouts is None:

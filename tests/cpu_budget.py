@@ -1,0 +1,69 @@
+"""The processor time of each test: the ten dearest are printed, and one over the budget fails."""
+
+import resource
+from collections.abc import Generator, Iterable
+
+import pytest
+
+BUDGET_S = 5.0
+"""Processor time of one test of `make test`: its own process and the child processes it has waited for."""
+SHOWN = 10
+
+
+def cpu_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+class CpuBudget:
+    """A pytest plugin: measures each test, and fails one that is over `BUDGET_S` and not in `allowed`.
+
+    `allowed` are beginnings of test ids. A test with a marker of `unlimited` is measured only.
+    """
+
+    def __init__(self, allowed: Iterable[str], unlimited: frozenset[str]) -> None:
+        self.allowed = tuple(allowed)
+        self.unlimited = unlimited
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, object, object]:
+        before = cpu_seconds()
+        try:
+            return (yield)
+        finally:
+            item.user_properties.append(("setup", cpu_seconds() - before))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        before = cpu_seconds()
+        try:
+            result = yield
+        finally:
+            used = cpu_seconds() - before
+            item.user_properties.append(("call", used))
+        unlimited = any(item.get_closest_marker(name) for name in self.unlimited)
+        if used > BUDGET_S and not unlimited and not item.nodeid.startswith(self.allowed):
+            pytest.fail(
+                f"took {used:.1f} s of processor time; a test of `make test` may take {BUDGET_S:.0f}. Make "
+                "it cheaper, mark it `full`, or name it in `DEAR` of tests/conftest.py",
+                pytrace=False,
+            )
+        return result
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the dearest tests, and what all took."""
+        spent = [
+            (dict(report.user_properties), report.nodeid)
+            for reports in terminalreporter.stats.values()
+            for report in reports
+            if isinstance(report, pytest.TestReport) and report.when == "call"
+        ]
+        totals = sorted(
+            ((sum(times.values()), times, nodeid) for times, nodeid in spent),
+            reverse=True,
+            key=lambda row: row[0],
+        )
+        terminalreporter.section(f"processor time: {sum(total for total, *_ in totals):.0f} s in all")
+        for total, times, nodeid in totals[:SHOWN]:
+            terminalreporter.write_line(f"{total:6.1f} s ({times.get('setup', 0):.1f} to set up)  {nodeid}")
