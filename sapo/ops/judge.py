@@ -298,4 +298,4 @@ def _probe(found: Evaluation, count: int) -> dict[str, Any] | None:
     if not count:
         return None
     probe = found.probe(count)
-    return probe.summary() | probes.bits(probe)
+    return probe.summary() | {"passes": probes.bits(probe)}

@@ -163,6 +163,21 @@ def test_the_full_evaluation_asks_the_probe_again_under_the_same_random_numbers(
     assert len(answers) == len(body["baselines"]["starter"]["answers"]) == 2
 
 
+def test_the_exam_of_the_probe_in_mlflow_is_that_of_the_file(
+    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config([*SETS, "eval.probe_questions=20"])
+    _, home = swarm
+    uri = f"sqlite:///{home.mlflow_db}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    n0 = evaluate_swarm(config, home)["nodes"]["n0"]
+    evaluate.crown(Process.at(str(home.root)), "n0", n0["round"], n0)
+    (run,) = [run for run in runs_of(MlflowClient(uri), "test") if run.info.run_name == "n0"]
+    for under, exam in (("eval", n0["probe"]), ("eval/full", n0)):
+        for name in ("pass_at_1", "greedy", "interval", "questions"):
+            assert run.data.metrics[f"{under}/{name}"] == exam[name], (under, name)
+
+
 def test_a_node_that_is_not_of_the_swarm_is_refused(swarm: tuple[Config, Home]) -> None:
     with pytest.raises(UserError, match="the swarm has n0, n1"):
         judge_swarm(*swarm, ["n7"])

@@ -26,7 +26,7 @@ def evaluation(first: str, greedy: str = "", samples: tuple[float, ...] = ()) ->
 def end(first: str, round: int) -> dict[str, Any]:
     """A node's part of evaluation.json."""
     found = evaluation(first)
-    return {**found.summary(), "round": round, "probe": found.summary() | probes.bits(found)}
+    return {**found.summary(), "round": round, "probe": found.summary() | {"passes": probes.bits(found)}}
 
 
 def test_the_probe_inside_an_evaluation_is_its_first_questions_sampled_once() -> None:
@@ -68,6 +68,12 @@ def test_a_probe_keeps_its_answers_to_the_first_questions_of_each_data_set(tmp_p
     probes.append(path, INCARNATION, 0, evaluation("1011"), asked)
     (found,) = probes.read(path, INCARNATION)
     assert found.answers == {"gcd 0": ("0", 1), "gcd 1": ("1", 0), "lcm 3": ("3", 1)}
+
+
+def test_an_evaluation_that_an_earlier_release_wrote_is_read() -> None:
+    written = end("0110", 60)
+    written["probe"] |= written["probe"].pop("passes")  # `greedy` is a string of digits there
+    assert peaks.exams({}, [], written, every=30) == peaks.exams({}, [], end("0110", 60), every=30)
 
 
 def test_the_end_is_compared_with_the_best_probe_question_by_question() -> None:
