@@ -22,6 +22,7 @@ from typing import Self
 from sapo.core.config.load import LearnConfig
 from sapo.core.errors import Paused
 from sapo.core.rng import rng
+from sapo.core.series import Sieve
 from sapo.core.types import Batch, Gossiped, Group, Outcome, Received, RoundResult, SignedGroup, canonical
 from sapo.learn.advantage import informative
 from sapo.learn.batch_metrics import reward_means, reward_metrics, source_metrics
@@ -90,6 +91,7 @@ class NodeRuntime:
             parts.learner.outer = None  # of rounds that gossiped; it begins anew if they do so again
         self._asked = Asked(parts.home.asked(self.name), self.round)
         self._ahead = Ahead(parts.rollouts)
+        self._figures = Sieve(self.name)
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""
         self._next: QuestionStream | None = None
@@ -288,7 +290,7 @@ class NodeRuntime:
         if self.round == 0:
             return
         last = self.journal.result(self.round - 1).metrics
-        token_s = last["time/update"] / max(1.0, last.get("learn/tokens", 0.0))
+        token_s = last.get("time/update", 0.0) / max(1.0, last.get("learn/tokens", 0.0))
         for group in batch.groups:
             more = excess(self.config, group)
             if group.source == "external" and more:
@@ -297,8 +299,8 @@ class NodeRuntime:
     def _own_seconds(self, scoring: float) -> float:
         """Seconds of the node's own work since the draw before: the last update, generation, `scoring`."""
         if self._update_s is None:
-            done = self.round > 0
-            self._update_s = self.journal.result(self.round - 1).metrics["time/update"] if done else 0.0
+            last = self.journal.result(self.round - 1).metrics if self.round else {}
+            self._update_s = last.get("time/update", 0.0)
         return self._update_s + self._now.metrics["time/generate"] + scoring
 
     def _commit_batch(self) -> Batch:
@@ -455,7 +457,7 @@ class NodeRuntime:
             rolled_back_to=target,
             weights_sha256=digest,
             tensors=tensors,
-            metrics={name: float(value) for name, value in now.metrics.items()},
+            metrics=self._figures.kept(now.metrics),
             finished_at=finished,
             remembered=parts.rule.remembered(),
             gossip=gossiped,

@@ -256,10 +256,10 @@ def test_a_snapshot_of_a_swarm_that_was_killed_says_it_is_stopped(home: Home) ->
 
 
 def test_a_snapshot_has_means_of_the_last_rounds(home: Home) -> None:
-    commit_rounds(home, "n0", [{"reward/local": float(round)} for round in range(13)])
+    commit_rounds(home, "n0", [{"pool/size": float(round)} for round in range(13)])
     first = snapshot(small_config(["swarm.rounds=13"]), home).nodes[0]
-    assert first.metrics == {"reward/local": 12.0}
-    assert first.means == {"reward/local": 7.5}, "of rounds 3 to 12"
+    assert first.metrics == {"pool/size": 12.0}
+    assert first.means == {"pool/size": 7.5}, "of rounds 3 to 12"
     assert first.window == supervisor.WINDOW == 10
 
 

@@ -12,6 +12,7 @@ from mlflow_runs import experiment, runs_of
 
 from sapo.core.config.load import Config, Task, load, merge, parse
 from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.core.series import WrongFigure
 from sapo.core.types import RoundResult
 from sapo.store.tracking.sinks import TrackSink, open_tracking
 from sapo.store.tracking.tracker import Tracker, params_of, tags_of
@@ -54,6 +55,25 @@ def test_nodes_and_incarnations_have_runs_of_their_own(uri: str) -> None:
         tracker(uri, incarnation="f" * 16).start(),
     }
     assert len(ids) == 3
+
+
+def test_a_value_that_its_series_cannot_have_is_not_logged(uri: str) -> None:
+    for value in ("0000100000", True, float("nan"), 1.7976931348623157e308):
+        with pytest.raises(WrongFigure, match=r"^eval/greedy = "):
+            tracker(uri).log_metrics({"reward/local": 0.5, "eval/greedy": value}, round=1, at=1.0)  # type: ignore[dict-item]
+    (run,) = runs(uri)
+    assert run.data.metrics == {}
+
+
+def test_a_wrong_figure_in_the_journal_of_an_earlier_release_holds_nothing_up(uri: str) -> None:
+    class Kept(Books):
+        def result(self, round: int) -> RoundResult:
+            metrics = {"reward/local": 0.5, "eval/greedy": 100000.0}
+            return super().result(round).model_copy(update={"metrics": metrics})
+
+    TrackSink(tracker(uri)).deliver([Owed(0)], Kept(batch(0)))
+    (run,) = runs(uri)
+    assert run.data.metrics == {"reward/local": 0.5}
 
 
 def test_an_ended_run_is_running_again_when_resumed(uri: str) -> None:
@@ -105,13 +125,13 @@ def test_more_metrics_than_one_request_takes_are_all_logged(uri: str) -> None:
         RoundResult(
             round=round,
             policy_version=round + 1,
-            metrics={f"reward/local/task{i}": i / 7 for i in range(300)},
+            metrics={f"reward/local/task{i}": i / 700 for i in range(300)},
             finished_at=float(round),
         )
         for round in range(4)
     ]
     tracker(uri).log_rounds(wide)
-    assert [value for _, value, _ in history(uri, "reward/local/task299")] == [299 / 7] * 4
+    assert [value for _, value, _ in history(uri, "reward/local/task299")] == [299 / 700] * 4
 
 
 def test_evaluations_can_be_added(uri: str) -> None:

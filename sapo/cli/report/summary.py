@@ -17,6 +17,7 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
+from sapo.core.series import range_of
 from sapo.experiment import peaks
 from sapo.experiment.peaks import Exam
 from sapo.node import probes
@@ -72,11 +73,16 @@ def read_run(home: Home) -> Run:
 
     config, evaluation = home.load_config(), home.load_evaluation()
     found: dict[str, Metrics] = {node: {} for node in home.node_names()}
-    notes = []
+    notes, wrong = [], dict[str, None]()
     try:
         for node, name, step, value in tracked(home, config.track.uri, config.swarm.name):
-            if node in found:
+            if node not in found:
+                continue
+            if range_of(name).problem(value) is None:
                 found[node].setdefault(name, {})[step] = value
+            else:
+                wrong[f"{node}: MLflow has a {name} that is wrong; it is left out."] = None
+        notes += wrong
     except Unavailable as error:
         notes.append(f"MLflow cannot be read ({error}).")
     done, own = {}, {}

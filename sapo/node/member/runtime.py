@@ -20,6 +20,7 @@ from sapo.core.config.load import Config
 from sapo.core.config.members import OpenAIMember
 from sapo.core.errors import Paused, Unavailable
 from sapo.core.outage import Outage
+from sapo.core.series import Sieve
 from sapo.core.types import Batch, Completion, Group, Outcome, Question, Recipe, RoundResult
 from sapo.node.author import Author, open_author
 from sapo.node.group_maker import GroupMaker
@@ -65,6 +66,7 @@ class MemberRuntime:
         self._beside: Callable[[], Mapping[str, float]] = dict
         self._groups: list[Group] = []
         self._metrics: dict[str, float] = {}
+        self._figures = Sieve(self.name)
         self._load_round()
 
     @classmethod
@@ -184,7 +186,7 @@ class MemberRuntime:
             round=self.round,
             policy_version=0,
             skipped="a member does not learn",
-            metrics=self._round_metrics(),
+            metrics=self._figures.kept(self._round_metrics()),
             finished_at=self._clock(),
         )
         self.journal.commit_result(result)

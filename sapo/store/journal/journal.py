@@ -18,6 +18,7 @@ from typing import Any, Literal, Self
 
 from sapo.bus.base import Positions
 from sapo.core.errors import UserError
+from sapo.core.series import check
 from sapo.core.types import Batch, Received, RoundResult, SignedGroup, canonical
 from sapo.policy.checkpoint import Checkpoint
 from sapo.store.journal.rows import (
@@ -178,8 +179,11 @@ class Journal:
     def commit_result(self, result: RoundResult) -> None:
         """Transaction 3: the result; owes `track`, `training` as the batch said, `gossip` for weights.
 
-        Raises `JournalError` unless the round's batch is committed and its result is not.
+        Raises `JournalError` unless the round's batch is committed and its result is not, and `WrongFigure`
+        for a metric that its series cannot have.
         """
+        for name, value in result.metrics.items():
+            check(name, value)
         blob, digest = pack(result.canonical())
         with self._transaction() as db:
             self._expect(result.round, "batch", "result")

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable
+from sapo.core.series import Sieve
 from sapo.core.types import Batch, RoundResult, canonical
 from sapo.policy.checkpoint import BrokenCheckpoint
 from sapo.store.journal.rows import ChainLink, JournalError
@@ -56,6 +57,7 @@ class TrackSink:
 
     def __init__(self, tracker: Tracker, samples_every: int = 0, keep_rounds: int = 0) -> None:
         self.tracker, self.samples_every, self.keep_rounds = tracker, samples_every, keep_rounds
+        self._figures = Sieve(tracker.node)
 
     def deliver(self, items: Sequence[Owed], journal: Results) -> None:
         """Log these rounds. Raises `Unavailable` when MLflow is away."""
@@ -75,10 +77,9 @@ class TrackSink:
             log.warning("%s: sample rollouts of rounds %s are not logged: %s", self.kind, rounds, error)
 
     def _thinned(self, result: RoundResult) -> RoundResult:
-        if not self.keep_rounds or result.round < self.keep_rounds:
-            return result
-        values = result.metrics.items()
-        kept = {name: value for name, value in values if logged(name, result.round, self.keep_rounds)}
+        kept = self._figures.kept(result.metrics)  # an earlier release refused none
+        if self.keep_rounds and result.round >= self.keep_rounds:
+            kept = {n: value for n, value in kept.items() if logged(n, result.round, self.keep_rounds)}
         return result.model_copy(update={"metrics": kept})
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from sapo.core.config.load import Config
 from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.core.series import check
 from sapo.core.types import RoundResult, canonical
 from sapo.store.tracking import model_registry, parent_run, sample_table
 
@@ -260,6 +261,9 @@ class Tracker:
             self._send(run, [metric(name, value, int(at * 1000), step) for name, value, at, step in values])
 
     def _send(self, run: str, rows: Sequence[Any]) -> None:
+        """Write metrics, all of them right or none. Raises `WrongFigure`."""
+        for row in rows:
+            check(row.key, row.value)
         for start in range(0, len(rows), METRICS_AT_ONCE):
             self._client().log_batch(run, metrics=rows[start : start + METRICS_AT_ONCE])
 
