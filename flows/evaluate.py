@@ -14,13 +14,12 @@ from prefect.runtime import flow_run
 
 from sapo.cli.report.summary import read_run, summarise
 from sapo.core.errors import SapoError, Unavailable
+from sapo.core.figures import NodeExam
 from sapo.core.outage import Outage
 from sapo.node.tracked import tracker_of
 from sapo.ops import rivals
 from sapo.ops.judge import evaluate_swarm, judge_swarm, leave_run, tell_verdicts
 from sapo.ops.process_group import OWING, forget_progress, write_progress
-from sapo.policy.evaluate import FULL, PROBE, series_of
-from sapo.store.tracking import parent_run
 
 from . import deployed
 from .common import NETWORK, PROCESS, SMALL, Process, here, parser, run_process
@@ -36,8 +35,8 @@ TELL_S = 1.0
 """Seconds between two notes of how far it is, and a line in the log at each tenth."""
 
 
-def ask_all(process: Process) -> dict[str, dict[str, Any]]:
-    """Evaluate all policies, write `evaluation.json`; returns by node its round and figures."""
+def ask_all(process: Process) -> Mapping[str, NodeExam]:
+    """Evaluate all policies, write `evaluation.json`; returns what each node did."""
 
     told: tuple[str, int, float] = ("", 0, 0.0)
 
@@ -64,11 +63,10 @@ def ask_all(process: Process) -> dict[str, dict[str, Any]]:
 
     try:
         with process.own(), tempfile.TemporaryDirectory(prefix="sapo-rivals-") as scratch:
-            body = evaluate_swarm(process.config, process.home, progress=tell, rivals=earlier)
+            nodes = evaluate_swarm(process.config, process.home, progress=tell, rivals=earlier).nodes
     finally:
         forget_progress(process.home)
-    nodes: dict[str, dict[str, Any]] = body["nodes"]
-    log.info("pass@1: %s", {node: figures["pass_at_1"] for node, figures in nodes.items()})
+    log.info("pass@1: %s", {node: exam.pass_at_1 for node, exam in nodes.items()})
     return nodes
 
 
@@ -86,7 +84,7 @@ def ask_one(process: Process) -> dict[str, Any]:
     return found.as_dict()
 
 
-def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> bool:
+def crown(process: Process, node: str, round: int, exam: NodeExam) -> bool:
     """Log a node's figures and give its best version on these questions the alias `champion`.
 
     Returns whether it is the one of this round. Raises `Unavailable` when MLflow is away.
@@ -95,14 +93,10 @@ def crown(process: Process, node: str, round: int, figures: dict[str, Any]) -> b
     if uri is None:
         return False
     tracker = tracker_of(process.config, node, process.home, uri=uri)
-    metrics = series_of(figures, FULL)
-    if figures["probe"] is not None:
-        metrics |= series_of(figures["probe"], PROBE)
-    tracker.log_metrics(metrics, round=round, at=time.time())
+    tracker.log_metrics(exam.series(), round=round, at=time.time())
     leave_run(process.config, process.home, tracker)
     try:
-        found = {int(earlier): value for earlier, value in figures["earlier"].items()}
-        found[round] = figures["pass_at_1"]
+        found = {**exam.earlier, round: exam.pass_at_1}
         return tracker.set_champion(found, rivals.asked(process.config, process.home)) == round
     except Unavailable:
         raise
@@ -116,7 +110,7 @@ def sum_up(process: Process) -> None:
     uri, names = process.tracking_uri(), process.home.begun(process.config)
     if uri is None or not names:
         return
-    figures = parent_run.figures_of(summarise(read_run(process.home)))
+    figures = summarise(read_run(process.home)).series()
     tracker = tracker_of(process.config, names[0], process.home, uri=uri)
     tracker.log_swarm(figures, at=process.home.evaluation.stat().st_mtime)
 
@@ -130,15 +124,15 @@ def hand_over(process: Process, node: str) -> int:
 
 
 @task(name="held_out", task_run_name="held-out questions", **SMALL)
-def held_out(home: str) -> dict[str, dict[str, Any]]:
+def held_out(home: str) -> Mapping[str, NodeExam]:
     """The sweep as a task."""
     return ask_all(here(home))
 
 
 @task(name="champion", task_run_name="{node} · round {round} · champion", **NETWORK)
-def champion(home: str, node: str, round: int, figures: dict[str, Any]) -> bool:
+def champion(home: str, node: str, round: int, exam: NodeExam) -> bool:
     """The alias as a task."""
-    return crown(here(home), node, round, figures)
+    return crown(here(home), node, round, exam)
 
 
 @task(name="question", task_run_name="held-out question", **SMALL)
@@ -194,12 +188,12 @@ def plain(process: Process) -> list[str]:
 
 def _sweep(
     process: Process,
-    ask: Callable[[], dict[str, dict[str, Any]]],
-    give: Callable[[str, int, dict[str, Any]], bool],
+    ask: Callable[[], Mapping[str, NodeExam]],
+    give: Callable[[str, int, NodeExam], bool],
 ) -> list[str]:
     """Ask all nodes all questions and tell MLflow."""
     nodes = ask()
-    told = {node: (node, figures["round"], figures) for node, figures in nodes.items()}
+    told = {node: (node, exam.round or 0, exam) for node, exam in nodes.items()}
     tell: dict[str, Callable[[], object]] = {node: partial(give, *what) for node, what in told.items()}
     again: dict[str, Callable[[], object]] = {n: partial(crown, process, *what) for n, what in told.items()}
     for one in (tell, again):

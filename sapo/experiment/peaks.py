@@ -7,8 +7,8 @@ probes is lucky as well as good, so a small difference means little; the interva
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from sapo.core.figures import Gain, NodeExam, Peak, RunFigures, Stand
 from sapo.core.intervals import paired_interval, share_interval
 from sapo.node.probes import Probe, parse
 
@@ -33,7 +33,7 @@ class Exam:
 def exams(
     metrics: Mapping[str, Mapping[float, float]],
     kept: Sequence[Probe],
-    evaluation: Mapping[str, Any] | None,
+    evaluation: NodeExam | None,
     *,
     every: int,
 ) -> list[Exam]:
@@ -66,14 +66,15 @@ def exams(
     return [found[round] for round in sorted(found)]
 
 
-def _end(evaluation: Mapping[str, Any] | None) -> Probe | None:
+def _end(evaluation: NodeExam | None) -> Probe | None:
     """The probe in a node's part of the full evaluation; None where it holds none."""
-    probe = (evaluation or {}).get("probe")
-    return parse(evaluation["round"], probe) if evaluation and probe else None
+    if evaluation is None or evaluation.probe is None or evaluation.round is None:
+        return None
+    return parse(evaluation.round, evaluation.probe.passes)
 
 
-def figures(found: Sequence[Exam], round: int | None) -> dict[str, Any] | None:
-    """Best exam, end and the difference as plain JSON values; None before the first exam.
+def figures(found: Sequence[Exam], round: int | None) -> Peak | None:
+    """Best exam, end and the difference; None before the first exam.
 
     `round` is that of the full evaluation: the exam there is the end.
     """
@@ -81,59 +82,54 @@ def figures(found: Sequence[Exam], round: int | None) -> dict[str, Any] | None:
         return None
     best = max(found, key=lambda exam: (exam.pass_at_1, -exam.round))
     end = next((exam for exam in found if exam.round == round), None)
-    return {
-        "questions": len(found[-1].passes) or None,
-        "best": _plain(best),
-        "end": None if end is None else _plain(end),
-        "below_best": None if end is None else _below(best, end),
-    }
+    return Peak(
+        questions=len(found[-1].passes) or None,
+        best=_stand(best),
+        end=None if end is None else _stand(end),
+        below_best=None if end is None else _below(best, end),
+    )
 
 
-def _plain(exam: Exam) -> dict[str, Any]:
-    return {
-        "round": exam.round,
-        "pass_at_1": exam.pass_at_1,
-        "interval": exam.half,
-        "greedy": exam.greedy,
-    }
+def _stand(exam: Exam) -> Stand:
+    return Stand(round=exam.round, pass_at_1=exam.pass_at_1, interval=exam.half, greedy=exam.greedy)
 
 
-def _below(best: Exam, end: Exam) -> dict[str, float | None]:
+def _below(best: Exam, end: Exam) -> Gain:
     """How far the end is below the best exam, with its 95 % interval over questions where it is known."""
     mean = best.pass_at_1 - end.pass_at_1
     if not best.passes or not end.passes:
-        return {"mean": mean, "low": None, "high": None}
+        return Gain(mean=mean)
     differences = [one - other for one, other in zip(best.passes, end.passes, strict=True)]
     low, high = paired_interval(differences, end.asked)
-    return {"mean": mean, "low": low, "high": high}
+    return Gain(mean=mean, low=low, high=high)
 
 
-def sentence(summary: dict[str, Any]) -> str | None:
+def sentence(run: RunFigures) -> str | None:
     """Which nodes end below their best probe by more than chance; None where no end is known."""
-    probes = {name: node["probe"] for name, node in summary["nodes"].items() if node["probe"]}
-    ended = {name: probe for name, probe in probes.items() if probe["end"]}
-    if not ended:
+    falls = [
+        (name, node.probe, node.probe.end, node.probe.below_best)
+        for name, node in run.nodes.items()
+        if node.probe and node.probe.end and node.probe.below_best
+    ]
+    if not falls:
         return None
-    worst_first = sorted(ended, key=lambda name: -ended[name]["below_best"]["mean"])
-    clear = [name for name in worst_first if (ended[name]["below_best"]["low"] or 0.0) > 0]
-    questions = ended[worst_first[0]]["questions"]
+    falls.sort(key=lambda fall: -fall[3].mean)
+    questions = falls[0][1].questions
     same = "the same questions" if questions is None else f"the same {questions:,} questions"
+    clear = [_fall(*fall) for fall in falls if (fall[3].low or 0.0) > 0]
     if clear:
-        falls = "; ".join(_fall(name, ended[name]) for name in clear)
-        return f"Past its peak, on {same}: {falls}."
-    name = worst_first[0]
-    if ended[name]["below_best"]["mean"] <= 0:
+        return f"Past its peak, on {same}: {'; '.join(clear)}."
+    if falls[0][3].mean <= 0:
         return f"Every node ends at its best probe, on {same}."
-    fall = _fall(name, ended[name])
-    return f"No node ends clearly below its best probe, on {same}; the largest difference: {fall}."
+    worst = _fall(*falls[0])
+    return f"No node ends clearly below its best probe, on {same}; the largest difference: {worst}."
 
 
-def _fall(name: str, probe: dict[str, Any]) -> str:
-    below, best, end = probe["below_best"], probe["best"], probe["end"]
+def _fall(name: str, probe: Peak, end: Stand, below: Gain) -> str:
     interval = ""
-    if below["low"] is not None:
-        interval = f"; 95 % interval of the difference {100 * below['low']:.1f} to {100 * below['high']:.1f}"
+    if below.low is not None and below.high is not None:
+        interval = f"; 95 % interval of the difference {100 * below.low:.1f} to {100 * below.high:.1f}"
     return (
-        f"{name} ends {100 * below['mean']:.1f} points below its best probe ({100 * best['pass_at_1']:.1f} % "
-        f"after {best['round']} rounds, {100 * end['pass_at_1']:.1f} % at the end{interval})"
+        f"{name} ends {100 * below.mean:.1f} points below its best probe ({100 * probe.best.pass_at_1:.1f} % "
+        f"after {probe.best.round} rounds, {100 * end.pass_at_1:.1f} % at the end{interval})"
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sapo.core.config.load import Config
+from sapo.core.figures import PROBE
 from sapo.core.types import Question
 from sapo.node import probes
 from sapo.node.falling import Fall, best_of, fall
@@ -68,4 +69,4 @@ class Prober:
             seed=config.swarm.seed,
         )
         probes.append(self.path, self.incarnation, round, evaluation, self.questions)
-        return evaluation.metrics() | {"time/probe": self.clock() - started}
+        return evaluation.summary().series(PROBE) | {"time/probe": self.clock() - started}

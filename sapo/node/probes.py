@@ -57,10 +57,9 @@ def bits(found: Evaluation) -> dict[str, Any]:
     return passes if found.asked is None else passes | {"asked": list(found.asked)}
 
 
-def parse(round: int, kept: dict[str, Any]) -> Probe:
-    """A probe from what `bits` made of it; an earlier release kept it beside a probe's figures."""
-    passes = kept.get("passes", kept)
-    sampled, greedy = (tuple(map(int, passes[name])) for name in ("first", "greedy"))
+def parse(round: int, kept: Mapping[str, Any]) -> Probe:
+    """A probe from what `bits` made of it."""
+    sampled, greedy = (tuple(map(int, kept[name])) for name in ("first", "greedy"))
     answers = {question: (text, passed) for question, (text, passed) in kept.get("answers", {}).items()}
     asked = kept.get("asked")
     return Probe(round, sampled, greedy, answers, None if asked is None else tuple(asked))

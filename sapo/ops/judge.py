@@ -19,6 +19,7 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
+from sapo.core.figures import Exam, NodeExam, Probed, Sweep
 from sapo.core.rng import rng, stream
 from sapo.core.types import Question, Sampling, canonical
 from sapo.core.user_cache import default_cache
@@ -188,7 +189,7 @@ def evaluate_swarm(
     cache: Path | None = None,
     progress: Progress | None = None,
     rivals: Rivals | None = None,
-) -> dict[str, Any]:
+) -> Sweep:
     """Evaluate nodes at their newest checkpoints and their starting policies; writes `evaluation.json`.
 
     Policies of earlier rounds that `rivals` finds are asked the same questions, sampled only.
@@ -208,7 +209,7 @@ def evaluate_swarm(
         labels: dict[str, str] = {}
         evaluations: dict[str, Evaluation] = {}
         rounds: dict[str, int] = {}
-        earlier: dict[str, dict[str, float]] = {}
+        earlier: dict[str, dict[int, float]] = {}
         for name in names:
             node_config = config.for_node(name)
             policy = load_initial(node_config, workers, cache or default_cache())
@@ -224,12 +225,10 @@ def evaluate_swarm(
                 models.load_weights(policy, weights)
                 label = f"{name} after {round} rounds"
                 found = ask(node_config, policy, workers, questions, label, progress, greedy=False)
-                earlier[name][str(round)] = found.pass_at_1
-    body = _body(config, questions, baselines, labels, evaluations, rounds)
-    for name, by_round in earlier.items():
-        body["nodes"][name]["earlier"] = by_round
-    write_atomically(home.evaluation, json.dumps(body, indent=1) + "\n")
-    return body
+                earlier[name][round] = found.pass_at_1
+    sweep = _sweep(config, questions, baselines, labels, evaluations, rounds, earlier)
+    write_atomically(home.evaluation, json.dumps(sweep.written(), indent=1) + "\n")
+    return sweep
 
 
 def _begun_with(config: Config) -> str:
@@ -252,50 +251,56 @@ def load_newest(home: Home, name: str, policy: LoadedPolicy, option: str = "--no
     raise UserError(option, name, "has no whole checkpoint", "let it run until it has taken one")
 
 
-def _body(
+def _sweep(
     config: Config,
     questions: Sequence[Question],
     baselines: dict[str, Evaluation],
     labels: dict[str, str],
     evaluations: dict[str, Evaluation],
     rounds: dict[str, int],
-) -> dict[str, Any]:
+    earlier: dict[str, dict[int, float]],
+) -> Sweep:
     own = {name: labels[_begun_with(config.for_node(name))] for name in evaluations}
     start = {name: baselines[label] for name, label in own.items()}
     main = baselines[labels.get(_begun_with(config), next(iter(baselines)))]
     shown = examples(questions)
 
-    def answers(found: Evaluation) -> dict[str, Any]:
-        return {"answers": [[found.answers[place], found.greedy[place]] for place in shown]}
+    def exam(found: Evaluation) -> dict[str, Any]:
+        answers = tuple((found.answers[place], found.greedy[place]) for place in shown)
+        return {**dict(found.summary()), "answers": answers}
 
-    return {
-        "questions": len(main.sampled),
-        "effective": main.effective,
-        "samples": config.eval.samples,
-        "examples": [[questions[place].recipe.dataset, questions[place].text] for place in shown],
-        "starter": main.summary(),
-        "baselines": {label: found.summary() | answers(found) for label, found in baselines.items()},
-        "nodes": {
-            name: found.summary()
-            | answers(found)
-            | {"round": rounds[name], "model": config.for_node(name).model, "baseline": own[name]}
-            | {"probe": _probe(found, config.for_node(name).eval.probe_questions)}
+    return Sweep(
+        questions=len(main.sampled),
+        effective=main.effective,
+        samples=config.eval.samples,
+        examples=tuple((questions[place].recipe.dataset, questions[place].text) for place in shown),
+        starter=Exam(**exam(main)),
+        baselines={label: Exam(**exam(found)) for label, found in baselines.items()},
+        nodes={
+            name: NodeExam(
+                **exam(found),
+                round=rounds[name],
+                model=config.for_node(name).model,
+                baseline=own[name],
+                probe=_probe(found, config.for_node(name).eval.probe_questions),
+                earlier=earlier[name],
+            )
             for name, found in evaluations.items()
         },
-        "gain": gain(
+        gain=gain(
             {n: e.sampled for n, e in start.items()},
             {n: e.sampled for n, e in evaluations.items()},
             main.asked,
         ),
-        "gain_greedy": gain(
+        gain_greedy=gain(
             {n: e.greedy for n, e in start.items()}, {n: e.greedy for n, e in evaluations.items()}, main.asked
         ),
-    }
+    )
 
 
-def _probe(found: Evaluation, count: int) -> dict[str, Any] | None:
+def _probe(found: Evaluation, count: int) -> Probed | None:
     """The part of an evaluation that compares with the node's probes; None for a node without any."""
     if not count:
         return None
     probe = found.probe(count)
-    return probe.summary() | {"passes": probes.bits(probe)}
+    return Probed(**dict(probe.summary()), passes=probes.bits(probe))

@@ -18,6 +18,7 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.schema import FILE
+from sapo.core.figures import Gain, Score, TaskScore
 from sapo.core.intervals import Interval, effective, paired_interval, share_interval
 from sapo.core.rng import stream
 from sapo.core.types import Completion, Question, Sampling, canonical, sha256
@@ -113,45 +114,28 @@ class Evaluation:
         """Share of questions whose most probable answer passes."""
         return statistics.fmean(self.greedy)
 
-    def per_task(self) -> dict[str, dict[str, float]]:
-        """`pass_at_1`, `greedy` and the number of `questions` of every task."""
+    def per_task(self) -> dict[str, TaskScore]:
+        """What came of the questions of every task."""
         result = {}
         for task in sorted(set(self.tasks)):
             at = [i for i, name in enumerate(self.tasks) if name == task]
-            result[task] = {
-                "pass_at_1": statistics.fmean(self.sampled[i] for i in at),
-                "greedy": statistics.fmean(self.greedy[i] for i in at),
-                "questions": float(len(at)),
-            }
+            result[task] = TaskScore(
+                pass_at_1=statistics.fmean(self.sampled[i] for i in at),
+                greedy=statistics.fmean(self.greedy[i] for i in at),
+                questions=float(len(at)),
+            )
         return result
 
-    def summary(self) -> dict[str, Any]:
-        """Plain figures; `interval` is half of the 95 % interval of `pass_at_1` over questions."""
-        return {
-            "questions": len(self.tasks),
-            "effective": self.effective,
-            "pass_at_1": self.pass_at_1,
-            "interval": self.interval.half,
-            "greedy": self.greedy_pass,
-            "per_task": self.per_task(),
-        }
-
-    def metrics(self) -> dict[str, float]:
-        """A probe as metric series (DESIGN 13)."""
-        return series_of(self.summary(), PROBE)
-
-
-PROBE, FULL = "eval", "eval/full"
-"""Where series of a probe and of a full evaluation lie, which asks other questions: no line joins them."""
-
-
-def series_of(summary: Mapping[str, Any], under: str) -> dict[str, float]:
-    """The figures of a `summary` as metric series, whose names begin with `under`: `PROBE` or `FULL`."""
-    names = ("pass_at_1", "greedy", "interval", "questions", "effective")
-    result = {f"{under}/{name}": summary[name] for name in names}
-    for task, figures in summary["per_task"].items():
-        result |= {f"{under}/{name}/{task}": figures[name] for name in ("pass_at_1", "greedy")}
-    return result
+    def summary(self) -> Score:
+        """Its figures."""
+        return Score(
+            questions=len(self.tasks),
+            effective=self.effective,
+            pass_at_1=self.pass_at_1,
+            interval=self.interval.half,
+            greedy=self.greedy_pass,
+            per_task=self.per_task(),
+        )
 
 
 def repeats(questions: Sequence[Question]) -> tuple[int, ...] | None:
@@ -343,7 +327,7 @@ def gain(
     baselines: Mapping[str, Sequence[float]],
     nodes: Mapping[str, Sequence[float]],
     asked: Sequence[int] | None = None,
-) -> dict[str, float]:
+) -> Gain:
     """Mean over nodes of (node minus its own baseline), paired by question, with its 95 % interval.
 
     Both mappings are keyed by node; a baseline is the policy that node started from.
@@ -354,7 +338,7 @@ def gain(
         for q in range(count)
     ]
     low, high = paired_interval(differences, asked)
-    return {"mean": statistics.fmean(differences), "low": low, "high": high}
+    return Gain(mean=statistics.fmean(differences), low=low, high=high)
 
 
 def ask(

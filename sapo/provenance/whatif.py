@@ -10,7 +10,7 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ import torch
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
+from sapo.core.figures import FULL, PROBE, SCORES, NodeExam, Score
 from sapo.core.user_cache import default_cache
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.policy import models
-from sapo.policy.evaluate import FULL, Evaluation, Progress, ask, held_out_set, series_of
+from sapo.policy.evaluate import Evaluation, Progress, ask, held_out_set
 from sapo.policy.kept_files import KeptFiles
 from sapo.policy.models import LoadedPolicy
 from sapo.provenance.reexecute import Repeater
@@ -67,15 +68,17 @@ class WhatIf:
     diverged: int | None
     weights_sha256: str
     own_weights_sha256: str
-    figures: dict[str, Any] | None
-    own: dict[str, Any] | None
-    start: dict[str, Any] | None
+    figures: Score | None
+    own: NodeExam | None
+    start: Score | None
     seconds: float
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return asdict(self) | {"unchanged": list(self.unchanged), "notes": list(self.notes)}
+        scores = {"figures": self.figures, "own": self.own, "start": self.start}
+        plain = {name: one and one.written() for name, one in scores.items()}
+        return asdict(self) | plain | {"unchanged": list(self.unchanged), "notes": list(self.notes)}
 
     def lines(self) -> list[str]:
         """What a person wants to see of it, a line each."""
@@ -108,7 +111,7 @@ class WhatIf:
         if self.figures is None:
             return
         named = [("pass@1", "pass_at_1"), ("greedy", "greedy")]
-        tasks = sorted(self.figures["per_task"])
+        tasks = sorted(self.figures.per_task)
         if len(tasks) > 1:
             named += [(f"pass@1 {task}", task) for task in tasks]
         for label, name in named:
@@ -116,9 +119,9 @@ class WhatIf:
             shown = "   ".join(f"{who} {value:.1%}" for who, value in found if value is not None)
             yield f"{label}: {shown}"
 
-    def _compared(self) -> list[tuple[str, dict[str, Any]]]:
-        after = f"{self.node}'s own after {self.own['round']} rounds" if self.own is not None else ""
-        compared = [("this", self.figures), (after, self.own), ("at the start", self.start)]
+    def _compared(self) -> list[tuple[str, Score]]:
+        after = f"{self.node}'s own after {self.own.round} rounds" if self.own is not None else ""
+        compared = (("this", self.figures), (after, self.own), ("at the start", self.start))
         return [(who, figures) for who, figures in compared if figures is not None]
 
     def _place(self) -> Iterator[str]:
@@ -127,9 +130,12 @@ class WhatIf:
             yield f"model: runs:/{self.run_id}/model"
 
 
-def _figure(figures: Mapping[str, Any], name: str) -> float | None:
-    value: float | None = figures.get(name, figures["per_task"].get(name, {}).get("pass_at_1"))
-    return value
+def _figure(score: Score, name: str) -> float | None:
+    """One of `SCORES`, or pass@1 of a data set."""
+    if name in SCORES:
+        value: float | None = getattr(score, name)
+        return value
+    return score.per_task[name].pass_at_1 if name in score.per_task else None
 
 
 @dataclass(slots=True)
@@ -288,9 +294,9 @@ def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) 
 
 def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
     """The series of an evaluation, and those of the probe that it includes."""
-    series = series_of(evaluation.summary(), FULL)
+    series = evaluation.summary().series(FULL)
     if config.eval.probe_questions:
-        series |= evaluation.probe(config.eval.probe_questions).metrics()
+        series |= evaluation.probe(config.eval.probe_questions).summary().series(PROBE)
     return series
 
 
@@ -305,10 +311,7 @@ def _keep(run: Run, replay: Replay, config: Config, cache: Path | None) -> str:
         return run.keep(Path(folder), replay.last + 1, whole=whole)
 
 
-def _evaluated(home: Home, node: str, model: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _evaluated(home: Home, node: str, model: str) -> tuple[NodeExam | None, Score | None]:
     """The figures of the node and of the policy it began with, where the swarm was evaluated."""
-    body = home.load_evaluation()
-    if body is None:
-        return None, None
-    own = body["nodes"].get(node)
-    return own, body["baselines"].get((own or {}).get("baseline", model))
+    found = home.load_evaluation()
+    return (None, None) if found is None else (found.nodes.get(node), found.start(node, model))

@@ -43,12 +43,12 @@ def test_no_node_unlearns_in_a_thousand_rounds_of_slow_and_absent_peers(preset: 
     made = scene.rounds()
     assert made["n0"] > made["n1"] > made["n2"] > made["n3"] > 0, made
     evaluate_swarm(config, home)
-    nodes = summarise(read_run(home))["nodes"]
-    lost = {name: node["probe"]["below_best"]["mean"] for name, node in nodes.items()}
-    ends = {
-        name: (node["eval/pass_at_1"]["start"], node["eval/pass_at_1"]["end"]) for name, node in nodes.items()
-    }
+    nodes = summarise(read_run(home)).nodes
+    peaks = {name: node.probe for name, node in nodes.items()}
+    lost = {name: peak.below_best.mean for name, peak in peaks.items() if peak and peak.below_best}
+    ends = {name: (node.pass_at_1.start, node.pass_at_1.end) for name, node in nodes.items()}
     print(f"{preset}: rounds {made}; below the best probe {lost}; from and to {ends}")
+    assert lost.keys() == nodes.keys()
     assert max(lost.values()) <= BELOW_BEST, lost
 
 

@@ -16,6 +16,7 @@ from sapo import cli
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Paused
+from sapo.core.figures import PROBE
 from sapo.core.rng import stream
 from sapo.core.types import Completion, Group
 from sapo.core.user_cache import default_cache
@@ -246,7 +247,7 @@ def test_a_probe_asks_the_present_weights_and_never_beside_the_sampling(tmp_path
                 max_new_tokens=config.generate.max_new_tokens,
                 seed=config.swarm.seed,
             )
-            expected.append(found.metrics())
+            expected.append(found.summary().series(PROBE))
             metrics = node.run_round().metrics
             shown.append({name: metrics[name] for name in expected[-1]})
         assert [versions(node, round) for round in range(4)] == [{0}, {0}, {1}, {2}]

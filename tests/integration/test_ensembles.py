@@ -173,10 +173,10 @@ def test_the_first_does_what_the_evaluation_finds_and_every_way_is_judged(home: 
     config = home.load_config()
     body = evaluate_ensemble(config, home, ["n0", "n1"])
     assert json.loads(home.ensemble.read_text()) == body
-    alone = evaluate_swarm(config, home, ["n0", "n1"])["nodes"]
-    assert body["experts"]["n0"]["pass_at_1"] == alone["n0"]["pass_at_1"]
+    alone = evaluate_swarm(config, home, ["n0", "n1"]).nodes
+    assert body["experts"]["n0"]["pass_at_1"] == alone["n0"].pass_at_1
     for name, figures in body["experts"].items():
-        assert figures["greedy"] == alone[name]["greedy"]
+        assert figures["greedy"] == alone[name].greedy
     ways = body["ways"]
     assert ways.keys() == {
         *("mixture", "vote", "route", "uniform_vote", "majority", "average"),

@@ -20,6 +20,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import Unavailable, UserError
+from sapo.core.figures import NodeExam
 from sapo.flows import evaluate
 from sapo.flows.common import Process
 from sapo.flows.evaluate import evaluate_flow
@@ -123,7 +124,7 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(swarm: tuple[C
 def test_a_sweep_leaves_out_who_has_no_checkpoint_unless_named(swarm: tuple[Config, Home]) -> None:
     config, home = swarm
     shutil.rmtree(home.checkpoints("n1"))
-    assert set(evaluate_swarm(config, home)["nodes"]) == {"n0"}
+    assert set(evaluate_swarm(config, home).nodes) == {"n0"}
     with pytest.raises(UserError, match="no whole checkpoint"):
         evaluate_swarm(config, home, ["n1"])
 
@@ -132,14 +133,11 @@ def test_each_node_is_set_against_its_own_start_also_where_only_the_room_for_ans
     swarm: tuple[Config, Home],
 ) -> None:
     config = small_config([*SETS, "node.0.generate.max_new_tokens=1"])
-    body = evaluate_swarm(config, swarm[1])
-    labels = {name: figures["baseline"] for name, figures in body["nodes"].items()}
+    sweep = evaluate_swarm(config, swarm[1])
+    labels = {name: exam.baseline for name, exam in sweep.nodes.items()}
     assert labels == {"n0": "starter", "n1": "starter as of n1"}
-    assert body["baselines"]["starter"] != body["baselines"]["starter as of n1"]
-    figures = {
-        name: value for name, value in body["baselines"]["starter as of n1"].items() if name != "answers"
-    }
-    assert body["starter"] == figures, "the swarm's settings are n1's"
+    assert sweep.baselines["starter"] != sweep.baselines["starter as of n1"]
+    assert sweep.starter == sweep.baselines["starter as of n1"], "the swarm's settings are n1's"
 
 
 def test_the_full_evaluation_asks_the_probe_again_under_the_same_random_numbers(
@@ -148,19 +146,19 @@ def test_the_full_evaluation_asks_the_probe_again_under_the_same_random_numbers(
     """So that the end of a run compares with every probe on the way, at no cost."""
     config = small_config([*SETS, "eval.probe_questions=20", "eval.probe_every=2", "eval.samples=2"])
     _, home = swarm
-    body = evaluate_swarm(config, home)
-    n0 = body["nodes"]["n0"]
-    assert (n0["round"], n0["questions"], n0["probe"]["questions"]) == (4, 40, 20)
+    sweep = evaluate_swarm(config, home)
+    n0 = sweep.nodes["n0"]
+    assert n0.probe is not None
+    assert (n0.round, n0.questions, n0.probe.questions) == (4, 40, 20)
     run(config, home, "n0", 5)
     with Journal.read_only(home.journal("n0")) as journal:
         asked = probes.read(home.probes("n0"), journal.incarnation)
         series = journal.result(4).metrics
-    assert [replace(probe, answers={}) for probe in asked] == [probes.parse(4, n0["probe"])]
-    assert series["eval/pass_at_1"] == n0["probe"]["pass_at_1"]
+    assert [replace(probe, answers={}) for probe in asked] == [probes.parse(4, n0.probe.passes)]
+    assert series["eval/pass_at_1"] == n0.probe.pass_at_1
     assert series["eval/questions"] == 20
-    assert [dataset for dataset, _ in body["examples"]] == ["chain_sum"] * 2
-    answers = [answer for answer, _ in n0["answers"]]
-    assert len(answers) == len(body["baselines"]["starter"]["answers"]) == 2
+    assert [dataset for dataset, _ in sweep.examples] == ["chain_sum"] * 2
+    assert len(n0.answers) == len(sweep.baselines["starter"].answers) == 2
 
 
 def test_the_exam_of_the_probe_in_mlflow_is_that_of_the_file(
@@ -170,8 +168,9 @@ def test_the_exam_of_the_probe_in_mlflow_is_that_of_the_file(
     _, home = swarm
     uri = f"sqlite:///{home.mlflow_db}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    n0 = evaluate_swarm(config, home)["nodes"]["n0"]
-    evaluate.crown(Process.at(str(home.root)), "n0", n0["round"], n0)
+    exam = evaluate_swarm(config, home).nodes["n0"]
+    evaluate.crown(Process.at(str(home.root)), "n0", 4, exam)
+    n0 = json.loads(home.evaluation.read_text())["nodes"]["n0"]
     (run,) = [run for run in runs_of(MlflowClient(uri), "test") if run.info.run_name == "n0"]
     for under, exam in (("eval", n0["probe"]), ("eval/full", n0)):
         for name in ("pass_at_1", "greedy", "interval", "questions"):
@@ -233,16 +232,8 @@ def test_what_is_asked_afterwards_leaves_the_end_of_a_run_alone(
     assert before.keys() == {"test", "n0"}
     judge_swarm(config, home, ["n0"])
     assert tell_verdicts(config, home, "n0", uri=uri) == 1
-    figures = {
-        "questions": 20,
-        "effective": 20.0,
-        "pass_at_1": 0.5,
-        "interval": 0.1,
-        "greedy": 0.5,
-        "per_task": {},
-    }
-    figures |= {"probe": None, "earlier": {}}
-    evaluate.crown(Process.at(str(home.root)), "n0", 4, figures)
+    exam = NodeExam(questions=20, effective=20.0, pass_at_1=0.5, interval=0.1, greedy=0.5)
+    evaluate.crown(Process.at(str(home.root)), "n0", 4, exam)
     assert ends() == before
 
 
@@ -280,15 +271,15 @@ def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
     assert evaluate.plain(Process.at(str(home.root))) == []
     report = home.load_evaluation()
     assert report is not None
-    asked = report["nodes"]["n0"]
+    asked = report.nodes["n0"]
     known = model_registry.versions_of(uri, tracker.model_name)
     found = {int(one.tags["sapo.round"]): float(one.tags["sapo.eval.pass_at_1"]) for one in known}
-    assert found == {2: asked["earlier"]["2"], 4: asked["pass_at_1"]}
+    assert found == {2: asked.earlier[2], 4: asked.pass_at_1}
     best = max(found, key=lambda round: (found[round], round))
     assert [one.tags["sapo.round"] for one in known if "champion" in one.aliases] == [str(best)]
     assert rivals.weights(config, home, "n0", 4, uri, home.root) == {}, "its answers are kept"
     again = evaluate_swarm(config, home, ["n0"], rivals=lambda *_: {4: newest})
-    assert again["nodes"]["n0"]["earlier"] == {"4": asked["pass_at_1"]}, "the same random numbers"
+    assert again.nodes["n0"].earlier == {4: asked.pass_at_1}, "the same random numbers"
 
 
 @pytest.mark.services

@@ -131,7 +131,7 @@ def test_a_change_without_effect_ends_with_the_recorded_weights_bit_for_bit(reco
     assert "as it was recorded anyway: learn.lr" in made.lines()
     assert made.figures is not None
     assert made.own is not None
-    assert made.figures["pass_at_1"] == made.own["pass_at_1"]
+    assert made.figures.pass_at_1 == made.own.pass_at_1
 
 
 def test_advantages_worked_out_from_recorded_scores_are_the_recorded_ones(recording: Recording) -> None:
@@ -181,8 +181,8 @@ def test_its_series_stand_beside_the_nodes_own(recording: Recording, other: What
         name: series(recording, other.run_id, name) for name in ("eval/full/pass_at_1", "eval/full/greedy")
     }
     assert other.figures is not None
-    assert ends["eval/full/pass_at_1"] == {LAST + 1: other.figures["pass_at_1"]}
-    assert ends["eval/full/greedy"] == {LAST + 1: other.figures["greedy"]}
+    assert ends["eval/full/pass_at_1"] == {LAST + 1: other.figures.pass_at_1}
+    assert ends["eval/full/greedy"] == {LAST + 1: other.figures.greedy}
     assert series(recording, other.run_id, "eval/full/pass_at_1/chain_sum") == ends["eval/full/pass_at_1"]
 
 
@@ -198,9 +198,9 @@ def test_a_person_sees_both_policies_beside_each_other(other: WhatIf) -> None:
     assert other.figures is not None
     assert other.own is not None
     assert other.start is not None
-    assert f"this {other.figures['pass_at_1']:.1%}" in line
-    assert f"n0's own after {LAST + 1} rounds {other.own['pass_at_1']:.1%}" in line
-    assert f"at the start {other.start['pass_at_1']:.1%}" in line
+    assert f"this {other.figures.pass_at_1:.1%}" in line
+    assert f"n0's own after {LAST + 1} rounds {other.own.pass_at_1:.1%}" in line
+    assert f"at the start {other.start.pass_at_1:.1%}" in line
     assert lines[-1] == f"model: runs:/{other.run_id}/model"
 
 

@@ -83,8 +83,8 @@ def test_the_result_is_that_of_the_repeated_list_weighted_by_how_often_each_was_
     assert found.effective == pytest.approx(len(draws) ** 2 / sum(w * w for w in weights.values()))
     for task, figures in found.per_task().items():
         own = [number for number in engine.prompts if question(number).recipe.dataset == task]
-        assert figures["pass_at_1"] == pytest.approx(mean(lambda one: one.pass_at_1, own))
-        assert figures["questions"] == sum(weights[number] for number in own)
+        assert figures.pass_at_1 == pytest.approx(mean(lambda one: one.pass_at_1, own))
+        assert figures.questions == sum(weights[number] for number in own)
 
 
 @given(DRAWS, st.integers(1, 60))
@@ -100,8 +100,8 @@ def test_intervals_of_share_and_gain_go_by_different_questions() -> None:
     assert found.interval == pytest.approx(share_interval(plain.sampled))
     zeros = [0.0] * 200
     paired = gain({"n": zeros}, {"n": found.sampled}, found.asked)
-    assert (paired["low"], paired["high"]) == pytest.approx(paired_interval(plain.sampled))
-    assert paired["mean"] == plain.pass_at_1
+    assert (paired.low, paired.high) == pytest.approx(paired_interval(plain.sampled))
+    assert paired.mean == plain.pass_at_1
 
 
 def test_progress_counts_answers_sampled_and_greedy_while_they_are_given() -> None:

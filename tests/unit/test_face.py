@@ -41,12 +41,12 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
+from sapo.core.figures import Ends, RunFigures, Sweep
 from sapo.experiment import peaks
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking import mlflow_sqlite
-from sapo.store.tracking.parent_run import figures_of
 
 EVALUATION: dict[str, Any] = {
     "questions": 2000,
@@ -104,11 +104,9 @@ def make_run(home: Home, evaluation: dict[str, Any] | None = None) -> Run:
         for node in ("n0", "n1")
     }
     lines = {node: {name: list(line.items()) for name, line in own.items()} for node, own in curves.items()}
-    exams = {
-        node: peaks.exams(curves[node], [], (evaluation or {}).get("nodes", {}).get(node), every=25)
-        for node in curves
-    }
-    return Run(home, DEMO, lines, evaluation, exams)
+    sweep = None if evaluation is None else Sweep.model_validate(evaluation)
+    exams = {node: peaks.exams(curves[node], [], sweep and sweep.nodes[node], every=25) for node in curves}
+    return Run(home, DEMO, lines, sweep, exams)
 
 
 @pytest.fixture
@@ -120,38 +118,38 @@ def test_an_evaluation_after_the_last_round_is_no_round(home: Home) -> None:
     run = make_run(home)
     run.curves["n0"]["eval/pass_at_1"].append((40.0, 0.35))
     run.curves["n0"]["judge/cumulative"] = [(40.0, 1.0)]
-    assert summarise(run)["nodes"]["n0"]["rounds"] == 40
+    assert summarise(run).written()["nodes"]["n0"]["rounds"] == 40
 
 
 def test_tokens_are_summed_over_the_rounds(home: Home) -> None:
-    node = summarise(make_run(home))["nodes"]["n0"]
+    node = summarise(make_run(home)).written()["nodes"]["n0"]
     assert (node["tokens/generated"], node["tokens/trained"]) == (400.0, 280.0)
 
 
 def test_figures_of_a_swarm_for_mlflow_come_from_the_summary(home: Home) -> None:
-    found = figures_of(summarise(make_run(home, EVALUATION)))
+    found = summarise(make_run(home, EVALUATION)).series()
     assert found["tokens/generated"] == [(40, 800.0)]
     assert found["eval/full/pass_at_1"] == [(0, pytest.approx(0.2)), (40, pytest.approx(0.23))]
     assert found["gain/pass_at_1"] == [(40, 0.03)]
 
 
 def test_first_and_last_are_means_of_a_tenth() -> None:
-    assert first_and_last([float(i) for i in range(20)]) == {"first": 0.5, "last": 18.5}
+    assert first_and_last([i / 100 for i in range(20)]) == Ends(first=0.005, last=0.185)
 
 
 def test_first_and_last_of_nothing_are_null() -> None:
-    assert first_and_last([]) == {"first": None, "last": None}
+    assert first_and_last([]) == Ends()
 
 
 def test_the_three_rewards_are_never_mixed(home: Home) -> None:
-    node = summarise(make_run(home, EVALUATION))["nodes"]["n0"]
+    node = summarise(make_run(home, EVALUATION)).written()["nodes"]["n0"]
     assert node["reward/local"]["first"] == pytest.approx(0.215)
     assert node["reward/training_set"]["first"] == pytest.approx(0.615)
     assert node["eval/pass_at_1"]["end"] == 0.34
 
 
 def test_a_node_is_compared_with_the_model_it_started_from(home: Home) -> None:
-    nodes = summarise(make_run(home, EVALUATION))["nodes"]
+    nodes = summarise(make_run(home, EVALUATION)).written()["nodes"]
     assert nodes["n0"]["eval/pass_at_1"]["start"] == 0.30
     assert nodes["n1"]["eval/pass_at_1"]["start"] == 0.10
     assert nodes["n1"]["eval/pass_at_1"]["per_task"] == {"gcd": {"start": 0.10, "end": 0.12}}
@@ -160,13 +158,13 @@ def test_a_node_is_compared_with_the_model_it_started_from(home: Home) -> None:
 def test_a_node_s_own_baseline_comes_before_that_of_its_model(home: Home) -> None:
     n1 = EVALUATION["nodes"]["n1"] | {"model": "starter", "baseline": "starter:bytes"}
     evaluation = EVALUATION | {"nodes": EVALUATION["nodes"] | {"n1": n1}}
-    nodes = summarise(make_run(home, evaluation))["nodes"]
+    nodes = summarise(make_run(home, evaluation)).written()["nodes"]
     assert nodes["n1"]["eval/pass_at_1"]["start"] == 0.10
 
 
 def test_without_an_evaluation_nothing_is_claimed(home: Home) -> None:
     figures = summarise(make_run(home))
-    assert figures["nodes"]["n0"]["eval/pass_at_1"]["end"] is None
+    assert figures.nodes["n0"].pass_at_1.end is None
     assert "not known" in gain_sentence(figures)
 
 
@@ -187,7 +185,7 @@ def test_the_sentence_claims_no_more_than_the_interval(
 def test_the_summary_file_is_the_summary(home: Home) -> None:
     home.root.mkdir()
     figures = write_summary(make_run(home, EVALUATION))
-    assert json.loads(home.summary.read_text()) == figures
+    assert json.loads(home.summary.read_text()) == figures.written()
 
 
 def prepared(home: Home) -> Config:
@@ -233,7 +231,7 @@ def test_rounds_that_the_journal_has_dropped_come_from_mlflow(home: Home) -> Non
     assert read_run(home).curve("n0", "reward/local") == [(0.0, 0.5), (7.0, 0.125)]
 
 
-def unmeasured(home: Home, rounds: int, delivered: int) -> dict[str, Any]:
+def unmeasured(home: Home, rounds: int, delivered: int) -> RunFigures:
     """What n0 is said to have done whose metrics are in no MLflow; the history has its first rounds."""
     prepared(home)
     with Journal(home.journal("n0"), incarnation=INCARNATION) as journal:
@@ -245,7 +243,7 @@ def unmeasured(home: Home, rounds: int, delivered: int) -> dict[str, Any]:
 
 def test_rewards_that_mlflow_lacks_come_from_the_history(home: Home) -> None:
     figures = unmeasured(home, 2, 2)
-    n0, made = figures["nodes"]["n0"], [batch(round) for round in range(2)]
+    n0, made = figures.written()["nodes"]["n0"], [batch(round) for round in range(2)]
     for name in ("reward/local", "reward/training_set"):
         first, last = (reward_metrics(one.groups)[name] for one in made)
         assert n0[name] == {"first": pytest.approx(first), "last": pytest.approx(last)}
@@ -254,13 +252,13 @@ def test_rewards_that_mlflow_lacks_come_from_the_history(home: Home) -> None:
     assert n0["tokens/generated"] == sum(sum(sample.loss_mask) for sample in own)
     assert n0["tokens/trained"] is None, "the history does not say which tokens were masked"
     assert n0["rounds"] == 2
-    assert "MLflow lacks the metrics of 2 of its 2 rounds" in figures["notes"][0]
+    assert "MLflow lacks the metrics of 2 of its 2 rounds" in figures.notes[0]
 
 
 def test_rounds_that_nothing_has_are_named_and_no_tokens_are_counted(home: Home) -> None:
     figures = unmeasured(home, 3, 2)
-    assert "1 of its 3 rounds are neither in MLflow nor in the history" in figures["notes"][0]
-    assert figures["nodes"]["n0"]["tokens/generated"] is None
+    assert "1 of its 3 rounds are neither in MLflow nor in the history" in figures.notes[0]
+    assert figures.nodes["n0"].tokens_generated is None
     out = io.StringIO()
     print_summary(figures, home, "sapo", Console(file=out, width=200))
     assert "neither in MLflow nor in the history" in out.getvalue()
@@ -272,8 +270,8 @@ def test_an_mlflow_database_that_is_none_is_named(home: Home) -> None:
     unmeasured(home, 1, 1)
     home.mlflow_db.touch()
     figures = summarise(read_run(home))
-    assert figures["notes"][0].startswith("MLflow cannot be read (")
-    assert "no such table" in figures["notes"][0]
+    assert figures.notes[0].startswith("MLflow cannot be read (")
+    assert "no such table" in figures.notes[0]
 
 
 def test_a_broken_evaluation_is_bad_input(home: Home) -> None:

@@ -269,6 +269,7 @@ def test_trap_42_prefect_keeps_nothing_and_sees_only_small_things() -> None:
     import sapo.flows.node
     import sapo.flows.replay
     import sapo.flows.swarm
+    from sapo.core.figures import NodeExam
 
     modules = (
         sapo.flows.archive,
@@ -286,7 +287,7 @@ def test_trap_42_prefect_keeps_nothing_and_sees_only_small_things() -> None:
     assert all(task.cache_policy is NO_CACHE and task.persist_result is False for task in tasks.values())
     assert kept
     assert all(flow.persist_result is False for flow in kept.values())
-    small = {str, int, float, bool, dict[str, Any]}
+    small = {str, int, float, bool, dict[str, Any], NodeExam}
     each: list[Any] = [*tasks.values(), *kept.values()]
     for one in each:
         hints = {name: hint for name, hint in get_type_hints(one.fn).items() if name != "return"}

@@ -1,7 +1,6 @@
 """Whom the judge asks: the nodes of the swarm that live in its home."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from swarms import make_home, small_config
@@ -9,6 +8,7 @@ from swarms import make_home, small_config
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
+from sapo.core.figures import Sweep
 from sapo.flows import evaluate
 from sapo.flows.common import Process
 from sapo.ops.judge import evaluate_swarm, judge_swarm
@@ -60,10 +60,10 @@ def test_mlflow_is_told_nothing_of_a_node_that_moved_away_or_left(home: Home) ->
 def test_those_who_watch_see_how_far_a_sweep_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def sweep(config: Config, home: Home, *, progress: Progress, rivals: object) -> dict[str, Any]:
+    def sweep(config: Config, home: Home, *, progress: Progress, rivals: object) -> Sweep:
         progress("n0", 250, 2000)
         seen.append(read_progress(home))
-        return {"nodes": {}}
+        return Sweep(nodes={})
 
     monkeypatch.setattr(evaluate, "evaluate_swarm", sweep)
     evaluate.ask_all(Process.at(str(home.root)))

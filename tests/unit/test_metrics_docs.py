@@ -9,7 +9,8 @@ import pytest
 from swarms import hand_over, make_home, open_node, small_config
 
 from sapo.bus.memory import MemoryBus
-from sapo.policy.evaluate import FULL, PROBE, Evaluation, series_of
+from sapo.core.figures import FULL, PROBE
+from sapo.policy.evaluate import Evaluation
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = (
@@ -29,6 +30,8 @@ READERS = {
     "whatif",
     "experiment_text",
     "parent_run",
+    "figures",
+    "series",
 }
 """Modules that read series, or have some of their own that no node logs (docs/experiments.md), or put names
 together (`of_evaluations`)."""
@@ -54,7 +57,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 def of_evaluations() -> set[str]:
     """Series of probes and full evaluations, with `*` for a data set."""
     summary = Evaluation(("gcd",), (1.0,), (1.0,), (1.0,), ("1",)).summary()
-    names = {name for under in (PROBE, FULL) for name in series_of(summary, under)}
+    names = {name for under in (PROBE, FULL) for name in summary.series(under)}
     return {name.replace("gcd", "*") for name in names}
 
 

@@ -2,15 +2,25 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from sapo.core.figures import (
+    FULL,
+    PROBE,
+    Gain,
+    NodeExam,
+    NodeFigures,
+    Peak,
+    Probed,
+    RunFigures,
+    Stand,
+)
 from sapo.core.intervals import paired_interval, share_interval
 from sapo.core.types import Question, Recipe
 from sapo.experiment import peaks
 from sapo.experiment.peaks import Exam
 from sapo.node import probes
 from sapo.node.probes import Probe
-from sapo.policy.evaluate import FULL, PROBE, Evaluation, series_of
+from sapo.policy.evaluate import Evaluation
 
 INCARNATION = "ab" * 8
 
@@ -23,10 +33,11 @@ def evaluation(first: str, greedy: str = "", samples: tuple[float, ...] = ()) ->
     return Evaluation(tasks, samples or passes, greedily, passes, tuple(map(str, range(len(first)))))
 
 
-def end(first: str, round: int) -> dict[str, Any]:
+def end(first: str, round: int) -> NodeExam:
     """A node's part of evaluation.json."""
     found = evaluation(first)
-    return {**found.summary(), "round": round, "probe": found.summary() | {"passes": probes.bits(found)}}
+    summary = dict(found.summary())
+    return NodeExam(**summary, round=round, probe=Probed(**summary, passes=probes.bits(found)))
 
 
 def test_the_probe_inside_an_evaluation_is_its_first_questions_sampled_once() -> None:
@@ -38,7 +49,7 @@ def test_the_probe_inside_an_evaluation_is_its_first_questions_sampled_once() ->
 
 def test_probes_and_full_evaluations_share_no_series() -> None:
     summary = evaluation("1100").summary()
-    probe, full = series_of(summary, PROBE), series_of(summary, FULL)
+    probe, full = summary.series(PROBE), summary.series(FULL)
     assert not probe.keys() & full.keys()
     assert probe["eval/pass_at_1"] == full["eval/full/pass_at_1"] == 0.5
     assert probe["eval/questions"] == 4
@@ -71,21 +82,24 @@ def test_a_probe_keeps_its_answers_to_the_first_questions_of_each_data_set(tmp_p
 
 
 def test_an_evaluation_that_an_earlier_release_wrote_is_read() -> None:
-    written = end("0110", 60)
+    now = end("0110", 60)
+    written = now.written()
     written["probe"] |= written["probe"].pop("passes")  # `greedy` is a string of digits there
-    assert peaks.exams({}, [], written, every=30) == peaks.exams({}, [], end("0110", 60), every=30)
+    assert written["probe"]["greedy"] == "0110"
+    assert NodeExam.model_validate(written) == now
 
 
 def test_the_end_is_compared_with_the_best_probe_question_by_question() -> None:
     kept = [Probe(0, (0, 0, 0, 0), (0,) * 4), Probe(30, (1, 1, 1, 0), (1,) * 4)]
     found = peaks.figures(peaks.exams({}, kept, end("0110", 60), every=30), 60)
     assert found is not None
-    assert (found["best"]["round"], found["best"]["pass_at_1"]) == (30, 0.75)
-    assert (found["end"]["round"], found["end"]["pass_at_1"], found["questions"]) == (60, 0.5, 4)
-    assert found["below_best"]["mean"] == 0.25
+    assert found.end is not None
+    assert found.below_best is not None
+    assert (found.best.round, found.best.pass_at_1) == (30, 0.75)
+    assert (found.end.round, found.end.pass_at_1, found.questions) == (60, 0.5, 4)
+    assert found.below_best.mean == 0.25
     # of the four pairs one differs
-    interval = paired_interval([1, 0, 0, 0])
-    assert (found["below_best"]["low"], found["below_best"]["high"]) == interval
+    assert (found.below_best.low, found.below_best.high) == paired_interval([1, 0, 0, 0])
 
 
 def test_a_probe_with_a_question_that_came_again_is_read_with_it(tmp_path: Path) -> None:
@@ -101,7 +115,7 @@ def test_of_equal_probes_the_first_is_called_the_best() -> None:
     kept = [Probe(0, (0, 0), (0, 0)), Probe(30, (1, 0), (1, 0)), Probe(60, (0, 1), (0, 1))]
     found = peaks.figures(peaks.exams({}, kept, None, every=30), None)
     assert found is not None
-    assert found["best"]["round"] == 30
+    assert found.best.round == 30
 
 
 def test_exams_on_other_questions_are_never_joined() -> None:
@@ -116,21 +130,30 @@ def test_exams_on_other_questions_are_never_joined() -> None:
 
 def test_the_full_evaluation_that_an_earlier_release_logged_is_no_probe() -> None:
     metrics = {"eval/pass_at_1": {0.0: 0.1, 25.0: 0.4, 120.0: 0.3}}
-    found = peaks.exams(metrics, [], {"pass_at_1": 0.3, "round": 120}, every=25)
+    found = peaks.exams(metrics, [], NodeExam(pass_at_1=0.3, round=120), every=25)
     assert found == [Exam(0, 0.1, None, None), Exam(25, 0.4, None, None)]
     figures = peaks.figures(found, 120)
     assert figures is not None
-    assert figures["end"] is None
+    assert figures.end is None
 
 
 def said(**ends: tuple[float, float | None]) -> str | None:
     """The sentence for nodes that end so far below their best, and the lower bound of that."""
-    nodes = {}
+    found: dict[str, Peak | None] = {}
     for name, (mean, low) in ends.items():
-        best, last = ({"round": round, "pass_at_1": value} for round, value in ((30, 0.5), (60, 0.5 - mean)))
-        below = {"mean": mean, "low": low, "high": None if low is None else 2 * mean - low}
-        nodes[name] = {"probe": {"questions": 1000, "best": best, "end": last, "below_best": below}}
-    return peaks.sentence({"nodes": nodes})
+        best, last = (Stand(round=at, pass_at_1=value) for at, value in ((30, 0.5), (60, 0.5 - mean)))
+        below = Gain(mean=mean, low=low, high=None if low is None else 2 * mean - low)
+        found[name] = Peak(questions=1000, best=best, end=last, below_best=below)
+    return peaks.sentence(of(**found))
+
+
+def of(**found: Peak | None) -> RunFigures:
+    """A run of which only probes are known."""
+    nodes = {
+        name: NodeFigures(model="starter", rounds=60, rounds_total=60, probe=peak)
+        for name, peak in found.items()
+    }
+    return RunFigures(swarm="s", home="h", nodes=nodes)
 
 
 def test_a_node_that_ends_below_its_best_is_named_with_points_and_round() -> None:
@@ -152,4 +175,4 @@ def test_a_difference_within_chance_is_told_as_such() -> None:
 
 
 def test_without_an_end_nothing_is_said() -> None:
-    assert peaks.sentence({"nodes": {"n0": {"probe": None}}}) is None
+    assert peaks.sentence(of(n0=None)) is None

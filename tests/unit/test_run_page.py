@@ -10,22 +10,25 @@ from sapo.cli.report.run_page import course, keys, page, spread
 from sapo.cli.report.summary import Run, summarise
 from sapo.core.config.home import Home
 from sapo.core.config.load import load
+from sapo.core.figures import Sweep
 from sapo.node.probes import Probe
 
 CONFIG = load(sets=["swarm.name=demo", "swarm.nodes=2", 'track.traits={worked="="}'], env={})
 FIRST, SECOND = "What is 1 + 2?", "What is 3 - 9?"
 
 
-def evaluation(*answers: list[Any]) -> dict[str, Any]:
+def evaluation(*answers: list[Any]) -> Sweep:
     """Two nodes that went from a fifth to three fifths; n0's answers to the two questions."""
     figures = {"pass_at_1": 0.6, "greedy": 0.7, "interval": 0.02, "answers": [*answers]}
     start = {"pass_at_1": 0.2, "greedy": 0.5, "answers": [["3", 1.0], ["6", 0.0]]}
-    return {
-        "questions": 200,
-        "examples": [["sums", FIRST], ["sums", SECOND]],
-        "baselines": {"starter": start},
-        "nodes": {name: figures | {"baseline": "starter"} for name in ("n0", "n1")},
-    }
+    return Sweep.model_validate(
+        {
+            "questions": 200,
+            "examples": [["sums", FIRST], ["sums", SECOND]],
+            "baselines": {"starter": start},
+            "nodes": {name: figures | {"baseline": "starter"} for name in ("n0", "n1")},
+        }
+    )
 
 
 def probe(round: int, first: tuple[str, int], second: tuple[str, int]) -> Probe:

@@ -11,6 +11,7 @@ from mlflow_runs import experiment, runs_of
 
 from sapo.core.config.load import Config, load
 from sapo.core.errors import Unavailable
+from sapo.core.figures import Gain, HeldOut, NodeFigures, RunFigures, Sampled
 from sapo.store.tracking import parent_run, sample_table
 from sapo.store.tracking.sinks import TrackSink, open_tracking
 from sapo.store.tracking.tracker import ROLLOUTS, Tracker
@@ -94,16 +95,22 @@ def test_the_swarms_run_has_the_means_of_its_nodes_once(uri: str) -> None:
 
 
 def test_figures_of_a_swarm_are_those_of_its_summary() -> None:
-    def one(tokens: int, start: float | None, end: float | None) -> dict[str, Any]:
-        none = {"start": None, "end": None}
-        shares = {"eval/pass_at_1": {"start": start, "end": end}, "eval/greedy": none}
-        return {"rounds": 8, "tokens/generated": tokens, "tokens/trained": 2 * tokens, **shares}
+    def one(tokens: int, start: float, end: float | None) -> NodeFigures:
+        shift = Sampled(start=start, end=end)
+        return NodeFigures(
+            model="starter",
+            rounds=8,
+            rounds_total=8,
+            pass_at_1=shift,
+            tokens_generated=tokens,
+            tokens_trained=2 * tokens,
+        )
 
-    gain = {"mean": 0.15, "low": 0.1, "high": 0.2}
-    held_out = {"gain": gain, "gain_greedy": None}
-    found = parent_run.figures_of(
-        {"nodes": {"n0": one(5, 0.2, 0.3), "n1": one(7, 0.4, 0.6)}, "held_out": held_out}
-    )
+    def series(**nodes: NodeFigures) -> dict[str, list[tuple[int, float]]]:
+        gain = Gain(mean=0.15, low=0.1, high=0.2)
+        return RunFigures(swarm="s", home="h", nodes=nodes, held_out=HeldOut(gain=gain)).series()
+
+    found = series(n0=one(5, 0.2, 0.3), n1=one(7, 0.4, 0.6))
     assert found == {
         "eval/full/pass_at_1": [(0, pytest.approx(0.3)), (8, pytest.approx(0.45))],
         "tokens/generated": [(8, 12.0)],
@@ -112,7 +119,7 @@ def test_figures_of_a_swarm_are_those_of_its_summary() -> None:
         "gain/pass_at_1/low": [(8, 0.1)],
         "gain/pass_at_1/high": [(8, 0.2)],
     }
-    half = parent_run.figures_of({"nodes": {"n0": one(5, 0.2, None)}, "held_out": held_out})
+    half = series(n0=one(5, 0.2, None))
     assert half["eval/full/pass_at_1"] == [(0, 0.2)]
 
 

@@ -223,7 +223,7 @@ def report(home: HomeOption = None, as_json: JsonOption = False) -> None:
     checks.refuse_member(found.load_config(), "it has no curves: `sapo status` and MLflow have its figures")
     figures = write_report(found)
     if as_json:
-        print_json(figures)
+        print_json(figures.written())
     else:
         from sapo.cli.report.live_view import print_summary
 

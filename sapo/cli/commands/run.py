@@ -218,14 +218,14 @@ def evaluate(
         from sapo.ops.judge import evaluate_swarm
 
         view.step("loading the held-out questions", 0, 1)
-        body = evaluate_swarm(
+        sweep = evaluate_swarm(
             found.load_config(),
             found,
             node,
             progress=lambda label, done, total: view.step(f"held-out questions: {label}", done, total),
         )
     if as_json:
-        print_json(body)
+        print_json(sweep.written())
         return
     figures = summarise(read_run(found))
     console = Console()

@@ -5,13 +5,12 @@ Both are fed the same things: rows of nodes, the progress of a preparing or clos
 
 import re
 import shlex
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -22,6 +21,7 @@ from rich.text import Text
 
 from sapo.cli.report.summary import gain_sentence
 from sapo.core.config.home import Home
+from sapo.core.figures import Ends, RunFigures, mean
 from sapo.experiment import peaks
 
 Metrics = Mapping[str, float]
@@ -424,14 +424,14 @@ def duration(value: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def print_summary(figures: dict[str, Any], home: Home, program: str, console: Console | None = None) -> None:
+def print_summary(figures: RunFigures, home: Home, program: str, console: Console | None = None) -> None:
     """The end of a run on one screen: figures, what was learned, where everything lies, what to type."""
     console = console or Console()
     console.print(summary_table(figures))
     console.print()
     for text in sentences(figures):
         console.print(Text(text, style="bold"))
-    for note in figures["notes"]:
+    for note in figures.notes:
         console.print(Text(note, style="yellow"))
     root = shlex.quote(home.shown)
     console.print()
@@ -442,7 +442,7 @@ def print_summary(figures: dict[str, Any], home: Home, program: str, console: Co
         ("models and metrics", home.mlflow_db),
     ):
         console.print(f"  {what:<20}{shortest(place)}", highlight=False, soft_wrap=True)
-    first = next(iter(figures["nodes"]), "n0")
+    first = next(iter(figures.nodes), "n0")
     console.print("\nWorth typing next:")
     commands = [
         (f"ui --home {root}", "its curves in MLflow, its flow runs in Prefect"),
@@ -450,55 +450,53 @@ def print_summary(figures: dict[str, Any], home: Home, program: str, console: Co
         (f"replay {first} --check --home {root}", f"that the history makes {first}'s very weights again"),
         (f"lineage {first} --home {root}", f"who taught {first} what"),
     ]
-    if all(node["rounds"] >= node["rounds_total"] for node in figures["nodes"].values()):
+    if all(node.rounds >= node.rounds_total for node in figures.nodes.values()):
         more = 2 * rounds_total(figures)
         commands.append((f"swarm --resume --home {root} --rounds {more}", "go on for as long again"))
     for command, why in commands:
         console.print(Text(f"  {program} {command}   ").append(why, style="dim"), soft_wrap=True)
 
 
-def sentences(figures: dict[str, Any]) -> list[str]:
+def sentences(figures: RunFigures) -> list[str]:
     """What a run came to, in words: the gain, and whether nodes end below their best."""
     peak = peaks.sentence(figures)
     return [gain_sentence(figures)] + ([] if peak is None else [peak])
 
 
-def rounds_total(figures: dict[str, Any]) -> int:
+def rounds_total(figures: RunFigures) -> int:
     """The number of rounds the run's nodes were to make."""
-    return max((node["rounds_total"] for node in figures["nodes"].values()), default=1)
+    return max((node.rounds_total for node in figures.nodes.values()), default=1)
 
 
-def summary_table(figures: dict[str, Any]) -> Table:
+def summary_table(figures: RunFigures) -> Table:
     """A row per node: what it did, and what became of it; scores in percent."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
-    traits = sorted({trait for node in figures["nodes"].values() for trait in node["traits"]})
+    traits = sorted({trait for node in figures.nodes.values() for trait in node.traits})
     shares = [f"{trait}, %" for trait in traits]
     headings = ("rounds", "reward/local", "held-out\npass@1, %", "best\nprobe, end", "greedy, %")
     for heading in (*headings, *shares, "tokens"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for name, node in figures["nodes"].items():
-        local, sampled, greedy = node["reward/local"], node["eval/pass_at_1"], node["eval/greedy"]
-        half, probe = sampled["end_interval"], node["probe"] or {}
+    for name, node in figures.nodes.items():
+        local, sampled, greedy, probe = node.reward_local, node.pass_at_1, node.greedy, node.probe
+        half, peak = sampled.end_interval, (probe.best, probe.end) if probe else (None, None)
+        ends = [node.traits.get(trait, Ends()) for trait in traits]
         table.add_row(
             name,
-            str(node["rounds"]),
-            f"{number(local['first'], '.2f')} → {number(local['last'], '.2f')}",
-            from_to(sampled["start"], sampled["end"]) + ("" if half is None else f" ± {100 * half:.1f}"),
-            from_to(*(at and at["pass_at_1"] for at in (probe.get("best"), probe.get("end")))),
-            from_to(greedy["start"], greedy["end"]),
-            *(from_to(*_ends(node["traits"].get(trait, {}))) for trait in traits),
-            number(node["tokens/generated"], ",.0f"),
+            str(node.rounds),
+            f"{number(local.first, '.2f')} → {number(local.last, '.2f')}",
+            from_to(sampled.start, sampled.end) + ("" if half is None else f" ± {100 * half:.1f}"),
+            from_to(*(at and at.pass_at_1 for at in peak)),
+            from_to(greedy.start, greedy.end),
+            *(from_to(end.first, end.last) for end in ends),
+            number(node.tokens_generated, ",.0f"),
         )
-    sampled = [node["eval/pass_at_1"] for node in figures["nodes"].values()]
-    starts, ends = [at["start"] for at in sampled], [at["end"] for at in sampled]
-    if ends and None not in starts + ends:
-        table.add_row("mean", "", "", from_to(statistics.fmean(starts), statistics.fmean(ends)), style="bold")
+    start, last = (
+        mean([getattr(node.pass_at_1, side) for node in figures.nodes.values()]) for side in ("start", "end")
+    )
+    if start is not None and last is not None:
+        table.add_row("mean", "", "", from_to(start, last), style="bold")
     return table
-
-
-def _ends(figures: Mapping[str, float | None]) -> tuple[float | None, float | None]:
-    return figures.get("first"), figures.get("last")
 
 
 def from_to(start: float | None, end: float | None) -> str:

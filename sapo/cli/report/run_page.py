@@ -3,16 +3,16 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
 
 from sapo.cli.report.example_groups import ExampleGroup, read_example_groups
 from sapo.cli.report.html import Figure, Table, figure, percent, render
-from sapo.cli.report.summary import Run, baseline, gain_sentence, read_run, write_summary
+from sapo.cli.report.summary import Run, gain_sentence, read_run, write_summary
 from sapo.cli.report.svg_charts import Bar, Point, Span, colour, line_chart, rolling_mean
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.secrets import public
 from sapo.core.errors import Unavailable, UserError
+from sapo.core.figures import RunFigures, Shift, Sweep
 from sapo.core.types import canonical
 from sapo.experiment.peaks import sentence
 from sapo.ops.judge_store import curves
@@ -45,7 +45,7 @@ MORE = (
 )
 
 
-def write_report(home: Home) -> dict[str, Any]:
+def write_report(home: Home) -> RunFigures:
     """Write report.html and summary.json of a home, each whole or not at all; returns the summary.
 
     Raises `UserError` where the home holds no swarm.
@@ -60,10 +60,10 @@ def write_report(home: Home) -> dict[str, Any]:
     return figures
 
 
-def page(run: Run, figures: dict[str, Any], groups: Sequence[ExampleGroup]) -> str:
+def page(run: Run, figures: RunFigures, groups: Sequence[ExampleGroup]) -> str:
     """The whole page as HTML text."""
-    sizes = {node["probe"]["questions"] for node in figures["nodes"].values() if node["probe"]} - {None}
-    questions = figures["held_out"]["questions"]
+    sizes = [n.probe.questions for n in figures.nodes.values() if n.probe and n.probe.questions]
+    questions = figures.held_out.questions
     return render(
         "run.html",
         title=f"swarm {run.config.swarm.name}",
@@ -88,7 +88,7 @@ def page(run: Run, figures: dict[str, Any], groups: Sequence[ExampleGroup]) -> s
     )
 
 
-def held_out(figures: dict[str, Any]) -> Table:
+def held_out(figures: RunFigures) -> Table:
     """One row per node: both exams on held-out questions, the full evaluation and the probes."""
     head = (
         "node",
@@ -104,28 +104,28 @@ def held_out(figures: dict[str, Any]) -> Table:
         "gain",
     )
     rows = []
-    for name, node in figures["nodes"].items():
-        sampled, greedy, probe = node["eval/pass_at_1"], node["eval/greedy"], node["probe"] or {}
-        best, end = probe.get("best"), probe.get("end")
+    for name, node in figures.nodes.items():
+        sampled, greedy = node.pass_at_1, node.greedy
+        best, end = (node.probe.best, node.probe.end) if node.probe else (None, None)
         rows.append(
             (
                 name,
-                percent(sampled["start"]),
-                percent(sampled["end"]),
-                points(sampled["end_interval"]),
+                percent(sampled.start),
+                percent(sampled.end),
+                points(sampled.end_interval),
                 gained(sampled),
-                percent(best and best["pass_at_1"]),
-                "–" if best is None else str(best["round"]),
-                percent(end and end["pass_at_1"]),
-                percent(greedy["start"]),
-                percent(greedy["end"]),
+                percent(best and best.pass_at_1),
+                "–" if best is None else str(best.round),
+                percent(end and end.pass_at_1),
+                percent(greedy.start),
+                percent(greedy.end),
                 gained(greedy),
             )
         )
     return Table(head, rows)
 
 
-def rounds(figures: dict[str, Any]) -> Table:
+def rounds(figures: RunFigures) -> Table:
     """One row per node: what it did."""
     head = (
         "node",
@@ -137,18 +137,18 @@ def rounds(figures: dict[str, Any]) -> Table:
         "reward/training_set first tenth",
     )
     rows = []
-    for name, node in figures["nodes"].items():
-        local, training = node["reward/local"], node["reward/training_set"]
-        rewards = (local["first"], local["last"], training["first"], training["last"])
+    for name, node in figures.nodes.items():
+        local, training = node.reward_local, node.reward_training_set
+        rewards = (local.first, local.last, training.first, training.last)
         rows.append(
             (
                 name,
-                node["model"],
-                str(node["rounds"]),
-                str(node["rounds_total"]),
+                node.model,
+                str(node.rounds),
+                str(node.rounds_total),
                 *("–" if value is None else f"{value:.2f}" for value in rewards),
-                "–" if node["tokens/generated"] is None else f"{node['tokens/generated']:,.0f}",
-                percent(node["share/external"]),
+                "–" if node.tokens_generated is None else f"{node.tokens_generated:,.0f}",
+                percent(node.share_external),
             )
         )
     return Table((*head, "last tenth", "tokens written", "foreign share"), rows)
@@ -182,17 +182,16 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
     yield "MLflow", public(config.track.uri) if config.track.uri else str(run.home.mlflow_db)
 
 
-def keys(figures: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+def keys(figures: RunFigures) -> Iterator[tuple[str, str, str]]:
     """What a swarm came to, means over its nodes: a label, a share at the start, one at the end."""
-    nodes = figures["nodes"].values()
-    shares = [
-        ("held-out answers that are right", "eval/pass_at_1", "start", "end"),
-        ("most probable answers that are right", "eval/greedy", "start", "end"),
+    nodes = figures.nodes.values()
+    found: list[tuple[str, list[tuple[float | None, float | None]]]] = [
+        ("held-out answers that are right", [(n.pass_at_1.start, n.pass_at_1.end) for n in nodes]),
+        ("most probable answers that are right", [(n.greedy.start, n.greedy.end) for n in nodes]),
     ]
-    found = [(label, [(node[name][a], node[name][b]) for node in nodes]) for label, name, a, b in shares]
-    for trait in dict.fromkeys(trait for node in nodes for trait in node["traits"]):
-        ends = [node["traits"][trait] for node in nodes if trait in node["traits"]]
-        found.append((f"answers with trait {trait}", [(end["first"], end["last"]) for end in ends]))
+    for trait in dict.fromkeys(trait for node in nodes for trait in node.traits):
+        ends = [node.traits[trait] for node in nodes if trait in node.traits]
+        found.append((f"answers with trait {trait}", [(end.first, end.last) for end in ends]))
     for label, pairs in found:
         known = [(first, last) for first, last in pairs if first is not None and last is not None]
         if known:
@@ -220,18 +219,18 @@ def course(run: Run) -> tuple[str, str, list[tuple[str, str, bool]]] | None:
     Returns the node, the question, and per answer when, its text and whether it was right; None before
     there are two of them. The question is the first whose answer changed from wrong to right, else the first.
     """
-    evaluation = run.evaluation or {}
+    evaluation = run.evaluation or Sweep(nodes={})
     courses = []
     for node, asked in run.probes.items():
-        end = evaluation.get("nodes", {}).get(node, {}).get("answers", [])
-        for place, (_, question) in enumerate(evaluation.get("examples", [])):
+        end = evaluation.nodes[node].answers if node in evaluation.nodes else ()
+        for place, (_, question) in enumerate(evaluation.examples):
             answers = [
                 (f"after {probe.round} rounds", *probe.answers[question])
                 for probe in asked
                 if question in probe.answers
             ]
             if place < len(end):
-                answers.append(("at the end", *end[place]))
+                answers.append(("at the end", end[place][0], int(end[place][1])))
             if len(answers) > 1:
                 courses.append((node, question, [(when, text, bool(right)) for when, text, right in answers]))
     telling = [found for found in courses if not found[2][0][2] and found[2][-1][2]]
@@ -277,10 +276,10 @@ def exam_chart(run: Run, name: str) -> Figure:
         bars[node] = (
             [(*lines[node][-1], exams[-1].greedy_half if greedy else exams[-1].half, False)] if exams else []
         )
-        full = (run.evaluation or {}).get("nodes", {}).get(node)
-        if full is not None and "round" in full:
-            half = None if greedy else full["interval"]
-            bars[node].append((float(full["round"]), full[name], half, True))
+        full = run.evaluation and run.evaluation.nodes.get(node)
+        if full is not None and full.round is not None:
+            half = None if greedy else full.interval
+            bars[node].append((float(full.round), getattr(full, name), half, True))
     title = "Most probable answer (eval/greedy)" if greedy else "Held-out questions (eval/pass_at_1)"
     note = (
         "The same exams with the most probable answer: becoming more certain raises pass@1 without learning."
@@ -310,13 +309,14 @@ def judge_chart(run: Run, judged: Mapping[str, list[Point]]) -> Figure:
 
 def before_and_after(run: Run) -> Iterator[tuple[str, str, Table]]:
     """The same held-out questions, answered by the policies at the start and at the end."""
-    evaluation = run.evaluation or {}
-    nodes = [node for node in run.curves if "answers" in evaluation.get("nodes", {}).get(node, {})]
-    for place, (dataset, question) in enumerate(evaluation.get("examples", [])):
+    evaluation = run.evaluation or Sweep(nodes={})
+    asked = [(node, evaluation.nodes[node]) for node in run.curves if node in evaluation.nodes]
+    for place, (dataset, question) in enumerate(evaluation.examples):
         rows = []
-        for node in nodes:
-            start, end = baseline(evaluation, node)["answers"], evaluation["nodes"][node]["answers"]
-            rows.append((node, *(_answer(*answers[place]) for answers in (start, end))))
+        for node, end in asked:
+            start = evaluation.start(node, "")
+            if start and place < min(len(start.answers), len(end.answers)):
+                rows.append((node, *(_answer(*one.answers[place]) for one in (start, end))))
         yield dataset, question, Table(("node", "at the start", "at the end"), rows)
 
 
@@ -324,14 +324,14 @@ def _answer(text: str, passed: float) -> str:
     return f"{text or '(nothing)'} ({'right' if passed else 'wrong'})"
 
 
-def per_task(figures: dict[str, Any]) -> Table:
+def per_task(figures: RunFigures) -> Table:
     """pass@1 of every task in the full evaluation: two columns per node."""
-    nodes = figures["nodes"]
-    tasks = sorted({task for node in nodes.values() for task in node["eval/pass_at_1"]["per_task"]})
+    nodes = figures.nodes
+    tasks = sorted({task for node in nodes.values() for task in node.pass_at_1.per_task})
     rows = []
     for task in tasks:
-        cells = [node["eval/pass_at_1"]["per_task"].get(task, {}) for node in nodes.values()]
-        rows.append((task, *(percent(cell.get(side)) for cell in cells for side in ("start", "end"))))
+        cells = [node.pass_at_1.per_task.get(task, Shift()) for node in nodes.values()]
+        rows.append((task, *(percent(side) for cell in cells for side in (cell.start, cell.end))))
     return Table(("task", *(f"{node} {side}" for node in nodes for side in ("start", "end"))), rows)
 
 
@@ -361,7 +361,7 @@ def points(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
 
-def gained(figures: dict[str, Any]) -> str:
+def gained(shift: Shift) -> str:
     """End minus start, in points."""
-    start, end = figures["start"], figures["end"]
+    start, end = shift.start, shift.end
     return "–" if start is None or end is None else f"{100 * (end - start):+.1f}"

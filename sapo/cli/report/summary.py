@@ -10,13 +10,14 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sapo.cli.report.svg_charts import Point
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
+from sapo.core.figures import Ends, Gain, HeldOut, NodeFigures, RunFigures, Sampled, Shift, Sweep
 from sapo.core.series import range_of
 from sapo.experiment import peaks
 from sapo.experiment.peaks import Exam
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from sapo.store.history.tables import Store
     from sapo.store.history.totals import Course
 
-SERIES = ("reward/local", "reward/training_set")
 TENTH = 10
 """First and last are means over the first and last tenth of a node's rounds: one round is mostly noise."""
 Metrics = dict[str, dict[float, float]]
@@ -49,7 +49,7 @@ class Run:
     home: Home
     config: Config
     curves: dict[str, dict[str, list[Point]]]
-    evaluation: dict[str, Any] | None = None
+    evaluation: Sweep | None = None
     exams: dict[str, list[Exam]] = field(default_factory=dict)
     probes: dict[str, list[Probe]] = field(default_factory=dict)
     course: "Course | None" = None
@@ -73,7 +73,8 @@ def read_run(home: Home) -> Run:
 
     config, evaluation = home.load_config(), home.load_evaluation()
     found: dict[str, Metrics] = {node: {} for node in home.node_names()}
-    notes, wrong = [], dict[str, None]()
+    notes: list[str] = []
+    wrong: dict[str, None] = {}
     try:
         for node, name, step, value in tracked(home, config.track.uri, config.swarm.name):
             if node not in found:
@@ -112,7 +113,7 @@ def read_run(home: Home) -> Run:
         node: peaks.exams(
             metrics,
             asked[node],
-            (evaluation or {}).get("nodes", {}).get(node),
+            evaluation and evaluation.nodes.get(node),
             every=config.for_node(node).eval.probe_every,
         )
         for node, metrics in found.items()
@@ -181,12 +182,12 @@ def _tracked_by_server(uri: str, swarm: str) -> Iterator[tuple[str, str, float, 
                 yield run.data.tags[NODE], name, metric.step, metric.value
 
 
-def first_and_last(values: Sequence[float]) -> dict[str, float | None]:
+def first_and_last(values: Sequence[float]) -> Ends:
     """Means of the first and the last tenth of a series (at least one value each)."""
     if not values:
-        return {"first": None, "last": None}
+        return Ends()
     window = max(1, len(values) // TENTH)
-    return {"first": statistics.fmean(values[:window]), "last": statistics.fmean(values[-window:])}
+    return Ends(first=statistics.fmean(values[:window]), last=statistics.fmean(values[-window:]))
 
 
 def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
@@ -194,97 +195,82 @@ def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
     return int(max(_rounds({name: dict(points) for name, points in curves.items()}), default=-1)) + 1
 
 
-def baseline(evaluation: dict[str, Any], node: str) -> dict[str, Any]:
-    """The held-out figures of the policy a node started from."""
-    found = evaluation.get("nodes", {}).get(node, {})
-    # an earlier release had one baseline per model
-    label = found.get("baseline", found.get("model"))
-    own: dict[str, Any] | None = evaluation.get("baselines", {}).get(label)
-    return own or evaluation.get("starter") or {}
+def summarise(run: Run) -> RunFigures:
+    """The figures of a run; what was not measured is None."""
+    evaluation = run.evaluation or Sweep(nodes={})
+    return RunFigures(
+        swarm=run.config.swarm.name,
+        home=str(run.home.root),
+        nodes={node: _of_node(run, node, evaluation) for node in run.curves},
+        held_out=HeldOut(**dict(evaluation)),
+        notes=run.notes,
+    )
 
 
-def summarise(run: Run) -> dict[str, Any]:
-    """The figures of a run as plain JSON values; what was not measured is null."""
-    evaluation = run.evaluation or {}
-    nodes: dict[str, Any] = {}
-    for node in run.curves:
-        end, start = evaluation.get("nodes", {}).get(node, {}), baseline(evaluation, node)
-        figures: dict[str, Any] = {
-            "model": run.config.for_node(node).model,
-            "rounds": rounds_done(run.curves[node]),
-            "rounds_total": run.config.swarm.rounds,
-        }
-        for name in SERIES:
-            figures[name] = first_and_last([value for _, value in run.curve(node, name)])
-        figures["eval/pass_at_1"] = {
-            "start": start.get("pass_at_1"),
-            "start_interval": start.get("interval"),
-            "end": end.get("pass_at_1"),
-            "end_interval": end.get("interval"),
-            "per_task": {
-                task: {"start": _task(start, task, "pass_at_1"), "end": _task(end, task, "pass_at_1")}
-                for task in sorted(end.get("per_task", {}))
+def _of_node(run: Run, node: str, evaluation: Sweep) -> NodeFigures:
+    config = run.config.for_node(node)
+    start, end = evaluation.start(node, config.model), evaluation.nodes.get(node)
+
+    def ends(series: str) -> Ends:
+        return first_and_last([value for _, value in run.curve(node, series)])
+
+    def total(series: str) -> float | None:
+        unknown = series in run.no_tokens.get(node, ())
+        return None if unknown else sum(value for _, value in run.curve(node, series))
+
+    external = [value for _, value in run.curve(node, "share/external")]
+    before, after = (dict(one.per_task) if one else {} for one in (start, end))
+    return NodeFigures(
+        model=config.model,
+        rounds=rounds_done(run.curves[node]),
+        rounds_total=run.config.swarm.rounds,
+        reward_local=ends("reward/local"),
+        reward_training_set=ends("reward/training_set"),
+        pass_at_1=Sampled(
+            start=start and start.pass_at_1,
+            start_interval=start and start.interval,
+            end=end and end.pass_at_1,
+            end_interval=end and end.interval,
+            per_task={
+                task: Shift(start=before[task].pass_at_1 if task in before else None, end=score.pass_at_1)
+                for task, score in sorted(after.items())
             },
-        }
-        figures["eval/greedy"] = {"start": start.get("greedy"), "end": end.get("greedy")}
-        figures["probe"] = peaks.figures(run.exams.get(node, []), end.get("round"))
-        for name, series in (("tokens/generated", "tokens/generated"), ("tokens/trained", "learn/tokens")):
-            whole = series not in run.no_tokens.get(node, ())
-            figures[name] = sum(value for _, value in run.curve(node, series)) if whole else None
-        figures["traits"] = {
-            trait: first_and_last([value for _, value in run.curve(node, f"trait/{trait}")])
-            for trait in run.config.for_node(node).track.traits
-        }
-        external = [value for _, value in run.curve(node, "share/external")]
-        figures["share/external"] = statistics.fmean(external) if external else None
-        nodes[node] = figures
-    return {
-        "swarm": run.config.swarm.name,
-        "home": str(run.home.root),
-        "nodes": nodes,
-        "held_out": {
-            "questions": evaluation.get("questions"),
-            "effective": evaluation.get("effective"),
-            "samples": evaluation.get("samples"),
-            "gain": evaluation.get("gain"),
-            "gain_greedy": evaluation.get("gain_greedy"),
-        },
-        "notes": list(run.notes),
-    }
+        ),
+        greedy=Shift(start=start and start.greedy, end=end and end.greedy),
+        probe=peaks.figures(run.exams.get(node, []), end and end.round),
+        tokens_generated=total("tokens/generated"),
+        tokens_trained=total("learn/tokens"),
+        traits={trait: ends(f"trait/{trait}") for trait in config.track.traits},
+        share_external=statistics.fmean(external) if external else None,
+    )
 
 
-def _task(evaluation: dict[str, Any], task: str, name: str) -> float | None:
-    value: float | None = evaluation.get("per_task", {}).get(task, {}).get(name)
-    return value
-
-
-def write_summary(run: Run) -> dict[str, Any]:
+def write_summary(run: Run) -> RunFigures:
     """Write summary.json atomically, and return its content."""
     figures = summarise(run)
-    write_atomically(
-        run.home.summary, json.dumps(figures, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    )
+    text = json.dumps(figures.written(), indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(run.home.summary, text + "\n")
     return figures
 
 
-def gain_sentence(figures: dict[str, Any]) -> str:
+def gain_sentence(figures: RunFigures) -> str:
     """What the held-out evaluation shows: the paired gains with their 95 % intervals."""
-    held_out = figures["held_out"]
-    gain, greedy = held_out["gain"], held_out["gain_greedy"]
-    if gain is None:
+    gain, greedy = figures.held_out.gain, figures.held_out.gain_greedy
+    if gain is None or gain.low is None or gain.high is None:
         return "There is no held-out evaluation yet, so whether anything was learned is not known."
     points = f"mean pass@1 is {_points(gain)} against the policy each node started from"
-    count, evidence = held_out["questions"], held_out.get("effective")
+    held_out = figures.held_out
+    count, evidence = held_out.questions, held_out.effective
     few = "" if evidence is None or round(evidence) == count else f", which count as {evidence:,.0f}"
     on = f"on {count:,} held-out questions{few}, paired, sampled at temperature 1"
     beside = "" if greedy is None else f" Greedy: {_points(greedy)}."
-    if gain["low"] > 0:
+    if gain.low > 0:
         return f"The nodes learned: {points}, {on}.{beside}"
-    if gain["high"] < 0:
+    if gain.high < 0:
         return f"The nodes got worse: {points}, {on}.{beside}"
     return f"No gain can be told from chance: {points}, {on}.{beside}"
 
 
-def _points(gain: dict[str, float]) -> str:
-    low, high, mean = gain["low"] * 100, gain["high"] * 100, gain["mean"] * 100
+def _points(gain: Gain) -> str:
+    low, high, mean = (100 * (value or 0.0) for value in (gain.low, gain.high, gain.mean))
     return f"{mean:+.1f} points (95 % interval {low:+.1f} to {high:+.1f})"

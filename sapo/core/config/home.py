@@ -19,6 +19,7 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.config.load import Config, parse
 from sapo.core.config.manifest import ADVICE, Manifest
 from sapo.core.errors import UserError
+from sapo.core.figures import Sweep
 from sapo.core.install import package_command
 from sapo.core.types import SCHEMA_VERSION, SchemaVersion
 
@@ -339,17 +340,15 @@ class Home:
         self._exists(self.config)
         return parse(_read_json(self.config, str(self.root)), prefix="config.json: ")
 
-    def load_evaluation(self) -> dict[str, Any] | None:
+    def load_evaluation(self) -> Sweep | None:
         """The last full held-out evaluation or None. Raises `UserError` for a broken file."""
         if not self.evaluation.exists():
             return None
         try:
-            found = json.loads(self.evaluation.read_text(encoding="utf-8"))
-            if isinstance(found, dict) and isinstance(found.get("nodes"), dict):
-                return found
-            problem = "is no evaluation"
-        except ValueError as error:
-            problem = f"is not JSON: {error}"
+            return Sweep.model_validate_json(self.evaluation.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            problem = " ".join(["is no evaluation:", *map(str, first["loc"]), first["msg"]])
         remedy = "delete it, or make it anew with `sapo evaluate`"
         raise UserError("evaluation.json", str(self.evaluation), problem, remedy)
 

@@ -7,7 +7,7 @@ of a node looks again, so that all come to the same one in the end.
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
@@ -155,29 +155,6 @@ def mean_rewards(client: Any, experiment: str, parent: Any) -> list[tuple[str, f
             mean = fmean(value.value for value in values.values())
             rows.append((name, mean, max(value.timestamp for value in values.values()), round))
     return rows
-
-
-def figures_of(summary: Mapping[str, Any]) -> dict[str, list[tuple[int, float]]]:
-    """A whole swarm's figures in summary.json, as (round, value) by name; what was not measured is left out.
-
-    Held-out shares are means over nodes, before the first round and after the last.
-    """
-    nodes = list(summary["nodes"].values())
-    last = max((node["rounds"] for node in nodes), default=0)
-    found: dict[str, list[tuple[int, float]]] = {}
-    for name in ("pass_at_1", "greedy"):
-        shares = [node[f"eval/{name}"] for node in nodes]
-        ends = {0: [share["start"] for share in shares], last: [share["end"] for share in shares]}
-        found[f"eval/full/{name}"] = [(at, fmean(vs)) for at, vs in ends.items() if vs and None not in vs]
-    for name in ("tokens/generated", "tokens/trained"):
-        counts = [node[name] for node in nodes]
-        found[name] = [(last, float(sum(counts)))] if counts and None not in counts else []
-    for name, gain in (("pass_at_1", "gain"), ("greedy", "gain_greedy")):
-        if summary["held_out"][gain] is not None:
-            value = summary["held_out"][gain]
-            found[f"gain/{name}"] = [(last, value["mean"])]
-            found |= {f"gain/{name}/{end}": [(last, value[end])] for end in ("low", "high")}
-    return {name: line for name, line in found.items() if line}
 
 
 def link(experiment: str, run: str) -> str:
