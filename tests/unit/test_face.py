@@ -227,8 +227,13 @@ def test_rounds_that_the_journal_has_dropped_come_from_mlflow(home: Home) -> Non
             INSERT INTO metrics VALUES ('reward/local', 0.0, 6, 'a', 8, 1);
             INSERT INTO metrics VALUES ('reward/local', 0.75, 5, 'b', 9, 0);
             INSERT INTO metrics VALUES ('reward/local', 1.0, 6, 'c', 7, 0);
+            INSERT INTO metrics VALUES ('eval/greedy', 0.25, 5, 'a', 6, 0);
+            INSERT INTO metrics VALUES ('eval/greedy', 1e300, 6, 'a', 8, 0);
         """)
-    assert read_run(home).curve("n0", "reward/local") == [(0.0, 0.5), (7.0, 0.125)]
+    run = read_run(home)
+    assert run.curve("n0", "reward/local") == [(0.0, 0.5), (7.0, 0.125)]
+    assert run.curve("n0", "eval/greedy") == [(6.0, 0.25)], "an earlier release wrote the other"
+    assert any("eval/greedy is wrong" in note for note in run.notes)
 
 
 def unmeasured(home: Home, rounds: int, delivered: int) -> RunFigures:

@@ -75,24 +75,28 @@ def read_run(home: Home) -> Run:
     found: dict[str, Metrics] = {node: {} for node in home.node_names()}
     notes: list[str] = []
     wrong: dict[str, None] = {}
+
+    def take(node: str, name: str, round: float, value: float) -> None:
+        """Add a value that an earlier release, too, may have written."""
+        if range_of(name).problem(value) is None:
+            found[node].setdefault(name, {})[round] = value
+        else:
+            wrong[f"{node}: a recorded {name} is wrong; it is left out."] = None
+
     try:
         for node, name, step, value in tracked(home, config.track.uri, config.swarm.name):
-            if node not in found:
-                continue
-            if range_of(name).problem(value) is None:
-                found[node].setdefault(name, {})[step] = value
-            else:
-                wrong[f"{node}: MLflow has a {name} that is wrong; it is left out."] = None
-        notes += wrong
+            if node in found:
+                take(node, name, step, value)
     except Unavailable as error:
         notes.append(f"MLflow cannot be read ({error}).")
     done, own = {}, {}
-    for node, metrics in found.items():
+    for node in found:
         with Journal.read_only(home.journal(node)) as journal:
             for result in journal.results():
                 for name, value in result.metrics.items():
-                    metrics.setdefault(name, {})[float(result.round)] = value
+                    take(node, name, float(result.round), value)
             done[node], own[node] = journal.finished_rounds(), journal.incarnation
+    notes += wrong
     course, no_tokens = None, {}
     store: Store | None = None
     try:
