@@ -125,7 +125,7 @@ def of_history(swarm: FinishedSwarm) -> Iterator[tuple[str, Shown]]:
 
 def score(who: str, under: str, found: Mapping[str, Any], at: int) -> Iterator[tuple[str, Shown]]:
     """An exam in evaluation.json."""
-    for name in ("pass_at_1", "greedy", "interval", "questions"):
+    for name in ("pass_at_1", "greedy", "interval", "questions", "effective"):
         yield f"{who} {under}/{name} @{at}", Shown(found[name])
     for task, of_task in found["per_task"].items():
         for name in ("pass_at_1", "greedy"):
@@ -138,7 +138,9 @@ def of_evaluation(sweep: Mapping[str, Any]) -> Iterator[tuple[str, Shown]]:
     for name, node in sweep["nodes"].items():
         start = sweep["baselines"][node["baseline"]]
         for key, shown in score(name, "start", start, 0):
-            if not key.startswith((f"{name} start/questions", f"{name} start/greedy/")):
+            if not key.startswith(
+                (f"{name} start/questions", f"{name} start/effective", f"{name} start/greedy/")
+            ):
                 yield key, shown
         yield from score(name, "eval/full", node, node["round"])
         yield from score(name, "eval", node["probe"], node["round"])
@@ -152,6 +154,7 @@ def of_evaluation(sweep: Mapping[str, Any]) -> Iterator[tuple[str, Shown]]:
     yield from gains(sweep, last)
     yield "swarm questions", Shown(sweep["questions"])
     yield "swarm samples", Shown(sweep["samples"])
+    yield "swarm questions, effective", Shown(sweep["effective"])
 
 
 def gains(found: Mapping[str, Any], at: int) -> Iterator[tuple[str, Shown]]:
@@ -193,6 +196,7 @@ def of_summary(summary: Mapping[str, Any]) -> Iterator[tuple[str, Shown]]:
     yield from gains(held_out, last)
     yield "swarm questions", Shown(held_out["questions"])
     yield "swarm samples", Shown(held_out["samples"])
+    yield "swarm questions, effective", Shown(held_out["effective"])
     for name in ("generated", "trained"):
         total = sum(node[f"tokens/{name}"] for node in summary["nodes"].values())
         yield f"swarm tokens/{name} @{last}", Shown(total)
@@ -331,7 +335,7 @@ def impossible(name: str, value: object) -> str | None:
         low, high = -1.0, 1.0
     elif figure.startswith(("tokens", "rounds", "time", "learn/tokens", "pool/size", "questions", "samples")):
         low = 0.0
-    if "questions" in name or "after" in name:
+    if "questions" in name or "effective" in name or "after" in name:
         high = math.inf
     return None if low - 0.001 <= value <= high + 0.001 else f"is outside {low:g} to {high:g}"
 
