@@ -54,15 +54,13 @@ class CpuBudget:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the dearest tests, and what all took."""
         spent = [
-            (dict(report.user_properties), report.nodeid)
+            ({name: float(str(value)) for name, value in report.user_properties}, report.nodeid)
             for reports in terminalreporter.stats.values()
             for report in reports
             if isinstance(report, pytest.TestReport) and report.when == "call"
         ]
         totals = sorted(
-            ((sum(times.values()), times, nodeid) for times, nodeid in spent),
-            reverse=True,
-            key=lambda row: row[0],
+            ((sum(times.values()), times, nodeid) for times, nodeid in spent), key=lambda row: -row[0]
         )
         terminalreporter.section(f"processor time: {sum(total for total, *_ in totals):.0f} s in all")
         for total, times, nodeid in totals[:SHOWN]:
