@@ -1,11 +1,10 @@
 """How an answer is compared with a row's: pure functions of two texts, none of which is ever evaluated."""
 
-import re
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 
-_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d{1,40})(?:\.\d{1,40})?")
-_LETTER = re.compile(r"[A-Z]")
+from sapo.tasks.choice_text import chosen_letter
+from sapo.tasks.number_text import last_number
+
 NEARLY = 0.1
 """What a number gets that is not the right one."""
 
@@ -20,17 +19,16 @@ def number(answer: str, expected: str) -> float:
 
     Raises `ValueError` if the row's own answer holds none.
     """
-    wanted = _last_number(expected)
+    wanted = last_number(expected)
     if wanted is None:
         raise ValueError(f"the row's answer {expected!r} holds no number")
-    found = _last_number(answer)
+    found = last_number(answer)
     return 0.0 if found is None else 1.0 if found == wanted else NEARLY
 
 
 def choice(answer: str, expected: str) -> float:
-    """1 if the only capital letter that stands alone is the expected one."""
-    found = {word for word in re.findall(r"[A-Za-z]+", answer) if _LETTER.fullmatch(word)}
-    return float(found == {expected.strip().upper()})
+    """1 if the letter that the answer chooses is the expected one."""
+    return float(chosen_letter(answer) == expected.strip().upper())
 
 
 def math(answer: str, expected: str) -> float:
@@ -54,11 +52,6 @@ def regex(answer: str, expected: str) -> float:
         return float(re2.fullmatch(expected, answer.strip()) is not None)
     except re2.error as error:
         raise ValueError(f"the row's answer is no pattern: {error}") from None
-
-
-def _last_number(text: str) -> Decimal | None:
-    found = _NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "")) if found else None
 
 
 SCORERS: Mapping[str, Callable[[str, str], float]] = {
