@@ -7,7 +7,8 @@ import re
 import unicodedata
 
 _DECLARED = re.compile(
-    r"\b(?:answer|option|choice|choose|chose|pick|picked|select|selected)\b(?: (?:is|would be|was|letter|option))*"
+    r"\b(?:answer|option|choice|choose|chose|picked|pick|selected|select)\b"
+    r"(?: (?:is|would be|was|letter|option))*"
     r" ?:? ?(?P<open>[(\[]?)(?P<letter>[A-Za-z])(?P<close>[)\]]?)(?![\w'’])(?P<rest>.*)",
     re.IGNORECASE,
 )

@@ -161,6 +161,8 @@ def _sign(tokens: Sequence[_Token], first: int) -> int | None:
     before = tokens[first - 1]
     further = tokens[first - 2] if first >= 2 else None
     spaced = tokens[first].spaced
+    if before.text == "=":
+        return 1
     if before.kind == "number":
         return 1 if spaced else None
     if before.kind == "name":

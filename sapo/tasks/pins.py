@@ -16,7 +16,7 @@ from sapo.core.config.schema import FILE, Task
 from sapo.core.errors import UserError
 from sapo.core.install import package_command
 from sapo.core.own_code import Missing, find, find_pin
-from sapo.tasks import rows
+from sapo.tasks import row_files, rows
 from sapo.tasks.source import TaskSource
 
 GROUP = "sapo.tasks"
@@ -114,7 +114,7 @@ def load(own: str) -> tuple[str, Callable[..., TaskSource]]:
     """Name and class of one of `usable`, imported or read. Raises `Missing` for what is no source."""
     dataset, _, path = own.partition("=")
     if path:
-        return dataset, partial(rows.Rows, rows.read_table(Path(path)))
+        return dataset, partial(rows.Rows, row_files.read_table(Path(path)))
     found = find(target(dataset))
     if not isinstance(found, type) or not all(
         callable(getattr(found, one, None)) for one in ("entry", "score")

@@ -2,18 +2,13 @@
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sapo.core.config.schema import Task
 from sapo.core.own_code import Missing
+from sapo.tasks.row_files import Table, cell_texts, read_table
 from sapo.tasks.row_scorers import SCORERS
 from sapo.tasks.source import Entry
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-MOST_ROWS = 1_000_000
-ENDINGS = (".parquet", ".jsonl", ".csv")
 PINS = ("sha256", "rows")
 """What a task's `config` says of its file, for every site: digest and number of rows."""
 
@@ -40,36 +35,6 @@ def as_asked(task: Task) -> Task:
     return task.model_copy(update={"file": str(path), "config": {**task.config, **found}})
 
 
-def read_table(file: Path) -> "pa.Table":
-    """A file's table, by the ending of its name. Raises `Missing`."""
-    import pyarrow as pa
-    from pyarrow import csv, json, parquet
-
-    if file.suffix not in ENDINGS:
-        raise Missing("is of no kind that can be read", f"its name has to end in {', '.join(ENDINGS)}")
-    try:
-        count = _count(file)
-        if not 0 < count <= MOST_ROWS:
-            raise Missing(f"has {count:,} rows; from 1 to {MOST_ROWS:,} can be asked", "choose among them")
-        if file.suffix == ".parquet":
-            return parquet.read_table(file)
-        return json.read_json(file) if file.suffix == ".jsonl" else csv.read_csv(file)
-    except FileNotFoundError:
-        raise Missing("there is no such file", "name one that there is") from None
-    except (OSError, pa.ArrowException) as error:
-        raise Missing(f"cannot be read: {error}", f"write it as its name says, {file.suffix}") from None
-
-
-def _count(file: Path) -> int:
-    """Rows, without reading them; of a text file at most, for a row may have several lines."""
-    from pyarrow import parquet
-
-    if file.suffix == ".parquet":
-        return int(parquet.read_metadata(file).num_rows)
-    with file.open("rb") as lines:
-        return sum(1 for line in lines if line.strip()) - (file.suffix == ".csv")
-
-
 class Rows:
     """A table's rows as questions.
 
@@ -79,7 +44,7 @@ class Rows:
 
     def __init__(
         self,
-        table: "pa.Table",
+        table: Table,
         *,
         question: str = "question",
         answer: str = "answer",
@@ -90,7 +55,7 @@ class Rows:
         if scorer not in SCORERS:
             raise ValueError(f"scorer = {scorer!r} is none of {', '.join(SCORERS)}")
         self._score = SCORERS[scorer]
-        self.questions, self.answers = (_texts(table, name) for name in (question, answer))
+        self.questions, self.answers = (cell_texts(table, name) for name in (question, answer))
         _check_distinct(self.questions, question)
         # what the scorer has to load is loaded here, once, and not in each fork that looks at a text
         self._score(self.answers[0], self.answers[0])
@@ -102,18 +67,6 @@ class Rows:
     def score(self, answer: str | None, entry: Entry) -> float:
         """What the scorer gives an answer."""
         return 0.0 if answer is None else self._score(answer, str(entry.answer))
-
-
-def _texts(table: "pa.Table", name: str) -> list[str]:
-    if name not in table.column_names:
-        raise ValueError(f"there is no column {name}; there are {', '.join(table.column_names)}")
-    found = []
-    for row, value in enumerate(table.column(name).to_pylist()):
-        text = "" if value is None else str(value).strip()
-        if not text:
-            raise ValueError(f"column {name} is empty in row {row}")
-        found.append(text)
-    return found
 
 
 def _check_distinct(questions: list[str], name: str) -> None:

@@ -188,7 +188,7 @@ def test_a_file_that_cannot_be_read_is_named(
 def test_too_many_rows_are_refused_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sapo.tasks.rows.MOST_ROWS", 39)
+    monkeypatch.setattr("sapo.tasks.row_files.MOST_ROWS", 39)
     with pytest.raises(UserError, match="has 40 rows; from 1 to 39 can be asked"):
         with_pins(asking(written(tmp_path)))
 

@@ -1,0 +1,194 @@
+"""Files of rows as tables of text: every cell is what stands in the file, or the file is refused in one line."""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sapo.core.own_code import Missing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_ROWS = 1_000_000
+ENDINGS = (".parquet", ".jsonl", ".csv")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns in the order of the file; a cell without a value is None."""
+
+    names: Sequence[str]
+    columns: Sequence[Sequence[Any]]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.columns[0]) if self.columns else 0
+
+
+def read_table(file: Path) -> Table:
+    """Read a file by the ending of its name. Raises `Missing`."""
+    if file.suffix not in ENDINGS:
+        raise Missing("is of no kind that can be read", f"its name has to end in {', '.join(ENDINGS)}")
+    try:
+        if file.suffix == ".parquet":
+            table = _parquet(file)
+        else:
+            text = _text(file)
+            table = _json_lines(text) if file.suffix == ".jsonl" else _csv(text)
+    except FileNotFoundError:
+        raise Missing("there is no such file", "name one that there is") from None
+    except OSError as error:
+        raise _unreadable(error, file.suffix) from None
+    if not table.num_rows:
+        raise _count("0")
+    return table
+
+
+def _count(rows: str) -> Missing:
+    return Missing(f"has {rows} rows; from 1 to {MOST_ROWS:,} can be asked", "choose among them")
+
+
+def _unreadable(why: object, ending: str) -> Missing:
+    return Missing(f"cannot be read: {' '.join(str(why).split())}", f"write it as its name says, {ending}")
+
+
+def _text(file: Path) -> str:
+    """The text of a UTF-8 file. Raises `Missing`, with the line, for another encoding."""
+    data = file.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        problem = f"is not UTF-8: line {before.count(b'\n') + 1} has the byte 0x{data[error.start]:02x}"
+        raise Missing(problem, "save it as UTF-8") from None
+    if "\0" in text:
+        raise Missing("is not UTF-8: it has NUL characters", "save it as UTF-8")
+    return text
+
+
+def _csv(text: str) -> Table:
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    names: Sequence[str] | None = None
+    rows: list[list[str]] = []
+    try:
+        for cells in reader:
+            if not cells:
+                continue
+            if names is None:
+                names = cells
+                continue
+            if len(cells) != len(names):
+                problem = f"the row that ends in line {reader.line_num} has {len(cells)} cells, the first has {len(names)}"
+                raise Missing(problem, "quote cells with commas; write one line of names and one cell a name")
+            if len(rows) == MOST_ROWS:
+                raise _count(f"more than {MOST_ROWS:,}")
+            rows.append(cells)
+    except csv.Error as error:
+        raise _unreadable(f"line {reader.line_num}: {error}", ".csv") from None
+    columns = list(zip(*rows, strict=True)) if rows else []
+    return Table(names or (), columns)
+
+
+def _json_lines(text: str) -> Table:
+    rows = []
+    for row in _objects(text):
+        if len(rows) == MOST_ROWS:
+            raise _count(f"more than {MOST_ROWS:,}")
+        rows.append(row)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return Table(names, [[row.get(name) for row in rows] for name in names])
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """The object of each line; its numbers are texts, as they are written."""
+    decode = json.JSONDecoder(
+        parse_float=str, parse_int=str, parse_constant=_no_constant, object_pairs_hook=_object
+    ).decode
+    for number, line in enumerate(io.StringIO(text, newline=""), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = decode(line.strip())
+        except (ValueError, RecursionError) as error:
+            why = error.msg if isinstance(error, json.JSONDecodeError) else error
+            raise _unreadable(f"line {number}: {why}", ".jsonl") from None
+        if not isinstance(found, dict):
+            raise _unreadable(f"line {number} is no JSON object", ".jsonl")
+        yield found
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} stands twice")
+    return made
+
+
+def _parquet(file: Path) -> Table:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        count = int(parquet.read_metadata(file).num_rows)
+        if count > MOST_ROWS:
+            raise _count(f"{count:,}")
+        table = parquet.ParquetFile(file).read()
+        return Table(table.column_names, [_values(column) for column in table.columns])
+    except pa.ArrowException as error:
+        raise _unreadable(error, ".parquet") from None
+
+
+def _values(column: "pa.ChunkedArray") -> list[Any]:
+    """A column's values; each is the name of its type, in a tuple, where the type does not say how it is written."""
+    from pyarrow import types
+
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    text = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    plain = (
+        types.is_integer(kind) or types.is_decimal(kind) or types.is_boolean(kind) or types.is_float64(kind)
+    )
+    if text or plain or types.is_null(kind):
+        return list(column.to_pylist())
+    return [(str(kind),) if there else None for there in column.is_valid().to_pylist()]
+
+
+def cell_texts(table: Table, name: str) -> list[str]:
+    """A column's cells without the white space around them.
+
+    Raises `ValueError` for a column that is missing or there twice, and for a cell that is empty or no text.
+    """
+    places = [place for place, one in enumerate(table.names) if one == name]
+    if len(places) != 1:
+        there = f"there are {len(places)} columns {name}" if places else f"there is no column {name}"
+        raise ValueError(f"{there}; there are {', '.join(table.names)}")
+    found = []
+    for row, value in enumerate(table.columns[places[0]]):
+        text = value if isinstance(value, str) else _written(value, f"column {name} holds", row)
+        if not text.strip():
+            raise ValueError(f"column {name} is empty in row {row}")
+        found.append(text.strip())
+    return found
+
+
+def _written(value: Any, where: str, row: int) -> str:
+    """The text of a value that is none. Raises `ValueError` where there is no one way to write it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float, Decimal)):
+        return str(value)
+    kind = value[0] if isinstance(value, tuple) else "a list" if isinstance(value, list) else "an object"
+    raise ValueError(f"{where} {kind} in row {row}: write it as text")
