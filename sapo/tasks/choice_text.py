@@ -16,20 +16,36 @@ _DECLARED = re.compile(
 _LABEL = re.compile(r"(?:^|\s)\(?([A-Z])[).:](?=\s|$)")
 """A letter before what it stands for: `B) 12 cm`."""
 _ALONE = re.compile(r"(?<![\w'’])([A-Z])(?![\w'’])")
-_ANOTHER = re.compile(r" ?(?:,|/|&|or\b|and\b) ?[(\[]?[A-Za-z][)\]]?(?!\w)", re.IGNORECASE)
-_PROSE = re.compile(r" (?!because\b|since\b|as\b)[a-z]")
+_ANOTHER = re.compile(
+    r" ?(?:,|/|&|\+|or\b|and\b) ?(?:(?:the )?(?:answer|option|choice) )?[(\[]?[A-Za-z][)\]]?(?![\w'’])",
+    re.IGNORECASE,
+)
+_PROSE = re.compile(r" (?!(?:because|since|as|or|and|nor|but)\b)[a-z]")
 """What follows the words `A` and `I` in a sentence."""
+
+_NOT = re.compile(
+    r",? ?\b(?:and |but )?not (?:option |choice )?[(\[]?[A-Za-z][)\]]?(?![\w'’])", re.IGNORECASE
+)
+"""A letter that is ruled out beside the one that is chosen: `B, not C`."""
+_RULED_OUT = re.compile(
+    r"\b(?:not|cannot|never|neither|nor|none|except|but for|wrong|incorrect|false|mistaken?|doubt|unlikely|"
+    r"rules? out|ruled out|eliminated?|excluded?|instead of)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+"""What makes a sentence say which letter is not the answer, or no more than that somebody doubts."""
 
 
 def chosen_letter(answer: str) -> str | None:
     """The chosen letter as a capital; None if none or more than one is chosen.
 
-    The words `A` and `I` of a sentence are no letters, and a letter behind `not` is not chosen.
+    The words `A` and `I` of a sentence are no letters, and a sentence that says no chooses none.
     """
     text = _plain(answer)
     alone = re.fullmatch(r"\W*([A-Za-z])\W*", text)
     if alone:
         return alone[1].upper()
+    text = _NOT.sub("", text)
+    text = "".join(one for one in re.split(r"(?<=[.;!?\n])", text) if not _RULED_OUT.search(one))
     found = _declared(text)
     if not found:
         label = _LABEL.match(text)
@@ -63,14 +79,11 @@ def _declared(text: str) -> set[str]:
 
 
 def _standing_alone(text: str) -> set[str]:
-    """Capital letters that stand alone, without the words `A` and `I`, and those that are ruled out."""
+    """Capital letters that stand alone, without the words `A` and `I`."""
     found = set()
     for match in _ALONE.finditer(text):
         letter, rest = match[1], text[match.end() :]
         if letter in "AI" and _PROSE.match(rest):
             continue
-        before = text[max(0, match.start() - len("never [")) : match.start()]
-        if re.search(r"\b(?:not|isn't|never) [(\[]?$", before, re.IGNORECASE):
-            return set()
         found.add(letter)
     return found

@@ -10,6 +10,7 @@ import inspect
 import json
 import random
 from collections import OrderedDict
+from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
@@ -129,9 +130,13 @@ def construct(name: str, params: dict[str, Any], seed: int, index: int) -> Any:
 def make_config(name: str, params: dict[str, Any], seed: int) -> Any:
     """The library's config object from JSON parameters. Raises `ParameterError` naming field and remedy."""
     if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.5)
-        remedy = f"did you mean {near[0]!r}?" if near else f"data sets are: {', '.join(sorted(DATASETS))}"
-        raise ParameterError("dataset", name, "ReasoningGYM has no such data set", remedy)
+        known = [*DATASETS, *entry_points(group="sapo.tasks").names]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        remedy = f"{hint}a name of a package needs that package installed; rows of a file are named by `file`"
+        raise ParameterError(
+            "dataset", name, "ReasoningGYM has no such data set, and no package here", remedy
+        )
     cls = DATASETS[name][1]
     defaults = _defaults(cls)
     for field, value in params.items():

@@ -8,7 +8,6 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 MOST_DIGITS = 40
 """Of a part of a number; longer ones are not read."""
@@ -27,13 +26,20 @@ _CHARACTERS = str.maketrans(
 )
 _COMPARISONS = "<>≤≥≠±∓√~!\\_"
 """Marks before a number that make it something else than that number."""
-_FACTORS = {"x", "y", "z", "n", "k", "i", "π"}
-"""Letters right behind a number that make a product of it, not a quantity with a unit."""
+_FACTORS = {"x", "y", "z", "n", "k", "i", "e", "π", "M", "B", "bn", "mn"}
+"""Right behind a number they make a product of it, not a quantity with a unit."""
+_MULTIPLES = {"x", "y", "z", "π", "hundred", "thousand", "million", "billion", "trillion", "dozen"}
+"""Words behind a number, with a space, that make a product of it."""
+_CHANGES = {"or", "not", "minus", "negative", "plus", "times", "over", "by", "per", "than", "least", "most"}
+"""Words before a number that make it something else, or one of several."""
+_BETWEEN = {"to", "in", "of", "x", "through"}
+"""Words between two numbers that make one thing of them: a range, a share."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    kind: Literal["name", "number", "mark"]
+    kind: str
+    """`name`, `number` or `mark`."""
     text: str
     spaced: bool
     """Whether white space, or the beginning of the text, is before it."""
@@ -59,7 +65,7 @@ def last_number(text: str) -> Fraction | None:
 def _plain(text: str) -> str:
     """The text with one character for each meaning, and LaTeX's fractions, powers and frames written out."""
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)  # 1½ is one and a half, not 11/2
-    text = re.sub(r"(?<=10)[⁰¹²³⁴-⁹⁻]+", lambda power: "^" + power[0], text)
+    text = re.sub(r"(?<=\d)[⁰¹²³⁴-⁹⁻]+", lambda power: "^" + power[0], text)
     text = unicodedata.normalize("NFKC", text).translate(_CHARACTERS)
     text = re.sub(r"\\(?:left|right|[,;! ()\[\]])|[*_]{2,}|`", " ", re.sub(r"\\(?=[$%])", "", text))
     text = re.sub(r"\\[dt]?frac\s*\{\s*(-?\d+)\s*\}\s*\{\s*(\d+)\s*\}", r"\1/\2", text)
@@ -71,10 +77,8 @@ def _plain(text: str) -> str:
 def _tokens(line: str) -> list[_Token]:
     found = []
     for match in _TOKEN.finditer(line):
-        kind = match.lastgroup
-        assert kind == "name" or kind == "number" or kind == "mark"
         spaced = match.start() == 0 or line[match.start() - 1].isspace()
-        found.append(_Token(kind, match[0], spaced))
+        found.append(_Token(match.lastgroup or "mark", match[0], spaced))
     return found
 
 
@@ -145,7 +149,9 @@ def _goes_on(tokens: Sequence[_Token], last: int) -> bool:
         return False
     after = tokens[last + 1]
     if after.kind == "name":
-        return not after.spaced and (after.text.lower() in _FACTORS or after.text[0] == "x")
+        if after.spaced:
+            return after.text.lower() in _MULTIPLES
+        return after.text in _FACTORS or after.text.lower() in _FACTORS or after.text[0] == "x"
     if after.kind == "number":
         return not after.spaced
     followed = last + 2 < len(tokens)
@@ -166,10 +172,11 @@ def _sign(tokens: Sequence[_Token], first: int) -> int | None:
     if before.kind == "number":
         return 1 if spaced else None
     if before.kind == "name":
-        chosen = before.text.lower() in ("or", "x") and further is not None and further.kind == "number"
-        return None if chosen or not spaced else 1
+        return 1 if spaced and not _is_changed(tokens[:first]) else None
     if before.text in ("-", "+"):
         return _after_operator(before, further, spaced)
+    if before.is_mark("$€£") and further is not None and further.is_mark("-"):
+        return -1 if first == 2 or (tokens[first - 2].spaced and not tokens[first - 1].spaced) else None
     if before.is_mark("*/^" + _COMPARISONS):
         return None
     if not before.spaced and further is not None:
@@ -177,6 +184,14 @@ def _sign(tokens: Sequence[_Token], first: int) -> int | None:
         if inside or (before.is_mark("({") and further.kind == "name"):
             return None
     return 1
+
+
+def _is_changed(before: Sequence[_Token]) -> bool:
+    """Whether the words before a number make it part of something: `3 to 5`, `less than 5`, `1 out of 4`."""
+    words = [token.text.lower() for token in before[-4:]]
+    between = len(before) > 1 and (before[-2].kind == "number" or words[-2] == "out")
+    among = words[-1] == "and" and "between" in words
+    return words[-1] in _CHANGES or among or (between and words[-1] in _BETWEEN)
 
 
 def _after_operator(operator: _Token, further: _Token | None, spaced: bool) -> int | None:

@@ -1,4 +1,4 @@
-"""Files of rows as tables of text: every cell is what stands in the file, or the file is refused in one line."""
+"""Files of rows as tables of text: a cell is what stands in the file, or the file is refused in one line."""
 
 import csv
 import io
@@ -64,8 +64,8 @@ def _text(file: Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = data[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        problem = f"is not UTF-8: line {before.count(b'\n') + 1} has the byte 0x{data[error.start]:02x}"
+        line = len((data[: error.start] + b".").splitlines())
+        problem = f"is not UTF-8: line {line} has the byte 0x{data[error.start]:02x}"
         raise Missing(problem, "save it as UTF-8") from None
     if "\0" in text:
         raise Missing("is not UTF-8: it has NUL characters", "save it as UTF-8")
@@ -85,8 +85,8 @@ def _csv(text: str) -> Table:
                 names = cells
                 continue
             if len(cells) != len(names):
-                problem = f"the row that ends in line {reader.line_num} has {len(cells)} cells, the first has {len(names)}"
-                raise Missing(problem, "quote cells with commas; write one line of names and one cell a name")
+                problem = f"line {reader.line_num} has {len(cells)} cells for {len(names)} columns"
+                raise Missing(problem, "quote cells that hold a comma")
             if len(rows) == MOST_ROWS:
                 raise _count(f"more than {MOST_ROWS:,}")
             rows.append(cells)
@@ -151,7 +151,7 @@ def _parquet(file: Path) -> Table:
 
 
 def _values(column: "pa.ChunkedArray") -> list[Any]:
-    """A column's values; each is the name of its type, in a tuple, where the type does not say how it is written."""
+    """A column's values; the name of its type, in a tuple, for each that has no one text."""
     from pyarrow import types
 
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type

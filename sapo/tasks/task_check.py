@@ -1,6 +1,7 @@
 """What a source of questions has to be for a swarm, tried out: `sapo task check`."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -96,7 +97,8 @@ class _Processes:
         found = [one for one in made if isinstance(one, Question)]
         asked = [one.recipe for one in found]
         many = [*found, *_more(task, seed, first)]
-        findings = [_given(len(found)), _distinct(task, many, held_out), again(task, many, held_out)]
+        why = [one.reason for one in made if not isinstance(one, Question)]
+        findings = [_given(len(found), why), _distinct(task, many, held_out), again(task, many, held_out)]
         findings += _same(asked[:SCORED], first, second, other)
         findings += _scores(found[:SCORED], first)
         grown = max(0, _memory(first) - memory)
@@ -114,10 +116,15 @@ def _memory(workers: TaskWorkers) -> int:
     return sum(int(psutil.Process(pid).memory_info().rss) for pid in workers.pids)
 
 
-def _given(questions: int) -> Finding:
-    return Finding(
-        "questions", "ok" if questions == DRAWN else "failed", f"{questions} of {DRAWN} seeds give one"
-    )
+def _given(questions: int, why: Sequence[str | None]) -> Finding:
+    detail = f"{questions} of {DRAWN} seeds give one{_reasons(why)}"
+    return Finding("questions", "ok" if questions == DRAWN else "failed", detail)
+
+
+def _reasons(found: Sequence[str | None]) -> str:
+    """Each reason that was given, behind a semicolon, with how often it was."""
+    counted = Counter(one for one in found if one)
+    return "".join(f"; {count} times {reason}" for reason, count in counted.most_common())
 
 
 def _distinct(task: Task, found: Sequence[Question], held_out: float) -> Finding:
@@ -199,9 +206,9 @@ def _scores(found: Sequence[Question], workers: TaskWorkers) -> list[Finding]:
     right = sum(bool(one.outcomes) and one.outcomes[0].score == 1.0 for one in verdicts)
     empty = max((one.outcomes[1].score or 0.0 for one in verdicts if one.outcomes), default=0.0)
     seconds = sum(one.seconds for one in verdicts) / max(1, 2 * len(verdicts))
-    own = Finding(
-        "the stored answer scores 1", "ok" if right == len(stored) else "failed", f"{right} of {len(stored)}"
-    )
+    why = [reason for one in verdicts for reason in [one.reason, *(text.reason for text in one.outcomes)]]
+    detail = f"{right} of {len(stored)}{_reasons(why)}"
+    own = Finding("the stored answer scores 1", "ok" if right == len(stored) else "failed", detail)
     if not stored:
         own = Finding(own.what, "note", "no answer is stored")
     kept = Finding(

@@ -213,7 +213,12 @@ class TaskWorkers:
         failed: dict[int, str] = dict.fromkeys(tasks, "")
         for seed in tries:
             again = [number for number, reason in failed.items() if reason not in _FATAL]
-            recipes = [Recipe.make(tasks[number].dataset, tasks[number].config, seed) for number in again]
+            asked = [tasks[number] for number in again]
+            rows = [int(task.config["rows"]) if task.file else seed + 1 for task in asked]
+            recipes = [
+                Recipe.make(task.dataset, task.config, seed % count)
+                for task, count in zip(asked, rows, strict=True)
+            ]
             for number, made in zip(again, self.questions(recipes), strict=True):
                 if isinstance(made, Question):
                     del failed[number]

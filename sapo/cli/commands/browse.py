@@ -32,7 +32,10 @@ def rollouts(
         typer.Option(metavar="local|external", help="Trained on by its author, or by another node."),
     ] = None,
     text: Annotated[str | None, typer.Option(help="Occurs in question or answer, whatever its case.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many rows, newest first.")] = 20,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="At most so many rows, newest first: 20, or all with --parquet."),
+    ] = None,
     completions: Annotated[bool, typer.Option("--completions", help="A row per completion.")] = False,
     as_json: JsonOption = False,
     parquet: Annotated[
@@ -77,11 +80,12 @@ def rollouts(
         scores=scores,
         source=narrow(source),
         text=text,
-        limit=limit,
+        limit=20 if limit is None and parquet is None else limit,
         per="completion" if one_by_one else "group",
     )
     if parquet is not None:
         write_parquet(table, parquet)
+        print(f"{parquet}: {table.num_rows:,} completions")
     elif as_json:
         print_json(table.to_pylist())
     elif completions:

@@ -19,7 +19,9 @@ LINE_FIELDS = ("dataset", "config", "seed", "index", "text")
 
 
 def verify(
-    dataset: Annotated[str | None, typer.Option(metavar="D", help="A ReasoningGYM data set.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="D", help="A data set, of ReasoningGYM or a package.")
+    ] = None,
     config: Annotated[str, typer.Option(metavar="JSON", help="Its parameters, as a JSON object.")] = "{}",
     seed: Annotated[int | None, typer.Option(metavar="S", help="The data set's seed.")] = None,
     index: Annotated[int, typer.Option(metavar="I", help="The item in that data set.")] = 0,
@@ -81,9 +83,11 @@ def score(
     """
     from sapo.core.config.load import Task
     from sapo.core.errors import UserError
+    from sapo.tasks.pins import usable
     from sapo.tasks.workers import TaskWorkers
 
-    with TaskWorkers(count=2 if len(items) > 1000 else 1, answer=answer) as workers:
+    named = [Task(dataset=name) for name in sorted({recipe.dataset for recipe, _ in items})]
+    with TaskWorkers(count=2 if len(items) > 1000 else 1, answer=answer, own=usable(named)) as workers:
         first_use: dict[tuple[str, str], int] = {}
         for i, (recipe, _) in enumerate(items):
             first_use.setdefault((recipe.dataset, recipe.config), i)

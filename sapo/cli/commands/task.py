@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from sapo.core.config.load import Task
 
 ALL = "all"
-ENDINGS = (".parquet", ".jsonl", ".csv")
 HEAD = ("task", "what", "", "found")
 
 NameArgument = Annotated[
@@ -105,6 +104,7 @@ def tasks_named(name: str, config: str) -> "Iterator[Task]":
     from sapo.core.own_code import Missing
     from sapo.tasks.pins import as_asked, is_own
     from sapo.tasks.questions import sample_tasks
+    from sapo.tasks.row_files import ENDINGS
     from sapo.tasks.workers import TaskWorkers
 
     if name == ALL:
@@ -113,7 +113,7 @@ def tasks_named(name: str, config: str) -> "Iterator[Task]":
         yield from sample_tasks(names)
         return
     params = parameters(config)
-    is_file = Path(name).suffix in ENDINGS
+    is_file = Path(name).suffix in ENDINGS or (bool(Path(name).suffix) and not is_own(name))
     task = Task.model_validate({"config": params, **({"file": name} if is_file else {"dataset": name})})
     if not is_own(task.dataset):
         yield task
