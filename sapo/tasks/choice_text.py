@@ -27,25 +27,29 @@ _NOT = re.compile(
     r",? ?\b(?:and |but )?not (?:option |choice )?[(\[]?[A-Za-z][)\]]?(?![\w'’])", re.IGNORECASE
 )
 """A letter that is ruled out beside the one that is chosen: `B, not C`."""
+_CLAUSE = re.compile(
+    r"(?<=[.;!?\n])|(?<=,)(?= (?:so |and |but )?(?:the|my) answer\b)|(?= (?:because|since)\b)", re.IGNORECASE
+)
+"""Where a clause ends that may rule out a letter without touching the next one."""
 _RULED_OUT = re.compile(
     r"\b(?:not|cannot|never|neither|nor|none|except|but for|wrong|incorrect|false|mistaken?|doubt|unlikely|"
     r"rules? out|ruled out|eliminated?|excluded?|instead of)\b|n['’]t\b",
     re.IGNORECASE,
 )
-"""What makes a sentence say which letter is not the answer, or no more than that somebody doubts."""
+"""What makes a clause say which letter is not the answer, or no more than that somebody doubts."""
 
 
 def chosen_letter(answer: str) -> str | None:
     """The chosen letter as a capital; None if none or more than one is chosen.
 
-    The words `A` and `I` of a sentence are no letters, and a sentence that says no chooses none.
+    The words `A` and `I` of a sentence are no letters, and a clause that says no chooses none.
     """
     text = _plain(answer)
     alone = re.fullmatch(r"\W*([A-Za-z])\W*", text)
     if alone:
         return alone[1].upper()
     text = _NOT.sub("", text)
-    text = "".join(one for one in re.split(r"(?<=[.;!?\n])", text) if not _RULED_OUT.search(one))
+    text = "".join(one for one in _CLAUSE.split(text) if not _RULED_OUT.search(one))
     found = _declared(text)
     if not found:
         label = _LABEL.match(text)

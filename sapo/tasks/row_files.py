@@ -97,7 +97,7 @@ def _csv(text: str) -> Table:
 
 
 def _json_lines(text: str) -> Table:
-    rows = []
+    rows: list[dict[str, Any]] = []
     for row in _objects(text):
         if len(rows) == MOST_ROWS:
             raise _count(f"more than {MOST_ROWS:,}")

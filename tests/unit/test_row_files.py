@@ -77,8 +77,8 @@ def test_what_cannot_be_read_is_told_in_one_line(
 
 def test_a_parquet_column_without_one_text_for_its_values_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
-    table = {"bytes": [b"a"], "day": pa.array([1], pa.date32()), "truth": [True], "number": [7]}
-    parquet.write_table(pa.table(table), file)
+    made = {"bytes": [b"a"], "day": pa.array([1], pa.date32()), "truth": [True], "number": [7]}
+    parquet.write_table(pa.table(made), file)
     table = read_table(file)
     assert (cell_texts(table, "truth"), cell_texts(table, "number")) == (["true"], ["7"])
     for name in ("bytes", "day"):
