@@ -130,3 +130,20 @@ def test_all_data_sets_are_tried_and_agree_with_the_doctor(capsys: pytest.Captur
         if one["what"] == "the same in two processes" and one["status"] == "failed"
     }
     assert apart == silo_only().keys()
+
+
+def test_why_a_text_has_no_score_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = DOUBLING.replace("        return float(", "        raise KeyError\n        return float(")
+    with installed(tmp_path, monkeypatch, broken):
+        assert cli.invoke(["task", "check", "doubling", "--json"]) == 1
+    assert "error: KeyError" in findings(capsys)["the stored answer scores 1"][1]
+
+
+@pytest.mark.parametrize("rows", [1, 3, 10])
+def test_a_file_of_few_rows_is_shown(rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "few.csv"
+    file.write_text("question,answer\n" + "".join(f"question {row},{row}\n" for row in range(rows)))
+    assert cli.invoke(["task", "show", str(file), "-n", "1", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
