@@ -95,7 +95,7 @@ def _figures(one: Evaluation, best: Sequence[float], cost: int) -> dict[str, Any
         "effective": one.effective,
         "interval": one.interval.half,
         "greedy": one.greedy_pass if one.greedy else None,
-        "against_best": gain({"best": best}, {"best": one.sampled}, one.asked),
+        "against_best": gain({"best": best}, {"best": one.sampled}, one.asked).written(),
         "per_task": {task: statistics.fmean(passes) for task, passes in sorted(by_task.items())},
     }
 

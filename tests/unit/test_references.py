@@ -48,7 +48,8 @@ def modules() -> dict[str, Path]:
     for folder in ("sapo", "flows", "infra", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[f"sapo.{name}" if folder == "flows" else name] = path
     return found
 
 
@@ -108,7 +109,7 @@ def is_member(name: str) -> bool:
 def is_elsewhere(name: str) -> bool:
     """Whether the first part of a dotted name is another library's."""
     first = name.split(".")[0]
-    return first not in ("sapo", "flows") and (
+    return first != "sapo" and (
         first in sys.stdlib_module_names or find_spec(first) is not None
     )
 
