@@ -15,7 +15,7 @@ from pydantic import Field
 from sapo.bus import open_bus
 from sapo.bus.base import Bus
 from sapo.core.child_process import Child, stopping_on_signals
-from sapo.core.errors import SapoError, Unavailable
+from sapo.core.errors import SapoError, Unavailable, library_errors
 from sapo.core.outage import Outage
 from sapo.ops.archiver import Archiver
 from sapo.ops.process_group import OWING
@@ -85,9 +85,10 @@ class Archive:
         with process.own():
             if self.bus is None:
                 self.bus = open_bus(process.config, process.home)
-            store = open_store(process.config, process.home)
             manifest = process.home.load_manifest()
-            counts = Archiver(self.bus, store, process.config.swarm.name, manifest=manifest).run()
+            with library_errors("the history"):
+                store = open_store(process.config, process.home)
+                counts = Archiver(self.bus, store, process.config.swarm.name, manifest=manifest).run()
         self.outage.ended()
         if counts.passed:
             log.info("archived %s", counts)

@@ -10,7 +10,7 @@ from typing import Any
 from prefect import flow, task
 
 from sapo.core import service_registry
-from sapo.core.errors import Unavailable
+from sapo.core.errors import Unavailable, library_errors
 from sapo.ops.deployments import process_tag, site_tag
 from sapo.ops.process_group import OWING
 from sapo.store.history import open_store
@@ -32,7 +32,7 @@ NICE = 10
 
 def decide(process: Process) -> dict[str, Any]:
     """Below which round each node's rows are cut, by node. Raises `Unavailable` when the store is away."""
-    with process.own():
+    with process.own(), library_errors("the history"):
         store = open_store(process.config, process.home)
         found = cuts(process.config, process.home, store)
     for cut in found:
@@ -42,7 +42,7 @@ def decide(process: Process) -> dict[str, Any]:
 
 def keep(process: Process, table: str, decided: dict[str, Any]) -> dict[str, Any]:
     """Maintain one table; returns what was done, in counts. Raises `Unavailable` when the store is away."""
-    with process.own():
+    with process.own(), library_errors("the history"):
         store = open_store(process.config, process.home)
         names = [name for name in ORDER if name == table]
         found = [Cut(**cut) for cut in decided.values()]
@@ -58,7 +58,7 @@ def bound(process: Process, service: str) -> dict[str, Any]:
     Raises `Unavailable` when it is away.
     """
     config, home = process.config, process.home
-    with process.own():
+    with process.own(), library_errors(service):
         if service == "prefect":
             running = service_registry.read(home)
             alone = running is not None and running.prefect.pid is not None

@@ -346,10 +346,12 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
                 log.warning("%s", error)
                 paused = True
         delivered, owed = deliver_the_rest(session), runtime.journal.owed_counts()
+        why = runtime.why_owing()
         finished = runtime.finished and not process.stopping()
     if not delivered:
         what = ", ".join(f"{count} {kind}" for kind, count in owed.items())
-        log.warning("%s still owes %s; `sapo swarm --resume` delivers it", name, what)
+        cause = f" ({why})" if why else ""
+        log.warning("%s still owes %s%s; `sapo swarm --resume` delivers it", name, what, cause)
         if finished:
             return OWING
     return PAUSED if paused and not process.stopping() else 0

@@ -16,9 +16,8 @@ from concurrent.futures import TimeoutError as StillAsking
 from contextvars import ContextVar, copy_context
 from typing import Any, Generic, Protocol, TypeVar
 
-import httpx
 from prefect.context import TagsContext
-from prefect.exceptions import PrefectException, TerminationSignal
+from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_AUTH_STRING
 
@@ -29,8 +28,6 @@ from sapo.ops.gate import basic
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-PREFECT_FAULTS = (httpx.HTTPError, PrefectException, RuntimeError, OSError)
-"""What a flow raises when its server is away: clients' errors, and `RuntimeError` when it cannot start."""
 HEALTH_S = 2.0
 """How long a server that was there may take to say that it still is."""
 AWAY_HEALTH_S = 0.25
@@ -48,6 +45,11 @@ FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 class Superseded(SapoError):
     """Prefect began a flow so late that its work was begun without it."""
+
+
+def is_prefects(error: BaseException | None) -> bool:
+    """Whether an error that no work of this process has raised is Prefect's: any but this package's own."""
+    return isinstance(error, Exception) and not isinstance(error, SapoError)
 
 
 class Worker(Protocol):
@@ -133,7 +135,7 @@ class Attempt(Generic[T]):
     @property
     def recorded(self) -> bool:
         """Whether Prefect has received everything, including the end."""
-        told = self.error is self.work_error or not isinstance(self.error, PREFECT_FAULTS)
+        told = self.error is self.work_error or not is_prefects(self.error)
         return self.ended and told
 
     def _run(self, flow: Callable[[], T]) -> None:
@@ -283,7 +285,7 @@ class Orchestrator:
             return attempt.value  # type: ignore[return-value]
         if self._process.failure is not None:
             raise self._process.failure
-        if not isinstance(error, PREFECT_FAULTS):
+        if not is_prefects(error):
             raise error
         return plain()  # Prefect failed within the work
 
@@ -294,7 +296,7 @@ class Orchestrator:
             # raised by Prefect's own handler, which stands before a flow's first line and after its last
             self._process.stop.set()
             return plain()
-        if isinstance(error, PREFECT_FAULTS):
+        if is_prefects(error):
             if self._process.failure is not None:
                 raise self._process.failure from None
             return self._without(plain, f"Prefect could not record a run: {type(error).__name__}: {error}")

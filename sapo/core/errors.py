@@ -1,5 +1,7 @@
 """Errors a person can act on: each names the field, the value and the remedy."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,6 +32,26 @@ class Paused(SapoError):
 
 class Unavailable(SapoError):
     """A service (bus, history store, tracking server) cannot be reached now; trying later may work."""
+
+
+class LibraryFailed(Unavailable):
+    """The library of a service raised what it does not document: tried again, as if the service were away."""
+
+
+@contextmanager
+def library_errors(service: str) -> Iterator[None]:
+    """Turn what a service's library raises in the block into `LibraryFailed`; this package's errors pass."""
+    try:
+        yield
+    except SapoError:
+        raise
+    except Exception as error:
+        raise LibraryFailed(f"{service}: {described(error)}") from error
+
+
+def described(error: BaseException) -> str:
+    """An error's type and text in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
 
 class Refused(SapoError):

@@ -4,6 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from sapo.core.errors import LibraryFailed
+
 
 class Outage:
     """Whether a service is away, and since when; `what` names it in the log, `who` is added before it."""
@@ -36,7 +38,10 @@ class Outage:
         if self._since is None:
             self._since = self._clock()
             self.count += 1
-            self._log.warning("%s away, %s: %s", self.what, self._consequence, error)
+            if isinstance(error, LibraryFailed):
+                self._log.error("ALARM: %s failed, %s: %s", self.what, self._consequence, error)
+            else:
+                self._log.warning("%s away, %s: %s", self.what, self._consequence, error)
 
     def ended(self) -> None:
         """It is there; said if it was away."""

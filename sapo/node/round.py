@@ -570,6 +570,10 @@ class NodeRuntime:
         """The series `outage/*`: 1 for every service that is away now."""
         return self.parts.outages()
 
+    def why_owing(self) -> str:
+        """Why deliveries fail now, in one line; empty if none does."""
+        return "" if self.parts.deliverer is None else "; ".join(self.parts.deliverer.reasons().values())
+
     def drain(self, timeout: float) -> bool:
         """Deliver what is owed, within `timeout` seconds; whether nothing is owed any more."""
         return self.parts.deliverer is None or self.parts.deliverer.drain(timeout)

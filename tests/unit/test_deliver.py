@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from journal_model import make_batch, make_checkpoint, make_result, own_groups
 from makers import INCARNATION
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
 from sapo.bus.base import Limits
 from sapo.bus.memory import MemoryBus
@@ -17,6 +19,7 @@ from sapo.core.errors import Unavailable, UserError
 from sapo.store.journal.journal import Journal, OutboxItem
 from sapo.store.journal.outbox import PLANS, Deliverer, DeliveryFailed, FlushPolicy, SinkWorker
 from sapo.store.journal.publish_sink import PublishSink
+from sapo.store.journal.rows import JournalError
 
 
 class Clock:
@@ -226,17 +229,6 @@ def test_a_flush_request_ends_waiting_for_more_and_tries_at_once_after_a_failure
     assert lane.flushed == 2
 
 
-def test_other_errors_of_a_sink_pass_through_a_step_and_acknowledge_nothing(
-    journal: Journal, clock: Clock
-) -> None:
-    commit_rounds(journal, 0)
-    sink = FailingSink()
-    sink.error = ValueError("a defect")
-    with pytest.raises(ValueError, match="a defect"):
-        make_lane(sink, clock).step(journal)
-    assert [owed.round for owed in journal.owed("track", 9)] == [0]
-
-
 def test_the_running_deliverer_drains_all_kinds_to_their_sinks(journal: Journal, tmp_path: Path) -> None:
     commit_rounds(journal, 0, 1, 2)
     journal.record_checkpoint(make_checkpoint(tmp_path, 3), owe_version=True)
@@ -298,13 +290,59 @@ def test_a_sink_that_is_away_holds_up_no_other_and_drain_says_it_is_not_done(
     assert journal.owed_counts() == {"publish": 2}
 
 
-def test_an_error_that_is_no_outage_is_raised_by_check_and_by_drain(journal: Journal, tmp_path: Path) -> None:
+RAISED = [
+    RuntimeError("a defect"),
+    OSError("no route"),
+    ValueError("not this"),
+    AttributeError("'str' object has no attribute '__name__'"),
+    MlflowException("Invalid metric name", INVALID_PARAMETER_VALUE),
+    UserError("history.uri", "x", "is full", "free some space"),
+]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("kind", ["training", "track"])
+def test_whatever_a_record_raises_is_told_once_tried_again_and_delivered(
+    kind: str, error: Exception, journal: Journal, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit_rounds(journal, 0)
+    broken = FailingSink(kind)
+    broken.error = error
+    deliverer = Deliverer(tmp_path / "journal.sqlite", [broken])
+    try:
+        assert not deliverer.drain(0.3)
+        assert not deliverer.drain(0.3)
+        deliverer.check()
+        assert str(error) in deliverer.reasons()[kind]
+        alarms = [record for record in caplog.records if "ALARM" in record.message]
+        assert len(alarms) == 1
+        broken.error = None
+        assert deliverer.drain(30.0)
+        assert deliverer.reasons() == {}
+    finally:
+        deliverer.close()
+    assert kind not in journal.owed_counts()
+
+
+def test_what_a_person_has_to_correct_about_the_bus_is_raised(journal: Journal, tmp_path: Path) -> None:
+    commit_rounds(journal, 0)
+    broken = FailingSink("publish")
+    broken.error = UserError("bus.topic", "x", "may not be written", "ask its keeper")
+    deliverer = Deliverer(tmp_path / "journal.sqlite", [broken])
+    try:
+        with pytest.raises(UserError, match=r"bus\.topic"):
+            deliverer.drain(30.0)
+    finally:
+        deliverer.close()
+
+
+def test_an_error_of_the_journal_is_raised_by_check_and_by_drain(journal: Journal, tmp_path: Path) -> None:
     commit_rounds(journal, 0)
     broken, there = FailingSink("training"), FailingSink("track")
-    broken.error = ValueError("a defect")
+    broken.error = JournalError("the journal does not hold round 0")
     deliverer = Deliverer(tmp_path / "journal.sqlite", [broken, there])
     try:
-        with pytest.raises(DeliveryFailed, match="training: ValueError") as caught:
+        with pytest.raises(DeliveryFailed, match="training: JournalError") as caught:
             deliverer.drain(30.0)
         assert caught.value.__cause__ is broken.error
         with pytest.raises(DeliveryFailed):
@@ -312,18 +350,6 @@ def test_an_error_that_is_no_outage_is_raised_by_check_and_by_drain(journal: Jou
     finally:
         deliverer.close()
     assert [owed.round for owed in journal.owed("training", 9)] == [0]
-
-
-def test_a_user_error_of_a_sink_is_raised_as_it_is(journal: Journal, tmp_path: Path) -> None:
-    commit_rounds(journal, 0)
-    broken = FailingSink("training")
-    broken.error = UserError("history.uri", "x", "is full", "free some space")
-    deliverer = Deliverer(tmp_path / "journal.sqlite", [broken])
-    try:
-        with pytest.raises(UserError, match=r"history\.uri"):
-            deliverer.drain(30.0)
-    finally:
-        deliverer.close()
 
 
 def test_closing_leaves_what_is_owed_and_a_new_deliverer_takes_it_up(

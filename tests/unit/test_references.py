@@ -109,9 +109,7 @@ def is_member(name: str) -> bool:
 def is_elsewhere(name: str) -> bool:
     """Whether the first part of a dotted name is another library's."""
     first = name.split(".")[0]
-    return first != "sapo" and (
-        first in sys.stdlib_module_names or find_spec(first) is not None
-    )
+    return first != "sapo" and (first in sys.stdlib_module_names or find_spec(first) is not None)
 
 
 def spellings(name: str) -> Iterator[str]:

@@ -25,6 +25,7 @@ from sapo.node import probes
 from sapo.node.probes import Probe
 from sapo.store.tracking import mlflow_sqlite
 from sapo.store.tracking.model_registry import reaching
+from sapo.store.tracking.names import decoded, series_name
 from sapo.store.tracking.tracker import NODE
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Run:
 
     def curve(self, node: str, name: str) -> list[Point]:
         """One metric of a node where it was measured; empty where it never was."""
-        return self.curves[node].get(name, [])
+        return self.curves[node].get(series_name(name), [])
 
 
 def read_run(home: Home) -> Run:
@@ -86,7 +87,7 @@ def read_run(home: Home) -> Run:
     try:
         for node, name, step, value in tracked(home, config.track.uri, config.swarm.name):
             if node in found:
-                take(node, name, step, value)
+                take(node, decoded(name), step, value)
     except Unavailable as error:
         notes.append(f"MLflow cannot be read ({error}).")
     done, own = {}, {}
@@ -94,7 +95,7 @@ def read_run(home: Home) -> Run:
         with Journal.read_only(home.journal(node)) as journal:
             for result in journal.results():
                 for name, value in result.metrics.items():
-                    take(node, name, float(result.round), value)
+                    take(node, series_name(name), float(result.round), value)
             done[node], own[node] = journal.finished_rounds(), journal.incarnation
     notes += wrong
     course, no_tokens = None, {}

@@ -14,14 +14,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.core.errors import LibraryFailed, SapoError, Unavailable, UserError, described
 from sapo.store.journal.journal import Journal, OutboxItem
+from sapo.store.journal.rows import JournalError
 
 _log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.5
 _LAST_RETRY_S = 15.0
 _CLOSE_S = 30.0
+_RECORDS = ("training", "track", "version")
+"""Kinds of what is only recorded. No error of theirs ends a lane."""
 _SERVICES = {
     "publish": "bus",
     "training": "history",
@@ -42,7 +45,7 @@ class Sink(Protocol):
     def deliver(self, items: Sequence[OutboxItem], journal: Journal) -> None:
         """Deliver all of `items`, in order; what was delivered before must do no harm.
 
-        `journal` may be read, nothing else. Raises `Unavailable` to be asked again later with the same.
+        `journal` may be read, nothing else. Whatever it raises, it is asked again later with the same.
         """
 
 
@@ -66,7 +69,7 @@ PLANS: Mapping[str, FlushPolicy] = {
 
 
 class DeliveryFailed(SapoError):
-    """A sink failed in a way that a retry does not mend; see its cause."""
+    """The journal could not be read while it was delivered; see the cause."""
 
 
 @dataclass(slots=True)
@@ -78,8 +81,10 @@ class LaneState:
     failed_attempts: int = 0
     """In the outage that lasts now; 0 when there is none."""
     down_since: float | None = None
+    reason: str = ""
+    """Of the last outage."""
     error: Exception | None = None
-    """What ended the lane, other than an outage."""
+    """What ended the lane: an error of the journal, or what a person has to correct about the bus."""
 
 
 class SinkWorker:
@@ -99,7 +104,8 @@ class SinkWorker:
         """Make at most one delivery; returns seconds until the next may be due, None when nothing is owed.
 
         `flush` counts requests to deliver all that is owed at once: a new one cuts short the waiting for
-        more and, once, the waiting after a failure. Raises what the sink raises, but not `Unavailable`.
+        more and, once, the waiting after a failure. What the sink raises is an outage, but for an error of
+        the journal and, of the bus, a `UserError`: these are raised.
         """
         now = self._clock()
         if flush > self._flush_seen:
@@ -115,18 +121,30 @@ class SinkWorker:
             return self.plan.flush_s - waited
         try:
             self.sink.deliver(items, journal)
-        except Unavailable as error:
+        except JournalError:
+            raise
+        except Exception as error:
+            if isinstance(error, UserError) and self.sink.kind not in _RECORDS:
+                raise
             return self._failed(error)
         journal.acknowledge(self.sink.kind, items[-1].seq)
         self._succeeded(len(items))
         return 0.0
 
-    def _failed(self, error: Unavailable) -> float:
+    def _failed(self, error: Exception) -> float:
         state, now = self.state, self._clock()
+        away = isinstance(error, Unavailable) and not isinstance(error, LibraryFailed)
+        state.reason = str(error) if isinstance(error, SapoError) else described(error)
         if state.down_since is None:
             state.down_since = now
             state.outages += 1
-            _log.warning("%s: unavailable, what is owed waits in the journal: %s", self.sink.kind, error)
+            kind, why = self.sink.kind, state.reason
+            if away:
+                _log.warning("%s: unavailable, what is owed waits in the journal: %s", kind, why)
+            else:
+                _log.error(
+                    "ALARM: %s fails, what is owed waits in the journal: %s", kind, why, exc_info=error
+                )
         state.failed_attempts += 1
         longest = min(_FIRST_RETRY_S * 2.0 ** min(state.failed_attempts - 1, 20), _LAST_RETRY_S)
         wait = longest * (0.5 + 0.5 * self._rng.random())
@@ -208,6 +226,10 @@ class Deliverer:
     def states(self) -> dict[str, LaneState]:
         """What has become of each kind's deliveries so far."""
         return {lane.sink.kind: replace(lane.state) for lane in self._lanes}
+
+    def reasons(self) -> dict[str, str]:
+        """Why deliveries fail now, by kind."""
+        return {kind: state.reason for kind, state in self.states().items() if state.down_since is not None}
 
     def away(self) -> set[str]:
         """The services that take no deliveries now."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from sapo.core.errors import Unavailable, UserError
+from sapo.core.errors import Unavailable, UserError, library_errors
 from sapo.policy.checkpoint import verify
 
 SETTINGS = {
@@ -100,14 +100,15 @@ def _all(client: Any, name: str) -> list[Any]:
 
 @contextmanager
 def reaching(uri: str) -> Iterator[None]:
-    """Turn whatever MLflow raises in the block into `Unavailable`."""
+    """Turn whatever is raised in the block into `Unavailable`: what MLflow does not document, too."""
     from requests import RequestException
 
     failures = (load_mlflow().MlflowException, RequestException, OSError)
-    try:
-        yield
-    except failures as error:
-        raise Unavailable(f"MLflow at {uri}: {' '.join(str(error).split())[:500]}") from error
+    with library_errors(f"MLflow at {uri}"):
+        try:
+            yield
+        except failures as error:
+            raise Unavailable(f"MLflow at {uri}: {' '.join(str(error).split())[:500]}") from error
 
 
 def load_mlflow() -> Any:

@@ -21,6 +21,7 @@ from sapo.core.errors import SapoError, Unavailable, UserError
 from sapo.core.series import check
 from sapo.core.types import RoundResult, canonical
 from sapo.store.tracking import model_registry, parent_run, sample_table
+from sapo.store.tracking.names import encoded
 
 CHAMPION = "champion"
 NODE, INCARNATION, ROUND = "sapo.node", "sapo.incarnation", "sapo.round"
@@ -261,9 +262,11 @@ class Tracker:
             self._send(run, [metric(name, value, int(at * 1000), step) for name, value, at, step in values])
 
     def _send(self, run: str, rows: Sequence[Any]) -> None:
-        """Write metrics, all of them right or none. Raises `WrongFigure`."""
+        """Write metrics, all of them right or none, under names that MLflow takes. Raises `WrongFigure`."""
         for row in rows:
             check(row.key, row.value)
+        metric = model_registry.load_mlflow().entities.Metric
+        rows = [metric(encoded(row.key), row.value, row.timestamp, row.step) for row in rows]
         for start in range(0, len(rows), METRICS_AT_ONCE):
             self._client().log_batch(run, metrics=rows[start : start + METRICS_AT_ONCE])
 
@@ -306,6 +309,7 @@ class Tracker:
         """Log params and tags; a param of a resumed run can't be changed, so its new value becomes a tag."""
         entities = model_registry.load_mlflow().entities
         old = run.data.params
+        params_ = {encoded(key): value for key, value in params_.items()}
         params = [entities.Param(key, value) for key, value in params_.items() if key not in old]
         changed = {f"changed.{key}": value for key, value in params_.items() if old.get(key, value) != value}
         wanted = {**tags_, **changed}
