@@ -110,7 +110,9 @@ def _examine(
         _refuse_cluster(section, error.cluster_id)
         if error.forbidden:
             raise _forbidden(section, f"{who} may not even see topic {topic!r}", topic) from None
-        remedy = "create the topic (`python -m infra.kafka topic`), or name one that is there"
+        remedy = (
+            "create it (`python -m infra.kafka topic` in a checkout of sapo), or name a topic that is there"
+        )
         raise UserError("bus.topic", topic, f"no such topic on {connection.server}", remedy) from None
     _refuse_cluster(section, layout.cluster_id)
     for wanted, operation, verb in ((write, WRITE, "write to"), (read, READ, "read")):
@@ -133,7 +135,10 @@ def _refuse_cluster(section: Section, found: str) -> None:
 
 
 def _forbidden(section: Section, problem: str, topic: str) -> UserError:
-    remedy = "have the cluster's keeper allow it (`python -m infra.kafka acl`), or name another user or topic"
+    remedy = (
+        "have the cluster's keeper allow it (`python -m infra.kafka acl` in a checkout of sapo), "
+        "or name another user or topic"
+    )
     return UserError("bus.username", section.username, problem, remedy)
 
 
