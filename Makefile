@@ -35,7 +35,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "installing into $(VENV), once"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
-	$(UV) --editable .
+	$(UV) --editable . --editable infra
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base

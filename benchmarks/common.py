@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.gpu.machine import cpu
-from sapo.core.machine import usable
 
 T = TypeVar("T")
 STARTER_ROUND = ("batch.local=8", "batch.external=8", "learn.lr=5e-5")
@@ -117,6 +116,8 @@ def benchmark(
 
 def machine() -> dict[str, str | int | float]:
     """What the figures were measured on."""
+    from sapo.core.machine import usable  # loads sapo, which `--help` does not need
+
     return {
         "system": platform.platform(),
         "cpu": cpu(),

@@ -48,6 +48,7 @@ DEAR = (
     "tests/unit/test_task_command.py",
     "tests/unit/test_workers.py",
     # searches of many examples
+    "tests/unit/test_history_rounds.py",
     "tests/unit/test_journal_model.py",
 )
 """Tests of `make test` that may take more than the budget of processor time."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra import importable
 from infra.kafka import runtime, tls
 from infra.kafka.layout import ADMIN, SCRAM, Layout
 from sapo.core.child_process import Child, alive, tail
@@ -173,4 +172,4 @@ def accepts(host: str, port: int) -> bool:
 
 def environment() -> dict[str, str]:
     """What Kafka's processes get of this one's environment."""
-    return {name: os.environ[name] for name in INHERITED if name in os.environ} | importable()
+    return {name: os.environ[name] for name in INHERITED if name in os.environ}

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 
-from infra import importable
 from infra.kafka.cluster import Cluster, running
 from infra.kafka.layout import LOOPBACK
 from sapo.core.child_process import POLL_S, stopping_on_signals
@@ -36,7 +35,7 @@ def start(folder: Path, arguments: Sequence[str], limit_s: float) -> None:
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
-            env=os.environ | importable(),
+            env=os.environ,
         )
     late = threading.Timer(limit_s, process.terminate)
     late.start()

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from infra import importable
 from infra.s3.install import install
 from sapo.core.child_process import POLL_S, Child, tail
 from sapo.core.errors import Unavailable
@@ -109,7 +108,6 @@ class S3Server:
         log = self.folder / "versitygw.log"
         env = {
             **os.environ,
-            **importable(),
             "ROOT_ACCESS_KEY_ID": self._keys.access,
             "ROOT_SECRET_ACCESS_KEY": self._keys.secret,
         }

@@ -16,7 +16,6 @@ from typing import Any
 import postgres
 import yaml
 
-from infra import importable
 from infra.kafka.broker import environment as java_environment
 from infra.kafka.broker import java_command
 from infra.s3.install import install
@@ -84,7 +83,7 @@ class Site:
             f"{name}{instance}",
             ["-m", "infra.s3.held", *program(words)],
             log=self.folder / f"{name}{instance}.log",
-            env=self.environment(name, instance) | importable(),
+            env=self.environment(name, instance),
         )
         self.children[child.name] = child
         return child

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 from compose_site import DOCKER, Site, program
 
-from infra import gotools, importable
+from infra import gotools
 from sapo.core.child_process import Child
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ class Pod:
             self.name,
             ["-m", "infra.s3.held", *self.words(container["command"])],
             log=self.folder / "log",
-            env=self.environment(container) | importable(),
+            env=self.environment(container),
         )
         self.site.children[self.name] = child
         return child

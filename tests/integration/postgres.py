@@ -18,7 +18,6 @@ from pathlib import Path
 import psycopg2
 from jgo.maven import MavenContext
 
-from infra import importable
 from sapo.core.child_process import Child, tail
 from sapo.core.user_cache import default_cache, locked
 
@@ -63,7 +62,7 @@ def start(folder: Path, port: int, databases: Sequence[Mapping[str, str]]) -> Ch
     password.write_text(first["POSTGRES_PASSWORD"])
     make = [str(programs() / "initdb"), f"--pgdata={data}", f"--username={first['POSTGRES_USER']}"]
     make += ["--auth=scram-sha-256", f"--pwfile={password}", "--no-sync"]
-    env = os.environ | importable()
+    env = os.environ
     made = Child.start("initdb", ["-m", "infra.s3.held", *_unprivileged(make)], log=folder / "log", env=env)
     assert made.wait(60) == 0, tail(folder / "log")
     serve = [str(programs() / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), "-k", str(folder)]

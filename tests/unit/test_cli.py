@@ -331,7 +331,6 @@ def test_a_port_in_use_is_said_before_anything_is_written(
     [
         ['tasks=[{dataset="chain_summ"}]'],
         ['tasks=[{dataset="chain_sum", config={min_digits=0}}]'],
-        ['tasks=[{dataset="chain_sum", config={max_terms=2, min_terms=2, min_digits=1, max_digits=1}}]'],
         ["model=./empty"],
     ],
 )

@@ -224,6 +224,8 @@ def test_every_package_is_installed() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     there = {name_of(path) for folder in ("sapo", "flows") for path in (ROOT / folder).rglob("__init__.py")}
     assert listed == there
+    around = tomllib.loads((ROOT / "infra" / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    assert {*around} == {name_of(path) for path in (ROOT / "infra").rglob("__init__.py")}
 
 
 def test_every_required_package_is_pinned() -> None:
