@@ -14,7 +14,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.secrets import public
 from sapo.core.dir_lock import NodeLock
-from sapo.core.errors import Unavailable
+from sapo.core.errors import SapoError
 from sapo.core.user_cache import default_cache
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking.sinks import TrackSink, VersionSink, open_tracking
@@ -73,7 +73,7 @@ def _open(
 def _end(tracker: Tracker, status: str) -> None:
     try:
         tracker.end(status)
-    except Unavailable as error:
+    except SapoError as error:
         log.warning("the run of %s is left open: %s", tracker.node, error)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import random
+import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -384,3 +385,25 @@ def test_rounds_of_some_seconds_go_to_mlflow_in_one_request_and_in_order(
             deliverer.notify()
         assert deliverer.drain(30.0)
     assert sink.offered == [[0, 1, 2, 3, 4]]
+
+
+def test_an_outage_that_becomes_a_failure_is_told(
+    journal: Journal, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    commit_rounds(journal, 0)
+    sink = FailingSink()
+    lane = make_lane(sink, clock)
+    for error in (Unavailable("away"), ValueError("a defect"), ValueError("a defect"), TypeError("another")):
+        sink.error = error
+        lane.step(journal)
+        clock.now += 60
+    alarms = [record.getMessage() for record in caplog.records if "ALARM" in record.getMessage()]
+    assert [text.rpartition(": ")[2] for text in alarms] == ["a defect", "another"]
+
+
+def test_an_error_of_the_journals_file_ends_the_lane(journal: Journal, clock: Clock) -> None:
+    commit_rounds(journal, 0)
+    sink = FailingSink()
+    sink.error = sqlite3.DatabaseError("database disk image is malformed")
+    with pytest.raises(sqlite3.DatabaseError):
+        make_lane(sink, clock).step(journal)

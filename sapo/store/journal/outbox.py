@@ -7,6 +7,7 @@ which the sinks make exactly once by ids, transactions and tags (DESIGN 1, 9, 10
 
 import logging
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -96,6 +97,8 @@ class SinkWorker:
         self.sink, self.plan, self.state = sink, plan, LaneState()
         self._clock, self._rng = clock, rng
         self._retry_at = 0.0
+        self._alarmed = ""
+        """The cause that the last alarm told."""
         self._flush_seen = 0
         self.flushed = 0
         """The latest flush request that found, or left, nothing owed."""
@@ -121,7 +124,7 @@ class SinkWorker:
             return self.plan.flush_s - waited
         try:
             self.sink.deliver(items, journal)
-        except JournalError:
+        except (JournalError, sqlite3.Error):
             raise
         except Exception as error:
             if isinstance(error, UserError) and self.sink.kind not in _RECORDS:
@@ -135,16 +138,15 @@ class SinkWorker:
         state, now = self.state, self._clock()
         away = isinstance(error, Unavailable) and not isinstance(error, LibraryFailed)
         state.reason = str(error) if isinstance(error, SapoError) else described(error)
-        if state.down_since is None:
+        kind, why, begins = self.sink.kind, state.reason, state.down_since is None
+        if begins:
             state.down_since = now
             state.outages += 1
-            kind, why = self.sink.kind, state.reason
-            if away:
-                _log.warning("%s: unavailable, what is owed waits in the journal: %s", kind, why)
-            else:
-                _log.error(
-                    "ALARM: %s fails, what is owed waits in the journal: %s", kind, why, exc_info=error
-                )
+        if begins and away:
+            _log.warning("%s: unavailable, what is owed waits in the journal: %s", kind, why)
+        if not away and (begins or why != self._alarmed):
+            self._alarmed = why
+            _log.error("ALARM: %s fails, what is owed waits in the journal: %s", kind, why, exc_info=error)
         state.failed_attempts += 1
         longest = min(_FIRST_RETRY_S * 2.0 ** min(state.failed_attempts - 1, 20), _LAST_RETRY_S)
         wait = longest * (0.5 + 0.5 * self._rng.random())
