@@ -5,7 +5,7 @@ pytest_plugins = ["sapo.testing"]
 
 
 def test_the_task(check_task):
-    check_task("doubling", largest=99)
+    check_task("doubling", largest=999)
 
 
 def test_the_sampler(check_sampler):
