@@ -7,6 +7,7 @@ the tables of results.md from the experiments' figures.
 import ast
 import inspect
 import io
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from sapo.cli.report.live_view import RUN_HINT, NodeRow, screen
+from sapo.cli.report.svg_charts import line_chart
 from sapo.core.config import load
 from sapo.core.config.patterns import OWN_CODE
 
@@ -187,7 +189,35 @@ def live_picture() -> str:
     return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
 
 
-GENERATED = {"config.md": config_reference, "live.svg": live_picture, "results.md": result_tables.page}
+def trick_picture() -> str:
+    """Held-out pass@1 of four SmolLM2 with and without a swarm; one has a worked example in its prompt."""
+    arms = json.loads((HERE / "results" / "gpu.json").read_text(encoding="utf-8"))["smollm2"]["facts"]
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for node in ("n0", "n1", "n2", "n3"):
+        known = "n0, has the example" if node == "n0" else node
+        lines[known] = curve(arms["trick, 4/4"], node)
+    lines["n1, n2, n3 alone"] = curve(arms["trick, silos"], "n1")[:-2]
+    svg = line_chart(
+        "SmolLM2-135M, four nodes: one has a worked example in its prompt",
+        lines,
+        x_label="round",
+        y_label="held-out pass@1, %",
+        marks=True,
+    )
+    return svg.replace("<svg ", '<svg style="background:#fff;color:#222" ', 1) + "\n"
+
+
+def curve(arm: dict[str, Any], node: str) -> list[tuple[float, float]]:
+    """Rounds made, and percent right."""
+    return [(one["round"], 100 * one["pass_at_1"]) for one in arm["exams"] if one["node"] == node]
+
+
+GENERATED = {
+    "config.md": config_reference,
+    "live.svg": live_picture,
+    "results.md": result_tables.page,
+    "trick.svg": trick_picture,
+}
 
 if __name__ == "__main__":
     for file, make in GENERATED.items():

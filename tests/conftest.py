@@ -47,8 +47,9 @@ DEAR = (
     "tests/unit/test_sites_tasks.py",
     "tests/unit/test_task_command.py",
     "tests/unit/test_workers.py",
-    # searches of many examples
+    # searches of many examples, and many writers at once
     "tests/unit/test_history_rounds.py",
+    "tests/unit/test_history_training.py",
     "tests/unit/test_journal_model.py",
 )
 """Tests of `make test` that may take more than the budget of processor time."""

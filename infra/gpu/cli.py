@@ -119,6 +119,8 @@ def lacking(machine: Machine, device: Device) -> Callable[[Step], str]:
     def said(step: Step) -> str:
         if gone := missing(step.needs):
             return f"there is no {', '.join(gone)}"
+        if step.file and not any(ROOT.glob(f"{step.file}*")):
+            return f"there is no {step.file}"
         if device == "cuda" and step.memory_gb > machine.gpu_memory_gb:
             return f"it takes {step.memory_gb:g} GB of the GPU, which has {machine.gpu_memory_gb:g}"
         if device == "cpu" and step.gpu_only:

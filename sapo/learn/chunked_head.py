@@ -12,6 +12,8 @@ from torch import Tensor
 
 BLOCK_BYTES = 32 << 20
 """Of float32 logits at once: few enough to stay in a processor's cache between the steps on them."""
+ACCELERATOR_BLOCK_BYTES = 256 << 20
+"""The same on an accelerator, where each block costs some thirty kernel launches."""
 _LOWEST = torch.finfo(torch.float32).min
 
 
@@ -23,14 +25,17 @@ def token_logprobs(
     targets: Tensor,
     *,
     temperature: float,
-    block_bytes: int = BLOCK_BYTES,
+    block_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability [N] of each target, and entropy in nats [P] of each position; both float32.
 
     `hidden` [P, H] are the positions' last hidden states, `weight` [V, H] and `bias` [V] the head's. Target
     n, `targets` [N], is predicted from position `rows` [N]. Entropy has no gradient. A gradient reaches
     `hidden` by autograd; those of `weight` and `bias`, which are leaves, are added to their `.grad`.
+    `block_bytes` of float32 logits exist at once; what fits the device where it is not given.
     """
+    if block_bytes is None:
+        block_bytes = BLOCK_BYTES if hidden.device.type == "cpu" else ACCELERATOR_BLOCK_BYTES
     result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(
         hidden, weight, bias, rows, targets, temperature, block_bytes
     )

@@ -1,0 +1,184 @@
+"""Step `smollm2`: swarms of four SmolLM2-135M-Instruct on one GPU, against nodes that learn alone.
+
+Each arm is a process of its own, all at once, as many rounds as the minutes allow. In the arms `trick…` node
+n0 is asked with a worked example, the others without: alone these never write an answer in the wanted form.
+"""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infra.gpu.child import Task
+from infra.gpu.memory import watched
+from infra.gpu.runner import ROOT
+from infra.gpu.steps import MODEL
+from sapo.core.atomic_file import write_atomically
+from sapo.experiment.exam import Examiner, questions_for
+from sapo.experiment.grid import Grid
+from sapo.experiment.lockstep_swarm import SharedWorkers, Swarm, opened
+from sapo.tasks.workers import open_workers
+
+CARRIED = ROOT / MODEL
+"""Or its parts `….00`, `….01`."""
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+SECONDS = 270.0
+"""Of rounds and exams, each arm; the last exam comes after."""
+ROUNDS = 60
+EXAMPLE = (
+    "<|im_start|>user\nWhat is 12 plus 5?<|im_end|>\n"
+    "<|im_start|>assistant\n12 + 5 = 17\n<answer>17</answer><|im_end|>\n"
+)
+TURN_ENDS = "+ '<|im_end|>' + '\n'}}"
+"""In the model's chat template, once: the end of every turn."""
+KEPT = ("reward/local", "trait/form", "learn/entropy", "learn/tokens", "tokens/generated")
+"""Series of each node that the facts keep."""
+TWO = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "silos": {"batch.external": 0},
+    "4/4": {"batch.external": 4},
+    "trick, silos": {"batch.external": 0, "trick": True},
+    "trick, 4/4": {"batch.external": 4, "trick": True},
+}
+
+
+def run(task: Task) -> None:
+    """All arms at once; their exams and series go into the facts."""
+    bare, shown = models(task)
+    arms = {name: grid_of(task, name, bare, shown) for name in list(ARMS)[: 1 if task.tiny else None]}
+    began = time.perf_counter()
+    folder = task.work / "smollm2"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with watched(task.device) as seen, ProcessPoolExecutor(len(arms), get_context("spawn")) as pool:
+        seconds = 60.0 if task.tiny else SECONDS
+        waits = [
+            pool.submit(make, grid.model_dump(by_alias=True), seconds, folder, place)
+            for place, grid in enumerate(arms.values())
+        ]
+        found = {name: wait.result() for name, wait in zip(arms, waits, strict=True)}
+    task.add("seconds, all arms at once", "s", [time.perf_counter() - began])
+    task.add("peak memory, all arms at once", "MB", [seen.peak_mb - seen.before_mb])
+    for name, one in found.items():
+        task.add(f"{name}: rounds of four nodes", "", [one["rounds"]])
+        task.add(f"{name}: seconds a round of four nodes", "s", one["seconds"][1:] or one["seconds"])
+        for which, at in (("before", 0), ("at the end", one["rounds"])):
+            shares = [exam["pass_at_1"] for exam in one["exams"] if exam["round"] == at]
+            task.add(f"{name}: held-out pass@1 {which}, by node", "", shares)
+    task.facts |= found
+
+
+def models(task: Task) -> tuple[Path, Path]:
+    """SmolLM2 as a folder, and the same with a worked example in its chat template; made once."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+    bare, shown = (task.work / "models" / name for name in ("smollm2", "smollm2-shown"))
+    if (shown / "complete").exists():
+        return bare, shown
+    source = task.work / "models" / CARRIED.name
+    source.parent.mkdir(parents=True, exist_ok=True)
+    parts = sorted(CARRIED.parent.glob(f"{CARRIED.name}*"))
+    source.write_bytes(b"".join(part.read_bytes() for part in parts))
+    if (found := hashlib.sha256(source.read_bytes()).hexdigest()) != SHA256:
+        raise SystemExit(f"{CARRIED}, of {len(parts)} parts: its SHA-256 is {found}, not {SHA256}")
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    config = read.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    # the model as read counts as quantised, and refuses to be saved
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(read.state_dict())
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = tokenizer.eos_token_id
+    template = str(tokenizer.chat_template)
+    assert template.count(TURN_ENDS) == 1, template
+    example = "{% if loop.first %}{{ " + repr(EXAMPLE) + " }}{% endif %}"
+    for folder, asked in ((bare, template), (shown, template.replace(TURN_ENDS, TURN_ENDS + example))):
+        model.save_pretrained(folder)
+        tokenizer.chat_template = asked
+        tokenizer.save_pretrained(folder)
+    (shown / "complete").touch()
+    return bare, shown
+
+
+def grid_of(task: Task, name: str, bare: Path, shown: Path) -> Grid:
+    """An arm as a grid of its own: 4 own groups of 8 answers of 24 tokens, two tasks of arithmetic."""
+    trick = ARMS[name].get("trick", False)
+    settings = {
+        "model": str(bare if trick else shown),
+        "device": task.device,
+        "dtype": "bfloat16",
+        "threads": 1,
+        "workers": {"unwalled": True},  # every answer is of its own models
+        "swarm": {"nodes": 2 if task.tiny else 4},
+        "batch": {"local": 4, "external": ARMS[name]["batch.external"], "completions": 8},
+        "generate": {"max_new_tokens": 24},
+        "learn": {"lr": 1e-5, "micro_batch": 8 if task.device == "cpu" else 32},
+        "track": {"traits": {"form": "<answer>"}},
+        "tasks": [{"dataset": one, "config": TWO} for one in ("products", "chain_sum")],
+    }
+    if trick:
+        settings["node"] = {"0": {"model": str(shown)}}
+    return Grid.model_validate(
+        {
+            "name": "smollm2",
+            "about": f"SmolLM2 on a GPU: {name}",
+            "preset": "qwen-0.5b",
+            "rounds": 1 if task.tiny else ROUNDS,
+            "set": settings,
+            "arm": [{"name": name}],
+            "exam": {"every": 10, "questions": 8 if task.tiny else 128},
+        }
+    )
+
+
+def make(values: dict[str, Any], seconds: float, folder: Path, place: int) -> dict[str, Any]:
+    """Make an arm's rounds until the seconds are over; keeps what it has after every exam."""
+    grid = Grid.model_validate(values)
+    job = grid.jobs(1)[0]
+    config = grid.config(job)
+    torch.set_num_threads(config.threads)
+    home = folder / f"home{place}"
+    home.mkdir()
+    exams: list[dict[str, Any]] = []
+    series: list[list[dict[str, float | None]]] = []
+    took: list[float] = []
+    until = time.monotonic() + seconds
+    with (
+        open_workers(config, SharedWorkers) as workers,
+        opened(config, grid.named(job.arm), home, workers, None) as swarm,
+    ):
+        examiner = Examiner(grid.exam, questions_for(config, grid.exam, workers, tuning=False), job.seed)
+
+        def examined(swarm: Swarm, rounds: int) -> None:
+            exams.extend(exam.__dict__ for exam in examiner.examine(swarm.nodes, rounds))
+            kept = {"rounds": rounds, "seconds": took, "exams": exams, "series": kept_of(series)}
+            write_atomically(folder / f"arm{place}.json", json.dumps(kept))
+
+        rounds = 0
+        examined(swarm, 0)
+        while rounds < grid.rounds and time.monotonic() < until:
+            began = time.perf_counter()
+            series.append(swarm.round())
+            took.append(time.perf_counter() - began)
+            rounds += 1
+            if rounds % grid.exam.every == 0:
+                examined(swarm, rounds)
+        if rounds % grid.exam.every:
+            examined(swarm, rounds)
+    return {"rounds": rounds, "seconds": took, "exams": exams, "series": kept_of(series)}
+
+
+def kept_of(rounds: Sequence[Sequence[Mapping[str, float | None]]]) -> dict[str, list[list[float | None]]]:
+    """By name: a list for each node, with a value for each round."""
+    return {
+        name: [[found.get(name) for found in node] for node in zip(*rounds, strict=True)] for name in KEPT
+    }
