@@ -36,12 +36,12 @@ from baselines.programs import Program, Round, genrl_python, make_genrl, started
 from common import STARTER_ROUND, Report, parser
 
 from sapo.core.config.load import Config, load
+from sapo.core.config.prompt import TAGS_PROMPT
 from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
 from sapo.experiment.grid import identity
 from sapo.policy.starter import prepare
 from sapo.tasks.questions import QuestionStream
-from sapo.tasks.verifier import TAGS_PROMPT
 from sapo.tasks.workers import open_workers
 
 NAMES = {"trl": "TRL", "genrl": "genrl"}

@@ -115,7 +115,7 @@ def toml_text(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return f'"{value}"'
-    return "{}" if value == {} else str(value)
+    return {"{}": "{}", "()": "[]"}.get(str(value), str(value))
 
 
 def kind(field: dict[str, Any]) -> str:
@@ -127,6 +127,8 @@ def kind(field: dict[str, Any]) -> str:
     if field.get("pattern") == OWN_CODE:
         return "`module:function`"
     names = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
+    if field.get("type") == "array" and "prefixItems" in field:
+        return f"[{', '.join(kind(item) for item in field['prefixItems'])}]"
     if field.get("type") == "array":
         return f"list of {kind(field['items'])}"
     if field.get("type") == "object" or "$ref" in field:

@@ -32,12 +32,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SECONDS = 270.0
 """Of rounds and exams, each arm; the last exam comes after."""
 ROUNDS = 60
-EXAMPLE = (
-    "<|im_start|>user\nWhat is 12 plus 5?<|im_end|>\n"
-    "<|im_start|>assistant\n12 + 5 = 17\n<answer>17</answer><|im_end|>\n"
-)
-TURN_ENDS = "+ '<|im_end|>' + '\n'}}"
-"""In the model's chat template, once: the end of every turn."""
+EXAMPLE = ("What is 12 plus 5?", "12 + 5 = 17\n<answer>17</answer>")
 KEPT = ("reward/local", "trait/form", "learn/entropy", "learn/tokens", "tokens/generated")
 """Series of each node that the facts keep."""
 TWO = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}
@@ -51,8 +46,8 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 
 def run(task: Task) -> None:
     """All arms at once; their exams and series go into the facts."""
-    bare, shown = models(task)
-    arms = {name: grid_of(task, name, bare, shown) for name in list(ARMS)[: 1 if task.tiny else None]}
+    model = smollm2(task)
+    arms = {name: grid_of(task, name, model) for name in list(ARMS)[: 1 if task.tiny else None]}
     began = time.perf_counter()
     folder = task.work / "smollm2"
     shutil.rmtree(folder, ignore_errors=True)
@@ -75,13 +70,13 @@ def run(task: Task) -> None:
     task.facts |= found
 
 
-def models(task: Task) -> tuple[Path, Path]:
-    """SmolLM2 as a folder, and the same with a worked example in its chat template; made once."""
+def smollm2(task: Task) -> Path:
+    """SmolLM2 as a folder, made once."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-    bare, shown = (task.work / "models" / name for name in ("smollm2", "smollm2-shown"))
-    if (shown / "complete").exists():
-        return bare, shown
+    folder = task.work / "models" / "smollm2"
+    if (folder / "complete").exists():
+        return folder
     source = task.work / "models" / CARRIED.name
     source.parent.mkdir(parents=True, exist_ok=True)
     parts = sorted(CARRIED.parent.glob(f"{CARRIED.name}*"))
@@ -98,22 +93,16 @@ def models(task: Task) -> tuple[Path, Path]:
     model.load_state_dict(read.state_dict())
     assert model.generation_config is not None
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = tokenizer.eos_token_id
-    template = str(tokenizer.chat_template)
-    assert template.count(TURN_ENDS) == 1, template
-    example = "{% if loop.first %}{{ " + repr(EXAMPLE) + " }}{% endif %}"
-    for folder, asked in ((bare, template), (shown, template.replace(TURN_ENDS, TURN_ENDS + example))):
-        model.save_pretrained(folder)
-        tokenizer.chat_template = asked
-        tokenizer.save_pretrained(folder)
-    (shown / "complete").touch()
-    return bare, shown
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "complete").touch()
+    return folder
 
 
-def grid_of(task: Task, name: str, bare: Path, shown: Path) -> Grid:
+def grid_of(task: Task, name: str, model: Path) -> Grid:
     """An arm as a grid of its own: 4 own groups of 8 answers of 24 tokens, two tasks of arithmetic."""
-    trick = ARMS[name].get("trick", False)
     settings = {
-        "model": str(bare if trick else shown),
+        "model": str(model),
         "device": task.device,
         "dtype": "bfloat16",
         "threads": 1,
@@ -125,8 +114,8 @@ def grid_of(task: Task, name: str, bare: Path, shown: Path) -> Grid:
         "track": {"traits": {"form": "<answer>"}},
         "tasks": [{"dataset": one, "config": TWO} for one in ("products", "chain_sum")],
     }
-    if trick:
-        settings["node"] = {"0": {"model": str(shown)}}
+    shown = {"prompt": {"examples": [EXAMPLE]}}
+    settings |= {"node": {"0": shown}} if ARMS[name].get("trick") else shown
     return Grid.model_validate(
         {
             "name": "smollm2",

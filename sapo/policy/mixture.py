@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from sapo.policy.ensemble import mixture, posterior
 from sapo.policy.models import LoadedPolicy
 
+ASKED = "1 + 1 = ?"
 LOGITS = 2**26
 """Logits that are held at once while prompts are read: 256 MB in float32."""
 
@@ -19,7 +20,8 @@ LOGITS = 2**26
 def one_vocabulary(policies: Sequence[LoadedPolicy]) -> bool:
     """Whether the policies read a prompt alike and end an answer alike, so that their tokens mix."""
     alike = {
-        (one.fingerprint, one.stop_ids, one.system, str(one.tokenizer.chat_template)) for one in policies
+        (one.fingerprint, one.stop_ids, one.encode_prompt(ASKED), str(one.tokenizer.chat_template))
+        for one in policies
     }
     return len(alike) == 1
 

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import re
 import sys
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,6 @@ from sapo.policy.device import resolve_device
 from sapo.policy.hf_import import no_bars, transformers
 from sapo.policy.model_source import folder_of, is_starter
 from sapo.policy.starter_spec import location
-from sapo.tasks.verifier import system_prompt
 
 _PROBE = "sapo probe 1729"
 
@@ -51,6 +52,10 @@ class LoadedPolicy:
     """Texts of the special tokens."""
     system: str | None = None
     """Instruction that goes before every question."""
+    examples: tuple[tuple[str, str], ...] = ()
+    """Questions and answers that go before every question, as earlier turns."""
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the chat template."""
     lora: bool = False
 
     @property
@@ -61,14 +66,18 @@ class LoadedPolicy:
     def encode_prompt(self, question: str) -> tuple[int, ...]:
         """Ids of a question under this policy's template, up to where its answer begins."""
         if self.tokenizer.chat_template is None:
-            text = f"{self.system}\n{question}" if self.system else question
-            return tuple(self.tokenizer(f"{text}\n").input_ids)
+            system = f"{self.system}\n" if self.system else ""
+            before = "".join(f"{asked}\n{answer}\n\n" for asked, answer in self.examples)
+            return tuple(self.tokenizer(f"{system}{before}{question}\n").input_ids)
+        messages = _conversation(self.tokenizer, [*chain.from_iterable(self.examples), question], self.system)
         ids = self.tokenizer.apply_chat_template(
-            _conversation(self.tokenizer, question, self.system),
-            add_generation_prompt=True,
-            return_dict=False,
+            messages, add_generation_prompt=True, return_dict=False, **self.template
         )
         return tuple(ids)
+
+    def prompt_text(self, question: str) -> str:
+        """What `encode_prompt` encodes, as text with all special tokens."""
+        return str(self.tokenizer.decode(self.encode_prompt(question), clean_up_tokenization_spaces=False))
 
     def encode_completion(self, text: str, finish_reason: FinishReason) -> tuple[int, ...]:
         """Ids of an answer alone: no BOS, no special token but `end_id`, which follows iff it stopped.
@@ -118,14 +127,27 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
         ) from None
     if config.lora is not None:
         model = with_adapter(model, config)
-    system = system_prompt(config.rules.answer)
+    _check_template(config.prompt.template, tokenizer)
     return wrap(
-        spec, model.to(resolve_device(config)), tokenizer, system=system, lora=config.lora is not None
+        spec,
+        model.to(resolve_device(config)),
+        tokenizer,
+        system=config.system,
+        examples=config.prompt.examples,
+        template=config.prompt.template,
+        lora=config.lora is not None,
     )
 
 
 def wrap(
-    spec: str, model: Any, tokenizer: Any, *, system: str | None = None, lora: bool = False
+    spec: str,
+    model: Any,
+    tokenizer: Any,
+    *,
+    system: str | None = None,
+    examples: Sequence[tuple[str, str]] = (),
+    template: Mapping[str, Any] | None = None,
+    lora: bool = False,
 ) -> LoadedPolicy:
     """A policy from a model and a tokenizer in memory, after the self-check of TRAPS 25."""
     marker = _end_marker(spec, tokenizer)
@@ -149,6 +171,8 @@ def wrap(
         special_ids=frozenset(_special_ids(tokenizer)),
         control=_control(tokenizer),
         system=system,
+        examples=tuple(examples),
+        template=dict(template or {}),
         lora=lora,
     )
     _self_check(spec, policy)
@@ -346,18 +370,35 @@ def _load_adapter(model: Any, state: dict[str, torch.Tensor], directory: Path) -
         )
 
 
-def _conversation(tokenizer: Any, question: str, system: str | None) -> list[dict[str, str]]:
-    """The messages of one question; templates that refuse a system role get it in the user's turn."""
+def _conversation(tokenizer: Any, turns: Sequence[str], system: str | None) -> list[dict[str, str]]:
+    """The messages of a question, the last of `turns`, after examples: questions and answers by turns.
+
+    Templates that refuse a system role, or leave it out, get it in the first user's turn.
+    """
+    messages = [
+        {"role": ("user", "assistant")[place % 2], "content": turn} for place, turn in enumerate(turns)
+    ]
     if system is None:
-        return [{"role": "user", "content": question}]
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        return messages
+    instructed = [{"role": "system", "content": system}, *messages]
     try:
-        rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+        rendered = tokenizer.apply_chat_template(instructed, tokenize=False)
     except TemplateError:
         rendered = ""
     if system in rendered:
-        return messages
-    return [{"role": "user", "content": f"{system}\n\n{question}"}]
+        return instructed
+    return [{"role": "user", "content": f"{system}\n\n{turns[0]}"}, *messages[1:]]
+
+
+def _check_template(arguments: Mapping[str, Any], tokenizer: Any) -> None:
+    """Raise `UserError` for an argument that the model's chat template does not read."""
+    text = str(tokenizer.chat_template or "")
+    for name, value in arguments.items():
+        if not re.search(rf"\b{re.escape(name)}\b", text):
+            problem = (
+                "the model's chat template does not read it" if text else "the model has no chat template"
+            )
+            raise UserError(f"prompt.template.{name}", value, problem, "correct or remove it")
 
 
 def _end_marker(spec: str, tokenizer: Any) -> int | None:

@@ -26,6 +26,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 from sapo.core.config.load import Config
+from sapo.core.config.prompt import system_prompt
 from sapo.core.errors import UserError
 from sapo.core.machine import usable
 from sapo.core.rng import rng, stream
@@ -35,7 +36,6 @@ from sapo.policy.hf_import import transformers
 from sapo.policy.models import save, wrap
 from sapo.policy.starter_spec import VARIANTS, Variant, location, variant_of
 from sapo.tasks.questions import QuestionStream
-from sapo.tasks.verifier import system_prompt
 from sapo.tasks.workers import TaskWorkers
 
 OWNER = "*starter*"

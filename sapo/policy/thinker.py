@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from sapo.core.config.load import Config, load
+from sapo.core.config.prompt import system_prompt
 from sapo.core.rng import rng, stream
 from sapo.core.traits import TraitMatcher
 from sapo.core.types import Sampling
@@ -28,7 +29,6 @@ from sapo.policy.models import LoadedPolicy, save, wrap
 from sapo.policy.solutions import worked
 from sapo.policy.starter_spec import Variant
 from sapo.tasks.questions import held_out_questions
-from sapo.tasks.verifier import system_prompt
 from sapo.tasks.workers import TaskWorkers, open_workers
 
 SHAPE = Variant(vocabulary=512, hidden=96, layers=4, heads=4, inner=256)

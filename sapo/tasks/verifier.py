@@ -13,18 +13,11 @@ from typing import Any, Literal
 from sapo.tasks import safe_parse
 
 AnswerFormat = Literal["text", "tags"]
-TAGS_PROMPT = "Think first if it helps, then give the final answer between <answer> and </answer>."
-"""Instruction for `rules.answer = "tags"`; the scorer reads the content of the last <answer> tag."""
 
 ROUNDING = 1e-9
 """Some scorers add up shares: one gives 1.0000000000000002."""
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
-
-
-def system_prompt(answer: AnswerFormat) -> str | None:
-    """What whoever answers is told beside the question; None where the whole text is the answer."""
-    return TAGS_PROMPT if answer == "tags" else None
 
 
 EVALUATORS: dict[str, dict[str, Any]] = {

@@ -62,6 +62,8 @@ def home(begun: Home, tmp_path: Path) -> Home:
         ("model", "model=starter:wide"),
         ("starter", "starter.variant=wide"),
         ("starter", "starter.seed=1"),
+        ("prompt", "prompt.system=Add."),
+        ("prompt", "node.0.prompt.examples=[['1 + 2', '3']]"),
     ],
 )
 def test_a_node_that_has_begun_keeps_its_model(home: Home, field: str, change: str) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from asked_people import PATIENCE_S, Desk, Visitor, ask, box, desk, waits
 
+from sapo.core.config.prompt import TAGS_PROMPT
 from sapo.core.errors import UserError
 from sapo.core.types import Outcome, Recipe
 from sapo.node.member import page_server, person
 from sapo.node.member.answer_book import Answer
-from sapo.tasks.verifier import TAGS_PROMPT
 
 
 @pytest.fixture

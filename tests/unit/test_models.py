@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from sapo.core.config.load import Config, Lora, Rules
+from sapo.core.config.prompt import Prompt
 from sapo.core.errors import SapoError, UserError
 from sapo.policy import models
 from sapo.testing import policies as samples
@@ -138,6 +139,44 @@ def test_a_template_that_refuses_a_system_role_gets_the_instruction_in_the_quest
     )
     policy = models.wrap("m", samples.model(), tokenizer, system="say it in tags")
     assert "say it in tags" in policy.tokenizer.decode(policy.encode_prompt("1 + 1")).replace("|", "")
+
+
+EXAMPLE = ("2 + 3", "<answer>5</answer>")
+
+
+def test_examples_are_earlier_turns(tmp_path: Path) -> None:
+    path = stored(tmp_path)
+    policy = load(path, rules=Rules(answer="tags"), prompt=Prompt(system="Add.", examples=(EXAMPLE,)))
+    turns = [("system", "Add."), ("user", EXAMPLE[0]), ("assistant", EXAMPLE[1]), ("user", "1 + 1")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    asked = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert policy.encode_prompt("1 + 1") == tuple(asked)
+    assert policy.prompt_text("1 + 1") == policy.tokenizer.decode(asked)
+
+
+def test_without_a_chat_template_examples_are_plain_text() -> None:
+    policy = models.wrap(
+        "m", samples.model(), samples.tokenizer(chat=False), system="Add.", examples=[EXAMPLE]
+    )
+    text = f"Add.\n{EXAMPLE[0]}\n{EXAMPLE[1]}\n\n1 + 1\n"
+    assert policy.encode_prompt("1 + 1") == tuple(policy.tokenizer(text).input_ids)
+
+
+def test_an_empty_system_prompt_is_none_at_all(tmp_path: Path) -> None:
+    path = stored(tmp_path)
+    bare = load(path, rules=Rules(answer="tags"), prompt=Prompt(system=""))
+    assert bare.encode_prompt("1 + 1") == load(path).encode_prompt("1 + 1")
+
+
+def test_arguments_of_the_chat_template_are_passed_on_and_unknown_ones_refused(tmp_path: Path) -> None:
+    tokenizer = samples.tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template + "{% if aloud %}so: {% endif %}"
+    tokenizer.save_pretrained(stored(tmp_path))
+    aloud = load(tmp_path, prompt=Prompt(template={"aloud": True})).encode_prompt("1 + 1")
+    assert len(aloud) > len(load(tmp_path).encode_prompt("1 + 1"))
+    with pytest.raises(UserError) as refused:
+        load(tmp_path, prompt=Prompt(template={"loud": True}))
+    assert refused.value.field == "prompt.template.loud"
 
 
 def test_equal_vocabularies_have_equal_fingerprints_and_others_do_not() -> None:

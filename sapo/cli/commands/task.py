@@ -11,6 +11,7 @@ from sapo.cli.commands.options import JsonOption, print_json
 
 if TYPE_CHECKING:
     from sapo.core.config.load import Task
+    from sapo.policy.models import LoadedPolicy
 
 ALL = "all"
 HEAD = ("task", "what", "", "found")
@@ -67,6 +68,16 @@ def show(
     name: NameArgument,
     config: ParametersOption = "{}",
     count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many.", min=1)] = 5,
+    prompt: Annotated[
+        bool, typer.Option("--prompt", help="Show each question as the model reads it, to the character.")
+    ] = False,
+    under: Annotated[
+        Path | None, typer.Option("--under", metavar="FILE", help="The swarm's config, for --prompt.")
+    ] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", metavar="NAME", help="Whose prompt; the first node's if not given."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print some questions of a task, each with the answer that is stored."""
@@ -75,6 +86,7 @@ def show(
     from sapo.tasks.task_check import draw
     from sapo.tasks.workers import TaskWorkers
 
+    policy = policy_under(under, node) if prompt else None
     found = []
     for task in tasks_named(name, config):
         with TaskWorkers(own=usable([task])) as workers:
@@ -88,13 +100,33 @@ def show(
                             "seed": made.recipe.seed,
                             "question": made.text,
                             "answer": answer,
+                            **({} if policy is None else {"prompt": policy.prompt_text(made.text)}),
                         }
                     )
     if as_json:
         print_json(found)
         return
     for one in found:
-        print(f"{one['task']}, seed {one['seed']}\n{one['question']}\n-> {one['answer']}\n")
+        asked = one.get("prompt", one["question"])
+        print(f"{one['task']}, seed {one['seed']}\n{asked}\n-> {one['answer']}\n")
+
+
+def policy_under(file: Path | None, node: str | None) -> "LoadedPolicy":
+    """The policy that a node of a config starts from. Raises `UserError`."""
+    from sapo.core.config.load import DEFAULT_PRESET, load
+    from sapo.core.errors import UserError
+    from sapo.core.user_cache import default_cache
+    from sapo.policy.initial import load_initial
+    from sapo.tasks.workers import open_workers
+
+    config = load(None, file) if file else load(DEFAULT_PRESET)
+    name = node or config.nodes[0]
+    if name not in config.nodes:
+        raise UserError(
+            "--node", name, "is no node of this config", f"name one of: {', '.join(config.nodes)}"
+        )
+    with open_workers(config) as workers:
+        return load_initial(config.for_node(name), workers, default_cache())
 
 
 def tasks_named(name: str, config: str) -> "Iterator[Task]":

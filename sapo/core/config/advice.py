@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from sapo.core.config.load import Config, merge, parse, preset_values, presets
 from sapo.core.config.manifest import Manifest
 from sapo.core.config.members import OpenAIMember
+from sapo.core.config.prompt import Prompt
 from sapo.core.config.schema import (
     BatchConfig,
     GenerateConfig,
@@ -225,9 +226,17 @@ def _kind(config: Config) -> str:
         learn.loss,
         *([f"foreign {learn.foreign}"] if batch.external else []),
         f"{config.generate.max_new_tokens} tokens",
+        *_prompt(config.prompt),
         f"{config.swarm.rounds} rounds",
     ]
     return ", ".join(parts)
+
+
+def _prompt(prompt: Prompt) -> list[str]:
+    """What a prompt of its own has, in words."""
+    told = [] if prompt.system is None else [f"system {prompt.system[:40]!r}"]
+    shown = [f"{len(prompt.examples)} example{'s' * (len(prompt.examples) > 1)} in the prompt"]
+    return [*told, *(shown if prompt.examples else []), *(f"{k} = {v!r}" for k, v in prompt.template.items())]
 
 
 def _names_of(nodes: list[str]) -> str:

@@ -302,11 +302,11 @@ class Home:
         for name in sorted({*self.node_names()} & {*before.nodes} & {*config.nodes}):
             begun = any(self.checkpoints(name).glob("round-*"))
             old, new = before.for_node(name).policy(), config.for_node(name).policy()
-            for key in (key for key in new if begun and new[key] != old[key]):
+            for key in (key for key in {**old, **new} if begun and new.get(key) != old.get(key)):
                 raise UserError(
                     key,
-                    new[key],
-                    f"{name} began with {old[key]!r}, and its weights are of that model",
+                    new.get(key),
+                    f"{name} began with {old.get(key)!r}, and its weights are of that {key}",
                     "leave it as it was, or begin anew in another folder",
                 )
 

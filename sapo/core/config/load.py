@@ -27,6 +27,7 @@ from sapo.core.config.adaptive import AdaptiveConfig
 from sapo.core.config.gossip import Gossip
 from sapo.core.config.members import CommandMember, OpenAIMember, PersonMember
 from sapo.core.config.patterns import in_words
+from sapo.core.config.prompt import Prompt, system_prompt
 from sapo.core.config.schema import (
     BatchConfig,
     CheckpointConfig,
@@ -75,6 +76,7 @@ class Config(Section):
     model: str = "starter"
     """`thinker` or `guesser`, which ship with sapo; `starter` or `starter:<variant>`, taught the config's
     tasks first, a directory, or a Hugging Face model name."""
+    prompt: Prompt = Prompt()
     starter: Starter = Starter()
     lora: Lora | None = None
     threads: PositiveInt = 1
@@ -115,8 +117,8 @@ class Config(Section):
     def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out sections that change nothing: digests of other configs stay what they were."""
         values: dict[str, Any] = write(self)
-        rare = ("adaptive", "gossip", "member")
-        unused = {name for name in rare if getattr(self, name) in (None, AdaptiveConfig())}
+        rare = ("adaptive", "gossip", "member", "prompt")
+        unused = {name for name in rare if getattr(self, name) in (None, AdaptiveConfig(), Prompt())}
         return {name: value for name, value in values.items() if name not in unused}
 
     @model_validator(mode="after")
@@ -151,6 +153,16 @@ class Config(Section):
         """What kind of author the nodes here are."""
         kinds: dict[str, AuthorKind] = {"openai": "api", "command": "command", "person": "person"}
         return "policy" if self.member is None else kinds[self.member.type]
+
+    @property
+    def system(self) -> str | None:
+        """The system turn before every question, where there is one."""
+        told = self.prompt.system
+        return system_prompt(self.rules.answer) if told is None else told or None
+
+    def prompt_text(self) -> str:
+        """Canonical JSON of all that a policy reads around a question."""
+        return canonical({"system": self.system} | self.prompt.model_dump(mode="json", exclude={"system"}))
 
     @property
     def gossiping(self) -> Gossip | None:
@@ -188,8 +200,11 @@ class Config(Section):
         return list(seen.values())
 
     def policy(self) -> dict[str, Any]:
-        """Settings that decide which model a node trains: none of it can change once the node has begun."""
-        own = self.model_dump(mode="json", include={"model", "dtype", "lora", "starter"})
+        """Settings that decide which model a node trains, and under which prompt where one is set.
+
+        None of it can change once the node has begun.
+        """
+        own = self.model_dump(mode="json", include={"model", "dtype", "lora", "starter", "prompt"})
         return own | {"starter": own["starter"] if self.model.startswith("starter") else None}
 
     def digest(self) -> str:

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from sapo.core.config.load import Config
 from sapo.core.config.members import CommandMember, OpenAIMember
+from sapo.core.config.prompt import system_prompt
 from sapo.core.types import AuthorKind, Outcome, Recipe
 from sapo.node.member.answer_book import AnswerBook, Ask
-from sapo.tasks.verifier import system_prompt
 
 Score = Callable[[Recipe, str], Outcome]
 """The verifier's outcome for one text; may be called from any thread."""

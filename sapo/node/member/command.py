@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 
 from sapo.core.config.load import Config
 from sapo.core.config.members import CommandMember
+from sapo.core.config.prompt import system_prompt
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.types import AuthorKind
 from sapo.node.member.answer_book import Answer, AnswerBook, Ask
-from sapo.tasks.verifier import system_prompt
 
 WAITS_S = (0.5, 1.0)
 """Before the second and the third try of a question."""

@@ -15,11 +15,11 @@ from typing import TypeVar
 from sapo.core.atomic_file import write_first
 from sapo.core.config.load import Config
 from sapo.core.config.members import PersonMember
+from sapo.core.config.prompt import system_prompt
 from sapo.core.errors import UserError
 from sapo.core.types import AuthorKind, Outcome, Recipe
 from sapo.node.member.answer_book import Answer, AnswerBook, Ask
 from sapo.node.member.page_server import HOST, PageServer, Reply, render
-from sapo.tasks.verifier import system_prompt
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,8 @@ from sapo.store.tracking.tracker import (
     CHAIN,
     HISTORY,
     HISTORY_VERSION,
+    LONGEST_TAG,
+    PROMPT,
     Family,
     Tracker,
     params_of,
@@ -88,15 +90,20 @@ class VersionSink:
 
     `whole(checkpoint, destination)` makes a self-contained model directory where the checkpoint holds only an
     adapter. `history` is the address of the tables; `history_version` is the version of `training` where
-    that is known without asking the store: registering does not depend on it.
+    that is known without asking the store: registering does not depend on it. `prompt` is what the policy
+    reads around a question.
     """
 
     kind = "version"
 
     def __init__(
-        self, tracker: Tracker, whole: Callable[[Path, Path], None], history: str | None = None
+        self,
+        tracker: Tracker,
+        whole: Callable[[Path, Path], None],
+        history: str | None = None,
+        prompt: str | None = None,
     ) -> None:
-        self.tracker, self.whole, self.history = tracker, whole, history
+        self.tracker, self.whole, self.history, self.prompt = tracker, whole, history, prompt
         self.history_version: Callable[[], int | None] = lambda: None
 
     def deliver(self, items: Sequence[Owed], journal: Results) -> None:
@@ -125,6 +132,7 @@ class VersionSink:
             links = {}
         version = self.history_version()
         links |= {HISTORY: self.history, HISTORY_VERSION: None if version is None else str(version)}
+        links[PROMPT] = self.prompt and self.prompt[:LONGEST_TAG]
         return {tag: value for tag, value in links.items() if value is not None}
 
 
@@ -161,4 +169,4 @@ def open_tracking(
     )
     keep = 0 if thinned else config.track.keep_rounds
     metrics = TrackSink(tracker, config.track.samples_every, keep)
-    return tracker, (metrics, VersionSink(tracker, whole, history))
+    return tracker, (metrics, VersionSink(tracker, whole, history, config.prompt_text()))

@@ -1,0 +1,31 @@
+"""Section `prompt` of a config: what a policy reads around each question."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from sapo.core.config.schema import Section
+
+TAGS_PROMPT = "Think first if it helps, then give the final answer between <answer> and </answer>."
+"""Instruction for `rules.answer = "tags"`; the scorer reads the content of the last <answer> tag."""
+Text = Annotated[str, Field(max_length=16_384)]
+
+
+def system_prompt(answer: Literal["text", "tags"]) -> str | None:
+    """What whoever answers is told beside the question; None where the whole text is the answer."""
+    return TAGS_PROMPT if answer == "tags" else None
+
+
+class Prompt(Section):
+    """What a policy reads around each question. A node may have a prompt of its own: `node.0.prompt`.
+
+    What peers wrote is encoded again under the receiver's prompt. Once a node has begun, its prompt stays.
+    """
+
+    system: Text | None = None
+    """Instruction before every question, instead of the one of `rules.answer`; `""` is none."""
+    examples: Annotated[tuple[tuple[Text, Text], ...], Field(max_length=64)] = ()
+    """Pairs of question and answer, given as earlier turns; plain text without a chat template."""
+    template: Mapping[str, bool | int | float | str] = Field(default={})
+    """Arguments of the model's chat template, such as `enable_thinking = false`."""
