@@ -1,5 +1,6 @@
 """Model versions against a real MLflow server and store: once each, whole, loadable, with their lineage."""
 
+import json
 import os
 import shutil
 import socket
@@ -22,6 +23,8 @@ from mlflow_runs import experiment, runs_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from sapo.core.config.load import Config
+from sapo.core.config.prompt import Prompt
 from sapo.core.errors import Unavailable
 from sapo.core.types import RoundResult
 from sapo.policy import checkpoint
@@ -191,6 +194,15 @@ def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
     )
     answer = pipeline("12 + 30 =", max_new_tokens=3)
     assert answer[0]["generated_text"].startswith("12 + 30 =")
+
+
+def test_a_version_says_under_which_prompt_its_policy_answers(server: Server, tmp_path: Path) -> None:
+    path, _ = saved(tmp_path, 1)
+    prompt = Config(prompt=Prompt(system="Add.", examples=(("1 + 2", "3"),))).prompt_text()
+    VersionSink(tracker(server, "n11"), refuse, prompt=prompt).deliver([Owed(1, str(path))], JOURNAL)
+    (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n11'")
+    told = {"system": "Add.", "examples": [["1 + 2", "3"]], "template": {}}
+    assert json.loads(version.tags["sapo.prompt"]) == told
 
 
 def test_a_version_says_where_the_history_lay_and_the_files_do_not(server: Server, tmp_path: Path) -> None:

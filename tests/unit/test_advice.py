@@ -313,3 +313,12 @@ def test_a_start_shows_what_its_nodes_run_before_anything_is_loaded(elsewhere: P
         )
     assert shown == describe(config, ["n1"])
     assert shown[0].startswith("n1: thinker, lr 2e-4, ")
+
+
+def test_a_prompt_of_its_own_is_described_and_one_that_is_not_set_changes_no_digest() -> None:
+    config = load("tiny", sets=["node.1.prompt.examples=[['1 + 2', '3']]"])
+    told = describe(config, config.nodes)
+    assert [("1 example in the prompt" in line) for line in told] == [False, True]
+    assert "prompt" not in load("tiny").model_dump(mode="json")
+    assert "prompt" not in load("tiny").policy()
+    assert config.for_node("n1").policy()["prompt"]["examples"] == [["1 + 2", "3"]]
