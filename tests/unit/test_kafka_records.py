@@ -59,7 +59,7 @@ def test_a_batch_that_was_cut_off_is_left_for_the_next_time() -> None:
 
 def test_an_age_by_the_authors_clock_is_not_believed() -> None:
     (one,) = found(stamped(batch_of(groups(4)), kind=0))
-    assert one == Found(0, 4, one.size, None)
+    assert one == Found(0, 4, one.size, None, one.raw)
 
 
 def test_a_batch_of_the_brokers_own_is_passed_over() -> None:
@@ -94,6 +94,12 @@ def test_a_batch_nobody_can_read_is_passed_over_whole(
     assert one.received is not None
     inside = found(packed(codec, body), 1)
     assert [(part.offset, part.end) for part in inside] == [(1, 3)]
+
+
+def test_what_is_no_group_comes_with_its_bytes() -> None:
+    nobody = groups(1)[0].model_copy(update={"key": "nobody", "payload": b"hello"})
+    batch = packed(0, record(nobody, 0) + b"junk" * 9)
+    assert [one.raw for one in found(batch)] == [b"hello", batch]
 
 
 @pytest.mark.parametrize("magic", [0, 1])

@@ -264,7 +264,7 @@ class KafkaBus:
                 name = layout.name(place.number)
                 before = reading.at(name)
                 if not all(
-                    reading.add(name, found.offset, found.size, found.received, found.end)
+                    reading.add(name, found.offset, found.size, found.received, found.end, raw=found.raw)
                     for found in read(data, name, before)
                 ):
                     return

@@ -48,6 +48,8 @@ class Found:
     end: int
     size: int
     received: Received | None
+    raw: bytes = b""
+    """The record's value or, of a batch that cannot be read, all of it as it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def read(data: bytes, partition: str, position: int) -> Iterator[Found]:
                 following = found.end
                 yield found
         if following < past:
-            yield Found(following, past, len(raw), None)
+            yield Found(following, past, len(raw), None, raw)
         position = max(position, past)
 
 
@@ -107,8 +109,8 @@ def _records(batch: _Batch, raw: bytes, partition: str, following: int) -> Itera
                 raise Unreadable(f"its offset is said to be {offset}")
             last = offset
             if offset >= following:
-                received = _received(record, start, f"{partition}:{offset}", batch.stamp_ms / 1000)
-                yield Found(offset, offset + 1, len(record), received)
+                received, value = _received(record, start, f"{partition}:{offset}", batch.stamp_ms / 1000)
+                yield Found(offset, offset + 1, len(record), received, value)
     except (IndexError, Unreadable):
         return
 
@@ -123,8 +125,8 @@ def _place(record: bytes) -> tuple[int, int]:
     return _number(record, at)
 
 
-def _received(record: bytes, at: int, position: str, timestamp: float) -> Received | None:
-    """The signed group that a record holds from its key on, if it is one.
+def _received(record: bytes, at: int, position: str, timestamp: float) -> tuple[Received | None, bytes]:
+    """The signed group that a record holds from its key on, if it is one, and the record's value.
 
     Raises `Unreadable` and `IndexError`.
     """
@@ -147,9 +149,9 @@ def _received(record: bytes, at: int, position: str, timestamp: float) -> Receiv
             signature=headers.get(b"signature", b"").decode(),
             payload=payload,
         )
-        return Received(signed=signed, bus_position=position, timestamp=timestamp)
+        return Received(signed=signed, bus_position=position, timestamp=timestamp), payload
     except (ValidationError, UnicodeDecodeError):
-        return None
+        return None, payload
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
