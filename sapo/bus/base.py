@@ -134,8 +134,9 @@ class Reading:
         self._bytes += size
         self._byte_shares.take(author, size)
         if received is None:
-            kept = (None, 0) if raw is None else (raw[:MAX_KEPT_BYTES], len(raw))
-            self._malformed.append(Malformed(f"{partition}:{offset}", end, *kept, count))
+            kept = None if raw is None else raw[:MAX_KEPT_BYTES]
+            size = 0 if raw is None else len(raw)
+            self._malformed.append(Malformed(f"{partition}:{offset}", end, kept, size, count))
         else:
             self._received.append(received)
         self._counted += self._group_shares.take(author)

@@ -116,7 +116,7 @@ class Archiver:
         for gap in poll.gaps:
             log.error("ALARM: bus records %s:[%d, %d) are lost", gap.partition, gap.first, gap.end)
         passed = sum(offset - positions.get(p, 0) for p, offset in moved.items())
-        refusals = len(refused) + len(poll.malformed)
+        refusals = len(refused) + sum(one.count for one in poll.malformed)
         return Counts(passed, len(groups), len(rows), duplicates, refusals, len(poll.gaps), behind)
 
     def _mark(self, partition: str) -> str:
@@ -233,7 +233,7 @@ class Archiver:
         return self._place(partition, offset, found.end, now) | {
             "reason": "malformed_record",
             "detail": "no signed group at all",
-            "count": 1,
+            "count": found.count,
             "bus_position": found.bus_position,
             "payload": found.payload,
             "payload_bytes": found.payload_bytes,
@@ -272,7 +272,7 @@ def sampled(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any
             size += len(payload)
             same.append({**row, "payload": row.get("payload") if size <= KEPT_BYTES else None})
         else:
-            same[-1]["count"] += 1
+            same[-1]["count"] += row["count"]
     return [row for same in kept.values() for row in same]
 
 

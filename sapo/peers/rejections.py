@@ -95,10 +95,10 @@ class Refusals:
         )
 
     def note_malformed(self, found: Malformed) -> None:
-        """Count a record that holds no signed group at all."""
-        self._reasons["malformed_record"] += 1
-        self._unproven += 1
-        self._sample("", "malformed_record", lambda: self._malformed(found))
+        """Count what holds no signed group at all."""
+        self._reasons["malformed_record"] += found.count
+        self._unproven += found.count
+        self._sample("", "malformed_record", lambda: self._malformed(found), found.count)
 
     def _malformed(self, found: Malformed) -> RefusalRow:
         return RefusalRow(
@@ -111,19 +111,19 @@ class Refusals:
             payload=None if found.payload is None else found.payload[:NODE_BYTES],
         )
 
-    def _sample(self, author: str, reason: str, row: Callable[[], RefusalRow]) -> None:
-        """Let a row stand for this refusal: one of the author's own or, where many have one, all others'.
+    def _sample(self, author: str, reason: str, row: Callable[[], RefusalRow], count: int = 1) -> None:
+        """Let a row stand for so many refusals: one of the author's own or, where many have one, all others'.
 
         Few rows are kept of many refusals, so `row` is only made for one that is.
         """
         own = (author, reason)
         place = own if own in self._rows or len(self._rows) < ROWS else (ALL_OTHERS, reason)
         if place in self._rows:
-            self._more[place] += 1
+            self._more[place] += count
         elif self._may_keep():
-            self._rows[place] = replace(row(), count=1 + self._uncounted.pop(reason, 0))
+            self._rows[place] = replace(row(), count=count + self._uncounted.pop(reason, 0))
         else:
-            self._uncounted[reason] += 1
+            self._uncounted[reason] += count
 
     def _may_keep(self) -> bool:
         now = self._clock()

@@ -206,15 +206,16 @@ def test_numbers_too_large_for_a_table_do_not_stop_the_archive(bus: MemoryBus, s
 def test_a_record_that_is_no_group_at_all_is_noted(bus: MemoryBus, store: Store) -> None:
     class Garbled(Paused):
         def poll(self, positions: Positions, limits: Limits, rng: random.Random) -> Poll:
-            junk = (Malformed("0:0", 1, b"hello", 5),)
+            junk = (Malformed("0:0", 100, b"hello", 5, count=100),)
             return replace(super().poll(positions, limits, rng), received=(), malformed=junk)
 
     bus = MemoryBus()
     bus.publish([signed()])
-    assert archiver(Garbled(bus, lambda: None), store).run_once().refused == 1
+    assert archiver(Garbled(bus, lambda: None), store).run_once().refused == 100
     row = query.query(store, "SELECT * FROM quarantine").to_pylist()[0]
     assert (row["reason"], row["bus_position"]) == ("malformed_record", "0:0")
     assert (row["payload"], row["payload_bytes"]) == (b"hello", 5)
+    assert (row["offset"], row["end_offset"], row["count"]) == (0, 100, 100)
 
 
 def test_a_gap_left_by_retention_is_recorded_once_and_raises_an_alarm(

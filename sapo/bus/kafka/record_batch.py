@@ -50,6 +50,8 @@ class Found:
     received: Received | None
     raw: bytes = b""
     """The record's value or, of a batch that cannot be read, all of it as it came."""
+    count: int = 1
+    """How many records it is said to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +82,15 @@ def read(data: bytes, partition: str, position: int) -> Iterator[Found]:
         raw, at = data[at:end], end
         if raw[MAGIC_AT] != MAGIC or len(raw) < HEADER.size:
             # of a format that no broker of today writes, only the offset is known
-            following, past = position, first + 1
+            following, past, count = position, first + 1, 1
         else:
             batch = _Batch.of(raw)
-            following, past = max(position, batch.first), batch.end
+            following, past, count = max(position, batch.first), batch.end, min(batch.count, MAX_RECORDS)
             for found in _records(batch, raw, partition, following):
                 following = found.end
                 yield found
         if following < past:
-            yield Found(following, past, len(raw), None, raw)
+            yield Found(following, past, len(raw), None, raw, max(1, min(count, past - following)))
         position = max(position, past)
 
 
