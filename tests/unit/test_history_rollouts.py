@@ -30,9 +30,8 @@ from sapo.bus.base import Limits, Malformed, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.errors import Unavailable, UserError
-from sapo.core.types import Completion, SignedGroup, canonical, sha256
+from sapo.core.types import MAX_QUESTION, Completion, SignedGroup, canonical, sha256
 from sapo.ops.archiver import Archiver, Counts
-from sapo.peers.group_rules import MAX_QUESTION
 from sapo.peers.signing import Identity, seal
 from sapo.store.history import query
 from sapo.store.history.names import names

@@ -74,6 +74,19 @@ def test_faults_are_found(
     assert code == int("failed" in found.values()) == int("failed" in faults.values())
 
 
+def test_questions_too_long_to_be_published_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = DOUBLING.replace("{number}?", "{number}?{' ' * MAX_QUESTION}")
+    long = long.replace("class Doubling", "from sapo.core.types import MAX_QUESTION\n\n\nclass Doubling", 1)
+    assert long.count("MAX_QUESTION") == 2
+    with installed(tmp_path, monkeypatch, long):
+        assert cli.invoke(["task", "check", "doubling", "--json"]) == 1
+    status, detail = findings(capsys)["the length of a question"]
+    assert status == "failed"
+    assert "have more than 65,536 and are never published" in detail
+
+
 def test_how_often_a_question_comes_again_is_told() -> None:
     task = Task(dataset="products", config={"min_terms": 2, "max_terms": 2})
     recipe = Recipe.make("products", {}, 0)
