@@ -13,6 +13,8 @@ PASSED = 8
 """Times `max_bytes` that a poll may pass over: what lies behind a flood is not to wait for many polls."""
 MAX_RECORD = 4 * 2**20
 """Bytes of a record, with all that packs it: more is passed over unread, whoever wrote it."""
+MAX_KEPT_BYTES = 65_536
+"""Of a record that is refused, its beginning: what the archive keeps."""
 Positions = Mapping[str, int]
 """Partition name to the offset of the next record to read. Callers keep them, and look at nothing inside."""
 
@@ -40,14 +42,27 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Malformed:
+    """What holds no signed group at all: a record, or what is left of a batch, up to the offset `end`."""
+
+    bus_position: str
+    end: int
+    payload: bytes | None = None
+    """The beginning of what is there; None where it was not even read."""
+    payload_bytes: int = 0
+    count: int = 1
+    """How many records it is said to be."""
+
+
+@dataclass(frozen=True, slots=True)
 class Poll:
     """What one poll returned, the positions to go on from, and what retention took away."""
 
     received: tuple[Received, ...]
     positions: Positions
     gaps: tuple[Gap, ...] = field(default=())
-    malformed: tuple[str, ...] = field(default=())
-    """Bus positions of records passed over because they hold no signed group at all."""
+    malformed: tuple[Malformed, ...] = field(default=())
+    """Passed over because no signed group at all is there."""
     passed: int = 0
     """Records passed over because their authors had their share of the poll's bytes."""
 
@@ -62,7 +77,7 @@ class Reading:
         self._group_shares = Meter(limits.shares, limits.max_groups)
         self._received: list[Received] = []
         self._gaps: list[Gap] = []
-        self._malformed: list[str] = []
+        self._malformed: list[Malformed] = []
         self._positions: dict[str, int] = {}
 
     def start(self, partition: str, saved: int | None, first: int, end: int) -> int:
@@ -87,12 +102,21 @@ class Reading:
         return self._positions[partition]
 
     def add(
-        self, partition: str, offset: int, size: int, received: Received | None, end: int | None = None
+        self,
+        partition: str,
+        offset: int,
+        size: int,
+        received: Received | None,
+        end: int | None = None,
+        *,
+        raw: bytes | None = None,
+        count: int = 1,
     ) -> bool:
         """Take the record at `offset` of `size` bytes (None: malformed); False when the limits are reached.
 
         The first record of a poll is taken whatever its size, or a large one would block its partition.
-        `end` is the offset to go on from where that is not the next: an unreadable batch spans many.
+        `end` is the offset to go on from where that is not the next: an unreadable batch spans many. `raw` is
+        what is malformed, no longer than `size`, and `count` how many records that is.
         """
         author = "" if received is None else received.signed.key
         taken = len(self._received) + len(self._malformed)
@@ -102,14 +126,17 @@ class Reading:
         if full or self._counted >= self._limits.max_groups:
             return False
         self._skip_to(partition, offset)
-        self._positions[partition] = offset + 1 if end is None else end
+        end = offset + 1 if end is None else end
+        self._positions[partition] = end
         if over:
             self._passed, self._passed_bytes = self._passed + 1, self._passed_bytes + size
             return True
         self._bytes += size
         self._byte_shares.take(author, size)
         if received is None:
-            self._malformed.append(f"{partition}:{offset}")
+            kept = None if raw is None else raw[:MAX_KEPT_BYTES]
+            size = 0 if raw is None else len(raw)
+            self._malformed.append(Malformed(f"{partition}:{offset}", end, kept, size, count))
         else:
             self._received.append(received)
         self._counted += self._group_shares.take(author)

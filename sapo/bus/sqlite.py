@@ -103,9 +103,9 @@ class SqliteBus:
             with closing(db.execute(SIZES, (start, end))) as rows:
                 for offset, size in rows:
                     whole = isinstance(size, int) and size <= MAX_RECORD
-                    received = self._received(db, partition, offset) if whole else None
+                    received, raw = self._received(db, partition, offset) if whole else (None, None)
                     # what is passed over unread takes nothing of what may be read
-                    if not reading.add(partition, offset, size if whole else 0, received):
+                    if not reading.add(partition, offset, size if whole else 0, received, raw=raw):
                         break
                 else:
                     reading.finish(partition, end)
@@ -165,12 +165,16 @@ class SqliteBus:
                 return partition, end, stamp
         raise Unavailable(f"the bus {self._path} is damaged: it does not say where it ends")
 
-    def _received(self, db: sqlite3.Connection, partition: str, offset: int) -> Received | None:
-        """The record at `offset`; None where it holds no signed group, or is larger than any may be."""
+    def _received(
+        self, db: sqlite3.Connection, partition: str, offset: int
+    ) -> tuple[Received | None, bytes | None]:
+        """The record at `offset` and its payload; None where it holds no signed group, and no payload where
+        it is larger than any may be.
+        """
         try:
             row = db.execute(ROW, (offset,)).fetchone()
         except sqlite3.DataError:  # above the connection's limit, so it was not read
-            return None
+            return None, None
         timestamp, group_id, content_sha256, key, signature, payload = row
         try:
             signed = SignedGroup(
@@ -182,9 +186,9 @@ class SqliteBus:
             )
             found = Received(signed=signed, bus_position=f"{partition}:{offset}", timestamp=timestamp)
         except ValidationError:
-            return None
+            return None, payload
         # the publisher wrote it, and nothing that has arrived is younger than now
-        return found.model_copy(update={"timestamp": min(found.timestamp, self._clock())})
+        return found.model_copy(update={"timestamp": min(found.timestamp, self._clock())}), payload
 
     def _connect(self, link: _Link) -> sqlite3.Connection:
         if link.db is None:

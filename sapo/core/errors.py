@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from sapo.core.unicode import one_line
+
 if TYPE_CHECKING:
     from sapo.core.types import Group
 
@@ -49,9 +51,15 @@ def library_errors(service: str) -> Iterator[None]:
         raise LibraryFailed(f"{service}: {described(error)}") from error
 
 
-def described(error: BaseException) -> str:
-    """An error's type and text in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+def described(error: BaseException, most: int = 500) -> str:
+    """An error's type and text as one printable line, whoever wrote it. Raises `MemoryError` only."""
+    try:
+        text = str(error)
+    except MemoryError:
+        raise
+    except Exception:
+        text = ""
+    return one_line(f"{type(error).__name__}: {text}" if text else type(error).__name__, most)
 
 
 class Refused(SapoError):

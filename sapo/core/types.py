@@ -28,6 +28,9 @@ the manifest. So a release reads all versions up to the one after its own, and a
 to a new release at the same time."""
 MAX_SEED = 2**31
 """Seeds plus indices stay below this: `pool_matrix` fails at 2**32, and NumPy wants 32 bits."""
+MAX_QUESTION = 65_536
+"""Characters of a question that peers take. The longest of ReasoningGYM are those of `arc_agi`, some 10,000
+with default parameters."""
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _FIELD = 2**255 - 19

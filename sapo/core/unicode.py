@@ -40,3 +40,9 @@ def _in_stretches(text: str) -> str:
             parts += [text[begun:at], JOINER]
             marks, begun = 1, at
     return "".join([*parts, text[begun:]]) if parts else text
+
+
+def one_line(text: str, most: int) -> str:
+    """Somebody else's text as one line that cannot steer a terminal, of at most so many characters."""
+    text = "".join(c if c.isprintable() else " " for c in text[: 8 * most])
+    return " ".join(text.split())[:most].rstrip()

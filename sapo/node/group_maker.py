@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.rng import rng
-from sapo.core.types import AuthorKind, Completion, Group, Invitation, Question, SignedGroup
+from sapo.core.types import MAX_QUESTION, AuthorKind, Completion, Group, Invitation, Question, SignedGroup
 from sapo.node.scoring import score_groups
 from sapo.peers import sampling
-from sapo.peers.group_rules import MAX_QUESTION
 from sapo.peers.signing import Identity, seal
 from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import TaskWorkers

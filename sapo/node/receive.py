@@ -72,8 +72,8 @@ class Intake:
         silo."""
         poll = self._poll(rng)
         now = self.clock()
-        for position in poll.malformed:
-            self.refusals.note_malformed(position)
+        for found in poll.malformed:
+            self.refusals.note_malformed(found)
         if self.gossip is not None:
             self.gossip.hear([one for one in poll.received if is_announcement(one)])
         groups = [one for one in poll.received if not is_announcement(one)]

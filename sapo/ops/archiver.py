@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from sapo.bus.base import Bus, Gap, Limits, Poll, Positions
+from sapo.bus.base import MAX_KEPT_BYTES, Bus, Gap, Limits, Malformed, Poll, Positions
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused, UserError
 from sapo.core.rng import rng
 from sapo.core.types import Group, Received
 from sapo.peers.announcements import is_announcement
 from sapo.peers.group_rules import keeps_to
-from sapo.peers.rejections import MAX_KEPT_BYTES, is_signed
+from sapo.peers.rejections import is_signed
 from sapo.peers.signing import unseal
 from sapo.store.history.data_files import admitting, columns_of
 from sapo.store.history.rollout_rows import rollout_rows, split_position
@@ -116,7 +116,7 @@ class Archiver:
         for gap in poll.gaps:
             log.error("ALARM: bus records %s:[%d, %d) are lost", gap.partition, gap.first, gap.end)
         passed = sum(offset - positions.get(p, 0) for p, offset in moved.items())
-        refusals = len(refused) + len(poll.malformed)
+        refusals = len(refused) + sum(one.count for one in poll.malformed)
         return Counts(passed, len(groups), len(rows), duplicates, refusals, len(poll.gaps), behind)
 
     def _mark(self, partition: str) -> str:
@@ -181,7 +181,7 @@ class Archiver:
         """Record what is refused or lost, once; before the positions move on, so that none is forgotten."""
         if poll.gaps or poll.malformed or refused:
             now = self.clock()
-            found = [("", self._malformed_row(position, now)) for position in poll.malformed]
+            found = [("", self._malformed_row(one, now)) for one in poll.malformed]
             for received, reason in refused:
                 author = received.signed.key if is_signed(reason) else ""
                 found.append((author, self._refused_row(received, reason, now)))
@@ -228,13 +228,15 @@ class Archiver:
             "detail": f"{gap.end - gap.first} records were gone before they could be archived",
         }
 
-    def _malformed_row(self, position: str, now: float) -> dict[str, Any]:
-        partition, offset = split_position(position)
-        return self._place(partition, offset, offset + 1, now) | {
+    def _malformed_row(self, found: Malformed, now: float) -> dict[str, Any]:
+        partition, offset = split_position(found.bus_position)
+        return self._place(partition, offset, found.end, now) | {
             "reason": "malformed_record",
             "detail": "no signed group at all",
-            "count": 1,
-            "bus_position": position,
+            "count": found.count,
+            "bus_position": found.bus_position,
+            "payload": found.payload,
+            "payload_bytes": found.payload_bytes,
         }
 
     def _refused_row(self, received: Received, reason: Refused, now: float) -> dict[str, Any]:
@@ -270,7 +272,7 @@ def sampled(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any
             size += len(payload)
             same.append({**row, "payload": row.get("payload") if size <= KEPT_BYTES else None})
         else:
-            same[-1]["count"] += 1
+            same[-1]["count"] += row["count"]
     return [row for same in kept.values() for row in same]
 
 

@@ -5,15 +5,13 @@ These checks need no memory, so the archive makes them too: it takes all that an
 
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
-from sapo.core.types import Completion, Group, Received, SignedGroup
+from sapo.core.types import MAX_QUESTION, Completion, Group, Received, SignedGroup
 from sapo.peers.membership import check, closed_to
 from sapo.peers.signing import unseal
 from sapo.tasks.holdout import bucket
 
 SPARE_TOKENS = 16
 """Ids that a text may have beyond one per byte, for marks that no text shows at its beginning and end."""
-MAX_QUESTION = 65_536
-"""Characters. The longest of ReasoningGYM are those of `arc_agi`, some 10,000 with default parameters."""
 MAX_INDEX = 499
 """The last item of a data set of the library's default size. Nodes draw seeds and ask for item 0; some data
 sets make every item up to the one that is asked for."""

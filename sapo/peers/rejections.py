@@ -8,16 +8,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from sapo.bus.base import Malformed
 from sapo.core.errors import Refused
 from sapo.core.types import Received
 from sapo.store.journal.rows import RefusalRow
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT_BYTES = 65_536
-"""Of a refused payload that the archive keeps."""
 NODE_BYTES = 4096
-"""Of one that a node keeps: what it alone refuses the archive has whole."""
+"""Of a refused payload that a node keeps: what it alone refuses the archive has whole."""
 ROWS = 16
 """Samples of a round for single peers; one more for each reason stands for all others."""
 RESERVE = 64
@@ -95,28 +94,36 @@ class Refusals:
             payload=signed.payload[:NODE_BYTES],
         )
 
-    def note_malformed(self, bus_position: str) -> None:
-        """Count a record that holds no signed group at all."""
-        self._reasons["malformed_record"] += 1
-        self._unproven += 1
-        self._sample("", "malformed_record", lambda: self._malformed(bus_position))
+    def note_malformed(self, found: Malformed) -> None:
+        """Count what holds no signed group at all."""
+        self._reasons["malformed_record"] += found.count
+        self._unproven += found.count
+        self._sample("", "malformed_record", lambda: self._malformed(found), found.count)
 
-    def _malformed(self, bus_position: str) -> RefusalRow:
-        return RefusalRow("malformed_record", "no signed group at all", 1, self._clock(), bus_position)
+    def _malformed(self, found: Malformed) -> RefusalRow:
+        return RefusalRow(
+            reason="malformed_record",
+            detail="no signed group at all",
+            count=1,
+            found_at=self._clock(),
+            bus_position=found.bus_position,
+            payload_bytes=found.payload_bytes,
+            payload=None if found.payload is None else found.payload[:NODE_BYTES],
+        )
 
-    def _sample(self, author: str, reason: str, row: Callable[[], RefusalRow]) -> None:
-        """Let a row stand for this refusal: one of the author's own or, where many have one, all others'.
+    def _sample(self, author: str, reason: str, row: Callable[[], RefusalRow], count: int = 1) -> None:
+        """Let a row stand for so many refusals: one of the author's own or, where many have one, all others'.
 
         Few rows are kept of many refusals, so `row` is only made for one that is.
         """
         own = (author, reason)
         place = own if own in self._rows or len(self._rows) < ROWS else (ALL_OTHERS, reason)
         if place in self._rows:
-            self._more[place] += 1
+            self._more[place] += count
         elif self._may_keep():
-            self._rows[place] = replace(row(), count=1 + self._uncounted.pop(reason, 0))
+            self._rows[place] = replace(row(), count=count + self._uncounted.pop(reason, 0))
         else:
-            self._uncounted[reason] += 1
+            self._uncounted[reason] += count
 
     def _may_keep(self) -> bool:
         now = self._clock()

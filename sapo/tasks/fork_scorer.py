@@ -9,7 +9,6 @@ import gc
 import math
 import os
 import random
-import re
 import resource
 import select
 import signal
@@ -21,17 +20,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from sapo.core.unicode import one_line
 from sapo.tasks import sandbox
 from sapo.tasks.sandbox import syscalls
 from sapo.tasks.scorer_audit import only_compares
-from sapo.tasks.verifier import AnswerFormat, is_score, score
+from sapo.tasks.verifier import LONGEST_REASON, AnswerFormat, is_score, score
 
 Finding = tuple[str, float | str]
 """("score", the score) or ("unscorable", the reason)."""
 TRIES = 2
 """A cell that dies may have been killed from outside, so one death is no verdict on the text in hand."""
-LONGEST_LINE = 200
-_REASON = re.compile(r"error: [\w .?]{1,150}")
+_ERROR = "error: "
+LONGEST_LINE = len(_ERROR) + 4 * LONGEST_REASON
+"""In bytes, of which a character has four at most."""
 _MEMORY = b"memory"
 _DEATH_SIGNAL = 1
 _COLLAPSE = 25
@@ -148,11 +149,12 @@ def _listen(reading: int, count: int, found: list[Finding], limit_s: float) -> s
 
 def _read(line: bytes) -> Finding | None:
     """A finding as a cell wrote it; None if malformed: the child may be compromised."""
-    text = line.decode("ascii", "replace")
-    if len(text) > LONGEST_LINE:
+    if len(line) > LONGEST_LINE:
         return None
-    if _REASON.fullmatch(text):
-        return "unscorable", text
+    text = line.decode("utf-8", "replace")
+    reason = text.removeprefix(_ERROR)
+    if reason != text:
+        return ("unscorable", text) if reason and reason == one_line(reason, LONGEST_REASON) else None
     try:
         value = float(text)
     except ValueError:
@@ -170,8 +172,8 @@ def _inside(queue: Sequence[tuple[ScoringCase, str]], writing: int, bounds: Boun
             if bounds.processor_s is not None:
                 signal.setitimer(signal.ITIMER_PROF, bounds.processor_s)
             value = score(case.dataset, case.entry, text, bounds.answer)
-            line = repr(value) if isinstance(value, float) else value[:150]
-            os.write(writing, line.encode("ascii", "replace") + b"\n")
+            line = repr(value) if isinstance(value, float) else value
+            os.write(writing, line.encode("utf-8", "replace") + b"\n")
     except MemoryError as error:
         # A traceback keeps the frames alive, and with them what filled the memory.
         traceback.clear_frames(error.__traceback__)

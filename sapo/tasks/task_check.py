@@ -15,7 +15,7 @@ from sapo.core import machine
 from sapo.core import rng as seeds
 from sapo.core.config.load import Task
 from sapo.core.intervals import effective
-from sapo.core.types import MAX_SEED, Question, Recipe
+from sapo.core.types import MAX_QUESTION, MAX_SEED, Question, Recipe
 from sapo.tasks.pins import usable
 from sapo.tasks.questions import rows_of, unlike
 from sapo.tasks.workers import PeerGroup, TaskWorkers
@@ -99,7 +99,7 @@ class _Processes:
         many = [*found, *_more(task, seed, first)]
         why = [one.reason for one in made if not isinstance(one, Question)]
         findings = [_given(len(found), why), _distinct(task, many, held_out), again(task, many, held_out)]
-        findings += _same(asked[:SCORED], first, second, other)
+        findings += [_length(many), *_same(asked[:SCORED], first, second, other)]
         findings += _scores(found[:SCORED], first)
         grown = max(0, _memory(first) - memory)
         detail = f"{1000 * seconds / DRAWN:.1f} ms a question; memory grew by {grown / 2**20:.0f} MiB"
@@ -119,6 +119,16 @@ def _memory(workers: TaskWorkers) -> int:
 def _given(questions: int, why: Sequence[str | None]) -> Finding:
     detail = f"{questions} of {DRAWN} seeds give one{_reasons(why)}"
     return Finding("questions", "ok" if questions == DRAWN else "failed", detail)
+
+
+def _length(found: Sequence[Question]) -> Finding:
+    """Whether peers take questions so long; longer ones are trained on where they are asked alone."""
+    lengths = [len(one.text) for one in found]
+    over = sum(length > MAX_QUESTION for length in lengths)
+    detail = f"the longest has {max(lengths, default=0):,} characters"
+    if over:
+        detail += f"; {over} of {len(lengths)} have more than {MAX_QUESTION:,} and are never published"
+    return Finding("the length of a question", "failed" if over else "ok", detail)
 
 
 def _reasons(found: Sequence[str | None]) -> str:

@@ -10,12 +10,16 @@ import math
 import types
 from typing import Any, Literal
 
+from sapo.core.errors import described
 from sapo.tasks import safe_parse
 
 AnswerFormat = Literal["text", "tags"]
 
 ROUNDING = 1e-9
 """Some scorers add up shares: one gives 1.0000000000000002."""
+
+LONGEST_REASON = 150
+"""Characters of why a scorer raised."""
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
 
@@ -119,8 +123,8 @@ def score(dataset: Any, entry: dict[str, Any], text: str, answer_format: AnswerF
         value = float(dataset.score_answer(extract_answer(text, answer_format), entry))
     except MemoryError:
         raise
-    except Exception as error:  # a scorer may raise anything; its name is the reason
-        return f"error: {type(error).__name__}"
+    except Exception as error:  # a scorer may raise anything
+        return f"error: {described(error, LONGEST_REASON)}"
     if not math.isfinite(value):
         return "error: the score is not finite"
     return value if is_score(value) else "error: the score is not from 0 to 1"

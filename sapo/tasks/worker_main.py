@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, TextIO
 
+from sapo.core.errors import described
 from sapo.tasks import sandbox
 from sapo.tasks.verifier import AnswerFormat, score
 from sapo.tasks.worker_messages import Item, Lot, Next, Op, Parameter, Refusal, Reply, Scores
@@ -220,7 +221,7 @@ class Server:
 
 
 def _reason(error: Exception) -> str:
-    return f"error: {type(error).__name__}: {error}"[:300]
+    return f"error: {described(error, 300)}"
 
 
 if __name__ == "__main__":

@@ -74,6 +74,8 @@ class TaskWorkers:
     ) -> None:
         self.salt = salt
         self.restarts = 0
+        self.told: set[str] = set()
+        """Data sets of which the log said why a text has no score."""
         self._limit = time_limit_s
         self._lock = threading.RLock()
         self._ahead: WorkBatch | None = None
@@ -126,8 +128,8 @@ class TaskWorkers:
         """The outcome of each text under its recipe's verifier, in order.
 
         Texts of one recipe in a row are a group. A text that hangs, kills or exhausts its cell is
-        `unscorable` ("timeout", "crash", "memory"), as is one whose scorer raises ("error: <exception>");
-        nothing else is touched by it.
+        `unscorable` ("timeout", "crash", "memory"), as is one whose scorer raises ("error: <type>:
+        <text>"); nothing else is touched by it.
         """
         groups = _in_groups(items)
         batch = self._run("score", _scored_items(groups), [len(texts) for _, texts in groups])

@@ -89,8 +89,8 @@ def test_trap_49_a_scorer_that_was_taken_over_is_as_before_in_the_next_group(wor
         ("say a reason", unscorable("crash")),
         ("scribble", unscorable("crash")),
         ("eavesdrop", Outcome.scored(0.0)),
-        ("kill the worker", unscorable("error: PermissionError")),
-        ("fork", unscorable("error: PermissionError")),
+        ("kill the worker", unscorable("error: PermissionError: [Errno 1] Operation not permitted")),
+        ("fork", unscorable("error: PermissionError: [Errno 1] Operation not permitted")),
     ],
 )
 def test_trap_43_what_a_text_does_to_its_cell_is_its_own_loss(

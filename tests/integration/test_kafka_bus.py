@@ -197,7 +197,9 @@ class TestJunk:
         found = poll(bus, {})
         assert [one.signed for one in found.received] == good
         (name,) = bus.end_positions()
-        assert found.malformed == tuple(f"{name}:{offset}" for offset in range(1, 33))
+        places = [one.bus_position for one in found.malformed]
+        assert places == [f"{name}:{offset}" for offset in range(1, 33)]
+        assert [one.payload for one in found.malformed[:2]] == [b"hello", b""]
         assert found.gaps == ()
         assert found.positions == {name: 35}
         topic.close()
@@ -213,7 +215,7 @@ class TestJunk:
         bus.publish(sent[1:])
         found = poll(bus, {})
         assert [one.signed for one in found.received] == sent
-        assert [place.rpartition(":")[2] for place in found.malformed] == ["1"]
+        assert [one.bus_position.rpartition(":")[2] for one in found.malformed] == ["1"]
         assert bus.bytes_read < 100_000
         topic.close()
 

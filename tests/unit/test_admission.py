@@ -11,11 +11,11 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
 from sapo.core.rng import rng
 from sapo.core.shares import Shares
-from sapo.core.types import MAX_SEED, Completion, Group, Received, Recipe, canonical, sha256
+from sapo.core.types import MAX_QUESTION, MAX_SEED, Completion, Group, Received, Recipe, canonical, sha256
 from sapo.peers.admission import DedupIndex, admit, fingerprint, said_before
 from sapo.peers.copies import Fates
 from sapo.peers.dedup import CROWD
-from sapo.peers.group_rules import MAX_INDEX, MAX_QUESTION, keeps_to
+from sapo.peers.group_rules import MAX_INDEX, keeps_to
 from sapo.tasks.holdout import bucket
 from sapo.tasks.questions import _pick as pick
 from sapo.tasks.questions import drawn_by

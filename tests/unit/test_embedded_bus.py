@@ -10,7 +10,7 @@ import pytest
 from makers import make_signed
 
 from sapo.bus import open_bus
-from sapo.bus.base import MAX_RECORD, Gap, Limits
+from sapo.bus.base import MAX_KEPT_BYTES, MAX_RECORD, Gap, Limits, Malformed
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, parse
@@ -166,7 +166,7 @@ def test_a_record_that_is_no_signed_group_is_passed_over_and_reported(tmp_path: 
         db.execute("UPDATE log SET key = 'nobody' WHERE offset = 1")
     found = bus.poll({}, Limits(), RNG)
     assert [one.bus_position for one in found.received] == [f"{partition}:0", f"{partition}:2"]
-    assert found.malformed == (f"{partition}:1",)
+    assert [one.bus_position for one in found.malformed] == [f"{partition}:1"]
     assert found.positions == {partition: 3}
 
 
@@ -199,9 +199,22 @@ def test_a_row_that_no_bus_writes_is_passed_over_unread(tmp_path: Path, change: 
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert [one.bus_position for one in found.received] == [f"{partition}:0", f"{partition}:2"]
-    assert found.malformed == (f"{partition}:1",)
+    assert [one.bus_position for one in found.malformed] == [f"{partition}:1"]
     assert found.positions == {partition: 3}
     assert most < 2 * MAX_RECORD
+
+
+def test_the_beginning_of_what_is_no_group_is_kept(tmp_path: Path) -> None:
+    bus = SqliteBus(tmp_path / "bus.sqlite")
+    bus.publish([make_signed(position=i) for i in range(2)])
+    (name,) = bus.end_positions()
+    with sqlite3.connect(tmp_path / "bus.sqlite") as db:
+        db.execute("UPDATE log SET key = 'nobody', payload = CAST('hello' AS BLOB) WHERE offset = 0")
+        db.execute("UPDATE log SET key = 'nobody', payload = zeroblob(100000) WHERE offset = 1")
+    assert bus.poll({}, Limits(), RNG).malformed == (
+        Malformed(f"{name}:0", 1, b"hello", 5),
+        Malformed(f"{name}:1", 2, bytes(MAX_KEPT_BYTES), 100_000),
+    )
 
 
 def test_what_is_too_large_to_be_read_takes_nothing_of_what_may_be_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from packages import OWN_PACKAGE, installed
 
 from sapo.core import own_code
-from sapo.core.config.load import BUSES, Config
+from sapo.core.config.load import BUSES, Config, load
 from sapo.core.config.schema import LearnConfig, ShareConfig
 from sapo.learn import loss as losses
 from sapo.learn.loss import LOSSES, LossInputs
@@ -37,6 +37,15 @@ def test_the_package_of_the_docs_is_the_one_that_is_tested(path: Path) -> None:
 def test_the_list_of_its_files_is_whole() -> None:
     listed = TEXT.split("\n```\n", 1)[1].split("```", 1)[0].split()
     assert set(listed) == {path.relative_to(OWN_PACKAGE).as_posix() for path in OWN_PACKAGE.rglob("*.*")}
+
+
+def test_the_config_of_the_docs_names_all_that_the_package_has() -> None:
+    config = load(file=OWN_PACKAGE / "swarm.toml", env={})
+    assert [task.dataset for task in config.tasks] == ["doubling"]
+    assert (config.batch.sampler, config.learn.loss) == (
+        "sapo_demo.samplers:newest_first",
+        "sapo_demo.losses:reinforce",
+    )
 
 
 def test_the_loss_of_the_docs_is_the_one_without_a_clip_at_ratio_one(

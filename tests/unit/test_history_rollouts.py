@@ -26,13 +26,12 @@ from deltalake import (
 )
 from history_samples import IDENTITY, archive_from_a_process, deliver, group, signed
 
-from sapo.bus.base import Limits, Poll, Positions
+from sapo.bus.base import Limits, Malformed, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.errors import Unavailable, UserError
-from sapo.core.types import Completion, SignedGroup, canonical, sha256
+from sapo.core.types import MAX_QUESTION, Completion, SignedGroup, canonical, sha256
 from sapo.ops.archiver import Archiver, Counts
-from sapo.peers.group_rules import MAX_QUESTION
 from sapo.peers.signing import Identity, seal
 from sapo.store.history import query
 from sapo.store.history.names import names
@@ -206,13 +205,16 @@ def test_numbers_too_large_for_a_table_do_not_stop_the_archive(bus: MemoryBus, s
 def test_a_record_that_is_no_group_at_all_is_noted(bus: MemoryBus, store: Store) -> None:
     class Garbled(Paused):
         def poll(self, positions: Positions, limits: Limits, rng: random.Random) -> Poll:
-            return replace(super().poll(positions, limits, rng), received=(), malformed=("0:0",))
+            junk = (Malformed("0:0", 100, b"hello", 5, count=100),)
+            return replace(super().poll(positions, limits, rng), received=(), malformed=junk)
 
     bus = MemoryBus()
     bus.publish([signed()])
-    assert archiver(Garbled(bus, lambda: None), store).run_once().refused == 1
+    assert archiver(Garbled(bus, lambda: None), store).run_once().refused == 100
     row = query.query(store, "SELECT * FROM quarantine").to_pylist()[0]
-    assert (row["reason"], row["bus_position"], row["payload"]) == ("malformed_record", "0:0", None)
+    assert (row["reason"], row["bus_position"]) == ("malformed_record", "0:0")
+    assert (row["payload"], row["payload_bytes"]) == (b"hello", 5)
+    assert (row["offset"], row["end_offset"], row["count"]) == (0, 100, 100)
 
 
 def test_a_gap_left_by_retention_is_recorded_once_and_raises_an_alarm(

@@ -4,6 +4,7 @@ import gzip
 import multiprocessing
 import random
 import resource
+import struct
 
 import lz4.frame
 import pytest
@@ -59,7 +60,7 @@ def test_a_batch_that_was_cut_off_is_left_for_the_next_time() -> None:
 
 def test_an_age_by_the_authors_clock_is_not_believed() -> None:
     (one,) = found(stamped(batch_of(groups(4)), kind=0))
-    assert one == Found(0, 4, one.size, None)
+    assert one == Found(0, 4, one.size, None, one.raw, 4)
 
 
 def test_a_batch_of_the_brokers_own_is_passed_over() -> None:
@@ -94,6 +95,31 @@ def test_a_batch_nobody_can_read_is_passed_over_whole(
     assert one.received is not None
     inside = found(packed(codec, body), 1)
     assert [(part.offset, part.end) for part in inside] == [(1, 3)]
+
+
+def test_what_is_no_group_comes_with_its_bytes() -> None:
+    nobody = groups(1)[0].model_copy(update={"key": "nobody", "payload": b"hello"})
+    batch = packed(0, record(nobody, 0) + b"junk" * 9)
+    assert [one.raw for one in found(batch)] == [b"hello", batch]
+
+
+@pytest.mark.parametrize(
+    ("position", "said", "counts"),
+    [(0, 3, [1, 2]), (1, 3, [2]), (2, 3, [1]), (0, -7, [1]), (0, 2**31 - 1, [3])],
+)
+def test_what_cannot_be_read_of_a_batch_counts_as_the_header_says_and_no_more_than_fits(
+    position: int, said: int, counts: list[int]
+) -> None:
+    batch = bytearray(packed(0, record(groups(1)[0], 0) + b"junk" * 9))
+    struct.pack_into(">i", batch, HEADER - 4, said)
+    assert [one.count for one in found(bytes(batch), position)] == counts
+
+
+def test_no_header_makes_more_records_than_a_batch_may_have() -> None:
+    batch = bytearray(packed(0, b"junk"))
+    struct.pack_into(">i", batch, 23, 2**31 - 1)  # the last offset's distance
+    struct.pack_into(">i", batch, HEADER - 4, 2**31 - 1)
+    assert [one.count for one in found(bytes(batch))] == [MAX_RECORDS]
 
 
 @pytest.mark.parametrize("magic", [0, 1])

@@ -11,12 +11,12 @@ from deltalake import DeltaTable
 from history_samples import Books, Owed, batch, sink
 from makers import make_group, make_identity, make_signed
 
+from sapo.bus.base import MAX_KEPT_BYTES
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.types import Completion, SignedGroup
 from sapo.ops.archiver import SAMPLES, Archiver
-from sapo.peers.rejections import MAX_KEPT_BYTES
 from sapo.store.history import query
 from sapo.store.history.tables import QUARANTINE, VERSION_KEY, Store, commit
 from sapo.store.journal.rows import RefusalRow

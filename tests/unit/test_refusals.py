@@ -5,6 +5,7 @@ import logging
 import pytest
 from makers import make_group, make_identity, make_received
 
+from sapo.bus.base import Malformed
 from sapo.core.errors import Refused
 from sapo.peers.rejections import AFTER_SIGNATURE, LOUDEST, NODE_BYTES, RESERVE, ROWS, SERIES, Refusals
 
@@ -40,16 +41,17 @@ def test_who_is_named_without_a_signature_is_not_blamed() -> None:
     found = refusals()
     for author in ("victim", "other"):
         found.note(Refused("bad_signature"), make_received(author))
-    found.note_malformed("0:4")
+    found.note_malformed(Malformed("0:4", 5, b"hello" * NODE_BYTES, 5 * NODE_BYTES))
+    found.note_malformed(Malformed("0:5", 8, count=3))
     assert found.metrics() == {
         "pool/refused/bad_signature": 2.0,
-        "pool/refused/malformed_record": 1.0,
-        "peers/refused/unproven": 3.0,
+        "pool/refused/malformed_record": 4.0,
+        "peers/refused/unproven": 6.0,
     }
-    assert [(row.reason, row.count) for row in found.rows()] == [
-        ("bad_signature", 2),
-        ("malformed_record", 1),
-    ]
+    rows = found.rows()
+    assert [(row.reason, row.count) for row in rows] == [("bad_signature", 2), ("malformed_record", 4)]
+    assert rows[1].payload == (b"hello" * NODE_BYTES)[:NODE_BYTES]
+    assert rows[1].payload_bytes == 5 * NODE_BYTES
 
 
 def test_what_is_signed_and_no_group_is_its_signers_doing() -> None:

@@ -74,6 +74,19 @@ def test_faults_are_found(
     assert code == int("failed" in found.values()) == int("failed" in faults.values())
 
 
+def test_questions_too_long_to_be_published_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = DOUBLING.replace("{number}?", "{number}?{' ' * MAX_QUESTION}")
+    long = long.replace("class Doubling", "from sapo.core.types import MAX_QUESTION\n\n\nclass Doubling", 1)
+    assert long.count("MAX_QUESTION") == 2
+    with installed(tmp_path, monkeypatch, long):
+        assert cli.invoke(["task", "check", "doubling", "--json"]) == 1
+    status, detail = findings(capsys)["the length of a question"]
+    assert status == "failed"
+    assert "have more than 65,536 and are never published" in detail
+
+
 def test_how_often_a_question_comes_again_is_told() -> None:
     task = Task(dataset="products", config={"min_terms": 2, "max_terms": 2})
     recipe = Recipe.make("products", {}, 0)
@@ -135,10 +148,26 @@ def test_all_data_sets_are_tried_and_agree_with_the_doctor(capsys: pytest.Captur
 def test_why_a_text_has_no_score_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = DOUBLING.replace("        return float(", "        raise KeyError\n        return float(")
+    raising = "raise ValueError('no unit \\x1b[2J\\n\\u00e4, ' + 'x' * 10**6)"
+    broken = DOUBLING.replace("        return float(", f"        {raising}\n        return float(")
     with installed(tmp_path, monkeypatch, broken):
         assert cli.invoke(["task", "check", "doubling", "--json"]) == 1
-    assert "error: KeyError" in findings(capsys)["the stored answer scores 1"][1]
+        _, detail = findings(capsys)["the stored answer scores 1"]
+        assert detail.startswith("0 of 16; 32 times error: ValueError: no unit [2J \u00e4, xxx")
+        assert len(detail) < 200
+        arguments = ["--dataset", "doubling", "--seed", "1", "--text", "3"]
+        assert cli.invoke(["verify", *arguments]) == 0
+    assert "error: ValueError: no unit" in capsys.readouterr().out
+
+
+def test_an_error_that_cannot_be_told_is_named_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = DOUBLING.replace("        return float(", "        raise Mute\n        return float(")
+    broken += "\n\nclass Mute(Exception):\n    def __str__(self):\n        raise self\n"
+    with installed(tmp_path, monkeypatch, broken):
+        assert cli.invoke(["task", "check", "doubling", "--json"]) == 1
+    assert findings(capsys)["the stored answer scores 1"][1].endswith("32 times error: Mute")
 
 
 @pytest.mark.parametrize("rows", [1, 3, 10])

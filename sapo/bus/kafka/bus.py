@@ -19,7 +19,7 @@ from sapo.bus.base import Limits, Poll, Positions, Reading
 from sapo.bus.kafka.connection import Broken, Throttled, error_name
 from sapo.bus.kafka.metadata import PROBE_S, Layout, Link, NoTopic, Place, stale
 from sapo.bus.kafka.producer import NotSent, Sender, TooLarge
-from sapo.bus.kafka.record_batch import read
+from sapo.bus.kafka.record_batch import Found, read
 from sapo.core.config.schema import KafkaBus as Section
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.types import SignedGroup
@@ -263,15 +263,18 @@ class KafkaBus:
                 data = parts.get(place.number, b"")
                 name = layout.name(place.number)
                 before = reading.at(name)
-                if not all(
-                    reading.add(name, found.offset, found.size, found.received, found.end)
-                    for found in read(data, name, before)
-                ):
+                if not all(self._take(reading, name, found) for found in read(data, name, before)):
                     return
                 # a leader that gave the first of them nothing has nothing to give now
                 stuck = place is places[0] and reading.at(name) == before
                 if stuck or reading.at(name) >= last[place.number]:
                     due.remove(place.number)
+
+    @staticmethod
+    def _take(reading: Reading, partition: str, found: Found) -> bool:
+        return reading.add(
+            partition, found.offset, found.size, found.received, found.end, raw=found.raw, count=found.count
+        )
 
     def _fetch(
         self, layout: Layout, places: Sequence[Place], reading: Reading, limit: int

@@ -48,6 +48,10 @@ class Found:
     end: int
     size: int
     received: Received | None
+    raw: bytes = b""
+    """The record's value or, of a batch that cannot be read, all of it as it came."""
+    count: int = 1
+    """How many records it is said to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +82,15 @@ def read(data: bytes, partition: str, position: int) -> Iterator[Found]:
         raw, at = data[at:end], end
         if raw[MAGIC_AT] != MAGIC or len(raw) < HEADER.size:
             # of a format that no broker of today writes, only the offset is known
-            following, past = position, first + 1
+            following, past, count = position, first + 1, 1
         else:
             batch = _Batch.of(raw)
-            following, past = max(position, batch.first), batch.end
+            following, past, count = max(position, batch.first), batch.end, min(batch.count, MAX_RECORDS)
             for found in _records(batch, raw, partition, following):
                 following = found.end
                 yield found
         if following < past:
-            yield Found(following, past, len(raw), None)
+            yield Found(following, past, len(raw), None, raw, max(1, min(count, past - following)))
         position = max(position, past)
 
 
@@ -107,8 +111,8 @@ def _records(batch: _Batch, raw: bytes, partition: str, following: int) -> Itera
                 raise Unreadable(f"its offset is said to be {offset}")
             last = offset
             if offset >= following:
-                received = _received(record, start, f"{partition}:{offset}", batch.stamp_ms / 1000)
-                yield Found(offset, offset + 1, len(record), received)
+                received, value = _received(record, start, f"{partition}:{offset}", batch.stamp_ms / 1000)
+                yield Found(offset, offset + 1, len(record), received, value)
     except (IndexError, Unreadable):
         return
 
@@ -123,8 +127,8 @@ def _place(record: bytes) -> tuple[int, int]:
     return _number(record, at)
 
 
-def _received(record: bytes, at: int, position: str, timestamp: float) -> Received | None:
-    """The signed group that a record holds from its key on, if it is one.
+def _received(record: bytes, at: int, position: str, timestamp: float) -> tuple[Received | None, bytes]:
+    """The signed group that a record holds from its key on, if it is one, and the record's value.
 
     Raises `Unreadable` and `IndexError`.
     """
@@ -147,9 +151,9 @@ def _received(record: bytes, at: int, position: str, timestamp: float) -> Receiv
             signature=headers.get(b"signature", b"").decode(),
             payload=payload,
         )
-        return Received(signed=signed, bus_position=position, timestamp=timestamp)
+        return Received(signed=signed, bus_position=position, timestamp=timestamp), payload
     except (ValidationError, UnicodeDecodeError):
-        return None
+        return None, payload
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from sapo.core.config.members import OpenAIMember
 from sapo.core.config.secrets import fetch, public
 from sapo.core.errors import Paused, Unavailable, UserError
 from sapo.core.types import AuthorKind
+from sapo.core.unicode import one_line
 from sapo.node.member.answer_book import Answer, AnswerBook, Ask
 
 TRIES = 5
@@ -386,7 +387,7 @@ class OpenAIBackend:
         """One short printable line of somebody else's text, without the key."""
         if self._key is not None:
             text = text.replace(self._key, "***")
-        return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:MAX_SAID]
+        return one_line(text, MAX_SAID)
 
 
 def read_reply(body: bytes | None, *, chat: bool, max_chars: int) -> Found:
