@@ -113,6 +113,34 @@ def test_bad_input_is_one_line_with_a_remedy_and_writes_nothing(
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "args", [["swarn"], ["swarm", "--nope"], ["swarm", "--nodes", "x"], ["init"], ["join"], ["replay"]]
+)
+def test_a_wrong_command_line_is_one_line_that_names_the_help(
+    args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.invoke(args) == 2
+    assert re.fullmatch(r"error: .+; see `sapo.* --help`\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("lr=1e-5", "'learn.lr' or 'starter.lr'"),
+        ("rounds=3", "'swarm.rounds'"),
+        ("learn.lrr=1", "'learn.lr'"),
+        ("learn.rounds=3", "'swarm.rounds'"),
+        ("node.1.loss=grpo", "'node.1.learn.loss'"),
+        ('tasks=[{datset="chain_sum"}]', "'tasks.0.dataset'"),
+    ],
+)
+def test_an_unknown_key_names_what_may_be_meant(
+    given: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.invoke(["swarm", "--dry-run", "--set", given]) == 2
+    assert capsys.readouterr().err.endswith(f": unknown key; did you mean {meant}?\n")
+
+
 def test_what_may_be_meant_is_known_for_every_setting() -> None:
     """Every dotted key of the resolved config, lists of sections aside, is found by its last name alone."""
     from sapo.core.config import load as config
@@ -127,6 +155,14 @@ def test_what_may_be_meant_is_known_for_every_setting() -> None:
     every = config.setting_keys()
     for key in keys(load("starter", sets=["lora.rank=8"], env={}).model_dump(mode="json")):
         assert key in every
+
+
+def test_a_file_with_a_key_outside_its_section_is_told_the_section(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "mine.toml").write_text("rounds = 3\n", encoding="utf-8")
+    assert cli.invoke(["swarm", "--dry-run", "--config", "mine.toml"]) == 2
+    assert "rounds = 3: unknown key; did you mean 'swarm.rounds'?" in capsys.readouterr().err
 
 
 def raising(error: BaseException):  # type: ignore[no-untyped-def]
@@ -192,6 +228,15 @@ def test_a_swarm_of_one_warns_and_goes_on_in_silo(capsys: pytest.CaptureFixture[
 def test_a_swarm_of_one_on_a_shared_bus_may_have_peers(elsewhere: Path) -> None:
     config = load("tiny", None, ["swarm.nodes=1", f"bus.path={elsewhere}/bus.sqlite"], env={})
     assert launch.silo_if_alone(config) == (config, None)
+
+
+def test_a_second_start_says_how_to_go_on(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    before = home.config.read_bytes()
+    assert cli.invoke(["swarm"]) == 2
+    err = capsys.readouterr().err
+    assert ERROR.fullmatch(err)
+    assert "swarm --resume --home runs/tiny" in err
+    assert home.config.read_bytes() == before
 
 
 def test_resume_keeps_the_config_of_the_run_but_for_what_is_named(home: Home) -> None:
@@ -272,6 +317,20 @@ def test_status_is_one_json_document(home: Home, capsys: pytest.CaptureFixture[s
     assert shown["owed"]["n0"] == {"training": 1, "track": 1}
 
 
+def test_status_for_people_names_what_is_owed(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "1/100" in out
+    assert "docs/concepts.md" in out
+    assert "n0 has yet to deliver: 1 track, 1 training" in out
+
+
+def test_stop_where_nothing_runs_says_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["stop"]) == 0
+    assert "nothing runs" in capsys.readouterr().out
+    assert not home.stop_flag.exists()
+
+
 def test_report_of_a_run_without_history_is_written(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["report", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
@@ -289,6 +348,26 @@ def test_rollouts_of_an_empty_history(
     assert "nothing" in capsys.readouterr().out
     assert cli.invoke(["rollouts", "--parquet", "out.parquet"]) == 0
     assert (elsewhere / "out.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--round", "x"],
+        ["--round", "5..2"],
+        ["--source", "elsewhere"],
+        ["--min-score", "1", "--max-score", "0"],
+        ["--min-score", "5"],
+        ["--max-score", "-1"],
+        ["--json", "--parquet", "out.parquet"],
+        ["--parquet", "nowhere/out.parquet"],
+        ["--node", "n9"],
+        ["--task", "chainsum"],
+    ],
+)
+def test_a_wrong_filter_is_one_line(home: Home, args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["rollouts", *args]) == 2
+    assert ERROR.fullmatch(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("rows", [(), ({},)])
@@ -333,8 +412,72 @@ def test_a_peers_text_cannot_steer_the_terminal() -> None:
     assert browse.printable("a\x1b[2Jb\r\n\u202ec é") == "a\\x1b[2Jb\\r\n\\u202ec é"
 
 
+class Notes:
+    """A view that remembers."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.shown: list[object] = []
+        self.stops = 0
+
+    def step(self, label: str, done: int, total: int) -> None:
+        self.shown.append((label, done, total))
+
+    def stopping(self) -> None:
+        self.stops += 1
+
+    def nodes(self, rows: object) -> None:
+        self.shown.append(rows)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
 def status(phase: str, *nodes: NodeStatus, **found: Any) -> SwarmStatus:
     return SwarmStatus(phase, nodes, MemberState(), MemberState(), None, 1, **found)
+
+
+def test_a_node_that_stumbles_is_mentioned_once() -> None:
+    view = Notes()
+    watch = launch.Watcher(view)  # type: ignore[arg-type]
+    stumbling = NodeStatus("n2", "restarting", 17, 40, restarts=1, note="Traceback\nValueError: bad")
+    for _ in range(3):
+        watch(status("running", stumbling))
+    watch(status("running", NodeStatus("n2", "restarting", 18, 40, restarts=2, note="")))
+    assert view.notes == [
+        "n2 restarting after round 17: ValueError: bad",
+        "n2 restarting after round 18: no message",
+    ]
+
+
+def test_phases_without_rounds_are_shown_in_words() -> None:
+    view = Notes()
+    launch.Watcher(view)(status("evaluating"))  # type: ignore[arg-type]
+    assert view.shown == [("held-out questions", 0, 1)]
+
+
+def test_waits_are_shown_with_what_is_waited_for_and_a_count() -> None:
+    view = Notes()
+    watch = launch.Watcher(view)  # type: ignore[arg-type]
+    watch(status("starting", progress=("prefect, nodes", 1, 3)))
+    watch(status("evaluating", progress=("n1", 640, 2000)))
+    assert view.shown == [("starting: prefect, nodes", 1, 3), ("held-out questions: n1", 640, 2000)]
+
+
+def test_a_stop_is_said_once() -> None:
+    view = Notes()
+    watch = launch.Watcher(view)  # type: ignore[arg-type]
+    for stopping in (False, True, True):
+        watch(status("running", stopping=stopping))
+    assert view.stops == 1
+
+
+def test_rewards_are_shown_as_means_and_the_held_out_figure_as_it_was_measured() -> None:
+    metrics = {"reward/local": 0.0, "eval/pass_at_1": 0.4, "pool/size": 3.0}
+    means = {"reward/local": 0.25, "eval/pass_at_1": 0.1, "pool/size": 9.0}
+    shown = launch.row(NodeStatus("n0", "running", 17, 40, metrics=metrics, means=means, window=10))
+    assert shown.metrics == {"reward/local": 0.25, "eval/pass_at_1": 0.4, "pool/size": 3.0}
+    assert shown.window == 10
 
 
 def test_a_full_disk_stops_a_swarm_before_it_writes(
@@ -355,6 +498,13 @@ def test_the_settings_reference_and_picture_are_up_to_date() -> None:
         assert make() == (docs / file).read_text(encoding="utf-8"), f"run `make docs`: {file} is old"
 
 
+def test_every_setting_has_a_meaning() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
+    meanings = re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", page, re.MULTILINE)
+    assert len(meanings) > 100
+    assert [key for key, meaning in meanings if len(meaning.split()) < 3] == []
+
+
 def test_a_run_keeps_to_the_kafka_cluster_it_began_on() -> None:
     kafka = load("tiny", sets=["bus.type=kafka", "bus.servers=localhost:9092"], env={})
     kept = checks.pinned(kafka, {"the-first"})
@@ -371,3 +521,8 @@ def test_a_resumed_run_takes_settings_of_the_bus_it_has(elsewhere: Path) -> None
     home.prepare(kafka, Manifest.of(kafka))
     _, config = launch.locate(None, None, ["bus.servers=localhost:9093"], home=home.root, resume=True)
     assert config.bus.model_dump()["servers"] == "localhost:9093"
+
+
+def test_a_key_of_another_bus_is_told_the_keys_of_this_one() -> None:
+    with pytest.raises(UserError, match="known keys are: path, type"):
+        load("tiny", sets=["bus.servers=localhost:9092"], env={})

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from sapo.core.config.schema import Rules
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
-"""Images that are built here; all others are pulled."""
+ONCE = {"kafka-topic", "s3-buckets", "site"}
 """Services that do something and end."""
 SECRETS = {
     "S3_ACCESS_KEY",
@@ -79,6 +80,28 @@ def test_compose_files_obey_the_specification(name: str) -> None:
     validator = jsonschema.validators.validator_for(schema)(schema)
     problems = [f"{list(error.path)}: {error.message}" for error in validator.iter_errors(compose(name))]
     assert not problems
+
+
+def test_every_image_is_pinned_and_our_own_have_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    for name, service in SERVICES.items():
+        assert re.match(r"[a-z0-9/]+:v?\d+\.\d+(\.\d+)?(-|$)", service["image"]), name
+        assert service["image"].startswith(f"sapo:{version}-") == ("build" in service), name
+    assert all(base in stages() or re.search(r":\d+\.\d+\.\d+-", base) for base, _ in stages().values())
+
+
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - ONCE))
+def test_what_runs_on_has_a_health_check_and_comes_back(name: str) -> None:
+    assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
+    assert SERVICES[name]["restart"] == ("on-failure" if name == "node" else "unless-stopped")
+
+
+def test_services_wait_for_what_they_need_to_be_well() -> None:
+    for name, service in SERVICES.items():
+        for other, how in service.get("depends_on", {}).items():
+            once = "service_completed_successfully"
+            assert how["condition"] == (once if other in ONCE else "service_healthy"), f"{name} on {other}"
+    assert set(SERVICES["node"]["depends_on"]) == {"site", "kafka-topic", "s3", "prefect", "mlflow"}
 
 
 def test_a_database_is_reached_by_its_own_server_only() -> None:

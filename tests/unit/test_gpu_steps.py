@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from infra.gpu import runner
+from infra.gpu.packages import unpack
 from infra.gpu.runner import Ended, Ledger, Record
 from infra.gpu.steps import STEPS, Step
 from infra.gpu.table import spread, table
@@ -62,6 +64,24 @@ def test_a_call_runs_what_fits_and_the_next_goes_on(tmp_path: Path) -> None:
     assert calls.call(9) == []
 
 
+def test_no_step_outlasts_the_call_or_twice_its_minutes(tmp_path: Path) -> None:
+    calls = Calls(tmp_path, {"a": 60, "b": 240, "c": 120})
+    calls.call(9)
+    assert calls.ran == [("a", 120.0), ("b", 470.0), ("c", 230.0)]
+
+
+def test_a_process_is_ended_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = tmp_path / "infra" / "gpu"
+    gpu.mkdir(parents=True)
+    for folder in (gpu.parent, gpu):
+        (folder / "__init__.py").touch()
+    code = "import subprocess, time\nprint('at work', flush=True)\nsubprocess.run(['sleep', '60'])\n"
+    (gpu / "child.py").write_text(code, encoding="utf-8")
+    monkeypatch.setattr(runner, "ROOT", tmp_path)
+    ended = runner.launcher("cpu", "tiny", tmp_path / "work", None)(step("a", 1.0), 2.0)
+    assert ended.reason == "ended after 2 s; last it said: at work"
+
+
 def test_a_failed_step_is_tried_once_more_after_those_untried(tmp_path: Path) -> None:
     calls = Calls(tmp_path, {"a": 60, "b": 60, "c": 60}, fails={"a": 5})
     assert calls.call(2.4) == ["a", "b"]
@@ -96,6 +116,21 @@ def test_it_starts_with_the_standard_library_alone() -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {code}"]
     assert subprocess.run(command, capture_output=True, text=True).stderr == ""
+
+
+def test_carried_packages_are_unpacked_once(tmp_path: Path) -> None:
+    module = tmp_path / "carried_here.py"
+    module.write_text("x = 1\n", encoding="utf-8")
+    packed, site = tmp_path / "packed", tmp_path / "site"
+    packed.mkdir()
+    (packed / "1-node.python2.7.tar.xz").write_text("for another Python", encoding="utf-8")
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    with tarfile.open(packed / f"1-node.python{version}.tar.xz", "w:xz") as archive:
+        archive.add(module, arcname=module.name)
+    assert unpack(packed, site) == site
+    (site / module.name).unlink()
+    assert unpack(packed, site) == site
+    assert not (site / module.name).exists()
 
 
 @pytest.mark.timeout(600)
