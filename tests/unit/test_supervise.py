@@ -21,7 +21,7 @@ from sapo.core.config.home import Home
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.ops import supervisor
-from sapo.ops.process_group import MemberState, SwarmState
+from sapo.ops.process_group import MemberState, SwarmState, forget_progress, write_progress
 from sapo.ops.services import ServiceFailed
 from sapo.ops.supervisor import request_stop, run_node, run_swarm, snapshot, who_runs
 from sapo.store.journal.journal import Journal
@@ -47,6 +47,7 @@ signal.signal(signal.SIGTERM, end)
 time.sleep(60)
 """
 )
+ONCE_LOOKED_AT = FLOW + "while not (home / 'looked').exists(): time.sleep(0.02)\nsettle('finished')"
 LINGERS = FLOW + "settle('finished'); time.sleep(60)"
 WATCHED = "from sapo.core.child_process import watch_parent; watch_parent(grace=0.3)\n"
 DEAF = FLOW + "signal.signal(signal.SIGTERM, signal.SIG_IGN); (home / 'up').touch(); time.sleep(60)"
@@ -134,6 +135,17 @@ def test_a_request_to_stop_is_shown_at_once(home: Home, healthy: str) -> None:
     assert (seen[0].phase, seen[0].stopping) == ("starting", False)
     assert any(status.stopping for status in seen[1:-1])
     assert (seen[-1].phase, seen[-1].stopping) == ("stopped", False)
+
+
+def test_what_a_start_waits_for_is_counted(home: Home, healthy: str) -> None:
+    seen: list[supervisor.SwarmStatus] = []
+
+    def look(status: supervisor.SwarmStatus) -> None:
+        seen.append(status)
+        (home.root / "looked").touch()
+
+    run(home, healthy, ONCE_LOOKED_AT, on_status=look)
+    assert seen[0].progress == ("nodes", 2, 3), "both servers answer, the nodes have not begun"
 
 
 def test_a_flow_that_does_not_hear_is_ended(
@@ -249,6 +261,15 @@ def test_a_snapshot_has_means_of_the_last_rounds(home: Home) -> None:
     assert first.metrics == {"pool/size": 12.0}
     assert first.means == {"pool/size": 7.5}, "of rounds 3 to 12"
     assert first.window == supervisor.WINDOW == 10
+
+
+def test_a_snapshot_says_how_far_the_evaluation_is(home: Home) -> None:
+    home.swarm_state.write_text(SwarmState("evaluating", os.getpid(), 0.0, {}).to_json())
+    write_progress(home, "n1", 640, 2000)
+    with NodeLock(home.root):
+        assert snapshot(small_config(), home).progress == ("n1", 640, 2000)
+        forget_progress(home)
+        assert snapshot(small_config(), home).progress is None
 
 
 def test_a_home_where_nothing_ever_ran_is_idle(home: Home) -> None:
