@@ -53,11 +53,12 @@ def test_its_rounds_are_repeated_to_the_last_bit(home: Home) -> None:
     rounds = list(recorded(open_store(home.load_config(), home), "n0", f"{0:016x}"))
     other = differences(rounds[0].environment)
     with opened(home, "n0") as replay:
-        if other:  # another processor has other bits, and the replay says which it was
-            with pytest.raises(Differs, match="was"):
-                check(replay)
+        try:
+            checked = check(replay)
+        except Differs as differs:  # another processor may have other bits; the replay says which it was
+            if not other or "was" not in str(differs):
+                raise
             return
-        checked = check(replay)
     assert (checked.first, checked.last, checked.rounds + checked.empty) == (0, BEFORE - 1, BEFORE)
     assert checked.weights == BEFORE
 

@@ -301,10 +301,6 @@ def test_a_deployment_may_ask_one_question_or_all(
     assert len(judged(uri).reward) == 1
 
 
-def test_the_form_of_the_flow_offers_both_kinds() -> None:
-    assert evaluate_flow.parameters.model_dump()["properties"]["kind"]["enum"] == ["sweep", "question"]
-
-
 def test_the_command_says_what_was_asked_and_the_page_shows_the_sum(
     swarm: tuple[Config, Home], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -163,41 +162,6 @@ class TestOne:
         for call in (lambda: kafka.add_user("u"), lambda: kafka.allow("u", "t"), lambda: kafka.quota("u", 1)):
             with pytest.raises(UserError, match="--secured"):
                 call()
-
-
-class TestTools:
-    """Anybody's tools print the groups as JSON, one a line."""
-
-    @pytest.fixture
-    def published(self, kafka: Cluster) -> tuple[str, list[dict[str, Any]]]:
-        topic = name()
-        kafka.create_topic(topic, partitions=3)
-        sent = [make_signed(position=i, texts=("ü\n2", "3")) for i in range(5)]
-        bus = KafkaBus(Section.model_validate(kafka.bus(topic)), topic)
-        bus.publish(sent)
-        bus.close()
-        return topic, [json.loads(one.payload) for one in sent]
-
-    def test_kafkas_own_console_consumer(
-        self, kafka: Cluster, published: tuple[str, list[dict[str, Any]]]
-    ) -> None:
-        topic, groups = published
-        said = done(
-            *("console", "--dir", str(kafka.folder), "--topic", topic, "--from-beginning", "--max", "5"),
-            *("--timeout-s", "60"),
-        )
-        lines = [json.loads(line) for line in said.splitlines()]
-        assert len(lines) == 5
-        assert all(group in lines for group in groups)
-
-    @pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed")
-    def test_kcat(self, kafka: Cluster, published: tuple[str, list[dict[str, Any]]]) -> None:
-        topic, groups = published
-        command = ["kcat", "-C", "-b", kafka.servers, "-t", topic, "-e", "-o", "beginning", "-q"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-        lines = [json.loads(line) for line in said.splitlines()]
-        assert len(lines) == 5
-        assert all(group in lines for group in groups)
 
 
 class TestFolder:

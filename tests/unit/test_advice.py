@@ -1,9 +1,7 @@
 """What a manifest advises: taken by those who join, overruled by them, and never more than what is listed."""
 
 import json
-import re
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -133,37 +131,6 @@ def test_advice_is_no_part_of_what_two_manifests_differ_in() -> None:
     )
 
 
-def test_what_is_taken_and_what_is_overruled_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = begun("learn.lr=2e-6", preset="paper")
-    more = ["--nodes", "2", "--set", "node.1.model=starter", "--set", "batch.local=2"]
-    assert cli.invoke(["join", str(manifest), "--site", "b", *FLAGS, *more]) == 0
-    out = capsys.readouterr().out
-    assert "the manifest advises: preset paper, learn.lr = 2e-06\n" in out
-    assert "different here: batch.local = 2 (advised: 4)\n" in out
-    assert f"b0: {QWEN}, lr 2e-6, 2+4 x 8, dapo, " in out
-    assert "b1: starter, lr 2e-6, 2+4 x 8, dapo, " in out
-
-
-def test_init_prints_the_whole_line_that_others_join_with(capsys: pytest.CaptureFixture[str]) -> None:
-    more = [
-        "bus.ca_file=/etc/my ca.pem",
-        "bus.username=alice",
-        "bus.password=file:/etc/secret",
-        "bus.topic=t",
-    ]
-    flags = [word for item in more for word in ("--set", item)]
-    assert cli.invoke(["init", "--swarm", "demo", "--site", "a", *FLAGS, *flags]) == 0
-    out = capsys.readouterr().out
-    (line,) = re.findall(r"others join with: (.+)\n", out)
-    assert line == (
-        "sapo join demo.manifest.json --site OTHER --set bus.type=kafka --set bus.servers=broker:9092 "
-        "--set bus.topic=t --set 'bus.ca_file=my ca.pem' --set bus.username=USER"
-    )
-    assert "hand them /etc/my ca.pem, too" in out
-    assert "secret" not in out + Path("demo.manifest.json").read_text()
-    assert "alice" not in out + Path("demo.manifest.json").read_text()
-
-
 def test_a_bus_on_one_machine_is_named_by_its_whole_path(elsewhere: Path) -> None:
     made = sites.found_swarm("demo", "a", None, ["bus.path=bus.sqlite"], elsewhere)
     assert made.join == (f"bus.path={elsewhere}/bus.sqlite",)
@@ -249,11 +216,6 @@ def test_a_folder_of_ones_own_is_not_advised(elsewhere: Path, capsys: pytest.Cap
     assert "warning: the manifest names no model: this site takes thinker" in capsys.readouterr().err
 
 
-def test_a_starters_variant_is_named() -> None:
-    advice, _ = advise(load("starter", sets=["starter.variant=numbers"], env={}), "starter")
-    assert advice["model"] == "starter:numbers"
-
-
 def test_every_setting_of_these_sections_is_advised_or_left_to_each_site() -> None:
     keys = {f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
     others = {f"swarm.{key}" for key in ("name", "site", "nodes", "seed")}
@@ -270,28 +232,6 @@ def test_presets_are_within_the_bounds_of_advice(preset: str) -> None:
     assert found is not None
     assert found.passed_over == ()
     assert found.settings == {name: value for name, value in advice.items() if name != "preset"}
-
-
-def test_nodes_of_a_kind_share_a_line() -> None:
-    config = load("tiny", sets=["swarm.nodes=6", "node.5.learn.lr=3e-5"], env={})
-    assert describe(config, config.nodes) == [
-        "n0, n1, ... n4: thinker, lr 2e-4, 4+12 x 8, dapo, foreign "
-        f"{config.learn.foreign}, 64 tokens, {config.swarm.rounds} rounds",
-        "n5: thinker, lr 3e-5, 4+12 x 8, dapo, foreign "
-        f"{config.learn.foreign}, 64 tokens, {config.swarm.rounds} rounds",
-    ]
-    alone = load("tiny", sets=["batch.external=0", "lora.rank=2", "learn.lr=0.003"], env={})
-    assert "thinker with LoRA of rank 2, lr 0.003, 4+0 x 8, dapo, 64 tokens" in describe(alone, ["n0"])[0]
-
-
-def test_the_sites_file_names_its_preset() -> None:
-    made = sites.found_swarm("demo", "a", "paper", BUS, Path())
-    values = tomllib.loads(made.file.read_text())
-    assert values["preset"] == "paper"
-    assert "checkpoint" not in values
-    unset = sites.found_swarm("two", "a", "paper", [*BUS, "learn.micro_batch=null"], Path("two"))
-    assert load(None, unset.file, env={}) == unset.config
-    assert unset.config.learn.micro_batch is None
 
 
 def test_a_start_shows_what_its_nodes_run_before_anything_is_loaded(elsewhere: Path) -> None:

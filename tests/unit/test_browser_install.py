@@ -10,7 +10,6 @@ from typing import Literal
 import brotli
 import pytest
 
-from infra.browser import __main__ as command
 from infra.browser import install
 from sapo.core.errors import Unavailable
 
@@ -45,34 +44,6 @@ def with_package(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     (folder / "made").write_bytes(packed)
     monkeypatch.setattr(install, "SHA256", hashlib.sha256(packed).hexdigest())
     with_npm(monkeypatch, folder, f"cp {folder}/made some-1.tgz")
-
-
-def test_without_the_wheel_it_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SAPO_CACHE", str(tmp_path))
-    monkeypatch.setattr(install.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
-    assert command.main() == 2
-    assert "-e '.[browser]'" in capsys.readouterr().err
-
-
-def test_on_another_kind_of_machine_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SAPO_CACHE", str(tmp_path))
-    monkeypatch.setattr(install.platform, "machine", lambda: "riscv64")
-    assert command.main() == 2
-    assert "riscv64" in capsys.readouterr().err
-
-
-def test_npm_s_complaint_is_passed_on_and_nothing_is_left_that_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_npm(monkeypatch, tmp_path, "echo no network >&2; exit 1")
-    with pytest.raises(Unavailable, match="no network"):
-        install.install(tmp_path / "cache")
-    assert [path.suffix for path in (tmp_path / "cache" / "tools").iterdir()] == [".lock"]
 
 
 def test_a_package_with_another_digest_is_not_unpacked(

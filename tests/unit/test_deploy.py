@@ -20,7 +20,6 @@ from prefect.workers.process import ProcessWorker
 from rich.console import Console
 from swarms import make_home, small_config
 
-from sapo.cli.commands.deploy import _again
 from sapo.core.config.home import Home
 from sapo.core.determinism import thread_settings
 from sapo.core.errors import UserError
@@ -35,7 +34,6 @@ from sapo.ops.deployments import (
     Site,
     answers_anybody,
     plan,
-    refuse_without_server,
 )
 from sapo.store.journal.journal import rounds_made
 
@@ -85,11 +83,6 @@ def test_a_node_s_run_has_the_arithmetic_of_its_own_config_and_a_heart(site: Sit
     assert all(int(each.env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"]) >= 30 for each in site.registrations)
 
 
-def test_tags_name_swarm_site_and_node(site: Site) -> None:
-    assert named(site, "node/test.n2").tags == ("sapo", "swarm:test", "site:test.n", "node:n2")
-    assert named(site, "archive/test.n").tags == site.tags == ("sapo", "swarm:test", "site:test.n")
-
-
 def test_a_node_that_left_or_lives_elsewhere_is_not_registered(home: Home) -> None:
     home.node("n1").mkdir()
     home.moved("n1").write_text('{"why": "it was exported"}', encoding="utf-8")
@@ -114,10 +107,6 @@ def test_zero_seconds_leave_evaluation_and_maintenance_to_hand(tmp_path: Path) -
     assert named(site, "maintain/test.n").every_s is None
 
 
-def test_a_run_begins_where_the_paths_of_its_config_count_from(site: Site) -> None:
-    assert site.job == {"working_dir": "/srv/sapo"}
-
-
 def test_a_container_has_the_home_at_the_same_place(tmp_path: Path) -> None:
     sets = ["deploy.pool_type=docker", "deploy.image=sapo:1"]
     home = make_home(tmp_path / "home", small_config(sets))
@@ -134,18 +123,6 @@ def test_every_parameter_that_is_registered_is_one_of_its_flow_s(site: Site) -> 
     for each in site.registrations:
         schema = parameter_schema(load(each.flow).fn)
         assert set(schema.required) <= set(each.parameters) <= set(schema.properties)
-
-
-@pytest.mark.parametrize("flow", ["node.node_flow", "archive.archive_flow", "experiment.experiment_flow"])
-def test_the_form_says_what_each_parameter_is(flow: str) -> None:
-    properties = parameter_schema(load(f"sapo.flows.{flow}").fn).properties
-    assert all(one.get("description") for one in properties.values())
-
-
-def test_the_form_knows_the_bounds_of_numbers() -> None:
-    properties = parameter_schema(load("sapo.flows.node.node_flow").fn).properties
-    assert properties["rounds"]["minimum"] == 1
-    assert properties["seconds"]["exclusiveMinimum"] == 0
 
 
 def test_a_run_that_is_not_heard_of_is_crashed_and_one_that_ended_is_not(site: Site) -> None:
@@ -183,13 +160,6 @@ def test_another_site_s_node_is_not_watched(site: Site, tmp_path: Path) -> None:
 def test_an_equal_registration_has_an_equal_version_and_another_one_another() -> None:
     assert version_of({"a": 1, "b": [2]}) == version_of({"b": [2], "a": 1})
     assert version_of({"a": 1}) != version_of({"a": 2})
-
-
-def test_without_a_server_the_remedy_is_said() -> None:
-    with pytest.raises(UserError, match="prefect server start"):
-        refuse_without_server({})
-    with pytest.raises(UserError, match="no server answers there"):
-        refuse_without_server({"PREFECT_API_URL": "http://127.0.0.1:9/api"})
 
 
 def test_no_run_of_a_pool_of_containers_chooses_a_command() -> None:
@@ -230,14 +200,6 @@ def test_what_is_another_home_s_is_refused_before_anything_is_changed(
     monkeypatch.setattr(deploy, "get_client", lambda **_: contextlib.nullcontext(Server()))
     with pytest.raises(UserError, match="is registered for /srv/other"):
         deploy.register(site, print)
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [(Path("my site.toml"), "--config 'my site.toml' --home home"), (None, "--set KEY=VALUE --home home")],
-)
-def test_it_says_how_a_change_of_the_config_is_registered(config: Path | None, said: str) -> None:
-    assert _again(config, Home.at("home", "")).endswith(f" deploy {said}")
 
 
 FILE = yaml.safe_load((Path(__file__).parents[2] / "prefect.yaml").read_text(encoding="utf-8"))

@@ -5,8 +5,6 @@ import importlib.resources
 import json
 import os
 import re
-import socket
-import stat
 import subprocess
 import sys
 import time
@@ -23,8 +21,6 @@ from sapo.core.config.schema import Rules
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
-OWN = ("sapo:",)
-"""Images that are built here; all others are pulled."""
 ONCE = {"kafka-topic", "s3-buckets", "site"}
 """Services that do something and end."""
 SECRETS = {
@@ -86,50 +82,26 @@ def test_compose_files_obey_the_specification(name: str) -> None:
     assert not problems
 
 
-def test_every_image_is_pinned_to_a_whole_version() -> None:
+def test_every_image_is_pinned_and_our_own_have_the_version_of_the_package() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for name, service in SERVICES.items():
-        assert re.match(r"[a-z0-9/]+:v?\d+\.\d+(\.\d+)?(-|$)", service["image"]), (
-            f"{name}: {service['image']}"
-        )
-        assert service["image"].startswith(OWN) == ("build" in service), name
+        assert re.match(r"[a-z0-9/]+:v?\d+\.\d+(\.\d+)?(-|$)", service["image"]), name
+        assert service["image"].startswith(f"sapo:{version}-") == ("build" in service), name
+    assert all(base in stages() or re.search(r":\d+\.\d+\.\d+-", base) for base, _ in stages().values())
 
 
 @pytest.mark.parametrize("name", sorted(set(SERVICES) - ONCE))
 def test_what_runs_on_has_a_health_check_and_comes_back(name: str) -> None:
-    service = SERVICES[name]
-    assert service["healthcheck"]["test"][0] == "CMD"
-    assert service["restart"] == ("on-failure" if name == "node" else "unless-stopped")
-    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
+    assert SERVICES[name]["restart"] == ("on-failure" if name == "node" else "unless-stopped")
 
 
 def test_services_wait_for_what_they_need_to_be_well() -> None:
     for name, service in SERVICES.items():
         for other, how in service.get("depends_on", {}).items():
-            assert other in SERVICES, f"{name} waits for {other}"
             once = "service_completed_successfully"
             assert how["condition"] == (once if other in ONCE else "service_healthy"), f"{name} on {other}"
     assert set(SERVICES["node"]["depends_on"]) == {"site", "kafka-topic", "s3", "prefect", "mlflow"}
-
-
-def test_volumes_and_networks_are_declared_and_all_data_is_on_volumes() -> None:
-    content = compose()
-    mounts = {name: [volume.split(":")[0] for volume in s.get("volumes", [])] for name, s in SERVICES.items()}
-    used = {volume for volumes in mounts.values() for volume in volumes if not volume.startswith(".")}
-    assert used == set(content["volumes"])
-    networks = {network for service in SERVICES.values() for network in service.get("networks", [])}
-    assert networks == set(content["networks"])
-    for name in ("kafka", "s3", "prefect-db", "mlflow-db", "node"):
-        assert mounts[name], f"{name} keeps nothing"
-
-
-def test_no_two_services_write_to_one_volume_by_accident() -> None:
-    shared = {"s3": {"s3-buckets", "s3"}, "site": {"site", "archive", "node"}}
-    shared["cache"] = shared["site"]
-    for volume in compose()["volumes"]:
-        users = {
-            n for n, s in SERVICES.items() if any(v.startswith(f"{volume}:") for v in s.get("volumes", []))
-        }
-        assert users == shared.get(volume, {volume})
 
 
 def test_a_database_is_reached_by_its_own_server_only() -> None:
@@ -200,24 +172,7 @@ def test_the_config_that_containers_see_is_a_config() -> None:
     assert config.track.uri == "http://mlflow:5000"
 
 
-def test_versions_of_images_and_packages_agree() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    for service in SERVICES.values():
-        if service["image"].startswith(OWN):
-            assert service["image"].startswith(f"sapo:{version}-")
-    from infra.s3 import install
-
-    assert SERVICES["s3"]["image"].endswith(f":{install.VERSION}")
-
-
 # -- Dockerfile ---------------------------------------------------------------------------------------------
-
-
-def test_every_base_is_pinned_or_a_stage() -> None:
-    for name, (base, _) in stages().items():
-        assert base in stages() or re.search(r":\d+\.\d+\.\d+-", base), name
-    assert {"cpu", "gpu", "server"} <= set(stages())
-    assert list(stages())[-1] == "cpu", "the default target is the last stage"
 
 
 @pytest.mark.parametrize("target", ["cpu", "gpu", "server"])
@@ -226,39 +181,6 @@ def test_no_image_runs_as_root(target: str) -> None:
     assert users
     assert users[-1] != "root"
     assert any(word == "CMD" for word, _ in lineage(target))
-
-
-def test_what_is_copied_is_there_and_sent_to_the_builder() -> None:
-    allowed = (DOCKER / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
-    for _, steps in stages().values():
-        for word, rest in steps:
-            if word == "COPY" and "--from=" not in rest:
-                for source in rest.split()[:-1]:
-                    assert (ROOT / source).exists(), source
-                    assert f"!{source}" in allowed, source
-            elif word == "COPY":
-                assert re.match(r"--from=(\S+)", rest)[1] in stages()  # type: ignore[index]
-
-
-def test_everything_is_installed_with_the_constraints() -> None:
-    installs = [rest for word, rest in instructions() if word == "RUN" and "pip install" in rest]
-    assert len(installs) == 5
-    assert all("constraint constraints.txt" in rest for rest in installs)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    pins = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    assert set(project["dependency-groups"]["server"]) <= pins
-
-
-def test_targets_and_commands_of_compose_exist() -> None:
-    for service in SERVICES.values():
-        if "build" in service:
-            target = service["build"]["target"]
-            assert (example()["SAPO_TARGET"] if target.startswith("$") else target) in stages()
-    copied = " ".join(rest for word, rest in lineage("cpu") if word == "COPY")
-    for name in ("site", "archive", "node"):
-        for path in re.findall(r"/opt/sapo/(\S+)", " ".join(SERVICES[name]["command"])):
-            assert f"docker/{path}" in copied
-    assert (DOCKER / "site.sh").stat().st_mode & stat.S_IXUSR
 
 
 # -- names of replicas --------------------------------------------------------------------------------------
@@ -329,37 +251,3 @@ def test_a_node_that_writes_nothing_for_long_is_not_well(
     os.utime(journal, (time.time() - 3600,) * 2)
     assert "nothing for" in str(health.node(tmp_path, "n0"))
     assert "cannot be reached" in str(health.reachable("127.0.0.1:1"))
-
-
-@pytest.mark.parametrize(
-    ("address", "place"),
-    [
-        ("https://s3.example.org", ("s3.example.org", 443)),
-        ("http://s3.example.org/", ("s3.example.org", 80)),
-        ("http://s3:7070", ("s3", 7070)),
-        ("kafka:9092", ("kafka", 9092)),
-        ("[::1]:9092", ("::1", 9092)),
-    ],
-)
-def test_a_server_without_a_port_is_looked_for_at_its_schemes_own(
-    address: str, place: tuple[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(DOCKER))
-    import health
-
-    asked: list[tuple[str, int]] = []
-
-    def refuse(at: tuple[str, int], timeout: float) -> None:
-        asked.append(at)
-        raise ConnectionRefusedError
-
-    monkeypatch.setattr(socket, "create_connection", refuse)
-    assert "cannot be reached" in str(health.reachable(address))
-    assert asked == [place]
-
-
-def test_a_server_without_any_port_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(DOCKER))
-    import health
-
-    assert health.reachable("kafka") == "kafka names no port"

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 import typer
-from documents import PAGES, ROOT, blocks, table_commands
+from documents import PAGES, blocks, table_commands
 
 from sapo import cli
 
@@ -39,26 +39,3 @@ def test_every_block_of_commands_is_one_that_a_shell_can_read() -> None:
             script = "\n".join(block.lines)
             done = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{block.name}: {done.stderr}"
-
-
-def test_every_script_that_is_named_is_there() -> None:
-    text = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
-    scripts = set(re.findall(r"\bpython\s+((?:docs|benchmarks)/\w+\.py)", text))
-    modules = set(re.findall(r"\bpython -m ((?:infra|sapo\.flows)[.\w]*)", text))
-    assert len(scripts) > 5
-    assert len(modules) > 2
-    assert not [name for name in scripts if not (ROOT / name).exists()]
-    paths = {name: ROOT / name.removeprefix("sapo.").replace(".", "/") for name in modules}
-    assert not [
-        name
-        for name, path in paths.items()
-        if not (path / "__main__.py").exists() and not path.with_suffix(".py").exists()
-    ]
-
-
-def test_readme_links_every_page_in_its_order_of_reading_once() -> None:
-    order = (ROOT / "README.md").read_text(encoding="utf-8").split("## Read on")[1]
-    linked = re.findall(r"^\d+\. \[.*?\]\(docs/(\w[\w-]*\.md)\)", order, re.MULTILINE)
-    assert sorted(linked) == sorted(path.name for path in PAGES[1:])
-    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", order, re.MULTILINE)]
-    assert numbers == list(range(1, len(linked) + 1))

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import sqlite3
-import time
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
@@ -25,10 +24,8 @@ from sapo.cli.report.live_view import (
     STOPPING,
     LiveView,
     NodeRow,
-    NodeTable,
     Pace,
     PlainView,
-    duration,
     open_view,
     print_summary,
     screen,
@@ -135,10 +132,6 @@ def test_figures_of_a_swarm_for_mlflow_come_from_the_summary(home: Home) -> None
 
 def test_first_and_last_are_means_of_a_tenth() -> None:
     assert first_and_last([i / 100 for i in range(20)]) == Ends(first=0.005, last=0.185)
-
-
-def test_first_and_last_of_nothing_are_null() -> None:
-    assert first_and_last([]) == Ends()
 
 
 def test_the_three_rewards_are_never_mixed(home: Home) -> None:
@@ -317,13 +310,6 @@ def test_the_page_shows_the_three_rewards_and_whole_rollouts(home: Home) -> None
     assert "Written by n1 in its round 3; learned from by n0 in its round 5" in text
 
 
-def test_the_page_of_a_run_without_anything_says_so(home: Home) -> None:
-    run = Run(home, DEMO, {"n0": {}})
-    text = page(run, summarise(run), [])
-    assert "nothing measured yet" in text
-    assert "no shared group yet" in text
-
-
 def test_a_chart_is_well_formed_and_stays_inside_its_frame() -> None:
     line = [(float(x), x * 0.1) for x in range(30)]
     root = ElementTree.fromstring(
@@ -336,11 +322,6 @@ def test_a_chart_is_well_formed_and_stays_inside_its_frame() -> None:
             x, y = map(float, point.split(","))
             assert 0 <= x <= 640
             assert 0 <= y <= 300
-
-
-def test_a_chart_of_one_point_shows_it() -> None:
-    svg = line_chart("t", {"n0": [(3.0, 0.5)]}, x_label="x", y_label="y")
-    assert "<circle" in svg
 
 
 def test_rolling_mean_looks_back_only() -> None:
@@ -360,13 +341,6 @@ def test_ticks_enclose_the_data_and_differ(low: float, span: float) -> None:
     assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, -3.5, 1e-9, 1e9])
-def test_a_flat_line_has_room_above_and_below(value: float) -> None:
-    svg = line_chart("t", {"n0": [(0.0, value), (5.0, value)]}, x_label="x", y_label="y")
-    [line] = [e for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("polyline")]
-    assert all(34 <= float(point.split(",")[1]) <= 260 for point in line.attrib["points"].split())
-
-
 class Clock:
     """Time that passes when it is told to."""
 
@@ -384,9 +358,6 @@ ROWS = [
 ]
 
 
-CLEAR = "\x1b[2J"
-
-
 def plain() -> tuple[PlainView, io.StringIO, Clock]:
     out, clock = io.StringIO(), Clock()
     return PlainView("demo", Console(file=out, width=60), clock), out, clock
@@ -402,38 +373,6 @@ def test_without_a_terminal_lines_are_plain_and_whole() -> None:
     assert "n0 10/40 local 0.25 held-out – pool 7 foreign 50% " in out.getvalue()
     assert "n1 5/40 local – held-out – pool – foreign – age – failed" in out.getvalue()
     assert "means of 10 rounds" in out.getvalue()
-
-
-def test_a_link_is_a_line_of_its_own() -> None:
-    view, out, _ = plain()
-    view.link("MLflow", LINK)
-    assert out.getvalue() == f"0:00  demo  MLflow {LINK}\n"
-
-
-def test_plain_lines_come_every_few_seconds_only() -> None:
-    view, out, clock = plain()
-    for second in range(11):
-        clock.now = float(second)
-        view.nodes(ROWS)
-    assert out.getvalue().count("\n") == 3
-
-
-def test_every_step_is_seen_to_begin_and_to_end() -> None:
-    view, out, _ = plain()
-    for done in range(101):
-        view.step("preparing the starter policy", done, 100)
-    assert out.getvalue().splitlines() == [
-        "0:00  demo  preparing the starter policy: 0 of 100",
-        "0:00  demo  preparing the starter policy: 100 of 100",
-    ]
-
-
-def test_a_long_step_says_how_long_it_will_take() -> None:
-    view, out, clock = plain()
-    for done in range(0, 80, 20):
-        clock.now = float(done)
-        view.step("preparing the starter policy", done, 1000)
-    assert "60 of 1,000, about 15:40 left" in out.getvalue()
 
 
 def test_on_a_terminal_the_view_is_live() -> None:
@@ -482,44 +421,6 @@ def test_the_screen_shows_every_figure_of_a_node_and_the_time_left() -> None:
         assert shown in text
 
 
-def test_the_table_fits_a_terminal_of_eighty_columns() -> None:
-    metrics = {name: 0.512 for name in ("reward/local", "reward/training_set", "eval/pass_at_1")}
-    metrics |= {"pool/size": 512, "share/external": 0.5, "staleness/mean_s": 12.5, "tokens/per_second": 1234}
-    console = Console(file=io.StringIO(), width=80)
-    console.print(NodeTable([NodeRow("n0", "finished", 120, 120, metrics)]))
-    assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
-    assert "tokens" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_narrow_terminal_gets_fewer_columns_none_of_them_cut() -> None:
-    metrics = {"reward/local": 0.512, "reward/training_set": 0.6, "eval/pass_at_1": 0.4, "pool/size": 31}
-    console = Console(file=io.StringIO(), width=40)
-    console.print(NodeTable([NodeRow("n0", "finished", 120, 120, metrics, 10)]))
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "…" not in text
-    assert "120/120" in text
-    assert "0.512" in text
-    assert "finished" in text
-    assert "tokens" not in text
-
-
-def test_the_figures_are_explained_where_there_is_room() -> None:
-    text = " ".join(rendered("demo", ROWS, None, 1.0, None).split())
-    assert "Means of the last 10 rounds; held-out and pool: newest." in text
-    for word in ("pool:", "foreign share:", "staleness:", "docs/concepts.md"):
-        assert word in text
-    low = Console(file=io.StringIO(), width=80, height=12, force_terminal=True)
-    low.print(NodeTable(ROWS))
-    assert "concepts.md" not in low.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_the_screen_names_a_step_and_a_failed_node() -> None:
-    text = rendered("demo", ROWS, ("held-out evaluation", 500, 2000), 1.0, None)
-    assert "held-out evaluation" in text
-    assert "500 of 2,000" in text
-    assert "failed" in text
-
-
 def test_time_left_follows_the_pace_of_the_last_minute() -> None:
     pace = Pace()
     for second in range(11):
@@ -527,13 +428,6 @@ def test_time_left_follows_the_pace_of_the_last_minute() -> None:
     for second in range(11, 200):
         left = pace.left(float(second), min(10 + 2 * (second - 10), 400), 400)
     assert left == pytest.approx((400 - 388) / 2, rel=0.05)
-
-
-def test_a_resumed_run_counts_its_pace_from_where_it_starts() -> None:
-    pace = Pace()
-    for second in range(13):
-        left = pace.left(float(second), 90 + second // 2, 100)
-    assert left == pytest.approx(8.0)
 
 
 def test_nothing_is_foretold_from_the_first_rounds() -> None:
@@ -545,13 +439,6 @@ def test_nothing_is_foretold_from_the_first_rounds() -> None:
     assert pace.left(71.0, 21, 480) == pytest.approx((480 - 21) * 11 / 20)
 
 
-def test_slow_rounds_keep_their_pace_between_them() -> None:
-    pace = Pace()
-    for second in range(0, 400, 5):
-        left = pace.left(float(second), second // 100, 10)
-        assert (left is None) == (second < 300)
-
-
 def test_what_is_left_never_grows_while_a_step_is_under_way() -> None:
     pace, before = Pace(), math.inf
     for second in range(200):
@@ -561,21 +448,6 @@ def test_what_is_left_never_grows_while_a_step_is_under_way() -> None:
             assert left <= before
             before = left
     assert before == pytest.approx(11 * 10), "that of the steps after it"
-
-
-def test_what_is_left_is_not_known_where_the_last_step_takes_long() -> None:
-    pace = Pace()
-    left = [pace.left(float(second), min(second // 10, 8), 9) for second in range(120)]
-    assert left[85] == pytest.approx(5)
-    assert left[119] is None
-
-
-def test_a_slow_step_now_and_then_is_part_of_the_pace() -> None:
-    pace, now = Pace(), 0.0
-    for step in range(1, 41):
-        now += 70.0 if step % 4 == 0 else 10.0
-        left = pace.left(now, step, 80)
-    assert left == pytest.approx(40 * 25.0, rel=0.1)
 
 
 def test_a_stop_is_answered_in_both_views() -> None:
@@ -598,37 +470,6 @@ def live_view(width: int = 100) -> tuple[LiveView, Callable[[], str]]:
     view = open_view("demo", console, hint="it goes on")
     assert isinstance(view, LiveView)
     return view, console.file.getvalue  # type: ignore[attr-defined]
-
-
-def test_the_clock_of_the_live_view_goes_on_by_itself() -> None:
-    clock = Clock()
-    console = Console(file=io.StringIO(), force_terminal=True, width=100, _environ={"TERM": "xterm"})
-    with open_view("demo", console, clock) as view:
-        view.step("loading torch", 0, 1)
-        clock.now = 41.0
-        until = time.monotonic() + 30
-        while "0:41" not in console.file.getvalue() and time.monotonic() < until:  # type: ignore[attr-defined]
-            time.sleep(0.01)
-        assert "0:41" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_a_terminal_made_narrower_is_cleared_and_keeps_its_notes() -> None:
-    view, text = live_view()
-    with view:
-        view.note("mlflow is away")
-        view.nodes(ROWS)
-        assert CLEAR not in text()
-        view._live.console.width = 60
-        view.nodes(ROWS)
-        assert text().count(CLEAR) == 1
-        assert "mlflow is away" in text().split(CLEAR)[1]
-        view.nodes(ROWS)
-    assert text().count(CLEAR) == 1
-
-
-@pytest.mark.parametrize(("value", "text"), [(0, "0:00"), (59.6, "1:00"), (61, "1:01"), (3661, "1:01:01")])
-def test_durations_read_well(value: float, text: str) -> None:
-    assert duration(value) == text
 
 
 def test_the_end_shows_figures_places_and_commands_on_one_screen(home: Home) -> None:

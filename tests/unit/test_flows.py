@@ -15,11 +15,10 @@ from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
 from sapo.core.errors import Paused, Unavailable
-from sapo.core.types import RoundResult
 from sapo.flows import common, deployed, evaluate, maintain, node
 from sapo.flows.archive import Archive
 from sapo.flows.common import PROCESS, Process, here
-from sapo.flows.node import COLUMNS, TABLE_ROWS, Session, progress_table
+from sapo.flows.node import Session
 from sapo.flows.orchestrator import Attempt, Orchestrator
 from sapo.ops.deployments import process_tag, site_tag
 from sapo.store.journal.journal import Journal
@@ -215,39 +214,3 @@ def test_a_deployment_s_run_that_pauses_delivers_what_it_owes_before_its_schedul
     with pytest.raises(Paused, match="entropy"):
         node._deployed_rounds(session, "n0")
     assert done == ["delivered", "paused"]
-
-
-def test_a_flow_run_says_which_rounds_it_makes_and_which_have_tasks(process: Process) -> None:
-    config = small_config(["swarm.rounds=24", "flow.every=40"]).for_node("n0")
-    session = Session(process, SimpleNamespace(round=20, config=config)).take_up(120)
-    said = node.what_is_shown(session, "n0")
-    assert said.startswith("Rounds 20 to 23 of n0;")
-    assert "one round in 40" in said
-
-
-def results(count: int) -> list[RoundResult]:
-    return [
-        RoundResult(round=i, policy_version=i + 1, metrics={"reward/local": i / 100}, finished_at=0.0)
-        for i in range(count)
-    ]
-
-
-def test_the_progress_table_has_a_row_a_round(process: Process) -> None:
-    lines = progress_table(results(3)).splitlines()
-    assert lines[0].split(" | ")[:2] == ["| round", "reward/local"]
-    assert [line.split(" | ")[:2] for line in lines[2:]] == [
-        ["| 0", "0.000"],
-        ["| 1", "0.010"],
-        ["| 2", "0.020"],
-    ]
-    assert {line.count("|") for line in lines} == {len(COLUMNS) + 3}
-
-
-def test_a_long_progress_table_is_thinned_and_keeps_the_last_round() -> None:
-    lines = progress_table(results(1234)).splitlines()
-    assert len(lines) - 2 <= TABLE_ROWS + 1
-    assert lines[-1].startswith("| 1233 |")
-
-
-def test_a_flow_run_without_rounds_has_an_empty_table() -> None:
-    assert len(progress_table([]).splitlines()) == 2

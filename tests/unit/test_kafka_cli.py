@@ -1,7 +1,5 @@
 """The parts of `python -m infra.kafka` that need no broker: options, what it prints, folders, pinned jars."""
 
-import json
-import os
 import re
 import socket
 import stat
@@ -9,32 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from infra.kafka import cli, keep, runtime, tls
+from infra.kafka import runtime, tls
 from infra.kafka.broker import environment
-from infra.kafka.cluster import Cluster, running
 from infra.kafka.layout import Layout, free
-from sapo.core.errors import Unavailable, UserError
-
-RUNS = {
-    "cluster_id": "abc",
-    "servers": "127.0.0.1:1,127.0.0.1:2",
-    "secured": True,
-    "brokers": [{"broker": 0, "pid": 11, "port": 1}, {"broker": 1, "pid": None, "port": 2}],
-    "topics": [
-        {
-            "name": "sapo.tiny",
-            "partitions": 12,
-            "replication": 3,
-            "under_replicated": 4,
-            "retention_hours": 168.0,
-            "max_message_bytes": 1_065_536,
-            "timestamps": "LogAppendTime",
-        }
-    ],
-    "users": ["admin", "site-b"],
-    "acls": [{"user": "site-b", "topic": "sapo.tiny", "operation": "read"}],
-    "quotas": {"site-b": {"producer_byte_rate": 1000}},
-}
+from sapo.core.errors import UserError
 
 
 @pytest.fixture
@@ -42,123 +18,6 @@ def folder(tmp_path: Path) -> Path:
     """A cluster's folder as it is before its first start."""
     Layout.make(tmp_path / "cluster", brokers=1, secured=False).write()
     return tmp_path / "cluster"
-
-
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The line with which a command with bad input ends."""
-    assert cli.main(list(words)) == cli.BAD_INPUT
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    last = shown.err.splitlines()[-1]
-    assert last.startswith("error: ")
-    return last
-
-
-class TestParser:
-    def test_a_command_keeps_its_own_options(self) -> None:
-        given = cli.parser().parse_args(
-            ["with", "--topic", "t", "--brokers", "3", "--", "sapo", "swarm", "--x"]
-        )
-        assert given.command == ["sapo", "swarm", "--x"]
-        assert (given.topic, given.brokers, given.dir) == ("t", 3, cli.DEFAULT_DIR)
-
-    def test_ports_are_numbers(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.parser().parse_args(["start", "--ports", "1,2,3"]).ports == [1, 2, 3]
-        with pytest.raises(SystemExit) as caught:
-            cli.parser().parse_args(["start", "--ports", "1;2"])
-        assert caught.value.code == 2
-        assert "numbers joined by commas" in capsys.readouterr().err
-
-    @pytest.mark.parametrize(
-        "words", [[], ["fly"], ["topic"], ["with", "--topic", "t"], ["acl", "--read-only", "--write-only"]]
-    )
-    def test_what_is_missing_or_unknown_ends_it(self, words: list[str]) -> None:
-        with pytest.raises(SystemExit) as caught:
-            cli.main(words)
-        assert caught.value.code == 2
-
-    def test_the_keeper_gets_what_start_was_given(self) -> None:
-        given = cli.parser().parse_args(["start", "--brokers", "3", "--secured", "--ports", "1,2,3"])
-        assert cli._wanted(given) == [
-            *("--brokers", "3", "--host", "127.0.0.1", "--ports", "1,2,3", "--secured")
-        ]
-
-
-class TestInput:
-    @pytest.mark.parametrize(
-        ("words", "said"),
-        [
-            (["status"], "holds no cluster"),
-            (["topic", "t"], "no cluster runs there"),
-            (["user", "u"], "no cluster runs there"),
-            (["acl", "u", "t"], "no cluster runs there"),
-            (["quota", "u", "1000"], "no cluster runs there"),
-            (["console", "--topic", "t"], "no cluster runs there"),
-            (["topic", "t", "--partitions", "0"], "--partitions = 0: must be above zero"),
-            (["topic", "t", "--retention-hours", "-1"], "--retention-hours = -1.0: must be above zero"),
-            (["with", "--topic", "t", "--max-payload-bytes", "0", "--", "true"], "--max-payload-bytes = 0"),
-            (["with", "--topic", "t", "--brokers", "2", "--", "true"], "one broker or three"),
-            (["with", "--topic", "t", "--host", "0.0.0.0", "--", "true"], "clients can't connect to it"),
-            (["with", "--topic", "t", "--ports", "1,2", "--", "true"], "name one port for each"),
-        ],
-    )
-    def test_bad_input_is_told_in_a_line(
-        self,
-        words: list[str],
-        said: str,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.setattr(runtime, "jars", lambda: tmp_path)
-        dashes = words.index("--") if "--" in words else len(words)
-        place = ["--dir", str(tmp_path / "none")]
-        assert said in refused(capsys, *words[:dashes], *place, *words[dashes:])
-
-    def test_stopping_what_does_not_run_is_no_error(
-        self, folder: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert cli.main(["stop", "--dir", str(folder)]) == 0
-        assert "nothing runs" in capsys.readouterr().out
-
-    def test_brokers_of_another_command_are_not_stopped(self, folder: Path) -> None:
-        (folder / keep.PID).write_text(str(os.getpid()))
-        with pytest.raises(Unavailable, match="belong to a command that runs"):
-            keep.stop(folder, 1.0)
-
-    def test_a_folder_starts_as_what_it_is(self, folder: Path) -> None:
-        for wrong, said in (
-            ({"brokers": 3}, "has 1 broker"),
-            ({"secured": True}, "is plain"),
-            ({"host": "localhost"}, "is for 127.0.0.1"),
-        ):
-            with pytest.raises(UserError, match=said):
-                Cluster.start(folder, **wrong)
-            assert not running(folder)
-
-
-class TestStatus:
-    def test_a_cluster_that_is_down(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert cli.main(["status", "--dir", str(folder)]) == cli.FAILED
-        assert "broker 0" in (shown := capsys.readouterr().out)
-        assert shown.endswith("down\n")
-        assert cli.main(["status", "--json", "--dir", str(folder)]) == cli.FAILED
-        found = json.loads(capsys.readouterr().out)
-        assert found["running"] is False
-        assert found["brokers"][0]["pid"] is None
-        assert "topics" not in found
-
-    def test_all_is_told_in_lines(self) -> None:
-        assert cli.told(RUNS).splitlines() == [
-            "cluster abc at 127.0.0.1:1,127.0.0.1:2 (SASL/SCRAM over TLS)",
-            "broker 0  port 1  pid 11",
-            "broker 1  port 2  down",
-            "topic sapo.tiny  12 partitions x 3, 4 under-replicated, 168 h, messages to 1065536 bytes, "
-            "LogAppendTime",
-            "users admin, site-b",
-            "acl site-b may read sapo.tiny",
-            "quota site-b producer_byte_rate 1000",
-        ]
 
 
 class TestLayout:

@@ -47,9 +47,3 @@ def test_a_second_make_swarm_succeeds_changes_nothing_and_names_what_to_type(che
         again = line.partition("ARGS=")[2].strip('"')
         assert make(checkout, f"ARGS={again}").stdout.startswith("[sapo][swarm][--preset][tiny][--")
     assert make(checkout, SAPO_HOME="elsewhere").stdout == "[sapo][swarm][--preset][tiny]"
-
-
-def test_arguments_may_hold_quotes_and_commas(checkout: Path) -> None:
-    given = """ARGS=--set 'rules.members=["a","b"]' --home x"""
-    shown = make(checkout, given).stdout
-    assert shown == '[sapo][swarm][--preset][tiny][--set][rules.members=["a","b"]][--home][x]'

@@ -1,7 +1,6 @@
 """A member whose questions people answer on a page: who is let in, what is taken, what is shown."""
 
 import contextlib
-import html
 import socket
 import stat
 import threading
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 from asked_people import PATIENCE_S, Desk, Visitor, ask, box, desk, waits
 
-from sapo.core.config.prompt import TAGS_PROMPT
 from sapo.core.errors import UserError
 from sapo.core.types import Outcome, Recipe
 from sapo.node.member import page_server, person
@@ -414,17 +412,6 @@ def test_the_last_answer_ends_the_wait_also_if_it_came_while_nobody_listened(pla
 # -- what is shown ------------------------------------------------------------------------------------------
 
 
-def test_the_next_page_says_what_came_of_the_last_answer(place: Desk) -> None:
-    visitor = Visitor(place)
-    with place.open([ask(wanted=3)]):
-        assert "Your last answer" not in visitor.look()
-        page = visitor.give("right")
-        assert "Your last answer: score 1<" in page
-        assert "<pre>\nright</pre>" in page
-        assert "Your last answer: score 0.01<" in visitor.give("left")
-        assert "Your last answer" not in Visitor(place).look()
-
-
 @pytest.mark.parametrize("raised", [False, True])
 def test_an_answer_that_cannot_be_scored_is_kept_and_said_to_be_so(tmp_path: Path, raised: bool) -> None:
     def score(recipe: Recipe, text: str) -> Outcome:
@@ -445,18 +432,6 @@ def test_markup_in_a_question_and_in_an_answer_is_text(place: Desk) -> None:
         page = visitor.give("</pre></textarea><script>alert(1)</script>")
         assert "&lt;/pre&gt;&lt;/textarea&gt;&lt;script&gt;" in page
         assert "<script" not in page
-
-
-def test_a_person_is_told_what_form_of_answer_is_scored(tmp_path: Path) -> None:
-    with desk(tmp_path, sets=['rules.answer="tags"']) as place, place.open([ask()]):
-        assert html.escape(TAGS_PROMPT) in Visitor(place).look()
-
-
-def test_the_box_has_a_label_and_the_cursor(place: Desk) -> None:
-    with place.open([ask()]):
-        page = Visitor(place).look()
-    assert "<label for=text>Your answer</label>" in page
-    assert "<textarea id=text name=text rows=5 autofocus" in page
 
 
 def test_no_text_is_scored_after_the_end(tmp_path: Path) -> None:

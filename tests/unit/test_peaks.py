@@ -164,15 +164,3 @@ def test_a_node_that_ends_below_its_best_is_named_with_points_and_round() -> Non
     assert "the same 1,000 questions" in text
     assert text.index("n1 ends") < text.index("n2 ends")
     assert "n0" not in text
-
-
-def test_a_difference_within_chance_is_told_as_such() -> None:
-    text = said(n0=(0.01, -0.02), n1=(0.0, 0.0))
-    assert text is not None
-    assert text.startswith("No node ends clearly below its best probe")
-    assert "n0 ends 1.0 points below" in text
-    assert said(n0=(0.0, 0.0)) == "Every node ends at its best probe, on the same 1,000 questions."
-
-
-def test_without_an_end_nothing_is_said() -> None:
-    assert peaks.sentence(of(n0=None)) is None

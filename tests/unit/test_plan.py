@@ -173,23 +173,6 @@ def planned(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[s
     return code, json.loads(said.out), said.err
 
 
-def test_nodes_alike_are_one_column_and_what_does_not_fit_is_a_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = ("--home", str(tmp_path / "home"))
-    code, found, _ = planned(capsys, *home, "--nodes", "3", "--set", "node.1.batch.completions=4")
-    assert code == 0
-    assert [node["nodes"] for node in found["nodes"]] == [["n0", "n2"], ["n1"]]
-    assert found["nodes"][0]["shape"]["parameters"] == 492_384
-    assert found["nodes"][0]["probed"] is None
-    code, found, said = planned(capsys, *home, "--nodes", "3000")
-    assert code == 1
-    (warning,) = found["warnings"]
-    assert warning.startswith("memory: ")
-    assert f"warning: {warning}" in said
-    assert not (tmp_path / "home").exists()
-
-
 def test_a_model_of_which_nothing_is_known_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,15 +194,3 @@ def test_a_model_that_does_not_fit_is_not_tried(tmp_path: Path) -> None:
     assert made.nodes[0].probed is None
     assert "one node alone does not fit, so it was not tried" in made.missing[0]
     assert made.warnings[0].startswith("memory: ")
-
-
-def test_the_table_has_a_row_for_each_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["plan", "--no-probe", "--home", str(tmp_path / "home")]) == 0
-    table = capsys.readouterr().out
-    for row in ("parameters", "memory: weights", "memory: key-value cache", "all nodes: memory"):
-        assert row in table
-
-
-def test_a_dry_run_names_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["swarm", "--dry-run", "--home", str(tmp_path / "home")]) == 0
-    assert "plan` with the same options" in capsys.readouterr().out

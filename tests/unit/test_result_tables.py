@@ -25,25 +25,11 @@ def document() -> dict[str, Any]:
     return results.summarise(grid(), runs, {}, None)
 
 
-def test_a_row_per_arm_with_half_the_interval() -> None:
-    head, _, *rows = result_tables.arms(document()).splitlines()
-    assert head.startswith("| arm | held-out pass@1 at the end, % | `reward/local` |")
-    assert [row.split(" | ")[1] for row in rows] == ["30.0 ± 0.0", "41.0 ± 2.5"]
-
-
 def test_what_was_asked_beforehand_stands_with_its_answer_favourable_or_not() -> None:
     _, _, *rows = result_tables.comparisons(document()).splitlines()
     assert "Does sharing help? (4/4 against 8/0)" in rows[0]
     assert "**+11.0 points (+8.5 to +13.5)**" in rows[0]
     assert "not told apart" in rows[1] or "not tested" in rows[1]
-
-
-def test_each_way_to_answer_as_one_has_a_column() -> None:
-    share = {"mean": 0.5, "low": 0.4, "high": 0.6}
-    figures = {"ensemble/vote": share, "ensemble/vote/untrained": {**share, "mean": 0.25}}
-    found = {"name": "made-up", "arms": {"8/0": {"figures": figures}}}
-    assert result_tables.learned(found).splitlines()[0] == "| learned, % | vote |"
-    assert "| 8/0 | 25.0" in result_tables.untrained(found)
 
 
 def test_kept_figures_make_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

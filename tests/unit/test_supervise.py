@@ -263,12 +263,6 @@ def test_a_snapshot_has_means_of_the_last_rounds(home: Home) -> None:
     assert first.window == supervisor.WINDOW == 10
 
 
-def test_means_are_of_as_many_rounds_as_there_are(home: Home) -> None:
-    commit_rounds(home, "n0", [{"reward/local": 0.25}, {"reward/local": 0.75, "staleness/mean_s": 3.0}])
-    first = snapshot(small_config(), home).nodes[0]
-    assert (first.means, first.window) == ({"reward/local": 0.5, "staleness/mean_s": 3.0}, 2)
-
-
 def test_a_snapshot_says_how_far_the_evaluation_is(home: Home) -> None:
     home.swarm_state.write_text(SwarmState("evaluating", os.getpid(), 0.0, {}).to_json())
     write_progress(home, "n1", 640, 2000)

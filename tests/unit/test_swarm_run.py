@@ -47,12 +47,6 @@ def test_the_runs_of_all_nodes_lie_below_the_swarms(uri: str) -> None:
     assert found["tiny"].data.tags["sapo.kind"] == "swarm"
 
 
-def test_every_line_of_a_chart_has_a_colour_of_its_own(uri: str) -> None:
-    for name in ("n0", "n1", "n2"):
-        node(uri, name).start()
-    assert len({run.data.tags["mlflow.runColor"] for run in runs(uri).values()}) == 4
-
-
 def test_of_two_parents_made_at_once_the_oldest_stays(uri: str) -> None:
     node(uri).start()
     client, old = MlflowClient(uri), runs(uri)["tiny"]
@@ -143,17 +137,6 @@ def test_the_swarms_run_ends_with_the_last_node_and_goes_on_with_the_first(uri: 
     assert runs(uri)["tiny"].info.status == "KILLED"
     node(uri).start()
     assert runs(uri)["tiny"].info.status == "RUNNING"
-
-
-def test_descriptions_lead_to_nodes_models_and_their_comparison(uri: str) -> None:
-    for name in ("n0", "n1"):
-        node(uri, name).start()
-    found = runs(uri)
-    note = found["tiny"].data.tags[NOTE]
-    for name in ("n0", "n1"):
-        assert note.count(found[name].info.run_id) == 3, "itself, the curves, the settings"
-        assert f"#/models/tiny.{name}" in note
-    assert found["tiny"].info.run_id in found["n0"].data.tags[NOTE]
 
 
 def test_a_large_swarms_description_stays_within_what_mlflow_takes(uri: str) -> None:

@@ -1,11 +1,7 @@
 """The benchmark of hostile peers at small sizes: its statistics are right, its zoo is whole."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
-import hostile as benchmark
 import pytest
 from animals import ZOO, Sight
 from common import Report
@@ -13,8 +9,6 @@ from hostile import Pair, lower_bound, report_pairs
 from hostile_swarm import Attack
 from reserve import opened
 from scipy.stats import ttest_1samp
-
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "hostile.py"
 
 
 def pair(seed: int, difference: float, pace: float = 0.95) -> Pair:
@@ -52,21 +46,3 @@ def test_half_of_all_peers_are_the_whole_zoo(tmp_path: Path) -> None:
         assert {peer.key for peer, _ in attack.peers} <= keys
         alone = Attack.of({"forger": ZOO["forger"]}, 3, reserve.grounds, 1)
         assert [len(animals) for _, animals in alone.peers] == [1, 1, 1]
-
-
-@pytest.mark.soak
-def test_the_quick_benchmark_writes_all_its_figures(tmp_path: Path) -> None:
-    file = tmp_path / "hostile.json"
-    command = [sys.executable, str(SCRIPT), "--quick", "--json", str(file)]
-    subprocess.run(command, check=False, capture_output=True)  # how fast it is depends on what else runs
-    found = json.loads(file.read_text())
-    assert found["name"] == "hostile"
-    assert {f"{name}: CPU ms a round" for name in ZOO} < found["figures"].keys()
-    assert all(
-        figure.keys() == {"ours", "baseline", "ratio", "spread"} for figure in found["figures"].values()
-    )
-
-
-def test_the_sizes_are_those_that_the_page_names() -> None:
-    sizes = benchmark.FULL
-    assert (len(sizes.seeds), sizes.honest, sizes.questions) == (16, 4, 2_000)
