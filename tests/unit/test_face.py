@@ -28,6 +28,7 @@ from sapo.cli.report.live_view import (
     NodeTable,
     Pace,
     PlainView,
+    SummaryTable,
     duration,
     open_view,
     print_summary,
@@ -489,6 +490,35 @@ def test_the_table_fits_a_terminal_of_eighty_columns() -> None:
     console.print(NodeTable([NodeRow("n0", "finished", 120, 120, metrics)]))
     assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
     assert "tokens" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_two_traits_leave_room_for_the_pace() -> None:
+    metrics = {name: 0.512 for name in ("reward/local", "reward/training_set", "eval/pass_at_1")}
+    metrics |= {"pool/size": 512, "share/external": 0.5, "staleness/mean_s": 12.5, "tokens/per_second": 1234}
+    metrics |= {"trait/steps": 0.5, "trait/hedges": 0.3}
+    console = Console(file=io.StringIO(), width=80)
+    console.print(NodeTable([NodeRow("n0", "finished", 120, 120, metrics)]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    for figure in ("50%", "30%", "1,234"):
+        assert figure in text
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_the_end_keeps_the_names_of_nodes_and_cuts_no_figure_in_a_narrow_place(
+    home: Home, width: int
+) -> None:
+    figures = summarise(make_run(home, EVALUATION))
+    traits = {trait: Ends(first=0.5, last=0.75) for trait in ("steps", "hedges")}
+    more = {"traits": traits, "tokens_generated": 10**7}
+    nodes = {name: node.model_copy(update=more) for name, node in figures.nodes.items()}
+    console = Console(file=io.StringIO(), width=width)
+    console.print(SummaryTable(figures.model_copy(update={"nodes": nodes})))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    for found in ("node", "n0", "held-out", "30.0 → 34.0 ± 2.0"):
+        assert found in text
+    assert ("50.0 → 75.0" in text) == (width == 80)
 
 
 def test_a_narrow_terminal_gets_fewer_columns_none_of_them_cut() -> None:
