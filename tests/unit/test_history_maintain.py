@@ -479,6 +479,20 @@ def test_a_table_that_is_only_to_be_appended_to_is_refused_with_the_cause(
     assert "commits in a row" not in line
 
 
+def test_a_parquet_file_of_rollouts_has_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, home, store = kept_home(tmp_path / "home", checkpoints=())
+    fill(store, tmp_path)
+    file, of = tmp_path / "all.parquet", ["--home", str(home.root)]
+    assert cli.invoke(["rollouts", *of, "--json", "--limit", "100000"]) == 0
+    there = len(json.loads(capsys.readouterr().out))
+    assert there > 20
+    assert cli.invoke(["rollouts", *of, "--parquet", str(file)]) == 0
+    assert pq.read_table(file).num_rows == there
+    assert capsys.readouterr().out.splitlines() == [f"{there} completions in {file}"]
+
+
 def test_the_command_wants_a_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["maintain", "--home", str(tmp_path / "none")]) == 2
     assert "holds no swarm" in capsys.readouterr().err
