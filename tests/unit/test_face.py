@@ -24,8 +24,10 @@ from sapo.cli.report.live_view import (
     STOPPING,
     LiveView,
     NodeRow,
+    NodeTable,
     Pace,
     PlainView,
+    SummaryTable,
     open_view,
     print_summary,
     screen,
@@ -419,6 +421,62 @@ def test_the_screen_shows_every_figure_of_a_node_and_the_time_left() -> None:
         "about 1:05 left",
     ):
         assert shown in text
+
+
+def test_the_table_fits_a_terminal_of_eighty_columns() -> None:
+    metrics = {name: 0.512 for name in ("reward/local", "reward/training_set", "eval/pass_at_1")}
+    metrics |= {"pool/size": 512, "share/external": 0.5, "staleness/mean_s": 12.5, "tokens/per_second": 1234}
+    metrics |= {"trait/steps": 0.5, "trait/hedges": 0.3}
+    console = Console(file=io.StringIO(), width=80)
+    console.print(NodeTable([NodeRow("n0", "finished", 120, 120, metrics)]))
+    assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "tokens" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_the_end_keeps_the_names_of_nodes_and_cuts_no_figure_in_a_narrow_place(
+    home: Home, width: int
+) -> None:
+    figures = summarise(make_run(home, EVALUATION))
+    traits = {trait: Ends(first=0.5, last=0.75) for trait in ("steps", "hedges")}
+    more = {"traits": traits, "tokens_generated": 10**7}
+    nodes = {name: node.model_copy(update=more) for name, node in figures.nodes.items()}
+    console = Console(file=io.StringIO(), width=width)
+    console.print(SummaryTable(figures.model_copy(update={"nodes": nodes})))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    for found in ("node", "n0", "held-out", "30.0 → 34.0 ± 2.0"):
+        assert found in text
+    assert ("50.0 → 75.0" in text) == (width == 80)
+
+
+def test_a_narrow_terminal_gets_fewer_columns_none_of_them_cut() -> None:
+    metrics = {"reward/local": 0.512, "reward/training_set": 0.6, "eval/pass_at_1": 0.4, "pool/size": 31}
+    console = Console(file=io.StringIO(), width=40)
+    console.print(NodeTable([NodeRow("n0", "finished", 120, 120, metrics, 10)]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    assert "120/120" in text
+    assert "0.512" in text
+    assert "finished" in text
+    assert "tokens" not in text
+
+
+def test_the_figures_are_explained_where_there_is_room() -> None:
+    text = " ".join(rendered("demo", ROWS, None, 1.0, None).split())
+    assert "Means of the last 10 rounds; held-out and pool: newest." in text
+    for word in ("pool:", "foreign share:", "staleness:", "docs/concepts.md"):
+        assert word in text
+    low = Console(file=io.StringIO(), width=80, height=12, force_terminal=True)
+    low.print(NodeTable(ROWS))
+    assert "concepts.md" not in low.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_screen_names_a_step_and_a_failed_node() -> None:
+    text = rendered("demo", ROWS, ("held-out evaluation", 500, 2000), 1.0, None)
+    assert "held-out evaluation" in text
+    assert "500 of 2,000" in text
+    assert "failed" in text
 
 
 def test_time_left_follows_the_pace_of_the_last_minute() -> None:

@@ -457,6 +457,42 @@ def test_the_command_maintains_and_says_what_it_did(
     assert "n0 is kept from round 8 on" in capsys.readouterr().out
 
 
+def test_the_command_hears_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, home, store = kept_home(tmp_path / "home", checkpoints=(8, 12))
+    monkeypatch.setenv("SAPO_HISTORY__VACUUM_HOURS", "7")
+    assert cli.invoke(["maintain", "--home", str(home.root)]) == 0
+    table = store.find("training")
+    assert table is not None
+    assert table.metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 7 hours"
+
+
+def test_a_table_that_is_only_to_be_appended_to_is_refused_with_the_cause(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, home, store = kept_home(tmp_path / "home", checkpoints=(8, 12), sets=["history.keep_rounds=2"])
+    table = store.find("training")
+    assert table is not None
+    table.alter.set_table_properties({"delta.appendOnly": "true"})
+    assert cli.invoke(["maintain", "--home", str(home.root)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "append" in line
+    assert "commits in a row" not in line
+
+
+def test_a_parquet_file_of_rollouts_has_all_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, home, store = kept_home(tmp_path / "home", checkpoints=())
+    fill(store, tmp_path)
+    file, of = tmp_path / "all.parquet", ["--home", str(home.root)]
+    assert cli.invoke(["rollouts", *of, "--json", "--limit", "100000"]) == 0
+    there = len(json.loads(capsys.readouterr().out))
+    assert there > 20
+    assert cli.invoke(["rollouts", *of, "--parquet", str(file)]) == 0
+    assert pq.read_table(file).num_rows == there
+    assert capsys.readouterr().out.splitlines() == [f"{there} completions in {file}"]
+
+
 def test_the_command_wants_a_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["maintain", "--home", str(tmp_path / "none")]) == 2
     assert "holds no swarm" in capsys.readouterr().err

@@ -85,7 +85,6 @@ def rollouts(
     )
     if parquet is not None:
         write_parquet(table, parquet)
-        print(f"{parquet}: {table.num_rows:,} completions")
     elif as_json:
         print_json(table.to_pylist())
     elif completions:

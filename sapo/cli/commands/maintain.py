@@ -24,12 +24,13 @@ def maintain(
     only below a checkpoint that a node still has. The archive does the same every history.maintain_seconds.
     """
     from sapo.core.config.home import refuse_unwritable
+    from sapo.core.config.load import load
     from sapo.store.history import open_store
     from sapo.store.history.maintain import maintain as maintain_tables
     from sapo.store.history.retention import cuts
 
     found = find_home(home)
-    config = found.load_config()
+    config = load(base=found.load_config())  # SAPO_HISTORY__... is heard, as at a start
     if config.history.uri is None and not dry_run:
         refuse_unwritable(found.history, "--home", found.shown)
     store = open_store(config, found)

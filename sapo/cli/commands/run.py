@@ -210,7 +210,7 @@ def evaluate(
 
     from rich.console import Console
 
-    from sapo.cli.report.live_view import open_view, sentences, summary_table
+    from sapo.cli.report.live_view import SummaryTable, open_view, sentences
     from sapo.cli.report.summary import read_run, summarise
 
     with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
@@ -229,7 +229,7 @@ def evaluate(
         return
     figures = summarise(read_run(found))
     console = Console()
-    console.print(summary_table(figures))
+    console.print(SummaryTable(figures))
     for text in sentences(figures):
         console.print(text)
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from sapo.cli.report.summary import gain_sentence
 from sapo.core.config.home import Home
-from sapo.core.figures import Ends, RunFigures, mean
+from sapo.core.figures import Ends, NodeFigures, RunFigures, mean
 from sapo.experiment import peaks
 
 Metrics = Mapping[str, float]
@@ -305,12 +305,12 @@ class Column:
 
 COLUMNS = (
     Column("reward\nlocal", lambda m: number(m.get("reward/local"), ".3f"), 1),
-    Column("train\nset", lambda m: number(m.get("reward/training_set"), ".3f"), 4),
+    Column("train\nset", lambda m: number(m.get("reward/training_set"), ".3f"), 7),
     Column("held-\nout", lambda m: number(m.get("eval/pass_at_1"), ".3f"), 2),
     Column("pool", lambda m: number(m.get("pool/size"), ".0f"), 3),
     Column("foreign\nshare", lambda m: number(m.get("share/external"), ".0%"), 5),
     Column("stale-\nness", lambda m: seconds(m.get("staleness/mean_s", m.get("pool/age_mean"))), 6),
-    Column("tokens\n/s", lambda m: number(m.get("tokens/per_second"), ",.0f"), 7),
+    Column("tokens\n/s", lambda m: number(m.get("tokens/per_second"), ",.0f"), 4),
 )
 TRAIT = re.compile(r"trait/([^/]+)")
 METHODS = (
@@ -340,6 +340,21 @@ LEGEND_HEIGHT = 12
 """Lines that a terminal must have beside those of the nodes, for the legend to be shown."""
 
 
+def fitted(
+    ranks: Sequence[int],
+    table: Callable[[Sequence[int]], Table],
+    console: Console,
+    options: ConsoleOptions,
+) -> Table:
+    """The table of as many columns as there is room for: those of the highest rank are left out first."""
+    kept, wide = list(range(len(ranks))), options.update(max_width=10_000)
+    found = table(kept)
+    while kept and Measurement.get(console, wide, found).maximum > options.max_width:
+        kept.remove(max(kept, key=lambda at: ranks[at]))
+        found = table(kept)
+    return found
+
+
 class NodeTable:
     """A row per node, with as many columns as there is room for, and what the figures are."""
 
@@ -348,12 +363,9 @@ class NodeTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [*COLUMNS[:3], *further_columns(self._rows), *COLUMNS[3:]]
-        table = node_table(self._rows, columns)
-        wide = options.update(max_width=10_000)
-        while columns and Measurement.get(console, wide, table).maximum > options.max_width:
-            columns.remove(max(columns, key=lambda column: column.rank))
-            table = node_table(self._rows, columns)
-        yield table
+        ranks = [column.rank for column in columns]
+        table = partial(node_table, self._rows)
+        yield fitted(ranks, lambda kept: table([columns[i] for i in kept]), console, options)
         if not console.is_terminal or console.height >= len(self._rows) + LEGEND_HEIGHT:
             yield Text(". ".join(filter(None, [means_of(self._rows), LEGEND])), style="dim")
 
@@ -427,7 +439,7 @@ def duration(value: float) -> str:
 def print_summary(figures: RunFigures, home: Home, program: str, console: Console | None = None) -> None:
     """The end of a run on one screen: figures, what was learned, where everything lies, what to type."""
     console = console or Console()
-    console.print(summary_table(figures))
+    console.print(SummaryTable(figures))
     console.print()
     for text in sentences(figures):
         console.print(Text(text, style="bold"))
@@ -468,35 +480,58 @@ def rounds_total(figures: RunFigures) -> int:
     return max((node.rounds_total for node in figures.nodes.values()), default=1)
 
 
-def summary_table(figures: RunFigures) -> Table:
-    """A row per node: what it did, and what became of it; scores in percent."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("node")
-    traits = sorted({trait for node in figures.nodes.values() for trait in node.traits})
-    shares = [f"{trait}, %" for trait in traits]
-    headings = ("rounds", "reward/local", "held-out\npass@1, %", "best\nprobe, end", "greedy, %")
-    for heading in (*headings, *shares, "tokens"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, node in figures.nodes.items():
-        local, sampled, greedy, probe = node.reward_local, node.pass_at_1, node.greedy, node.probe
-        half, peak = sampled.end_interval, (probe.best, probe.end) if probe else (None, None)
-        ends = [node.traits.get(trait, Ends()) for trait in traits]
-        table.add_row(
-            name,
-            str(node.rounds),
-            f"{number(local.first, '.2f')} → {number(local.last, '.2f')}",
-            from_to(sampled.start, sampled.end) + ("" if half is None else f" ± {100 * half:.1f}"),
-            from_to(*(at and at.pass_at_1 for at in peak)),
-            from_to(greedy.start, greedy.end),
-            *(from_to(end.first, end.last) for end in ends),
-            number(node.tokens_generated, ",.0f"),
-        )
-    start, last = (
-        mean([getattr(node.pass_at_1, side) for node in figures.nodes.values()]) for side in ("start", "end")
+class SummaryTable:
+    """A row per node: what it did, and what became of it; scores in percent. Leaves out what has no room."""
+
+    def __init__(self, figures: RunFigures) -> None:
+        nodes = figures.nodes.values()
+        self._names = [*figures.nodes]
+        traits = sorted({trait for node in nodes for trait in node.traits})
+        self._columns: list[tuple[str, int, list[str]]] = [
+            ("rounds", 1, [str(node.rounds) for node in nodes]),
+            ("reward/local", 3, [_local(node) for node in nodes]),
+            ("held-out\npass@1, %", 2, [_held_out(node) for node in nodes]),
+            ("best\nprobe, end", 6, [_probed(node) for node in nodes]),
+            ("greedy, %", 7, [from_to(node.greedy.start, node.greedy.end) for node in nodes]),
+        ]
+        for trait in traits:
+            ends = [node.traits.get(trait, Ends()) for node in nodes]
+            self._columns.append((f"{trait}, %", 4, [from_to(end.first, end.last) for end in ends]))
+        self._columns.append(("tokens", 5, [number(node.tokens_generated, ",.0f") for node in nodes]))
+        start, last = (mean([getattr(node.pass_at_1, side) for node in nodes]) for side in ("start", "end"))
+        self._mean = None if start is None or last is None else from_to(start, last)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield fitted([rank for _, rank, _ in self._columns], self._table, console, options)
+
+    def _table(self, kept: Sequence[int]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("node", no_wrap=True)
+        columns = [self._columns[at] for at in kept]
+        for heading, _, _ in columns:
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row, name in enumerate(self._names):
+            table.add_row(name, *(cells[row] for _, _, cells in columns))
+        if self._mean is not None:
+            means = (self._mean if heading.startswith("held-out") else "" for heading, _, _ in columns)
+            table.add_row("mean", *means, style="bold")
+        return table
+
+
+def _local(node: NodeFigures) -> str:
+    return f"{number(node.reward_local.first, '.2f')} → {number(node.reward_local.last, '.2f')}"
+
+
+def _held_out(node: NodeFigures) -> str:
+    half = node.pass_at_1.end_interval
+    return from_to(node.pass_at_1.start, node.pass_at_1.end) + (
+        "" if half is None else f" ± {100 * half:.1f}"
     )
-    if start is not None and last is not None:
-        table.add_row("mean", "", "", from_to(start, last), style="bold")
-    return table
+
+
+def _probed(node: NodeFigures) -> str:
+    best, end = (node.probe.best, node.probe.end) if node.probe else (None, None)
+    return from_to(best and best.pass_at_1, end and end.pass_at_1)
 
 
 def from_to(start: float | None, end: float | None) -> str:
