@@ -35,9 +35,10 @@ def in_source() -> set[str]:
         if path.name == "safe_parse.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and node.args:
+            if isinstance(node, ast.Call):
+                named = [one.value for one in node.keywords if one.arg == "reason"]
                 if isinstance(node.func, ast.Name) and node.func.id in ("Refused", "RefusalRow"):
-                    found |= set(texts(node.args[0]))
+                    found |= {text for value in (*node.args[:1], *named) for text in texts(value)}
                 elif isinstance(node.func, ast.Attribute) and node.func.attr == "_bad":
                     found |= set(texts(node.args[-1]))
             elif path.name == "membership.py" and isinstance(node, ast.Tuple):

@@ -225,7 +225,7 @@ def test_names_of_arms_become_names_of_folders() -> None:
 def test_every_section_is_known_to_change_a_run_or_not_to() -> None:
     """A new section that is in neither would make all records there are begin anew.
 
-    `adaptive` and `gossip` are in a config's values only where they are set.
+    `adaptive`, `gossip` and `prompt` are in a config's values only where they are set.
     """
     changing = {
         "adaptive",
@@ -241,7 +241,7 @@ def test_every_section_is_known_to_change_a_run_or_not_to() -> None:
         "node",
         "pool",
     }
-    changing |= {"rules", "share", "starter", "swarm", "tasks", "threads", "workers"}
+    changing |= {"prompt", "rules", "share", "starter", "swarm", "tasks", "threads", "workers"}
     assert set(Config.model_fields) == changing | set(BESIDE_THE_RUN)
 
 

@@ -220,10 +220,15 @@ def test_coin_flip_scores_a_power_of_ten_as_the_library_does(text: str) -> None:
     """A text that only ends like a number with an exponent is no number, and scores what the library says."""
     source = reasoning_gym.create_dataset("coin_flip", seed=1)
     entry = source[0]
-    expected = verifier.score(source, entry, text, "text")
+    expected = kind(verifier.score(source, entry, text, "text"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("reasoning_gym.probability.coin_flip.Fraction", safe_parse.fraction)
-        assert verifier.score(source, entry, text, "text") == expected
+        assert kind(verifier.score(source, entry, text, "text")) == expected
+
+
+def kind(outcome: float | str) -> float | str:
+    """A score, or a reason up to the exception's type: its text is the library's or ours."""
+    return ":".join(outcome.split(":")[:2]) if isinstance(outcome, str) else outcome
 
 
 @pytest.mark.parametrize("text", [" 1.5 ", "-inf", "1_0", "٣"])
@@ -338,7 +343,7 @@ def test_a_score_that_is_no_number_is_a_reason() -> None:
     for outside in (1.001, -0.1, 7e23):
         assert verifier.score(Source(outside), {}, "", "text") == "error: the score is not from 0 to 1"
     assert verifier.score(Source(1.0000000000000002), {}, "", "text") == 1.0000000000000002
-    assert verifier.score(Source(KeyError("x")), {}, "", "text") == "error: KeyError"
+    assert verifier.score(Source(KeyError("x")), {}, "", "text") == "error: KeyError: 'x'"
     assert verifier.score(Source(None), {}, "", "text") == "error: TypeError"
     with pytest.raises(MemoryError):
         verifier.score(Source(MemoryError()), {}, "", "text")
