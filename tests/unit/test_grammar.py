@@ -344,7 +344,10 @@ def test_a_score_that_is_no_number_is_a_reason() -> None:
         assert verifier.score(Source(outside), {}, "", "text") == "error: the score is not from 0 to 1"
     assert verifier.score(Source(1.0000000000000002), {}, "", "text") == 1.0000000000000002
     assert verifier.score(Source(KeyError("x")), {}, "", "text") == "error: KeyError: 'x'"
-    assert verifier.score(Source(None), {}, "", "text") == "error: TypeError"
+    assert (
+        verifier.score(Source(None), {}, "", "text")
+        == "error: TypeError: float() argument must be a string or a real number, not 'NoneType'"
+    )
     with pytest.raises(MemoryError):
         verifier.score(Source(MemoryError()), {}, "", "text")
 
