@@ -40,6 +40,11 @@ REFUSED = (
 """Texts to which sympy gives a value and the grammar none: they leave the work to the verifier."""
 
 
+def alike(ours: object, library: object) -> bool:
+    """Whether both are one score, or exceptions of one type: the text of it may be another."""
+    return ours == library or (isinstance(library, str) and str(ours).startswith(f"{library}:"))
+
+
 def library_rows(seeds: int, texts: int) -> list[dict[str, Any]]:
     """What the library says, from two processes at once."""
     tests = Path(honest_answers.__file__)
@@ -64,7 +69,7 @@ def differing(rows: Sequence[dict[str, Any]], folder: Path, capfd: pytest.Captur
     assert cli.invoke(["verify", "--jsonl", str(file)]) == 0
     outcomes = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     found = [o["score"] if o["outcome"] == "score" else o["reason"] for o in outcomes]
-    return [(row, value) for row, value in zip(rows, found, strict=True) if value != row["score"]]
+    return [(row, value) for row, value in zip(rows, found, strict=True) if not alike(value, row["score"])]
 
 
 def test_honest_answers_of_every_data_set_score_as_the_library_scores_them(
@@ -105,4 +110,4 @@ def test_10000_answers_in_random_order_over_data_sets_score_the_same_in_one_work
     with TaskWorkers(count=1) as workers:
         outcomes = workers.score(items)
     found = [one.reason if one.score is None else one.score for one in outcomes]
-    assert [(row, value) for row, value in zip(rows, found, strict=True) if value != row["score"]] == []
+    assert [(row, one) for row, one in zip(rows, found, strict=True) if not alike(one, row["score"])] == []

@@ -129,10 +129,10 @@ MISBEHAVING = """\
         return 1.0
 """
 REASONS = {
-    "raises": "error: ValueError",
+    "raises": "error: ValueError: raises",
     "nan": "error: the score is not finite",
     "above": "error: the score is not from 0 to 1",
-    "none": "error: TypeError",
+    "none": "error: TypeError: float() argument must be a string or a real number, not 'NoneType'",
     "hangs": "timeout",
     "well": None,
 }
