@@ -14,7 +14,7 @@ from prefect.futures import wait
 from sapo.core.child_process import POLL_S, stopping_on_signals
 from sapo.core.determinism import thread_settings
 from sapo.ops.fork_server import ForkServer
-from sapo.ops.process_group import ProcessGroup
+from sapo.ops.process_group import OWING, ProcessGroup
 
 from .common import SMALL, Process, parser, run_process
 from .orchestrator import Orchestrator, at_work
@@ -73,7 +73,7 @@ def work(process: Process, orchestrator: Orchestrator) -> int:
         phase = orchestrator.run(
             lambda: swarm_flow(config.swarm.name, len(config.nodes)), lambda: group.run().phase
         )
-    return 1 if phase == "failed" else 0
+    return {"failed": 1, "owing": OWING}.get(phase, 0)
 
 
 def main() -> None:

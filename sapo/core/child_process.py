@@ -214,6 +214,15 @@ def tail(log: Path, lines: int = TAIL_LINES) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
+def why_ended(code: int, log: Path) -> str:
+    """The last lines of the log of a process that failed; after a signal its name, for the log lacks it."""
+    if code >= 0:
+        return tail(log)
+    cause = signal.strsignal(-code) or "unknown"
+    memory = "; the machine may be out of memory" if -code == signal.SIGKILL else ""
+    return f"{tail(log)}\nkilled by signal {-code} ({cause}{memory})".lstrip()
+
+
 def alive(pid: int) -> bool:
     """Whether a process with this pid runs; one that has ended but was not collected does not count."""
     try:

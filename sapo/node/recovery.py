@@ -184,8 +184,9 @@ class Recovery:
 
         Returns its round.
         """
+        recorded = [kept.round for kept in self.journal.checkpoints()]
         found = None if to is None else self._at(to)
-        found = found or self._newest(self.journal.checkpoints()[-1].round)
+        found = found or (self._newest(recorded[-1]) if recorded else None)
         if found is None:
             raise Mismatch(f"{self.name}: nothing to roll back to")
         load(self.policy, self.learner, found)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from sapo.core.atomic_file import write_atomically
 from sapo.core.backoff import BACKOFF_S, Backoff
-from sapo.core.child_process import POLL_S, Child, Started, tail
+from sapo.core.child_process import POLL_S, Child, Started, why_ended
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.determinism import thread_settings
@@ -25,7 +25,7 @@ from sapo.ops.fork_server import ForkServer
 log = logging.getLogger(__name__)
 
 State = Literal["waiting", "running", "restarting", "finished", "stopped", "paused", "owing", "failed"]
-Phase = Literal["starting", "running", "archiving", "evaluating", "finished", "stopped", "failed"]
+Phase = Literal["starting", "running", "archiving", "evaluating", "finished", "stopped", "owing", "failed"]
 
 BAD_INPUT, PAUSED, OWING = 2, 3, 4
 """Exit codes after which starting again would change nothing; OWING: all is done, but not all delivered."""
@@ -167,10 +167,12 @@ class ProcessGroup:
     def close(self) -> SwarmState:
         """Settle how it all ended."""
         states = {member.state for member in self._state.members.values()}
-        if states & {"failed", "owing"}:
+        if "failed" in states:
             self._phase("failed")
+        elif self.stopping() or states & {"stopped", "paused"}:
+            self._phase("stopped")
         else:
-            self._phase("stopped" if self.stopping() or states & {"stopped", "paused"} else "finished")
+            self._phase("owing" if "owing" in states else "finished")
         return self._state
 
     def stopping(self) -> bool:
@@ -224,7 +226,7 @@ class ProcessGroup:
 
     def _settled(self, name: str, code: int, child: Started, ending: Callable[[], bool]) -> bool:
         """Take down how a process ended; whether it is not to be started again."""
-        note = "" if code == 0 else tail(child.log)
+        note = "" if code == 0 else why_ended(code, child.log)
         self._set(name, pid=None, exit_code=code, note=note)
         if code == 0:
             cut_short = self.stop.is_set() and name != ARCHIVE

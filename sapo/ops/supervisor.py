@@ -41,7 +41,7 @@ SWARM_GRACE_S = NODE_GRACE_S + ARCHIVE_GRACE_S + 1.0
 SWARM_RESTARTS = 2
 LINGER_S = 5.0
 """How long the flow `swarm` may take to tell Prefect that it has ended, once its work is done."""
-SETTLED = ("finished", "stopped", "failed")
+SETTLED = ("finished", "stopped", "owing", "failed")
 CLOSING = "closing"
 """The phase in which what was started is ended: the last."""
 WINDOW = 10

@@ -7,6 +7,7 @@ losses of object detection), boto3 (for SageMaker) and Triton (for GPUs): 160 MB
 processor time for what no node does. They come with MLflow and torch, so they are nearly always there.
 """
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,9 @@ with absent(*_absent):
     import transformers.modeling_utils
     import transformers.models.auto.modeling_auto
     import transformers.models.auto.tokenization_auto
+
+# imported with adapters where it is installed; it warns that kernels of weights in four bits are not there
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 __all__ = ["no_bars", "transformers"]
 

@@ -43,7 +43,8 @@ def end(*_):
     settle("stopped")
     sys.exit(0)
 signal.signal(signal.SIGTERM, end)
-(home / "up").write_text(str(os.getpid()))
+(home / "new.up").write_text(str(os.getpid()))
+(home / "new.up").replace(home / "up")
 time.sleep(60)
 """
 )

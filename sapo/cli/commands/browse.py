@@ -1,6 +1,7 @@
 """Commands that look at a run without touching it: `status`, `rollouts`, `report`."""
 
 import dataclasses
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sapo.core.config.home import Home
+    from sapo.core.config.load import Config
     from sapo.ops.supervisor import NodeStatus, SwarmStatus
 
 
@@ -244,6 +246,9 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     now = snapshot(config, found)
     owed = {name: owed_by(found, name) for name in config.nodes}
     said = notes(found, config)
+    untracked = now.services is None and not tracking_named(config)
+    if untracked and any(node.pid is not None and "track" in owed[node.name] for node in now.nodes):
+        said.append("no MLflow is named: series stay in the journal until `track.uri` names one")
     if as_json:
         place = {"swarm": config.swarm.name, "home": str(found.root)}
         links = {} if now.services is None else pages_of(now.services, config.swarm.name).links()
@@ -262,6 +267,11 @@ def owed_by(home: "Home", node: str) -> dict[str, int]:
         return {}
     with Journal.read_only(home.journal(node)) as journal:
         return {kind: count for kind, count in journal.owed_counts().items() if count}
+
+
+def tracking_named(config: "Config") -> bool:
+    """Whether config or environment name an MLflow, which then need not be the swarm's own."""
+    return bool(config.track.uri or os.environ.get("MLFLOW_TRACKING_URI"))
 
 
 def of_member(node: "NodeStatus", home: "Home") -> "Iterator[str]":

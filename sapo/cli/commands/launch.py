@@ -336,6 +336,7 @@ def run(config: Config, home: Home) -> int:
     console = Console()
     with open_view(config.swarm.name, console, hint=RUN_HINT) as view:
         from sapo.cli.report.run_page import write_report
+        from sapo.ops.process_group import OWING
         from sapo.ops.supervisor import run_swarm
 
         prepare(config, home, view, config.nodes)
@@ -346,9 +347,12 @@ def run(config: Config, home: Home) -> int:
         return DONE
     for line in left_undone(final):
         console.print(line, highlight=False, markup=False)
-    goes_on = f"\n{final.phase}; `{typed(home, 'swarm', '--resume')}` goes on"
-    console.print(goes_on, highlight=False, markup=False, soft_wrap=True)
-    return INTERRUPTED if final.phase == "stopped" else FAILED
+    resume = f"`{typed(home, 'swarm', '--resume')}`"
+    after = f"{final.phase}; {resume} goes on"
+    if final.phase == "owing":
+        after = f"all is done, but not all is delivered; {resume} delivers it"
+    console.print(f"\n{after}", highlight=False, markup=False, soft_wrap=True)
+    return {"stopped": INTERRUPTED, "owing": OWING}.get(final.phase, FAILED)
 
 
 def left_undone(final: "SwarmStatus") -> list[str]:

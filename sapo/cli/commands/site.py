@@ -126,7 +126,8 @@ def say_advice(advice: "Advice | None", config: "Config") -> None:
     from sapo.core.config.load import DEFAULT_PRESET
 
     if advice is None:
-        warn("the manifest does not say what the swarm runs: ask for its model and settings")
+        if config.member is None:
+            warn("the manifest does not say what the swarm runs: ask for its model and settings")
         return
     for text in advice.passed_over:
         warn(text)

@@ -166,7 +166,8 @@ class LiveView:
 
     def link(self, name: str, address: str) -> None:
         # not cut into lines: a terminal that wraps it by itself copies it whole
-        self._live.console.print(f"{name:<8}{address}", markup=False, highlight=False, soft_wrap=True)
+        text = Text(f"{name:<8}").append(address, style=f"link {address}")
+        self._live.console.print(text, soft_wrap=True)
 
     def note(self, text: str) -> None:
         self._notes.append(text)
@@ -458,10 +459,13 @@ def print_summary(figures: RunFigures, home: Home, program: str, console: Consol
     console.print("\nWorth typing next:")
     commands = [
         (f"ui --home {root}", "its curves in MLflow, its flow runs in Prefect"),
-        (f"rollouts --home {root} --source external", "what the nodes learned from each other"),
         (f"replay {first} --check --home {root}", f"that the history makes {first}'s very weights again"),
-        (f"lineage {first} --home {root}", f"who taught {first} what"),
     ]
+    if any(node.share_external for node in figures.nodes.values()):
+        commands += [
+            (f"rollouts --home {root} --source external", "what the nodes learned from each other"),
+            (f"lineage {first} --home {root}", f"who taught {first} what"),
+        ]
     if all(node.rounds >= node.rounds_total for node in figures.nodes.values()):
         more = 2 * rounds_total(figures)
         commands.append((f"swarm --resume --home {root} --rounds {more}", "go on for as long again"))

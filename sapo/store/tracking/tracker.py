@@ -29,11 +29,11 @@ PASS_AT_1, QUESTIONS = "sapo.eval.pass_at_1", "sapo.eval.questions"
 CHAIN, BATCHES = "sapo.chain", "sapo.batches"
 """Of a version: digest of all batches that made it, and of the last one (`rows.ChainLink`)."""
 HISTORY, HISTORY_VERSION = "sapo.history", "sapo.history_version"
-PROMPT = "sapo.prompt"
-"""All that the policy reads around a question, as JSON, to its first `LONGEST_TAG` characters."""
-LONGEST_TAG = 5000
 """Where the history lay when a version was registered, and the version of its table `training` then: a hint,
 for vacuum removes old table versions. It is left out where it was not known at once."""
+LONGEST_TAG = 5000
+PROMPT = "sapo.prompt"
+"""All that the policy reads around a question, as JSON, to its first `LONGEST_TAG` characters."""
 PACKAGES = ("sapo-swarm", "reasoning-gym", "torch", "transformers", "tokenizers", "numpy", "peft", "mlflow")
 METRICS_AT_ONCE, OTHERS_AT_ONCE, LONGEST_PARAM = 1000, 100, 6000
 """What MLflow takes in one request, and how many characters in one parameter."""
