@@ -5,7 +5,8 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -21,6 +22,7 @@ from sapo.core.errors import SapoError, UserError
 from sapo.core.install import install_command
 from sapo.core.rng import stream
 from sapo.core.types import FinishReason, canonical, sha256
+from sapo.learn.unused_ids import mark_unused
 from sapo.policy import malloc
 from sapo.policy.device import resolve_device
 from sapo.policy.hf_import import no_bars, transformers
@@ -45,11 +47,13 @@ class LoadedPolicy:
     end_id: int
     max_length: int
     vocabulary: int
-    """Ids below this are the tokenizer's; the model may have more rows than that."""
+    """One more than the highest id of the tokenizer; the model may have more rows than that."""
+    unknown_ids: frozenset[int]
+    """Ids below `vocabulary` that no token has."""
     special_ids: frozenset[int]
-    """Ids that are not text; a peer may send none of them but a final stop (DESIGN 5)."""
+    """Ids of special tokens."""
     control: tuple[str, ...]
-    """Texts of the special tokens."""
+    """Texts of the special tokens that end an answer or part the turns; a peer may write none (DESIGN 5)."""
     system: str | None = None
     """Instruction that goes before every question."""
     examples: tuple[tuple[str, str], ...] = ()
@@ -68,23 +72,34 @@ class LoadedPolicy:
         if self.tokenizer.chat_template is None:
             system = f"{self.system}\n" if self.system else ""
             before = "".join(f"{asked}\n{answer}\n\n" for asked, answer in self.examples)
-            return tuple(self.tokenizer(f"{system}{before}{question}\n").input_ids)
+            return self._opened(self.tokenizer(f"{system}{before}{question}\n").input_ids)
         messages = _conversation(self.tokenizer, [*chain.from_iterable(self.examples), question], self.system)
         ids = self.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False, **self.template
         )
         return tuple(ids)
 
+    def _opened(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """A plain text's ids without what the tokenizer puts behind a text that is over, and with one BOS."""
+        end, start, bos = len(ids), 0, self.tokenizer.bos_token_id
+        while end and (ids[end - 1] in self.special_ids or ids[end - 1] in self.stop_ids):
+            end -= 1
+        while bos is not None and start + 1 < end and ids[start] == ids[start + 1] == bos:
+            start += 1
+        return tuple(ids[start:end])
+
     def prompt_text(self, question: str) -> str:
         """What `encode_prompt` encodes, as text with all special tokens."""
         return str(self.tokenizer.decode(self.encode_prompt(question), clean_up_tokenization_spaces=False))
 
     def encode_completion(self, text: str, finish_reason: FinishReason) -> tuple[int, ...]:
-        """Ids of an answer alone: no BOS, no special token but `end_id`, which follows iff it stopped.
+        """Ids of an answer alone: no BOS, no control token but `end_id`, which follows iff it stopped.
 
-        A special token's name inside `text` is encoded as plain characters (TRAPS 17, 18, 20).
+        Special tokens in a text that spells a control token are encoded as plain characters (TRAPS 17, 18,
+        20).
         """
-        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        split = self.has_control_tokens(text)
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=split).input_ids
         return (*ids, self.end_id) if finish_reason == "stop" else tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -95,8 +110,12 @@ class LoadedPolicy:
         )
 
     def has_control_tokens(self, text: str) -> bool:
-        """Whether a text holds the name of one of this tokenizer's special tokens (TRAPS 20)."""
+        """Whether a text spells one of this policy's control tokens (TRAPS 20)."""
         return any(token in text for token in self.control)
+
+    def knows(self, ids: Iterable[int]) -> bool:
+        """Whether there is a token for each id."""
+        return all(0 <= token < self.vocabulary and token not in self.unknown_ids for token in ids)
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt leaves room for at least one token; prompts are never truncated (TRAPS 26)."""
@@ -156,20 +175,26 @@ def wrap(
         raise UserError(
             "model", spec, "its tokenizer has no end token", "set eos_token or a template that ends turns"
         )
-    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+    used = {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
+    vocabulary = max(used) + 1
+    if vocabulary > model.get_input_embeddings().weight.shape[0]:
         raise UserError(
             "model", spec, "its tokenizer has more tokens than the model", "use the tokenizer it came with"
         )
+    _refuse_broken(spec, model)
+    mark_unused(model, used)
+    stop_ids = tuple(sorted({end_id, *_stops(model, tokenizer)}))
     policy = LoadedPolicy(
         model=model.eval(),
         tokenizer=tokenizer,
         fingerprint=fingerprint(tokenizer),
-        stop_ids=tuple(sorted({end_id, *_stops(model, tokenizer)})),
+        stop_ids=stop_ids,
         end_id=end_id,
         max_length=_context(model, tokenizer),
-        vocabulary=len(tokenizer),
+        vocabulary=vocabulary,
+        unknown_ids=frozenset(range(vocabulary)) - used,
         special_ids=frozenset(_special_ids(tokenizer)),
-        control=_control(tokenizer),
+        control=_control(tokenizer, stop_ids),
         system=system,
         examples=tuple(examples),
         template=dict(template or {}),
@@ -273,7 +298,7 @@ def fingerprint(tokenizer: Any) -> str:
     """Hex SHA-256 of vocabulary, merges, special tokens and text rules: equal iff ids mean the same."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        parts: dict[str, Any] = {"vocab": tokenizer.get_vocab(), "special": _control(tokenizer)}
+        parts: dict[str, Any] = {"vocab": tokenizer.get_vocab(), "special": _special_texts(tokenizer)}
     else:
         whole = json.loads(backend.to_str())
         kept = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
@@ -346,7 +371,7 @@ def with_adapter(model: Any, config: Config) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.swarm.seed, "lora"))
         try:
-            return get_peft_model(model, settings)
+            adapted = get_peft_model(model, settings)
         except ValueError as error:
             raise UserError(
                 "lora.target_modules",
@@ -354,6 +379,20 @@ def with_adapter(model: Any, config: Config) -> Any:
                 _first_line(error),
                 "name its linear layers",
             ) from None
+    _refuse_half_tied(adapted, config.lora.target_modules)
+    return adapted
+
+
+def _refuse_half_tied(model: torch.nn.Module, targets: object) -> None:
+    """Raise `UserError` for an adapter on a weight that stands in two places, as embedding and head of many
+    models do: merged, it would change both, and only one of them was trained."""
+    modules = dict(model.named_modules())
+    owners = Counter(id(p) for module in modules.values() for p in module.parameters(recurse=False))
+    for name, module in modules.items():
+        base = getattr(module, "base_layer", None)
+        if base is not None and any(owners[id(p)] > 1 for p in base.parameters(recurse=False)):
+            problem = f"{name.rpartition('.')[2]} shares its weight with another layer (tied embeddings)"
+            raise UserError("lora.target_modules", targets, problem, 'leave it out, or say "all-linear"')
 
 
 def _load_adapter(model: Any, state: dict[str, torch.Tensor], directory: Path) -> None:
@@ -421,10 +460,32 @@ def _special_ids(tokenizer: Any) -> set[int]:
     return {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
-def _control(tokenizer: Any) -> tuple[str, ...]:
+def _special_texts(tokenizer: Any) -> tuple[str, ...]:
     names = {str(token) for token in tokenizer.all_special_tokens}
     names |= {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(name for name in names if name.strip()))
+
+
+def _control(tokenizer: Any, stop_ids: Sequence[int]) -> tuple[str, ...]:
+    """Texts of the special tokens that end an answer, have a role in the tokenizer, or stand round the turns
+    of a conversation. Others, of thoughts and tools, are part of answers."""
+    special = _special_texts(tokenizer)
+    found = {str(token) for token in tokenizer.convert_ids_to_tokens(list(stop_ids)) if token is not None}
+    found |= {str(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
+    written = "" if tokenizer.chat_template is None else _turns(tokenizer)
+    return tuple(name for name in special if name in found or name in written)
+
+
+def _turns(tokenizer: Any) -> str:
+    """A conversation that goes on after an answer, where some templates put empty thoughts before the last
+    one; of a template that refuses it, one that ends there."""
+    for turns in (["?", _PROBE, "?"], ["?", _PROBE]):
+        try:
+            messages = _conversation(tokenizer, turns, _PROBE)
+            return str(tokenizer.apply_chat_template(messages, tokenize=False))
+        except TemplateError:
+            continue
+    return " ".join(_special_texts(tokenizer))
 
 
 def _stops(model: Any, tokenizer: Any) -> set[int]:
@@ -442,6 +503,17 @@ def _stops(model: Any, tokenizer: Any) -> set[int]:
 def _context(model: Any, tokenizer: Any) -> int:
     limit = getattr(model.config, "max_position_embeddings", None)
     return int(limit if limit is not None else tokenizer.model_max_length)
+
+
+def _refuse_broken(spec: str, model: torch.nn.Module) -> None:
+    """Raise `UserError` where a weight is NaN or infinite: such a model computes nothing."""
+    for name, parameter in model.named_parameters():
+        if not parameter.numel() or not parameter.is_floating_point():
+            continue
+        low, high = torch.aminmax(parameter.detach())
+        if not bool(low.isfinite() & high.isfinite()):
+            problem = f"its weight {name} holds values that are not finite"
+            raise UserError("model", spec, problem, "use a sound copy, or a checkpoint from before")
 
 
 def _self_check(spec: str, policy: LoadedPolicy) -> None:

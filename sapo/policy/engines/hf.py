@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
+from sapo.core.errors import SapoError
 from sapo.core.rng import torch_generator
 from sapo.core.types import Completion, Sampling
-from sapo.policy.engines.base import refuse_long
+from sapo.learn.unused_ids import hide_unused
+from sapo.policy.engines.base import NOT_FINITE, refuse_long
 from sapo.policy.models import LoadedPolicy
 
 KEEP_SHARE = 0.8
@@ -143,14 +145,13 @@ class TransformersEngine:
                 mask = None if mask is None else mask[parent]
             if mask is not None:
                 mask = functional.pad(mask, (0, 1), value=0.0 if mask.is_floating_point() else 1)
-            logits = self._model(
+            logits = self._next(
                 input_ids=ids[:, None],
                 attention_mask=mask,
                 # A finished row that was kept runs on to no effect, inside the context.
                 position_ids=(lengths + t).clamp(max=self.policy.max_length - 1)[:, None],
                 past_key_values=cache,
-                use_cache=True,
-            ).logits[:, -1]
+            )
         return self._completions(tokens.tolist(), logprobs.tolist())
 
     def _prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor, Tensor | None, Tensor]:
@@ -170,15 +171,18 @@ class TransformersEngine:
             mask = _whole_mask(places >= 0, self._model.dtype)
             after = mask[:, :, -1:]
         cache = _empty_cache(self._model)
-        logits = self._model(
+        logits = self._next(
             input_ids=ids,
             attention_mask=mask,
             position_ids=places.clamp(min=0),
             past_key_values=cache,
-            use_cache=True,
             logits_to_keep=1,
-        ).logits[:, -1]
+        )
         return cache, logits, after, lengths
+
+    def _next(self, **arguments: Any) -> Tensor:
+        """Logits [rows, vocabulary] of the next token."""
+        return hide_unused(self._model, self._model(**arguments, use_cache=True).logits[:, -1])
 
     def _completions(self, tokens: list[list[int]], logprobs: list[list[float]]) -> list[Completion]:
         """Records of rows of ids, each ended by -1; equal answers are decoded once."""
@@ -259,6 +263,7 @@ def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor | Non
 
     Sampling inverts the distribution function at `uniform`; None takes the most probable token. The
     log-probability is that of the whole distribution, before top_k, top_p and min_p cut it (TRAPS 3, 4).
+    Raises `SapoError` for logits that make no distribution.
     """
     scaled = logits.float() if sampling.temperature == 1.0 else logits.float() / sampling.temperature
     highest, likeliest = scaled.max(dim=-1, keepdim=True)
@@ -267,6 +272,8 @@ def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor | Non
     weights = padded.view(rows, -1)[:, :size]
     torch.sub(scaled, highest, out=weights).exp_()
     norm = highest.squeeze(1) + weights.sum(dim=-1).log()
+    if not norm.isfinite().all():
+        raise SapoError(NOT_FINITE)
     if uniform is None:
         token = likeliest.squeeze(1)[row]
     else:
