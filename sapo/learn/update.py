@@ -3,6 +3,7 @@
 A deterministic function of weights, optimiser state and batch: nothing random, nothing read or written.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,10 @@ from sapo.learn.logprobs import Forward, shares_prompts
 from sapo.learn.loss import LossInputs, normaliser, policy_loss
 from sapo.learn.off_policy import correct
 from sapo.learn.optimizer import apply_settings, open_optimizer
+
+WILD_LR, WILD_WEIGHT = 0.1, 1e4
+"""A weight moves by some ten times the learning rate at most, so a step within both can't end in numbers that
+are not finite. Beyond either a step is made on trial: what was before is copied, which takes memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +177,8 @@ class Learner:
         """Update the model on a batch: `learn.epochs` optimiser steps, or none and the reason.
 
         None is made without an informative group or a trained token, when a guard is set off, or when a
-        log-probability, the loss or the gradient is not finite. Should that happen after the first epoch,
-        the steps already made stay and the rest is left out. Raises `UserError` for a batch that was
+        log-probability, the loss, the gradient or a weight after the step is not finite. Should that happen
+        after the first epoch, the steps already made stay and the rest is left out. Raises `UserError` for a batch that was
         sampled at another temperature than this learner's (`set_learn` changes it).
         """
         if batch.temperature != self.temperature:
@@ -283,9 +288,9 @@ class Learner:
                     metrics.setdefault("learn/grad_norm", norm)
                 else:
                     problem = "non-finite gradient"
+            problem = problem or self._apply(chunks)
             if problem is not None:
                 break
-            self._apply()
             metrics["learn/steps"] += 1.0
             metrics["learn/clip_share"] = done.of("clipped") / max(done.of("tokens"), 1.0)
         self._forget_gradients()
@@ -361,7 +366,38 @@ class Learner:
         torch._foreach_mul_(gradients, min(1.0, self.learn.grad_clip / (norm + 1e-6)) / count)
         return norm
 
-    def _apply(self) -> None:
+    def _apply(self, chunks: Sequence[Chunk]) -> str | None:
+        """One optimiser step; or what is wrong with one that was made, and undone."""
+        if not self._wild():
+            self._write_step()
+            return None
+        tensors = (*self._parameters, *self._masters)
+        before = [tensor.detach().clone() for tensor in tensors]
+        state = copy.deepcopy(self._optimizer.state_dict())
+        self._write_step()
+        if self._sound(chunks):
+            return None
+        with torch.no_grad():
+            for tensor, kept in zip(tensors, before, strict=True):
+                tensor.copy_(kept)
+        self._optimizer.load_state_dict(state)
+        return "non-finite weights"
+
+    def _wild(self) -> bool:
+        """Whether the next step is one that might end in numbers that are not finite."""
+        ends = [end for master in self._masters for end in torch.aminmax(master.detach())]
+        largest = float(torch.stack(ends).abs().max())
+        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        return not (largest <= WILD_WEIGHT and max(rates) <= WILD_LR)
+
+    @torch.no_grad()
+    def _sound(self, chunks: Sequence[Chunk]) -> bool:
+        """Whether the weights are finite, and what the model makes of them."""
+        if not all(bool(parameter.isfinite().all()) for parameter in self._parameters):
+            return False
+        return all(not bool(self.logprobs(chunk)[0][chunk.mask].isnan().any()) for chunk in chunks)
+
+    def _write_step(self) -> None:
         self._optimizer.step()
         # A fused step does not count as a write to its tensors; engines tell by the count what is new.
         torch.autograd.graph.increment_version(self._masters)
