@@ -33,7 +33,8 @@ def token_logprobs(
     `hidden` [P, H] are the positions' last hidden states, `weight` [V, H] and `bias` [V] the head's. Target
     n, `targets` [N], is predicted from position `rows` [N]. Entropy has no gradient. A gradient reaches
     `hidden` by autograd; those of `weight` and `bias`, which are leaves, are added to their `.grad`.
-    `unused` are ids that have probability 0. `block_bytes` of float32 logits exist at once; what fits the device where it is not given.
+    `unused` are ids that have probability 0. `block_bytes` of float32 logits exist at once; what fits the
+    device where it is not given.
     """
     if block_bytes is None:
         block_bytes = BLOCK_BYTES if hidden.device.type == "cpu" else ACCELERATOR_BLOCK_BYTES

@@ -178,8 +178,8 @@ class Learner:
 
         None is made without an informative group or a trained token, when a guard is set off, or when a
         log-probability, the loss, the gradient or a weight after the step is not finite. Should that happen
-        after the first epoch, the steps already made stay and the rest is left out. Raises `UserError` for a batch that was
-        sampled at another temperature than this learner's (`set_learn` changes it).
+        after the first epoch, the steps already made stay and the rest is left out. Raises `UserError` for a
+        batch that was sampled at another temperature than this learner's (`set_learn` changes it).
         """
         if batch.temperature != self.temperature:
             raise UserError(

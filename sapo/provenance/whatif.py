@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.figures import FULL, PROBE, SCORES, NodeExam, Score
@@ -26,7 +24,6 @@ from sapo.learn.update import StepResult
 from sapo.policy import models
 from sapo.policy.evaluate import Evaluation, Progress, ask, held_out_set
 from sapo.policy.kept_files import KeptFiles
-from sapo.policy.models import LoadedPolicy
 from sapo.provenance.reexecute import Repeater
 from sapo.provenance.replay import Replay, opened
 from sapo.provenance.whatif_mlflow import Run

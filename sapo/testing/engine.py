@@ -9,8 +9,8 @@ from torch import Tensor
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.types import Completion, Sampling
-from sapo.policy.engines.base import Engine
 from sapo.learn.unused_ids import hide_unused
+from sapo.policy.engines.base import Engine
 from sapo.policy.models import LoadedPolicy
 from sapo.testing.policies import policy as make_policy
 
