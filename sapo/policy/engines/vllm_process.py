@@ -203,9 +203,9 @@ def _hide(model: torch.nn.Module, unused: Sequence[int]) -> None:
     them."""
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
+    ids = torch.tensor(unused, device=next(model.parameters()).device)
     for module in model.modules():
         if isinstance(module, LogitsProcessor):
-            ids = torch.tensor(unused, device=next(model.parameters()).device)
             module.register_forward_hook(lambda _module, _given, made: made.index_fill_(-1, ids, -torch.inf))
 
 
