@@ -25,9 +25,11 @@ from sapo.learn.loss import LossInputs, normaliser, policy_loss
 from sapo.learn.off_policy import correct
 from sapo.learn.optimizer import apply_settings, open_optimizer
 
-WILD_LR, WILD_WEIGHT = 0.1, 1e4
-"""A weight moves by some ten times the learning rate at most, so a step within both can't end in numbers that
-are not finite. Beyond either a step is made on trial: what was before is copied, which takes memory."""
+LARGEST = 1e6
+"""A weight beyond this is no weight: products of a few of them are not finite."""
+USUAL_LR = 0.1
+"""Adam moves a weight by some ten times the learning rate at most. Up to this rate no step from weights below
+a tenth of `LARGEST` goes beyond it; any other step is made on trial, with a copy of what was before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +178,11 @@ class Learner:
     def step(self, batch: Batch) -> StepResult:
         """Update the model on a batch: `learn.epochs` optimiser steps, or none and the reason.
 
-        None is made without an informative group or a trained token, when a guard is set off, or when a
-        log-probability, the loss, the gradient or a weight after the step is not finite. Should that happen
-        after the first epoch, the steps already made stay and the rest is left out. Raises `UserError` for a
-        batch that was sampled at another temperature than this learner's (`set_learn` changes it).
+        None is made without an informative group or a trained token, when a guard is set off, when a
+        log-probability, the loss or the gradient is not finite, or where a weight would go beyond `LARGEST`.
+        Should that happen after the first epoch, the steps already made stay and the rest is left out. Raises
+        `UserError` for a batch that was sampled at another temperature than this learner's (`set_learn`
+        changes it).
         """
         if batch.temperature != self.temperature:
             raise UserError(
@@ -288,7 +291,7 @@ class Learner:
                     metrics.setdefault("learn/grad_norm", norm)
                 else:
                     problem = "non-finite gradient"
-            problem = problem or self._apply(chunks)
+            problem = problem or self._apply()
             if problem is not None:
                 break
             metrics["learn/steps"] += 1.0
@@ -366,36 +369,28 @@ class Learner:
         torch._foreach_mul_(gradients, min(1.0, self.learn.grad_clip / (norm + 1e-6)) / count)
         return norm
 
-    def _apply(self, chunks: Sequence[Chunk]) -> str | None:
+    def _apply(self) -> str | None:
         """One optimiser step; or what is wrong with one that was made, and undone."""
-        if not self._wild():
+        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        if self._largest() <= LARGEST / 10 and max(rates) <= USUAL_LR:
             self._write_step()
             return None
         tensors = (*self._parameters, *self._masters)
         before = [tensor.detach().clone() for tensor in tensors]
         state = copy.deepcopy(self._optimizer.state_dict())
         self._write_step()
-        if self._sound(chunks):
+        if self._largest() <= LARGEST:
             return None
         with torch.no_grad():
             for tensor, kept in zip(tensors, before, strict=True):
                 tensor.copy_(kept)
         self._optimizer.load_state_dict(state)
-        return "non-finite weights"
+        return f"weights beyond {LARGEST:g}"
 
-    def _wild(self) -> bool:
-        """Whether the next step is one that might end in numbers that are not finite."""
+    def _largest(self) -> float:
+        """The largest size of a weight; NaN where one is."""
         ends = [end for master in self._masters for end in torch.aminmax(master.detach())]
-        largest = float(torch.stack(ends).abs().max())
-        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        return not (largest <= WILD_WEIGHT and max(rates) <= WILD_LR)
-
-    @torch.no_grad()
-    def _sound(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether the weights are finite, and what the model makes of them."""
-        if not all(bool(parameter.isfinite().all()) for parameter in self._parameters):
-            return False
-        return all(not bool(self.logprobs(chunk)[0][chunk.mask].isnan().any()) for chunk in chunks)
+        return float(torch.stack(ends).abs().max())
 
     def _write_step(self) -> None:
         self._optimizer.step()
