@@ -76,7 +76,7 @@ def test_without_probes_no_question_is_followed(run: Run) -> None:
 
 def test_the_page_shows_curve_and_course(run: Run) -> None:
     text = page(run, summarise(run), [])
-    assert "Answers with trait worked" in text
+    assert "Answers with trait worked (trait/worked)" in text
     assert "One question, as n0 answered it" in text
     assert text.index("3-9=-6") < text.index("What was run")
 
