@@ -280,7 +280,7 @@ def test_to_log_an_ensemble_is_to_name_one(home: Home, capsys: pytest.CaptureFix
 def greedily(config: Config, policy: LoadedPolicy) -> list[str]:
     groups = TransformersEngine(policy).generate(
         [policy.encode_prompt(question) for question in QUESTIONS],
-        completions=1,
+        completions=0,
         max_new_tokens=config.generate.max_new_tokens,
         sampling=Sampling(),
         seed=0,

@@ -187,8 +187,8 @@ def characters() -> PreTrainedTokenizerFast:
 def test_greedy_answers_are_those_of_the_transformers_engine(
     engine: VllmEngine, starter: LoadedPolicy, questions: list[tuple[int, ...]]
 ) -> None:
-    ours = run(engine, questions, completions=1, greedy=True)
-    theirs = run(TransformersEngine(starter), questions, completions=1, greedy=True)
+    ours = run(engine, questions, completions=0, greedy=True)
+    theirs = run(TransformersEngine(starter), questions, completions=0, greedy=True)
     assert tokens(ours) == tokens(theirs)
     assert [g[0].text for g in ours] == [g[0].text for g in theirs]
     assert [g[0].finish_reason for g in ours] == [g[0].finish_reason for g in theirs]
@@ -323,13 +323,13 @@ def test_after_an_update_both_engines_agree_again(family: str, request: pytest.F
     prompts = [
         policy.encode_prompt("what is 12 + 34 + 56 + 78 + 90 + 11 + 22 + 33 + 44 ?"[i:]) for i in range(4)
     ]
-    before = run(engine, prompts, greedy=True)
+    before = run(engine, prompts, greedy=True, completions=0)
     assert gap(policy, prompts, before) < 1e-4
     shaken(policy)
-    assert run(engine, prompts, greedy=True) == before, "weights stay as they were taken over"
+    assert run(engine, prompts, greedy=True, completions=0) == before, "weights stay as they were taken over"
     engine.update_weights()
-    after = run(engine, prompts, greedy=True, completions=1)
-    assert tokens(after) == tokens(run(TransformersEngine(policy), prompts, greedy=True, completions=1))
+    after = run(engine, prompts, greedy=True, completions=0)
+    assert tokens(after) == tokens(run(TransformersEngine(policy), prompts, greedy=True, completions=0))
     assert tokens(after) != tokens(before)
     assert gap(policy, prompts, run(engine, prompts)) < 1e-4
 
