@@ -39,7 +39,6 @@ DEAR = (
     "tests/contract/test_registry.py",
     "tests/unit/test_cli_verify.py",
     "tests/unit/test_determinism.py",
-    "tests/unit/test_gpu_steps.py",
     "tests/unit/test_metrics_docs.py",
     "tests/unit/test_pins.py",
     "tests/unit/test_plan.py",

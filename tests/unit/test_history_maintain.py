@@ -32,7 +32,6 @@ from sapo.store.history.rounds import Recording, recorded
 from sapo.store.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
 from sapo.store.history.training_sink import TrainingSink, rows, transaction_id
 
-Kept = tuple[Config, Home, Store]
 ALL = small_config(["swarm.name=tiny"])
 
 

@@ -70,9 +70,7 @@ class OneBroker:
         return self._broker
 
     def doubt(self) -> None: ...
-    def wake(self) -> None: ...
     def close(self) -> None: ...
-    def rest_broker(self, node: int, error: Broken) -> None: ...
 
 
 class Clock:
@@ -102,13 +100,6 @@ def sender(link: OneBroker, clock: Clock) -> Sender:
 
 def groups(count: int) -> Sequence[SignedGroup]:
     return [make_signed(position=position) for position in range(count)]
-
-
-def test_a_batch_whose_answer_was_lost_is_sent_again(clock: Clock) -> None:
-    broker = Broker()
-    broker.lost_answers = 1
-    sender(OneBroker(broker), clock).send(groups(1), 8.0)
-    assert len(broker.stored) == 2
 
 
 def test_a_throttled_writer_sends_what_was_not_acknowledged(clock: Clock) -> None:

@@ -32,7 +32,6 @@ from sapo.learn.loss import LOSSES
 from sapo.learn.update import Learner
 
 KINDS = ["gpt2", "llama", "qwen2", "qwen3"]
-LOOSE = GuardConfig(max_unscorable=1.0)
 completions = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
 

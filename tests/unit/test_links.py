@@ -7,14 +7,12 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from swarms import make_home, small_config
 
 from sapo import cli
-from sapo.cli.commands.launch import Watcher
 from sapo.cli.report.pages import pages_of
 from sapo.core.config.home import Home
 from sapo.core.service_registry import Service, Services
@@ -74,19 +72,6 @@ def test_links_lead_to_pages_and_not_to_apis(experiments: dict[str, Any], found:
     assert "viewStateShareKey=swarm" in pages.mlflow
 
 
-def test_a_view_that_an_experiment_lacks_is_not_asked_for(
-    experiments: dict[str, Any], found: Services
-) -> None:
-    experiments["test"] = experiment(viewed=False)
-    assert "viewStateShareKey" not in pages_of(found, "test").mlflow
-
-
-def test_before_the_first_round_the_link_leads_to_the_list_of_experiments(found: Services) -> None:
-    pages = pages_of(found, "test")
-    assert not pages.begun
-    assert pages.mlflow.startswith(f"{found.mlflow.url}/#/experiments?")
-
-
 def test_links_of_a_swarms_own_servers_let_their_reader_in(
     experiments: dict[str, Any], found: Services
 ) -> None:
@@ -97,28 +82,6 @@ def test_links_of_a_swarms_own_servers_let_their_reader_in(
     there = found.mlflow.url.removeprefix("http://")
     assert pages.mlflow.startswith(f"http://sapo:open@{there}/enter/#/experiments/7/runs?")
     assert asked["authorization"] == basic("sapo:open")
-
-
-def test_addresses_that_have_no_page_of_their_own_are_left_as_they_are() -> None:
-    store = Service("mlflow", "sqlite:////shared/mlflow.db")
-    pages = pages_of(Services(store, Service("prefect", "http://me:secret@cloud:1/of/me")), "test")
-    assert pages.mlflow == store.url
-    assert pages.prefect == "http://cloud:1/of/me", "without a password"
-
-
-def test_the_view_shows_the_links_once_and_only_when_there_is_something_on_the_pages(
-    experiments: dict[str, Any], found: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sapo.cli.commands.launch.PAGES_POLL_S", 0.0)
-    shown: list[str] = []
-    watcher = Watcher(SimpleNamespace(link=lambda name, _: shown.append(name)), "test")
-    watcher.show_pages(SimpleNamespace(services=None))  # type: ignore[arg-type]
-    watcher.show_pages(SimpleNamespace(services=found))  # type: ignore[arg-type]
-    assert shown == []
-    experiments["test"] = experiment(viewed=True)
-    for _ in range(2):
-        watcher.show_pages(SimpleNamespace(services=found))  # type: ignore[arg-type]
-    assert shown == ["MLflow", "Prefect"]
 
 
 @pytest.fixture
@@ -134,11 +97,3 @@ def test_servers_that_are_open_already_are_linked_to(
     assert cli.invoke(["ui", "--home", str(home.root)]) == 0
     pages = pages_of(found, "test")
     assert capsys.readouterr().out.split() == ["MLflow", pages.mlflow, "Prefect", pages.prefect]
-
-
-def test_a_home_in_which_nothing_has_run_has_no_pages(
-    home: Home, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert cli.invoke(["ui", "--home", str(home.root)]) == 2
-    assert "no swarm has run here" in capsys.readouterr().err
