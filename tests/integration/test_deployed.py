@@ -234,25 +234,6 @@ def test_every_node_runs_on_its_schedule(site: Site) -> None:
     assert_one_at_a_time(site)
 
 
-def artifacts(site: Site, node: str) -> dict[str, Any]:
-    """The newest of a node, by key."""
-    found = site.server.ask("artifacts/latest/filter", {})
-    return {one["key"]: one["data"] for one in found if one["key"].startswith(f"node-{node}")}
-
-
-def test_a_run_s_artifacts_are_its_table_its_progress_and_links_to_mlflow(site: Site) -> None:
-    made = artifacts(site, "n1")
-    assert set(made) == {"node-n1", "node-n1-progress", "node-n1-mlflow", "node-n1-model"}
-    assert "| round |" in made["node-n1"]
-    assert re.search(r"/#/experiments/\d+/runs/[0-9a-f]{32}\b", made["node-n1-mlflow"])
-    assert "/#/models/test.n1/versions/" in made["node-n1-model"]
-
-
-def test_a_node_s_progress_is_an_event(site: Site) -> None:
-    wanted = {"event": {"name": ["sapo.node.progress"]}}
-    wait_for(lambda: site.server.ask("events/filter", {"filter": wanted})["total"], 30, "no event")
-
-
 def test_a_run_that_is_cancelled_ends_after_its_round(site: Site) -> None:
     site.pause("n2")
     before = site.rounds("n2")
@@ -276,14 +257,6 @@ def test_a_node_that_somebody_else_runs_is_refused_soon_and_said_by_whom(site: S
         state = wait_for(lambda: ended(site, run), 120, "the run does not end")
     assert state["type"] == "FAILED"
     assert f"is in use by the process with pid {os.getpid()}" in state["message"]
-
-
-def test_what_is_started_by_hand_does_its_flow_and_no_command_that_it_names(site: Site) -> None:
-    there = site.file.parent / "there"
-    run = site.begin("evaluate/test.n.judge", {"command": f"touch {there}"})
-    state = wait_for(lambda: ended(site, run), 200, "the judge does not end")
-    assert state["type"] == "COMPLETED", state
-    assert not there.exists()
 
 
 def test_who_has_no_password_of_prefects_reads_and_changes_nothing(site: Site) -> None:
@@ -354,40 +327,10 @@ def test_a_page_of_another_site_reads_and_changes_nothing(site: Site, host: str)
     ]
 
 
-def test_a_node_that_stands_still_triggers_its_automation(site: Site) -> None:
-    site.pause("n2")
-
-    found = site.server.ask("automations/filter", {})
-    watch = next(one["id"] for one in found if "stand still" in one["name"])
-    wanted = {
-        "event": {"name": ["prefect.automation.triggered"]},
-        "resource": {"id": [f"prefect.automation.{watch}"]},
-    }
-
-    def triggered() -> bool:
-        events = site.server.ask("events/filter", {"filter": wanted})["events"]
-        return any("sapo.node.test.n2" in one["payload"]["triggering_labels"].values() for one in events)
-
-    wait_for(triggered, 200, "nobody notices")
-
-
 def ended(site: Site, run: str) -> dict[str, Any] | None:
     """A flow run's state once it has ended."""
     state = site.state(run)
     return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
-
-
-def test_a_wrong_node_is_named_in_the_run_s_state(site: Site) -> None:
-    site.pause("n2")
-    run = site.start("n2", node="n9")
-    state = wait_for(lambda: ended(site, run), 120, "the run does not end")
-    assert state["type"] == "FAILED"
-    assert "the swarm has n0, n1, n2" in state["message"]
-
-
-def test_parameters_that_cannot_be_are_refused_before_a_run_is_made(site: Site) -> None:
-    with pytest.raises(urllib.error.HTTPError, match="409"):
-        site.start("n2", rounds=0)
 
 
 def test_deploying_again_changes_what_differs_and_removes_who_left(site: Site) -> None:
@@ -402,34 +345,6 @@ def test_deploying_again_changes_what_differs_and_removes_who_left(site: Site) -
     assert names == {"test.n0", "test.n1", "test.n", "test.n.judge"}
     after = site.server.ask("automations/filter", {})
     assert sorted(one["id"] for one in after) == sorted(one["id"] for one in automations)
-
-
-def test_prefect_deploy_takes_the_file_at_the_root(site: Site) -> None:
-    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
-    for kind in ("docker", "kubernetes"):
-        command = [*prefect, "work-pool", "create", f"sapo-{kind}", "--type", kind]
-        subprocess.run(command, env=site.server.env, check=True, capture_output=True)
-    done = subprocess.run(
-        [*prefect, "deploy", "--all"],
-        env=site.server.env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = {one["name"]: one for one in site.server.ask("deployments/filter", {})}
-    assert {"n0", "n0-docker", "n0-kubernetes", "tiny", "shipped"} <= set(found)
-    assert found["n0"]["pull_steps"][0]["prefect.deployments.steps.set_working_directory"] == {
-        "directory": str(ROOT)
-    }
-    assert all(one["enforce_parameter_schema"] for one in found.values())
-    run = site.begin(
-        "experiment/shipped", grid="smoke", seeds=1, arms="silo", home=str(site.file.parent / "smoke")
-    )
-    state = wait_for(lambda: ended(site, run), 400, "the experiment does not end")
-    assert state["type"] == "COMPLETED", state
-    assert (site.file.parent / "smoke" / "report.html").exists()
 
 
 @pytest.mark.soak

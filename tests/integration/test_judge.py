@@ -1,6 +1,5 @@
 """The judge over real nodes: each round judged once, at checkpoints that are whole, told to a real MLflow."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,20 +9,14 @@ from types import SimpleNamespace
 import pytest
 from mlflow import MlflowClient
 from mlflow_runs import runs_of
-from prefect.exceptions import ParameterTypeError
-from prefect.testing.utilities import prefect_test_harness
 from swarms import make_home, open_node, small_config
 
-from sapo import cli
-from sapo.cli.report.run_page import write_report
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
-from sapo.core.dir_lock import NodeLock
-from sapo.core.errors import Unavailable, UserError
+from sapo.core.errors import Unavailable
 from sapo.core.figures import NodeExam
 from sapo.flows import evaluate
 from sapo.flows.common import Process
-from sapo.flows.evaluate import evaluate_flow
 from sapo.node import probes
 from sapo.node.tracked import _tracking, tracker_of
 from sapo.ops import rivals
@@ -121,14 +114,6 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(swarm: tuple[C
     assert found.passed_over["n1"] == "has no whole checkpoint yet"
 
 
-def test_a_sweep_leaves_out_who_has_no_checkpoint_unless_named(swarm: tuple[Config, Home]) -> None:
-    config, home = swarm
-    shutil.rmtree(home.checkpoints("n1"))
-    assert set(evaluate_swarm(config, home).nodes) == {"n0"}
-    with pytest.raises(UserError, match="no whole checkpoint"):
-        evaluate_swarm(config, home, ["n1"])
-
-
 def test_each_node_is_set_against_its_own_start_also_where_only_the_room_for_answers_differs(
     swarm: tuple[Config, Home],
 ) -> None:
@@ -159,27 +144,6 @@ def test_the_full_evaluation_asks_the_probe_again_under_the_same_random_numbers(
     assert series["eval/questions"] == 20
     assert [dataset for dataset, _ in sweep.examples] == ["chain_sum"] * 2
     assert len(n0.answers) == len(sweep.baselines["starter"].answers) == 2
-
-
-def test_the_exam_of_the_probe_in_mlflow_is_that_of_the_file(
-    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small_config([*SETS, "eval.probe_questions=20"])
-    _, home = swarm
-    uri = f"sqlite:///{home.mlflow_db}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    exam = evaluate_swarm(config, home).nodes["n0"]
-    evaluate.crown(Process.at(str(home.root)), "n0", 4, exam)
-    n0 = json.loads(home.evaluation.read_text())["nodes"]["n0"]
-    (run,) = [run for run in runs_of(MlflowClient(uri), "test") if run.info.run_name == "n0"]
-    for under, exam in (("eval", n0["probe"]), ("eval/full", n0)):
-        for name in ("pass_at_1", "greedy", "interval", "questions"):
-            assert run.data.metrics[f"{under}/{name}"] == exam[name], (under, name)
-
-
-def test_a_node_that_is_not_of_the_swarm_is_refused(swarm: tuple[Config, Home]) -> None:
-    with pytest.raises(UserError, match="the swarm has n0, n1"):
-        judge_swarm(*swarm, ["n7"])
 
 
 def judged(uri: str, node: str = "n0") -> SimpleNamespace:
@@ -248,15 +212,6 @@ def test_the_run_of_a_node_that_has_made_its_last_round_is_marked_as_finished(
     assert judged(uri).status == "FINISHED"
 
 
-def test_the_run_of_a_node_that_is_running_stays_marked_as_running(swarm: tuple[Config, Home]) -> None:
-    config, home = swarm
-    uri = f"sqlite:///{home.mlflow_db}"
-    judge_swarm(config, home)
-    with NodeLock(home.node("n0")):
-        tell_verdicts(config, home, "n0", uri=uri)
-        assert judged(uri).status == "RUNNING"
-
-
 def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
     swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,37 +235,3 @@ def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
     assert rivals.weights(config, home, "n0", 4, uri, home.root) == {}, "its answers are kept"
     again = evaluate_swarm(config, home, ["n0"], rivals=lambda *_: {4: newest})
     assert again.nodes["n0"].earlier == {4: asked.pass_at_1}, "the same random numbers"
-
-
-@pytest.mark.services
-@pytest.mark.timeout(300)
-def test_a_deployment_may_ask_one_question_or_all(
-    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, home = swarm
-    uri = f"sqlite:///{home.mlflow_db}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    with prefect_test_harness(server_startup_timeout=120):
-        assert evaluate_flow(str(home.root), kind="question") == []
-        assert len(judged(uri).reward) == 1
-        assert not home.evaluation.exists()
-        assert evaluate_flow(str(home.root)) == []
-        assert set(json.loads(home.evaluation.read_text())["nodes"]) == {"n0", "n1"}
-        with pytest.raises(ParameterTypeError, match="kind"):
-            evaluate_flow(str(home.root), kind="quiz")
-    assert len(judged(uri).reward) == 1
-
-
-def test_the_command_says_what_was_asked_and_the_page_shows_the_sum(
-    swarm: tuple[Config, Home], capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, home = swarm
-    write_report(home)
-    assert "Judge (judge/cumulative)" not in home.report.read_text()
-    assert cli.invoke(["evaluate", "--home", str(home.root), "--question", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert set(told["nodes"]) == {"n0", "n1"}
-    assert cli.invoke(["evaluate", "--home", str(home.root), "--question"]) == 0
-    assert "n0 has no checkpoint after the one of round 4" in capsys.readouterr().out
-    write_report(home)
-    assert "Judge (judge/cumulative)" in home.report.read_text()

@@ -1,7 +1,6 @@
 """What is the Kafka bus's own: records of others, topics that change, bytes on the wire, outages."""
 
 import json
-import logging
 import random
 import secrets
 import threading
@@ -13,18 +12,16 @@ from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.admin import ConfigResource, KafkaAdminClient
-from makers import make_identity, make_signed
+from kafka.admin import KafkaAdminClient
+from makers import make_signed
 
 from infra.kafka.cluster import Cluster
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.kafka.bus import GRACE_S, KafkaBus
-from sapo.bus.kafka.metadata import Place, latest
 from sapo.bus.kafka.producer import headers
 from sapo.core.config.schema import KafkaBus as Section
-from sapo.core.errors import Refused, Unavailable, UserError
+from sapo.core.errors import Unavailable, UserError
 from sapo.core.types import Received, SignedGroup
-from sapo.peers.signing import unseal
 
 pytestmark = [pytest.mark.core, pytest.mark.kafka]
 
@@ -142,34 +139,6 @@ class TestWire:
         assert len(poll(bus, {}).received) == 3
         assert {one["group_id"] for one in topic.admin().list_groups()} <= others
 
-    def test_authorship_is_the_signatures_word_not_the_brokers(self, topic: Topic) -> None:
-        """Whoever may write can claim to be anybody: it arrives, and is refused when it is unsealed."""
-        (own,) = groups(1, author="mallory")
-        forged = headers(own)
-        forged[2] = ("key", make_identity("peer").key.encode())
-        producer = topic.producer()
-        producer.send(topic.name, own.payload, key=own.group_id.encode(), headers=forged).get(10)
-        (one,) = poll(topic.bus(), {}).received
-        with pytest.raises(Refused):
-            unseal(one.signed)
-
-    @pytest.mark.parametrize("compression", ["zstd", "lz4"])
-    def test_batches_are_compressed(self, kafka: Cluster, topic: Topic, compression: str) -> None:
-        section = Section.model_validate(kafka.bus(topic.name) | {"compression": compression})
-        bus = KafkaBus(section, topic.name)
-        sent = [make_signed(position=i, texts=("the same " * 50, "3")) for i in range(100)]
-        bus.publish(sent)
-        assert len(poll(bus, {}).received) == 100
-        assert bus.bytes_read < sum(len(one.payload) for one in sent) / 2
-        bus.close()
-
-    def test_other_programs_logs_stay_quiet(self, topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.DEBUG)
-        bus = KafkaBus(Section(servers="127.0.0.1:1"), topic.name)
-        timed(lambda: poll(bus, {}))
-        timed(lambda: bus.publish(groups(1)))
-        assert [record.name for record in caplog.records if record.name.startswith("kafka")] == []
-
 
 class TestJunk:
     def test_what_is_no_signed_group_is_passed_over_and_counted(self, kafka: Cluster) -> None:
@@ -238,19 +207,6 @@ class TestJunk:
         assert dict(found.positions) == dict(bus.end_positions())
         topic.close()
 
-    def test_an_age_by_the_authors_clock_is_not_believed(self, topic: Topic) -> None:
-        setting = {"message.timestamp.type": "CreateTime"}
-        topic.admin().alter_configs([ConfigResource("topic", topic.name, configs=setting)])
-        bus = topic.bus()
-
-        def malformed() -> bool:
-            bus.publish(groups(1))
-            return bool(poll(bus, {}).malformed)
-
-        deadline = time.monotonic() + IN_TIME_S
-        while not malformed():
-            assert time.monotonic() < deadline
-
 
 class TestBytes:
     @pytest.mark.parametrize("budget", [1, 30_000, 200_000])
@@ -270,14 +226,6 @@ class TestBytes:
             assert reader.bytes_read - before <= budget + largest
             got |= ids(found.received)
             positions = found.positions
-
-    def test_a_poll_with_nothing_new_reads_no_bytes(self, topic: Topic) -> None:
-        bus = topic.bus()
-        bus.publish(groups(20))
-        positions = poll(bus, {}).positions
-        before = bus.bytes_read
-        assert poll(bus, positions).received == ()
-        assert bus.bytes_read == before
 
     def test_a_position_inside_a_batch_is_where_reading_goes_on(self, kafka: Cluster) -> None:
         topic = Topic(kafka, partitions=1)
@@ -359,11 +307,6 @@ class TestTopics:
         with pytest.raises(UserError, match="lost records"):
             poll(bus, ahead)
         assert poll(bus, ends).received == ()
-
-    def test_of_two_words_on_who_leads_the_later_term_counts(self) -> None:
-        old, new = Place(0, 1, 4), Place(0, 2, 5)
-        assert latest([new, old]) == latest([old, new]) == new
-        assert latest([None, old]) == old
 
 
 class TestWriting:

@@ -143,29 +143,6 @@ def test_what_does_not_hear_is_ended_with_all_it_started(server: ForkServer, tmp
     until(lambda: not any(alive(int(pid)) for pid in words(process.log)))
 
 
-def test_a_process_killed_from_outside_is_noticed(server: ForkServer, tmp_path: Path) -> None:
-    process = launch(server, tmp_path, "waits")
-    os.kill(process.pid, signal.SIGKILL)
-    assert ended(process) == -signal.SIGKILL
-
-
-def test_a_process_that_has_ended_can_be_asked_and_killed_without_harm(
-    server: ForkServer, tmp_path: Path
-) -> None:
-    process = launch(server, tmp_path, "leaves")
-    assert ended(process) == 5
-    process.ask()
-    assert process.kill() == 5
-
-
-def test_closing_the_server_ends_what_it_forked(server: ForkServer, tmp_path: Path) -> None:
-    process = launch(server, tmp_path, "deaf")
-    until(lambda: len(words(process.log)) == 2)
-    server.close()
-    until(lambda: not any(alive(int(pid)) for pid in words(process.log)))
-    server.close()
-
-
 def test_what_was_forked_by_a_server_that_died_counts_as_ended_and_ends(
     server: ForkServer, tmp_path: Path
 ) -> None:

@@ -1,6 +1,5 @@
 """What a member's requests cost, what its key may show, and how it stops."""
 
-import asyncio
 import logging
 import threading
 from operator import methodcaller
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 from asks import ask, asks, never
-from endpoints import Endpoint, Request, endpoint
+from endpoints import Request, endpoint
 from openai_support import KEY, Naps, backend_for, bound, echo, texts
 
 from sapo.core.errors import Paused, Unavailable, UserError
@@ -119,11 +118,6 @@ def test_what_is_no_key_is_refused_without_being_said(monkeypatch: pytest.Monkey
     assert key not in str(raised.value)
 
 
-def test_an_address_that_is_none_is_refused_at_the_start() -> None:
-    with pytest.raises(UserError, match=r"member\.url"):
-        backend_for("http://[::1")
-
-
 # -- stopping ------------------------------------------------------------------------------------------------
 
 
@@ -180,15 +174,6 @@ def test_an_error_waits_for_what_has_been_paid(book: AnswerBook) -> None:
     with endpoint(act) as server, pytest.raises(UserError, match="401"):
         backend_for(server.url, "member.concurrency=2").answer(asks(2), book, never)
     assert len(texts(book, 1)) == 2
-
-
-def test_a_member_asks_from_within_a_running_loop(book: AnswerBook) -> None:
-    async def ask_there(server: Endpoint) -> None:
-        backend_for(server.url).answer([ask()], book, never)
-
-    with endpoint(echo) as server:
-        asyncio.run(ask_there(server))
-    assert len(texts(book)) == 4
 
 
 # -- whatever comes ------------------------------------------------------------------------------------------

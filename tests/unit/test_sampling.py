@@ -130,25 +130,6 @@ def test_top_shares_the_groups_whose_scores_spread_most() -> None:
         assert select_subset(6, share, random.Random(seed), scores) == [1, 2, 4]
 
 
-def test_top_draws_lots_between_equals() -> None:
-    share = ShareConfig(select="top", fraction=0.5)
-    counts = Counter(
-        place
-        for seed in range(4000)
-        for place in select_subset(4, share, rng("ties", seed), [GOOD, DULL, DULL, DULL])
-    )
-    assert counts[0] == 4000
-    assert chisquare([counts[place] for place in (1, 2, 3)]).pvalue > 0.001
-
-
-def test_top_needs_the_scores_of_every_group() -> None:
-    share = ShareConfig(select="top", fraction=0.5)
-    with pytest.raises(ValueError, match="scores of every group"):
-        select_subset(2, share, random.Random(0))
-    with pytest.raises(ValueError, match="scores of every group"):
-        select_subset(2, share, random.Random(0), [GOOD])
-
-
 def test_information_is_the_variance_of_the_raw_scores() -> None:
     assert information([1.0, 0.0]) == 0.25
     assert information([1.0, 0.0, 0.0, 0.0]) == 3 / 16
@@ -176,13 +157,6 @@ def test_sample_self_takes_useful_groups_first_and_fills_with_others() -> None:
         filled = sample_self(5, 4, random.Random(seed), useful)
         assert filled == sorted(filled)
         assert set(filled) > {1, 3, 4}
-
-
-def test_sample_self_draws_evenly_among_useful_groups() -> None:
-    useful = [True, False, True, True]
-    counts = Counter(tuple(sample_self(4, 1, rng("useful", seed), useful)) for seed in range(3000))
-    assert set(counts) == {(0,), (2,), (3,)}
-    assert all(900 < count < 1100 for count in counts.values())
 
 
 def test_sample_self_draws_evenly() -> None:
@@ -300,36 +274,6 @@ def test_a_lazy_verifier_verifies_what_the_walk_comes_to() -> None:
     assert all(entry.verdict is None for entry in entries), "what it was given stays as it was"
 
 
-def test_verification_stops_when_enough_were_found() -> None:
-    entries, verifier = a_pool([GOOD] * 16)
-    found = draw(entries, verifier, 4)
-    assert verifier.calls == [chosen(found)]
-    assert len(found.verified) == 4
-
-
-def test_where_much_is_useless_more_is_verified_in_a_call() -> None:
-    entries, verifier = a_pool([(1.0, 1.0)] * 16)
-    found = draw(entries, verifier, 1)
-    assert [len(call) for call in verifier.calls] == [1, 2, 4, 8, 1]
-    assert (len(found.verified), found.shortfall) == (16, 1)
-
-
-def test_what_was_useless_lately_is_taken_into_account_from_the_first_call() -> None:
-    entries, verifier = a_pool([GOOD, DULL] * 8)
-    draw(entries, verifier, 4, share=0.5)
-    assert len(verifier.calls[0]) == 8
-
-
-def test_cached_verdicts_are_not_asked_for_again() -> None:
-    entries, verifier = a_pool(MIXED)
-    draw(entries, verifier, 5)
-    asked = len(verifier.asked)
-    again = draw(entries, verifier, 5, seed=1)
-    assert set(verifier.asked[asked:]).isdisjoint(verifier.asked[:asked])
-    assert len(again.verified) == len(verifier.asked) - asked
-    assert len(again.chosen) == 5
-
-
 def test_an_uninformative_group_is_verified_once_and_leaves() -> None:
     entries, verifier = a_pool([DULL] * 6)
     found = draw(entries, verifier, 2)
@@ -369,24 +313,6 @@ def test_fewer_than_wanted_is_counted() -> None:
     assert metrics["sampler/rejected/question_mismatch"] == 1
     assert metrics["sampler/unscorable"] == 3
     assert metrics["sampler/unscorable/chain_sum"] == 3
-
-
-def test_unscorable_completions_are_counted_by_peer_and_task_once() -> None:
-    entries, verifier = a_pool([UNSCORABLE, GOOD, GOOD, (None, 1.0), GOOD, (1.0, None, 0.0)[:2]])
-    found = draw(entries, verifier, 6)
-    peer = entries[0].group.key
-    other = entries[2].group.key
-    assert found.unscorable == {(peer, "chain_sum"): 3, (other, "chain_sum"): 1}
-    left = [entry for entry in entries if entry.group_id not in found.rejected]
-    assert draw(left, verifier, 6).unscorable == {}
-
-
-def test_an_empty_pool_and_a_silo_verify_nothing() -> None:
-    entries, verifier = a_pool(MIXED)
-    assert draw([], verifier, 4).shortfall == 4
-    silo = draw(entries, verifier, 0)
-    assert (silo.chosen, silo.shortfall, silo.verified) == ((), 0, ())
-    assert verifier.calls == []
 
 
 def test_the_filter_is_on_the_raw_score_with_a_tolerance() -> None:
@@ -485,14 +411,6 @@ def test_newcomers_take_no_place_from_known_authors_among_whom_the_draw_is_unifo
     assert chisquare([counts[group_id] for group_id in known]).pvalue > 0.001
 
 
-def test_newcomers_fill_what_known_authors_leave() -> None:
-    entries, verifier = a_pool([GOOD] * 16)
-    found = known_first(entries, verifier, 13)
-    nodes = [entry.group.node for entry in found.chosen]
-    assert "p2" not in nodes[:11]
-    assert nodes[11:] == ["p2", "p2"]
-
-
 def test_newcomers_on_trial_share_the_first_call_and_wait_in_the_pool() -> None:
     entries, verifier = a_pool([GOOD] * 16)
     found = known_first(entries, verifier, 3, trials=2)
@@ -502,27 +420,6 @@ def test_newcomers_on_trial_share_the_first_call_and_wait_in_the_pool() -> None:
     assert len(tried) == 2
     assert not found.leaving & {entry.group_id for entry in tried}
     assert len(found.verified) == 5
-
-
-def test_a_useless_group_on_trial_leaves() -> None:
-    truths = [GOOD if entry.group.node != "p2" else DULL for entry in ENTRIES[:16]]
-    entries, verifier = a_pool(truths)
-    found = known_first(entries, verifier, 3, trials=2)
-    assert sorted(found.rejected.values()) == ["uninformative", "uninformative"]
-
-
-def test_newcomers_are_on_trial_also_when_no_other_verdict_is_needed() -> None:
-    cached = [place for place in range(16) if ENTRIES[place].group.node != "p2"]
-    entries, verifier = a_pool([GOOD] * 16, cached)
-    found = known_first(entries, verifier, 2, trials=3)
-    assert len(found.verified) == 3
-    assert [len(call) for call in verifier.calls] == [3]
-
-
-def test_newcomers_whom_the_draw_reaches_are_on_trial_by_that() -> None:
-    entries, verifier = a_pool([GOOD] * 16)
-    found = known_first(entries, verifier, 3, trials=2, newcomers=("p0", "p1", "p2"))
-    assert len(found.verified) == 3
 
 
 def test_a_newcomer_without_verification_time_leaves_the_trial_to_the_next() -> None:
@@ -551,12 +448,6 @@ def test_groups_without_verification_time_wait_where_they_are() -> None:
     assert found.waiting == 11
     assert found.metrics()["sampler/waiting"] == 11
     assert len(found.leaving) == 5
-
-
-def test_a_verdict_that_is_known_needs_no_time() -> None:
-    entries, verifier = a_pool([GOOD] * 4, cached=[0, 1, 2, 3])
-    found = draw(entries, verifier, 4, ready=lambda entry, beside: False)
-    assert (len(found.chosen), found.waiting) == (4, 0)
 
 
 @searching(200)

