@@ -59,7 +59,6 @@ LONGEST = (
     "test_outages",
     "test_cli_swarm",
     "test_exactly_once",
-    "test_compose_commands",
     "test_vllm_engine",
     "test_member_vllm",
     "test_whatif",

@@ -4,7 +4,6 @@ And what others don't: accounts of the machine that lack the password, and pages
 """
 
 import json
-import re
 import signal
 import sqlite3
 import subprocess
@@ -164,14 +163,6 @@ def test_charts_show_the_curves_of_all_nodes_at_once(site: Site, watched: Watche
     for node in NODES:
         expect(watched.page.get_by_role("link", name=node, exact=True)).to_be_visible()
         assert any(name.startswith(node) for name in names)
-
-
-def test_a_models_page_leads_to_its_history(site: Site, watched: Watched) -> None:
-    watched.page.goto(f"{site.mlflow}/#/models/tiny.n1")
-    expect(watched.page.get_by_text("Version 2")).to_be_visible()
-    page = followed(watched.page, "Its history")
-    page.wait_for_url(re.compile(site.run("n1").info.run_id))
-    expect(page.get_by_text("Model versions", exact=True)).to_be_visible()
 
 
 def test_prefects_pages_show_the_flow_runs_of_all_nodes(site: Site, watched: Watched) -> None:

@@ -20,8 +20,6 @@ from sapo.core.user_cache import default_cache
 from sapo.ops.ensemble import evaluate_ensemble
 from sapo.ops.judge import evaluate_swarm, load_newest
 from sapo.policy.engines.hf import TransformersEngine
-from sapo.policy.ensemble_exam import likelihoods, training_questions
-from sapo.policy.evaluate import held_out_set
 from sapo.policy.initial import load_initial
 from sapo.policy.mixture import mixed
 from sapo.policy.models import LoadedPolicy
@@ -106,24 +104,6 @@ def test_a_mixture_s_tokens_have_the_probabilities_of_the_formula(policies: list
             joint = torch.logsumexp(prior[:, None] + each.cumsum(dim=1), dim=0)
             steps = joint.diff()[len(prompt) - 2 :]
             assert list(completion.logprobs) == pytest.approx(steps.tolist(), abs=1e-4)
-
-
-def test_means_are_per_token_in_one_vocabulary_and_per_byte_else(policies: list[LoadedPolicy]) -> None:
-    whole, mean = likelihoods(policies[:2], QUESTIONS)
-    tokens = torch.tensor([len(policies[0].encode_prompt(question)) - 1 for question in QUESTIONS])
-    assert torch.equal(mean, whole / tokens[:, None])
-    whole, mean = likelihoods([policies[0], policies[2]], QUESTIONS)
-    assert torch.equal(mean, whole / torch.tensor([len(q.encode()) for q in QUESTIONS])[:, None])
-
-
-def test_the_prior_is_measured_on_questions_that_are_not_held_out(home: Home) -> None:
-    config = home.load_config()
-    workers, share = shared_workers(config), config.rules.held_out
-    asked = training_questions(workers, config.manifest_tasks(), seed=1, count=120, held_out=share)
-    assert len(asked) == 120
-    assert all(question.bucket >= share for question in asked)
-    held_out = held_out_set(config, home, workers)
-    assert not {question.bucket for question in asked} & {question.bucket for question in held_out}
 
 
 def test_the_first_does_what_the_evaluation_finds_and_every_way_is_judged(home: Home) -> None:

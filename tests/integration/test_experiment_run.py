@@ -80,14 +80,6 @@ def test_a_complete_run_is_left_alone_and_one_cut_short_begins_anew(tmp_path: Pa
     assert bits(run(grid, tmp_path)) == bits(record)
 
 
-def test_arms_of_one_seed_answer_the_same_exam_from_the_same_start(tmp_path: Path) -> None:
-    grid = smoke()
-    silo, sharing = run(grid, tmp_path, Job(arm="silo", seed=1)), run(grid, tmp_path)
-    assert [exam for exam in silo.exams if exam.round == 0] == [
-        exam for exam in sharing.exams if exam.round == 0
-    ]
-
-
 def test_tuning_is_examined_on_questions_that_are_never_reported() -> None:
     grid = smoke()
     config = grid.config(SHARING)
@@ -149,45 +141,6 @@ def test_an_answer_is_scored_once_and_the_exams_are_the_same(
     monkeypatch.setattr(SharedWorkers, "score", score)
     assert bits(run(smoke(), tmp_path / "each")) == bits(once)
     assert len(set(asked)) < len(asked)
-
-
-def test_specialists_begin_from_one_starter_and_are_examined_on_all_tasks(tmp_path: Path) -> None:
-    gcd = {"dataset": "gcd", "config": {"min_value": 1, "max_value": 99}}
-    record = run(smoke(set={"batch": {"local": 2, "external": 2}, "node": {"1": {"tasks": [gcd]}}}), tmp_path)
-    first = [exam.tasks for exam in record.exams if exam.round == 0]
-    assert first[0] == first[1]
-    assert set(first[0]) == {"chain_sum", "gcd"}
-    assert "reward/local/gcd" in record.series
-    assert all(value is None for value in record.series["reward/local/gcd"][0])
-
-
-@pytest.mark.parametrize("name", ["n0", "n1"])
-def test_no_honest_group_is_refused(tmp_path: Path, name: str) -> None:
-    grid = smoke()
-    config = grid.config(SHARING)
-    with SharedWorkers() as workers, opened(config, grid.arm[1], tmp_path, workers, None) as swarm:
-        for _ in range(3):
-            swarm.round()
-        node = swarm.nodes[config.nodes.index(name)]
-        reasons = {
-            key for result in node.journal.results() for key in result.metrics if "pool/refused" in key
-        }
-    # a starter of twenty steps spells its own marks now and then
-    assert reasons <= {"pool/refused/own_echo", "pool/refused/control_tokens"}
-
-
-def test_a_node_at_its_limit_looks_on_while_the_others_learn(tmp_path: Path) -> None:
-    values = read("smoke").model_dump(mode="json", by_alias=True)
-    values["arm"][1]["node_rounds"] = [2, 4]
-    record = run(parse_grid(values), tmp_path)
-    generated = record.series["tokens/generated"]
-    assert [[value is not None for value in line] for line in generated] == [
-        [True, True, False, False],
-        [True, True, True, True],
-    ]
-    n0 = [exam.pass_at_1 for exam in record.exams if exam.node == "n0"]
-    assert len(n0) == 3
-    assert n0[1] == n0[2]
 
 
 def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: Path) -> None:

@@ -129,22 +129,6 @@ def test_a_node_goes_on_with_slow_weights_and_momentum_as_they_were(traded: Home
     assert torch.equal(*ends)
 
 
-def test_files_leave_with_the_rounds_that_cannot_be_repeated_any_more(tmp_path: Path) -> None:
-    config = gossip_config("swarm.rounds=10", "history.keep_rounds=2", "track.register_every=1000")
-    home, bus = make_home(tmp_path / "home", config), LastingBus()
-    with two_nodes(home, config, bus) as nodes:
-        trade(nodes, bus)
-        oldest = min(kept.round for kept in nodes[0].journal.checkpoints())
-    assert oldest > 3
-    rounds = [int(path.name[:6]) for path in home.gossip("n0").glob("0*.safetensors")]
-    assert rounds
-    assert min(rounds) >= oldest
-    assert len(list((home.gossip("n0") / "offered").iterdir())) == 2
-    assert {len(list(folder.iterdir())) for folder in home.gossip_store.iterdir()} == {2}
-    with opened(home, "n0") as replay:
-        assert check(replay).begun_at == oldest
-
-
 def test_a_round_that_goes_back_to_older_weights_makes_no_step_and_is_repeated(tmp_path: Path) -> None:
     """A guard that every update sets off: each round goes back to the checkpoint before."""
     first, bus = gossip_config("swarm.rounds=3", "guard.action=rollback"), LastingBus()

@@ -6,9 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-
-from sapo.policy.hf_import import UNUSED
 
 ROOT = Path(__file__).parents[2]
 COURSE = """
@@ -43,15 +40,3 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def test_a_nodes_process_holds_what_its_rounds_need(loaded: set[str]) -> None:
     assert {"torch", "transformers", "deltalake", "pyarrow"} <= loaded
-
-
-@pytest.mark.parametrize(
-    "name", [*UNUSED, "prefect", "mlflow", "duckdb", "reasoning_gym", "matplotlib", "vllm"]
-)
-def test_a_nodes_process_is_not_made_larger_by(name: str, loaded: set[str]) -> None:
-    assert name not in loaded
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="Triton compiles for the GPU here")
-def test_a_node_without_a_gpu_does_not_load_the_compiler_for_gpus(loaded: set[str]) -> None:
-    assert "triton" not in loaded

@@ -8,17 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
-from mlflow_runs import runs_of
 from swarms import make_home, open_node, small_config
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable
-from sapo.core.figures import NodeExam
 from sapo.flows import evaluate
 from sapo.flows.common import Process
 from sapo.node import probes
-from sapo.node.tracked import _tracking, tracker_of
+from sapo.node.tracked import tracker_of
 from sapo.ops import rivals
 from sapo.ops.judge import evaluate_swarm, judge_swarm, tell_verdicts
 from sapo.ops.judge_store import Verdicts
@@ -75,34 +73,6 @@ def test_every_node_answers_the_same_held_out_question_in_the_round_it_is_in(
     assert bucket(verdicts[0].question, config.rules.salt) < config.rules.held_out
 
 
-def test_a_round_is_judged_once_and_a_node_that_made_none_since_is_passed_over(
-    swarm: tuple[Config, Home],
-) -> None:
-    config, home = swarm
-    first = judge_swarm(config, home)
-    again = judge_swarm(config, home)
-    assert not again.standings
-    assert "round 4, which was judged" in again.passed_over["n0"]
-    assert again.as_dict()["question"] is None
-    run(config, home, "n1", 4)
-    later = judge_swarm(config, home)
-    assert set(later.standings) == {"n1"}
-    standing = later.standings["n1"]
-    assert (standing.judged, standing.verdict.judging, standing.verdict.round) == (2, 1, 4)
-    before = first.standings["n1"].verdict
-    assert standing.cumulative == before.reward + standing.verdict.reward
-
-
-def test_the_same_weights_and_number_give_the_same_question_and_answer(
-    swarm: tuple[Config, Home], template: Path, tmp_path: Path
-) -> None:
-    config, home = swarm
-    shutil.copytree(template, tmp_path / "again")
-    one = judge_swarm(config, home, clock=lambda: 0.0)
-    other = judge_swarm(config, Home(tmp_path / "again"), clock=lambda: 0.0)
-    assert one == other
-
-
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(swarm: tuple[Config, Home]) -> None:
     config, home = swarm
     newest = paths(home.checkpoints("n0"))[-1]
@@ -112,17 +82,6 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(swarm: tuple[C
     found = judge_swarm(config, home)
     assert not found.standings
     assert found.passed_over["n1"] == "has no whole checkpoint yet"
-
-
-def test_each_node_is_set_against_its_own_start_also_where_only_the_room_for_answers_differs(
-    swarm: tuple[Config, Home],
-) -> None:
-    config = small_config([*SETS, "node.0.generate.max_new_tokens=1"])
-    sweep = evaluate_swarm(config, swarm[1])
-    labels = {name: exam.baseline for name, exam in sweep.nodes.items()}
-    assert labels == {"n0": "starter", "n1": "starter as of n1"}
-    assert sweep.baselines["starter"] != sweep.baselines["starter as of n1"]
-    assert sweep.starter == sweep.baselines["starter as of n1"], "the swarm's settings are n1's"
 
 
 def test_the_full_evaluation_asks_the_probe_again_under_the_same_random_numbers(
@@ -176,29 +135,6 @@ def test_mlflow_has_every_verdict_once_also_those_made_while_it_was_away(
     assert found.reward == [(one.verdict.round, one.verdict.reward) for one in standings]
     assert found.cumulative == [(one.verdict.round, one.cumulative) for one in standings]
     assert found.status == "KILLED"
-
-
-def test_what_is_asked_afterwards_leaves_the_end_of_a_run_alone(
-    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, home = swarm
-    uri = f"sqlite:///{home.mlflow_db}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    own = _tracking(config, "n0", home, uri, f"{0:016x}")[0]
-    own.start()
-    own.end("FINISHED", at=1_700_000_000.0)
-
-    def ends() -> dict[str, tuple[str, int]]:
-        found = runs_of(MlflowClient(uri), "test")
-        return {run.info.run_name: (run.info.status, run.info.end_time) for run in found}
-
-    before = ends()
-    assert before.keys() == {"test", "n0"}
-    judge_swarm(config, home, ["n0"])
-    assert tell_verdicts(config, home, "n0", uri=uri) == 1
-    exam = NodeExam(questions=20, effective=20.0, pass_at_1=0.5, interval=0.1, greedy=0.5)
-    evaluate.crown(Process.at(str(home.root)), "n0", 4, exam)
-    assert ends() == before
 
 
 def test_the_run_of_a_node_that_has_made_its_last_round_is_marked_as_finished(

@@ -3,7 +3,6 @@
 import json
 import random
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -132,13 +131,6 @@ class TestWire:
             "signature": sent[0].signature,
         }
 
-    def test_reading_makes_no_consumer_group(self, topic: Topic) -> None:
-        others = {one["group_id"] for one in topic.admin().list_groups()}
-        bus = topic.bus()
-        bus.publish(groups(3))
-        assert len(poll(bus, {}).received) == 3
-        assert {one["group_id"] for one in topic.admin().list_groups()} <= others
-
 
 class TestJunk:
     def test_what_is_no_signed_group_is_passed_over_and_counted(self, kafka: Cluster) -> None:
@@ -243,12 +235,6 @@ class TestBytes:
         assert got == [one.group_id for one in sent]
         topic.close()
 
-    def test_partitions_take_turns_at_the_budget(self, topic: Topic) -> None:
-        bus = topic.bus()
-        bus.publish(groups(80, size=2_000))
-        first = {poll(bus, {}, Limits(max_bytes=1), seed).received[0].bus_position for seed in range(40)}
-        assert len(first) == 4
-
 
 class TestTopics:
     def test_a_topic_made_anew_is_another_place(self, kafka: Cluster) -> None:
@@ -310,22 +296,6 @@ class TestTopics:
 
 
 class TestWriting:
-    def test_a_group_too_large_for_the_topic_says_so(self, kafka: Cluster, topic: Topic) -> None:
-        name = f"narrow-{secrets.token_hex(4)}"
-        kafka.create_topic(name, partitions=1, max_payload_bytes=10_000)
-        bus = KafkaBus(Section.model_validate(kafka.bus(name)), name)
-        small = groups(30, size=8_000)
-        bus.publish(small)  # together they would be too large: the batch is split
-        (big,) = groups(1, size=200_000, first=99)
-        with pytest.raises(UserError) as caught:
-            bus.publish([big])
-        assert caught.value.field == "rules.max_payload_bytes"
-        assert caught.value.value == len(big.payload)
-        assert "max.message.bytes" in caught.value.remedy
-        bus.publish(groups(1, first=77))
-        assert [one.signed for one in poll(bus, {}).received][:30] == small
-        bus.close()
-
     def test_a_writer_over_its_quota_waits_and_sends_nothing_twice(self, secure_kafka: Cluster) -> None:
         topic = Topic(secure_kafka, partitions=1)
         user = f"flooder-{topic.name}"
@@ -398,34 +368,6 @@ class TestOutage:
         found = soon(lambda: poll(bus, positions))
         assert ids(found.received) == {one.group_id for one in groups(5, first=10)}
         assert found.gaps == ()
-
-    def test_closing_does_not_wait_for_a_broker_that_is_away(self, kafka: Cluster, topic: Topic) -> None:
-        bus = topic.bus()
-        bus.publish(groups(1))
-        kafka.pause(0)
-        try:
-            with ThreadPoolExecutor(2) as threads:
-                begun = threading.Barrier(3)
-
-                def wait_for(attempt: Callable[[], Any]) -> tuple[float, str]:
-                    begun.wait()
-                    return timed(attempt)
-
-                waiting = [
-                    threads.submit(wait_for, lambda: bus.publish(groups(1))),
-                    threads.submit(wait_for, lambda: poll(bus, {})),
-                ]
-                begun.wait()
-                before = time.monotonic()
-                bus.close()
-                bus.close()
-                assert time.monotonic() - before < 3
-                for one in waiting:
-                    seconds, said = one.result()
-                    assert seconds < 5
-                    assert "closed" in said
-        finally:
-            kafka.resume(0)
 
 
 @pytest.fixture(scope="module")

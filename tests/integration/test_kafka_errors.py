@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from kafka.admin import KafkaAdminClient
 from makers import make_signed
 
@@ -184,12 +183,6 @@ class TestMore:
         error = fault(places.section("writer"))
         assert error.field == "bus.username"
         assert f"may not read topic {places.topic!r}" in error.problem
-
-    def test_an_authority_that_did_not_sign(self, places: Places, tmp_path: Path) -> None:
-        other = tmp_path / "other.pem"
-        trustme.CA().cert_pem.write_to_path(str(other))
-        error = fault(places.section(ca_file=str(other)))
-        assert (error.field, error.value) == ("bus.ca_file", str(other))
 
     def test_a_certificate_for_another_name(self, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
         host, _, port = places.secure.servers.rpartition(":")

@@ -4,7 +4,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -26,10 +26,7 @@ from sapo.node.tracked import open_tracked, tracker_of
 from sapo.ops.archiver import Archiver
 from sapo.peers.signing import seal
 from sapo.provenance import group_lineage, model_lineage
-from sapo.provenance.trait_spread import trait_spread
 from sapo.store.history import open_store
-from sapo.store.history.maintain import maintain_table
-from sapo.store.history.retention import Cut
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal
 
@@ -242,40 +239,6 @@ def test_a_history_rewritten_with_all_its_digests_is_told_by_the_versions_chain(
     assert "rewritten" in problem
 
 
-def test_rounds_that_retention_has_cut_are_said_and_not_counted(ended: Ended, tmp_path: Path) -> None:
-    store, mine, _ = altered(ended, tmp_path)
-    maintain_table(ended.config, store, "training", [Cut("n0", mine[0]["incarnation"], 2)])
-    found = ended.teachers("models:/test.n0@champion", store)
-    assert found["problems"] == []
-    assert found["rounds"]["cut"] == 2
-    assert "rounds 0 to 1 are not in the history any more" in found["notes"][0]
-    whole = ended.teachers("models:/test.n0@champion")
-    assert found["totals"]["groups"] < whole["totals"]["groups"]
-
-
-def test_other_weights_than_the_history_recorded_are_said(ended: Ended) -> None:
-    subject = model_lineage.version_subject(ended.uri, "models:/test.n2@latest")
-    assert subject.version is not None
-    tags = {**subject.version.tags, "sapo.weights_sha256": "e" * 64}
-    swapped = replace(subject, version=replace(subject.version, tags=tags))
-    (problem,) = model_lineage.teachers(ended.store, swapped).problems
-    assert "sapo.weights_sha256 of test.n2 version 2 is eeeeeeeeeeee…" in problem
-
-
-def test_a_disagreement_exits_with_1(
-    ended: Ended, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, mine, others = altered(ended, tmp_path)
-    mine[0]["text"] += "!"
-    rewrite(store, [*mine, *others])
-    config = ended.config.model_copy(
-        update={"history": ended.config.history.model_copy(update={"uri": store.uri})}
-    )
-    monkeypatch.setattr(Home, "load_config", lambda self: config)
-    assert cli.invoke(["lineage", "n0", "--home", str(ended.home.root)]) == 1
-    assert "WRONG: history of n0, round 0" in " ".join(capsys.readouterr().out.split())
-
-
 def shared(ended: Ended) -> list[str]:
     """Groups that their author and another node learned from, most learners first."""
     learners: dict[str, set[str]] = defaultdict(set)
@@ -311,29 +274,6 @@ def test_a_group_is_followed_from_its_author_to_the_versions(ended: Ended) -> No
             assert first == (counts[:1] if one["tokens"] else [])
 
 
-def test_what_became_of_a_group_at_each_receiver_is_what_the_receipts_say(ended: Ended) -> None:
-    receipts = ended.rows("receipts")
-    assert {"received", "trained"} <= {row["event"] for row in receipts}
-    latest = {row["event"]: row["group_id"] for row in receipts}
-    for group_id in latest.values():
-        mine = [row for row in receipts if row["group_id"] == group_id]
-        for one in ended.journey(group_id)["received"]:
-            events = {row["event"]: row["round"] for row in mine if row["node"] == one["node"]}
-            assert one["round"] == events.pop("received")
-            assert {one["became"]: one["became_round"]} == (events or {None: None})
-
-
-def test_a_step_that_was_rolled_back_is_in_no_version_after_it(ended: Ended) -> None:
-    row = next(
-        row
-        for row in ended.rows("training")
-        if row["node"] == BACK[0] and row["round"] in (3, 4) and row["advantage"] != 0
-    )
-    (entry,) = [one for one in ended.journey(row["group_id"])["learned"] if one["node"] == BACK[0]]
-    assert entry["fate"] in ("undone", "skipped")
-    assert entry["versions"] == []
-
-
 def test_what_peers_wrote_steers_neither_page_nor_terminal(
     ended: Ended, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,24 +282,3 @@ def test_what_peers_wrote_steers_neither_page_nor_terminal(
     page = (ended.home.lineage / f"{ended.stray[:16]}.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;" in page
-
-
-def test_how_a_trait_spread_is_what_the_raw_rows_say(ended: Ended) -> None:
-    spread = trait_spread(ended.store, "test", "two", "2")
-    assert [one.node for one in spread.nodes][:3] == list(ended.config.nodes)
-    for found in spread.nodes[:3]:
-        own = [row for row in own_answers(ended, found.node) if "2" in row["text"]]
-        first = min(own, key=lambda row: (row["round"], row["group_id"], row["k"]))
-        assert found.first_use is not None
-        assert (found.first_use.group_id, found.first_use.k) == (first["group_id"], first["k"])
-        assert found.answers == len(own_answers(ended, found.node))
-        assert dict(found.shares) == {
-            result.round: result.metrics["trait/two"] for result in ended.results[found.node]
-        }
-
-
-def own_answers(ended: Ended, node: str) -> list[Row]:
-    """A node's completions, whether it published or trained on them."""
-    every = [row for row in ended.rows("rollouts") if row["node"] == node]
-    every += [row for row in ended.rows("training") if row["node"] == node and row["source"] == "local"]
-    return list({(row["group_id"], row["k"]): row for row in every}.values())

@@ -17,7 +17,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import Paused, Unavailable, UserError
 from sapo.core.types import AuthorKind, Group
 from sapo.node.member.answer_book import Answer, AnswerBook, Ask
-from sapo.node.member.runtime import BOOK, MemberRuntime
+from sapo.node.member.runtime import MemberRuntime
 
 pytestmark = pytest.mark.core
 
@@ -176,25 +176,6 @@ def test_top_publishes_the_most_informative_groups(home: Home) -> None:
         member.run_round()
         assert len(member.journal.owed("publish", 10)) == 1
         assert groups_of(member, 0)[0].completions[0].claimed_score is not None
-
-
-def test_old_rounds_leave_the_journal_and_the_book(
-    config: Config, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sapo.node.member.runtime.KEPT_ROUNDS", 1)
-    with member_of(home, config, Teacher(), MemoryBus()) as member:
-        for round in range(4):
-            member.run_round()
-            for kind in ("publish", "track"):
-                for item in member.journal.owed(kind, 100):
-                    member.journal.acknowledge(kind, item.seq)
-            assert len(member.book.answers(0)) in (0, 4), round
-        rounds = [result.round for result in member.journal.results()]
-    assert rounds == [2, 3]
-    with AnswerBook(home.node("m0") / BOOK) as book:
-        book.begin(4)
-        assert book.answers(0) == []
-        assert book.totals()["answers"] == 32
 
 
 def test_a_node_learns_from_a_member(tmp_path: Path, config: Config, home: Home) -> None:

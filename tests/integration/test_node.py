@@ -134,26 +134,6 @@ def test_top_by_information_scores_own_groups_before_it_publishes(tmp_path: Path
     assert min(spread[key] for key in owed) >= max(spread[key] for key in spread.keys() - owed)
 
 
-def test_nodes_of_other_group_sizes_trade(tmp_path: Path) -> None:
-    config = small_config(["swarm.rounds=8", "node.1.batch.completions=4", "node.1.batch.local=4"])
-    home, bus = make_home(tmp_path / "home", config), MemoryBus()
-    with (
-        open_node(config, home, "n0", bus=bus, deliver=False) as first,
-        open_node(config, home, "n1", bus=bus, deliver=False) as second,
-    ):
-        for _ in range(8):
-            for node in (first, second):
-                node.run_round()
-                hand_over(node, bus)
-        sizes = {
-            len(group.samples)
-            for r in range(8)
-            for group in first.journal.batch(r).groups
-            if group.source == "external"
-        }
-    assert sizes == {4}
-
-
 def test_what_is_looked_at_and_drawn_follows_from_the_key_and_is_drawn_again_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -288,44 +288,6 @@ def forge_checkpoint(path: Path, bit: int) -> None:
     (path / "checkpoint.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
-def test_a_damaged_checkpoint_that_replay_does_not_begin_with_is_named(copy: Home) -> None:
-    own_checkpoints(copy)
-    (copy.checkpoints("n0") / "round-000004" / "model.safetensors").write_bytes(b"broken")
-    found = replayed(copy, last=1)
-    assert (found.begun_at, len(found.notes)) == (0, 1)
-    assert "round-000004" in found.notes[0]
-
-
-def test_a_history_that_lacks_the_later_figures_is_replayed_as_before(copy: Home) -> None:
-    rows = rows_of(store_of(copy))
-    for row in rows:
-        row |= {"grad_norm": None, "logprob": None}
-    for round in range(ALONE):
-        cover_up(rows, round, batch_too=False)
-    rewrite(store_of(copy), rows)
-    found = replayed(copy)
-    assert (found.rounds, found.grad_norms, found.logprobs) == (ALONE, 0, 0)
-
-
-def test_a_node_that_runs_is_not_disturbed(alone: Home, tmp_path: Path) -> None:
-    home = Home(tmp_path / "running")
-    shutil.copytree(alone.root, home.root)
-    with open_node(home.load_config(), home) as node:
-        node.run_round()
-        assert node.drain(60)
-
-        def state() -> dict[Path, tuple[int, int]]:
-            files = [path for path in home.root.rglob("*") if path.is_file() and "-shm" not in path.name]
-            return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in files}
-
-        before = state()
-        assert replayed(home).last == ALONE
-        assert state() == before
-        node.run_round()
-        assert node.drain(60)
-    assert replayed(home).last == ALONE + 1
-
-
 def test_a_broken_checkpoint_is_passed_over_for_an_older_one(copy: Home) -> None:
     own_checkpoints(copy)
     (copy.checkpoints("n0") / "round-000004" / "model.safetensors").write_bytes(b"broken")

@@ -18,7 +18,6 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.types import canonical
 from sapo.node.round import NodeRuntime
-from sapo.ops import sites
 from sapo.ops.node_export import export_node, import_node
 from sapo.peers import keyring
 from sapo.peers.signing import unseal
@@ -90,21 +89,6 @@ def test_a_node_that_moves_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     assert finished[0] == finished[1]
     learned = {g.producer for batch in finished[0][2] for g in batch.groups if g.source == "external"}
     assert learned == {"a1"}
-
-
-def test_sites_that_share_a_prefix_are_told(tmp_path: Path) -> None:
-    config, bus = small_config(["swarm.nodes=1", "swarm.rounds=4"]), LastingBus()
-    homes = [make_home(tmp_path / name, config) for name in ("one", "two")]
-    with (
-        open_node(config, homes[0], bus=bus, deliver=False, incarnation=None) as first,
-        open_node(config, homes[1], bus=bus, deliver=False, incarnation=None) as second,
-    ):
-        for node in (first, second, first, second):
-            node.run_round()
-            hand_over(node, bus)
-    for home in homes:
-        [note] = sites.notes(home, config)
-        assert "another node n0" in note
 
 
 # -- in many ------------------------------------------------------------------------------------------------

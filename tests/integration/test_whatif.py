@@ -9,7 +9,6 @@ from typing import Any
 import mlflow
 import pytest
 from mlflow import MlflowClient
-from mlflow_runs import runs_of
 from swarms import open_node, small_config
 from tampering import rewrite, rows_of
 
@@ -109,11 +108,6 @@ def run_of(recording: Recording, made: WhatIf) -> Any:
     return MlflowClient(recording.uri).get_run(made.run_id)
 
 
-def series(recording: Recording, run: str, name: str) -> dict[int, float]:
-    found = MlflowClient(recording.uri).get_metric_history(run, name)
-    return {metric.step: metric.value for metric in found}
-
-
 def test_a_change_without_effect_ends_with_the_recorded_weights_bit_for_bit(recording: Recording) -> None:
     made = recording.what_if(*SAME)
     assert made.weights_sha256 == recording.rounds[-1].weights_sha256 != ""
@@ -160,24 +154,6 @@ def test_nothing_of_the_node_is_touched(recording: Recording, other: WhatIf) -> 
     assert MlflowClient(recording.uri).get_run(recording.run).to_dictionary() == run
 
 
-def test_rounds_before_the_first_are_repeated_as_they_were(recording: Recording) -> None:
-    first, last = EACH + 1, 3 * EACH - 1
-    told: list[tuple[str, int, int]] = []
-    made = recording.what_if(*SAME, first=first, last=last, progress=lambda *step: told.append(step))
-    until = [found for found in recording.rounds if found.round <= last]
-    assert made.weights_sha256 == until[-1].weights_sha256
-    assert (made.first, made.last) == (first, last)
-    assert made.rounds == sum(found.round >= first for found in until)
-    assert min(series(recording, made.run_id, "learn/groups")) >= first
-    rounds = last - first + 1
-    ends = {label: done == total for label, done, total in told}
-    assert ends == {"rounds before": True, "rounds": True, "held-out questions": True}
-    assert ("rounds", rounds, rounds) in told
-    label, done, total = told[-1]
-    assert label == "held-out questions"
-    assert done == total <= 2 * 40, "answers, sampled and greedy"
-
-
 def test_behaviour_is_refused_where_the_history_has_no_log_probabilities(recording: Recording) -> None:
     mode = ("learn.foreign=behaviour", 'learn.trusted_peers=["n1"]', "learn.foreign_ratio_cap=1.5")
     with pytest.raises(UserError, match=r"no log-probabilities of n1 in round \d+: "):
@@ -201,15 +177,6 @@ def test_recorded_settings_that_are_none_are_damage_not_bad_input(
         retrain(home, "n0", ["learn.lr=1e-5"])
 
 
-def test_alarms_leave_their_steps_out_and_are_counted(recording: Recording) -> None:
-    made = recording.what_if("guard.min_entropy=50")
-    steps = sum(found.skipped is None for found in recording.rounds)
-    assert made.left_out["past guard.min_entropy = 50"] == steps - made.steps > EACH
-    assert sum(made.left_out.values()) == made.rounds - made.steps
-    assert json.loads(run_of(recording, made).data.tags["sapo.replay.left_out"]) == made.left_out
-    assert any("past guard.min_entropy = 50" in line for line in made.lines())
-
-
 def test_a_model_that_goes_astray_ends_in_a_clear_result(recording: Recording) -> None:
     made = recording.what_if("learn.lr=1e300")
     assert made.diverged is not None
@@ -217,28 +184,6 @@ def test_a_model_that_goes_astray_ends_in_a_clear_result(recording: Recording) -
     assert (made.figures, made.model) == (None, None)
     assert any("the model computes nothing finite any more" in line for line in made.lines())
     assert run_of(recording, made).data.tags["sapo.replay.diverged_after"] == str(made.diverged)
-
-
-def test_a_last_step_that_breaks_the_model_is_noticed(recording: Recording) -> None:
-    first = next(found.round for found in recording.rounds if found.skipped is None)
-    made = recording.what_if("learn.lr=1e300", last=first)
-    assert (made.steps, made.diverged, made.model) == (1, first, None)
-
-
-def test_an_interrupted_what_if_is_killed_in_mlflow(recording: Recording) -> None:
-    def interrupt(label: str, done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    before = {run.info.run_id for run in all_runs(recording)}
-    with pytest.raises(KeyboardInterrupt):
-        recording.what_if(*SAME, progress=interrupt)
-    [made] = [run for run in all_runs(recording) if run.info.run_id not in before]
-    assert made.info.status == "KILLED"
-    assert made.data.metrics["learn/groups"] > 0, "what was done until then can be looked at"
-
-
-def all_runs(recording: Recording) -> list[Any]:
-    return runs_of(MlflowClient(recording.uri), "test")
 
 
 def test_adapters_are_trained_again_too_and_recorded_rollbacks_are_not(

@@ -225,19 +225,6 @@ def test_what_cannot_work_is_refused_before_the_home_is_written(
     assert not (elsewhere / "runs").exists()
 
 
-def test_status_is_one_json_document(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["status", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["swarm"] == "tiny"
-    assert shown["home"] == str(home.root)
-    assert shown["pid"] is None
-    n0, n1 = shown["nodes"]
-    assert (n0["name"], n0["rounds"], n0["rounds_total"]) == ("n0", 1, 100)
-    assert n0["metrics"]["reward/local"] == 0.5
-    assert n1["rounds"] == 0
-    assert shown["owed"]["n0"] == {"training": 1, "track": 1}
-
-
 def test_rollouts_of_an_empty_history(
     home: Home, capsys: pytest.CaptureFixture[str], elsewhere: Path
 ) -> None:
@@ -309,15 +296,6 @@ def test_rounds_are_one_or_a_range(text: str | None, range_: tuple[int, int] | N
 
 def test_a_peers_text_cannot_steer_the_terminal() -> None:
     assert browse.printable("a\x1b[2Jb\r\n\u202ec é") == "a\\x1b[2Jb\\r\n\\u202ec é"
-
-
-def test_a_full_disk_stops_a_swarm_before_it_writes(
-    monkeypatch: pytest.MonkeyPatch, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("usage", (), {"free": 1_000_000}))
-    assert cli.invoke(["swarm"]) == 2
-    assert ERROR.fullmatch(capsys.readouterr().err)
-    assert list(elsewhere.iterdir()) == []
 
 
 def test_the_settings_reference_and_picture_are_up_to_date() -> None:

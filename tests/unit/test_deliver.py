@@ -149,33 +149,6 @@ def test_retries_wait_longer_each_time_up_to_a_quarter_minute_and_never_less_tha
     assert len(set(waits)) == len(waits)
 
 
-def test_a_clock_set_back_does_not_stop_deliveries(journal: Journal, clock: Clock) -> None:
-    commit_rounds(journal, 0)
-    sink = FailingSink()
-    sink.error = Unavailable("away")
-    lane = make_lane(sink, clock, FlushPolicy(flush_s=10.0))
-    clock.now += 10
-    lane.step(journal)
-    sink.error = None
-    clock.now -= 100_000
-    assert lane.step(journal) == 0.0
-    assert sink.taken == [0]
-
-
-def test_a_sink_that_gathers_waits_for_more_until_the_oldest_is_due(journal: Journal, clock: Clock) -> None:
-    commit_rounds(journal, 0)
-    sink = FailingSink()
-    lane = make_lane(sink, clock, FlushPolicy(items=3, flush_s=10.0))
-    assert lane.step(journal) == 10.0
-    clock.now += 4
-    commit_rounds(journal, 1)
-    assert lane.step(journal) == 6.0
-    assert sink.offered == []
-    clock.now += 6
-    lane.step(journal)
-    assert sink.offered == [[0, 1]]
-
-
 def test_a_flush_request_ends_waiting_for_more_and_tries_at_once_after_a_failure(
     journal: Journal, clock: Clock
 ) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
-from prefect.workers.process import ProcessWorker
 from rich.console import Console
 from swarms import make_home, small_config
 
@@ -67,21 +66,6 @@ def test_a_node_s_run_makes_the_rounds_of_its_own_config(site: Site, home: Home)
     assert named(site, "node/test.n1").parameters["rounds"] == 9
 
 
-def test_a_node_that_left_or_lives_elsewhere_is_not_registered(home: Home) -> None:
-    home.node("n1").mkdir()
-    home.moved("n1").write_text('{"why": "it was exported"}', encoding="utf-8")
-    names = [each.name for each in plan(home.load_config(), home, "/").registrations]
-    assert names == ["test.n0", "test.n2", "test.n", "test.n", "test.n.judge", "test.n"]
-
-
-def test_a_home_without_any_of_its_nodes_cannot_be_deployed(tmp_path: Path) -> None:
-    home = make_home(tmp_path / "home", small_config(["swarm.nodes=1"]))
-    home.node("n0").mkdir()
-    home.moved("n0").write_text('{"why": "it was exported"}', encoding="utf-8")
-    with pytest.raises(UserError, match="none of its nodes lives here"):
-        plan(home.load_config(), home, "/")
-
-
 def test_every_parameter_that_is_registered_is_one_of_its_flow_s(site: Site) -> None:
     for each in site.registrations:
         schema = parameter_schema(load(each.flow).fn)
@@ -128,15 +112,6 @@ def test_no_run_of_a_pool_of_containers_chooses_a_command() -> None:
         "job_configuration": {"job_manifest": {"spec": {"containers": [{"env": "{{ env }}"}]}}},
         "variables": {"properties": {"env": {"type": "object"}}},
     }
-
-
-def test_no_run_of_a_pool_of_processes_chooses_a_command() -> None:
-    usual = ProcessWorker.get_default_base_job_template()
-    template = deploy.without_command(usual)
-    for part in (template["job_configuration"], template["variables"]["properties"]):
-        assert "command" not in part
-        assert {"env", "working_dir"} <= part.keys()
-    assert "command" in usual["variables"]["properties"], "Prefect's own is left as it is"
 
 
 def test_what_is_another_home_s_is_refused_before_anything_is_changed(

@@ -101,19 +101,6 @@ def test_kafka_makes_no_topic_by_itself_and_stamps_records_itself() -> None:
     assert "--partitions=12" in SERVICES["kafka-topic"]["command"]
 
 
-def test_the_config_that_containers_see_is_a_config() -> None:
-    from sapo.core.config.load import load
-
-    environment = {
-        key: re.sub(r"\$\{([A-Z0-9_]+)[^}]*\}", lambda found: example()[found[1]], str(value))
-        for key, value in SERVICES["node"]["environment"].items()
-    }
-    config = load(environment["PRESET"], env=environment)
-    assert config.bus.type == "kafka"
-    assert config.history.uri == "s3://history/tiny"
-    assert config.track.uri == "http://mlflow:5000"
-
-
 # -- Dockerfile ---------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import reasoning_gym
 from sapo import cli
 from sapo.core.config.load import load, presets
 from sapo.core.errors import UserError
-from sapo.ops.doctor import check_disk, examine
+from sapo.ops.doctor import examine
 from sapo.tasks.unearned import unearned
 
 NO_RUN = UserError("--home", "", "holds no swarm", "start one")
@@ -64,11 +64,3 @@ def test_doctor_exits_with_1_when_something_is_missing(
     shown = json.loads(capsys.readouterr().out)
     assert shown["ok"] is False
     assert {"name", "status", "detail", "remedy"} == set(shown["checks"][0])
-
-
-def test_a_full_disk_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    usage = type("usage", (), {"free": 1_000_000})
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    found = check_disk(tmp_path / "not" / "yet" / "there")
-    assert found.status == "missing"
-    assert "free at least" in found.remedy

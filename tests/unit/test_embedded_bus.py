@@ -1,6 +1,5 @@
 """What is the embedded bus's own: its file, its errors; opening a bus from the config."""
 
-import fcntl
 import random
 import sqlite3
 import tracemalloc
@@ -84,22 +83,6 @@ def test_a_bus_that_is_deleted_while_in_use_is_unavailable(tmp_path: Path) -> No
     (tmp_path / "away").rename(path)
     bus.publish([make_signed(position=1)])
     assert len(bus.poll({}, Limits(), RNG).received) == 2
-
-
-def test_positions_of_a_deleted_bus_mean_nothing_to_its_successor(tmp_path: Path) -> None:
-    path = tmp_path / "bus.sqlite"
-    old = SqliteBus(path)
-    old.publish([make_signed(position=i) for i in range(9)])
-    positions = old.poll({}, Limits(), RNG).positions
-    old.close()
-    for file in tmp_path.iterdir():
-        file.unlink()
-    new = SqliteBus(path)
-    new.publish([make_signed(position=i) for i in range(3)])
-    found = new.poll(positions, Limits(), RNG)
-    assert len(found.received) == 3
-    assert found.gaps == ()
-    assert found.positions.keys().isdisjoint(positions)
 
 
 def test_a_log_left_by_a_deleted_bus_does_not_enter_the_new_one(tmp_path: Path) -> None:
@@ -259,21 +242,3 @@ def test_owed_groups_are_published_as_they_were_journalled(tmp_path: Path) -> No
         assert [one.signed for one in bus.poll({}, Limits(), RNG).received] == [sent[0], sent[2], sent[3]]
         with pytest.raises(SapoError, match="lacks it"):
             sink.deliver([OutboxItem(seq=9, kind="publish", round=0, ref="f" * 64)], journal)
-
-
-def test_who_waits_for_another_to_create_the_bus_uses_that_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a").mkdir()
-    first = SqliteBus(tmp_path / "a" / "bus.sqlite")
-    first.publish([make_signed()])
-    first.close()
-
-    def wait(descriptor: int, operation: int) -> None:
-        assert operation == fcntl.LOCK_EX
-        (tmp_path / "a" / "bus.sqlite").rename(tmp_path / "bus.sqlite")
-
-    monkeypatch.setattr("sapo.bus.sqlite.fcntl.flock", wait)
-    bus = SqliteBus(tmp_path / "bus.sqlite")
-    bus.publish([make_signed(position=1)])
-    assert len(bus.poll({}, Limits(), RNG).received) == 2

@@ -34,21 +34,6 @@ def test_the_papers_metric_sums_over_nodes_and_rounds() -> None:
     assert found["reward/local"] == pytest.approx(0.25)
 
 
-def test_pass_at_1_is_the_nodes_mean_before_and_after() -> None:
-    one = record(passes={0: [0.1, 0.3], 2: [0.9, 0.9], 4: [0.2, 0.6]})
-    found = metrics.figures_of(one)
-    assert found["pass_at_1/start"] == pytest.approx(0.2)
-    assert found["pass_at_1/end"] == pytest.approx(0.4)
-    assert found["pass_at_1/gain"] == pytest.approx(0.2)
-
-
-def test_tokens_are_those_of_all_nodes_and_per_node() -> None:
-    found = metrics.figures_of(record(tokens=10))
-    assert found["tokens/generated"] == 80
-    assert found["tokens/generated_per_node"] == 40
-    assert found["tokens/trained"] == 160
-
-
 SPREAD = Spread(trait="worked", to=[1])
 
 
@@ -58,23 +43,10 @@ def with_trait(*lines: tuple[float | None, ...], seed: int = 1) -> RunRecord:
     return one.model_copy(update={"series": one.series | {"trait/worked": [list(line) for line in lines]}})
 
 
-def test_a_trait_has_come_when_half_of_the_latest_answers_have_it() -> None:
-    one = with_trait((1,) * 8, (0, 0, None, 0.5, 1, 1, 1, 1))
-    found = metrics.figures_of(one, SPREAD)
-    assert found["spread/rounds_to_half"] == 5  # means until then: 0, 0, 1/6, 3/8, 1/2
-    assert found["spread/pass_at_1"] == 0.3
-
-
 def test_a_node_that_never_comes_there_counts_with_all_its_rounds() -> None:
     assert metrics.rounds_to_half(with_trait((1,) * 4, (0.4,) * 4), SPREAD) == 4
     assert metrics.rounds_to_half(record(), SPREAD) is None
     assert "spread/pass_at_1" not in metrics.figures_of(record())
-
-
-def test_a_trait_s_curve_is_the_mean_over_seeds_by_node() -> None:
-    runs = [with_trait((0, 0.5), (None, 1), seed=1), with_trait((0.5, 0.5), (0.5, 0), seed=2)]
-    found = results.spread_curve(runs, SPREAD)
-    assert found == {"round": [1, 2], "by_node": {"n0": [0.25, 0.5], "n1": [0.5, 0.5]}}
 
 
 def test_the_band_of_figure_2_is_the_least_and_the_greatest_agent() -> None:
@@ -92,12 +64,6 @@ def test_an_arm_has_means_with_intervals_over_seeds() -> None:
     half = 0.02 / math.sqrt(3) * 4.302653
     assert (found["low"], found["high"]) == (pytest.approx(0.33 - half), pytest.approx(0.33 + half))
     assert found["per_seed"] == {"1": 0.31, "2": 0.33, "3": 0.35}
-
-
-def test_tasks_have_intervals_of_their_own() -> None:
-    found = results.summarise(grid(), three(), {})["arms"]["4/4"]["tasks"]
-    assert found["end"]["gcd"]["mean"] == pytest.approx(0.165)
-    assert found["start"]["chain_sum"]["mean"] == pytest.approx(0.1)
 
 
 def test_a_registered_comparison_is_paired_by_seed() -> None:
@@ -164,16 +130,3 @@ def test_a_run_that_never_reaches_the_target_is_censored_at_its_end() -> None:
     assert found["per_seed"]["2"] == {"tokens": 200.0, "reached": False}
     assert (found["value"], found["reached"], found["n"]) == (None, 1, 3)
     assert found["geometric_mean"] is None
-
-
-def test_where_all_reach_the_target_the_comparison_has_a_ratio() -> None:
-    row = results.summarise(grid(), three(other=(0.5, 0.5, 0.5)), {})["comparisons"][2]
-    assert row["ratio"]["mean"] == pytest.approx(100 / 400)
-    assert row["p"] == pytest.approx(2 / 20)  # no arrangement of three and three says more
-    assert row["verdict"] == "not told apart"
-
-
-def test_a_censored_comparison_is_tested_all_the_same() -> None:
-    row = results.summarise(grid(), three(other=(0.5, 0.5, 0.2)), {})["comparisons"][2]
-    assert row["ratio"] is None
-    assert row["p"] is not None

@@ -1,7 +1,6 @@
 """What people see of a run: charts, summary, page, views, TOML."""
 
 import io
-import math
 import sqlite3
 import tomllib
 from pathlib import Path
@@ -18,10 +17,6 @@ from searches import searching
 from sapo.cli.report.example_groups import ExampleGroup
 from sapo.cli.report.live_view import (
     NodeRow,
-    Pace,
-    PlainView,
-    open_view,
-    print_summary,
     screen,
 )
 from sapo.cli.report.run_page import page
@@ -123,19 +118,6 @@ def test_a_node_is_compared_with_the_model_it_started_from(home: Home) -> None:
     assert nodes["n1"]["eval/pass_at_1"]["per_task"] == {"gcd": {"start": 0.10, "end": 0.12}}
 
 
-def test_a_node_s_own_baseline_comes_before_that_of_its_model(home: Home) -> None:
-    n1 = EVALUATION["nodes"]["n1"] | {"model": "starter", "baseline": "starter:bytes"}
-    evaluation = EVALUATION | {"nodes": EVALUATION["nodes"] | {"n1": n1}}
-    nodes = summarise(make_run(home, evaluation)).written()["nodes"]
-    assert nodes["n1"]["eval/pass_at_1"]["start"] == 0.10
-
-
-def test_without_an_evaluation_nothing_is_claimed(home: Home) -> None:
-    figures = summarise(make_run(home))
-    assert figures.nodes["n0"].pass_at_1.end is None
-    assert "not known" in gain_sentence(figures)
-
-
 @pytest.mark.parametrize(
     ("low", "high", "begins"),
     [(0.02, 0.04, "The nodes learned"), (-0.04, -0.02, "The nodes got worse"), (-0.01, 0.01, "No gain")],
@@ -222,17 +204,6 @@ def test_rewards_that_mlflow_lacks_come_from_the_history(home: Home) -> None:
     assert "MLflow lacks the metrics of 2 of its 2 rounds" in figures.notes[0]
 
 
-def test_rounds_that_nothing_has_are_named_and_no_tokens_are_counted(home: Home) -> None:
-    figures = unmeasured(home, 3, 2)
-    assert "1 of its 3 rounds are neither in MLflow nor in the history" in figures.notes[0]
-    assert figures.nodes["n0"].tokens_generated is None
-    out = io.StringIO()
-    print_summary(figures, home, "sapo", Console(file=out, width=200))
-    assert "neither in MLflow nor in the history" in out.getvalue()
-    text = page(read_run(home), figures, [])
-    assert "neither in MLflow nor in the history" in text
-
-
 def test_a_broken_evaluation_is_bad_input(home: Home) -> None:
     prepared(home)
     for text in ("{", "[]", "{}"):
@@ -258,50 +229,6 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(home: Home) ->
     assert "<script" not in text
     addresses = {part.split('"')[0] for part in text.split("http")[1:]}
     assert addresses == {"://www.w3.org/2000/svg"}
-
-
-def test_the_page_shows_the_three_rewards_and_whole_rollouts(home: Home) -> None:
-    run = make_run(home, EVALUATION)
-    text = page(run, summarise(run), [STORY])
-    for series in ("reward/local", "reward/training_set", "eval/pass_at_1", "eval/greedy"):
-        assert series in text
-    assert "What is gcd(4, 6)? &lt;b&gt;" in text
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    assert "unscorable" in text
-    assert "Written by n1 in its round 3; learned from by n0 in its round 5" in text
-
-
-class Clock:
-    """Time that passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-ROWS = [
-    NodeRow("n0", "running", 10, 40, {"reward/local": 0.25, "pool/size": 7, "share/external": 0.5}, 10),
-    NodeRow("n1", "failed", 5, 40, {}),
-]
-
-
-def plain() -> tuple[PlainView, io.StringIO, Clock]:
-    out, clock = io.StringIO(), Clock()
-    return PlainView("demo", Console(file=out, width=60), clock), out, clock
-
-
-def test_without_a_terminal_lines_are_plain_and_whole() -> None:
-    assert isinstance(open_view("demo", Console(file=io.StringIO())), PlainView)
-    view, out, _ = plain()
-    with view:
-        view.nodes(ROWS)
-    assert out.getvalue().count("\n") == 1, "no line is folded at the console's width"
-    assert "\x1b" not in out.getvalue()
-    assert "n0 10/40 local 0.25 held-out – pool 7 foreign 50% " in out.getvalue()
-    assert "n1 5/40 local – held-out – pool – foreign – age – failed" in out.getvalue()
-    assert "means of 10 rounds" in out.getvalue()
 
 
 def rendered(*parts: Any) -> str:
@@ -334,39 +261,6 @@ def test_the_screen_shows_every_figure_of_a_node_and_the_time_left() -> None:
         "about 1:05 left",
     ):
         assert shown in text
-
-
-def test_time_left_follows_the_pace_of_the_last_minute() -> None:
-    pace = Pace()
-    for second in range(11):
-        pace.left(float(second), second, 400)
-    for second in range(11, 200):
-        left = pace.left(float(second), min(10 + 2 * (second - 10), 400), 400)
-    assert left == pytest.approx((400 - 388) / 2, rel=0.05)
-
-
-def test_what_is_left_never_grows_while_a_step_is_under_way() -> None:
-    pace, before = Pace(), math.inf
-    for second in range(200):
-        left = pace.left(float(second), min(second // 10, 8), 20)  # the ninth step takes long
-        if second > 80:
-            assert left is not None
-            assert left <= before
-            before = left
-    assert before == pytest.approx(11 * 10), "that of the steps after it"
-
-
-def test_the_end_shows_figures_places_and_commands_on_one_screen(home: Home) -> None:
-    console = Console(file=io.StringIO(), width=100)
-    print_summary(summarise(make_run(home, EVALUATION)), home, ".venv/bin/sapo", console)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "30.0 → 34.0 ± 2.0" in text
-    assert "The nodes learned" in text
-    for place in (home.report, home.summary, home.history, home.mlflow_db):
-        assert str(place) in text
-    assert text.count(".venv/bin/sapo ") == 5
-    assert ".venv/bin/sapo ui --home " in text
-    assert len(text.splitlines()) <= 24
 
 
 def without_none(value: Any) -> Any:

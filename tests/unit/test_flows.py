@@ -3,20 +3,16 @@
 import http.server
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
 from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
-from sapo.core.errors import Paused, Unavailable
-from sapo.flows import deployed, node
+from sapo.core.errors import Unavailable
 from sapo.flows.archive import Archive
 from sapo.flows.common import Process, here
-from sapo.flows.node import Session
 from sapo.flows.orchestrator import Orchestrator
 
 
@@ -130,22 +126,3 @@ def test_the_archive_goes_on_after_what_is_unavailable(process: Process) -> None
         return answer
 
     assert Archive(process).passes(60.0, one) == 5
-
-
-def test_a_deployment_s_run_that_pauses_delivers_what_it_owes_before_its_schedule_is_paused(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-
-    def drain(_: object) -> bool:
-        done.append("delivered")
-        return True
-
-    runtime = SimpleNamespace(round=3, drain=drain)
-    session = Session(process, runtime)
-    monkeypatch.setattr(deployed, "progress_shown", lambda *_: nullcontext())
-    monkeypatch.setattr(deployed, "pause_schedule", lambda: done.append("paused"))
-    monkeypatch.setattr(node, "_flow_rounds", lambda *_: fails(Paused("entropy")))
-    with pytest.raises(Paused, match="entropy"):
-        node._deployed_rounds(session, "n0")
-    assert done == ["delivered", "paused"]

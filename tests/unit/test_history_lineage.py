@@ -142,21 +142,6 @@ def test_foreign_completions_that_the_mode_leaves_out_do_not_count(
     assert entry.tokens == sum(k + 1 for k in foreign)
 
 
-def test_tasks_are_told_apart_by_source(store: Store) -> None:
-    found = teachers(store, subject()).tasks
-    assert {(one.source, one.dataset): (one.groups, one.tokens) for one in found} == {
-        ("local", "chain_sum"): (2, 12),
-        ("local", "gcd"): (2, 0),
-        ("external", "chain_sum"): (2, 12),
-        ("external", "gcd"): (2, 0),
-    }
-
-
-def test_a_version_before_a_rollback_has_what_was_undone_later(store: Store) -> None:
-    assert teachers(store, subject(4)).rounds.learned == 2
-    assert teachers(store, subject(4)).when.rolled_back == []
-
-
 def test_a_history_of_the_last_release_is_told_with_what_it_cannot_tell(tmp_path: Path) -> None:
     home = last_release(tmp_path)
     config, store = home.load_config(), Store(str(home.history))

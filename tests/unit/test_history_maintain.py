@@ -23,7 +23,7 @@ from sapo.core.errors import Unavailable
 from sapo.ops.archiver import Archiver
 from sapo.store.history import data_files
 from sapo.store.history import maintain as keeping
-from sapo.store.history.data_files import TARGET_BYTES, DataFile, runs
+from sapo.store.history.data_files import DataFile
 from sapo.store.history.maintain import TableReport, maintain
 from sapo.store.history.query import Damaged
 from sapo.store.history.retention import cuts
@@ -125,13 +125,6 @@ def test_every_run_of_small_files_is_written_anew_once(store: Store, monkeypatch
     assert {(run[0].first, run[-1].last) for run in planned} <= {(one.first, one.last) for one in found}
 
 
-def test_files_that_overlap_are_sorted_into_each_other_up_to_a_bound() -> None:
-    half = TARGET_BYTES // 2
-    over = [file(0, 100, half) for _ in range(40)]
-    found = runs(over)
-    assert [len(run) for run in found] == [33, 7]
-
-
 def test_trap_50_marks_outlive_compaction_checkpoints_and_log_clean_up(store: Store, tmp_path: Path) -> None:
     fill(store, tmp_path)
     maintain(ALL, store, [])
@@ -171,24 +164,6 @@ def test_trap_50_a_handle_that_is_older_than_the_log_cannot_commit(store: Store)
     with pytest.raises(Unavailable):
         commit(early, data, {transaction_id("tiny", "n0", INCARNATION): 4})
     assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(5)]
-
-
-def test_of_two_maintainers_that_meet_one_begins_afresh(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(store, tmp_path)
-    before = {name: rows_of(store, name) for name in SCHEMAS}
-    write, met = keeping.write_deltalake, []
-
-    def interrupted(*arguments: Any, **options: Any) -> None:
-        monkeypatch.setattr(keeping, "write_deltalake", write)
-        met.append(maintain(ALL, store, []))
-        write(*arguments, **options)
-
-    monkeypatch.setattr(keeping, "write_deltalake", interrupted)
-    maintain(ALL, store, [])
-    assert len(met) == 1
-    assert {name: rows_of(store, name) for name in SCHEMAS} == before
 
 
 @pytest.mark.parametrize("meanwhile", [6, 3])
@@ -244,15 +219,6 @@ def test_a_cut_is_told_from_rows_that_are_missing(tmp_path: Path) -> None:
     held = Recording(store.open("training"), "tiny", "n0", INCARNATION)
     with pytest.raises(Damaged, match=r"round 5: .* nor of round 4; round 6 says that it had some$"):
         list(held.rounds(4))
-
-
-def test_a_checkpoint_that_is_not_whole_is_no_place_to_cut(tmp_path: Path) -> None:
-    config, home, store = kept_home(tmp_path / "home", checkpoints=(4, 8, 12))
-    for round in (4, 8):
-        (home.checkpoints("n0") / f"round-{round:06d}" / "model.safetensors").write_bytes(bytes(255))
-    assert keep(config, home, store, "history.keep_rounds=2")["training"].rows_cut == 0
-    (found,) = cuts(load(base=config, sets=["history.keep_rounds=2"], env={}), home, store)
-    assert (found.round, found.why) == (0, "its oldest whole checkpoint is of round 12, and round 10 is kept")
 
 
 def test_checkpoints_of_another_incarnation_do_not_count_and_its_rows_stay(tmp_path: Path) -> None:

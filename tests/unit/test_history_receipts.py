@@ -4,8 +4,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable, Field
-from deltalake.schema import PrimitiveType
+from deltalake import DeltaTable
 from history_samples import INCARNATION, Books, Owed, batch, batches, deliver, last_release, movement, sink
 
 from sapo.core.errors import Unavailable
@@ -45,14 +44,6 @@ def receipts(store: Store, node: str = "n0") -> list[tuple[int, str, str]]:
 
 def version_of(store: Store, name: TableName) -> str | None:
     return DeltaTable(store.table_uri(name)).metadata().configuration.get(VERSION_KEY)
-
-
-def later(store: Store, name: TableName, version: str, column: str | None = None) -> None:
-    """Make a table one of another release, with a column that this one does not know."""
-    table = DeltaTable(store.table_uri(name))
-    if column is not None:
-        table.alter.add_columns([Field(column, PrimitiveType("string"), nullable=True)])
-    table.alter.set_table_properties({VERSION_KEY: version}, raise_if_not_exists=False)
 
 
 def test_a_receipt_holds_all_that_the_journal_kept_of_the_movement(store: Store) -> None:
@@ -181,17 +172,3 @@ def test_a_table_of_the_last_release_becomes_one_of_this_when_it_is_written(tmp_
 
 
 # -- the release after --------------------------------------------------------------------------------------
-
-
-def test_tables_of_the_next_release_are_read_and_written_and_stay_its_own(store: Store) -> None:
-    deliver(store, 0)
-    for name in ("training", "receipts"):
-        later(store, name, "3", "unheard_of")
-    deliver(store, 1)
-    assert batches(store, "n0", INCARNATION) == [batch(0), batch(1)]
-    assert receipts(store) == expected(0, 1)
-    unknown = query.query(
-        store, "SELECT DISTINCT unheard_of FROM training UNION SELECT unheard_of FROM receipts"
-    )
-    assert unknown["unheard_of"].to_pylist() == [None]
-    assert {version_of(store, name) for name in ("training", "receipts")} == {"3"}

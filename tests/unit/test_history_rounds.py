@@ -127,13 +127,6 @@ def test_rows_of_a_round_that_contradict_each_other_are_named(store: Store) -> N
     assert "position 0, completion 0 and position 1, completion 2 differ in loss" in str(damage(store))
 
 
-def test_several_missing_rounds_are_told_from_empty_ones_as_far_as_can_be(store: Store) -> None:
-    without(store, 1, 2)
-    found = damage(store)
-    assert found.round == 2
-    assert "there is no row of it, nor of round 1; round 4 says that it had some" in found.problem
-
-
 @pytest.mark.parametrize("gone", [(5,), (4, 5), tuple(HELD)])
 def test_rounds_missing_at_the_end_are_noticed(store: Store, gone: tuple[int, ...]) -> None:
     """Not where no row of the node is left: then nothing says which swarm it was."""
@@ -223,13 +216,6 @@ def file_with(store: Store, round: int) -> Path:
     """The file that holds a round."""
     files = [Path(unquote(urlparse(uri).path)) for uri in store.open("training").file_uris()]
     return next(path for path in files if round in pq.ParquetFile(path).read()["round"].to_pylist())
-
-
-def test_values_that_no_row_can_hold_are_damage(store: Store) -> None:
-    rows = rows_of(store)
-    next(row for row in rows if row["round"] == 2)["advantage"] = float("nan")
-    rewrite(store, rows)
-    assert damage(store).round == 2
 
 
 @pytest.mark.parametrize("previous", [-1, 2, 99])

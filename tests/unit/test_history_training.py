@@ -179,15 +179,6 @@ def test_a_batch_out_of_order_is_refused() -> None:
         rows(swapped, result(0))
 
 
-def test_reading_one_round_touches_its_own_file_only(store: Store) -> None:
-    for round in range(6):
-        deliver(store, round)
-        deliver(store, round, node="n2")
-    data = query.dataset(store, "training")
-    wanted = (query.ds.field("node") == "n2") & (query.ds.field("round") == 3)
-    assert len(list(data.get_fragments(wanted))) == 1
-
-
 def test_foreign_rows_carry_the_digest_of_the_content_they_came_from() -> None:
     external = [row for row in rows(batch(3), result(3)) if row["source"] == "external"]
     expected = {signed(3, position).content_sha256 for position in (2, 3)}

@@ -76,27 +76,6 @@ def test_a_data_folder_that_others_may_look_into_is_refused(home: Home, data: Pa
         take(home, SWARM, "n0", NOW)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello"])
-def test_a_damaged_copy_is_written_again(home: Home, data: Path, content: bytes) -> None:
-    key = take(home, SWARM, "n0", NOW).identity.key
-    (data / f"{key}.pem").write_bytes(content)
-    (data / f"{key}.json").write_bytes(content)
-    take(home, SWARM, "n0", NOW)
-    assert Identity.load(data / f"{key}.pem").key == key
-    assert [card.key for card in keyring.kept()] == [key]
-
-
-def test_incarnations_are_remembered_in_order_once_each_and_not_for_ever(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keyring, "MAX_INCARNATIONS", 3)
-    held = take(home, SWARM, "n0", NOW)
-    for number in (1, 2, 2, 3, 4, 2):
-        held = remember(home, held, f"{number:016x}")
-    for card in (take(home, SWARM, "n0", NOW).card, *keyring.kept()):
-        assert [int(one, 16) for one in card.incarnations] == [3, 4, 2]
-
-
 def test_an_invitation_that_is_accepted_while_its_node_starts_is_not_lost(home: Home) -> None:
     held = take(home, SWARM, "n0", NOW)
     invitation = invite(Identity.new(), SWARM, held.identity.key, 2000)
@@ -199,13 +178,6 @@ def test_a_wrong_passphrase_is_told_and_not_repeated(
     with pytest.raises(UserError, match=r"^passphrase( =|:) ") as error:
         key_backup.opened(keys, tmp_path / "keys", passphrase)
     assert "tr0ub4dor" not in str(error.value)
-
-
-def test_a_backup_that_others_may_read_is_refused(tmp_path: Path, home: Home) -> None:
-    key_backup.write([take(home, SWARM, "n0", NOW)], tmp_path / "keys", None)
-    (tmp_path / "keys").chmod(0o640)
-    with pytest.raises(UserError, match="others may read it"):
-        key_backup.read(tmp_path / "keys")
 
 
 @pytest.mark.parametrize("change", [b"", b"{}", b"\xff\x00", b'{"format":1,"keys":[]}', b"[" * 100_000])

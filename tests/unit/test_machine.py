@@ -77,22 +77,3 @@ def test_every_limit_from_the_own_group_to_the_top_holds(tmp_path: Path) -> None
         "cpu.max": "300000 100000",
     }
     assert group_limits(tree(tmp_path, "0::/a/b", files)) == Limits((1.0, 3.0), (4 * GB, GB), (4 * GB, GB))
-
-
-@pytest.mark.parametrize(
-    ("folder", "names"),
-    [
-        ("", ("memory.max", "memory.current", "inactive_file")),
-        ("memory/", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
-    ],
-)
-def test_free_memory_is_the_limit_without_what_is_used_and_cannot_be_dropped(
-    tmp_path: Path, folder: str, names: tuple[str, str, str]
-) -> None:
-    limit, usage, cache = names
-    files = {
-        f"{folder}{limit}": 1000,
-        f"{folder}{usage}": 700,
-        f"{folder}memory.stat": f"anon 400\n{cache} 300",
-    }
-    assert group_limits(tree(tmp_path, "0::/", files)).free == (600,)

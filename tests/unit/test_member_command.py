@@ -2,7 +2,6 @@
 
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -122,14 +121,6 @@ def test_a_program_that_ends_is_started_again_for_the_answers_that_are_missing(
     assert len(starts(tmp_path)) == 3
 
 
-def test_a_program_that_answers_one_question_at_a_time_may_end_after_each(
-    opens: Opens, book: AnswerBook, tmp_path: Path
-) -> None:
-    opens(ECHO + "    break\n").answer(asks(5), book, never)
-    assert all(len(texts(book, place)) == 2 for place in range(5))
-    assert len(starts(tmp_path)) == 5
-
-
 def test_a_program_that_takes_too_long_is_ended_with_all_it_has_started(
     opens: Opens, book: AnswerBook, tmp_path: Path
 ) -> None:
@@ -173,18 +164,6 @@ def test_a_program_that_always_ends_is_unavailable(
     assert not book.given_up()
 
 
-@pytest.mark.parametrize("bad", [0, 1, 2])
-def test_a_question_that_alone_ends_the_program_is_given_up(opens: Opens, book: AnswerBook, bad: int) -> None:
-    program = f"""
-    for one in asked():
-        if one["question"] == "question {bad}": sys.exit(1)
-        for k in range(one["answers"]): say(id=one["id"], answer="a")
-    """
-    opens(program).answer(asks(3), book, never)
-    assert list(book.given_up()) == [bad]
-    assert [len(texts(book, place)) for place in range(3)] == [2 * (place != bad) for place in range(3)]
-
-
 @pytest.mark.parametrize("what", ["missing", "folder", "plain", "binary"])
 def test_what_cannot_be_started_is_an_error_of_the_config(
     book: AnswerBook, tmp_path: Path, what: str
@@ -219,19 +198,3 @@ def test_closing_ends_the_program_and_all_it_has_started(
     assert (tmp_path / "ended").exists(), "it is given the time to end by itself"
     assert len(starts(tmp_path)) == 2
     wait_for_end(starts(tmp_path))
-
-
-def test_a_member_that_stops_waits_for_no_answer(opens: Opens, book: AnswerBook, tmp_path: Path) -> None:
-    program = """
-    for one in asked():
-        say(id=one["id"], answer="a")
-        time.sleep(1000)
-    """
-    stop = threading.Event()
-
-    def stopping() -> bool:
-        return stop.is_set() or bool(book.answers(0))
-
-    opens(program).answer(asks(3), book, stopping)
-    assert texts(book) == ["a"]
-    assert not book.given_up()

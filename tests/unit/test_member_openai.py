@@ -56,19 +56,6 @@ def test_answers_that_are_there_are_not_asked_for_again(book: AnswerBook) -> Non
     assert texts(book) == ["old", "answer 0.0", "answer 0.1", "answer 0.2"]
 
 
-def test_an_endpoint_that_refuses_n_is_asked_for_one_at_a_time(book: AnswerBook) -> None:
-    def act(request: Request) -> None:
-        if request.body["n"] > 1:
-            request.reply({"error": {"message": "n must be 1"}}, status=400)
-        else:
-            echo(request)
-
-    with endpoint(act) as server:
-        backend_for(server.url, "member.concurrency=1").answer(asks(3), book, never)
-    assert [body["n"] for body in server.bodies].count(1) == 6
-    assert [len(texts(book, place)) for place in range(3)] == [2, 2, 2]
-
-
 def test_as_many_requests_are_under_way_as_concurrency_says(book: AnswerBook) -> None:
     together, counts, lock = threading.Barrier(3), [0, 0], threading.Lock()
 
@@ -223,20 +210,6 @@ def test_an_endpoint_that_gives_nothing_but_garbage_is_away(book: AnswerBook) ->
     assert not book.given_up()
 
 
-def test_what_is_good_in_a_reply_is_kept_and_the_rest_asked_for_again(book: AnswerBook) -> None:
-    def act(request: Request) -> None:
-        body = answers(["a", "b", "c"][: request.body["n"]])
-        if request.number == 0:
-            body["choices"][1]["finish_reason"] = "content_filter"
-        request.reply(body)
-
-    with endpoint(act) as server:
-        backend_for(server.url).answer([ask(wanted=3)], book, never)
-    assert texts(book) == ["a", "c", "a"]
-    assert [body["n"] for body in server.bodies] == [3, 1]
-    assert book.totals()["garbage"] == 1
-
-
 @pytest.mark.parametrize(
     ("status", "body", "field", "said"),
     [
@@ -270,21 +243,6 @@ def test_what_a_person_must_mend_is_said_in_the_endpoints_words(
     assert book.totals()["tokens"] == 0
 
 
-@pytest.mark.parametrize("status", [400, 500])
-def test_a_question_that_alone_is_refused_is_given_up(book: AnswerBook, status: int) -> None:
-    def act(request: Request) -> None:
-        if request.body["messages"][0]["content"] == "question 0":
-            request.reply({"error": {"message": "not this"}}, status=status)
-        else:
-            echo(request)
-
-    with endpoint(act) as server:
-        backend_for(server.url, "member.concurrency=1").answer(asks(12), book, never)
-    assert list(book.given_up()) == [0]
-    assert "not this" in book.given_up()[0]
-    assert all(len(texts(book, place)) == 2 for place in range(1, 12))
-
-
 def test_an_endpoint_that_is_overloaded_is_given_the_time_it_asks_for(book: AnswerBook) -> None:
     naps = Naps()
     asked_for = ["7", "Thu, 01 Jan 1970 00:16:49 GMT", "100000", "soon"]
@@ -301,15 +259,6 @@ def test_an_endpoint_that_is_overloaded_is_given_the_time_it_asks_for(book: Answ
     assert 0 < naps.taken[3] <= 4
     assert len(texts(book)) == 4
     assert book.totals()["tokens"] == bound("question 0")
-
-
-def test_an_endpoint_that_fails_once_is_asked_again(book: AnswerBook) -> None:
-    with endpoint(
-        lambda request: echo(request) if request.number else request.reply(b"", status=500)
-    ) as server:
-        backend_for(server.url).answer([ask()], book, never)
-    assert texts(book) == [f"answer 1.{k}" for k in range(4)]
-    assert book.totals()["retries"] == 1
 
 
 # -- what it costs -------------------------------------------------------------------------------------------

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable, TableFeatures
 
 from sapo.bus.kafka.diagnose import _check_limits
 from sapo.core.config.home import Home
 from sapo.core.errors import UserError
-from sapo.store.history.query import dataset, query
+from sapo.store.history.query import dataset
 from sapo.store.history.tables import Store
 
 
@@ -21,22 +20,6 @@ def sapo(*args: str, command: str = '"$@"', **env: str) -> subprocess.CompletedP
     return subprocess.run(
         ["sh", "-c", command, "sh", *words], env={**os.environ, **env}, capture_output=True, text=True
     )
-
-
-def test_a_deleted_current_folder_is_one_line() -> None:
-    done = sapo("status", command='d=$(mktemp -d) && cd "$d" && rmdir "$d" && "$@"')
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: current folder")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["a[b]", "a]", "a^b", "a|b", "a\\b", "a?b", "a%20b", "a\nb", "a\tb", "a\x7f", "\udcff", "'\"", "\"'"],
-)
-def test_a_folder_that_a_library_cannot_use_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError) as refused:
-        Home.at(tmp_path / name, "s")
-    assert refused.value.field == "--home"
 
 
 @pytest.mark.parametrize("name", [" a b", "a#b", "a%b", "a'b", 'a"b', "a+=&$~;:,@!(){}`<>b", "é日😀"])
@@ -51,13 +34,3 @@ def test_a_topic_whose_codec_cannot_be_read_is_refused(codec: str) -> None:
     with pytest.raises(UserError) as refused:
         _check_limits({"compression.type": codec}, "t", 1000)
     assert refused.value.field == "bus.topic"
-
-
-def test_a_table_with_features_that_cannot_be_read_is_a_users_error(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    store.open("rollouts").alter.add_feature(
-        TableFeatures.DeletionVectors, allow_protocol_versions_increase=True
-    )
-    with pytest.raises(UserError, match="deletionVectors"):
-        query(store, "SELECT * FROM rollouts")
-    assert DeltaTable(store.table_uri("rollouts")).version() == 1

@@ -4,14 +4,14 @@ import http.server
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import httpx
 import pytest
 
 from sapo.flows import orchestrator
-from sapo.flows.orchestrator import ATTEMPT, Orchestrator, Superseded, at_work, count_tasks
+from sapo.flows.orchestrator import ATTEMPT, Orchestrator, at_work, count_tasks
 
 
 @dataclass
@@ -56,28 +56,6 @@ def server() -> Iterator[str]:
     thread.join()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
-
-
-def too_late() -> tuple[threading.Event, threading.Event, Callable[[], str]]:
-    """A flow that begins when the first event is set, and sets the second when the work is no longer its."""
-    prefect, late = threading.Event(), threading.Event()
-
-    def flow() -> str:
-        prefect.wait(20)
-        try:
-            return at_work(lambda: pytest.fail("the work was made twice"))
-        except Superseded:
-            late.set()
-            raise
-
-    return prefect, late, flow
-
-
 def test_a_flow_that_does_not_end_is_left_alone_and_counts_until_it_does(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,19 +86,6 @@ def test_trap_51_a_flow_that_cannot_be_ended_was_made_once(server: str) -> None:
     assert one.run(flow, lambda: "made twice") == "made"
     assert one.unrecorded == 1
     assert one.metrics()["outage/prefect"] == 1.0
-
-
-def test_a_flow_that_is_begun_too_late_does_not_do_the_work_again(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orchestrator, "START_S", 0.02)
-    monkeypatch.setattr(orchestrator, "SLOW_START_S", 0.05)
-    prefect, late, flow = too_late()
-    one = Orchestrator(Worker(), server)
-    assert one.run(flow, lambda: "plain") == "plain"
-    assert one.unrecorded == 1
-    prefect.set()
-    assert late.wait(20)
 
 
 def test_the_work_goes_on_while_prefect_is_slow_and_is_the_flows_once_it_begins(

@@ -128,20 +128,6 @@ def test_a_bus_that_was_there_is_away_when_its_file_is_and_is_not_made_anew(tmp_
         bus.close()
 
 
-def test_a_table_that_was_there_is_away_when_its_folder_is_and_is_not_made_anew(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "history"), made=made_in(tmp_path))
-    store.open("training")
-    (tmp_path / "history").rename(tmp_path / "elsewhere")
-    with pytest.raises(Unavailable, match="was there and is missing"):
-        store.open("training")
-    assert not (tmp_path / "history").exists()
-    store.open("quarantine")  # this one never was
-    (tmp_path / "history" / "quarantine").rename(tmp_path / "elsewhere" / "quarantine")
-    (tmp_path / "history").rmdir()
-    (tmp_path / "elsewhere").rename(tmp_path / "history")
-    assert store.open("training").version() == 0
-
-
 def test_what_is_written_when_the_table_is_moved_away_is_no_table_and_not_in_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

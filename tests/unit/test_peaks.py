@@ -71,14 +71,6 @@ def question(dataset: str, text: str) -> Question:
     return Question(recipe=Recipe(dataset=dataset, seed=0, index=0), text=text, bucket=int(text[-1]) / 10)
 
 
-def test_a_probe_keeps_its_answers_to_the_first_questions_of_each_data_set(tmp_path: Path) -> None:
-    path = tmp_path / "probes.jsonl"
-    asked = [question(name, f"{name} {i}") for i, name in enumerate(["gcd", "gcd", "gcd", "lcm"])]
-    probes.append(path, INCARNATION, 0, evaluation("1011"), asked)
-    (found,) = probes.read(path, INCARNATION)
-    assert found.answers == {"gcd 0": ("0", 1), "gcd 1": ("1", 0), "lcm 3": ("3", 1)}
-
-
 def test_the_end_is_compared_with_the_best_probe_question_by_question() -> None:
     kept = [Probe(0, (0, 0, 0, 0), (0,) * 4), Probe(30, (1, 1, 1, 0), (1,) * 4)]
     found = peaks.figures(peaks.exams({}, kept, end("0110", 60), every=30), 60)
@@ -90,13 +82,6 @@ def test_the_end_is_compared_with_the_best_probe_question_by_question() -> None:
     assert found.below_best.mean == 0.25
     # of the four pairs one differs
     assert (found.below_best.low, found.below_best.high) == paired_interval([1, 0, 0, 0])
-
-
-def test_of_equal_probes_the_first_is_called_the_best() -> None:
-    kept = [Probe(0, (0, 0), (0, 0)), Probe(30, (1, 0), (1, 0)), Probe(60, (0, 1), (0, 1))]
-    found = peaks.figures(peaks.exams({}, kept, None, every=30), None)
-    assert found is not None
-    assert found.best.round == 30
 
 
 def test_exams_on_other_questions_are_never_joined() -> None:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from makers import make_entry, make_group, make_identity, make_signed, make_verdict
 from searches import searching
 
-from sapo.bus.base import Reading
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import PoolConfig
 from sapo.core.errors import Refused
@@ -19,7 +18,7 @@ from sapo.core.types import Group, Recipe
 from sapo.peers import dedup
 from sapo.peers import pool as pool_module
 from sapo.peers.dedup import fingerprint
-from sapo.peers.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool, Verdict
+from sapo.peers.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool
 from sapo.peers.quotas import limits
 
 
@@ -111,20 +110,6 @@ def test_a_flood_leaves_room_for_others_in_what_a_round_reads() -> None:
     assert len(alone) == 8
 
 
-def test_newcomers_and_junk_leave_room_for_known_authors_in_what_a_round_reads() -> None:
-    bus = MemoryBus()
-    bounds = limits(
-        config(max_groups=8, newcomer_share=0.25), frozenset({make_identity("known").key}).__contains__
-    )
-    bus.publish([make_signed(f"p{i}") for i in range(20)])
-    bus.publish([make_signed("known", position=i) for i in range(6)])
-    bus.publish([make_signed("known", position=6)])
-    assert len(bus.poll({}, bounds, random.Random(0)).received) == 20 + 6
-    reading = Reading(bounds)
-    reading.start("0", 0, 0, 100)
-    assert all(reading.add("0", offset, 10, None) for offset in range(100))
-
-
 def stays(pool: Pool, floods: int, rounds: int) -> Counter[str]:
     """Rounds in which each author had a place: 40 authors in turn publish one group, the flooder several."""
     found: Counter[str] = Counter()
@@ -137,13 +122,6 @@ def stays(pool: Pool, floods: int, rounds: int) -> Counter[str]:
         pool.evict(1000.0 + turn)
         found.update({entry.group.node for entry in pool.entries()})
     return found
-
-
-def test_with_more_authors_than_places_a_flooder_gets_about_as_many_as_others() -> None:
-    found = stays(Pool(config(max_groups=8, max_age_s=10_000)), floods=4, rounds=200)
-    flooder = found.pop("flooder")
-    assert flooder <= 2 * max(found.values())
-    assert min(found.values()) >= max(found.values()) / 2
 
 
 def test_trap_39_a_restart_lets_no_burst_of_a_flooder_in() -> None:
@@ -294,12 +272,6 @@ def holders(pool: Pool) -> Counter[str]:
     return Counter(entry.group.node for entry in pool.entries())
 
 
-def test_newcomers_hold_no_more_than_their_share_of_an_otherwise_empty_pool() -> None:
-    pool = crowded(strangers=5, each=2, known=0)
-    assert pool.evict(1000.0) == {"newcomers": 6}
-    assert sum(holders(pool).values()) == 4
-
-
 def test_newcomers_take_no_more_than_their_share_from_known_authors_and_those_no_more_than_the_rest() -> None:
     pool = crowded(strangers=200, each=1, known=9)
     assert pool.evict(1000.0) == {"newcomers": 196, "number": 6}
@@ -348,12 +320,6 @@ def test_newcomers_found_sound_before_keep_half_of_the_newcomers_places() -> Non
         pool.evict(1000.0)
         assert holders(pool)["r0"] == 2
         assert len(pool) == 4
-
-
-def test_answers_that_are_one_text_are_known_to_teach_nothing_before_they_are_scored() -> None:
-    alike, mixed = make_group(texts=("7", "7")), make_group(texts=("7", "7 "))
-    assert Verdict.at_sight(alike) == Verdict.bad("uninformative")
-    assert Verdict.at_sight(mixed) is None
 
 
 def test_what_a_group_says_is_worked_out_once_on_its_way_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,25 +128,3 @@ def test_a_request_to_stop_ends_all_and_skips_the_evaluation(tmp_path: Path, by:
     assert {crew.member(name).state for name in ("n0", "n1")} == {"stopped"}
     assert not (tmp_path / "starts").exists()
     assert not any(alive(pid) for pid in pids if pid is not None)
-
-
-def test_a_node_that_does_not_hear_is_ended_after_its_grace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sapo.ops.process_group.NODE_GRACE_S", 0.2)
-    crew = crew_of(tmp_path, {"n0": "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAITS})
-    thread, ended = run_beside(crew)
-    log = crew.home.logs / "n0.log"
-    until(lambda: log.exists() and log.read_text() == "up\n")
-    crew.stop.set()
-    thread.join(20)
-    assert ended[0].members["n0"].state == "stopped"
-    assert ended[0].members["n0"].exit_code == -9
-
-
-def test_the_archive_makes_its_last_pass_even_when_it_was_ended_before_it_could_hear(tmp_path: Path) -> None:
-    # told to end while it is still starting it dies of the signal; a pass of its own then does the work
-    archive = "(here / 'once').write_text('') if '--once' in sys.argv else time.sleep(60)"
-    state = crew_of(tmp_path, {"n0": ENDS_WELL, "archive": archive}).run()
-    assert (state.phase, state.members["archive"].state) == ("finished", "finished")
-    assert (tmp_path / "once").exists()

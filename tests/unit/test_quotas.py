@@ -13,11 +13,8 @@ from scipy.stats import chisquare
 from sapo.core.config.load import PoolConfig
 from sapo.core.types import Received
 from sapo.peers import quotas
-from sapo.peers.quotas import CREDIT_S, FLOOR_S, LOOKS, RECENT, Quotas
+from sapo.peers.quotas import CREDIT_S, FLOOR_S, LOOKS, Quotas
 from sapo.store.journal.rows import PeerRow
-
-OWN_S = 10.0
-"""Own work of a round in these tests: 5 s are earned, 1.25 of them for newcomers."""
 
 
 def config(**changes: float) -> PoolConfig:
@@ -170,17 +167,6 @@ def test_a_flood_of_forgeries_costs_no_more_looks_than_a_round_has() -> None:
     assert known.metrics()["peers/looked"] <= (1 + 0.25) * LOOKS * 16
 
 
-def test_a_node_reads_past_forgeries_once_it_has_met_them() -> None:
-    known = with_known(K0)
-    assert known.limits().max_groups == 16
-    known.screen([*(forged(one) for one in of("k0", 30)), *of("k0", 2)], random.Random(0), really)
-    assert known.limits().max_groups == 16 * 16
-    known.screen(of("k0", 8), random.Random(0), really)
-    assert known.limits().max_groups == 16
-    known.screen([], random.Random(0), really)
-    assert known.limits().max_groups == 16
-
-
 def test_looks_at_newcomers_end_when_half_of_their_time_is_spent() -> None:
     known = with_known(K0)
 
@@ -194,17 +180,6 @@ def test_looks_at_newcomers_end_when_half_of_their_time_is_spent() -> None:
     assert len(came) - 3 == CREDIT_S / 2 // 0.1 + 1 == 3
     assert len(rest) == 1
     assert left(known) > 0
-
-
-def test_a_known_author_whose_looks_cost_more_than_it_earns_is_looked_at_no_more() -> None:
-    known = with_known(K0, K1)
-
-    def look(received: Received) -> Received:
-        known.charge(received.signed.key, 1.0 if received.signed.key == K0 else 0.0)
-        return received
-
-    came, _ = known.screen([*of("k0", 8), *of("k1", 8)], random.Random(0), look)
-    assert names(came) == {"k0": 1, "k1": 8}
 
 
 def test_newcomers_who_are_too_many_have_equal_chances_wherever_they_stand_on_the_bus() -> None:
@@ -224,14 +199,6 @@ def left(known: Quotas) -> float:
 
 
 # -- verification time -----------------------------------------------------------------------------------
-
-
-def test_of_newcomers_one_group_is_verified_at_a_time_since_the_next_may_cost_all_there_is() -> None:
-    known = with_known("a")
-    assert known.may_verify("s0", ["a", "a"])
-    assert not known.may_verify("s0", ["a", "s1"])
-    assert known.may_verify("a", ["s1", "a"])
-    assert not known.may_verify("a", ["a"] * 9)
 
 
 def balances(known: Quotas) -> dict[str, float]:
@@ -340,22 +307,3 @@ def test_a_proven_lie_ends_the_rise() -> None:
     sound(known, "a", 1)
     known.fault("a", "question_mismatch")
     assert not known.on_probation("a")
-
-
-def test_what_says_nothing_of_a_group_is_paid_for_and_makes_nobody_rise() -> None:
-    known = with_known("a")
-    known.charge("new", 0.25)
-    assert left(known) == CREDIT_S - 0.25
-    assert not known.on_probation("new")
-
-
-def test_an_author_is_recent_for_some_rounds_after_it_became_known_and_a_member_never() -> None:
-    known = with_known(K0)
-    known.earn(OWN_S, 7)
-    sound(known, "a", 3)
-    again = Quotas(config(), [K0], known.changed())
-    for peers_ in (known, again):
-        peers_.earn(OWN_S, 7 + RECENT - 1)
-        assert (peers_.recent("a"), peers_.recent("b"), peers_.recent(K0)) == (True, True, False)
-        peers_.earn(OWN_S, 7 + RECENT)
-        assert (peers_.recent("a"), peers_.recent("b"), peers_.recent(K0)) == (False, True, False)

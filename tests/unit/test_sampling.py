@@ -16,7 +16,6 @@ from searches import searching
 
 from sapo.core.config.load import ShareConfig
 from sapo.core.rng import rng
-from sapo.peers import sampling
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.sampling import (
     Draw,
@@ -150,15 +149,6 @@ def test_sample_self_takes_that_many_in_their_own_order() -> None:
     assert sample_self(3, 4, random.Random(1)) == [0, 1, 2]
 
 
-def test_sample_self_takes_useful_groups_first_and_fills_with_others() -> None:
-    useful = [False, True, False, True, True]
-    for seed in range(20):
-        assert set(sample_self(5, 2, random.Random(seed), useful)) < {1, 3, 4}
-        filled = sample_self(5, 4, random.Random(seed), useful)
-        assert filled == sorted(filled)
-        assert set(filled) > {1, 3, 4}
-
-
 def test_sample_self_draws_evenly() -> None:
     counts = Counter(tuple(sample_self(4, 2, rng("self", seed))) for seed in range(6000))
     assert chisquare([counts[pair] for pair in combinations(range(4), 2)]).pvalue > 0.001
@@ -242,14 +232,6 @@ def test_laziness_guesses_and_caches_change_nothing_but_the_cost(
     useful = {entry.group_id for entry in order if verifier.verdict(entry).scores in (GOOD, (0.0, 0.5))}
     assert set(found.rejected) == walked - useful
     assert found.leaving == set(found.rejected) | set(expected)
-
-
-def test_a_walk_is_a_permutation_with_newcomers_last() -> None:
-    strangers = {entry.group.key for entry in ENTRIES if entry.group.node == "p1"}
-    order = walk(ENTRIES, random.Random(3), lambda key: key not in strangers)
-    assert sorted(order, key=ENTRIES.index) == ENTRIES
-    assert order[:11] != [entry for entry in ENTRIES if entry.group.node != "p1"]
-    assert {entry.group.node for entry in order[11:]} == {"p1"}
 
 
 def test_take_asks_for_no_more_than_it_needs() -> None:
@@ -422,34 +404,6 @@ def test_newcomers_on_trial_share_the_first_call_and_wait_in_the_pool() -> None:
     assert len(found.verified) == 5
 
 
-def test_a_newcomer_without_verification_time_leaves_the_trial_to_the_next() -> None:
-    entries, verifier = a_pool([GOOD] * 16)
-    credit = Credit(verifier, {"p0": 0, "p1": 16, "p2": 16})
-    known_first(entries, verifier, 2, trials=3, newcomers=("p0", "p1"), ready=credit)
-    tried = [entry.group.node for entry in entries if entry.verdict is not None]
-    assert Counter(tried) == {"p2": 2, "p1": 3}
-
-
-def test_newcomers_on_trial_are_verified_one_by_one_where_each_may_cost_all_that_is_left() -> None:
-    entries, verifier = a_pool([GOOD] * 16)
-
-    def one_newcomer(entry: Entry, beside: Sequence[Entry]) -> bool:
-        return entry.group.node != "p2" or all(other.group.node != "p2" for other in beside)
-
-    found = known_first(entries, verifier, 2, trials=3, ready=one_newcomer)
-    assert len(found.verified) == 5
-    assert [sum(by_id(one) == "p2" for one in call) for call in verifier.calls] == [1, 1, 1]
-
-
-def test_groups_without_verification_time_wait_where_they_are() -> None:
-    entries, verifier = a_pool([GOOD, DULL] * 8)
-    found = draw(entries, verifier, 16, ready=Credit(verifier, {"p0": 0, "p1": 16, "p2": 0}))
-    assert {entry.group.node for entry in found.chosen} == {"p1"}
-    assert found.waiting == 11
-    assert found.metrics()["sampler/waiting"] == 11
-    assert len(found.leaving) == 5
-
-
 @searching(200)
 @given(
     TRUTHS,
@@ -478,10 +432,3 @@ def test_nobody_is_verified_beyond_their_time_however_many_at_once(
 
 def by_id(group_id: str) -> str:
     return next(entry.group.node for entry in ENTRIES if entry.group_id == group_id)
-
-
-def test_the_share_of_informative_groups_is_guessed_by_own_ones_and_is_never_nothing() -> None:
-    rows: list[list[float | None]] = [[0.0, 1.0], [1.0, 1.0], [None, 0.5], [0.2, 0.4]]
-    assert sampling.informative_share(rows, 1e-6) == 0.5
-    assert sampling.informative_share([[0.0, 0.0]], 1e-6) == sampling.LEAST_SHARE
-    assert sampling.informative_share([], 1e-6) == 1.0

@@ -87,18 +87,6 @@ def test_servers_that_somebody_else_runs_are_used_and_left_alone(home: Home, hea
     assert not home.services.exists()
 
 
-def test_a_named_server_that_does_not_answer_is_bad_input(home: Home, healthy: str) -> None:
-    with services.bind(None, "track.port") as bound:
-        nobody = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        config = parse({"track": {"uri": nobody}})
-        with (
-            pytest.raises(UserError, match="no server answers") as caught,
-            services.running(config, home, env={"PREFECT_API_URL": f"{healthy}/api"}),
-        ):
-            pytest.fail("it started")
-    assert caught.value.field == "track.uri"
-
-
 def test_servers_that_are_started_have_passwords_that_their_clients_and_the_owner_know(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,17 +116,6 @@ def test_servers_that_are_started_have_passwords_that_their_clients_and_the_owne
     assert environment["MLFLOW_TRACKING_PASSWORD"] == found.mlflow.password
     assert str(found.mlflow.password) not in repr(found)
     assert not home.services.exists(), "the passwords go with the servers"
-
-
-def test_servers_are_open_on_a_home_only_once(home: Home, healthy: str) -> None:
-    config, env = parse({"track": {"uri": healthy}}), {"PREFECT_API_URL": f"{healthy}/api"}
-    services.refuse_opened(home)
-    with services.running(config, home, env=env):
-        with pytest.raises(UserError, match=r"open already.*sapo ui"):
-            services.refuse_opened(home)
-        with pytest.raises(UserError, match="open already"), services.opened(config, home, env=env):
-            pytest.fail("it started")
-    services.refuse_opened(home)
 
 
 def starting(home: Home, code: str, limit: float) -> Running:

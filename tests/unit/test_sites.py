@@ -6,7 +6,6 @@ import re
 import signal
 import threading
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from makers import finish_round
 from sapo import cli
 from sapo.cli.commands import launch
 from sapo.core.config.home import Home, read_manifest
-from sapo.core.config.load import load, presets
+from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
@@ -61,23 +60,6 @@ def first_round(home: Home, name: str, **metrics: float) -> None:
     home.node(name).mkdir(exist_ok=True)
     with Journal(home.journal(name)) as journal:
         finish_round(journal, name, 0, metrics, swarm="demo")
-
-
-@pytest.mark.parametrize("preset", presets())
-def test_every_preset_makes_a_site_whose_config_stands_for_the_manifest(preset: str, elsewhere: Path) -> None:
-    made = sites.found_swarm("demo", "a", preset, BUS, elsewhere)
-    agreed = read_manifest(made.manifest, "MANIFEST", "")
-    assert agreed.swarm == "demo"
-    config = load(None, made.file, env={})
-    assert config == made.config
-    assert Manifest.of(config) == agreed
-    count = 2 if preset.endswith("2gpu") else 1
-    assert config.nodes == ["a0", "a1"][:count]
-    joined = sites.join_swarm(made.manifest, "berlin", preset, BUS, elsewhere / "b", elsewhere / "home")
-    there = load(None, joined.file, env={})
-    assert there == joined.config == joined.home.load_config()
-    assert Manifest.of(there) == joined.home.load_manifest() == agreed
-    assert there.nodes == ["berlin0", "berlin1"][:count]
 
 
 def test_what_is_written_is_for_people_and_holds_no_secret(
@@ -154,12 +136,6 @@ def test_a_swarm_that_strangers_reach_is_begun_by_invitation_unless_said(
     home.prepare(made.config, Manifest.of(made.config))
 
 
-@pytest.mark.parametrize("item", ["tasks=[]", "rules.salt=other", "swarm.name=mine", "rules={}"])
-def test_rules_are_the_manifests(manifest: Path, elsewhere: Path, item: str) -> None:
-    with pytest.raises(UserError, match="whole swarm"):
-        sites.join_swarm(manifest, "b", "tiny", [*BUS, item], elsewhere, None)
-
-
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -199,24 +175,6 @@ def test_a_joined_home_is_begun_and_then_gone_on_with(manifest: Path, elsewhere:
     first_round(joined.home, "b0")
     with pytest.raises(UserError, match="holds a run already"):
         launch.refuse_second_start(joined.home)
-
-
-def test_the_file_decides_until_the_first_round(
-    manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    joined = sites.join_swarm(manifest, "b", "tiny", [*BUS, "learn.grad_clip=7"], elsewhere, None)
-    joined.file.write_text(
-        joined.file.read_text().replace("grad_clip = 7.0", "").replace("lr = 0.0002", "lr = 3e-05")
-    )
-
-    def learn() -> tuple[float, float]:
-        assert sapo("node", "--config", "site-b.toml", "--dry-run") == 0
-        found = tomllib.loads(capsys.readouterr().out)["learn"]
-        return found["lr"], found["grad_clip"]
-
-    assert learn() == (3e-05, 1.0)
-    first_round(joined.home, "b0")
-    assert learn() == (3e-05, 7.0)
 
 
 def test_a_node_that_lives_elsewhere_does_not_start(

@@ -293,28 +293,6 @@ def test_a_pack_that_is_not_whole_leaves_nothing_behind(
     assert not list(tmp_path.glob(".sapo*"))
 
 
-def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("usage", (), {"free": 1_000_000}))
-    with pytest.raises(UserError, match="MB free"):
-        import_node(output, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_failed_write_marks_nothing(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("sapo.ops.node_export._write", full)
-    with pytest.raises(OSError, match="No space"):
-        export_node(home, "a1", tmp_path / "a1.tar.gz")
-    home.refuse_moved("a1")
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
-
-
 def test_a_node_that_is_exported_while_it_starts_does_not_start(
     home: Home, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,12 +173,6 @@ def test_a_version_further_away_is_refused_by_name(version: int) -> None:
     assert code(newer(version, mood="calm", recipe=None)) == "schema_version"
 
 
-@pytest.mark.parametrize(("each", "fields"), [({"words": 3}, {}), ({}, {"mood": "calm"})])
-def test_a_group_of_a_known_version_has_no_other_fields(each: dict[str, Any], fields: dict[str, Any]) -> None:
-    for version in (1, 2, 3):
-        assert code(newer(version, each, **fields)) == "malformed"
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -212,14 +206,6 @@ def test_unknown_fields_nested_without_end_are_refused() -> None:
             }
         )
         assert outcome(signed) in ("taken", "malformed", "not_canonical")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_rows_hold_unknown_fields_of_any_name(name: str) -> None:
-    unknown: dict[str, Any] = {name: [name]}
-    signed = newer(each={name: 1} if name not in Completion.model_fields else {}, **unknown)
-    rows = rollout_rows(make_received(), unseal(signed))
-    assert group_of(rows).canonical().encode() == signed.payload
 
 
 def test_the_archive_keeps_what_it_does_not_know(store: Store) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sapo.core.config.load import Config, Rules, Task
 from sapo.core.config.schema import Starter
@@ -61,34 +60,11 @@ def test_an_unprepared_starter_says_so(tmp_path: Path) -> None:
         models.load_policy("starter", config=config(), cache=tmp_path)
 
 
-def test_the_library_loads_the_very_tokenizer_and_model_that_were_made(cache: Path) -> None:
-    path = starter.location(config(), cache=cache)
-    policy = models.load_policy("starter", config=config(), cache=cache)
-    tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
-    text = "State the final answer to the following arithmetic problem: 12 + 34 ="
-    whole = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-    )
-    assert tuple(whole) == policy.encode_prompt(text)
-    assert models.fingerprint(tokenizer) == policy.fingerprint
-    assert models.weights_sha256(model) == models.weights_sha256(policy.model)
-    assert model.generation_config.eos_token_id == policy.end_id
-
-
 def test_the_starter_is_taught_nothing_that_is_held_out(workers: TaskWorkers) -> None:
     chosen = config(rules=Rules(held_out=0.5))
     pairs = list(islice(starter.examples(chosen, workers), 512))
     assert all(bucket(pair.question, "sapo") >= 0.5 for pair in pairs)
     assert len({pair.question for pair in pairs}) > 300
-
-
-def test_a_data_set_that_keeps_its_answers_cannot_make_a_starter(
-    workers: TaskWorkers, tmp_path: Path
-) -> None:
-    mute = config(tasks=[Task(dataset="propositional_logic")])
-    with pytest.raises(UserError, match="nothing to learn from"):
-        starter.prepare(mute, workers, cache=tmp_path)
-    assert not starter.location(mute, cache=tmp_path).exists()
 
 
 def test_asked_for_twice_at_once_it_is_made_once(
@@ -105,25 +81,6 @@ def test_asked_for_twice_at_once_it_is_made_once(
         futures = [pool.submit(starter.prepare, config(), workers, cache=tmp_path) for _ in range(4)]
         found = {future.result() for future in futures}
     assert len(built) == len(found) == 1
-
-
-def test_what_a_killed_preparation_left_does_not_count(workers: TaskWorkers, tmp_path: Path) -> None:
-    target = starter.location(config(), cache=tmp_path)
-    leftover = target.with_suffix(".building")
-    leftover.mkdir(parents=True)
-    (leftover / "junk").write_text("half a model")
-    steps: list[tuple[int, int, str]] = []
-    made = starter.prepare(
-        config(),
-        workers,
-        cache=tmp_path,
-        progress=lambda done, total, what: steps.append((done, total, what)),
-    )
-    assert made == target
-    assert not leftover.exists()
-    assert not (target / "junk").exists()
-    assert steps[-1] == (4, 4, "supervised steps")
-    assert (22, 22, "questions") in steps
 
 
 def test_the_same_seed_makes_the_same_starter_and_its_loss_falls(workers: TaskWorkers) -> None:

@@ -22,7 +22,6 @@ from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.ops import supervisor
 from sapo.ops.process_group import MemberState, SwarmState
-from sapo.ops.services import ServiceFailed
 from sapo.ops.supervisor import request_stop, run_node, run_swarm, snapshot, who_runs
 from sapo.store.journal.journal import Journal
 
@@ -35,7 +34,6 @@ def settle(phase):
     (home / "new.json").replace(home / "swarm.json")
 """
 FINISHES = FLOW + "settle('finished')"
-CRASHES = FLOW + "print('no luck'); (home / f'start-{os.getpid()}').touch(); sys.exit(9)"
 STOPS = (
     FLOW
     + """
@@ -48,9 +46,7 @@ signal.signal(signal.SIGTERM, end)
 time.sleep(60)
 """
 )
-LINGERS = FLOW + "settle('finished'); time.sleep(60)"
 WATCHED = "from sapo.core.child_process import watch_parent; watch_parent(grace=0.3)\n"
-DEAF = FLOW + "signal.signal(signal.SIGTERM, signal.SIG_IGN); (home / 'up').touch(); time.sleep(60)"
 
 
 @pytest.fixture
@@ -87,22 +83,6 @@ def test_a_swarm_that_has_finished_leaves_no_mark_of_running(home: Home, healthy
     assert who_runs(home) == {}
 
 
-def test_a_flow_that_crashes_is_restarted_a_bounded_number_of_times_and_its_log_shown(
-    home: Home, healthy: str
-) -> None:
-    with pytest.raises(ServiceFailed, match=r"ended with code 9(.|\n)*no luck"):
-        run(home, healthy, CRASHES)
-    assert len(list(home.root.glob("start-*"))) == supervisor.SWARM_RESTARTS + 1
-    assert who_runs(home) == {}
-
-
-def test_a_flow_whose_work_is_done_is_not_waited_for(
-    home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "LINGER_S", 0.2)
-    assert run(home, healthy, LINGERS).phase == "finished"
-
-
 @pytest.mark.parametrize("by", ["event", "request"])
 def test_a_request_to_stop_ends_the_flow_in_good_order(home: Home, healthy: str, by: str) -> None:
     stop, ended = threading.Event(), []
@@ -118,19 +98,6 @@ def test_a_request_to_stop_ends_the_flow_in_good_order(home: Home, healthy: str,
     assert ended[0].phase == "stopped"
     assert not home.stop_flag.exists()
     assert not alive(int((home.root / "up").read_text()))
-
-
-def test_a_flow_that_does_not_hear_is_ended(
-    home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "SWARM_GRACE_S", 0.3)
-    stop, ended = threading.Event(), []
-    thread = threading.Thread(target=lambda: ended.append(run(home, healthy, DEAF, stop=stop)))
-    thread.start()
-    until((home.root / "up").exists)
-    stop.set()
-    thread.join(20)
-    assert len(ended) == 1
 
 
 def test_nothing_is_left_when_the_supervisor_is_killed(home: Home, healthy: str) -> None:
@@ -204,11 +171,3 @@ def test_a_snapshot_of_a_swarm_that_was_killed_says_it_is_stopped(home: Home) ->
     status = snapshot(small_config(), home)
     assert (status.phase, status.pid, status.services) == ("stopped", None, None)
     assert [node.state for node in status.nodes] == ["finished", "stopped"]
-
-
-def test_a_node_that_ended_before_its_last_round_counts_as_stopped(home: Home) -> None:
-    commit_rounds(home, "n0", [{}])
-    status = supervisor.node_status(
-        small_config(), home, "n0", MemberState("finished", exit_code=0), running=True
-    )
-    assert status.state == "stopped"

@@ -11,8 +11,7 @@ from mlflow_runs import runs_of
 
 from sapo.core.config.load import Config, load
 from sapo.core.errors import Unavailable
-from sapo.core.figures import Gain, HeldOut, NodeFigures, RunFigures, Sampled
-from sapo.store.tracking import parent_run, sample_table
+from sapo.store.tracking import sample_table
 from sapo.store.tracking.sinks import TrackSink, open_tracking
 from sapo.store.tracking.tracker import ROLLOUTS, Tracker
 
@@ -47,14 +46,6 @@ def test_the_runs_of_all_nodes_lie_below_the_swarms(uri: str) -> None:
     assert found["tiny"].data.tags["sapo.kind"] == "swarm"
 
 
-def test_of_two_parents_made_at_once_the_oldest_stays(uri: str) -> None:
-    node(uri).start()
-    client, old = MlflowClient(uri), runs(uri)["tiny"]
-    parent_run.create(client, old.info.experiment_id, "tiny")
-    node(uri, "n1").start()
-    assert runs(uri)["n1"].data.tags[PARENT] == old.info.run_id == runs(uri)["tiny"].info.run_id
-
-
 def test_the_swarms_run_has_the_means_of_its_nodes_once(uri: str) -> None:
     for name, rewards in (("n0", (0.2, 0.4)), ("n1", (0.6,))):
         for number, value in enumerate(rewards):
@@ -68,35 +59,6 @@ def test_the_swarms_run_has_the_means_of_its_nodes_once(uri: str) -> None:
     }
     assert series["reward/local"] == [(0, 0.4, 100_000), (1, 0.4, 101_000)]
     assert series["eval/full/pass_at_1"] == [(0, 0.2, 110_000), (2, 0.3, 110_000)]
-
-
-def test_figures_of_a_swarm_are_those_of_its_summary() -> None:
-    def one(tokens: int, start: float, end: float | None) -> NodeFigures:
-        shift = Sampled(start=start, end=end)
-        return NodeFigures(
-            model="starter",
-            rounds=8,
-            rounds_total=8,
-            pass_at_1=shift,
-            tokens_generated=tokens,
-            tokens_trained=2 * tokens,
-        )
-
-    def series(**nodes: NodeFigures) -> dict[str, list[tuple[int, float]]]:
-        gain = Gain(mean=0.15, low=0.1, high=0.2)
-        return RunFigures(swarm="s", home="h", nodes=nodes, held_out=HeldOut(gain=gain)).series()
-
-    found = series(n0=one(5, 0.2, 0.3), n1=one(7, 0.4, 0.6))
-    assert found == {
-        "eval/full/pass_at_1": [(0, pytest.approx(0.3)), (8, pytest.approx(0.45))],
-        "tokens/generated": [(8, 12.0)],
-        "tokens/trained": [(8, 24.0)],
-        "gain/pass_at_1": [(8, 0.15)],
-        "gain/pass_at_1/low": [(8, 0.1)],
-        "gain/pass_at_1/high": [(8, 0.2)],
-    }
-    half = series(n0=one(5, 0.2, None))
-    assert half["eval/full/pass_at_1"] == [(0, 0.2)]
 
 
 def test_the_swarms_run_ends_with_the_last_node_and_goes_on_with_the_first(uri: str) -> None:

@@ -7,9 +7,6 @@ import pytest
 from packages import DOUBLING, installed
 
 from sapo import cli
-from sapo.core.config.load import Task
-from sapo.core.types import Question, Recipe
-from sapo.tasks.task_check import again
 
 
 def findings(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
@@ -72,32 +69,6 @@ def test_faults_are_found(
     found = {what: status for what, (status, _) in findings(capsys).items()}
     assert {what: found[what] for what in faults} == faults
     assert code == int("failed" in found.values()) == int("failed" in faults.values())
-
-
-def test_questions_too_long_to_be_published_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    long = DOUBLING.replace("{number}?", "{number}?{' ' * MAX_QUESTION}")
-    long = long.replace("class Doubling", "from sapo.core.types import MAX_QUESTION\n\n\nclass Doubling", 1)
-    assert long.count("MAX_QUESTION") == 2
-    with installed(tmp_path, monkeypatch, long):
-        assert cli.invoke(["task", "check", "doubling", "--json"]) == 1
-    status, detail = findings(capsys)["the length of a question"]
-    assert status == "failed"
-    assert "have more than 65,536 and are never published" in detail
-
-
-def test_how_often_a_question_comes_again_is_told() -> None:
-    task = Task(dataset="products", config={"min_terms": 2, "max_terms": 2})
-    recipe = Recipe.make("products", {}, 0)
-    names = [0.01, 0.02, 0.02, 0.02, 0.5, 0.5, 0.7, 0.8]
-    drawn = [Question(recipe=recipe, text="1 * 1?", bucket=name) for name in names]
-    found = again(task, drawn, held_out=0.1)
-    assert (found.status, found.detail) == (
-        "note",
-        "38% of 8 were drawn before, 5 differ; of 4 held out 2 differ, which count as 2",
-    )
-    assert again(task, drawn[-2:], held_out=0.1).status == "ok"
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from history_samples import INCARNATION, Books, batch, result
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow_runs import experiment, runs_of
+from mlflow_runs import runs_of
 
 from sapo.core.config.load import Config, load, merge, parse
-from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.core.errors import SapoError, Unavailable
 from sapo.core.types import RoundResult
 from sapo.store.tracking.sinks import TrackSink, open_tracking
 from sapo.store.tracking.tracker import Tracker, params_of, tags_of
@@ -64,15 +64,6 @@ def test_a_wrong_figure_in_the_journal_of_an_earlier_release_holds_nothing_up(ur
     TrackSink(tracker(uri)).deliver([Owed(0)], Kept(batch(0)))
     (run,) = runs(uri)
     assert run.data.metrics == {"reward/local": 0.5}
-
-
-def test_an_ended_run_is_running_again_when_resumed(uri: str) -> None:
-    own = tracker(uri)
-    own.start()
-    own.end("KILLED")
-    assert [run.info.status for run in runs(uri)] == ["KILLED"]
-    tracker(uri).start()
-    assert [run.info.status for run in runs(uri)] == ["RUNNING"]
 
 
 def test_what_is_added_afterwards_leaves_the_end_of_a_run_alone(uri: str) -> None:
@@ -142,14 +133,6 @@ def test_a_run_deleted_by_hand_is_replaced(uri: str) -> None:
         own.log_rounds([result(0)])
     own.log_rounds([result(0)])
     assert history(uri, "reward/local")[0][0] == 0
-
-
-def test_a_deleted_experiment_is_said_with_its_remedy(uri: str) -> None:
-    tracker(uri).start()
-    client = MlflowClient(uri)
-    client.delete_experiment(experiment(client, "tiny").experiment_id)
-    with pytest.raises(UserError, match="was deleted from MLflow"):
-        tracker(uri).start()
 
 
 def test_mlflow_away_is_unavailable_and_nothing_is_reached_for_before_that() -> None:
