@@ -52,13 +52,6 @@ def test_trap_22_whole_masks_say_what_a_model_makes_of_a_mask_of_tokens(family: 
     assert answers[0] == answers[1], "bit for bit"
 
 
-def test_models_that_look_back_only_so_far_make_their_own_masks() -> None:
-    policy = samples.policy("qwen2")
-    model: Any = policy.model
-    model.config.layer_types = ["full_attention", "sliding_attention"]
-    assert not TransformersEngine(policy)._whole_masks
-
-
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_trap_3_7_logprobs_are_the_tokens_own_at_the_sampling_temperature(family: str) -> None:
     policy = samples.policy(family)
