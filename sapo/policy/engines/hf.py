@@ -319,16 +319,10 @@ def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor) -> t
     weights = padded.view(rows, -1)[:, :size]
     torch.sub(scaled, highest, out=weights).exp_()
     norm = highest.squeeze(1) + weights.sum(dim=-1).log()
-<<<<<<< HEAD
     if not norm.isfinite().all():
         raise SapoError(NOT_FINITE)
-    if uniform is None:
-        token = likeliest.squeeze(1)[row]
-    else:
-=======
     token = likeliest.squeeze(1)[row]
     if (drawn := uniform >= 0).any():
->>>>>>> main
         if not sampling.whole_support:
             _cut(weights, sampling)
         token[drawn] = _invert(padded, row[drawn], uniform[drawn])
