@@ -7,7 +7,7 @@ policy writes few different answers, so there are far fewer rows than completion
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from transformers import DynamicCache
 from sapo.core.rng import torch_generator
 from sapo.core.types import Completion, Sampling
 from sapo.policy.engines.base import refuse_long
-from sapo.policy.models import LoadedPolicy
+
+if TYPE_CHECKING:
+    from sapo.policy.models import LoadedPolicy
 
 KEEP_SHARE = 0.8
 """Finished rows leave the cache once no more than this share of the rows still runs: moving it costs too."""
@@ -36,7 +38,7 @@ class TransformersEngine:
     policy may be trained meanwhile.
     """
 
-    def __init__(self, policy: LoadedPolicy, max_rows: int = 512, *, own_copy: bool = False) -> None:
+    def __init__(self, policy: "LoadedPolicy", max_rows: int = 512, *, own_copy: bool = False) -> None:
         self.policy = policy
         self.max_rows = max_rows
         self.answered: Callable[[int], None] | None = None
