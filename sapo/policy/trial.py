@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import DynamicCache
+from transformers.cache_utils import DynamicCache, LinearAttentionCacheLayerMixin
 
 from sapo.core.config.load import LearnConfig
 from sapo.core.errors import UserError, described
@@ -51,11 +51,9 @@ def _running_state(model: Any) -> str | None:
     if "past_key_values" not in inspect.signature(base.forward).parameters:
         return f"{kind} goes on from a running state, or from nothing, and not from keys and values"
     layers = DynamicCache(config=base.config).layers
-    state = sum(not hasattr(layer, "batch_select_indices") for layer in layers)
+    state = sum(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
     if state:
-        return (
-            f"{kind} keeps a running state (linear attention, convolution) in {state} of {len(layers)} layers"
-        )
+        return f"{kind} keeps a running state (linear attention or convolution) in {state} of {len(layers)} layers"
     return None
 
 
@@ -72,7 +70,10 @@ def _tried(policy: "LoadedPolicy") -> str | None:
     gap = _gap(policy.model, prompts, answers)
     if gap <= (TOLERANCE if policy.model.dtype == torch.float32 else TOLERANCE_HALF):
         return None
-    return f"answers written token by token have other probabilities than read at once, by {gap:.2g} nats"
+    return (
+        f"answers written token by token have other probabilities than read at once, by {gap:.2g} nats, as an "
+        "encoder's have"
+    )
 
 
 def _finite_gradient(model: Any, prompt: Sequence[int]) -> bool:
