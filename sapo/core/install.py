@@ -28,22 +28,13 @@ def package_command(requirement: str) -> str:
 
 
 def fetch_command(requirement: str, folder: Path) -> list[str] | None:
-    """The command that unpacks one wheel into a folder, without what it depends on; None without pip and uv."""
+    """The command that unpacks a wheel into a folder, without what it depends on; None without pip and uv."""
     python = Path(sys.executable)
-    what = [
-        "--quiet",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--no-compile",
-        "--target",
-        str(folder),
-        requirement,
-    ]
+    what = ["--quiet", "--no-deps", "--only-binary=:all:", "--no-compile", f"--target={folder}", requirement]
     if find_spec("pip") is not None:
         return [str(python), "-m", "pip", "--disable-pip-version-check", "install", *what]
     uv = python.with_name("uv") if python.with_name("uv").exists() else shutil.which("uv")
-    return None if uv is None else [str(uv), "pip", "install", "--python", str(python), *what]
+    return None if uv is None else [str(uv), "pip", "install", f"--python={python}", *what]
 
 
 def _installing(*what: str, place: Path) -> str:

@@ -35,7 +35,10 @@ def is_gguf(spec: str) -> bool:
 
 
 def location(spec: str, *, cache: Path) -> Path:
-    """The folder that a GGUF file's model is converted to, by its content. Raises `UserError` for no such file."""
+    """The folder that a GGUF file's model is converted to, by its content.
+
+    Raises `UserError` where there is no such file.
+    """
     digest = SHA256 if spec == SMOLLM2 else _sha256(_file(spec))
     return cache / "gguf" / f"{digest[:16]}-{RECIPE}"
 

@@ -1,5 +1,6 @@
-"""Reading a model's files: config, tokenizer, weights. What is broken, missing or left over is refused in one line.
+"""Reading a model's files: config, tokenizer, weights.
 
+What is broken, missing or left over is refused in one line.
 Code that a model brings along is never run, and nobody is asked whether to.
 """
 
@@ -40,7 +41,7 @@ def read_model(spec: str, source: str | Path, *, dtype: torch.dtype) -> Any:
 def read_weights(model: Any, directory: Path) -> None:
     """Put the weights that `save_pretrained` wrote into a model. Raises `SapoError` where they are another's.
 
-    By way of the library, which saves the weights of some architectures under other names than it computes with.
+    By way of the library, which saves weights of some architectures under other names than the modules have.
     """
     try:
         saved, found = _read(type(model), directory, dtype=model.dtype, config=model.config)
@@ -87,8 +88,8 @@ def _difference(found: dict[str, Any]) -> str | None:
     for what, key in (
         ("its files lack the weights", "missing_keys"),
         ("its files hold weights that the model has not,", "unexpected_keys"),
-        ("its files hold weights of other shapes,", "mismatched_keys"),
-        ("its weights do not fit:", "error_msgs"),
+        ("its weights do not fit in shape:", "mismatched_keys"),
+        ("its weights cannot be read:", "error_msgs"),
     ):
         names = sorted(name if isinstance(name, str) else str(name[0]) for name in found.get(key) or ())
         if names:

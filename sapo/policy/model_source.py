@@ -1,4 +1,4 @@
-"""Where a model's files are: the cache of what is made here, a folder, or the Hugging Face hub. Imports no torch."""
+"""Where a model's files are: in the cache of what is made here, a folder, or the hub. Imports no torch."""
 
 import json
 from importlib.util import find_spec

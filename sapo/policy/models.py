@@ -399,8 +399,8 @@ def _stops(model: Any, tokenizer: Any) -> set[int]:
 def _context(model: Any, tokenizer: Any) -> int:
     """Tokens of a prompt with its answer at most.
 
-    Not more than those up to which positions are computed in one way: some models change them for a whole batch
-    as soon as one sequence is longer.
+    Not more than those up to which positions are computed in one way: some models change them for a whole
+    batch as soon as one sequence is longer.
     """
     config = model.config.get_text_config()
     named = [getattr(config, name, None) for name in CONTEXT_NAMES] + [tokenizer.model_max_length]

@@ -53,7 +53,8 @@ def _running_state(model: Any) -> str | None:
     layers = DynamicCache(config=base.config).layers
     state = sum(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
     if state:
-        return f"{kind} keeps a running state (linear attention or convolution) in {state} of {len(layers)} layers"
+        kept = "a running state (linear attention or convolution)"
+        return f"{kind} keeps {kept} in {state} of {len(layers)} layers"
     return None
 
 
@@ -97,14 +98,15 @@ def _gap(
     """How far the learner's log-probabilities of answers are from the engine's, in nats, at most."""
     rows = [
         Row(
-            token_ids=(*prompt, *answer.token_ids),
-            loss_mask=(0,) * len(prompt) + (1,) * len(answer.token_ids),
+            token_ids=(*prompt, *ids),
+            loss_mask=(0,) * len(prompt) + (1,) * len(ids),
             advantage=1.0,
             external=False,
             behaviour=answer.logprobs,
         )
         for prompt, group in zip(prompts, answers, strict=True)
         for answer in group
+        if (ids := answer.token_ids)
     ]
     one = next(model.parameters())
     (chunk,) = collate(rows, shared=shares_prompts(model), device=one.device, dtype=one.dtype)
