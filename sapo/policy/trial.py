@@ -71,10 +71,8 @@ def _tried(policy: "LoadedPolicy") -> str | None:
     gap = _gap(policy.model, prompts, answers)
     if gap <= (TOLERANCE if policy.model.dtype == torch.float32 else TOLERANCE_HALF):
         return None
-    return (
-        f"answers written token by token have other probabilities than read at once, by {gap:.2g} nats, as an "
-        "encoder's have"
-    )
+    told = "answers written token by token have other probabilities than read at once"
+    return f"{told}, by {gap:.2g} nats, as an encoder's have"
 
 
 def _finite_gradient(model: Any, prompt: Sequence[int]) -> bool:
