@@ -26,6 +26,7 @@ RECIPE = 1
 """Raised when another folder is made of the same file."""
 SOURCE = "source.json"
 """The file of a converted folder that says what it was made of."""
+SOURCE_TAG = "sapo.model_source"
 Progress = Callable[[int, int, str], None]
 
 
@@ -81,6 +82,14 @@ def prepare(spec: str, *, cache: Path, progress: Progress | None = None) -> Path
         finally:
             shutil.rmtree(building, ignore_errors=True)
     return target
+
+
+def tags(spec: str) -> dict[str, str]:
+    """What a model was made of, as an MLflow tag; none of one that is no GGUF file, or is not here."""
+    if spec == SMOLLM2:
+        return {SOURCE_TAG: f"{WHEEL}, sha256 {SHA256}"}
+    path = Path(spec).expanduser()
+    return {SOURCE_TAG: f"sha256 {_sha256(path)}"} if is_gguf(spec) and path.is_file() else {}
 
 
 def _file(spec: str) -> Path:
