@@ -9,7 +9,9 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +135,11 @@ def _convert(spec: str, file: Path, folder: Path) -> None:
     import torch
 
     from sapo.policy.hf_import import quiet, transformers
+    from sapo.policy.model_files import said
 
     given: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
-        with quiet(), torch.random.fork_rng(devices=[]):
+        with quiet(), redirect_stderr(StringIO()), torch.random.fork_rng(devices=[]):  # a bar of its own
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **given)
             given |= {"dtype": torch.float32, "output_loading_info": True}
             loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, **given)
@@ -151,7 +154,7 @@ def _convert(spec: str, file: Path, folder: Path) -> None:
             fresh.save_pretrained(folder, state_dict=model.state_dict())
             tokenizer.save_pretrained(folder)
     except Exception as error:  # of transformers, of gguf, or of what they call
-        problem = f"transformers cannot convert it: {' '.join(str(error).split())[:200]}"
+        problem = f"transformers cannot convert it: {said(error)}"
         raise UserError("model", spec, problem, "name a transformers folder of the same model") from None
     if missing := sorted(found["missing_keys"]):
         problem = f"it has no {', '.join(missing[:3])}"

@@ -46,7 +46,7 @@ def read_weights(model: Any, directory: Path) -> None:
     try:
         saved, found = _read(type(model), directory, dtype=model.dtype, config=model.config)
     except Exception as error:  # of the library, of safetensors
-        raise SapoError(f"the weights in {directory} cannot be loaded: {first_line(error)}") from None
+        raise SapoError(f"the weights in {directory} cannot be loaded: {said(error)}") from None
     if problem := _difference(found):
         raise SapoError(f"the weights in {directory} are another model's: {problem}")
     model.load_state_dict(saved.state_dict())
@@ -65,9 +65,9 @@ def read_tokenizer(spec: str, source: str | Path) -> Any:
     return tokenizer
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text; its type where it has none."""
-    return one_line((str(error).strip().splitlines() or [type(error).__name__])[0], 300)
+def said(error: BaseException) -> str:
+    """An error's text in one line; its type where it has none."""
+    return one_line(" ".join(str(error).split()) or type(error).__name__, 300)
 
 
 def _read(cls: Any, source: str | Path, **arguments: Any) -> tuple[Any, dict[str, Any]]:
@@ -160,7 +160,7 @@ def _refusing(spec: str, source: str | Path, problem: str) -> Iterator[None]:
                 "model", spec, problem, "fetch the files themselves, as by git lfs pull"
             ) from None
         raise UserError(
-            "model", spec, f"{problem}: {first_line(error)}", "name a causal language model, whole"
+            "model", spec, f"{problem}: {said(error)}", "name a causal language model, whole"
         ) from None
 
 

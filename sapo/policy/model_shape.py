@@ -10,7 +10,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.policy import starter
 from sapo.policy.hf_import import transformers
-from sapo.policy.model_files import first_line, read_config
+from sapo.policy.model_files import read_config, said
 from sapo.policy.model_source import HUB_S, is_starter, location
 from sapo.policy.models import with_adapter
 from sapo.policy.starter_spec import VARIANTS, variant_of
@@ -65,9 +65,9 @@ def _without_weights(config: Config, settings: Any) -> Any:
         with torch.device("meta"):
             model: Any = transformers.AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
     except Exception as error:  # whatever the library raises for impossible values
-        problem = f"its config describes no causal language model: {first_line(error)}"
+        problem = f"its config describes no causal language model: {said(error)}"
         raise UserError("model", config.model, problem, "name a causal language model") from None
-    if not hasattr(settings.get_text_config(), "num_attention_heads"):
+    if getattr(settings.get_text_config(), "num_attention_heads", None) is None:
         problem = f"{type(model).__name__} has no attention, whose keys and values an answer goes on from"
         raise UserError("model", config.model, problem, "name a model with attention")
     with torch.device("meta"):

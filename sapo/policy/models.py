@@ -23,7 +23,7 @@ from sapo.core.types import FinishReason, canonical, sha256
 from sapo.policy import malloc
 from sapo.policy.device import resolve_device
 from sapo.policy.hf_import import quiet
-from sapo.policy.model_files import first_line, read_model, read_tokenizer, read_weights
+from sapo.policy.model_files import read_config, read_model, read_tokenizer, read_weights, said
 from sapo.policy.model_source import location
 from sapo.policy.trial import refuse_unfit
 
@@ -124,6 +124,7 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
     malloc.settle()
     torch.set_num_threads(threads or config.threads)
     source = _locate(spec, config, cache)
+    read_config(spec, source)  # first: what is wrong with it would be said of the tokenizer
     tokenizer = read_tokenizer(spec, source)
     model = read_model(spec, source, dtype=getattr(torch, config.dtype))
     if config.lora is not None:
@@ -308,7 +309,7 @@ def with_adapter(model: Any, config: Config) -> Any:
             raise UserError(
                 "lora.target_modules",
                 config.lora.target_modules,
-                first_line(error),
+                said(error),
                 "name its linear layers",
             ) from None
 
@@ -319,7 +320,7 @@ def _load_adapter(model: Any, state: dict[str, torch.Tensor], directory: Path) -
     try:
         result: Any = set_peft_model_state_dict(model, state)
     except RuntimeError as error:
-        raise SapoError(f"the adapter in {directory} does not fit: {first_line(error)}") from None
+        raise SapoError(f"the adapter in {directory} does not fit: {said(error)}") from None
     missing = [name for name in result.missing_keys if "lora_" in name]
     if missing or result.unexpected_keys:
         raise SapoError(
@@ -367,7 +368,7 @@ def _end_marker(spec: str, tokenizer: Any) -> int | None:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except TemplateError as error:
         raise UserError(
-            "model", spec, f"its chat template fails: {first_line(error)}", "correct the template"
+            "model", spec, f"its chat template fails: {said(error)}", "correct the template"
         ) from None
     special = set(tokenizer.all_special_ids) | _special_ids(tokenizer)
     tail = tokenizer(text.rpartition(_PROBE)[2], add_special_tokens=False).input_ids
