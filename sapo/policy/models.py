@@ -1,4 +1,4 @@
-"""Loading, hashing and saving any Hugging Face causal language model, with its tokenizer's rules."""
+"""Loading, hashing and saving a causal language model, with its tokenizer's rules."""
 
 import hashlib
 import json
@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 
 from sapo.core.config.load import Config
 from sapo.core.errors import SapoError, UserError
@@ -25,11 +24,20 @@ from sapo.core.types import FinishReason, canonical, sha256
 from sapo.learn.unused_ids import mark_unused
 from sapo.policy import malloc
 from sapo.policy.device import resolve_device
-from sapo.policy.hf_import import no_bars, transformers
-from sapo.policy.model_source import folder_of, is_starter
-from sapo.policy.starter_spec import location
+from sapo.policy.hf_import import quiet
+from sapo.policy.model_files import read_config, read_model, read_tokenizer, read_weights, said
+from sapo.policy.model_source import location
+from sapo.policy.trial import refuse_unfit
 
 _PROBE = "sapo probe 1729"
+CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
+"""Where configs name the context in tokens."""
+UNLIMITED = 10**9
+"""Tokenizers without a limit name one of 10^30."""
+ASSUMED_CONTEXT = 2048
+"""In tokens, of a model that names none, as those that know distances only."""
+BY_LENGTH = frozenset({"dynamic", "longrope"})
+"""Kinds of rotary positions that change with the longest sequence of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,15 +143,9 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
     malloc.settle()
     torch.set_num_threads(threads or config.threads)
     source = _locate(spec, config, cache)
-    tokenizer = _load_tokenizer(spec, source)
-    try:
-        with no_bars():
-            cls = transformers.AutoModelForCausalLM
-            model: Any = cls.from_pretrained(source, dtype=getattr(torch, config.dtype))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            "model", spec, f"cannot be loaded: {_first_line(error)}", "name a causal language model"
-        ) from None
+    read_config(spec, source)  # first: what is wrong with it would be said of the tokenizer
+    tokenizer = read_tokenizer(spec, source)
+    model = read_model(spec, source, dtype=getattr(torch, config.dtype))
     if config.lora is not None:
         model = with_adapter(model, config)
     _check_template(config.prompt.template, tokenizer)
@@ -201,6 +203,7 @@ def wrap(
         lora=lora,
     )
     _self_check(spec, policy)
+    refuse_unfit(spec, policy)
     return policy
 
 
@@ -255,28 +258,23 @@ def _bytes_of(parameter: torch.nn.Parameter) -> memoryview:
 def save(policy: LoadedPolicy, directory: Path) -> None:
     """Write model and tokenizer as a Hugging Face directory; under LoRA the adapter only."""
     directory.mkdir(parents=True, exist_ok=True)
-    with no_bars():
+    with quiet():
         policy.model.save_pretrained(directory)  # type: ignore[operator]
     policy.tokenizer.save_pretrained(directory)
 
 
 def load_weights(policy: LoadedPolicy, directory: Path) -> None:
     """Put the weights that `save` wrote into the loaded policy. Raises `SapoError` where they don't fit."""
-    state: dict[str, torch.Tensor] = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        state.update(load_file(path))
-    if not state:
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
         raise SapoError(f"{directory} holds no weights")
     if policy.lora:
+        state: dict[str, torch.Tensor] = {}
+        for path in files:
+            state.update(load_file(path))
         _load_adapter(policy.model, state, directory)
-        return
-    try:
-        missing, unexpected = policy.model.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        raise SapoError(f"the weights in {directory} do not fit the model: {_first_line(error)}") from None
-    tied = set(getattr(policy.model, "all_tied_weights_keys", None) or ())
-    if unexpected or set(missing) - tied:
-        raise SapoError(f"the weights in {directory} are another model's: {[*missing, *unexpected][:3]}")
+    else:
+        read_weights(policy.model, directory)
 
 
 def export(directory: Path, destination: Path, *, config: Config, cache: Path) -> None:
@@ -308,50 +306,10 @@ def fingerprint(tokenizer: Any) -> str:
 
 def _locate(spec: str, config: Config, cache: Path) -> str | Path:
     """The directory, or the name on the Hugging Face hub, that `spec` means."""
-    if not is_starter(spec):
-        return folder_of(spec) or spec
     found = location(config, cache=cache, spec=spec)
-    if not found.is_dir():
-        raise UserError("model", spec, "has not been prepared", "call sapo.policy.starter.prepare first")
-    return found
-
-
-def _load_tokenizer(spec: str, source: str | Path) -> Any:
-    files = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
-    if isinstance(source, Path) and not any((source / name).is_file() for name in files):
-        raise UserError(
-            "model", spec, "the directory has no tokenizer", "save it there with tokenizer.save_pretrained"
-        )
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            "model", spec, f"its tokenizer cannot be loaded: {_first_line(error)}", "name a complete model"
-        ) from None
-    _check_as_stored(spec, source, tokenizer)
-    return tokenizer
-
-
-def _check_as_stored(spec: str, source: str | Path, tokenizer: Any) -> None:
-    """Refuse a tokenizer that AutoTokenizer quietly loads as another.
-
-    transformers 5 builds the architecture's own tokenizer for some model types (qwen2 among them) whatever
-    `tokenizer.json` says, if `tokenizer_class` is a general one; the model then reads other ids than it
-    was trained on.
-    """
-    file = Path(source) / "tokenizer.json"
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not file.is_file() or backend is None:
-        return
-    probe = "What is  12 + 345?\n\tIt's <b> 6.7, don't-know."
-    stored = Tokenizer.from_file(str(file)).encode(probe, add_special_tokens=False).ids
-    if backend.encode(probe, add_special_tokens=False).ids != stored:
-        raise UserError(
-            "model",
-            spec,
-            f"its tokenizer.json loads as another tokenizer, {type(tokenizer).__name__}",
-            "set tokenizer_class and model_type to what belongs together",
-        )
+    if found is not None and not found.is_dir():
+        raise UserError("model", spec, "has not been prepared", "call sapo.policy.initial.prepare first")
+    return found or spec
 
 
 def with_adapter(model: Any, config: Config) -> Any:
@@ -376,7 +334,7 @@ def with_adapter(model: Any, config: Config) -> Any:
             raise UserError(
                 "lora.target_modules",
                 config.lora.target_modules,
-                _first_line(error),
+                said(error),
                 "name its linear layers",
             ) from None
     _refuse_half_tied(adapted, config.lora.target_modules)
@@ -401,7 +359,7 @@ def _load_adapter(model: Any, state: dict[str, torch.Tensor], directory: Path) -
     try:
         result: Any = set_peft_model_state_dict(model, state)
     except RuntimeError as error:
-        raise SapoError(f"the adapter in {directory} does not fit: {_first_line(error)}") from None
+        raise SapoError(f"the adapter in {directory} does not fit: {said(error)}") from None
     missing = [name for name in result.missing_keys if "lora_" in name]
     if missing or result.unexpected_keys:
         raise SapoError(
@@ -449,7 +407,7 @@ def _end_marker(spec: str, tokenizer: Any) -> int | None:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except TemplateError as error:
         raise UserError(
-            "model", spec, f"its chat template fails: {_first_line(error)}", "correct the template"
+            "model", spec, f"its chat template fails: {said(error)}", "correct the template"
         ) from None
     special = set(tokenizer.all_special_ids) | _special_ids(tokenizer)
     tail = tokenizer(text.rpartition(_PROBE)[2], add_special_tokens=False).input_ids
@@ -493,7 +451,7 @@ def _stops(model: Any, tokenizer: Any) -> set[int]:
     found: set[int] = set()
     for value in (
         tokenizer.eos_token_id,
-        model.config.eos_token_id,
+        getattr(model.config.get_text_config(), "eos_token_id", None),
         getattr(model.generation_config, "eos_token_id", None),
     ):
         found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
@@ -501,8 +459,21 @@ def _stops(model: Any, tokenizer: Any) -> set[int]:
 
 
 def _context(model: Any, tokenizer: Any) -> int:
-    limit = getattr(model.config, "max_position_embeddings", None)
-    return int(limit if limit is not None else tokenizer.model_max_length)
+    """Tokens of a prompt with its answer at most.
+
+    Not more than those up to which positions are computed in one way: some models change them for a whole
+    batch as soon as one sequence is longer.
+    """
+    config = model.config.get_text_config()
+    named = [getattr(config, name, None) for name in CONTEXT_NAMES] + [tokenizer.model_max_length]
+    limit = next((int(one) for one in named if one and 0 < one < UNLIMITED), ASSUMED_CONTEXT)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in (rope, *rope.values()):
+        if isinstance(one, dict) and one.get("rope_type") in BY_LENGTH:
+            original = one.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            limit = min(limit, int(original or limit))
+    return limit
 
 
 def _refuse_broken(spec: str, model: torch.nn.Module) -> None:
@@ -526,7 +497,3 @@ def _self_check(spec: str, policy: LoadedPolicy) -> None:
     bos = policy.tokenizer.bos_token_id
     if bos is not None and bos != policy.end_id and bos in answer:
         raise UserError("model", spec, "puts its start token into answers", "use another tokenizer")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ from sapo.core.rng import torch_generator
 from sapo.core.types import Completion, Sampling
 from sapo.learn.unused_ids import hide_unused
 from sapo.policy.engines.base import NOT_FINITE, refuse_long
-from sapo.policy.models import LoadedPolicy
+
+if TYPE_CHECKING:
+    from sapo.policy.models import LoadedPolicy
 
 KEEP_SHARE = 0.8
 """Finished rows leave the cache once no more than this share of the rows still runs: moving it costs too."""
@@ -45,7 +47,7 @@ class TransformersEngine:
     policy may be trained meanwhile.
     """
 
-    def __init__(self, policy: LoadedPolicy, max_rows: int = 512, *, own_copy: bool = False) -> None:
+    def __init__(self, policy: "LoadedPolicy", max_rows: int = 512, *, own_copy: bool = False) -> None:
         self.policy = policy
         self.max_rows = max_rows
         self.answered: Callable[[int], None] | None = None
