@@ -56,8 +56,6 @@ class LoadedPolicy:
     max_length: int
     vocabulary: int
     """One more than the highest id of the tokenizer; the model may have more rows than that."""
-    unknown_ids: frozenset[int]
-    """Ids below `vocabulary` that no token has."""
     special_ids: frozenset[int]
     """Ids of special tokens."""
     control: tuple[str, ...]
@@ -69,6 +67,8 @@ class LoadedPolicy:
     template: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the chat template."""
     lora: bool = False
+    unknown_ids: frozenset[int] = frozenset()
+    """Ids below `vocabulary` that no token has."""
 
     @property
     def device(self) -> torch.device:
