@@ -133,7 +133,7 @@ def test_what_cannot_be_run_is_one_line(
         ["evaluate", "--question"],
         ["replay", "m0"],
         ["report"],
-        ["export", "m0"],
+        ["pack", "m0"],
         ["node"],
         ["swarm", "--resume"],
     ],

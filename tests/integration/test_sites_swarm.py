@@ -22,7 +22,7 @@ from sapo.core.config.load import Config
 from sapo.core.types import canonical
 from sapo.node.round import NodeRuntime
 from sapo.ops import sites
-from sapo.ops.node_export import export_node, import_node
+from sapo.ops.node_pack import pack_node, unpack_node
 from sapo.peers import keyring
 from sapo.peers.signing import unseal
 from sapo.store.history import query
@@ -79,8 +79,8 @@ def test_a_node_that_moves_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
             hand_over(peer, *buses)
     stayed = Home(tmp_path / "stayed")
     shutil.copytree(home.root, stayed.root)
-    export_node(home, "a0", tmp_path / "a0.tar.gz")
-    moved = import_node(tmp_path / "a0.tar.gz", tmp_path / "there").home
+    pack_node(home, "a0", tmp_path / "a0.tar.gz")
+    moved = unpack_node(tmp_path / "a0.tar.gz", tmp_path / "there").home
     finished = []
     for place, bus in zip((moved, stayed), buses, strict=True):
         with open_at_rest(config, place, "a0", bus) as node:
@@ -265,10 +265,10 @@ def test_a_node_is_moved_by_hand_and_goes_on(tmp_path: Path) -> None:
     here, there = begin(tmp_path, {"path": str(bus)}, "swarm.rounds=3")
     shutil.rmtree(there / "runs")
     sapo("node", "--config", "site-a.toml", place=here)
-    said = sapo("export", "a0", "--home", "runs/duet-a", "--output", "a0.tar.gz", place=here)
+    said = sapo("pack", "a0", "--home", "runs/duet-a", "--output", "a0.tar.gz", place=here)
     assert "after 3 rounds" in said
     shutil.move(here / "a0.tar.gz", there)
-    said = sapo("import", "a0.tar.gz", place=there)
+    said = sapo("unpack", "a0.tar.gz", place=there)
     command = re.search(r"goes on with: \S+ (.+)", said)
     assert command is not None
     said = sapo(*command[1].split(), "--rounds", "5", place=there)
@@ -282,7 +282,7 @@ def test_a_node_is_moved_by_hand_and_goes_on(tmp_path: Path) -> None:
         check=False,
     )
     assert again.returncode == 2
-    assert "was exported to" in again.stderr
+    assert "was packed into" in again.stderr
     with running("archive", place=there) as archive:
         home = Home(there / "runs" / "duet-a")
         until(lambda: archived(home) == published(bus), archive)

@@ -85,7 +85,7 @@ def test_a_node_s_run_has_the_arithmetic_of_its_own_config_and_a_heart(site: Sit
 
 def test_a_node_that_left_or_lives_elsewhere_is_not_registered(home: Home) -> None:
     home.node("n1").mkdir()
-    home.moved("n1").write_text('{"why": "it was exported"}', encoding="utf-8")
+    home.moved("n1").write_text('{"why": "it was packed"}', encoding="utf-8")
     names = [each.name for each in plan(home.load_config(), home, "/").registrations]
     assert names == ["test.n0", "test.n2", "test.n", "test.n", "test.n.judge", "test.n"]
 
@@ -93,7 +93,7 @@ def test_a_node_that_left_or_lives_elsewhere_is_not_registered(home: Home) -> No
 def test_a_home_without_any_of_its_nodes_cannot_be_deployed(tmp_path: Path) -> None:
     home = make_home(tmp_path / "home", small_config(["swarm.nodes=1"]))
     home.node("n0").mkdir()
-    home.moved("n0").write_text('{"why": "it was exported"}', encoding="utf-8")
+    home.moved("n0").write_text('{"why": "it was packed"}', encoding="utf-8")
     with pytest.raises(UserError, match="none of its nodes lives here"):
         plan(home.load_config(), home, "/")
 

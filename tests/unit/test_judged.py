@@ -16,7 +16,7 @@ from sapo.ops.process_group import read_progress
 from sapo.policy.evaluate import Progress
 from sapo.store.journal.journal import Journal
 
-ELSEWHERE = '{"why": "was exported"}'
+ELSEWHERE = '{"why": "was packed"}'
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_node_that_moved_away_or_left_is_asked_no_question(home: Home) -> None
 
 def test_a_node_that_moved_away_is_refused_where_it_is_named(home: Home) -> None:
     for judge in (judge_swarm, evaluate_swarm):
-        with pytest.raises(UserError, match="was exported; run it where it lives now"):
+        with pytest.raises(UserError, match="was packed; run it where it lives now"):
             judge(home.load_config(), home, ["n1"])
 
 

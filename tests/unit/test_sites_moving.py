@@ -25,7 +25,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.node import author, parts, tracked
-from sapo.ops.node_export import INDEX, export_node, import_node, mark_moved
+from sapo.ops.node_pack import INDEX, pack_node, unpack_node, mark_moved
 from sapo.policy import checkpoint
 from sapo.store.journal.journal import Journal
 
@@ -52,8 +52,8 @@ def test_a_node_comes_out_as_it_went_in(home: Home, tmp_path: Path) -> None:
     with Journal.read_only(home.journal("a1")) as journal:
         results, incarnation = journal.results(), journal.incarnation
     shown: list[tuple[str, int, int]] = []
-    pack = export_node(home, "a1", output, lambda *step: shown.append(step))
-    found = import_node(output, tmp_path / "new")
+    pack = pack_node(home, "a1", output, lambda *step: shown.append(step))
+    found = unpack_node(output, tmp_path / "new")
     assert (pack.node, pack.rounds, pack.incarnation) == ("a1", 2, incarnation)
     assert pack.owed == {"training": 2, "track": 2}
     assert found.pack == pack
@@ -89,8 +89,8 @@ def test_a_history_in_reach_of_both_places_takes_the_beginning_of_its_replay_alo
             finish_round(journal, "a1", round, finished_at=float(round))
             if round in (4, 6, 8, 10, 12):
                 take_checkpoint(home, "a1", journal, round)
-    export_node(home, "a1", tmp_path / "a1.tar.gz")
-    new = import_node(tmp_path / "a1.tar.gz", tmp_path / "new").home
+    pack_node(home, "a1", tmp_path / "a1.tar.gz")
+    new = unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new").home
     held = sorted(path.name for path in new.checkpoints("a1").iterdir())
     assert held == [f"round-{round:06d}" for round in moved]
     with Journal.read_only(new.journal("a1")) as journal:
@@ -100,7 +100,7 @@ def test_a_history_in_reach_of_both_places_takes_the_beginning_of_its_replay_alo
 
 def test_the_pack_is_private_and_says_what_it_is(home: Home, tmp_path: Path) -> None:
     output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
+    pack_node(home, "a1", output)
     assert output.stat().st_mode & 0o777 == 0o600
     with tarfile.open(output) as archive:
         names = archive.getnames()
@@ -112,16 +112,16 @@ def test_the_pack_is_private_and_says_what_it_is(home: Home, tmp_path: Path) -> 
 
 def test_a_packed_node_does_not_start_where_it_was_and_the_others_do(home: Home, tmp_path: Path) -> None:
     output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
-    with pytest.raises(UserError, match=f"was exported to {output}") as error:
+    pack_node(home, "a1", output)
+    with pytest.raises(UserError, match=f"was packed into {output}") as error:
         home.refuse_moved("a1")
     assert str(home.moved("a1")) in error.value.remedy
     home.refuse_moved("a0")
-    with pytest.raises(UserError, match="was exported"):
-        export_node(home, "a1", tmp_path / "again.tar.gz")
-    new = import_node(output, tmp_path / "new").home
+    with pytest.raises(UserError, match="was packed"):
+        pack_node(home, "a1", tmp_path / "again.tar.gz")
+    new = unpack_node(output, tmp_path / "new").home
     assert new.here(new.load_config()) == ["a1"]
-    with pytest.raises(UserError, match="stayed where a1 was exported from"):
+    with pytest.raises(UserError, match="stayed where a1 was packed"):
         new.refuse_moved("a0")
 
 
@@ -134,16 +134,16 @@ def test_what_lies_in_the_write_ahead_log_goes_too(home: Home, tmp_path: Path) -
         reader.execute("SELECT count(*) FROM rounds").fetchone()  # holds back the log's checkpoint
         with Journal(home.journal("a1")) as journal:
             finish_round(journal, "a1", 2, finished_at=float(2))
-            pack = export_node(home, "a1", tmp_path / "a1.tar.gz")
+            pack = pack_node(home, "a1", tmp_path / "a1.tar.gz")
     finally:
         reader.close()
     assert pack.rounds == 3
-    assert import_node(tmp_path / "a1.tar.gz", tmp_path / "new").pack.rounds == 3
+    assert unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new").pack.rounds == 3
 
 
 def test_a_running_node_is_not_packed(home: Home, tmp_path: Path) -> None:
     with NodeLock(home.node("a1")), pytest.raises(UserError, match="in use"):
-        export_node(home, "a1", tmp_path / "a1.tar.gz")
+        pack_node(home, "a1", tmp_path / "a1.tar.gz")
     assert not home.moved("a1").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
@@ -163,7 +163,7 @@ def test_what_cannot_be_packed_is_left_as_it_is(home: Home, tmp_path: Path, what
         output = tmp_path / "none" / "a1.tar.gz"
     before = files_of(tmp_path)
     with pytest.raises(UserError):
-        export_node(home, node, output)
+        pack_node(home, node, output)
     passing = ("/lock", "-shm", "-wal")
     after = {name: content for name, content in files_of(tmp_path).items() if not name.endswith(passing)}
     assert after == before
@@ -171,8 +171,8 @@ def test_what_cannot_be_packed_is_left_as_it_is(home: Home, tmp_path: Path, what
 
 def test_a_node_that_is_new_moves_without_a_checkpoint(home: Home, tmp_path: Path) -> None:
     make_node(home, "a0", rounds=0)
-    export_node(home, "a0", tmp_path / "a0.tar.gz")
-    assert import_node(tmp_path / "a0.tar.gz", tmp_path / "new").pack.rounds == 0
+    pack_node(home, "a0", tmp_path / "a0.tar.gz")
+    assert unpack_node(tmp_path / "a0.tar.gz", tmp_path / "new").pack.rounds == 0
 
 
 def test_checkpoints_that_models_are_still_owed_from_go_too(home: Home, tmp_path: Path) -> None:
@@ -193,8 +193,8 @@ def test_checkpoints_that_models_are_still_owed_from_go_too(home: Home, tmp_path
                 optimizer={},
             )
         )
-    export_node(home, "a1", tmp_path / "a1.tar.gz")
-    new = import_node(tmp_path / "a1.tar.gz", tmp_path / "new").home
+    pack_node(home, "a1", tmp_path / "a1.tar.gz")
+    new = unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new").home
     with Journal.read_only(new.journal("a1")) as journal:
         assert [kept.round for kept in journal.checkpoints()] == [1, 2]
         assert journal.pinned_checkpoints() == {new.checkpoints("a1") / "round-000001"}
@@ -202,57 +202,57 @@ def test_checkpoints_that_models_are_still_owed_from_go_too(home: Home, tmp_path
 
 def test_settings_are_changed_on_arrival_and_rules_are_not(home: Home, tmp_path: Path) -> None:
     output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
+    pack_node(home, "a1", output)
     with pytest.raises(UserError, match="whole swarm"):
-        import_node(output, tmp_path / "new", ["rules.salt=other"])
+        unpack_node(output, tmp_path / "new", ["rules.salt=other"])
     with pytest.raises(UserError, match="no node a1"):
-        import_node(output, tmp_path / "new", ["swarm.nodes=1"])
+        unpack_node(output, tmp_path / "new", ["swarm.nodes=1"])
     assert not (tmp_path / "new").exists()
-    found = import_node(output, tmp_path / "new", ["bus.type=kafka", "bus.servers=h:1"])
+    found = unpack_node(output, tmp_path / "new", ["bus.type=kafka", "bus.servers=h:1"])
     assert found.home.load_config().bus.type == "kafka"
 
 
 def test_a_node_that_lives_in_a_home_is_not_replaced(home: Home, tmp_path: Path) -> None:
     output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
-    import_node(output, tmp_path / "new")
+    pack_node(home, "a1", output)
+    unpack_node(output, tmp_path / "new")
     before = files_of(tmp_path / "new")
     with pytest.raises(UserError, match="lives here already"):
-        import_node(output, tmp_path / "new")
+        unpack_node(output, tmp_path / "new")
     assert files_of(tmp_path / "new") == before
 
 
 def test_a_node_may_come_back_but_not_as_it_was_before(home: Home, tmp_path: Path) -> None:
     first, second = tmp_path / "first.tar.gz", tmp_path / "second.tar.gz"
-    export_node(home, "a1", first)
-    new = import_node(first, tmp_path / "new").home
+    pack_node(home, "a1", first)
+    new = unpack_node(first, tmp_path / "new").home
     with Journal(new.journal("a1")) as journal:
         finish_round(journal, "a1", 2, finished_at=float(2))
-    export_node(new, "a1", second)
-    back = import_node(second, home.root)
+    pack_node(new, "a1", second)
+    back = unpack_node(second, home.root)
     assert back.pack.rounds == 3
     home.refuse_moved("a1")
     with Journal(home.journal("a1")) as journal:
         finish_round(journal, "a1", 3, finished_at=float(3))
-    export_node(home, "a1", tmp_path / "third.tar.gz")
+    pack_node(home, "a1", tmp_path / "third.tar.gz")
     with pytest.raises(UserError, match="had 4 rounds here, the pack has 2"):
-        import_node(first, home.root)
+        unpack_node(first, home.root)
 
 
 def test_a_round_that_was_begun_is_not_begun_again_from_an_older_pack(home: Home, tmp_path: Path) -> None:
     first = tmp_path / "first.tar.gz"
-    export_node(home, "a1", first)
+    pack_node(home, "a1", first)
     home.moved("a1").unlink()
     with Journal(home.journal("a1")) as journal:
         journal.commit_groups(2, [], [])
-    export_node(home, "a1", tmp_path / "second.tar.gz")
+    pack_node(home, "a1", tmp_path / "second.tar.gz")
     before = files_of(home.root)
     with pytest.raises(UserError, match="had begun round 2 here"):
-        import_node(first, home.root)
+        unpack_node(first, home.root)
     assert {path: content for path, content in files_of(home.root).items() if "-shm" not in path} == {
         path: content for path, content in before.items() if "-shm" not in path
     }
-    import_node(tmp_path / "second.tar.gz", home.root)
+    unpack_node(tmp_path / "second.tar.gz", home.root)
 
 
 def test_nodes_of_one_site_meet_again_in_one_home_and_those_of_others_do_not(
@@ -260,14 +260,14 @@ def test_nodes_of_one_site_meet_again_in_one_home_and_those_of_others_do_not(
 ) -> None:
     make_node(home, "a0", rounds=2)
     for name in ("a0", "a1"):
-        export_node(home, name, tmp_path / f"{name}.tar.gz")
-        import_node(tmp_path / f"{name}.tar.gz", tmp_path / "new")
+        pack_node(home, name, tmp_path / f"{name}.tar.gz")
+        unpack_node(tmp_path / f"{name}.tar.gz", tmp_path / "new")
     new = Home(tmp_path / "new")
     assert new.here(new.load_config()) == ["a0", "a1"]
     other = load(base=new.load_config(), sets=["swarm.site=b"], env={})
     Home(tmp_path / "b").prepare(other, Manifest.of(other))
     with pytest.raises(UserError, match="home of site 'b'"):
-        import_node(tmp_path / "a0.tar.gz", tmp_path / "b")
+        unpack_node(tmp_path / "a0.tar.gz", tmp_path / "b")
 
 
 def without(name: str) -> Callable[[Members], Members]:
@@ -342,11 +342,11 @@ def test_a_pack_that_is_not_whole_leaves_nothing_behind(
     home: Home, tmp_path: Path, change: Callable[[Members], Members], says: str
 ) -> None:
     output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
+    pack_node(home, "a1", output)
     other = rewritten(output, change)
     before = files_of(tmp_path)
     with pytest.raises(UserError, match=re.escape(says)):
-        import_node(other, tmp_path / "new")
+        unpack_node(other, tmp_path / "new")
     assert files_of(tmp_path) == before
     assert not (tmp_path / "new").exists()
     assert not list(tmp_path.glob(".sapo*"))
@@ -355,10 +355,10 @@ def test_a_pack_that_is_not_whole_leaves_nothing_behind(
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.95])
 def test_a_pack_that_was_cut_off_is_refused(home: Home, tmp_path: Path, share: float) -> None:
     output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
+    pack_node(home, "a1", output)
     output.write_bytes(output.read_bytes()[: int(output.stat().st_size * share)])
     with pytest.raises(UserError, match=r"FILE = "):
-        import_node(output, tmp_path / "new")
+        unpack_node(output, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -366,10 +366,10 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
+    pack_node(home, "a1", output)
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("usage", (), {"free": 1_000_000}))
     with pytest.raises(UserError, match="MB free"):
-        import_node(output, tmp_path / "new")
+        unpack_node(output, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -377,37 +377,37 @@ def test_a_failed_write_marks_nothing(home: Home, tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sapo.ops.node_export._write", full)
+    monkeypatch.setattr("sapo.ops.node_pack._write", full)
     with pytest.raises(OSError, match="No space"):
-        export_node(home, "a1", tmp_path / "a1.tar.gz")
+        pack_node(home, "a1", tmp_path / "a1.tar.gz")
     home.refuse_moved("a1")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
-def test_a_node_that_is_exported_while_it_starts_does_not_start(
+def test_a_node_that_is_packed_while_it_starts_does_not_start(
     home: Home, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class LateLock(NodeLock):
         def acquire(self) -> None:
-            mark_moved(home, "a1", "was exported")
+            mark_moved(home, "a1", "was packed")
             super().acquire()
 
     monkeypatch.setattr(author, "NodeLock", LateLock)
-    with pytest.raises(UserError, match="was exported"):
+    with pytest.raises(UserError, match="was packed"):
         parts.open_parts(config, "a1", home)
     with NodeLock(home.node("a1")):
         pass  # and holds nothing
 
 
 def test_a_node_that_lives_elsewhere_gets_no_journal_here(home: Home, config: Config) -> None:
-    mark_moved(home, "a0", "stayed where a1 was exported from")
+    mark_moved(home, "a0", "stayed where a1 was packed")
     with pytest.raises(UserError, match="stayed where"):
         tracked.incarnation_of(config, home, "a0")
     assert not home.journal("a0").exists()
 
 
 def test_an_empty_mount_may_be_the_home(home: Home, tmp_path: Path) -> None:
-    export_node(home, "a1", tmp_path / "a1.tar.gz")
+    pack_node(home, "a1", tmp_path / "a1.tar.gz")
     (tmp_path / "mount").mkdir()
     (tmp_path / "mount" / ".keep").touch()
-    assert import_node(tmp_path / "a1.tar.gz", tmp_path / "mount").home.journal("a1").exists()
+    assert unpack_node(tmp_path / "a1.tar.gz", tmp_path / "mount").home.journal("a1").exists()
