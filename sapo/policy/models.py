@@ -69,11 +69,14 @@ class LoadedPolicy:
             system = f"{self.system}\n" if self.system else ""
             before = "".join(f"{asked}\n{answer}\n\n" for asked, answer in self.examples)
             return tuple(self.tokenizer(f"{system}{before}{question}\n").input_ids)
-        messages = _conversation(self.tokenizer, [*chain.from_iterable(self.examples), question], self.system)
         ids = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False, **self.template
+            self.conversation(question), add_generation_prompt=True, return_dict=False, **self.template
         )
         return tuple(ids)
+
+    def conversation(self, question: str) -> list[dict[str, str]]:
+        """The messages of a question, those of the prompt before it."""
+        return _conversation(self.tokenizer, [*chain.from_iterable(self.examples), question], self.system)
 
     def prompt_text(self, question: str) -> str:
         """What `encode_prompt` encodes, as text with all special tokens."""
@@ -116,7 +119,7 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
     malloc.settle()
     torch.set_num_threads(threads or config.threads)
     source = _locate(spec, config, cache)
-    tokenizer = _load_tokenizer(spec, source)
+    tokenizer = load_tokenizer(spec, source)
     try:
         with no_bars():
             cls = transformers.AutoModelForCausalLM
@@ -233,6 +236,8 @@ def save(policy: LoadedPolicy, directory: Path) -> None:
     with no_bars():
         policy.model.save_pretrained(directory)  # type: ignore[operator]
     policy.tokenizer.save_pretrained(directory)
+    for weights in directory.glob("*.safetensors"):  # safetensors writes them for their owner only
+        weights.chmod((directory / "tokenizer_config.json").stat().st_mode)
 
 
 def load_weights(policy: LoadedPolicy, directory: Path) -> None:
@@ -252,13 +257,6 @@ def load_weights(policy: LoadedPolicy, directory: Path) -> None:
     tied = set(getattr(policy.model, "all_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
         raise SapoError(f"the weights in {directory} are another model's: {[*missing, *unexpected][:3]}")
-
-
-def export(directory: Path, destination: Path, *, config: Config, cache: Path) -> None:
-    """Make a whole, self-contained model directory of what `save` wrote, a LoRA adapter merged in."""
-    policy = load_policy(config.model, config=config, cache=cache, threads=torch.get_num_threads())
-    load_weights(policy, directory)
-    save(merged(policy), destination)
 
 
 def merged(policy: LoadedPolicy) -> LoadedPolicy:
@@ -291,7 +289,8 @@ def _locate(spec: str, config: Config, cache: Path) -> str | Path:
     return found
 
 
-def _load_tokenizer(spec: str, source: str | Path) -> Any:
+def load_tokenizer(spec: str, source: str | Path) -> Any:
+    """The tokenizer in a directory or of a name on the hub; `spec` names it in errors."""
     files = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
     if isinstance(source, Path) and not any((source / name).is_file() for name in files):
         raise UserError(

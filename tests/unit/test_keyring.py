@@ -14,7 +14,7 @@ from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.ops.node_pack import pack_node, unpack_node, mark_moved
+from sapo.ops.node_pack import mark_moved, pack_node, unpack_node
 from sapo.peers import key_backup, keyring
 from sapo.peers.keyring import KeyAndCard, data_folder, note, place, remember, take
 from sapo.peers.membership import invite

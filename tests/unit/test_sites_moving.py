@@ -25,7 +25,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.node import author, parts, tracked
-from sapo.ops.node_pack import INDEX, pack_node, unpack_node, mark_moved
+from sapo.ops.node_pack import INDEX, mark_moved, pack_node, unpack_node
 from sapo.policy import checkpoint
 from sapo.store.journal.journal import Journal
 
