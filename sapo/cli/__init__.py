@@ -20,6 +20,7 @@ from sapo.cli.commands import (
     check,
     deploy,
     experiment,
+    export,
     keys,
     lineage,
     maintain,
@@ -38,7 +39,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (
         *(run.swarm, run.node, run.stop, plan.plan),
-        *(deploy.deploy, run.evaluate, maintain.maintain),
+        *(deploy.deploy, run.evaluate, export.export, maintain.maintain),
     ),
     "Many sites, one swarm": (site.init, site.join, run.member, site.archive, site.pack, site.unpack),
     "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, trait.trait, browse.report),

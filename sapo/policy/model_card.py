@@ -38,8 +38,9 @@ def card(policy: LoadedPolicy, config: Config, *, carried: bool) -> str:
 
 # {config.swarm.name}
 
-{kind} `{base}`, trained by reinforcement learning (GRPO) as a node of the swarm {config.swarm.name}: {learn.loss},
-learning rate {learn.lr:g}, {batch.local} own and {batch.external} foreign groups of {batch.completions} completions a round.
+{kind} `{base}`, trained by reinforcement learning (GRPO) as a node of the swarm {config.swarm.name}:
+{learn.loss}, learning rate {learn.lr:g}, {batch.local} own and {batch.external} foreign groups a round,
+{batch.completions} completions each.
 
 ## Tasks
 

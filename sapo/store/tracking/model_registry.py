@@ -86,6 +86,19 @@ def versions_of(uri: str, name: str) -> list[Version]:
     )
 
 
+def download(version: Version, uri: str, place: Path) -> Path:
+    """A version's model directory, fetched from MLflow to below `place`. Raises `Unavailable`."""
+    place.mkdir(exist_ok=True)
+    with reaching(uri):
+        load_mlflow().artifacts.download_artifacts(
+            f"models:/{version.name}/{version.number}",
+            dst_path=str(place),
+            tracking_uri=uri,
+            registry_uri=uri,
+        )
+    return next(place.rglob("*.safetensors")).parent
+
+
 def _all(client: Any, name: str) -> list[Any]:
     found, token = [], None
     while True:
