@@ -36,10 +36,11 @@ def export_model(
     target: Path,
     *,
     round: int | None = None,
-    version: str = CHAMPION,
+    version: str | None = None,
     adapter: bool = False,
 ) -> Exported:
-    """Write a node's model to `target`: of a version, or of the checkpoint after `round` rounds.
+    """Write a node's model to `target`: of a version, the champion where none is named, or of the checkpoint
+    after `round` rounds.
 
     The folder appears whole or not at all. Raises `UserError` where there is no such model or the folder
     holds something, `Unavailable` when MLflow is away.
@@ -48,17 +49,20 @@ def export_model(
     config = home.load_config().for_node(node)
     if adapter and config.lora is None:
         raise UserError("--adapter", node, "was trained whole: it has no adapter", "leave it out")
+    if round is not None and version is not None:
+        raise UserError("--round", round, f"--version {version} names a model, too", "leave one out")
     if round is None:
-        found = _find(home, node, config, version)
+        found = _find(home, node, config, version or CHAMPION)
         made = Exported(int(found.tags[ROUND]), found)
     else:
         made = Exported(round, None)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".sapo-export-", dir=target.parent) as scratch:
         folder = Path(scratch) / "model"
+        folder.mkdir()
         with _model(home, node, config, made, adapter) as source:
-            # the files' own modes: links to a checkpoint of an earlier release are for their owner only
-            shutil.copytree(source, folder, copy_function=shutil.copyfile)
+            for path in source.iterdir():
+                shutil.copyfile(path, folder / path.name)
         card = folder / release.CARD
         card.write_text(card.read_text(encoding="utf-8") + _what_came(home, node, made), encoding="utf-8")
         folder.rename(target)
@@ -132,7 +136,7 @@ def _what_came(home: Home, node: str, made: Exported) -> str:
     """Parts of a card: held-out figures before and after, and what names these weights."""
     facts = {"node": node, "rounds": str(made.rounds)}
     if made.version is not None:
-        facts["version"] = f"{made.version.name} {made.version.number}"
+        facts["version"] = f"models:/{made.version.name}/{made.version.number}"
     facts |= _digests(home, node, made)
     lines = "".join(f"- {name}: {value}\n" for name, value in facts.items())
     return f"\n## Held-out questions\n\n{_exams(home, node, made)}\n## Lineage\n\n{lines}"

@@ -12,9 +12,13 @@ def export(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Whose model.")],
     to: Annotated[Path, typer.Option("--to", metavar="DIR", help="A new folder, or an empty one.")],
     version: Annotated[
-        str,
-        typer.Option("--version", metavar="V", help="A model version: its number, its alias, or latest."),
-    ] = "champion",
+        str | None,
+        typer.Option(
+            "--version",
+            metavar="V",
+            help="A model version: its number, an alias, or latest. [default: champion]",
+        ),
+    ] = None,
     round: Annotated[
         int | None,
         typer.Option("--round", metavar="N", help="Instead, the checkpoint after N rounds.", min=0),
