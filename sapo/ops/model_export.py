@@ -181,26 +181,37 @@ def _share(value: float | None, half: float | None = None) -> str:
     return f"{100 * value:.1f} %" + (f" ± {100 * half:.1f}" if half else "")
 
 
+def check_push(repository: str) -> None:
+    """Raise `UserError` for a repository that none can have, or where there is no token."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        reason = " ".join(str(error).split())
+        raise UserError("--push", repository, reason, "name it OWNER/NAME") from None
+    if get_token() is None:
+        problem = "there is no token for the Hugging Face hub"
+        raise UserError("--push", repository, problem, "log in with `hf auth login`, or set HF_TOKEN")
+
+
 def push(folder: Path, repository: str) -> str:
     """Upload a folder to the Hugging Face hub, into a repository that is made, private, if need be.
 
     Returns its address. Raises `UserError` where the hub refuses, `Unavailable` where it is away.
     """
-    from huggingface_hub import HfApi, get_token
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
 
-    if get_token() is None:
-        problem = "there is no token for the Hugging Face hub"
-        raise UserError("--push", repository, problem, "log in with `hf auth login`, or set HF_TOKEN")
     api = HfApi()
     try:
         address = api.create_repo(repository, private=True, exist_ok=True)
         api.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export from sapo")
-    except (HFValidationError, HfHubHTTPError) as error:
+    except HfHubHTTPError as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            "--push", repository, reason, "name OWNER/NAME, with a token that may write"
-        ) from None
-    except OSError as error:
+        raise UserError("--push", repository, reason, "name one that the token may write to") from None
+    except Exception as error:  # of the HTTP library, which the hub's does not wrap
         raise Unavailable(f"the Hugging Face hub: {' '.join(str(error).split())[:300]}") from None
     return str(address)

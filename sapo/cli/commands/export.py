@@ -46,6 +46,8 @@ def export(
     from sapo.ops import model_export
 
     model_export.refuse_filled(to)
+    if push is not None:
+        model_export.check_push(push)
     made = model_export.export_model(found, node, to, round=round, version=version, adapter=adapter)
     known = "" if made.version is None else f", version {made.version.number} of {made.version.name}"
     print(f"{to}: {node} after {made.rounds} rounds{known}")
