@@ -1,5 +1,6 @@
 """How a run's page opens: what it came to, how a trait spread, one question over the rounds."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sapo.cli.report.run_page import course, keys, page, spread
 from sapo.cli.report.summary import Run, summarise
 from sapo.core.config.home import Home
 from sapo.core.config.load import load
+from sapo.core.config.prompt import Prompt
 from sapo.core.figures import Sweep
 from sapo.node.probes import Probe
 
@@ -79,6 +81,14 @@ def test_the_page_shows_curve_and_course(run: Run) -> None:
     assert "Answers with trait worked" in text
     assert "One question, as n0 answered it" in text
     assert text.index("3-9=-6") < text.index("What was run")
+
+
+def test_the_page_says_how_answers_were_sampled_and_under_which_prompt(run: Run) -> None:
+    prompt = Prompt(system="Add <it>.", examples=(("1 + 2", "3"),), template={"think": False})
+    config = run.config.model_copy(update={"prompt": prompt})
+    text = page(replace(run, config=config), summarise(run), [])
+    for part in ("temperature 1, at most", "Add &lt;it&gt;.", "1 + 2 → 3", "think"):
+        assert part in text
 
 
 def test_a_band_reaches_from_the_lowest_to_the_highest_node() -> None:
