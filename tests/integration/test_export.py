@@ -145,7 +145,16 @@ def test_the_champion_goes_to_the_hub_with_its_card(
     finished_swarm: FinishedSwarm, hub: str, tmp_path: Path
 ) -> None:
     def export(folder: str, token: str) -> subprocess.CompletedProcess[str]:
-        words = ["export", "n0", "--to", folder, "--push", "me/model", "--home", finished_swarm.home.root]
+        words = [
+            "export",
+            "n0",
+            "--to",
+            folder,
+            "--push",
+            "me/model",
+            "--home",
+            str(finished_swarm.home.root),
+        ]
         return subprocess.run(
             [sys.executable, "-m", "sapo.cli", *words],
             cwd=tmp_path,

@@ -2,6 +2,7 @@
 
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_the_folder_asks_under_the_prompt_and_a_system_turn_of_ones_own_replaces
     config = Config(prompt=prompt, generate=GenerateConfig(max_new_tokens=7))
     source = kept(tmp_path / "kept", template, bos)
     policy = release.write(source, tmp_path / "out", config=config, cache=tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
     asked = [{"role": "user", "content": "1 + 1"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
     assert tuple(ids) == policy.encode_prompt("1 + 1")
@@ -72,8 +73,9 @@ def test_the_folder_asks_under_the_prompt_and_a_system_turn_of_ones_own_replaces
         wanted.removesuffix("<|assistant|>")
     )
     if template == samples.CHAT:
-        told = [{"role": "system", "content": "x"}, *asked]
-        told = tokenizer.apply_chat_template(told, add_generation_prompt=True, tokenize=False)
+        told = tokenizer.apply_chat_template(
+            [{"role": "system", "content": "x"}, *asked], add_generation_prompt=True, tokenize=False
+        )
         assert told == "<|system|>x<|end|><|user|>1 + 1<|end|><|assistant|>"
     generation = GenerationConfig.from_pretrained(tmp_path / "out")
     assert (generation.max_new_tokens, generation.do_sample) == (7, False)
@@ -89,7 +91,7 @@ def test_arguments_of_the_template_are_those_of_training_unless_others_are_named
     policy = release.write(
         kept(tmp_path / "kept", NO_SYSTEM), tmp_path / "out", config=config, cache=tmp_path
     )
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
     asked = [{"role": "user", "content": "1"}]
     said = tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
     assert said == policy.prompt_text("1") == "<|user|>1think<|end|><|assistant|>"
