@@ -67,7 +67,7 @@ class Grouped(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that was typed; one that has another name now is said to have it."""
         if ctx.parent is None and args and args[0] in RENAMED:
-            ctx.fail(f"{args[0]!r} is called `sapo {RENAMED[args[0]]}` now")
+            ctx.fail(f"No such command {args[0]!r}: it is called `sapo {RENAMED[args[0]]}` now")
         return super().resolve_command(ctx, args)
 
 
