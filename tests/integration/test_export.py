@@ -107,6 +107,8 @@ class Hub(BaseHTTPRequestHandler):
             self.answer(401, {"error": "Invalid credentials"})
         elif self.path == "/api/repos/create":
             self.answer(200, {"url": f"http://{self.headers['Host']}/me/{json.loads(body)['name']}"})
+        elif self.path == "/api/validate-yaml":
+            self.answer(200, {"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             paths = [one["path"] for one in json.loads(body)["files"]]
             files = [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]
