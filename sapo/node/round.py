@@ -23,9 +23,10 @@ from sapo.core.config.load import LearnConfig
 from sapo.core.errors import Paused
 from sapo.core.rng import rng
 from sapo.core.series import Sieve
+from sapo.core.silence import ROUNDS
 from sapo.core.types import Batch, Gossiped, Group, Outcome, Received, RoundResult, SignedGroup, canonical
 from sapo.learn.advantage import informative
-from sapo.learn.batch_metrics import reward_means, reward_metrics, source_metrics
+from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
@@ -34,6 +35,7 @@ from sapo.node.parts import NodeParts, open_parts
 from sapo.node.receive import Arrivals
 from sapo.node.recovery import CHECKPOINT_TIME
 from sapo.node.scoring import begin_scoring, score_groups
+from sapo.node.silent_rounds import SilentRounds, series
 from sapo.node.verify import own_standards
 from sapo.peers import sampling
 from sapo.peers.allowance import excess
@@ -92,6 +94,8 @@ class NodeRuntime:
         self._asked = Asked(parts.home.asked(self.name), self.round)
         self._ahead = Ahead(parts.rollouts)
         self._figures = Sieve(self.name)
+        before = self.journal.results(self.round - ROUNDS)
+        self._silent = SilentRounds(self.config, self.name, [result.metrics for result in before])
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""
         self._next: QuestionStream | None = None
@@ -334,15 +338,13 @@ class NodeRuntime:
         now.metrics |= now.draw.metrics()
         return batch
 
-    def _own_rewards(self, batch: Batch) -> dict[str, float]:
-        """`reward/local` over all own completions of the round, where the batch has not all of them."""
+    def _own(self, batch: Batch) -> dict[str, float]:
+        """Series of all own completions of the round."""
         now = self._now
-        if sum(group.source == "local" for group in batch.groups) == len(now.groups):
-            return {}
         if now.outcomes is None:  # the batch was journalled before a restart
             now.outcomes = score_groups(self.parts.workers, now.groups)
-        pairs = zip(now.groups, now.outcomes, strict=True)
-        return reward_means("reward/local", ((g.recipe.dataset, o.score) for g, row in pairs for o in row))
+        found = series(self.config, batch, now.groups, now.outcomes)
+        return found | self.parts.traits.shares(self._texts())
 
     def _texts(self) -> dict[str, list[str]]:
         """Own completions of the round, by task."""
@@ -419,8 +421,7 @@ class NodeRuntime:
             began = parts.clock()
             now.batch = self._commit_batch()
             now.metrics["time/verify"] += parts.clock() - began
-        now.metrics |= reward_metrics(now.batch.groups) | self._own_rewards(now.batch)
-        now.metrics |= parts.traits.shares(self._texts())
+        now.metrics |= reward_metrics(now.batch.groups) | self._own(now.batch)
         last = self.round + 1 >= self.config.swarm.rounds
         if not last:
             self._begin_next()
@@ -463,6 +464,7 @@ class NodeRuntime:
             gossip=gossiped,
         )
         self.journal.commit_result(result)
+        self._silent.hear(result.metrics)
         self.round += 1
         self._batch, self._now = now.batch, _Round()
         if checkpoint:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sapo.core import service_registry
+from sapo.core import service_registry, silence
 from sapo.core.child_process import ORPHAN_GRACE_S, POLL_S, Child, alive, stopping_on_signals, tail
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
@@ -69,6 +69,8 @@ class NodeStatus:
     updated_at: float | None = None
     means: Mapping[str, float] | None = None
     window: int = 0
+    alarm: str = ""
+    """Why its newest rounds taught it nothing; empty where they did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +396,7 @@ def _newest(config: Config, home: Home, name: str) -> NodeStatus:
         updated_at=newest.finished_at,
         means={key: statistics.fmean(values) for key, values in seen.items()},
         window=len(results),
+        alarm=silence.alarm([result.metrics for result in results], config.for_node(name).swarm.rounds),
     )
 
 

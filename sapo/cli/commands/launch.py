@@ -324,7 +324,7 @@ def row(node: "NodeStatus") -> "NodeRow":
 
     means = {name: value for name, value in (node.means or {}).items() if not name.startswith(NEWEST)}
     shown = {**(node.metrics or {}), **means}
-    return NodeRow(node.name, node.state, node.rounds, node.rounds_total, shown, node.window)
+    return NodeRow(node.name, node.state, node.rounds, node.rounds_total, shown, node.window, node.alarm)
 
 
 def run(config: Config, home: Home) -> int:

@@ -72,7 +72,7 @@ def page(run: Run, figures: RunFigures, groups: Sequence[ExampleGroup]) -> str:
         opening=[*opening(run)],
         course=course(run),
         peaks=sentence(figures),
-        notes=run.notes,
+        notes=figures.notes,
         held_out=None if questions is None else held_out(figures),
         questions=questions,
         probed=min(sizes) if sizes else None,
