@@ -104,6 +104,10 @@ def alarm(rounds: Sequence[Mapping[str, float]], total: int) -> str:
     return str(of_rounds(rounds, total) or "")
 
 
-def told(node: str, alarm: str) -> str:
-    """A node's alarm as a sentence."""
-    return f"{node} learned nothing in its last rounds: {alarm}"
+def told(alarms: Mapping[str, str]) -> list[str]:
+    """The alarms of nodes as sentences, each once; empty ones are none."""
+    return [
+        f"{', '.join(node for node, own in alarms.items() if own == alarm)} learned nothing in the last "
+        f"{ROUNDS} rounds: {alarm}"
+        for alarm in dict.fromkeys(filter(None, alarms.values()))
+    ]

@@ -206,7 +206,7 @@ class PlainView:
         self._title, self._console, self._progress = title, console, _Progress(clock)
         self._said_at: float | None = None
         self._said = ("", False)
-        self._alarms: list[str] = []
+        self._alarms = [("", "")]
 
     def __enter__(self) -> Self:
         return self
@@ -225,7 +225,7 @@ class PlainView:
         left = self._progress.left(ROUNDS, *overall(rows))
         if self._due():
             self._say(plain_line(rows, left))
-        causes = [f"{row.name} {row.alarm.partition(' % ')[2]}" for row in rows if row.alarm]
+        causes = [(row.name, row.alarm.partition(" % ")[2]) for row in rows]
         if causes != self._alarms:
             self._alarms = causes
             for line in alarms(rows):
@@ -384,7 +384,7 @@ class NodeTable:
 
 def alarms(rows: Sequence[NodeRow]) -> list[str]:
     """A sentence for each node whose newest rounds taught it nothing."""
-    return [told(row.name, row.alarm) for row in rows if row.alarm]
+    return told({row.name: row.alarm for row in rows})
 
 
 def means_of(rows: Sequence[NodeRow]) -> str:
@@ -483,8 +483,7 @@ def print_summary(figures: RunFigures, home: Home, program: str, console: Consol
             (f"lineage {first} --home {root}", f"who taught {first} what"),
         ]
     if all(node.alarm for node in figures.nodes.values()):
-        config = shlex.quote(str(home.config))
-        commands.append((f"try --config {config} --set ...", "what a change gives, before the next run"))
+        commands.append((f"try --home {root} --set ...", "what a change would give, before the next run"))
     elif all(node.rounds >= node.rounds_total for node in figures.nodes.values()):
         more = 2 * rounds_total(figures)
         commands.append((f"swarm --resume --home {root} --rounds {more}", "go on for as long again"))

@@ -205,13 +205,12 @@ def summarise(run: Run) -> RunFigures:
     """The figures of a run; what was not measured is None."""
     evaluation = run.evaluation or Sweep(nodes={})
     nodes = {node: _of_node(run, node, evaluation) for node in run.curves}
-    alarms = tuple(silence.told(node, figures.alarm) for node, figures in nodes.items() if figures.alarm)
     return RunFigures(
         swarm=run.config.swarm.name,
         home=str(run.home.root),
         nodes=nodes,
         held_out=HeldOut(**dict(evaluation)),
-        notes=run.notes + alarms,
+        notes=(*run.notes, *silence.told({node: figures.alarm for node, figures in nodes.items()})),
     )
 
 
@@ -276,9 +275,8 @@ def write_summary(run: Run) -> RunFigures:
 def gain_sentence(figures: RunFigures) -> str:
     """What the held-out evaluation shows: the paired gains with their 95 % intervals."""
     gain, greedy = figures.held_out.gain, figures.held_out.gain_greedy
-    nodes = figures.nodes
-    if nodes and all(node.alarm and node.rounds_taught == 0 for node in nodes.values()):
-        return f"Nothing was learned: {'. '.join(f'{n}: {node.alarm}' for n, node in nodes.items())}."
+    if figures.nodes and all(node.alarm and node.rounds_taught == 0 for node in figures.nodes.values()):
+        return "Nothing was learned: no answer entered an update in any round."
     if gain is None or gain.low is None or gain.high is None:
         return "There is no held-out evaluation yet, so whether anything was learned is not known."
     points = f"mean pass@1 is {_points(gain)} against the policy each node started from"
