@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
+from sapo.core.exam_size import answers_to_each, exam_size, sized
 from sapo.core.machine import usable
 from sapo.core.types import canonical
 from sapo.ops.disk_estimate import DAY_S, NodeDisk, node_disk, per_round
 from sapo.ops.memory_estimate import BESIDE, PROMPT_TOKENS, NodeMemory, node_memory
 from sapo.ops.plan_probe import Probed, ProbeFailed, Progress, probe
-from sapo.ops.rivals import AT_MOST
 
 if TYPE_CHECKING:
     from sapo.policy.model_shape import ModelShape
@@ -49,12 +49,9 @@ class NodePlan:
         policy they start from, and of as many earlier versions as are asked too, sampled only."""
         if self.probed is None:
             return None
-        exam, rounds = self.config.eval, self.config.swarm.rounds
         # a question's time is that of a sampled answer and a greedy one
-        answers = (len(self.names) + 1) * (exam.samples + 1)
-        versions = min(AT_MOST, max(0, rounds - 1) // self.config.track.register_every)
-        answers += len(self.names) * versions * exam.samples
-        return self.probed.question_s / 2 * answers * exam.questions
+        answers = answers_to_each(self.config, len(self.names)) * exam_size(self.config)
+        return self.probed.question_s / 2 * answers
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -126,6 +123,7 @@ class Plan:
 def make_plan(config: Config, home: Home, cache: Path, *, probing: bool, progress: Progress) -> Plan:
     """The plan of a site. Raises `UserError` for a device that is not here, or a model that is unusable."""
     missing: list[str] = []
+    config = sized(config)
     nodes = [
         _of_alike(config, own, names, cache, probing, progress, missing) for own, names in _alike(config)
     ]

@@ -25,6 +25,7 @@ from sapo.core.config.load import Config, merge, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.determinism import thread_settings
 from sapo.core.errors import SapoError
+from sapo.core.exam_size import exam_size
 
 if TYPE_CHECKING:
     from sapo.core.types import Sample
@@ -79,7 +80,7 @@ def as_probed(config: Config) -> Config:
         "bus": {"type": "memory"},
         "batch": {"local": groups, "external": 0, "questions": None, "choose": "any"},
         "guard": {"action": "skip", **NO_THRESHOLD},
-        "eval": {"questions": min(ASKED[-1], config.eval.questions), "probe_questions": 0},
+        "eval": {"questions": min(ASKED[-1], exam_size(config)), "probe_questions": 0},
         "history": {"uri": None, "flush_seconds": 0.1},
         "track": {"uri": None},
         "node": None,

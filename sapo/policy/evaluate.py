@@ -18,6 +18,7 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.schema import FILE
+from sapo.core.exam_size import exam_size
 from sapo.core.figures import Gain, Score, TaskScore
 from sapo.core.intervals import Interval, effective, paired_interval, share_interval
 from sapo.core.rng import stream
@@ -149,7 +150,7 @@ def held_out_digest(config: Config) -> str:
     """Names the settings that the evaluation questions follow from."""
     wanted = {
         "tasks": [task.model_dump(mode="json") for task in config.manifest_tasks()],
-        "count": config.eval.questions,
+        "count": exam_size(config),
         "seed": config.swarm.seed,
         "rules": config.rules.model_dump(mode="json"),
     }
@@ -185,7 +186,7 @@ def held_out_set(
         config.manifest_tasks(),
         swarm=config.swarm.name,
         seed=config.swarm.seed,
-        count=config.eval.questions,
+        count=exam_size(config),
         held_out=config.rules.held_out,
         progress=progress,
     )

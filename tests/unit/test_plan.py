@@ -10,7 +10,9 @@ from transformers import Qwen2Config
 from sapo import cli
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
+from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
+from sapo.core.exam_size import exam_size, foretold
 from sapo.core.user_cache import default_cache
 from sapo.ops.disk_estimate import checkpoint_bytes, kept_checkpoints, node_disk, per_round
 from sapo.ops.memory_estimate import node_memory
@@ -143,6 +145,31 @@ def test_the_evaluation_at_the_end_is_foretold_by_what_a_question_takes() -> Non
     assert plan.exam_s == pytest.approx(0.1 * 100 * (3 * 4 + 2 * 2 * 3))
     assert plan.rounds_s == 100
     assert Plan((node, NodePlan(("n2",), config, "cpu")), (), ()).exam_s is None
+
+
+@pytest.mark.parametrize(
+    ("sets", "questions"),
+    [
+        (
+            ("swarm.rounds=12", "eval.probe_questions=20"),
+            50,
+        ),  # 4 x 12 x 32 answers, a fifth of them 30 questions
+        (("swarm.rounds=400", "eval.probe_questions=20"), 731),
+        (("swarm.rounds=12", "eval.probe_questions=200"), 200),
+        (("swarm.rounds=20000", "eval.probe_questions=20"), 2000),
+        (("swarm.rounds=12", "eval.questions=7"), 7),
+    ],
+)
+def test_an_exam_that_names_no_number_suits_the_run_which_keeps_it(
+    sets: tuple[str, ...], questions: int, tmp_path: Path
+) -> None:
+    config = load(None, None, ["model=thinker", "swarm.nodes=4", "track.register_every=200", *sets], env={})
+    assert exam_size(config) == questions
+    home = Home(tmp_path / "home")
+    home.prepare(config, Manifest.of(config))
+    more = load(None, None, ["swarm.rounds=1000000"], base=home.load_config(), env={})
+    assert exam_size(more) == questions
+    assert f"{questions:,} questions" in foretold(config)
 
 
 def test_a_probe_agrees_with_the_formula_and_leaves_nothing(

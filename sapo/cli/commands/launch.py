@@ -19,6 +19,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
+from sapo.core.exam_size import exam_size, foretold
 from sapo.core.user_cache import default_cache
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
     if config.member is not None:
         prepare_member(config, home, view)
         return
+    view.note(foretold(config))
     loading = "loading torch, transformers and what a node needs"
     view.step(loading, 0, 3)
     import torch  # noqa: F401
@@ -185,7 +187,7 @@ def draw_held_out(config: Config, home: Home, draft: Home, workers: "TaskWorkers
     """The held-out questions of a home, drawn in `draft` where it has none yet, as the text of their file."""
     from sapo.policy.evaluate import held_out_set
 
-    label, count = "choosing held-out questions", config.eval.questions
+    label, count = "choosing held-out questions", exam_size(config)
     view.step(label, 0, count)
     if home.held_out.exists():
         shutil.copyfile(home.held_out, draft.held_out)

@@ -51,6 +51,7 @@ def swarm(
     from sapo.cli.commands import checks, launch
     from sapo.core.config import toml_dump
     from sapo.core.effects import swarm_notes
+    from sapo.core.exam_size import sized
 
     found, settings = launch.locate(
         preset, config, sets, nodes=nodes, rounds=rounds, home=home, resume=resume
@@ -67,7 +68,7 @@ def swarm(
         warn(note)
     if dry_run:
         hint = f"# What it takes of this machine: `{program()} plan` with the same options"
-        print(toml_dump.dumps(settings.model_dump(mode="json")) + f"\n{hint}")
+        print(toml_dump.dumps(sized(settings).model_dump(mode="json")) + f"\n{hint}")
         return
     checks.refuse_member(settings)
     checks.refuse_running(found, "swarm", *settings.nodes)

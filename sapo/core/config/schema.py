@@ -586,9 +586,10 @@ class DeployConfig(Section):
 class EvalConfig(Section):
     """Held-out evaluation."""
 
-    questions: PositiveInt = 2000
+    questions: PositiveInt | None = None
     """Held-out questions that are drawn for the full evaluation. One that is drawn again is asked once and
-    counts again."""
+    counts again. Not set: as many as give about a fifth of the answers that the rounds give, from 50 to
+    2,000, and those of the probe; the run keeps that number."""
     samples: PositiveInt = 1
     """Completions per question at temperature 1 in the full evaluation."""
     probe_questions: Annotated[int, Field(ge=0)] = 200
