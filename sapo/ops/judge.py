@@ -21,7 +21,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.figures import Exam, NodeExam, Probed, Sweep
 from sapo.core.rng import rng, stream
-from sapo.core.types import Question, Sampling, canonical
+from sapo.core.types import Question, Sampling, canonical, shown
 from sapo.core.user_cache import default_cache
 from sapo.node import probes
 from sapo.node.tracked import tracker_of
@@ -145,7 +145,7 @@ def _judge(
         round=found.round,
         dataset=question.recipe.dataset,
         question=question.text,
-        answer=completion.text,
+        answer=shown(completion.text, completion.finish_reason),
         score=outcome.score,
         at=clock(),
     )

@@ -4,6 +4,7 @@ node."""
 from dataclasses import dataclass
 
 from sapo.core.config.home import Home
+from sapo.core.types import shown
 from sapo.store.history.query import query
 from sapo.store.history.tables import Store
 
@@ -20,7 +21,8 @@ WITH shared AS (
 SELECT group_id FROM ranked WHERE place <= ? ORDER BY place, producer LIMIT ?
 """
 _ANSWERS = """
-SELECT r.group_id, r.node, r.round, r.dataset, r.question, r.text, t.score, count(*) AS times, min(r.k) AS k
+SELECT r.group_id, r.node, r.round, r.dataset, r.question, r.text, r.finish_reason, t.score,
+       count(*) AS times, min(r.k) AS k
 FROM rollouts r
 JOIN (SELECT group_id, k, max(score) AS score FROM training GROUP BY ALL) t USING (group_id, k)
 WHERE list_contains(?, r.group_id)
@@ -71,7 +73,9 @@ def read_example_groups(home: Home) -> list[ExampleGroup]:
                 round=rows[0]["round"],
                 dataset=rows[0]["dataset"],
                 question=rows[0]["question"],
-                answers=tuple((row["text"], row["score"], row["times"]) for row in rows),
+                answers=tuple(
+                    (shown(row["text"], row["finish_reason"]), row["score"], row["times"]) for row in rows
+                ),
                 learners=tuple((row["node"], row["round"]) for row in learners if row["group_id"] == group),
             )
         )
