@@ -23,12 +23,12 @@ from sapo.cli.commands import (
     keys,
     lineage,
     maintain,
-    plan,
     replay,
     run,
     site,
     task,
     trait,
+    try_,
     ui,
 )
 from sapo.core.errors import SapoError, Unavailable, UserError
@@ -37,7 +37,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (
-        *(run.swarm, run.node, run.stop, plan.plan),
+        *(run.swarm, run.node, run.stop, try_.try_),
         *(deploy.deploy, run.evaluate, maintain.maintain),
     ),
     "Many sites, one swarm": (site.init, site.join, run.member, site.archive, site.export, site.import_),

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from sapo.core import silence
 from sapo.core.config.load import Config
-from sapo.core.types import Batch, Group, Outcome
+from sapo.core.types import Batch, Completion, Group, Outcome
 from sapo.learn.advantage import informative
 from sapo.learn.batch_metrics import reward_means
 from sapo.policy.evaluate import FULL_SCORE
-from sapo.tasks.verifier import extract_answer
+from sapo.tasks.verifier import AnswerFormat, extract_answer
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ def series(
     alike = sum(not informative(row, config.learn.zero_tolerance) for row in scores)
     found = {"share/right": right / len(answers), "share/alike": alike / len(groups)}
     if config.rules.answer != "text":
-        formed = sum(extract_answer(one.text, config.rules.answer) is not None for one in answers)
+        formed = sum(has_form(one, config.rules.answer) for one in answers)
         found["share/form"] = formed / len(answers)
     lengths = [len(one.token_ids) for one in answers if one.token_ids is not None]
     if lengths:
@@ -35,6 +35,11 @@ def series(
         return found
     pairs = zip(groups, scores, strict=True)
     return found | reward_means("reward/local", ((g.recipe.dataset, s) for g, row in pairs for s in row))
+
+
+def has_form(answer: Completion, form: AnswerFormat) -> bool:
+    """Whether an answer has the part that `rules.answer` scores."""
+    return extract_answer(answer.text, form) is not None
 
 
 class SilentRounds:

@@ -1,4 +1,4 @@
-"""What a swarm will take of this machine, before it runs: memory, time, disk, and where that does not fit."""
+"""What a swarm would learn and what it takes of this machine, before it runs: answers, memory, time, disk."""
 
 import shutil
 from collections.abc import Sequence
@@ -53,6 +53,19 @@ class NodePlan:
         answers = answers_to_each(self.config, len(self.names)) * exam_size(self.config)
         return self.probed.question_s / 2 * answers
 
+    @property
+    def alarms(self) -> list[str]:
+        """A line for each task of which it would learn nothing now, or one for all of them."""
+        answers = () if self.probed is None else self.probed.answers
+        if answers and answers[-1].alarm:
+            answers = answers[-1:]
+        who = self.names[0] if len(self.names) == 1 else f"{self.names[0]} to {self.names[-1]}"
+        return [
+            f"{who} would learn nothing{'' if one is answers[-1] else f' of {one.task}'}: {one.alarm}"
+            for one in answers
+            if one.alarm
+        ]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
@@ -101,12 +114,13 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A line for each thing that there is too little of."""
-        return tuple(
+        """A line for each thing that there is too little of, and for what would teach nothing."""
+        short = [
             f"{one.what}: {in_units(one.need)} are needed, there are {in_units(one.have)}"
             for one in self.needs
             if one.need > one.have
-        )
+        ]
+        return (*short, *(line for node in self.nodes for line in node.alarms))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -120,12 +134,15 @@ class Plan:
         }
 
 
-def make_plan(config: Config, home: Home, cache: Path, *, probing: bool, progress: Progress) -> Plan:
-    """The plan of a site. Raises `UserError` for a device that is not here, or a model that is unusable."""
+def make_plan(config: Config, home: Home, cache: Path, *, questions: int, progress: Progress) -> Plan:
+    """The plan of a site, by formula and, unless no `questions` of each task are to be asked, by trying it.
+
+    Raises `UserError` for a device that is not here, or a model that is unusable.
+    """
     missing: list[str] = []
     config = sized(config)
     nodes = [
-        _of_alike(config, own, names, cache, probing, progress, missing) for own, names in _alike(config)
+        _of_alike(config, own, names, cache, questions, progress, missing) for own, names in _alike(config)
     ]
     return Plan(tuple(nodes), tuple(_needs(nodes, home)), tuple(missing))
 
@@ -135,13 +152,13 @@ def refuse_too_many(config: Config, home: Home, cache: Path) -> tuple[str, ...]:
 
     By formula alone. Of a model whose shape is not known nothing is said.
     """
-    plan = make_plan(config, home, cache, probing=False, progress=lambda label, done, total: None)
+    plan = make_plan(config, home, cache, questions=0, progress=lambda label, done, total: None)
     short = [one for one in plan.needs if one.need > UNSURE * one.have]
     if short:
         problem = (
             f"{short[0].what}: {in_units(short[0].need)} are needed, there are {in_units(short[0].have)}"
         )
-        remedy = "name fewer with --nodes, or a smaller model; `sapo plan` has the memory by part"
+        remedy = "name fewer with --nodes, or a smaller model; `sapo try` has the memory by part"
         raise UserError("swarm.nodes", config.swarm.nodes, problem, remedy)
     return plan.warnings
 
@@ -161,7 +178,7 @@ def _of_alike(
     own: Config,
     names: tuple[str, ...],
     cache: Path,
-    probing: bool,
+    questions: int,
     progress: Progress,
     missing: list[str],
 ) -> NodePlan:
@@ -170,7 +187,7 @@ def _of_alike(
     from sapo.policy.model_shape import shape_of
 
     device = str(resolve_device(own))
-    if probing:
+    if questions:
         _prepare(own, cache, progress)
     shape = shape_of(own, cache)
     if shape is None:
@@ -183,10 +200,10 @@ def _of_alike(
         missing.append(f"{names[0]}: the starter's vocabulary, as it is not made yet; its largest is taken")
     probed = None
     memory = node_memory(own, shape, PROMPT_TOKENS)
-    if probing:
+    if questions:
         try:
             _refuse_too_large(memory, device)
-            probed = probe(own, cache, progress)
+            probed = probe(own, cache, progress, questions)
             memory = node_memory(own, shape, probed.prompt)
         except ProbeFailed as error:
             missing.append(f"{names[0]}: seconds, tokens and bytes of history, for {error}")

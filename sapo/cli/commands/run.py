@@ -67,7 +67,7 @@ def swarm(
     for note in swarm_notes(settings):
         warn(note)
     if dry_run:
-        hint = f"# What it takes of this machine: `{program()} plan` with the same options"
+        hint = f"# What it would learn and take: `{program()} try` with the same options"
         print(toml_dump.dumps(sized(settings).model_dump(mode="json")) + f"\n{hint}")
         return
     checks.refuse_member(settings)
