@@ -65,9 +65,7 @@ def silence(form: float | None, cut: float, right: float, reward: float, alike: 
         return Silence("all right", right)
     if reward > FEW and alike >= MOST:
         return Silence("alike", alike)
-    if formless - cut >= SURE:
-        return Silence("no form", formless)
-    if cut >= HALF:
+    if cut >= HALF and formless - cut < SURE:
         return Silence("cut off", cut)
     if formless >= HALF:
         return Silence("no form", formless)

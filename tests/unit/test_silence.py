@@ -17,6 +17,7 @@ from sapo.ops.supervisor import snapshot
         (0.03, 0.97, 0.0, 0.0, 1.0, "cut off"),  # six tokens an answer
         (None, 0.9, 0.0, 0.0, 1.0, "cut off"),
         (0.9, 0.05, 0.0, 0.01, 1.0, "all wrong"),
+        (0.67, 0.0, 0.0, 0.0, 1.0, "all wrong"),
         (None, 0.0, 0.02, 0.02, 1.0, "all wrong"),
         (1.0, 1.0, 1.0, 1.0, 1.0, "all right"),
         (1.0, 0.0, 0.5, 0.5, 1.0, "alike"),

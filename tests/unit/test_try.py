@@ -209,8 +209,10 @@ def tried(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str
     ("sets", "words"),
     [
         ("generate.max_new_tokens=1", "100 % of the answers are cut off; raise generate.max_new_tokens"),
-        ("model=starter", "100 % of the answers are not in the form that rules.answer asks for"),
-        ("tasks=[{dataset='products', config={min_digits=6, max_digits=6}}]", "of the answers are wrong"),
+        (
+            "tasks=[{dataset='chain_sum', config={min_terms=6, max_terms=6, min_digits=5, max_digits=5}}]",
+            "of the answers are wrong",
+        ),
     ],
 )
 @pytest.mark.full
