@@ -144,9 +144,12 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
 
     transformers.logging.disable_progress_bar()  # it would draw over the view
     view.step(loading, 2, 3)
+    from sapo.ops.plan import refuse_too_many
     from sapo.tasks.workers import open_workers
 
     view.step(loading, 3, 3)
+    for line in refuse_too_many(config, home, default_cache()):
+        view.note(line)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
         check_tasks(config, workers, view)
         drawn = draw_held_out(config, home, Home(Path(scratch)), workers, view)
