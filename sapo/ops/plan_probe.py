@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,7 +23,16 @@ from sapo.core.config.load import Config, merge, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.determinism import thread_settings
 from sapo.core.errors import SapoError
-from sapo.ops.plan_answers import QUESTIONS, Answering, Example, TaskAnswers, ask_tasks, counted, examples
+from sapo.ops.plan_answers import (
+    QUESTIONS,
+    Answering,
+    Example,
+    Stopwatch,
+    TaskAnswers,
+    ask_tasks,
+    counted,
+    examples,
+)
 
 if TYPE_CHECKING:
     from sapo.core.types import BatchGroup, Sample
@@ -216,9 +224,9 @@ def _whole_update(node: "NodeRuntime", found: Answering, count: int) -> tuple[fl
 
 def _update(node: "NodeRuntime", groups: list["BatchGroup"]) -> tuple[float, float]:
     assert node.batch is not None
-    started = time.perf_counter()
+    watch = Stopwatch(node)
     step = node.parts.learner.step(node.batch.model_copy(update={"groups": tuple(groups)}))
-    return time.perf_counter() - started, step.metrics.get("learn/tokens", 0.0)
+    return watch.seconds, step.metrics.get("learn/tokens", 0.0)
 
 
 def _taught(sample: "Sample") -> "Sample":
