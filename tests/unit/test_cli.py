@@ -218,16 +218,9 @@ def test_dry_run_prints_what_config_reads_back(capsys: pytest.CaptureFixture[str
     assert [path.name for path in elsewhere.iterdir()] == ["printed.toml"]
 
 
-def test_a_swarm_of_one_warns_and_goes_on_in_silo(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_swarm_of_one_takes_what_a_member_of_its_bus_writes(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["swarm", "--dry-run", "--nodes", "1"]) == 0
-    shown = capsys.readouterr()
-    assert re.fullmatch(r"warning: batch\.external = 12: .+ silo\n", shown.err)
-    assert "external = 0\n" in shown.out
-
-
-def test_a_swarm_of_one_on_a_shared_bus_may_have_peers(elsewhere: Path) -> None:
-    config = load("tiny", None, ["swarm.nodes=1", f"bus.path={elsewhere}/bus.sqlite"], env={})
-    assert launch.silo_if_alone(config) == (config, None)
+    assert "external = 12\n" in capsys.readouterr().out
 
 
 def test_a_second_start_says_how_to_go_on(home: Home, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.child_process import tail
 from sapo.core.config.advice import describe
 from sapo.core.config.home import Home
-from sapo.core.config.load import Config, load
+from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.core.exam_size import exam_size, foretold
@@ -110,17 +110,6 @@ def refuse_second_start(home: Home) -> None:
     if home.manifest.exists() and home.node_names():
         remedy = f"go on with `{typed(home, 'swarm', '--resume')}`, or start afresh with another --home"
         raise UserError("--home", home.shown, "holds a run already", remedy)
-
-
-def silo_if_alone(config: Config) -> tuple[Config, str | None]:
-    """A swarm of one on a bus of its own has no peers: it goes on in silo, with a warning."""
-    own = config.for_node(config.nodes[0])
-    private = config.bus.type == "memory" or (config.bus.type == "sqlite" and config.bus.path is None)
-    if len(config.nodes) > 1 or own.batch.external == 0 or not private:
-        return config, None
-    sets = ["batch.external=0", *(["node.0.batch.external=0"] if "batch" in config.node.get("0", {}) else [])]
-    text = f"batch.external = {own.batch.external}: a swarm of one node has no peers; it goes on in silo"
-    return load(sets=sets, base=config), text
 
 
 def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> None:

@@ -58,9 +58,6 @@ def swarm(
     )
     if not resume and not dry_run:
         launch.refuse_second_start(found)
-    settings, warning = launch.silo_if_alone(settings)
-    if warning:
-        warn(warning)
     launch.refuse_moved(settings, found)
     if resume:
         checks.refuse_fewer_rounds(settings, found, rounds)
