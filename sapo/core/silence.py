@@ -21,7 +21,7 @@ READ = (FORM, RIGHT, ALIKE, CUT, REWARD, TRAINED)
 WORDS: Mapping[Cause, tuple[str, str]] = {
     "no form": (
         "of the answers are not in the form that rules.answer asks for",
-        "show the form in prompt.examples",
+        "show the form in prompt.examples, in more of them where there are some",
     ),
     "cut off": ("of the answers are cut off", "raise generate.max_new_tokens"),
     "all wrong": (

@@ -114,14 +114,13 @@ def ask_tasks(node: "NodeRuntime", questions: int, tell: Progress) -> Answering:
         ).result()
         for place, task in enumerate(tasks)
     ]
-    total, began, done, size = questions * len(tasks), time.perf_counter(), 0, 1
+    total, watch, done, size = questions * len(tasks), Stopwatch(node), 0, 1
     while done < questions:
         chosen = [(place, one) for place, row in enumerate(drawn) for one in row[done : done + size]]
         _ask(node, chosen, found, total, tell)
         done += size
         size = min(done, questions - done)
-        spent = time.perf_counter() - began
-        if spent * (done + size) / done > ASK_S:
+        if watch.seconds * (done + size) / done > ASK_S:
             break
     return found
 
