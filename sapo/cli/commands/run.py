@@ -135,10 +135,11 @@ def _run_one(found: "Home", settings: "Config", name: str | None, dry_run: bool)
     """Run one node or member in this terminal, or print its config."""
     from sapo.cli.commands import checks, launch
     from sapo.core.config import toml_dump
+    from sapo.core.exam_size import sized
 
     name = launch.pick_node(settings, found, name)
     if dry_run:
-        print(toml_dump.dumps(settings.for_node(name).model_dump(mode="json")), end="")
+        print(toml_dump.dumps(sized(settings).for_node(name).model_dump(mode="json")), end="")
         return
     checks.refuse_running(found, name)
     code = launch.run_one(settings, found, name)

@@ -12,10 +12,13 @@ PER_AUTHOR, AT_MOST = 2, 6
 
 _CHOSEN = """
 WITH shared AS (
-    SELECT group_id, producer, count(DISTINCT node) AS learners, max(round) AS latest
+    SELECT group_id, producer, count(DISTINCT node) AS learners, max(round) AS latest,
+           coalesce(max(score), 0) >= 1 AS answered
     FROM training WHERE source = 'external' AND advantage <> 0 GROUP BY group_id, producer
 ), ranked AS (
-    SELECT *, row_number() OVER (PARTITION BY producer ORDER BY learners DESC, latest DESC, group_id) AS place
+    SELECT *, row_number() OVER (
+        PARTITION BY producer ORDER BY answered DESC, learners DESC, latest DESC, group_id
+    ) AS place
     FROM shared WHERE group_id IN (SELECT group_id FROM rollouts)
 )
 SELECT group_id FROM ranked WHERE place <= ? ORDER BY place, producer LIMIT ?
@@ -52,7 +55,9 @@ class ExampleGroup:
 
 
 def read_example_groups(home: Home) -> list[ExampleGroup]:
-    """Up to six groups that other nodes learned from, at most two of each author, most learned from first.
+    """Up to six groups that other nodes learned from, at most two of each author.
+
+    Those with a right answer come first, then those that most nodes learned from.
 
     Raises `Unavailable` when the history cannot be reached.
     """

@@ -173,6 +173,16 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         "update",
         f"{learn.loss}, learning rate {learn.lr:g}, {learn.epochs} epoch(s), foreign = {learn.foreign}",
     )
+    generate = config.generate
+    sampled = f"temperature {generate.temperature:g}, top_p {generate.top_p:g}, top_k {generate.top_k}"
+    yield (
+        "sampling",
+        f"{sampled}, min_p {generate.min_p:g}, at most {generate.max_new_tokens} tokens an answer",
+    )
+    yield (
+        "prompt",
+        f"{config.system or 'no system turn'}; {len(config.prompt.examples)} examples before the question",
+    )
     yield "batch", f"{batch.local} own and {batch.external} foreign groups of {batch.completions} completions"
     for task in config.tasks:
         yield "task", f"{task.dataset} {canonical(task.config)}"
@@ -253,7 +263,7 @@ def chart(run: Run, series: str, title: str, note: str) -> Figure:
     """One metric of all nodes, with what it means."""
     lines = {node: run.curve(node, series) for node in run.curves}
     window = max(1, max((len(line) for line in lines.values()), default=0) // 20)
-    bands = {node: spread([*lines.values()], window) for node in [*lines][:1]}
+    bands = {node: spread([*lines.values()], window) for node in [*lines][:1] if len(lines) > 2}
     svg = line_chart(title, lines, x_label="round", y_label=series, window=window, bands=bands)
     return figure(svg, note)
 
