@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cpu_budget import CpuBudget
+from searches import register_profiles
 from shared_workers import end_workers, rest_workers, sharing_workers
 
 import sapo
@@ -39,7 +40,6 @@ DEAR = (
     "tests/contract/test_registry.py",
     "tests/unit/test_cli_verify.py",
     "tests/unit/test_determinism.py",
-    "tests/unit/test_gpu_steps.py",
     "tests/unit/test_metrics_docs.py",
     "tests/unit/test_pins.py",
     "tests/unit/test_try.py",
@@ -60,7 +60,6 @@ LONGEST = (
     "test_outages",
     "test_cli_swarm",
     "test_exactly_once",
-    "test_compose_commands",
     "test_vllm_engine",
     "test_member_vllm",
     "test_whatif",
@@ -73,6 +72,7 @@ LONGEST = (
 )
 """Files that take a minute or more."""
 
+register_profiles()  # before hypothesis reads which one the command names
 _KEYS = tempfile.TemporaryDirectory(prefix="sapo-test-keys-")
 
 

@@ -20,7 +20,7 @@ from sapo.core.config.home import Home
 from sapo.core.user_cache import locked
 from sapo.ops.supervisor import snapshot
 
-NODES, ROUNDS = ("n0", "n1", "n2"), 12
+NODES, ROUNDS, TRAIT = ("n0", "n1", "n2"), 12, "worked"
 SETS = (
     "swarm.name=tiny",
     *(one for one in SMALL if not one.startswith("swarm.")),
@@ -30,6 +30,7 @@ SETS = (
     "track.samples_every=2",
     "eval.probe_questions=10",
     "eval.probe_every=2",
+    f"track.traits.{TRAIT}='7'",
 )
 COMMAND = (sys.executable, "-m", "sapo.cli")
 ENV = {

@@ -218,11 +218,6 @@ def last_release(folder: Path) -> Home:
     return left_behind("history-v1", folder, "n0")
 
 
-def before_the_rooms(folder: Path) -> Home:
-    """A home that the last commit before the package had rooms left behind, as `tests/data` says."""
-    return left_behind("home-v4", folder, "n0", "n1")
-
-
 def left_behind(name: str, folder: Path, *nodes: str) -> Home:
     """A home of `tests/data`, unpacked into a folder."""
     with zipfile.ZipFile(Path(__file__).parent / "data" / f"{name}.zip") as archive:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import duckdb
 from deltalake import DeltaTable
-from finished import FinishedSwarm
+from finished import TRAIT, FinishedSwarm
 from mlflow import MlflowClient
 
 from sapo.store.journal.journal import Journal
@@ -81,6 +81,16 @@ def derived(node: str, series: Mapping[str, Mapping[int, float]], window: int) -
         last = [value for at, value in line.items() if rounds - window <= at < rounds]
         if last:
             yield f"{node} {name} lately", Shown(statistics.fmean(last))
+        yield from smooth(f"{node} {name}", dict(sorted(line.items())), rounds)
+
+
+def smooth(name: str, line: Mapping[int, float], rounds: int) -> Iterator[tuple[str, Shown]]:
+    """What a summary says of a series' ends, and what a chart of so many rounds draws: means."""
+    values, tenth, near = [*line.values()], max(1, len(line) // 10), max(1, rounds // 20)
+    yield f"{name} first", Shown(statistics.fmean(values[:tenth]))
+    yield f"{name} last", Shown(statistics.fmean(values[-tenth:]))
+    for place, at in enumerate(line):
+        yield f"{name} drawn @{at}", Shown(statistics.fmean(values[max(0, place + 1 - near) : place + 1]))
 
 
 def of_journal(swarm: FinishedSwarm) -> Iterator[tuple[str, Shown]]:
@@ -169,9 +179,9 @@ def of_summary(summary: Mapping[str, Any]) -> Iterator[tuple[str, Shown]]:
         end = node["rounds"]
         yield f"{name} rounds", Shown(end)
         yield f"{name} rounds of", Shown(node["rounds_total"])
-        for series in ("reward/local", "reward/training_set"):  # a tenth of twelve rounds is one
-            yield f"{name} {series} @0", Shown(node[series]["first"])
-            yield f"{name} {series} @{end - 1}", Shown(node[series]["last"])
+        for series in ("reward/local", "reward/training_set"):
+            for side in ("first", "last"):
+                yield f"{name} {series} {side}", Shown(node[series][side])
         sampled, greedy, probe = node["eval/pass_at_1"], node["eval/greedy"], node["probe"]
         yield f"{name} start/pass_at_1 @0", Shown(sampled["start"])
         yield f"{name} start/interval @0", Shown(sampled["start_interval"])
@@ -227,26 +237,33 @@ def number(text: str) -> Shown:
 
 def of_table(output: str) -> Iterator[tuple[str, Shown]]:
     """The rows of the end table, and what is said below it."""
+    # A narrow terminal leaves columns out.
+    header = output[: re.search(r"^n0 +\d", output, re.MULTILINE).start()].splitlines()[-2:]  # type: ignore[union-attr]
+    more = [word for word in re.findall(r"\w+", header[0] + header[1]) if word in ("greedy", TRAIT)]
     row = re.compile(
         r"^(n\d) +(\d+) +([\d.]+) → ([\d.]+) +([\d.]+) → ([\d.]+) ± ([\d.]+) +([\d.]+) → ([\d.]+) +"
-        r"([\d.]+) → ([\d.]+) +([\d,]+)$",
+        + r"([\d.]+) → ([\d.]+) +" * len(more)
+        + r"([\d,]+)$",
         re.MULTILINE,
     )
     last = 0
     for name, rounds, *cells, tokens in row.findall(output):
         last = int(rounds)
         yield f"{name} rounds", number(rounds)
-        yield f"{name} reward/local @0", number(cells[0])
-        yield f"{name} reward/local @{last - 1}", number(cells[1])
-        names = (
+        yield f"{name} reward/local first", number(cells[0])
+        yield f"{name} reward/local last", number(cells[1])
+        names = [
             "start/pass_at_1 @0",
             f"eval/full/pass_at_1 @{last}",
             f"eval/full/interval @{last}",
             "best probe",
             f"eval/pass_at_1 @{last}",
-            "start/greedy @0",
-            f"eval/full/greedy @{last}",
-        )
+        ]
+        ends = {
+            "greedy": ("start/greedy @0", f"eval/full/greedy @{last}"),
+            TRAIT: (f"trait/{TRAIT} first", f"trait/{TRAIT} last"),
+        }
+        names += [key for column in more for key in ends[column]]
         for key, cell in zip(names, cells[2:], strict=True):
             yield f"{name} {key}", percent(cell)
         yield f"{name} tokens/generated sum", number(tokens)
@@ -274,7 +291,9 @@ def of_page(page: str) -> Iterator[tuple[str, Shown]]:
         yield f"{name} rounds", number(rounds)
         yield f"{name} rounds of", number(total)
         names = (
-            f"{series} @{at}" for series in ("reward/local", "reward/training_set") for at in (0, end - 1)
+            f"{series} {side}"
+            for series in ("reward/local", "reward/training_set")
+            for side in ("first", "last")
         )
         for key, cell in zip(names, rewards, strict=True):
             yield f"{name} {key}", number(cell)
@@ -314,7 +333,7 @@ def of_picture(picture: str, end: int) -> Iterator[tuple[str, Shown]]:
         for point in points.split():
             x, y = map(float, point.split(","))
             pixel = abs((ups[-1][1] - ups[0][1]) / (ups[-1][0] - ups[0][0]))
-            yield f"{name} {series} @{round(along(x, rounds))}", Shown(along(y, ups), 0.2 * pixel)
+            yield f"{name} {series} drawn @{round(along(x, rounds))}", Shown(along(y, ups), 0.2 * pixel)
 
 
 def along(place: float, ticks: list[tuple[float, float]]) -> float:

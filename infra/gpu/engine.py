@@ -64,7 +64,7 @@ def spread_out(policy: LoadedPolicy) -> None:
 def greedy(engine: Engine, prompts: list[tuple[int, ...]], length: int) -> list[tuple[int, ...]]:
     """Token ids of the likeliest answers."""
     found = engine.generate(
-        prompts, completions=1, max_new_tokens=length, sampling=Sampling(), seed=0, greedy=True
+        prompts, completions=0, max_new_tokens=length, sampling=Sampling(), seed=0, greedy=True
     )
     return [group[0].token_ids or () for group in found]
 

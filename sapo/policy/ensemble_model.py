@@ -100,7 +100,7 @@ def _greedy(policy: LoadedPolicy, questions: Sequence[str], room: int) -> list[s
     prompts = [policy.encode_prompt(question) for question in questions]
     engine = TransformersEngine(policy)
     found = engine.generate(
-        prompts, completions=1, max_new_tokens=room, sampling=Sampling(), seed=0, greedy=True
+        prompts, completions=0, max_new_tokens=room, sampling=Sampling(), seed=0, greedy=True
     )
     engine.close()
     return [completion.text for (completion,) in found]

@@ -262,25 +262,25 @@ def answer(
     places = {number: place for place, number in reversed([*enumerate(asked)])}
     once = [questions[places[number]] for number in range(len(places))]
     sampled: list[list[Answer]] = []
-    probable: list[list[Answer]] = []
+    probable: list[Answer] = []
     told = _Answered(progress, len(once) * (samples + greedy))
     for start in range(0, len(once), CHUNK):
         chunk = once[start : start + CHUNK]
-        kinds = ((sampled, samples, False), (probable, 1, True))
-        for answers, repeat, is_greedy in kinds if greedy else kinds[:1]:
-            with counting(engine, told.of_call):
-                groups = engine.generate(
-                    [policy.encode_prompt(question.text) for question in chunk],
-                    completions=repeat,
-                    max_new_tokens=max_new_tokens,
-                    sampling=Sampling(),
-                    seed=stream(seed, "evaluate", start, int(is_greedy)),
-                    greedy=is_greedy,
-                )
-            told.ended(len(chunk) * repeat)
-            answers += _scored(workers, chunk, groups)
+        with counting(engine, told.of_call):
+            groups = engine.generate(
+                [policy.encode_prompt(question.text) for question in chunk],
+                completions=samples,
+                max_new_tokens=max_new_tokens,
+                sampling=Sampling(),
+                seed=stream(seed, "evaluate", start, 0),
+                greedy=greedy,
+            )
+        told.ended(len(chunk) * (samples + greedy))
+        for answers in _scored(workers, chunk, groups):
+            probable += answers[:greedy]
+            sampled.append(answers[greedy:])
     return Answers(
-        [sampled[number] for number in asked], [probable[number][0] for number in asked] if greedy else []
+        [sampled[number] for number in asked], [probable[number] for number in asked] if greedy else []
     )
 
 

@@ -118,17 +118,17 @@ def figures(config: Config, policy: LoadedPolicy, workers: TaskWorkers, count: i
     questions = list(dict.fromkeys(drawn))[:count]
     prompts = [policy.encode_prompt(question.text) for question in questions]
     engine = open_engine(config, policy)
+    groups = engine.generate(
+        prompts,
+        completions=1,
+        max_new_tokens=config.generate.max_new_tokens,
+        sampling=Sampling(),
+        seed=stream(0, starter.OWNER, "figures"),
+        greedy=True,
+    )
     found: dict[str, float] = {}
-    for name, greedy in (("pass_at_1", False), ("greedy", True)):
-        groups = engine.generate(
-            prompts,
-            completions=1,
-            max_new_tokens=config.generate.max_new_tokens,
-            sampling=Sampling(),
-            seed=stream(0, starter.OWNER, "figures"),
-            greedy=greedy,
-        )
-        texts = [group[0].text for group in groups]
+    for place, name in enumerate(("greedy", "pass_at_1")):
+        texts = [group[place].text for group in groups]
         items = [(question.recipe, text) for question, text in zip(questions, texts, strict=True)]
         passes = [(outcome.score or 0.0) >= FULL_SCORE for outcome in workers.score(items)]
         long = TraitMatcher(config.track.traits).found(TRAIT, texts)
@@ -136,7 +136,7 @@ def figures(config: Config, policy: LoadedPolicy, workers: TaskWorkers, count: i
         found[f"{TRAIT}_{name}"] = _mean(long)
         for way, is_long in ((TRAIT, True), ("guessed", False)):
             those = [passed for passed, one in zip(passes, long, strict=True) if one is is_long]
-            if those and not greedy:
+            if those and name == "pass_at_1":
                 found[f"passes_where_{way}"] = _mean(those)
     return found
 

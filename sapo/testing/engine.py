@@ -41,6 +41,11 @@ def run(
     )
 
 
+def ids_of(groups: Sequence[Sequence[Completion]]) -> list[list[tuple[int, ...]]]:
+    """Token ids of each completion."""
+    return [[completion.token_ids or () for completion in group] for group in groups]
+
+
 def logprobs_of(policy: LoadedPolicy, prompt: str, ids: Sequence[int], temperature: float) -> Tensor:
     """Log-probabilities [tokens, vocabulary] of one row alone, from one plain forward pass."""
     start = policy.encode_prompt(prompt)
@@ -57,9 +62,17 @@ def every_prompt_gets_its_completions_in_order(engine: Engine, policy: LoadedPol
 def trap_22_greedy_takes_the_most_probable_token_whatever_else_is_in_the_batch(
     engine: Engine, policy: LoadedPolicy
 ) -> None:
-    for prompt, group in zip(PROMPTS, run(engine, policy, greedy=True, completions=1), strict=True):
+    for prompt, group in zip(PROMPTS, run(engine, policy, greedy=True, completions=0), strict=True):
         ids = group[0].token_ids or ()
         assert ids == tuple(logprobs_of(policy, prompt, ids, 1.0).argmax(dim=-1).tolist())
+
+
+def a_greedy_completion_comes_before_the_sampled_ones(engine: Engine, policy: LoadedPolicy) -> None:
+    sampled, greedy = run(engine, policy), run(engine, policy, greedy=True, completions=0)
+    both = run(engine, policy, greedy=True)
+    assert ids_of(both) == [
+        [*first, *rest] for first, rest in zip(ids_of(greedy), ids_of(sampled), strict=True)
+    ]
 
 
 def trap_3_7_logprobs_are_the_tokens_own_at_the_sampling_temperature(
@@ -107,20 +120,21 @@ def trap_26_a_prompt_longer_than_the_context_is_refused_not_cut(engine: Engine, 
 
 
 def weights_are_taken_over_when_it_is_told_to(engine: Engine, policy: LoadedPolicy) -> None:
-    before = run(engine, policy, greedy=True, completions=1)
+    before = run(engine, policy, greedy=True, completions=0)
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.neg_()
     engine.update_weights()
-    for prompt, group in zip(PROMPTS, run(engine, policy, greedy=True, completions=1), strict=True):
+    for prompt, group in zip(PROMPTS, run(engine, policy, greedy=True, completions=0), strict=True):
         ids = group[0].token_ids or ()
         assert ids == tuple(logprobs_of(policy, prompt, ids, 1.0).argmax(dim=-1).tolist())
-    assert run(engine, policy, greedy=True, completions=1) != before
+    assert run(engine, policy, greedy=True, completions=0) != before
 
 
 PROMISES: tuple[Callable[[Engine, LoadedPolicy], None], ...] = (
     every_prompt_gets_its_completions_in_order,
     trap_22_greedy_takes_the_most_probable_token_whatever_else_is_in_the_batch,
+    a_greedy_completion_comes_before_the_sampled_ones,
     trap_3_7_logprobs_are_the_tokens_own_at_the_sampling_temperature,
     the_same_seed_repeats_and_another_does_not,
     completions_of_one_group_differ_from_each_other,

@@ -4,7 +4,6 @@ And what others don't: accounts of the machine that lack the password, and pages
 """
 
 import json
-import re
 import signal
 import sqlite3
 import subprocess
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from finished import ENV, NODES, ROUNDS, FinishedSwarm
+from finished import ENV, NODES, FinishedSwarm
 from foreign_page import FETCH, SUBMIT, other_site
 from mlflow import MlflowClient
 from mlflow_runs import runs_of
@@ -32,7 +31,6 @@ from sapo.core.child_process import alive
 from sapo.core.config.home import Home
 from sapo.core.service_registry import Service, Services
 from sapo.ops.gate import basic
-from sapo.store.tracking.sample_table import COLUMNS
 
 pytestmark = [pytest.mark.browser, pytest.mark.services, pytest.mark.timeout(900)]
 
@@ -167,75 +165,12 @@ def test_charts_show_the_curves_of_all_nodes_at_once(site: Site, watched: Watche
         assert any(name.startswith(node) for name in names)
 
 
-def test_the_swarms_run_has_its_figures_and_settings(site: Site) -> None:
-    found = site.run("tiny").data
-    assert {
-        "reward/local",
-        "eval/full/pass_at_1",
-        "tokens/generated",
-        "gain/pass_at_1",
-    } <= found.metrics.keys()
-    assert found.params["swarm.rounds"] == str(ROUNDS)
-
-
-def test_the_swarms_run_leads_to_the_rewards_of_all_its_nodes(site: Site, watched: Watched) -> None:
-    run = site.run("tiny").info
-    watched.page.goto(f"{site.mlflow}/#/experiments/{run.experiment_id}/runs/{run.run_id}")
-    lines = curves(followed(watched.page, "rewards of all nodes"), 2 * len(NODES))
-    for node in NODES:
-        assert lines.count((node, ROUNDS)) >= 2, "own rewards and those of the training set"
-
-
-def test_settings_of_all_nodes_are_side_by_side(site: Site, watched: Watched) -> None:
-    run = site.run("tiny").info
-    watched.page.goto(f"{site.mlflow}/#/experiments/{run.experiment_id}/runs/{run.run_id}")
-    page = followed(watched.page, "settings side by side")
-    expect(page.get_by_text(f"Comparing {len(NODES)} Runs")).to_be_visible()
-    for node in NODES:
-        expect(page.get_by_text(node, exact=True).first).to_be_visible()
-
-
-def test_sample_rollouts_are_shown_as_a_table(site: Site, watched: Watched) -> None:
-    run = site.run("n0").info
-    address = f"#/experiments/{run.experiment_id}/runs/{run.run_id}/artifacts/rollouts.json"
-    watched.page.goto(f"{site.mlflow}/{address}")
-    for column in COLUMNS[:6]:
-        expect(watched.page.get_by_role("columnheader", name=column)).to_be_visible()
-    expect(watched.page.get_by_text("chain_sum").first).to_be_visible()
-
-
-def test_a_models_page_leads_to_its_history(site: Site, watched: Watched) -> None:
-    watched.page.goto(f"{site.mlflow}/#/models/tiny.n1")
-    expect(watched.page.get_by_text("Version 2")).to_be_visible()
-    page = followed(watched.page, "Its history")
-    page.wait_for_url(re.compile(site.run("n1").info.run_id))
-    expect(page.get_by_text("Model versions", exact=True)).to_be_visible()
-
-
-def test_a_versions_page_leads_to_what_made_it(site: Site, watched: Watched) -> None:
-    watched.page.goto(f"{site.mlflow}/#/models/tiny.n1/versions/1")
-    expect(watched.page.get_by_text("sapo lineage models:/tiny.n1/1")).to_be_visible()
-    expect(watched.page.get_by_text(str(site.home.history)).first).to_be_visible()
-    followed(watched.page, "this run").wait_for_url(re.compile(site.run("n1").info.run_id))
-
-
 def test_prefects_pages_show_the_flow_runs_of_all_nodes(site: Site, watched: Watched) -> None:
     watched.page.goto(site.pages["Prefect"])
     names = site.flow_runs()
     assert len(names) >= len(NODES)
     for name in sorted(names):
         expect(watched.page.get_by_text(name, exact=True).first).to_be_visible()
-
-
-def test_a_flow_runs_page_says_which_rounds_have_tasks(site: Site, watched: Watched) -> None:
-    run = [run for name, run in site.flow_runs().items() if name.startswith("n0 · rounds")][-1]
-    watched.page.goto(f"{site.prefect}/runs/flow-run/{run}")
-    expect(watched.page.get_by_text("Tasks are shown of one round in 2").first).to_be_visible()
-
-
-def test_prefects_dashboard_loads(site: Site, watched: Watched) -> None:
-    watched.page.goto(f"{site.prefect}/dashboard")
-    expect(watched.page.get_by_text("Flow Runs").first).to_be_visible()
 
 
 # -- who is not let in --------------------------------------------------------------------------------------

@@ -61,11 +61,6 @@ def type_and_send(page: Page, text: str) -> None:
         page.keyboard.press("Enter")
 
 
-def fits(page: Page) -> bool:
-    """Whether the page is no wider than its window."""
-    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
-
-
 def test_a_keyboard_alone_gives_a_whole_group(place: Desk, page: Page) -> None:
     expect(page.get_by_role("heading", name="Waiting for the next questions")).to_be_visible()
     with place.open([ask(wanted=3)]) as waiting:
@@ -100,31 +95,6 @@ def test_back_and_reload_make_no_second_answer(place: Desk, page: Page) -> None:
         page.go_forward()
         page.reload()
         assert place.texts() == ["one"]
-
-
-def test_a_narrow_window_scrolls_in_one_direction_only(place: Desk, page: Page) -> None:
-    assert fits(page)
-    wide = "".join(str(number % 10) for number in range(90))
-    with place.open([ask(text=f"{wide * 5}\n{wide}?", wanted=3)]):
-        expect(page.get_by_text("Answer 1 of 3")).to_be_visible()
-        assert fits(page)
-        type_and_send(page, wide)
-        assert fits(page)
-        expect(page.get_by_role("button", name="Send")).to_be_in_viewport()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_follows_the_systems_colours(place: Desk, page: Page, scheme: str) -> None:
-    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-    with place.open([ask()]):
-        expect(page.get_by_label("Your answer")).to_be_visible()
-        colours = page.evaluate(
-            """() => ['color', 'backgroundColor'].map(name =>
-                getComputedStyle(document.querySelector('textarea'))[name].match(/\\d+/g).slice(0, 3)
-                    .reduce((sum, one) => sum + Number(one), 0))"""
-        )
-    text, ground = colours
-    assert (text > ground) == (scheme == "dark")
 
 
 def test_a_link_on_another_site_lets_in_and_a_form_there_does_not(place: Desk, chromium: Browser) -> None:

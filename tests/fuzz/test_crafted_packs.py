@@ -322,10 +322,3 @@ def test_a_pack_that_unpacks_to_gigabytes_costs_no_memory(pack: Path, place: Pat
     else:
         assert "is no whole pack" in lines[0]
         assert not (place / "new").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_told(pack: Path, place: Path) -> None:
-    with pytest.raises(UserError, match="--home"):
-        import_node(pack, place / "neighbour" / "new")
-    with pytest.raises(UserError, match="--home"):
-        import_node(pack, place / "neighbour")

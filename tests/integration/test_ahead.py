@@ -9,25 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from deltalake import DeltaTable
 from swarms import make_home, open_node, small_config, trade
 
-from sapo import cli
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
-from sapo.core.errors import Paused
 from sapo.core.figures import PROBE
 from sapo.core.rng import stream
 from sapo.core.types import Completion, Group
 from sapo.core.user_cache import default_cache
-from sapo.node import async_rollout
 from sapo.node.round import NodeRuntime
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.evaluate import evaluate
 from sapo.policy.models import LoadedPolicy, load_policy
 from sapo.provenance.check import check
 from sapo.provenance.replay import opened
-from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.usefixtures("sharing"), pytest.mark.timeout(600)]
 
@@ -206,14 +201,6 @@ def test_stopped_before_its_update_a_round_is_taken_up_with_the_next_one_ahead(t
         assert [[g.completions for g in groups_of(node, round)] for round in range(3)] == stopped
 
 
-def test_nothing_is_sampled_beside_the_last_update(tmp_path: Path) -> None:
-    config = small_config([*AHEAD, "swarm.rounds=1"])
-    with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
-        asked = watched(node)
-        node.run_round()
-        assert (node.finished, len(asked), sampling()) == (True, 1, [])
-
-
 def watched(node: NodeRuntime) -> list[int]:
     """The number of prompts of each call of a node's engine, which must not come two at a time."""
     engine, asked, free = node.parts.rollouts.engine, [], threading.Lock()
@@ -285,43 +272,6 @@ def test_what_sampling_raises_is_raised_where_its_round_begins(tmp_path: Path) -
         assert versions(node, 1) == {1}
 
 
-def test_what_sampling_raises_is_raised_at_the_end_where_its_round_never_begins(tmp_path: Path) -> None:
-    config = small_config([*AHEAD, "swarm.rounds=3"])
-    home = make_home(tmp_path / "home", config)
-    node = open_node(config, home, deliver=False)
-    broken = breaking(node)
-    to_the_update(node)
-    broken.set()
-    node.grpo_update()
-    with pytest.raises(Broken, match="no more"):
-        node.close()
-    with open_node(config, home, deliver=False) as node:  # the lock is free, and nothing was lost
-        assert node.round == 1
-
-
-def until_paused(config: Config, home: Home) -> None:
-    """Rounds beside each of whose updates the sampling fails."""
-    with open_node(config, home, deliver=False) as node:
-        broken = breaking(node)
-        while not node.finished:
-            to_the_update(node)
-            broken.set()
-            node.grpo_update()
-            broken.clear()
-            with pytest.raises(Broken):
-                node.generate()
-
-
-def test_an_error_of_the_round_is_not_hidden_by_one_of_the_sampling(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    guard = ["guard.min_entropy=50", "guard.action=pause", "swarm.rounds=40"]
-    config = small_config([*AHEAD, *guard])
-    with pytest.raises(Paused, match="entropy"):
-        until_paused(config, make_home(tmp_path / "home", config))
-    assert "sampling ahead failed too" in caplog.text
-
-
 def test_what_weights_wrote_that_were_given_up_is_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -354,50 +304,6 @@ def test_what_weights_wrote_that_were_given_up_is_dropped(
     assert "sampling that was dropped failed: no more" in caplog.text
 
 
-def test_a_node_that_ends_waits_for_its_thread_and_not_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = small_config([*AHEAD, "swarm.rounds=3"])
-    home = make_home(tmp_path / "home", config)
-    node = open_node(config, home, deliver=False)
-    release, generate = threading.Event(), node.parts.rollouts.engine.generate
-
-    def held(prompts: Any, **how: Any) -> Any:
-        release.wait()
-        return generate(prompts, **how)
-
-    to_the_update(node)
-    node.parts.rollouts.engine.generate = held  # type: ignore[method-assign]
-    node.grpo_update()
-    threads = [thread for thread in threading.enumerate() if thread.name == "ahead"]
-    monkeypatch.setattr(async_rollout, "LEAVE_S", 0.01)
-    node.close()
-    assert "left to itself after 0.01 s" in caplog.text
-    with open_node(config, home, deliver=False) as again:
-        assert again.round == 1
-    release.set()
-    for thread in threads:
-        thread.join(60)
-    assert (len(threads), sampling()) == (1, [])
-
-
-def test_the_thread_computes_with_the_threads_of_the_config(tmp_path: Path) -> None:
-    config = small_config([*AHEAD, "swarm.rounds=2", "threads=2"])
-    seen: list[int] = []
-    with open_node(config, make_home(tmp_path / "home", config), deliver=False) as node:
-        generate = node.parts.rollouts.engine.generate
-
-        def counted(prompts: Any, **how: Any) -> Any:
-            seen.append(torch.get_num_threads())
-            return generate(prompts, **how)
-
-        node.parts.rollouts.engine.generate = counted  # type: ignore[method-assign]
-        node.run_round()
-        node.run_round()
-    torch.set_num_threads(1)
-    assert seen == [2, 2]
-
-
 @pytest.fixture(scope="module")
 def traded(tmp_path_factory: pytest.TempPathFactory) -> Home:
     """Two nodes that sampled ahead and learned from each other over a real bus, one of them restarted."""
@@ -405,44 +311,10 @@ def traded(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return trade(tmp_path_factory.mktemp("traded") / "home", config, restart=7)
 
 
-def rows_of(home: Home, table: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = DeltaTable(home.history / table).to_pyarrow_table().to_pylist()
-    return rows
-
-
 def wrote(rows: list[dict[str, Any]], node: str, column: str) -> list[int]:
     """The version of the policy that wrote a node's own completions, by round."""
     found = {row["round"]: row[column] for row in rows if row["node"] == node}
     return [found[round] for round in range(12)]
-
-
-def test_rows_name_the_version_that_wrote_and_the_one_that_learned(traded: Home) -> None:
-    published, trained = rows_of(traded, "rollouts"), rows_of(traded, "training")
-    own = [row for row in trained if row["source"] == "local"]
-    # n0 was started again after its seventh round
-    for node, expected in (("n0", [0, 0, 1, 2, 3, 4, 5, 7, 7, 8, 9, 10]), ("n1", [0, *range(11)])):
-        assert wrote(published, node, "policy_version") == expected
-        assert wrote(own, node, "producer_version") == expected
-        assert wrote(own, node, "policy_version_before") == list(range(12))
-
-
-def test_peers_take_what_was_sampled_ahead(traded: Home) -> None:
-    external = [row for row in rows_of(traded, "training") if row["source"] == "external"]
-    assert {(row["node"], row["producer"]) for row in external} == {("n0", "n1"), ("n1", "n0")}
-    for node in ("n0", "n1"):
-        with Journal.read_only(traded.journal(node)) as journal:
-            names = {name for result in journal.results() for name in result.metrics}
-        assert {name for name in names if name.startswith("pool/refused/")} <= {"pool/refused/own_echo"}
-
-
-def test_lineage_of_a_group_that_was_sampled_ahead_names_its_version(
-    traded: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = next(row for row in rows_of(traded, "training") if row["source"] == "external" and row["round"] > 2)
-    assert cli.invoke(["lineage", row["group_id"], "--home", str(traded.root), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["problems"] == []
-    assert told["author"]["policy_version"] == row["producer_version"] == told["author"]["round"] - 1
 
 
 @pytest.mark.parametrize("node", ["n0", "n1"])

@@ -1,15 +1,12 @@
 """A site deployed to a real Prefect server and run by real workers, which are killed."""
 
 import itertools
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_page import FETCH, SUBMIT, other_site
 from prefect_server import PrefectServer, end_session, mlflow_server, prefect_server, wait_for
 from swarms import small_config
 
-from infra.browser.session import browser
 from sapo.core.config import toml_dump
 from sapo.core.config.home import Home
 from sapo.core.dir_lock import NodeLock
@@ -40,7 +35,6 @@ SETS = (
     "deploy.judge_seconds=0",
     "deploy.lost_seconds=60",
 )
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -234,25 +228,6 @@ def test_every_node_runs_on_its_schedule(site: Site) -> None:
     assert_one_at_a_time(site)
 
 
-def artifacts(site: Site, node: str) -> dict[str, Any]:
-    """The newest of a node, by key."""
-    found = site.server.ask("artifacts/latest/filter", {})
-    return {one["key"]: one["data"] for one in found if one["key"].startswith(f"node-{node}")}
-
-
-def test_a_run_s_artifacts_are_its_table_its_progress_and_links_to_mlflow(site: Site) -> None:
-    made = artifacts(site, "n1")
-    assert set(made) == {"node-n1", "node-n1-progress", "node-n1-mlflow", "node-n1-model"}
-    assert "| round |" in made["node-n1"]
-    assert re.search(r"/#/experiments/\d+/runs/[0-9a-f]{32}\b", made["node-n1-mlflow"])
-    assert "/#/models/test.n1/versions/" in made["node-n1-model"]
-
-
-def test_a_node_s_progress_is_an_event(site: Site) -> None:
-    wanted = {"event": {"name": ["sapo.node.progress"]}}
-    wait_for(lambda: site.server.ask("events/filter", {"filter": wanted})["total"], 30, "no event")
-
-
 def test_a_run_that_is_cancelled_ends_after_its_round(site: Site) -> None:
     site.pause("n2")
     before = site.rounds("n2")
@@ -278,158 +253,10 @@ def test_a_node_that_somebody_else_runs_is_refused_soon_and_said_by_whom(site: S
     assert f"is in use by the process with pid {os.getpid()}" in state["message"]
 
 
-def test_what_is_started_by_hand_does_its_flow_and_no_command_that_it_names(site: Site) -> None:
-    there = site.file.parent / "there"
-    run = site.begin("evaluate/test.n.judge", {"command": f"touch {there}"})
-    state = wait_for(lambda: ended(site, run), 200, "the judge does not end")
-    assert state["type"] == "COMPLETED", state
-    assert not there.exists()
-
-
-def test_who_has_no_password_of_prefects_reads_and_changes_nothing(site: Site) -> None:
-    url = f"{site.server.url}/flow_runs/filter"
-    request = urllib.request.Request(url, data=b"{}", headers={"Content-Type": "application/json"})
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(request, timeout=60)
-
-
-def test_a_secret_comes_from_a_block_of_prefects(site: Site) -> None:
-    code = """
-from prefect.blocks.system import Secret
-from sapo.core.config.secrets import fetch
-from sapo.core.errors import UserError
-
-Secret(value="open sesame").save("kafka-n0", _sync=True)
-print(fetch("prefect:kafka-n0", "bus.password"))
-try:
-    fetch("prefect:kafka-n1", "bus.password")
-except UserError as error:
-    print(error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=site.server.env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()[-2:]
-    assert first == "open sesame"
-    assert "Prefect has no Secret block of this name" in second
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_page_of_another_site_reads_and_changes_nothing(site: Site, host: str) -> None:
-    asked: list[tuple[str, dict[str, Any] | None]] = [
-        ("admin/settings", None),
-        ("flow_runs/filter", {}),
-        ("flows/", {"name": "theirs"}),
-        ("work_pools/", {"name": "theirs", "type": "process"}),
-        ("block_documents/filter", {"include_secrets": True}),
-        ("deployments/filter", {}),
-    ]
-    held = [site.server.ask(f"{kind}/filter", {}) for kind in ("flows", "work_pools", "deployments")]
-    with other_site() as port, browser() as chromium:
-        page, codes = chromium.new_page(), []
-        page.goto(f"http://{host}:{port}/")
-        page.on("response", lambda response: codes.append(response.status))
-        for path, body in asked:
-            for mode, kind in (("cors", "application/json"), ("no-cors", "text/plain")):
-                how: dict[str, Any] = {"mode": mode, "credentials": "include"}
-                if body is not None:
-                    how |= {"method": "POST", "body": json.dumps(body), "headers": {"Content-Type": kind}}
-                assert page.evaluate(FETCH, [f"{site.server.url}/{path}", how]) == "not to be read"
-        with page.expect_navigation() as followed:
-            page.evaluate(SUBMIT, f"{site.server.url}/flows/")
-        assert followed.value is not None
-        codes.append(followed.value.status)
-    assert len(codes) > len(asked)
-    assert set(codes) <= {401, 403}, codes
-    now = [site.server.ask(f"{kind}/filter", {}) for kind in ("flows", "work_pools", "deployments")]
-    assert [{one["name"] for one in found} for found in now] == [
-        {one["name"] for one in found} for found in held
-    ]
-
-
-def test_a_node_that_stands_still_triggers_its_automation(site: Site) -> None:
-    site.pause("n2")
-
-    found = site.server.ask("automations/filter", {})
-    watch = next(one["id"] for one in found if "stand still" in one["name"])
-    wanted = {
-        "event": {"name": ["prefect.automation.triggered"]},
-        "resource": {"id": [f"prefect.automation.{watch}"]},
-    }
-
-    def triggered() -> bool:
-        events = site.server.ask("events/filter", {"filter": wanted})["events"]
-        return any("sapo.node.test.n2" in one["payload"]["triggering_labels"].values() for one in events)
-
-    wait_for(triggered, 200, "nobody notices")
-
-
 def ended(site: Site, run: str) -> dict[str, Any] | None:
     """A flow run's state once it has ended."""
     state = site.state(run)
     return state if state["type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
-
-
-def test_a_wrong_node_is_named_in_the_run_s_state(site: Site) -> None:
-    site.pause("n2")
-    run = site.start("n2", node="n9")
-    state = wait_for(lambda: ended(site, run), 120, "the run does not end")
-    assert state["type"] == "FAILED"
-    assert "the swarm has n0, n1, n2" in state["message"]
-
-
-def test_parameters_that_cannot_be_are_refused_before_a_run_is_made(site: Site) -> None:
-    with pytest.raises(urllib.error.HTTPError, match="409"):
-        site.start("n2", rounds=0)
-
-
-def test_deploying_again_changes_what_differs_and_removes_who_left(site: Site) -> None:
-    automations = site.server.ask("automations/filter", {})
-    again = site.deploy("--set", "swarm.nodes=2", "--set", "flow.rounds_per_run=5")
-    assert again.returncode == 0, again.stderr
-    assert "registered" not in again.stdout
-    assert "node/test.n0: changed, every 60 s" in again.stdout
-    assert "maintain/test.n: unchanged" in again.stdout
-    assert "node/test.n2: removed" in again.stdout
-    names = {one["name"] for one in site.server.ask("deployments/filter", {})}
-    assert names == {"test.n0", "test.n1", "test.n", "test.n.judge"}
-    after = site.server.ask("automations/filter", {})
-    assert sorted(one["id"] for one in after) == sorted(one["id"] for one in automations)
-
-
-def test_prefect_deploy_takes_the_file_at_the_root(site: Site) -> None:
-    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
-    for kind in ("docker", "kubernetes"):
-        command = [*prefect, "work-pool", "create", f"sapo-{kind}", "--type", kind]
-        subprocess.run(command, env=site.server.env, check=True, capture_output=True)
-    done = subprocess.run(
-        [*prefect, "deploy", "--all"],
-        env=site.server.env,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = {one["name"]: one for one in site.server.ask("deployments/filter", {})}
-    assert {"n0", "n0-docker", "n0-kubernetes", "tiny", "shipped"} <= set(found)
-    assert found["n0"]["pull_steps"][0]["prefect.deployments.steps.set_working_directory"] == {
-        "directory": str(ROOT)
-    }
-    assert all(one["enforce_parameter_schema"] for one in found.values())
-    run = site.begin(
-        "experiment/shipped", grid="smoke", seeds=1, arms="silo", home=str(site.file.parent / "smoke")
-    )
-    state = wait_for(lambda: ended(site, run), 400, "the experiment does not end")
-    assert state["type"] == "COMPLETED", state
-    assert (site.file.parent / "smoke" / "report.html").exists()
 
 
 @pytest.mark.soak

@@ -1,7 +1,6 @@
 """Nodes that answer together: the mixture against its formula, the command, and the model in MLflow."""
 
 import json
-import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,14 +20,9 @@ from sapo.core.user_cache import default_cache
 from sapo.ops.ensemble import evaluate_ensemble
 from sapo.ops.judge import evaluate_swarm, load_newest
 from sapo.policy.engines.hf import TransformersEngine
-from sapo.policy.ensemble import posterior
-from sapo.policy.ensemble_exam import Expert, examine, likelihoods, training_questions
-from sapo.policy.evaluate import held_out_set
 from sapo.policy.initial import load_initial
-from sapo.policy.mixture import log_likelihood, mixed
+from sapo.policy.mixture import mixed
 from sapo.policy.models import LoadedPolicy
-from sapo.policy.reference_bits import reference_bits
-from sapo.tasks.verifier import AnswerFormat
 
 pytestmark = pytest.mark.usefixtures("sharing")
 
@@ -112,63 +106,6 @@ def test_a_mixture_s_tokens_have_the_probabilities_of_the_formula(policies: list
             assert list(completion.logprobs) == pytest.approx(steps.tolist(), abs=1e-4)
 
 
-def test_a_mixture_of_one_answers_as_that_model_does(policies: list[LoadedPolicy]) -> None:
-    alone = mixed(policies[:1], torch.zeros(1))
-    for greedy in (False, True):
-        ours, own = generated(alone, greedy=greedy), generated(policies[0], greedy=greedy)
-        assert [[c.token_ids for c in row] for row in ours] == [[c.token_ids for c in row] for row in own]
-
-
-def test_an_expert_of_prior_zero_leaves_the_other_alone(policies: list[LoadedPolicy]) -> None:
-    found = generated(mixed(policies[:2], torch.tensor([0.0, 1.0]).log()))
-    own = generated(policies[1])
-    assert [[c.token_ids for c in row] for row in found] == [[c.token_ids for c in row] for row in own]
-
-
-def test_a_question_s_likelihood_does_not_depend_on_what_is_read_beside_it(
-    policies: list[LoadedPolicy],
-) -> None:
-    prompts = [policies[0].encode_prompt(question) for question in QUESTIONS]
-    alone = [float(told(policies[0], prompt).sum()) for prompt in prompts]
-    assert log_likelihood(policies[0].model, prompts).tolist() == pytest.approx(alone, abs=1e-3)
-
-
-def test_means_are_per_token_in_one_vocabulary_and_per_byte_else(policies: list[LoadedPolicy]) -> None:
-    whole, mean = likelihoods(policies[:2], QUESTIONS)
-    tokens = torch.tensor([len(policies[0].encode_prompt(question)) - 1 for question in QUESTIONS])
-    assert torch.equal(mean, whole / tokens[:, None])
-    whole, mean = likelihoods([policies[0], policies[2]], QUESTIONS)
-    assert torch.equal(mean, whole / torch.tensor([len(q.encode()) for q in QUESTIONS])[:, None])
-
-
-def test_tokens_of_two_vocabularies_do_not_mix(policies: list[LoadedPolicy]) -> None:
-    with pytest.raises(ValueError, match="tokenizers differ"):
-        mixed([policies[0], policies[2]], torch.zeros(2))
-
-
-def test_the_prior_is_measured_on_questions_that_are_not_held_out(home: Home) -> None:
-    config = home.load_config()
-    workers, share = shared_workers(config), config.rules.held_out
-    asked = training_questions(workers, config.manifest_tasks(), seed=1, count=120, held_out=share)
-    assert len(asked) == 120
-    assert all(question.bucket >= share for question in asked)
-    held_out = held_out_set(config, home, workers)
-    assert not {question.bucket for question in asked} & {question.bucket for question in held_out}
-
-
-def test_models_that_are_equal_cast_votes_of_their_own(home: Home, policies: list[LoadedPolicy]) -> None:
-    """Or a vote of theirs would be one answer, counted often."""
-    config, room = home.load_config(), 6
-    workers = shared_workers(config)
-    engine = TransformersEngine(policies[0])
-    twins = [Expert(name, policies[0], engine, room) for name in ("n0", "n1", "n2")]
-    questions = held_out_set(config, home, workers)
-    even = torch.full((3,), 1 / 3).log()
-    found = examine(twins, workers, questions, log_prior=even, form="text", samples=1, seed=0)
-    assert len({one.sampled for one in found.singles.values()}) > 1
-    assert len({one.greedy for one in found.singles.values()}) == 1
-
-
 def test_the_first_does_what_the_evaluation_finds_and_every_way_is_judged(home: Home) -> None:
     config = home.load_config()
     body = evaluate_ensemble(config, home, ["n0", "n1"])
@@ -201,86 +138,14 @@ def test_the_first_does_what_the_evaluation_finds_and_every_way_is_judged(home: 
     assert body["rounds"] == {"n0": 2, "n1": 2}
 
 
-@pytest.mark.parametrize("form", ["text", "tags"])
-def test_reference_answers_cost_a_mixture_what_its_tokens_do(
-    form: AnswerFormat, home: Home, policies: list[LoadedPolicy]
-) -> None:
-    config = home.load_config()
-    workers, log_prior = shared_workers(config), torch.tensor([0.7, 0.3]).log()
-    questions = held_out_set(config, home, workers)[:3]
-    texts = [question.text for question in questions]
-    context = likelihoods(policies[:2], texts)[0]
-    found = reference_bits(
-        list(zip("ab", policies[:2], strict=True)), log_prior, context, workers, questions, form
-    )
-    stored = workers.answers([question.recipe for question in questions])
-    for place, (question, answer) in enumerate(zip(questions, stored, strict=True)):
-        text = f"<answer>{answer}</answer>" if form == "tags" else str(answer)
-        prompt = policies[0].encode_prompt(question.text)
-        logs = torch.stack(
-            [told(one, [*prompt, *one.encode_completion(text, "stop")]) for one in policies[:2]], dim=-1
-        )
-        steps = range(len(prompt) - 1, len(logs))
-        whole = sum(float((posterior(log_prior, logs[:t].sum(0)) + logs[t]).logsumexp(0)) for t in steps)
-        assert found.bits["mixture"][place] == pytest.approx(-whole / math.log(2), rel=1e-4)
-        alone = -float(logs[len(prompt) - 1 :, 1].sum()) / math.log(2)
-        assert found.bits["b"][place] == pytest.approx(alone, rel=1e-4)
-        assert found.bytes[place] == len(text)
-    assert found.per_byte("a") == pytest.approx(sum(found.bits["a"]) / sum(found.bytes))
-    assert found.per_byte("a", slice(0, 0)) is None
-    assert (
-        "mixture"
-        not in reference_bits(
-            list(zip("ac", policies[::2], strict=True)),
-            *(log_prior, likelihoods(policies[::2], texts)[0], workers, questions, form),
-        ).bits
-    )
-
-
 def asked(home: Home, *words: str, node: str = "n0,n1") -> int:
     return cli.invoke(["evaluate", "--home", str(home.root), "--ensemble", node, *words])
-
-
-def test_nodes_of_two_vocabularies_answer_by_vote_and_route_alone(
-    home: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert asked(home, "--json", node="n0,n2") == 0
-    body = json.loads(capsys.readouterr().out)
-    assert body["unit"] == "byte"
-    assert {"vote", "route"} <= body["ways"].keys()
-    assert not {"mixture", "average"} & body["ways"].keys()
-    assert asked(home, "--log", "mixture", node="n0,n2") == 2
-    assert "'mixture': n0 and n2 have different tokenizers" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("nodes", "words", "said"),
-    [
-        ("n0,n9", (), "--ensemble = 'n9': the swarm has n0, n1, n2, n3; name one of them"),
-        ("n0,n1,n0", (), "--ensemble = 'n0': is named twice; name each node once"),
-        ("n0", (), "--ensemble = 'n0': takes two nodes or more"),
-        ("n0,n3", (), "--ensemble = 'n3': has no whole checkpoint; let it run"),
-        ("n0,n1", ("--log", "guess"), "--log = 'guess': an ensemble does not answer so; name one of mixture"),
-        ("n0,n1", ("--node", "n0"), "--ensemble = 'n0,n1': does not go with --node"),
-    ],
-)
-def test_what_cannot_be_asked_together_is_said_in_one_line(
-    home: Home, capsys: pytest.CaptureFixture[str], nodes: str, words: tuple[str, ...], said: str
-) -> None:
-    assert asked(home, *words, node=nodes) == 2
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
-    assert said in line
-
-
-def test_to_log_an_ensemble_is_to_name_one(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["evaluate", "--home", str(home.root), "--log", "vote"]) == 2
-    assert "name its nodes with --ensemble" in capsys.readouterr().err
 
 
 def greedily(config: Config, policy: LoadedPolicy) -> list[str]:
     groups = TransformersEngine(policy).generate(
         [policy.encode_prompt(question) for question in QUESTIONS],
-        completions=1,
+        completions=0,
         max_new_tokens=config.generate.max_new_tokens,
         sampling=Sampling(),
         seed=0,

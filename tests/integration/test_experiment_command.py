@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from mlflow_runs import runs_of
 from sapo import cli
 from sapo.core.child_process import alive
 from sapo.core.config import toml_dump
-from sapo.core.dir_lock import NodeLock
 from sapo.experiment import grid as grids
 from sapo.experiment.record import Job, record_path
 
@@ -83,13 +81,6 @@ def test_the_results_have_every_arm_and_seed(done: Path) -> None:
     assert found["comparisons"][0]["n"] == 2
 
 
-def test_the_page_stands_for_itself(done: Path) -> None:
-    text = (done / "report.html").read_text(encoding="utf-8")
-    assert "Does it run?" in text
-    assert text.count("<svg") >= 7
-    assert not re.search(r"(?:src|href)=", text)
-
-
 def test_mlflow_has_a_run_for_each_under_one_parent_and_only_once(done: Path) -> None:
     def runs() -> list[Any]:
         return runs_of(MlflowClient(f"sqlite:///{done / 'mlflow.db'}"), "smoke")
@@ -110,24 +101,6 @@ def test_mlflow_has_a_run_for_each_under_one_parent_and_only_once(done: Path) ->
     assert len(runs()) == len(before)
 
 
-def test_one_document_goes_to_standard_output(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["experiment", "smoke", "--home", str(done), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads((done / "results.json").read_text())
-
-
-def test_a_home_of_another_experiment_is_refused(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = smoke(done.parent, name="other")
-    assert cli.invoke(["experiment", str(path), "--home", str(done)]) == 2
-    assert "is of experiment 'smoke'" in capsys.readouterr().err
-
-
-def test_a_home_in_use_is_refused(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with NodeLock(done):
-        assert cli.invoke(["experiment", "smoke", "--home", str(done)]) == 2
-    assert "in use by the process with pid" in capsys.readouterr().err
-
-
 def test_a_run_that_cannot_be_made_is_told_and_the_rest_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,15 +115,3 @@ def test_a_run_that_cannot_be_made_is_told_and_the_rest_goes_on(
     found = json.loads((tmp_path / "home" / "results.json").read_text())
     assert found["missing"] == [{"arm": "silo", "seed": 1}]
     assert list(found["arms"]) == ["sharing"]
-
-
-def test_a_data_set_that_does_not_exist_is_refused_before_anything_is_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    values = grids.read("smoke").model_dump(mode="json", by_alias=True, exclude_none=True)
-    values["arm"][1]["set"]["tasks"] = [{"dataset": "chain_sums"}]
-    path = smoke(tmp_path, arm=values["arm"])
-    home = tmp_path / "home"
-    assert cli.invoke(["experiment", str(path), "--home", str(home)]) == 2
-    assert "tasks.0.dataset = 'chain_sums'" in capsys.readouterr().err
-    assert not home.exists()

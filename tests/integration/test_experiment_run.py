@@ -10,7 +10,7 @@ from sapo.core.types import Batch, Outcome, Recipe
 from sapo.experiment.exam import questions_for
 from sapo.experiment.grid import Grid, parse_grid, read
 from sapo.experiment.lockstep_swarm import SharedWorkers, opened
-from sapo.experiment.record import Exam, Job, RunRecord, Together, load_record, read_progress, record_path
+from sapo.experiment.record import Job, RunRecord, load_record, record_path
 from sapo.experiment.run_arm import run_arm
 from sapo.tasks.workers import PeerGroup, TaskWorkers, Verification
 
@@ -66,23 +66,6 @@ def test_a_run_made_again_is_the_same_bit_for_bit_whatever_was_run_before(tmp_pa
     assert sum(value or 0.0 for values in first.series["sampler/external"] for value in values) > 0
 
 
-def test_other_seeds_are_other_runs(tmp_path: Path) -> None:
-    grid = smoke()
-    assert bits(run(grid, tmp_path)) != bits(run(grid, tmp_path, Job(arm="sharing", seed=2)))
-
-
-def test_a_record_holds_every_round_and_exam_of_every_node(tmp_path: Path) -> None:
-    record = run(smoke(), tmp_path)
-    for name in ("reward/local", "reward/training_set", "tokens/generated", "learn/tokens"):
-        assert [len(values) for values in record.series[name]] == [4, 4]
-        assert all(value is not None for values in record.series[name] for value in values)
-    assert [(exam.round, exam.node) for exam in record.exams] == [
-        (done, node) for done in (0, 2, 4) for node in ("n0", "n1")
-    ]
-    assert read_progress(tmp_path, SHARING) is None
-    assert [path.name for path in record_path(tmp_path, SHARING).parent.iterdir()] == ["seed1.json"]
-
-
 def test_a_complete_run_is_left_alone_and_one_cut_short_begins_anew(tmp_path: Path) -> None:
     grid = smoke()
     record = run(grid, tmp_path)
@@ -97,14 +80,6 @@ def test_a_complete_run_is_left_alone_and_one_cut_short_begins_anew(tmp_path: Pa
     assert bits(run(grid, tmp_path)) == bits(record)
 
 
-def test_arms_of_one_seed_answer_the_same_exam_from_the_same_start(tmp_path: Path) -> None:
-    grid = smoke()
-    silo, sharing = run(grid, tmp_path, Job(arm="silo", seed=1)), run(grid, tmp_path)
-    assert [exam for exam in silo.exams if exam.round == 0] == [
-        exam for exam in sharing.exams if exam.round == 0
-    ]
-
-
 def test_tuning_is_examined_on_questions_that_are_never_reported() -> None:
     grid = smoke()
     config = grid.config(SHARING)
@@ -116,25 +91,6 @@ def test_tuning_is_examined_on_questions_that_are_never_reported() -> None:
     assert all(question.bucket < half for question in tuning)
 
 
-def test_a_rate_of_zero_measures_selection_alone(tmp_path: Path) -> None:
-    record = run(smoke(set={"batch": {"local": 2, "external": 2}, "learn": {"lr": 0.0}}), tmp_path)
-    assert len(set(record.weights)) == 1
-    assert {exam.pass_at_1 for exam in record.exams} == {record.exams[0].pass_at_1}
-    assert sum(value or 0.0 for values in record.series["sampler/external"] for value in values) > 0
-
-
-def test_an_echo_is_of_the_node_s_own_groups_that_it_did_not_take_already(tmp_path: Path) -> None:
-    echo = smoke(control="echo", set={"batch": {"local": 2, "external": 2, "questions": 8}})
-    found = external(batches(echo, tmp_path, 3))
-    assert found
-    for batch, group in found:
-        assert group.producer == batch.node
-        local = {one.group_id for one in batch.groups if one.source == "local"}
-        assert group.group_id not in local
-    used = [group.group_id for _, group in found]
-    assert len(set(used)) == len(used)
-
-
 def test_shuffled_groups_come_after_rounds_that_differ(tmp_path: Path) -> None:
     # at the grid's own step size hardly any group teaches
     set_ = {"batch": {"local": 2, "external": 2}, "learn": {"lr": 1e-4}}
@@ -143,21 +99,6 @@ def test_shuffled_groups_come_after_rounds_that_differ(tmp_path: Path) -> None:
     ages = {batch.round - group.producer_version for batch, group in found}
     assert len(ages) > 1
     assert max(ages) > 0
-
-
-def test_nodes_that_ask_the_same_questions_learn_from_each_other(tmp_path: Path) -> None:
-    same = smoke(control="same_questions")
-    found = batches(same, tmp_path, 3)
-    for row in found:
-        asked = [{g.question for g in batch.groups if g.source == "local"} for batch in row]
-        assert asked[0] == asked[1]
-    assert external(found)
-
-
-def test_without_a_control_every_node_asks_its_own(tmp_path: Path) -> None:
-    for row in batches(smoke(), tmp_path, 2):
-        asked = [{g.question for g in batch.groups if g.source == "local"} for batch in row]
-        assert not asked[0] & asked[1]
 
 
 def test_a_peers_group_is_judged_once_and_all_nodes_get_the_same_batches_from_that(
@@ -202,45 +143,6 @@ def test_an_answer_is_scored_once_and_the_exams_are_the_same(
     assert len(set(asked)) < len(asked)
 
 
-def test_specialists_begin_from_one_starter_and_are_examined_on_all_tasks(tmp_path: Path) -> None:
-    gcd = {"dataset": "gcd", "config": {"min_value": 1, "max_value": 99}}
-    record = run(smoke(set={"batch": {"local": 2, "external": 2}, "node": {"1": {"tasks": [gcd]}}}), tmp_path)
-    first = [exam.tasks for exam in record.exams if exam.round == 0]
-    assert first[0] == first[1]
-    assert set(first[0]) == {"chain_sum", "gcd"}
-    assert "reward/local/gcd" in record.series
-    assert all(value is None for value in record.series["reward/local/gcd"][0])
-
-
-@pytest.mark.parametrize("name", ["n0", "n1"])
-def test_no_honest_group_is_refused(tmp_path: Path, name: str) -> None:
-    grid = smoke()
-    config = grid.config(SHARING)
-    with SharedWorkers() as workers, opened(config, grid.arm[1], tmp_path, workers, None) as swarm:
-        for _ in range(3):
-            swarm.round()
-        node = swarm.nodes[config.nodes.index(name)]
-        reasons = {
-            key for result in node.journal.results() for key in result.metrics if "pool/refused" in key
-        }
-    # a starter of twenty steps spells its own marks now and then
-    assert reasons <= {"pool/refused/own_echo", "pool/refused/control_tokens"}
-
-
-def test_a_node_at_its_limit_looks_on_while_the_others_learn(tmp_path: Path) -> None:
-    values = read("smoke").model_dump(mode="json", by_alias=True)
-    values["arm"][1]["node_rounds"] = [2, 4]
-    record = run(parse_grid(values), tmp_path)
-    generated = record.series["tokens/generated"]
-    assert [[value is not None for value in line] for line in generated] == [
-        [True, True, False, False],
-        [True, True, True, True],
-    ]
-    n0 = [exam.pass_at_1 for exam in record.exams if exam.node == "n0"]
-    assert len(n0) == 3
-    assert n0[1] == n0[2]
-
-
 def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: Path) -> None:
     set_ = {"batch": {"local": 4, "external": 2}, "learn": {"lr": 1e-4}}
     values = smoke(set=set_).model_dump(mode="json", by_alias=True)
@@ -249,20 +151,3 @@ def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: 
         spent = [value for value in line if value is not None]
         assert len(spent) < 4
         assert sum(spent[:-1]) < 1 <= sum(spent)
-
-
-def test_nodes_are_asked_together_after_the_last_round_on_other_tasks_too(tmp_path: Path) -> None:
-    values = read("smoke").model_dump(mode="json", by_alias=True)
-    gcd = {"dataset": "gcd", "config": {"min_value": 1, "max_value": 50}}
-    values["exam"] |= {"ensemble": 4, "untrained": [gcd]}
-    record = run(parse_grid(values), tmp_path)
-    assert {"mixture", "vote", "route", "majority", "average", "best_single"} <= record.ensemble.keys()
-    last = [exam for exam in record.exams if exam.round == 4]
-    both: list[Exam | Together] = [*record.ensemble.values(), *last]
-    for one in both:
-        assert one.tasks.keys() == {"chain_sum", "gcd"}
-        assert one.untrained == one.tasks["gcd"]
-        assert one.pass_at_1 == one.tasks["chain_sum"]
-    plain = run(smoke(), tmp_path / "plain")
-    assert [exam.pass_at_1 for exam in plain.exams] == [exam.pass_at_1 for exam in record.exams]
-    assert plain.weights == record.weights

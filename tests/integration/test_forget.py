@@ -12,8 +12,7 @@ import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 from prefect_server import PREFECT_LOGIN, PrefectServer, prefect_server, wait_for
 
-from sapo.core.errors import Unavailable
-from sapo.flows.forget import AT_ONCE, forget
+from sapo.flows.forget import forget
 
 pytestmark = pytest.mark.services
 
@@ -91,20 +90,3 @@ def test_on_a_server_that_others_use_only_the_sites_own_go(server: PrefectServer
     assert forget(7, "site:tiny.n", "process:tiny.n") == 2
     assert not own & left(server)
     assert others in left(server)
-
-
-def test_more_than_one_request_takes_all_go(server: PrefectServer) -> None:
-    runs = {ended(server, 10, "many") for _ in range(AT_ONCE + 5)}
-    assert forget(7, "many") == len(runs)
-    assert not runs & left(server)
-
-
-def test_with_zero_days_all_stays(server: PrefectServer) -> None:
-    run = ended(server, 100, "kept")
-    assert forget(0) == 0
-    assert run in left(server)
-
-
-def test_a_server_that_is_away_is_unavailable() -> None:
-    with temporary_settings({PREFECT_API_URL: "http://127.0.0.1:9/api"}), pytest.raises(Unavailable):
-        forget(7)

@@ -20,9 +20,7 @@ from sapo.core.types import RoundResult
 from sapo.node.round import NodeRuntime
 from sapo.policy.exchange import digest_of
 from sapo.provenance.check import Differs, check
-from sapo.provenance.model_lineage import node_subject, teachers
 from sapo.provenance.replay import opened
-from sapo.store.history import open_store
 from sapo.store.journal.journal import Journal
 
 pytestmark = pytest.mark.usefixtures("sharing")
@@ -105,25 +103,6 @@ def test_replay_repeats_every_bit_after_the_peers_files_are_gone_everywhere(
         check(replay)
 
 
-def test_lineage_names_with_whom_weights_were_averaged(traded: Home) -> None:
-    config = traded.load_config()
-    store = open_store(config, traded)
-    (note,) = (one for one in teachers(store, node_subject(store, config, "n0")).notes if "averaged" in one)
-    assert note == "it averaged its weights with n1 (3); what they had learned is not in this"
-
-
-def test_a_balanced_sampler_and_gossip_together_are_repeated_bit_for_bit(tmp_path: Path) -> None:
-    config = gossip_config("swarm.rounds=5", "batch.sampler=balanced")
-    home, bus = make_home(tmp_path / "home", config), LastingBus()
-    with two_nodes(home, config, bus) as nodes:
-        trade(nodes, bus)
-    done = results(home, "n1")
-    assert [one.gossip is not None and one.gossip.stepped for one in done] == [False, True] * 2 + [False]
-    assert any(one.remembered for one in done)
-    with opened(home, "n1") as replay:
-        assert check(replay).weights == 5
-
-
 def test_a_partners_file_that_was_changed_is_noticed_in_replay(traded: Home, tmp_path: Path) -> None:
     home = Home(shutil.copytree(traded.root, tmp_path / "home"))
     path = next(home.gossip("n0").glob("000003.*"))
@@ -150,54 +129,6 @@ def test_a_node_goes_on_with_slow_weights_and_momentum_as_they_were(traded: Home
     assert torch.equal(*ends)
 
 
-def test_files_leave_with_the_rounds_that_cannot_be_repeated_any_more(tmp_path: Path) -> None:
-    config = gossip_config("swarm.rounds=10", "history.keep_rounds=2", "track.register_every=1000")
-    home, bus = make_home(tmp_path / "home", config), LastingBus()
-    with two_nodes(home, config, bus) as nodes:
-        trade(nodes, bus)
-        oldest = min(kept.round for kept in nodes[0].journal.checkpoints())
-    assert oldest > 3
-    rounds = [int(path.name[:6]) for path in home.gossip("n0").glob("0*.safetensors")]
-    assert rounds
-    assert min(rounds) >= oldest
-    assert len(list((home.gossip("n0") / "offered").iterdir())) == 2
-    assert {len(list(folder.iterdir())) for folder in home.gossip_store.iterdir()} == {2}
-    with opened(home, "n0") as replay:
-        assert check(replay).begun_at == oldest
-
-
-def test_an_adapter_is_all_that_travels_where_one_is_trained(tmp_path: Path) -> None:
-    config = gossip_config("swarm.rounds=3", "lora.rank=2")
-    home, bus = make_home(tmp_path / "home", config), LastingBus()
-    with two_nodes(home, config, bus) as nodes:
-        while not nodes[0].finished:
-            for node in nodes:
-                result = round_of(node, bus)
-                deliver(node)
-                if result.round == 1:
-                    assert result.metrics["gossip/partners"] == 1.0
-    tensors = offered(home)
-    assert tensors
-    assert all("lora_" in name for name in tensors)
-    with opened(home, "n0") as replay:
-        assert check(replay).weights == 3
-
-
-def test_whoever_turns_gossip_on_later_begins_slow_weights_there_and_replay_knows(tmp_path: Path) -> None:
-    plain, bus = gossip_config("gossip.every=0", "swarm.rounds=3"), LastingBus()
-    home = make_home(tmp_path / "home", plain)
-    for config in (plain, gossip_config("swarm.rounds=6"), gossip_config("gossip.every=0", "swarm.rounds=7")):
-        with open_node(config, home, "n0", bus=bus, deliver=False) as node:
-            while not node.finished:
-                round_of(node, bus)
-            assert (node.parts.learner.outer is not None) == (config.gossiping is not None)
-    found = [result.gossip for result in results(home, "n0")]
-    assert [one is not None and one.begun for one in found] == [False] * 3 + [True] + [False] * 3
-    assert [one is not None and one.stepped for one in found] == [False] * 3 + [True, False, True, False]
-    with opened(home, "n0") as replay:
-        assert check(replay).weights == 7
-
-
 def test_a_round_that_goes_back_to_older_weights_makes_no_step_and_is_repeated(tmp_path: Path) -> None:
     """A guard that every update sets off: each round goes back to the checkpoint before."""
     first, bus = gossip_config("swarm.rounds=3", "guard.action=rollback"), LastingBus()
@@ -213,16 +144,6 @@ def test_a_round_that_goes_back_to_older_weights_makes_no_step_and_is_repeated(t
     assert steps == [1, 5, 7]
     with opened(home, "n0") as replay:
         assert check(replay).weights == 8
-
-
-def test_a_node_that_samples_ahead_samples_anew_after_a_step(tmp_path: Path) -> None:
-    config = gossip_config("swarm.rounds=4", "generate.ahead=1")
-    home, bus = make_home(tmp_path / "home", config), LastingBus()
-    with open_node(config, home, "n0", bus=bus, deliver=False) as node:
-        behind = []
-        while not node.finished:
-            behind.append(round_of(node, bus).metrics["staleness/own_rounds"])
-    assert behind == [0.0, 1.0, 0.0, 1.0]
 
 
 # -- members that attack ---------------------------------------------------------------------------------
@@ -436,16 +357,3 @@ def test_a_store_that_is_away_is_not_waited_for_and_what_is_offered_is_delivered
         deliver(node)
         assert len(list(home.gossip_store.glob("*/*.safetensors"))) == 1
         assert node.parts.outages() == {}
-
-
-def test_a_peer_that_does_not_gossip_passes_announcements_over(begun: Home, tmp_path: Path) -> None:
-    config = gossip_config("swarm.nodes=1", "swarm.rounds=2", "gossip.every=0", members=())
-    home, bus = Home(shutil.copytree(begun.root, tmp_path / "home")), LastingBus(clock=lambda: NOW)
-    with attacked(begun, tmp_path / "other") as (_, other, _):
-        say(bus, other, "0" * 64, now=NOW)
-    with open_node(config, home, bus=bus, deliver=False, clock=lambda: NOW) as node:
-        result = node.run_round()
-    assert not [
-        name for name in result.metrics if name.startswith(("gossip/", "pool/refused", "peers/refused"))
-    ]
-    assert result.gossip is None

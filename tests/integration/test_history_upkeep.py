@@ -172,13 +172,3 @@ def test_the_archive_has_the_history_maintained_beside_its_passes(
     assert started[0].wait(60) == 0
     assert len(store.open("training").file_uris()) == 1
     archive.close()
-
-
-def test_an_archive_with_nothing_to_maintain_every_so_often_starts_nothing(tmp_path: Path) -> None:
-    config = small_config(["history.maintain_seconds=0", "history.flush_seconds=0.01"])
-    home = make_home(tmp_path / "home", config)
-    archive = Archive(Process.at(str(home.root)))
-    archive.passes(0.05, archive.one_pass)
-    assert archive.last_pass()
-    archive.close()
-    assert not (home.logs / "maintain.log").exists()

@@ -1,17 +1,11 @@
 """What a node's process loads: nothing that is only there, and makes each of many processes larger."""
 
-import importlib
-import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-
-from sapo.policy.hf_import import UNUSED, absent
 
 ROOT = Path(__file__).parents[2]
 COURSE = """
@@ -46,50 +40,3 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def test_a_nodes_process_holds_what_its_rounds_need(loaded: set[str]) -> None:
     assert {"torch", "transformers", "deltalake", "pyarrow"} <= loaded
-
-
-@pytest.mark.parametrize(
-    "name", [*UNUSED, "prefect", "mlflow", "duckdb", "reasoning_gym", "matplotlib", "vllm"]
-)
-def test_a_nodes_process_is_not_made_larger_by(name: str, loaded: set[str]) -> None:
-    assert name not in loaded
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="Triton compiles for the GPU here")
-def test_a_node_without_a_gpu_does_not_load_the_compiler_for_gpus(loaded: set[str]) -> None:
-    assert "triton" not in loaded
-
-
-@pytest.mark.soak
-def test_transformers_imported_before_is_taken_as_it_is() -> None:
-    code = "import transformers; transformers.utils.is_scipy_available(); import sapo.policy.models"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A package that is installed and not loaded."""
-    (tmp_path / "rarely_needed.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    yield "rarely_needed"
-    sys.modules.pop("rarely_needed", None)
-
-
-def test_an_absent_package_is_not_found_until_the_end(package: str) -> None:
-    with absent(package):
-        assert importlib.util.find_spec(package) is None
-        with pytest.raises(ModuleNotFoundError):
-            importlib.import_module(package)
-    assert importlib.import_module(package).__file__
-
-
-def test_what_is_loaded_already_stays() -> None:
-    with absent("pytest"):
-        assert importlib.import_module("pytest") is pytest
-    assert sys.modules["pytest"] is pytest
-
-
-def test_packages_come_back_when_an_import_fails(package: str) -> None:
-    with pytest.raises(ModuleNotFoundError), absent(package):
-        importlib.import_module(package)
-    assert importlib.import_module(package).__file__

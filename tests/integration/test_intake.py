@@ -206,14 +206,6 @@ def test_half_right_answers_of_a_newcomer_are_not_learned_from_by_who_does_bette
     assert node.parts.intake.quotas.on_probation(entry.group.key)
 
 
-def test_who_is_known_is_measured_by_nobody(node: NodeRuntime) -> None:
-    entry = padded(node, "veteran")
-    for _ in range(node.config.pool.newcomer_groups):
-        node.parts.intake.quotas.judged(entry.group.key, 0.0, sound=True)
-    found = verdict(node, entry, {"": Baseline(best=1.0, mean=0.9)})
-    assert found.usable
-
-
 def test_own_answers_set_a_standard_for_their_data_set_and_one_for_all_others(node: NodeRuntime) -> None:
     rows = [
         [Outcome(outcome="score", score=score) for score in scores] for scores in ((0.0, 1.0), (0.2, 0.4))

@@ -1,6 +1,5 @@
 """The judge over real nodes: each round judged once, at checkpoints that are whole, told to a real MLflow."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,23 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
-from mlflow_runs import runs_of
-from prefect.exceptions import ParameterTypeError
-from prefect.testing.utilities import prefect_test_harness
 from swarms import make_home, open_node, small_config
 
-from sapo import cli
-from sapo.cli.report.run_page import write_report
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
-from sapo.core.dir_lock import NodeLock
-from sapo.core.errors import Unavailable, UserError
-from sapo.core.figures import NodeExam
+from sapo.core.errors import Unavailable
 from sapo.flows import evaluate
 from sapo.flows.common import Process
-from sapo.flows.evaluate import evaluate_flow
 from sapo.node import probes
-from sapo.node.tracked import _tracking, tracker_of
+from sapo.node.tracked import tracker_of
 from sapo.ops import rivals
 from sapo.ops.judge import evaluate_swarm, judge_swarm, tell_verdicts
 from sapo.ops.judge_store import Verdicts
@@ -82,34 +73,6 @@ def test_every_node_answers_the_same_held_out_question_in_the_round_it_is_in(
     assert bucket(verdicts[0].question, config.rules.salt) < config.rules.held_out
 
 
-def test_a_round_is_judged_once_and_a_node_that_made_none_since_is_passed_over(
-    swarm: tuple[Config, Home],
-) -> None:
-    config, home = swarm
-    first = judge_swarm(config, home)
-    again = judge_swarm(config, home)
-    assert not again.standings
-    assert "round 4, which was judged" in again.passed_over["n0"]
-    assert again.as_dict()["question"] is None
-    run(config, home, "n1", 4)
-    later = judge_swarm(config, home)
-    assert set(later.standings) == {"n1"}
-    standing = later.standings["n1"]
-    assert (standing.judged, standing.verdict.judging, standing.verdict.round) == (2, 1, 4)
-    before = first.standings["n1"].verdict
-    assert standing.cumulative == before.reward + standing.verdict.reward
-
-
-def test_the_same_weights_and_number_give_the_same_question_and_answer(
-    swarm: tuple[Config, Home], template: Path, tmp_path: Path
-) -> None:
-    config, home = swarm
-    shutil.copytree(template, tmp_path / "again")
-    one = judge_swarm(config, home, clock=lambda: 0.0)
-    other = judge_swarm(config, Home(tmp_path / "again"), clock=lambda: 0.0)
-    assert one == other
-
-
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(swarm: tuple[Config, Home]) -> None:
     config, home = swarm
     newest = paths(home.checkpoints("n0"))[-1]
@@ -119,25 +82,6 @@ def test_a_broken_checkpoint_is_passed_over_for_the_one_before_it(swarm: tuple[C
     found = judge_swarm(config, home)
     assert not found.standings
     assert found.passed_over["n1"] == "has no whole checkpoint yet"
-
-
-def test_a_sweep_leaves_out_who_has_no_checkpoint_unless_named(swarm: tuple[Config, Home]) -> None:
-    config, home = swarm
-    shutil.rmtree(home.checkpoints("n1"))
-    assert set(evaluate_swarm(config, home).nodes) == {"n0"}
-    with pytest.raises(UserError, match="no whole checkpoint"):
-        evaluate_swarm(config, home, ["n1"])
-
-
-def test_each_node_is_set_against_its_own_start_also_where_only_the_room_for_answers_differs(
-    swarm: tuple[Config, Home],
-) -> None:
-    config = small_config([*SETS, "node.0.generate.max_new_tokens=1"])
-    sweep = evaluate_swarm(config, swarm[1])
-    labels = {name: exam.baseline for name, exam in sweep.nodes.items()}
-    assert labels == {"n0": "starter", "n1": "starter as of n1"}
-    assert sweep.baselines["starter"] != sweep.baselines["starter as of n1"]
-    assert sweep.starter == sweep.baselines["starter as of n1"], "the swarm's settings are n1's"
 
 
 def test_the_full_evaluation_asks_the_probe_again_under_the_same_random_numbers(
@@ -159,27 +103,6 @@ def test_the_full_evaluation_asks_the_probe_again_under_the_same_random_numbers(
     assert series["eval/questions"] == 20
     assert [dataset for dataset, _ in sweep.examples] == ["chain_sum"] * 2
     assert len(n0.answers) == len(sweep.baselines["starter"].answers) == 2
-
-
-def test_the_exam_of_the_probe_in_mlflow_is_that_of_the_file(
-    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = small_config([*SETS, "eval.probe_questions=20"])
-    _, home = swarm
-    uri = f"sqlite:///{home.mlflow_db}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    exam = evaluate_swarm(config, home).nodes["n0"]
-    evaluate.crown(Process.at(str(home.root)), "n0", 4, exam)
-    n0 = json.loads(home.evaluation.read_text())["nodes"]["n0"]
-    (run,) = [run for run in runs_of(MlflowClient(uri), "test") if run.info.run_name == "n0"]
-    for under, exam in (("eval", n0["probe"]), ("eval/full", n0)):
-        for name in ("pass_at_1", "greedy", "interval", "questions"):
-            assert run.data.metrics[f"{under}/{name}"] == exam[name], (under, name)
-
-
-def test_a_node_that_is_not_of_the_swarm_is_refused(swarm: tuple[Config, Home]) -> None:
-    with pytest.raises(UserError, match="the swarm has n0, n1"):
-        judge_swarm(*swarm, ["n7"])
 
 
 def judged(uri: str, node: str = "n0") -> SimpleNamespace:
@@ -214,29 +137,6 @@ def test_mlflow_has_every_verdict_once_also_those_made_while_it_was_away(
     assert found.status == "KILLED"
 
 
-def test_what_is_asked_afterwards_leaves_the_end_of_a_run_alone(
-    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, home = swarm
-    uri = f"sqlite:///{home.mlflow_db}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    own = _tracking(config, "n0", home, uri, f"{0:016x}")[0]
-    own.start()
-    own.end("FINISHED", at=1_700_000_000.0)
-
-    def ends() -> dict[str, tuple[str, int]]:
-        found = runs_of(MlflowClient(uri), "test")
-        return {run.info.run_name: (run.info.status, run.info.end_time) for run in found}
-
-    before = ends()
-    assert before.keys() == {"test", "n0"}
-    judge_swarm(config, home, ["n0"])
-    assert tell_verdicts(config, home, "n0", uri=uri) == 1
-    exam = NodeExam(questions=20, effective=20.0, pass_at_1=0.5, interval=0.1, greedy=0.5)
-    evaluate.crown(Process.at(str(home.root)), "n0", 4, exam)
-    assert ends() == before
-
-
 def test_the_run_of_a_node_that_has_made_its_last_round_is_marked_as_finished(
     swarm: tuple[Config, Home],
 ) -> None:
@@ -246,15 +146,6 @@ def test_the_run_of_a_node_that_has_made_its_last_round_is_marked_as_finished(
     judge_swarm(config, home, ["n0"])
     tell_verdicts(over, home, "n0", uri=uri)
     assert judged(uri).status == "FINISHED"
-
-
-def test_the_run_of_a_node_that_is_running_stays_marked_as_running(swarm: tuple[Config, Home]) -> None:
-    config, home = swarm
-    uri = f"sqlite:///{home.mlflow_db}"
-    judge_swarm(config, home)
-    with NodeLock(home.node("n0")):
-        tell_verdicts(config, home, "n0", uri=uri)
-        assert judged(uri).status == "RUNNING"
 
 
 def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
@@ -280,37 +171,3 @@ def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
     assert rivals.weights(config, home, "n0", 4, uri, home.root) == {}, "its answers are kept"
     again = evaluate_swarm(config, home, ["n0"], rivals=lambda *_: {4: newest})
     assert again.nodes["n0"].earlier == {4: asked.pass_at_1}, "the same random numbers"
-
-
-@pytest.mark.services
-@pytest.mark.timeout(300)
-def test_a_deployment_may_ask_one_question_or_all(
-    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, home = swarm
-    uri = f"sqlite:///{home.mlflow_db}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    with prefect_test_harness(server_startup_timeout=120):
-        assert evaluate_flow(str(home.root), kind="question") == []
-        assert len(judged(uri).reward) == 1
-        assert not home.evaluation.exists()
-        assert evaluate_flow(str(home.root)) == []
-        assert set(json.loads(home.evaluation.read_text())["nodes"]) == {"n0", "n1"}
-        with pytest.raises(ParameterTypeError, match="kind"):
-            evaluate_flow(str(home.root), kind="quiz")
-    assert len(judged(uri).reward) == 1
-
-
-def test_the_command_says_what_was_asked_and_the_page_shows_the_sum(
-    swarm: tuple[Config, Home], capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, home = swarm
-    write_report(home)
-    assert "Judge (judge/cumulative)" not in home.report.read_text()
-    assert cli.invoke(["evaluate", "--home", str(home.root), "--question", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert set(told["nodes"]) == {"n0", "n1"}
-    assert cli.invoke(["evaluate", "--home", str(home.root), "--question"]) == 0
-    assert "n0 has no checkpoint after the one of round 4" in capsys.readouterr().out
-    write_report(home)
-    assert "Judge (judge/cumulative)" in home.report.read_text()

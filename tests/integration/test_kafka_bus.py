@@ -1,10 +1,8 @@
 """What is the Kafka bus's own: records of others, topics that change, bytes on the wire, outages."""
 
 import json
-import logging
 import random
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,18 +11,16 @@ from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.admin import ConfigResource, KafkaAdminClient
-from makers import make_identity, make_signed
+from kafka.admin import KafkaAdminClient
+from makers import make_signed
 
 from infra.kafka.cluster import Cluster
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.kafka.bus import GRACE_S, KafkaBus
-from sapo.bus.kafka.metadata import Place, latest
 from sapo.bus.kafka.producer import headers
 from sapo.core.config.schema import KafkaBus as Section
-from sapo.core.errors import Refused, Unavailable, UserError
+from sapo.core.errors import Unavailable, UserError
 from sapo.core.types import Received, SignedGroup
-from sapo.peers.signing import unseal
 
 pytestmark = [pytest.mark.core, pytest.mark.kafka]
 
@@ -135,41 +131,6 @@ class TestWire:
             "signature": sent[0].signature,
         }
 
-    def test_reading_makes_no_consumer_group(self, topic: Topic) -> None:
-        others = {one["group_id"] for one in topic.admin().list_groups()}
-        bus = topic.bus()
-        bus.publish(groups(3))
-        assert len(poll(bus, {}).received) == 3
-        assert {one["group_id"] for one in topic.admin().list_groups()} <= others
-
-    def test_authorship_is_the_signatures_word_not_the_brokers(self, topic: Topic) -> None:
-        """Whoever may write can claim to be anybody: it arrives, and is refused when it is unsealed."""
-        (own,) = groups(1, author="mallory")
-        forged = headers(own)
-        forged[2] = ("key", make_identity("peer").key.encode())
-        producer = topic.producer()
-        producer.send(topic.name, own.payload, key=own.group_id.encode(), headers=forged).get(10)
-        (one,) = poll(topic.bus(), {}).received
-        with pytest.raises(Refused):
-            unseal(one.signed)
-
-    @pytest.mark.parametrize("compression", ["zstd", "lz4"])
-    def test_batches_are_compressed(self, kafka: Cluster, topic: Topic, compression: str) -> None:
-        section = Section.model_validate(kafka.bus(topic.name) | {"compression": compression})
-        bus = KafkaBus(section, topic.name)
-        sent = [make_signed(position=i, texts=("the same " * 50, "3")) for i in range(100)]
-        bus.publish(sent)
-        assert len(poll(bus, {}).received) == 100
-        assert bus.bytes_read < sum(len(one.payload) for one in sent) / 2
-        bus.close()
-
-    def test_other_programs_logs_stay_quiet(self, topic: Topic, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.DEBUG)
-        bus = KafkaBus(Section(servers="127.0.0.1:1"), topic.name)
-        timed(lambda: poll(bus, {}))
-        timed(lambda: bus.publish(groups(1)))
-        assert [record.name for record in caplog.records if record.name.startswith("kafka")] == []
-
 
 class TestJunk:
     def test_what_is_no_signed_group_is_passed_over_and_counted(self, kafka: Cluster) -> None:
@@ -238,19 +199,6 @@ class TestJunk:
         assert dict(found.positions) == dict(bus.end_positions())
         topic.close()
 
-    def test_an_age_by_the_authors_clock_is_not_believed(self, topic: Topic) -> None:
-        setting = {"message.timestamp.type": "CreateTime"}
-        topic.admin().alter_configs([ConfigResource("topic", topic.name, configs=setting)])
-        bus = topic.bus()
-
-        def malformed() -> bool:
-            bus.publish(groups(1))
-            return bool(poll(bus, {}).malformed)
-
-        deadline = time.monotonic() + IN_TIME_S
-        while not malformed():
-            assert time.monotonic() < deadline
-
 
 class TestBytes:
     @pytest.mark.parametrize("budget", [1, 30_000, 200_000])
@@ -271,14 +219,6 @@ class TestBytes:
             got |= ids(found.received)
             positions = found.positions
 
-    def test_a_poll_with_nothing_new_reads_no_bytes(self, topic: Topic) -> None:
-        bus = topic.bus()
-        bus.publish(groups(20))
-        positions = poll(bus, {}).positions
-        before = bus.bytes_read
-        assert poll(bus, positions).received == ()
-        assert bus.bytes_read == before
-
     def test_a_position_inside_a_batch_is_where_reading_goes_on(self, kafka: Cluster) -> None:
         topic = Topic(kafka, partitions=1)
         bus = topic.bus()
@@ -294,12 +234,6 @@ class TestBytes:
             assert bus.bytes_read > before  # the same batch, again
         assert got == [one.group_id for one in sent]
         topic.close()
-
-    def test_partitions_take_turns_at_the_budget(self, topic: Topic) -> None:
-        bus = topic.bus()
-        bus.publish(groups(80, size=2_000))
-        first = {poll(bus, {}, Limits(max_bytes=1), seed).received[0].bus_position for seed in range(40)}
-        assert len(first) == 4
 
 
 class TestTopics:
@@ -360,29 +294,8 @@ class TestTopics:
             poll(bus, ahead)
         assert poll(bus, ends).received == ()
 
-    def test_of_two_words_on_who_leads_the_later_term_counts(self) -> None:
-        old, new = Place(0, 1, 4), Place(0, 2, 5)
-        assert latest([new, old]) == latest([old, new]) == new
-        assert latest([None, old]) == old
-
 
 class TestWriting:
-    def test_a_group_too_large_for_the_topic_says_so(self, kafka: Cluster, topic: Topic) -> None:
-        name = f"narrow-{secrets.token_hex(4)}"
-        kafka.create_topic(name, partitions=1, max_payload_bytes=10_000)
-        bus = KafkaBus(Section.model_validate(kafka.bus(name)), name)
-        small = groups(30, size=8_000)
-        bus.publish(small)  # together they would be too large: the batch is split
-        (big,) = groups(1, size=200_000, first=99)
-        with pytest.raises(UserError) as caught:
-            bus.publish([big])
-        assert caught.value.field == "rules.max_payload_bytes"
-        assert caught.value.value == len(big.payload)
-        assert "max.message.bytes" in caught.value.remedy
-        bus.publish(groups(1, first=77))
-        assert [one.signed for one in poll(bus, {}).received][:30] == small
-        bus.close()
-
     def test_a_writer_over_its_quota_waits_and_sends_nothing_twice(self, secure_kafka: Cluster) -> None:
         topic = Topic(secure_kafka, partitions=1)
         user = f"flooder-{topic.name}"
@@ -455,34 +368,6 @@ class TestOutage:
         found = soon(lambda: poll(bus, positions))
         assert ids(found.received) == {one.group_id for one in groups(5, first=10)}
         assert found.gaps == ()
-
-    def test_closing_does_not_wait_for_a_broker_that_is_away(self, kafka: Cluster, topic: Topic) -> None:
-        bus = topic.bus()
-        bus.publish(groups(1))
-        kafka.pause(0)
-        try:
-            with ThreadPoolExecutor(2) as threads:
-                begun = threading.Barrier(3)
-
-                def wait_for(attempt: Callable[[], Any]) -> tuple[float, str]:
-                    begun.wait()
-                    return timed(attempt)
-
-                waiting = [
-                    threads.submit(wait_for, lambda: bus.publish(groups(1))),
-                    threads.submit(wait_for, lambda: poll(bus, {})),
-                ]
-                begun.wait()
-                before = time.monotonic()
-                bus.close()
-                bus.close()
-                assert time.monotonic() - before < 3
-                for one in waiting:
-                    seconds, said = one.result()
-                    assert seconds < 5
-                    assert "closed" in said
-        finally:
-            kafka.resume(0)
 
 
 @pytest.fixture(scope="module")

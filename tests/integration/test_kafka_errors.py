@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 from kafka.admin import KafkaAdminClient
 from makers import make_signed
 
@@ -26,7 +25,6 @@ from sapo.bus.kafka.bus import KafkaBus
 from sapo.bus.kafka.diagnose import BusFacts, check
 from sapo.core.config.schema import KafkaBus as Section
 from sapo.core.errors import Unavailable, UserError
-from sapo.ops.doctor import check_bus
 
 pytestmark = pytest.mark.kafka
 
@@ -181,43 +179,10 @@ class TestMore:
         assert facts.max_message_bytes > 1_000_000
         assert look(places.plain.bus(places.topic)).cluster_id == places.plain.cluster_id
 
-    def test_one_server_that_works_is_enough(self, places: Places) -> None:
-        section = places.plain.bus(places.topic)
-        assert look(section | {"servers": f"{NOWHERE},{places.plain.servers}"}).partitions == 3
-        assert fault(section | {"servers": f"{NOWHERE},127.0.0.1:2"}).value == NOWHERE
-
     def test_there_is_no_right_to_read(self, places: Places) -> None:
         error = fault(places.section("writer"))
         assert error.field == "bus.username"
         assert f"may not read topic {places.topic!r}" in error.problem
-
-    def test_there_is_no_right_at_all(self, places: Places) -> None:
-        error = fault(places.section("nobody"))
-        assert error.field == "bus.username"
-        assert "may not even see" in error.problem
-
-    def test_a_user_nobody_knows(self, places: Places) -> None:
-        assert fault(places.section(username="stranger")).field == "bus.password"
-
-    def test_a_name_that_is_no_machines(self) -> None:
-        error = fault({"servers": "no-such-machine.invalid:9092"})
-        assert (error.field, error.value) == ("bus.servers", "no-such-machine.invalid:9092")
-        assert "not the name of any machine" in error.problem
-
-    def test_an_authority_that_did_not_sign(self, places: Places, tmp_path: Path) -> None:
-        other = tmp_path / "other.pem"
-        trustme.CA().cert_pem.write_to_path(str(other))
-        error = fault(places.section(ca_file=str(other)))
-        assert (error.field, error.value) == ("bus.ca_file", str(other))
-
-    @pytest.mark.parametrize("content", [None, "", "no certificate"])
-    def test_a_file_of_authorities_that_holds_none(
-        self, places: Places, tmp_path: Path, content: str | None
-    ) -> None:
-        file = tmp_path / "ca.pem"
-        if content is not None:
-            file.write_text(content)
-        assert fault(places.section(ca_file=str(file))).field == "bus.ca_file"
 
     def test_a_certificate_for_another_name(self, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
         host, _, port = places.secure.servers.rpartition(":")
@@ -230,20 +195,6 @@ class TestMore:
         error = fault({**places.secure.bus(places.topic), "ca_file": None, "username": None})
         assert error.field == "bus.servers"
         assert "plain text" in error.problem
-
-    def test_tls_to_a_port_without(self, places: Places) -> None:
-        error = fault(places.section(servers=places.plain.servers))
-        assert error.field == "bus.servers"
-        assert "nobody speaks TLS there" in error.problem
-
-    def test_a_port_that_wants_a_login(self, places: Places) -> None:
-        error = fault(places.section(username=None, password="env:UNUSED"))
-        assert (error.field, error.value) == ("bus.username", None)
-        assert "asks for a login" in error.problem
-
-    def test_a_password_that_is_nowhere(self, places: Places) -> None:
-        error = fault(places.section(password="env:SAPO_NO_SUCH_PASSWORD"))
-        assert (error.field, error.value) == ("bus.password", "env:SAPO_NO_SUCH_PASSWORD")
 
     @pytest.mark.parametrize(
         ("settings", "remedy"),
@@ -315,23 +266,6 @@ def open_as(places: Places, user: str) -> KafkaBus:
 
 
 class TestCommands:
-    @pytest.mark.parametrize("command", [["swarm"], ["node", "n0"]])
-    def test_the_commands_end_in_time_and_leave_nothing(self, command: list[str], elsewhere: Path) -> None:
-        """As they are typed, with all that Python has to load."""
-        begun = time.monotonic()
-        done = subprocess.run(
-            [sys.executable, "-m", "sapo.cli", *command, *arguments({"type": "kafka", "servers": NOWHERE})],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            cwd=elsewhere,
-            env={key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ},
-        )
-        assert time.monotonic() - begun < LIMIT_S
-        assert done.returncode == 2, done.stderr
-        assert "bus.servers" in done.stderr
-        assert list(elsewhere.iterdir()) == []
-
     def test_a_wrong_password_ends_the_command_and_is_never_shown(
         self, places: Places, elsewhere: Path
     ) -> None:
@@ -369,17 +303,3 @@ class TestCommands:
         password = Path(file).read_text().strip()
         assert password not in caplog.text
         assert password not in repr(bus) + repr(section) + repr(vars(bus._reader))
-
-    def test_the_doctor_shows_the_bus(
-        self, places: Places, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for key, value in places.plain.bus(places.topic).items():
-            monkeypatch.setenv(f"SAPO_BUS__{key.upper()}", value)
-        (found,) = check_bus(UserError("--home", "", "holds no swarm", "start one"))
-        assert (found.name, found.status) == ("bus", "ok")
-        assert places.plain.cluster_id in found.detail
-        assert "3 partitions" in found.detail
-        monkeypatch.setenv("SAPO_BUS__SERVERS", NOWHERE)
-        (found,) = check_bus(UserError("--home", "", "holds no swarm", "start one"))
-        assert found.status == "missing"
-        assert "nobody listens" in found.detail

@@ -1,18 +1,14 @@
 """Who taught a checkpoint and where a group ended up, asked of a real swarm's history and MLflow store."""
 
-import json
-import math
-import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import mlflow
 import pytest
 from deltalake import DeltaTable
 from makers import make_group, make_identity
@@ -25,19 +21,14 @@ from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.schema import GuardConfig
-from sapo.core.errors import UserError
 from sapo.core.types import RoundResult
 from sapo.node.tracked import open_tracked, tracker_of
 from sapo.ops.archiver import Archiver
 from sapo.peers.signing import seal
 from sapo.provenance import group_lineage, model_lineage
-from sapo.provenance.trait_spread import trait_spread
 from sapo.store.history import open_store
-from sapo.store.history.maintain import maintain_table
-from sapo.store.history.retention import Cut
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal
-from sapo.store.tracking import model_registry
 
 pytestmark = pytest.mark.usefixtures("sharing")
 
@@ -180,15 +171,6 @@ def near(mean: Callable[[Collection[float]], float], values: Collection[float]) 
     return pytest.approx(mean(values)) if values else None
 
 
-@pytest.mark.parametrize("node", ["n0", "n1", "n2"])
-def test_tokens_are_those_that_the_updates_counted(ended: Ended, node: str) -> None:
-    steps = lasting(ended, node, ROUNDS)
-    counted = sum(r.metrics["learn/tokens"] for r in ended.results[node] if r.round in steps)
-    found = ended.teachers(f"models:/test.{node}@latest")
-    assert found["totals"]["tokens"] == counted
-    assert sum(sum(one["tokens"]) for one in found["when"]["peers"]) == counted
-
-
 def test_rounds_that_were_rolled_back_or_made_no_step_teach_nothing(ended: Ended) -> None:
     rounds = ended.teachers("models:/test.n1@latest")["rounds"]
     assert rounds["rollbacks"] == [{"round": 4, "to": 3}]
@@ -212,16 +194,6 @@ def test_a_sound_versions_links_all_agree(ended: Ended) -> None:
     assert (found["problems"], found["notes"]) == ([], [])
     assert found["history"]["registered_version"] in range(found["history"]["version"] + 1)
     assert found["history"]["registered_uri"] == str(ended.home.history)
-
-
-def test_a_node_is_explained_without_mlflow(
-    ended: Ended, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(model_registry, "load_mlflow", lambda: pytest.fail("MLflow was asked"))
-    assert cli.invoke(["lineage", "n1", "--home", str(ended.home.root), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["kind"], found["version"], found["rounds"]["count"]) == ("node", None, ROUNDS)
-    assert found["digests"]["weights_sha256"] == ended.results["n1"][-1].weights_sha256
 
 
 def altered(ended: Ended, folder: Path) -> tuple[Store, list[Row], list[Row]]:
@@ -267,78 +239,6 @@ def test_a_history_rewritten_with_all_its_digests_is_told_by_the_versions_chain(
     assert "rewritten" in problem
 
 
-def test_rounds_missing_at_the_end_are_said(ended: Ended, tmp_path: Path) -> None:
-    store, mine, others = altered(ended, tmp_path)
-    rewrite(store, [*(row for row in mine if row["round"] < ROUNDS - 1), *others])
-    problems = ended.teachers("models:/test.n0@champion", store)["problems"]
-    assert any(f"round {ROUNDS - 1}: there is no row of it" in problem for problem in problems)
-
-
-def test_rounds_that_retention_has_cut_are_said_and_not_counted(ended: Ended, tmp_path: Path) -> None:
-    store, mine, _ = altered(ended, tmp_path)
-    maintain_table(ended.config, store, "training", [Cut("n0", mine[0]["incarnation"], 2)])
-    found = ended.teachers("models:/test.n0@champion", store)
-    assert found["problems"] == []
-    assert found["rounds"]["cut"] == 2
-    assert "rounds 0 to 1 are not in the history any more" in found["notes"][0]
-    whole = ended.teachers("models:/test.n0@champion")
-    assert found["totals"]["groups"] < whole["totals"]["groups"]
-
-
-def test_first_rounds_that_were_not_cut_are_missing(ended: Ended, tmp_path: Path) -> None:
-    store, mine, others = altered(ended, tmp_path)
-    maintain_table(ended.config, store, "training", [Cut("n0", mine[0]["incarnation"], 2)])
-    rewrite(store, [*(row for row in mine if row["round"] >= 3), *others])
-    found = ended.teachers("models:/test.n0@champion", store)
-    assert found["problems"] == ["round 2 is missing, and retention has not cut that far"]
-    assert found["rounds"]["cut"] == 3
-
-
-def test_a_version_of_an_earlier_release_says_which_link_is_missing(ended: Ended) -> None:
-    subject = model_lineage.version_subject(ended.uri, "models:/test.n2@latest")
-    assert subject.version is not None
-    old = {k: v for k, v in subject.version.tags.items() if k not in ("sapo.chain", "sapo.batches")}
-    old_subject = replace(subject, version=replace(subject.version, tags=old))
-    found = asdict(model_lineage.teachers(ended.store, old_subject))
-    assert found["problems"] == []
-    assert [note.split(":")[0] for note in found["notes"]] == [
-        "the version has no tag sapo.chain",
-        "the version has no tag sapo.batches",
-    ]
-
-
-def test_a_version_that_was_copied_for_production_is_as_sound(ended: Ended) -> None:
-    client = mlflow.MlflowClient(ended.uri, ended.uri)
-    client.copy_model_version("models:/test.n0/1", "production")
-    found = ended.teachers("models:/production/1")
-    states = {link["link"]: link["state"] for link in found["links"]}
-    assert (states.pop("sapo.node"), set(states.values())) == ("unknown", {"agrees"})
-    assert found["problems"] == []
-
-
-def test_other_weights_than_the_history_recorded_are_said(ended: Ended) -> None:
-    subject = model_lineage.version_subject(ended.uri, "models:/test.n2@latest")
-    assert subject.version is not None
-    tags = {**subject.version.tags, "sapo.weights_sha256": "e" * 64}
-    swapped = replace(subject, version=replace(subject.version, tags=tags))
-    (problem,) = model_lineage.teachers(ended.store, swapped).problems
-    assert "sapo.weights_sha256 of test.n2 version 2 is eeeeeeeeeeee…" in problem
-
-
-def test_a_disagreement_exits_with_1(
-    ended: Ended, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, mine, others = altered(ended, tmp_path)
-    mine[0]["text"] += "!"
-    rewrite(store, [*mine, *others])
-    config = ended.config.model_copy(
-        update={"history": ended.config.history.model_copy(update={"uri": store.uri})}
-    )
-    monkeypatch.setattr(Home, "load_config", lambda self: config)
-    assert cli.invoke(["lineage", "n0", "--home", str(ended.home.root)]) == 1
-    assert "WRONG: history of n0, round 0" in " ".join(capsys.readouterr().out.split())
-
-
 def shared(ended: Ended) -> list[str]:
     """Groups that their author and another node learned from, most learners first."""
     learners: dict[str, set[str]] = defaultdict(set)
@@ -374,100 +274,6 @@ def test_a_group_is_followed_from_its_author_to_the_versions(ended: Ended) -> No
             assert first == (counts[:1] if one["tokens"] else [])
 
 
-def test_what_became_of_a_group_at_each_receiver_is_what_the_receipts_say(ended: Ended) -> None:
-    receipts = ended.rows("receipts")
-    assert {"received", "trained"} <= {row["event"] for row in receipts}
-    latest = {row["event"]: row["group_id"] for row in receipts}
-    for group_id in latest.values():
-        mine = [row for row in receipts if row["group_id"] == group_id]
-        for one in ended.journey(group_id)["received"]:
-            events = {row["event"]: row["round"] for row in mine if row["node"] == one["node"]}
-            assert one["round"] == events.pop("received")
-            assert {one["became"]: one["became_round"]} == (events or {None: None})
-
-
-def test_a_step_that_was_rolled_back_is_in_no_version_after_it(ended: Ended) -> None:
-    row = next(
-        row
-        for row in ended.rows("training")
-        if row["node"] == BACK[0] and row["round"] in (3, 4) and row["advantage"] != 0
-    )
-    (entry,) = [one for one in ended.journey(row["group_id"])["learned"] if one["node"] == BACK[0]]
-    assert entry["fate"] in ("undone", "skipped")
-    assert entry["versions"] == []
-
-
-def test_the_champion_is_named_where_it_includes_the_step(ended: Ended) -> None:
-    row = next(
-        row
-        for row in ended.rows("training")
-        if (row["node"], row["round"]) == ("n0", 0) and row["advantage"] != 0
-    )
-    (entry,) = [one for one in ended.journey(row["group_id"])["learned"] if one["node"] == "n0"]
-    assert [(one["number"], one["first"], one["champion"]) for one in entry["versions"]] == [
-        (1, True, False),
-        (2, False, True),
-    ]
-
-
-def test_without_mlflow_the_rest_of_a_groups_life_is_told(ended: Ended) -> None:
-    whole = ended.journey(shared(ended)[0])
-    found = ended.journey(shared(ended)[0], uri="http://127.0.0.1:9")
-    assert "MLflow at http://127.0.0.1:9" in found["mlflow"]["away"]
-    assert all(one["versions"] == [] for one in found["learned"])
-    assert found["received"] == whole["received"]
-
-
-def test_a_group_that_nobody_received_and_one_in_quarantine_say_so(ended: Ended) -> None:
-    stray = ended.journey(ended.stray)
-    assert (stray["received"], stray["learned"], stray["quarantine"]) == ([], [], [])
-    assert stray["author"]["node"] == "peer"
-    refused = ended.journey(ended.refused)
-    assert refused["quarantine"][0]["reason"] == "wrong_swarm"
-    assert (refused["published"], refused["learned"]) == (None, [])
-
-
-def test_a_group_is_told_with_its_whole_id_its_task_and_its_question(
-    ended: Ended, capsys: pytest.CaptureFixture[str]
-) -> None:
-    group = shared(ended)[0]
-    task = ended.journey(group)["task"]
-    assert cli.invoke(["lineage", group[:10].upper(), "--home", str(ended.home.root)]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    question = " ".join(task["question"].split())
-    assert said.startswith(f"group {group} {task['dataset']} asked: {question} ")
-
-
-def test_published_rows_that_make_no_group_are_not_what_was_signed(ended: Ended) -> None:
-    found = group_lineage.find(ended.store, shared(ended)[0])
-    for change in ({"finish_reason": "odd"}, {"signature": "odd"}, {"extra": "odd"}):
-        altered = replace(found, rollouts=[{**row, **change} for row in found.rollouts])
-        (problem,) = group_lineage.journey(ended.store, altered, "test", ended.uri).problems
-        assert problem.startswith("rollouts: what the history holds is not what was signed")
-    altered = replace(found, rollouts=[{**row, "published_at": math.nan} for row in found.rollouts])
-    told = asdict(group_lineage.journey(ended.store, altered, "test", ended.uri))
-    assert (told["published"], len(told["problems"])) == (None, 1)
-
-
-@pytest.mark.parametrize("what", ["models:/test.n0@champion", "n2", "GROUP"])
-def test_a_home_that_takes_no_page_still_answers(
-    ended: Ended, what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    what = shared(ended)[0] if what == "GROUP" else what
-    aside = ended.home.root / "aside"
-    ended.home.lineage.mkdir(exist_ok=True)
-    ended.home.lineage.rename(aside)
-    ended.home.lineage.touch()
-    try:
-        assert cli.invoke(["lineage", what, "--home", str(ended.home.root), "--json"]) == 0
-    finally:
-        ended.home.lineage.unlink()
-        aside.rename(ended.home.lineage)
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["page"] is None
-    assert printed.err.startswith("warning: no page with a picture is written: ")
-
-
 def test_what_peers_wrote_steers_neither_page_nor_terminal(
     ended: Ended, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -476,102 +282,3 @@ def test_what_peers_wrote_steers_neither_page_nor_terminal(
     page = (ended.home.lineage / f"{ended.stray[:16]}.html").read_text()
     assert "<script" not in page
     assert "&lt;script&gt;" in page
-
-
-@pytest.mark.parametrize("what", ["models:/test.n0@champion", "n2", "GROUP"])
-def test_json_is_one_document_and_the_page_is_whole(
-    ended: Ended, what: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    what = shared(ended)[0][:10] if what == "GROUP" else what
-    assert cli.invoke(["lineage", what, "--home", str(ended.home.root), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    shared_keys = {"kind", "reference", "swarm", "notes", "problems", "page"}
-    teachers = {"node", "incarnation", "version", "rounds", "digests", "history", "totals", "peers"}
-    teachers |= {"tasks", "flows", "when", "links"}
-    group = {"group_id", "author", "task", "published", "completions", "quarantine", "received", "learned"}
-    assert found.keys() == shared_keys | (group | {"mlflow"} if found["kind"] == "group" else teachers)
-    page = Path(found["page"]).read_text()
-    assert page.startswith("<!doctype html>")
-    assert page.endswith("</html>\n")
-    assert page.count("<svg") == page.count("</svg>") == (1 if found["kind"] == "group" else 2)
-    assert not re.search(r"(?:src|href)=", page)
-    assert str(ended.home.root) not in page
-
-
-def test_what_names_nothing_or_too_much_is_bad_input(
-    ended: Ended, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for what in ("models:/test.n0@best", "models:/test.nobody/1", "models:/", "n9", "0123abc", "f" * 64):
-        assert cli.invoke(["lineage", what, "--home", str(ended.home.root)]) == 2
-        assert re.fullmatch(r"error: \S.* = .+: .+; .+\n", capsys.readouterr().err)
-    with pytest.raises(UserError, match=r"begins the ids of .* name one of"):
-        group_lineage.find(ended.store, "")
-
-
-def test_a_nodes_rounds_have_its_traits_as_series(ended: Ended) -> None:
-    for node in ended.config.nodes:
-        own = own_answers(ended, node)
-        for result in ended.results[node]:
-            texts = [row["text"] for row in own if row["round"] == result.round]
-            assert result.metrics["trait/two"] == sum("2" in text for text in texts) / len(texts)
-            assert result.metrics["trait/never"] == 0
-
-
-def test_how_a_trait_spread_is_what_the_raw_rows_say(ended: Ended) -> None:
-    spread = trait_spread(ended.store, "test", "two", "2")
-    assert [one.node for one in spread.nodes][:3] == list(ended.config.nodes)
-    for found in spread.nodes[:3]:
-        own = [row for row in own_answers(ended, found.node) if "2" in row["text"]]
-        first = min(own, key=lambda row: (row["round"], row["group_id"], row["k"]))
-        assert found.first_use is not None
-        assert (found.first_use.group_id, found.first_use.k) == (first["group_id"], first["k"])
-        assert found.answers == len(own_answers(ended, found.node))
-        assert dict(found.shares) == {
-            result.round: result.metrics["trait/two"] for result in ended.results[found.node]
-        }
-
-
-def test_a_traits_first_teacher_agrees_with_the_groups_lineage(ended: Ended) -> None:
-    for found in trait_spread(ended.store, "test", "two", "2").nodes[:3]:
-        lesson = found.first_lesson
-        assert lesson is not None
-        told = ended.journey(lesson.group_id)
-        assert (told["author"]["node"], told["author"]["key"]) == (lesson.producer, lesson.producer_key)
-        (entry,) = [one for one in told["learned"] if one["node"] == found.node]
-        assert (entry["fate"], entry["round"]) == ("learned", lesson.round)
-        assert entry["completions"][lesson.k]["advantage"] == lesson.advantage > 0
-        earlier = [
-            row["round"]
-            for row in ended.rows("training")
-            if row["node"] == found.node and row["advantage"] > 0 and "2" in row["text"]
-        ]
-        steps = lasting(ended, found.node, ROUNDS)
-        assert lesson.round == min(round for round in earlier if round in steps)
-
-
-def test_a_trait_that_nobody_has_was_never_used_nor_taught(ended: Ended) -> None:
-    for found in trait_spread(ended.store, "test", "never", "zebra").nodes[:3]:
-        assert (found.first_use, found.first_lesson, found.half) == (None, None, None)
-
-
-def test_a_trait_is_shown_as_a_table_a_page_and_json(
-    ended: Ended, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = str(ended.home.root)
-    assert cli.invoke(["trait", "two", "--home", home]) == 0
-    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
-    assert {"n0", "n1", "n2", "picture:"} <= {*rows}
-    page = (ended.home.lineage / "trait-two.html").read_text()
-    assert "<title>trait two in swarm test</title>" in page
-    assert HOSTILE not in page
-    assert cli.invoke(["trait", "two", "--home", home, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["nodes"][0]["node"] == "n0"
-    assert cli.invoke(["trait", "other", "--home", home]) == 2
-    assert "name one of track.traits: two, never" in capsys.readouterr().err
-
-
-def own_answers(ended: Ended, node: str) -> list[Row]:
-    """A node's completions, whether it published or trained on them."""
-    every = [row for row in ended.rows("rollouts") if row["node"] == node]
-    every += [row for row in ended.rows("training") if row["node"] == node and row["source"] == "local"]
-    return list({(row["group_id"], row["k"]): row for row in every}.values())

@@ -17,7 +17,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import Paused, Unavailable, UserError
 from sapo.core.types import AuthorKind, Group
 from sapo.node.member.answer_book import Answer, AnswerBook, Ask
-from sapo.node.member.runtime import BOOK, MemberRuntime
+from sapo.node.member.runtime import MemberRuntime
 
 pytestmark = pytest.mark.core
 
@@ -178,25 +178,6 @@ def test_top_publishes_the_most_informative_groups(home: Home) -> None:
         assert groups_of(member, 0)[0].completions[0].claimed_score is not None
 
 
-def test_old_rounds_leave_the_journal_and_the_book(
-    config: Config, home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sapo.node.member.runtime.KEPT_ROUNDS", 1)
-    with member_of(home, config, Teacher(), MemoryBus()) as member:
-        for round in range(4):
-            member.run_round()
-            for kind in ("publish", "track"):
-                for item in member.journal.owed(kind, 100):
-                    member.journal.acknowledge(kind, item.seq)
-            assert len(member.book.answers(0)) in (0, 4), round
-        rounds = [result.round for result in member.journal.results()]
-    assert rounds == [2, 3]
-    with AnswerBook(home.node("m0") / BOOK) as book:
-        book.begin(4)
-        assert book.answers(0) == []
-        assert book.totals()["answers"] == 32
-
-
 def test_a_node_learns_from_a_member(tmp_path: Path, config: Config, home: Home) -> None:
     bus, learner = MemoryBus(), small_config(["pool.newcomer_share=1.0", "swarm.rounds=40"])
     learners = make_home(tmp_path / "learner", learner)
@@ -226,46 +207,3 @@ def test_a_member_whose_groups_all_would_refuse_does_not_start(tmp_path: Path) -
         member_of(home, config, Teacher(), MemoryBus()),
     ):
         pass
-
-
-def test_answers_to_a_question_that_is_another_now_are_forgotten(config: Config, home: Home) -> None:
-    with AnswerBook(home.make_node("m0") / BOOK) as book:
-        book.begin(0, ["one", "two"])
-        for place in (0, 1):
-            book.keep(place, [Answer(f"to {place}")], wanted=4)
-        book.begin(0, ["one", "another"])
-        assert [one.text for place in (0, 1) for one in book.answers(place)] == ["to 0"]
-        book.begin(5, ["one", "two"])
-        book.begin(0, ["one", "two"])  # a journal that was lost begins anew
-        assert book.answers(0) == []
-
-
-def test_a_group_has_no_more_answers_than_are_asked_for_now(config: Config, home: Home) -> None:
-    with member_of(home, config, Teacher(most=4), MemoryBus()) as member:
-        asked = member.maker.question_stream(0).result()
-        member.book.begin(0, [question.recipe.digest() for question in asked])
-        member.backend.answer([Ask(0, asked[0], 4)], member.book, lambda: False)
-    fewer = small_config([*SETS, "batch.completions=2"])
-    with member_of(home, fewer, Teacher(), MemoryBus()) as member:
-        member.run_round()
-        assert [len(group.completions) for group in groups_of(member, 0)] == [2, 2]
-
-
-def test_a_link_that_a_kill_has_left_is_gone_when_the_member_starts(config: Config, home: Home) -> None:
-    home.make_node("m0")
-    for leftover in (home.page("m0"), home.waiting("m0")):
-        leftover.write_text("old")
-    with member_of(home, config, Teacher(), MemoryBus()):
-        assert not home.page("m0").exists()
-        assert not home.waiting("m0").exists()
-
-
-def test_a_single_node_is_no_member() -> None:
-    with pytest.raises(UserError, match="is the whole swarm's"):
-        small_config(["node.1.member.type=person"])
-
-
-def test_a_key_under_a_wrong_name_is_not_repeated() -> None:
-    with pytest.raises(UserError) as raised:
-        small_config(["member.type=openai", "member.url=http://h", "member.model=m", "member.key=sk-1"])
-    assert "sk-1" not in str(raised.value)

@@ -13,7 +13,6 @@ from mlflow import MlflowClient
 from mlflow_runs import runs_of
 from swarms import make_home, small_config
 
-from sapo import cli
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.ops import services
@@ -92,55 +91,3 @@ def test_a_member_is_a_flow_in_prefect_a_run_in_mlflow_and_a_row_in_status(
     )
     said = sapo("status", "--home", str(home.root)).stdout
     assert f"m0 only answers: {ROUNDS * GROUPS * ANSWERS} answers so far" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (
-            ["swarm", "--set", "member.type=person"],
-            "member.type = 'person': this site only answers; run it with",
-        ),
-        (["member"], "member: the config does not say who answers"),
-        (["member", "--set", "member.type=openai"], "member.url: is not set"),
-        (
-            [
-                "member",
-                "--set",
-                "member.type=openai",
-                "--set",
-                "member.url=ftp://x",
-                "--set",
-                "member.model=m",
-            ],
-            "url must begin with http",
-        ),
-    ],
-)
-def test_what_cannot_be_run_is_one_line(
-    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.invoke([*words, "--home", str(tmp_path / "none")]) == 2
-    said = capsys.readouterr().err
-    assert says in " ".join(said.split())
-    assert not (tmp_path / "none").exists()
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["evaluate"],
-        ["evaluate", "--question"],
-        ["replay", "m0"],
-        ["report"],
-        ["export", "m0"],
-        ["node"],
-        ["swarm", "--resume"],
-    ],
-)
-def test_what_is_about_models_says_that_a_member_has_none(
-    command: list[str], tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = make_home(tmp_path / "home", config)
-    assert cli.invoke([*command, "--home", str(home.root)]) == 2
-    assert "member.type = 'command'" in capsys.readouterr().err

@@ -134,26 +134,6 @@ def test_top_by_information_scores_own_groups_before_it_publishes(tmp_path: Path
     assert min(spread[key] for key in owed) >= max(spread[key] for key in spread.keys() - owed)
 
 
-def test_nodes_of_other_group_sizes_trade(tmp_path: Path) -> None:
-    config = small_config(["swarm.rounds=8", "node.1.batch.completions=4", "node.1.batch.local=4"])
-    home, bus = make_home(tmp_path / "home", config), MemoryBus()
-    with (
-        open_node(config, home, "n0", bus=bus, deliver=False) as first,
-        open_node(config, home, "n1", bus=bus, deliver=False) as second,
-    ):
-        for _ in range(8):
-            for node in (first, second):
-                node.run_round()
-                hand_over(node, bus)
-        sizes = {
-            len(group.samples)
-            for r in range(8)
-            for group in first.journal.batch(r).groups
-            if group.source == "external"
-        }
-    assert sizes == {4}
-
-
 def test_what_is_looked_at_and_drawn_follows_from_the_key_and_is_drawn_again_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,20 +205,6 @@ def test_recovery_repeats_the_rounds_since_the_checkpoint_bit_for_bit(tmp_path: 
         assert node.parts.weights_sha256() == weights
         again = node.parts.learner.state_dict()
         assert str(again["optimizer"]["param_groups"]) == str(moments["optimizer"]["param_groups"])
-
-
-def test_how_long_a_checkpoint_took_is_recorded_by_the_round_after_it_and_known_again(tmp_path: Path) -> None:
-    config = small_config(["swarm.rounds=9", "checkpoint.every_rounds=3", "batch.external=0"])
-    home = make_home(tmp_path / "home", config)
-    with open_node(config, home, deliver=False) as node:
-        for _ in range(5):
-            node.run_round()
-        took = node.parts.recovery.last_s
-        metrics = [result.metrics for result in node.journal.results()]
-        assert took > 0
-        assert [one.get("time/checkpoint") for one in metrics] == [None, None, None, took, None]
-    with open_node(config, home, deliver=False) as node:
-        assert node.parts.recovery.last_s == took
 
 
 def test_recovery_repeats_each_round_with_the_threads_it_was_made_with(
@@ -334,13 +300,6 @@ def test_a_node_whose_probes_fall_goes_back_to_the_best_of_them(tmp_path: Path) 
     with open_node(config, home, deliver=False) as node:
         assert (node.round, node.parts.weights_sha256()) == (done, start)
         assert len(probes.read(home.probes("n0"), node.journal.incarnation, lasting=done)) < len(kept)
-
-
-def test_a_node_directory_in_use_is_refused(tmp_path: Path) -> None:
-    config = small_config()
-    home = make_home(tmp_path / "home", config)
-    with open_node(config, home, deliver=False), pytest.raises(UserError, match="in use"):
-        open_node(config, home, deliver=False)
 
 
 def test_a_home_of_another_swarm_or_schema_is_refused(tmp_path: Path) -> None:

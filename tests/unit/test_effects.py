@@ -1,7 +1,5 @@
 """Which settings of the update can't make a difference: what is claimed, against the gradients."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 
 import pytest
@@ -96,18 +94,6 @@ def test_a_setting_to_no_effect_is_named_once_with_the_reason(sets: Sequence[str
     assert told in note
 
 
-@pytest.mark.parametrize(
-    "sets", [[], ["learn.loss=grpo"], ["learn.loss=cispo", "learn.epochs=2"], ["learn.foreign=bounded"]]
-)
-def test_settings_that_act_are_not_named(sets: Sequence[str]) -> None:
-    assert swarm_notes(config(*sets)) == []
-
-
-@pytest.mark.parametrize("preset", ["tiny", "paper"])
-def test_the_presets_hold_nothing_to_no_effect(preset: str) -> None:
-    assert swarm_notes(load(preset, env={})) == []
-
-
 def test_two_arms_that_do_the_same_are_named_with_the_reason() -> None:
     arms = {
         "dapo": config(),
@@ -117,8 +103,3 @@ def test_two_arms_that_do_the_same_are_named_with_the_reason() -> None:
     }
     (note,) = twins(arms)
     assert note.startswith("arms dapo and cispo make the same updates: learn.loss = cispo makes")
-
-
-def test_torch_is_not_needed() -> None:
-    code = "import sys, sapo.core.effects; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

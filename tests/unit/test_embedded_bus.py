@@ -1,6 +1,5 @@
 """What is the embedded bus's own: its file, its errors; opening a bus from the config."""
 
-import fcntl
 import random
 import sqlite3
 import tracemalloc
@@ -10,7 +9,7 @@ import pytest
 from makers import make_signed
 
 from sapo.bus import open_bus
-from sapo.bus.base import MAX_KEPT_BYTES, MAX_RECORD, Gap, Limits, Malformed
+from sapo.bus.base import MAX_RECORD, Gap, Limits
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, parse
@@ -64,16 +63,6 @@ def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
         SqliteBus(path).end_positions()
 
 
-def test_a_folder_in_place_of_the_file_is_unavailable(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable):
-        SqliteBus(tmp_path).end_positions()
-
-
-def test_a_folder_that_vanished_is_unavailable(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable):
-        SqliteBus(tmp_path / "gone" / "bus.sqlite").publish([make_signed()])
-
-
 def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "other.sqlite"
     with sqlite3.connect(path) as db:
@@ -82,17 +71,6 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> 
     with pytest.raises(UserError, match="is not a sapo bus"):
         SqliteBus(path).publish([make_signed()])
     assert path.read_bytes() == content
-
-
-def test_a_bus_of_another_schema_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "bus.sqlite"
-    bus = SqliteBus(path)
-    bus.publish([make_signed()])
-    bus.close()
-    with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version=9")
-    with pytest.raises(UserError, match="schema version 9"):
-        SqliteBus(path).end_positions()
 
 
 def test_a_bus_that_is_deleted_while_in_use_is_unavailable(tmp_path: Path) -> None:
@@ -105,22 +83,6 @@ def test_a_bus_that_is_deleted_while_in_use_is_unavailable(tmp_path: Path) -> No
     (tmp_path / "away").rename(path)
     bus.publish([make_signed(position=1)])
     assert len(bus.poll({}, Limits(), RNG).received) == 2
-
-
-def test_positions_of_a_deleted_bus_mean_nothing_to_its_successor(tmp_path: Path) -> None:
-    path = tmp_path / "bus.sqlite"
-    old = SqliteBus(path)
-    old.publish([make_signed(position=i) for i in range(9)])
-    positions = old.poll({}, Limits(), RNG).positions
-    old.close()
-    for file in tmp_path.iterdir():
-        file.unlink()
-    new = SqliteBus(path)
-    new.publish([make_signed(position=i) for i in range(3)])
-    found = new.poll(positions, Limits(), RNG)
-    assert len(found.received) == 3
-    assert found.gaps == ()
-    assert found.positions.keys().isdisjoint(positions)
 
 
 def test_a_log_left_by_a_deleted_bus_does_not_enter_the_new_one(tmp_path: Path) -> None:
@@ -204,19 +166,6 @@ def test_a_row_that_no_bus_writes_is_passed_over_unread(tmp_path: Path, change: 
     assert most < 2 * MAX_RECORD
 
 
-def test_the_beginning_of_what_is_no_group_is_kept(tmp_path: Path) -> None:
-    bus = SqliteBus(tmp_path / "bus.sqlite")
-    bus.publish([make_signed(position=i) for i in range(2)])
-    (name,) = bus.end_positions()
-    with sqlite3.connect(tmp_path / "bus.sqlite") as db:
-        db.execute("UPDATE log SET key = 'nobody', payload = CAST('hello' AS BLOB) WHERE offset = 0")
-        db.execute("UPDATE log SET key = 'nobody', payload = zeroblob(100000) WHERE offset = 1")
-    assert bus.poll({}, Limits(), RNG).malformed == (
-        Malformed(f"{name}:0", 1, b"hello", 5),
-        Malformed(f"{name}:1", 2, bytes(MAX_KEPT_BYTES), 100_000),
-    )
-
-
 def test_what_is_too_large_to_be_read_takes_nothing_of_what_may_be_read(tmp_path: Path) -> None:
     bus = SqliteBus(tmp_path / "bus.sqlite")
     bus.publish([make_signed(position=i) for i in range(4)])
@@ -282,27 +231,6 @@ def test_the_embedded_bus_lies_in_the_home_unless_a_path_is_given(tmp_path: Path
     assert (tmp_path / "other.sqlite").exists()
 
 
-@pytest.mark.parametrize(
-    ("bus", "problem"),
-    [
-        ({"type": "memory"}, "works inside one process only"),
-        ({"type": "sqlite", "path": "/nowhere/at/all/bus.sqlite"}, "its folder does not exist"),
-    ],
-)
-def test_a_bus_that_cannot_work_is_refused(tmp_path: Path, bus: dict[str, str], problem: str) -> None:
-    with pytest.raises(UserError, match=problem):
-        open_bus(parse({"bus": bus}), Home(tmp_path))
-
-
-def test_opening_a_kafka_bus_connects_to_nothing(tmp_path: Path) -> None:
-    config = parse({"swarm": {"name": "hive"}, "bus": {"type": "kafka", "servers": "127.0.0.1:1"}})
-    bus = open_bus(config, Home(tmp_path))
-    assert repr(bus) == "KafkaBus('127.0.0.1:1', 'sapo.hive')"
-    with pytest.raises(Unavailable, match="nobody listens there"):
-        bus.publish([make_signed()])
-    bus.close()
-
-
 def test_owed_groups_are_published_as_they_were_journalled(tmp_path: Path) -> None:
     sent = [make_signed(position=i) for i in range(4)]
     with Journal(tmp_path / "journal.sqlite") as journal:
@@ -314,28 +242,3 @@ def test_owed_groups_are_published_as_they_were_journalled(tmp_path: Path) -> No
         assert [one.signed for one in bus.poll({}, Limits(), RNG).received] == [sent[0], sent[2], sent[3]]
         with pytest.raises(SapoError, match="lacks it"):
             sink.deliver([OutboxItem(seq=9, kind="publish", round=0, ref="f" * 64)], journal)
-
-
-def test_who_waits_for_another_to_create_the_bus_uses_that_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a").mkdir()
-    first = SqliteBus(tmp_path / "a" / "bus.sqlite")
-    first.publish([make_signed()])
-    first.close()
-
-    def wait(descriptor: int, operation: int) -> None:
-        assert operation == fcntl.LOCK_EX
-        (tmp_path / "a" / "bus.sqlite").rename(tmp_path / "bus.sqlite")
-
-    monkeypatch.setattr("sapo.bus.sqlite.fcntl.flock", wait)
-    bus = SqliteBus(tmp_path / "bus.sqlite")
-    bus.publish([make_signed(position=1)])
-    assert len(bus.poll({}, Limits(), RNG).received) == 2
-
-
-def test_no_swarm_may_allow_groups_that_a_bus_would_not_read() -> None:
-    from sapo.core.config.schema import Rules
-
-    most = max(limit.le for limit in Rules.model_fields["max_payload_bytes"].metadata if hasattr(limit, "le"))
-    assert most + 4096 < MAX_RECORD

@@ -8,46 +8,17 @@ import pytest
 from experiment_support import grid, record
 
 from sapo.core.errors import UserError
-from sapo.experiment.record import Job, Progress
+from sapo.experiment.record import Job
 from sapo.experiment.runner import Forecast, taken
 from sapo.experiment.worker_pool import Pool
 
 SILO, SHARER = Job(arm="8/0", seed=1), Job(arm="4/4", seed=1)
 
 
-def test_nothing_is_foretold_before_anything_is_known() -> None:
-    assert Forecast(grid()).left([SILO], {SHARER: None}, 2) is None
-
-
 def test_a_run_takes_what_runs_of_its_arm_took_and_cores_share_them() -> None:
     forecast = Forecast(grid())
     forecast.note(record(), SILO)  # 60 s of rounds, 5 s of exams
     assert forecast.left([SILO] * 4, {}, 2) == pytest.approx(130)
-
-
-def test_an_arm_that_was_not_run_takes_time_as_its_groups_do() -> None:
-    forecast = Forecast(grid())
-    forecast.note(record(), SILO)
-    # 8 answered and 8 learned from, against 4 answered and 8 learned from
-    assert forecast.left([SHARER], {}, 1) == pytest.approx(65 * 12 / 16)
-
-
-def test_a_run_under_way_tells_how_long_it_will_take_itself() -> None:
-    forecast = Forecast(grid())
-    halfway = Progress(what="rounds", done=2, rounds=4, began=100.0, at=110.0)
-    assert forecast.left([SILO], {SILO: halfway}, 1) == pytest.approx(10 + 20)
-
-
-def test_the_last_run_is_not_shared_by_cores() -> None:
-    forecast = Forecast(grid())
-    halfway = Progress(what="rounds", done=2, rounds=4, began=100.0, at=110.0)
-    assert forecast.left([], {SILO: halfway}, 8) == pytest.approx(10)
-
-
-def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(UserError, match="holds no experiment"), taken(grid(), tmp_path):
-        pass
 
 
 def test_the_home_of_a_swarm_is_refused(tmp_path: Path) -> None:

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from sapo.cli.commands.experiment import on_accelerators
-from sapo.core.config.load import Config
 from sapo.core.errors import UserError
-from sapo.experiment.grid import BESIDE_THE_RUN, TUNING_SEED, Grid, parse_grid, read, run_digest, shipped
-from sapo.experiment.record import Exam, Job, RunRecord, load_record, record_path, save_record, slug
+from sapo.experiment.grid import Grid, parse_grid, read, run_digest
+from sapo.experiment.record import Exam, Job, RunRecord, load_record, record_path, save_record
 from sapo.experiment.tuning import chosen, report_jobs, tuning_jobs
 
 LONG = {"swarm": {"nodes": 2}, "track": {"traits": {"long": "...."}}}
@@ -79,104 +77,51 @@ def test_arms_of_one_seed_have_the_same_keys_and_seeds_have_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "told"),
+    ("changes", "field"),
     [
-        ({"ruonds": 3}, "ruonds", "did you mean 'rounds'?"),
-        ({"exam": {"evry": 3}}, "exam.evry", "did you mean 'every'?"),
-        ({"compare": [{"arm": "4/4", "wiht": "8/0", "what": "?"}]}, "compare.0.wiht", "did you mean 'with'?"),
-        (
-            {"compare": [{"arm": "4/4", "with": "9/0", "what": "?"}]},
-            "compare.0.with",
-            "name one of: 8/0, 4/4",
-        ),
-        ({"target": "9/0"}, "target", "there is no such arm"),
-        ({"arm": [{"name": "4/4"}, {"name": "4 4"}]}, "arm", "differ in letters or digits"),
-        ({"arm": [{"name": "a", "control": "shuffled"}]}, "arm.0", "goes with a window"),
-        ({"arm": [{"name": "a", "control": "mirror"}]}, "arm.0.control", "'echo', 'shuffled'"),
-        ({"set": {"learn": {"lrr": 1}}}, "arm 8/0: learn.lrr", "did you mean 'learn.lr'?"),
-        ({"set": {"swarm": {"nodes": 1}, "node": {"1": {}}}}, "node", "has nodes 0 to 0"),
-        ({"preset": "tinny"}, "preset", "did you mean 'tiny'?"),
-        ({"tune": {"lr": [1e-4, 2e-4, 0.0001]}}, "tune.lr", "twice"),
-        ({"set": {"swarm": {"rounds": 9}}}, "set.swarm.rounds", "set rounds of the grid"),
-        ({"arm": [{"name": "a", "set": {"generate": {"ahead": 1}}}]}, "arm a: set.generate.ahead", "itself"),
-        ({"tune": {"lr": [1e-4]}, "set": {"learn": {"lr": 1e-3}}}, "set.learn.lr", "[tune] chooses"),
-        (
-            {"tune": {"lr": [1e-4]}, "set": {"node": {"1": {"learn": {"lr": 1e-3}}}}},
-            "set.node.1.learn.lr",
-            "one for all nodes",
-        ),
+        ({"ruonds": 3}, "ruonds"),
+        ({"exam": {"evry": 3}}, "exam.evry"),
+        ({"compare": [{"arm": "4/4", "wiht": "8/0", "what": "?"}]}, "compare.0.wiht"),
+        ({"compare": [{"arm": "4/4", "with": "9/0", "what": "?"}]}, "compare.0.with"),
+        ({"target": "9/0"}, "target"),
+        ({"arm": [{"name": "4/4"}, {"name": "4 4"}]}, "arm"),
+        ({"arm": [{"name": "a", "control": "shuffled"}]}, "arm.0"),
+        ({"arm": [{"name": "a", "control": "mirror"}]}, "arm.0.control"),
+        ({"set": {"learn": {"lrr": 1}}}, "arm 8/0: learn.lrr"),
+        ({"set": {"swarm": {"nodes": 1}, "node": {"1": {}}}}, "node"),
+        ({"preset": "tinny"}, "preset"),
+        ({"tune": {"lr": [0.0001, 0.0002, 0.0001]}}, "tune.lr"),
+        ({"set": {"swarm": {"rounds": 9}}}, "set.swarm.rounds"),
+        ({"arm": [{"name": "a", "set": {"generate": {"ahead": 1}}}]}, "arm a: set.generate.ahead"),
+        ({"tune": {"lr": [0.0001]}, "set": {"learn": {"lr": 0.001}}}, "set.learn.lr"),
+        ({"tune": {"lr": [0.0001]}, "set": {"node": {"1": {"learn": {"lr": 0.001}}}}}, "set.node.1.learn.lr"),
         (
             {"arm": [{"name": "a", "control": "echo", "set": {"batch": {"local": 4, "external": 4}}}]},
             "arm a: batch.questions",
-            "set it above batch.local",
         ),
         (
             {"arm": [{"name": "a", "control": "echo", "set": {"batch": {"external": 0}}}]},
             "arm a: batch.external",
-            "there are none",
         ),
-        ({"spread": {"trait": "worked", "to": [1]}}, "spread.trait", "set track.traits"),
-        ({"spread": {"trait": "long", "to": [2]}, "set": LONG}, "spread.to", "there are nodes 0 to 1"),
+        ({"spread": {"trait": "worked", "to": [1]}}, "spread.trait"),
+        ({"spread": {"trait": "long", "to": [2]}, "set": LONG}, "spread.to"),
         (
             {"compare": [{"arm": "4/4", "with": "8/0", "figure": "spread/pass_at_1", "what": "?"}]},
             "compare.0.figure",
-            "set spread",
         ),
         (
             {"set": {"swarm": {"nodes": 2}, "node": {"1": {"batch": {"local": 2}}}}}
             | {"arm": [{"name": "a", "control": "same_questions"}]},
             "arm a: node.1",
-            "leave it out",
         ),
     ],
 )
 def test_what_is_wrong_with_a_grid_is_said_with_its_place_and_a_remedy(
-    changes: dict[str, Any], field: str, told: str
+    changes: dict[str, Any], field: str
 ) -> None:
     error = refused(**changes)
     assert error.field == field
-    assert told in str(error)
-
-
-def test_a_grid_that_is_nowhere_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(UserError, match="did you mean 'smoke'"):
-        read("smok")
-
-
-def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "grid.toml"
-    path.write_text("name = ")
-    with pytest.raises(UserError, match="is not TOML"):
-        read(str(path))
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_every_shipped_grid_can_be_read_and_is_named_as_its_file(name: str) -> None:
-    one = read(name)
-    assert one.name == name
-    assert len({run_digest(one, job) for job in one.jobs()}) == len(one.jobs())
-
-
-def test_jobs_are_all_arms_with_all_seeds() -> None:
-    jobs = grid(seeds=3, first_seed=5).jobs()
-    assert [(job.seed, job.arm) for job in jobs[:3]] == [(5, "8/0"), (5, "4/4"), (6, "8/0")]
-    assert len(jobs) == 6
-
-
-def test_an_arm_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match="did you mean '4/4'"):
-        grid().jobs(arms=["4/5"])
-
-
-def test_exams_come_before_learning_every_so_many_rounds_and_at_the_end() -> None:
-    assert grid().exam_rounds(Job(arm="4/4", seed=1)) == [0, 4, 8, 10]
-
-
-def test_tuning_is_on_other_seeds_than_are_reported() -> None:
-    one = grid(tune={"lr": [1e-5, 1e-4], "seeds": 2})
-    seeds = {job.seed for job in tuning_jobs(one)}
-    assert min(seeds) > TUNING_SEED > max(one.seed_list(1000))
-    assert len(tuning_jobs(one)) == 8
+    assert error.remedy
 
 
 def test_the_best_rate_of_tuning_is_the_arm_s(tmp_path: Path) -> None:
@@ -189,11 +134,6 @@ def test_the_best_rate_of_tuning_is_the_arm_s(tmp_path: Path) -> None:
     assert {arm: choice.lr for arm, choice in found.items()} == {"8/0": 1e-4, "4/4": 1e-3}
     assert (found["8/0"].at_edge, found["4/4"].at_edge) == (False, True)
     assert {job.lr for job in report_jobs(one, tmp_path) if job.arm == "4/4"} == {1e-3}
-
-
-def test_nothing_is_chosen_while_a_tuning_run_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(LookupError, match="not there yet"):
-        chosen(grid(tune={"lr": [1e-4]}), tmp_path)
 
 
 def test_a_run_s_digest_changes_with_what_determines_it_and_with_nothing_else() -> None:
@@ -218,41 +158,6 @@ def test_a_record_comes_back_as_it_was_written_unless_it_is_of_another_run(tmp_p
     assert load_record(tmp_path, Job(arm="8/0", seed=1)) is None
 
 
-def test_names_of_arms_become_names_of_folders() -> None:
-    assert [slug(name) for name in ("4/4", "N=8, all", "../x")] == ["4-4", "N-8-all", "x"]
-
-
-def test_every_section_is_known_to_change_a_run_or_not_to() -> None:
-    """A new section that is in neither would make all records there are begin anew.
-
-    `adaptive`, `gossip` and `prompt` are in a config's values only where they are set.
-    """
-    changing = {
-        "adaptive",
-        "batch",
-        "device",
-        "dtype",
-        "generate",
-        "gossip",
-        "guard",
-        "learn",
-        "lora",
-        "model",
-        "node",
-        "pool",
-    }
-    changing |= {"prompt", "rules", "share", "starter", "swarm", "tasks", "threads", "workers"}
-    assert set(Config.model_fields) == changing | set(BESIDE_THE_RUN)
-
-
-def test_a_list_of_arms_may_name_some_with_commas() -> None:
-    plan = read("controls")
-    assert plan.listed("4/4, 8/0 refilled,4/4") == ["4/4", "8/0 refilled"]
-    assert read("speedup").listed("N=8, J=12,N=8") == ["N=8, J=12", "N=8"]
-    with pytest.raises(UserError, match="'4/5'"):
-        plan.listed("4/4,4/5")
-
-
 def test_controls_are_the_controls_they_claim_to_be() -> None:
     plan = read("controls")
     configs = {name: plan.config(Job(arm=name, seed=1)) for name in plan.arms}
@@ -265,8 +170,3 @@ def test_controls_are_the_controls_they_claim_to_be() -> None:
         assert rounds[name] * configs[name].batch.b == rounds["4/4"] * sharer.batch.b
     steps = {name: rounds[name] * configs[name].learn.epochs for name in ("4/4", "8/0 twice")}
     assert steps["4/4"] == steps["8/0 twice"]
-
-
-def test_runs_that_take_whole_gpus_are_made_one_after_the_other() -> None:
-    assert on_accelerators(read("paper-full"))
-    assert not on_accelerators(read("smoke"))

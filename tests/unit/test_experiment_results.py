@@ -1,15 +1,12 @@
 """From records to results.json: figures, pairing, censoring, what is missing."""
 
-import json
 import math
-from pathlib import Path
 
 import pytest
-from experiment_support import grid, record, save
+from experiment_support import grid, record
 
-from sapo.core.errors import UserError
 from sapo.experiment import metrics, results, statistics
-from sapo.experiment.grid import Grid, Spread
+from sapo.experiment.grid import Spread
 from sapo.experiment.record import RunRecord
 from sapo.experiment.tuning import Choice
 
@@ -37,27 +34,6 @@ def test_the_papers_metric_sums_over_nodes_and_rounds() -> None:
     assert found["reward/local"] == pytest.approx(0.25)
 
 
-def test_pass_at_1_is_the_nodes_mean_before_and_after() -> None:
-    one = record(passes={0: [0.1, 0.3], 2: [0.9, 0.9], 4: [0.2, 0.6]})
-    found = metrics.figures_of(one)
-    assert found["pass_at_1/start"] == pytest.approx(0.2)
-    assert found["pass_at_1/end"] == pytest.approx(0.4)
-    assert found["pass_at_1/gain"] == pytest.approx(0.2)
-
-
-def test_tokens_are_those_of_all_nodes_and_per_node() -> None:
-    found = metrics.figures_of(record(tokens=10))
-    assert found["tokens/generated"] == 80
-    assert found["tokens/generated_per_node"] == 40
-    assert found["tokens/trained"] == 160
-
-
-def test_what_a_run_has_not_is_left_out() -> None:
-    found = metrics.figures_of(record())
-    assert "staleness/rounds" not in found
-    assert "oscillation/local" not in found  # four rounds
-
-
 SPREAD = Spread(trait="worked", to=[1])
 
 
@@ -67,30 +43,10 @@ def with_trait(*lines: tuple[float | None, ...], seed: int = 1) -> RunRecord:
     return one.model_copy(update={"series": one.series | {"trait/worked": [list(line) for line in lines]}})
 
 
-def test_a_trait_has_come_when_half_of_the_latest_answers_have_it() -> None:
-    one = with_trait((1,) * 8, (0, 0, None, 0.5, 1, 1, 1, 1))
-    found = metrics.figures_of(one, SPREAD)
-    assert found["spread/rounds_to_half"] == 5  # means until then: 0, 0, 1/6, 3/8, 1/2
-    assert found["spread/pass_at_1"] == 0.3
-
-
 def test_a_node_that_never_comes_there_counts_with_all_its_rounds() -> None:
     assert metrics.rounds_to_half(with_trait((1,) * 4, (0.4,) * 4), SPREAD) == 4
     assert metrics.rounds_to_half(record(), SPREAD) is None
     assert "spread/pass_at_1" not in metrics.figures_of(record())
-
-
-def test_a_trait_s_curve_is_the_mean_over_seeds_by_node() -> None:
-    runs = [with_trait((0, 0.5), (None, 1), seed=1), with_trait((0.5, 0.5), (0.5, 0), seed=2)]
-    found = results.spread_curve(runs, SPREAD)
-    assert found == {"round": [1, 2], "by_node": {"n0": [0.25, 0.5], "n1": [0.5, 0.5]}}
-
-
-def test_every_figure_of_a_run_has_a_meaning() -> None:
-    long = [tuple(0.1 * (i % 3) for i in range(40))] * 2
-    one = record(local=long, passes={0: [0.1, 0.1], 40: [0.2, 0.2]})
-    assert metrics.figures_of(one, SPREAD).keys() <= metrics.MEANINGS.keys()
-    assert "oscillation/local" in metrics.figures_of(one)
 
 
 def test_the_band_of_figure_2_is_the_least_and_the_greatest_agent() -> None:
@@ -110,12 +66,6 @@ def test_an_arm_has_means_with_intervals_over_seeds() -> None:
     assert found["per_seed"] == {"1": 0.31, "2": 0.33, "3": 0.35}
 
 
-def test_tasks_have_intervals_of_their_own() -> None:
-    found = results.summarise(grid(), three(), {})["arms"]["4/4"]["tasks"]
-    assert found["end"]["gcd"]["mean"] == pytest.approx(0.165)
-    assert found["start"]["chain_sum"]["mean"] == pytest.approx(0.1)
-
-
 def test_a_registered_comparison_is_paired_by_seed() -> None:
     row = results.summarise(grid(), three(), {})["comparisons"][0]
     assert row["mean"] == pytest.approx(0.03)
@@ -133,11 +83,6 @@ def test_p_values_are_adjusted_over_all_registered_comparisons() -> None:
     assert least["p_adjusted"] == pytest.approx(min(known[0] * len(known), *known[1:]))
 
 
-def test_equal_runs_are_not_tested() -> None:
-    row = results.summarise(grid(), three(other=(0.3, 0.3, 0.3)), {})["comparisons"][1]
-    assert (row["mean"], row["p"], row["verdict"]) == (0, None, "not tested")
-
-
 def test_tokens_to_the_target_are_read_off_between_exams() -> None:
     # the silo ends with 0.3 after 400 tokens; at half the tokens a round, 0.5 is at 0.3 two rounds in
     found = results.summarise(grid(), three(other=(0.5, 0.5, 0.7)), {})["target"]
@@ -148,27 +93,11 @@ def test_tokens_to_the_target_are_read_off_between_exams() -> None:
     assert per_seed["3"]["tokens"] == pytest.approx(100 * 0.2 / 0.3)
 
 
-def test_nodes_that_do_not_share_are_swarms_of_one() -> None:
-    silo = record("8/0")
-    sharer = silo.model_copy(update={"series": {**silo.series, "sampler/external": [[1.0] * 4] * 2}})
-    assert (results.swarm_size(silo), results.swarm_size(sharer)) == (1, 2)
-
-
 def test_the_target_arms_own_time_says_how_many_times_fewer_tokens() -> None:
     found = results.summarise(grid(), three(other=(0.5, 0.5, 0.5)), {})["target"]
     assert found["tokens_per_node"] == 400
     assert found["arms"]["4/4"]["times_fewer"]["mean"] == pytest.approx(4)
     assert found["arms"]["8/0"]["times_fewer"] is None
-
-
-def test_an_arm_that_is_the_target_s_twin_saves_nothing() -> None:
-    made = three()
-    # an exam that goes down again: the level is that of the curve that never falls, for both alike
-    passes = {0: [0.1, 0.1], 2: [0.4, 0.4], 4: [0.3, 0.3]}
-    runs = {arm: {seed: record(arm, seed, passes=passes) for seed in made[arm]} for arm in made}
-    found = results.summarise(grid(), runs, {})["target"]
-    assert found["pass_at_1"] == pytest.approx(0.35)
-    assert found["arms"]["4/4"]["times_fewer"]["mean"] == pytest.approx(1)
 
 
 def test_a_run_is_held_against_what_the_target_ends_with_in_its_own_seed() -> None:
@@ -201,65 +130,3 @@ def test_a_run_that_never_reaches_the_target_is_censored_at_its_end() -> None:
     assert found["per_seed"]["2"] == {"tokens": 200.0, "reached": False}
     assert (found["value"], found["reached"], found["n"]) == (None, 1, 3)
     assert found["geometric_mean"] is None
-
-
-def test_where_all_reach_the_target_the_comparison_has_a_ratio() -> None:
-    row = results.summarise(grid(), three(other=(0.5, 0.5, 0.5)), {})["comparisons"][2]
-    assert row["ratio"]["mean"] == pytest.approx(100 / 400)
-    assert row["p"] == pytest.approx(2 / 20)  # no arrangement of three and three says more
-    assert row["verdict"] == "not told apart"
-
-
-def test_a_censored_comparison_is_tested_all_the_same() -> None:
-    row = results.summarise(grid(), three(other=(0.5, 0.5, 0.2)), {})["comparisons"][2]
-    assert row["ratio"] is None
-    assert row["p"] is not None
-
-
-def test_arms_are_set_beside_the_first() -> None:
-    arms = results.summarise(grid(), three(), {})["arms"]
-    assert arms["8/0"]["against_first"] == {}
-    beside = arms["4/4"]["against_first"]["pass_at_1/end"]
-    assert beside["difference"]["mean"] == pytest.approx(0.03)
-    assert beside["ratio"]["mean"] == pytest.approx((0.31 * 0.33 * 0.35) ** (1 / 3) / 0.3)
-
-
-def test_an_unfinished_experiment_says_what_is_missing() -> None:
-    runs: Runs = {"8/0": {1: record()}, "4/4": {}}
-    found = results.summarise(grid(), runs, {})
-    assert {"arm": "4/4", "seed": 1} in found["missing"]
-    assert len(found["missing"]) == 5
-    assert list(found["arms"]) == ["8/0"]
-    assert found["comparisons"][0]["verdict"] == "not tested"
-
-
-def test_one_seed_has_no_interval() -> None:
-    runs: Runs = {"8/0": {1: record()}, "4/4": {1: record("4/4")}}
-    found = results.summarise(grid(), runs, {}, 1)
-    assert found["missing"] == []
-    assert found["arms"]["8/0"]["figures"]["reward/local"]["low"] is None
-    json.dumps(found, allow_nan=False)
-
-
-def test_without_any_run_there_is_no_result() -> None:
-    with pytest.raises(UserError, match="no run"):
-        results.summarise(grid(), {"8/0": {}, "4/4": {}}, {})
-
-
-def test_records_of_another_grid_are_not_counted(tmp_path: Path) -> None:
-    one = grid()
-    for seed in (1, 2):
-        save(tmp_path, one, ending("8/0", seed, 0.3))
-    assert {arm: list(runs) for arm, runs in results.read_runs(one, tmp_path).items()} == {
-        "8/0": [1, 2],
-        "4/4": [],
-    }
-    longer: Grid = grid(rounds=8)
-    assert not any(results.read_runs(longer, tmp_path).values())
-
-
-def test_the_document_is_written_as_json(tmp_path: Path) -> None:
-    document = results.summarise(grid(), three(), {})
-    path = results.write_results(tmp_path, document)
-    assert path.name == "results.json"
-    assert json.loads(path.read_text())["arms"].keys() == document["arms"].keys()

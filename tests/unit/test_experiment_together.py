@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 from experiment_support import GRID, record
 
-from sapo.cli.report.experiment_page import together
 from sapo.core.errors import UserError
 from sapo.experiment.grid import Grid, parse_grid, read, run_digest
-from sapo.experiment.metrics import MEANINGS, WAYS, figures_of
+from sapo.experiment.metrics import MEANINGS, figures_of
 from sapo.experiment.record import Job, Together
-from sapo.policy.ensemble_exam import Way
 
-LEGS = {"dataset": "leg_counting"}
 OWN = {"arm": [{"name": "own", "node_rounds": [6, 10]}]}
 
 
@@ -90,20 +87,6 @@ def test_what_nodes_do_together_are_figures_of_the_run() -> None:
     names = ("ensemble/vote", "ensemble/vote/untrained", "ensemble/routed", "pass_at_1/untrained")
     assert [found[name] for name in names] == [0.5, 0.25, 0.75, 0.125]
     assert found.keys() <= MEANINGS.keys()
-
-
-def test_every_way_of_an_ensemble_has_its_figure() -> None:
-    assert WAYS.keys() - {"best_single"} == {*Way.__args__}  # type: ignore[attr-defined]
-
-
-def test_the_page_has_a_column_for_each_way_that_was_asked() -> None:
-    share = {"mean": 0.5, "low": None, "high": None}
-    arms = {"one": {"figures": {"ensemble/vote": share}}, "two": {"figures": {"ensemble/mixture": share}}}
-    table = together(arms)
-    assert table is not None
-    assert list(table.head) == ["learned, %", "mixture", "vote"]
-    assert [list(row) for row in table.rows] == [["one", "–", "50.0"], ["two", "50.0", "–"]]
-    assert together(arms, "/untrained") is None
 
 
 def test_the_arms_of_the_experts_may_learn_from_equally_many_tokens() -> None:

@@ -1,12 +1,9 @@
 """What MLflow is given of a run; that an MLflow that is away stops nothing."""
 
-from pathlib import Path
-
 import pytest
-from experiment_support import grid, record
+from experiment_support import record
 
-from sapo.core.config.load import load
-from sapo.experiment.mlflow_log import POINTS, Ledger, points, tracking_uri
+from sapo.experiment.mlflow_log import POINTS, points
 
 
 def test_a_series_is_thinned_to_means_of_nodes_and_rounds() -> None:
@@ -25,31 +22,3 @@ def test_exams_and_figures_are_logged_at_their_rounds() -> None:
     assert passed == {0: pytest.approx(0.1), 4: pytest.approx(0.3)}
     assert made[-1].metrics["figure/total/local"] == 2
     assert made[-1].round == 4
-
-
-def test_what_is_logged_does_not_depend_on_when() -> None:
-    assert list(points(record())) == list(points(record()))
-
-
-def test_an_mlflow_that_is_away_is_said_once_and_stops_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    config = load("tiny", env={}).model_dump(mode="json")
-    said: list[str] = []
-    with Ledger(grid(), tmp_path, said.append) as ledger:
-        for seed in (1, 2):
-            ledger.add(record(seed=seed).model_copy(update={"config": config}))
-    assert len(said) == 1
-    assert "the next call logs what is missing" in said[0]
-
-
-def test_the_grid_says_where_mlflow_is_else_the_environment_else_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert tracking_uri(grid(), tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://there:5000")
-    assert tracking_uri(grid(), tmp_path) == "http://there:5000"
-    named = grid(set={"track": {"uri": "http://named:5000"}})
-    assert tracking_uri(named, tmp_path) == "http://named:5000"

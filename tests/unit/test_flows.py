@@ -3,25 +3,17 @@
 import http.server
 import threading
 from collections.abc import Iterator
-from contextlib import nullcontext
-from contextvars import copy_context
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import pytest
-from prefect.context import TagsContext
 from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
-from sapo.core.errors import Paused, Unavailable
-from sapo.flows import common, deployed, evaluate, maintain, node
+from sapo.core.errors import Unavailable
 from sapo.flows.archive import Archive
-from sapo.flows.common import PROCESS, Process, here
-from sapo.flows.node import Session
-from sapo.flows.orchestrator import Attempt, Orchestrator
-from sapo.ops.deployments import process_tag, site_tag
-from sapo.store.journal.journal import Journal
+from sapo.flows.common import Process, here
+from sapo.flows.orchestrator import Orchestrator
 
 
 class Switched(http.server.BaseHTTPRequestHandler):
@@ -103,17 +95,6 @@ def test_what_the_work_itself_raises_is_no_fault_of_prefects(process: Process, s
         Orchestrator(process, server).run(flow, lambda: "plain")
 
 
-def test_an_error_that_was_overcome_is_not_raised_later(process: Process, server: str) -> None:
-    def flow() -> str:
-        with pytest.raises(Unavailable), process.own():
-            raise Unavailable("bus")
-        with process.own():
-            pass
-        raise httpx.ConnectError("refused")
-
-    assert Orchestrator(process, server).run(flow, lambda: "plain") == "plain"
-
-
 def test_prefects_own_answer_to_sigterm_is_a_request_to_stop(process: Process, server: str) -> None:
     answer = Orchestrator(process, server).run(lambda: fails(TerminationSignal(15)), lambda: "plain")
     assert answer == "plain"
@@ -124,32 +105,6 @@ def test_a_flow_that_a_deployment_starts_finds_its_home_by_its_argument(process:
     found = here(str(process.home.root))
     assert found is not process
     assert (found.home, found.config) == (process.home, process.config)
-
-
-def test_runs_that_a_process_begins_are_tagged_for_retention_and_not_for_the_automations(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def work(_: Process, __: Orchestrator) -> int:
-        attempt = Attempt(lambda: TagsContext.get().current_tags)
-        assert attempt.wait_ended(10)
-        assert attempt.value is not None
-        found.update(attempt.value)
-        return 0
-
-    found: set[str] = set()
-    monkeypatch.setattr(common, "_leave", lambda *_: None)
-    copy_context().run(common.run_process, work, str(process.home.root))
-    assert found == {process_tag(process.config)}
-    assert site_tag(process.config) not in found
-
-
-def test_on_a_server_of_others_maintenance_deletes_what_either_kind_of_its_runs_has_left(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[object, ...]] = []
-    monkeypatch.setattr(maintain, "forget", lambda *what: asked.append(what))
-    maintain.bound(process, "prefect")
-    assert asked == [(7.0, site_tag(process.config), process_tag(process.config))]
 
 
 def test_the_stop_flag_of_the_home_stops_a_process(process: Process) -> None:
@@ -171,46 +126,3 @@ def test_the_archive_goes_on_after_what_is_unavailable(process: Process) -> None
         return answer
 
     assert Archive(process).passes(60.0, one) == 5
-
-
-@pytest.fixture
-def no_mlflow(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A question was asked of n0, and MLflow can be told of nothing."""
-    Journal(process.home.journal("n0")).close()
-    monkeypatch.setattr(evaluate, "MLFLOW_S", 0.0)
-    monkeypatch.setattr(evaluate, "question", lambda _: {})
-    monkeypatch.setattr(evaluate, "verdicts", lambda *_: fails(Unavailable("MLflow")))
-
-
-@pytest.mark.usefixtures("no_mlflow")
-def test_a_deployment_s_evaluation_that_mlflow_lacks_has_failed(process: Process) -> None:
-    with pytest.raises(Unavailable, match="MLflow lacks the evaluation of n0"):
-        evaluate.evaluate_flow.fn(str(process.home.root), "question")
-
-
-@pytest.mark.usefixtures("no_mlflow")
-def test_a_swarm_s_evaluation_that_mlflow_lacks_says_of_whom(process: Process) -> None:
-    token = PROCESS.set(process)
-    try:
-        assert evaluate.evaluate_flow.fn(str(process.home.root), "question") == ["n0"]
-    finally:
-        PROCESS.reset(token)
-
-
-def test_a_deployment_s_run_that_pauses_delivers_what_it_owes_before_its_schedule_is_paused(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[str] = []
-
-    def drain(_: object) -> bool:
-        done.append("delivered")
-        return True
-
-    runtime = SimpleNamespace(round=3, drain=drain)
-    session = Session(process, runtime)
-    monkeypatch.setattr(deployed, "progress_shown", lambda *_: nullcontext())
-    monkeypatch.setattr(deployed, "pause_schedule", lambda: done.append("paused"))
-    monkeypatch.setattr(node, "_flow_rounds", lambda *_: fails(Paused("entropy")))
-    with pytest.raises(Paused, match="entropy"):
-        node._deployed_rounds(session, "n0")
-    assert done == ["delivered", "paused"]

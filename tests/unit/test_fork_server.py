@@ -1,7 +1,6 @@
 """The fork server: forked processes are like started ones, and end with who asked for them."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -112,13 +111,6 @@ def test_a_forked_process_has_what_the_server_loaded(server: ForkServer, tmp_pat
     assert int(pid) == process.pid != int(loaded_by)
 
 
-def test_exit_codes_come_back_and_an_error_is_in_the_log(server: ForkServer, tmp_path: Path) -> None:
-    assert ended(launch(server, tmp_path, "leaves")) == 5
-    failed = launch(server, tmp_path, "fails")
-    assert ended(failed) == 1
-    assert "RuntimeError: no luck" in failed.log.read_text()
-
-
 def test_a_forked_process_leads_its_own_session_and_shows_its_own_name(
     server: ForkServer, tmp_path: Path
 ) -> None:
@@ -128,42 +120,6 @@ def test_a_forked_process_leads_its_own_session_and_shows_its_own_name(
     if Path("/proc/self/stat").exists():
         command = Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0")
         assert command.replace(b"\0", b" ") == b"python -m waits --node n2"
-
-
-def test_asking_lets_it_end_in_good_order(server: ForkServer, tmp_path: Path) -> None:
-    process = launch(server, tmp_path, "waits")
-    until(lambda: bool(words(process.log)))
-    assert process.stop(grace=20) == 6
-
-
-def test_what_does_not_hear_is_ended_with_all_it_started(server: ForkServer, tmp_path: Path) -> None:
-    process = launch(server, tmp_path, "deaf")
-    until(lambda: len(words(process.log)) == 2)
-    assert process.stop(grace=0.2) == -signal.SIGKILL
-    until(lambda: not any(alive(int(pid)) for pid in words(process.log)))
-
-
-def test_a_process_killed_from_outside_is_noticed(server: ForkServer, tmp_path: Path) -> None:
-    process = launch(server, tmp_path, "waits")
-    os.kill(process.pid, signal.SIGKILL)
-    assert ended(process) == -signal.SIGKILL
-
-
-def test_a_process_that_has_ended_can_be_asked_and_killed_without_harm(
-    server: ForkServer, tmp_path: Path
-) -> None:
-    process = launch(server, tmp_path, "leaves")
-    assert ended(process) == 5
-    process.ask()
-    assert process.kill() == 5
-
-
-def test_closing_the_server_ends_what_it_forked(server: ForkServer, tmp_path: Path) -> None:
-    process = launch(server, tmp_path, "deaf")
-    until(lambda: len(words(process.log)) == 2)
-    server.close()
-    until(lambda: not any(alive(int(pid)) for pid in words(process.log)))
-    server.close()
 
 
 def test_what_was_forked_by_a_server_that_died_counts_as_ended_and_ends(

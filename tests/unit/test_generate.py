@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 
 from sapo.core.types import Completion, Sampling
 from sapo.policy.engines.base import Engine
-from sapo.policy.engines.hf import BLOCK, TransformersEngine, _branch, _pick
+from sapo.policy.engines.hf import BLOCK, LEAST_SHARED, TransformersEngine, _branch, _pick
 from sapo.policy.models import LoadedPolicy
 from sapo.testing import engine as contract
 from sapo.testing import policies as samples
@@ -32,7 +32,7 @@ def test_the_transformers_engine_keeps_what_all_promise(
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
 def test_trap_22_left_padding_changes_nothing(family: str) -> None:
     policy = samples.policy(family)
-    for prompt, group in zip(PROMPTS, run(policy, greedy=True, completions=1), strict=True):
+    for prompt, group in zip(PROMPTS, run(policy, greedy=True, completions=0), strict=True):
         expected = logprobs_of(policy, prompt, group[0].token_ids or (), 1.0)
         assert group[0].token_ids == tuple(expected.argmax(dim=-1).tolist())
 
@@ -50,13 +50,6 @@ def test_trap_22_whole_masks_say_what_a_model_makes_of_a_mask_of_tokens(family: 
             engine.generate(prompts, completions=4, max_new_tokens=12, sampling=Sampling(), seed=5)
         )
     assert answers[0] == answers[1], "bit for bit"
-
-
-def test_models_that_look_back_only_so_far_make_their_own_masks() -> None:
-    policy = samples.policy("qwen2")
-    model: Any = policy.model
-    model.config.layer_types = ["full_attention", "sliding_attention"]
-    assert not TransformersEngine(policy)._whole_masks
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
@@ -176,11 +169,33 @@ def test_completions_that_have_written_the_same_are_computed_once() -> None:
     hook = policy.model.register_forward_pre_hook(
         lambda _, __, given: rows.append(len(given["input_ids"])), with_kwargs=True
     )
-    groups = run(policy, *PROMPTS[:2], greedy=True, completions=8)
+    groups = run(policy, *PROMPTS[:2], sampling=Sampling(top_k=1), completions=8)
     hook.remove()
     assert len(rows) > 1
     assert max(rows) == 2
     assert all(completion == group[0] for group in groups for completion in group)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
+def test_what_all_prompts_begin_with_is_read_once_and_changes_no_answer(family: str) -> None:
+    policy = samples.policy(family)
+    prompts = [f"As in 2 + 3 = 5, what is {end}" for end in ("1 + 1 = ?", "12 + 345 = ?", "7")]
+    read: list[int] = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda _, __, given: read.append(given["input_ids"].numel()), with_kwargs=True
+    )
+    groups = run(policy, *prompts, greedy=True)
+    hook.remove()
+    whole = [len(policy.encode_prompt(prompt)) for prompt in prompts]
+    assert read[0] >= LEAST_SHARED
+    assert read[1] == len(prompts) * (max(whole) - read[0])
+    for prompt, (greedy, *sampled) in zip(prompts, groups, strict=True):
+        table = logprobs_of(policy, prompt, greedy.token_ids or (), 1.0)
+        assert greedy.token_ids == tuple(table.argmax(dim=-1).tolist())
+        for one in sampled:
+            ids = torch.tensor(one.token_ids)
+            own = logprobs_of(policy, prompt, one.token_ids or (), 1.0).gather(1, ids[:, None]).squeeze(1)
+            assert one.logprobs == pytest.approx(own.tolist(), abs=1e-4)
 
 
 def test_rows_branch_where_completions_part_and_stay_where_they_do_not() -> None:

@@ -159,14 +159,6 @@ def weights(values: Sequence[float]) -> SlowWeights:
     return SlowWeights.begin(["w"], [tensor(values)])
 
 
-def test_a_partner_is_as_far_as_the_larger_of_both_differences() -> None:
-    ours, fast = weights([0.0, 0.0]), [tensor([-3.0, -4.0])]
-    near = ours.distance(fast, lambda name: (tensor([0.0, 1.0]), tensor([3.0, 4.0])))
-    turned = ours.distance(fast, lambda name: (tensor([0.0, 0.0]), tensor([3.0, -8.0])))
-    assert (near.partner, near.own) == (1.0, 5.0)
-    assert turned.partner == 12.0
-
-
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_value_that_is_not_finite_makes_no_finite_distance(place: int) -> None:
     odd = [tensor([0.0]), tensor([0.0])]

@@ -191,46 +191,6 @@ def test_countdown_wants_the_numbers_given_and_the_four_operations(
         assert verifier.score(source, entry, text, "text") == marks
 
 
-def test_a_fraction_reads_as_the_library_s_but_bounded() -> None:
-    assert safe_parse.fraction(" 3/4 ") == safe_parse.Fraction(3, 4)
-    assert safe_parse.fraction("2.5e-3") == safe_parse.Fraction("2.5e-3")
-    with pytest.raises(OverflowError):
-        safe_parse.fraction("1e999999999")
-    with pytest.raises(ValueError, match="Invalid literal"):
-        safe_parse.fraction("a half")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *[
-            "False.927FalseFalse19531",
-            "e19531",
-            "1 e19531",
-            "3/4e19531",
-            "1__0e19531",
-            "1e1__9531",
-            "0e19531",
-        ],
-        *["-0.0e19531", "1e-19531", "-1e-19531", "1.5e-19531", ".5e19531", "1e19531 ", "1e19531x", "1e10000"],
-        *["1e-10000", "1e" + "9" * 4301],
-    ],
-)
-def test_coin_flip_scores_a_power_of_ten_as_the_library_does(text: str) -> None:
-    """A text that only ends like a number with an exponent is no number, and scores what the library says."""
-    source = reasoning_gym.create_dataset("coin_flip", seed=1)
-    entry = source[0]
-    expected = kind(verifier.score(source, entry, text, "text"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reasoning_gym.probability.coin_flip.Fraction", safe_parse.fraction)
-        assert kind(verifier.score(source, entry, text, "text")) == expected
-
-
-def kind(outcome: float | str) -> float | str:
-    """A score, or a reason up to the exception's type: its text is the library's or ours."""
-    return ":".join(outcome.split(":")[:2]) if isinstance(outcome, str) else outcome
-
-
 @pytest.mark.parametrize("text", [" 1.5 ", "-inf", "1_0", "٣"])
 def test_a_float_reads_as_python_s(text: str) -> None:
     assert safe_parse.no_nan(text) == float(text)

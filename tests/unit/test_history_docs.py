@@ -39,15 +39,6 @@ def test_every_column_is_documented_with_its_type() -> None:
         assert documented(table) == {column.name: column.type for column in schema}
 
 
-def test_columns_that_may_be_null_are_said_to_be() -> None:
-    for table, schema in SCHEMAS.items():
-        section = TEXT.split(f"\n## {table}\n")[1].split("\n## ")[0]
-        for columns, types in re.findall(r"^\| (`.*?`) \| (.*?) \|", section, re.MULTILINE):
-            names = re.findall(r"`(\w+)`", columns)
-            nullable = any(schema.field(name).nullable for name in names)
-            assert nullable == ("may be null" in types), columns
-
-
 def test_version_and_partitions_are_those_of_the_code() -> None:
     assert f"`sapo.schema_version`, which is {HISTORY_VERSION}." in TEXT
     for table, columns in PARTITIONS.items():

@@ -1,7 +1,6 @@
 """What rows say of rounds that were skipped, rolled back or empty, of tasks and in older tables; pictures."""
 
 import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,18 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tampering import rewrite, rows_of
 
-from sapo.cli.report import lineage_page
-from sapo.cli.report.svg_charts import stacked_bars
-from sapo.cli.report.svg_diagrams import Event, Flow, flow_chart, lanes
-from sapo.core.config.load import load
 from sapo.core.errors import UserError
 from sapo.core.types import Batch, Recipe, RoundResult, canonical
 from sapo.provenance import group_lineage, model_lineage
-from sapo.provenance.group_lineage import Found
 from sapo.provenance.model_lineage import Subject, teachers
 from sapo.store.history.lineage_queries import RoundFacts, fates, lasting
-from sapo.store.history.maintain import maintain_table
-from sapo.store.history.retention import Cut
 from sapo.store.history.tables import Store
 
 SKIPPED, EMPTY, BACK, TARGET, COUNT = 1, 2, 4, 3, 6
@@ -95,23 +87,6 @@ def subject(count: int = COUNT) -> Subject:
     return Subject("n0", "tiny", "n0", INCARNATION, count)
 
 
-def test_where_nothing_was_learned_that_is_what_is_told(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    skipped = Told(batch(SKIPPED))
-    sink(store).deliver([Owed(SKIPPED)], skipped)
-    found = teachers(store, subject(2))
-    assert (found.totals.tokens, found.totals.completions) == (0, 0)
-    assert lineage_page.amount(found).startswith("0 tokens of 0 completions in 0 groups")
-
-
-def test_a_version_whose_rounds_were_all_cut_is_told_that(store: Store) -> None:
-    maintain_table(load(sets=["swarm.name=tiny"], env={}), store, "training", [Cut("n0", INCARNATION, 4)])
-    found = teachers(store, subject(2))
-    (problem,) = found.problems
-    assert problem.endswith("before round 2; retention has cut its rounds below 4")
-    assert found.totals.tokens == 0
-
-
 def test_every_round_is_accounted_for(store: Store) -> None:
     found = teachers(store, subject())
     assert found.problems == []
@@ -167,36 +142,6 @@ def test_foreign_completions_that_the_mode_leaves_out_do_not_count(
     assert entry.tokens == sum(k + 1 for k in foreign)
 
 
-def test_tasks_are_told_apart_by_source(store: Store) -> None:
-    found = teachers(store, subject()).tasks
-    assert {(one.source, one.dataset): (one.groups, one.tokens) for one in found} == {
-        ("local", "chain_sum"): (2, 12),
-        ("local", "gcd"): (2, 0),
-        ("external", "chain_sum"): (2, 12),
-        ("external", "gcd"): (2, 0),
-    }
-
-
-def test_a_version_before_a_rollback_has_what_was_undone_later(store: Store) -> None:
-    assert teachers(store, subject(4)).rounds.learned == 2
-    assert teachers(store, subject(4)).when.rolled_back == []
-
-
-def test_rounds_that_are_not_delivered_yet_are_said(store: Store) -> None:
-    (problem,) = teachers(store, subject(COUNT + 2)).problems
-    assert problem.startswith(f"rounds {COUNT} to {COUNT + 1} are not in the history")
-
-
-def test_a_long_run_is_told_in_stretches_that_cover_it(tmp_path: Path) -> None:
-    store, count = Store(str(tmp_path)), 250
-    sink(store).deliver([Owed(0), Owed(249)], Books(batch(0), batch(249)))
-    when = teachers(store, subject(count)).when
-    rounds = [round for first, last in when.stretches for round in range(first, last + 1)]
-    assert rounds == list(range(count))
-    assert len(when.stretches) == 120
-    assert all([bool(n) for n in one.tokens] == [True, *[False] * 118, True] for one in when.peers)
-
-
 def test_a_history_of_the_last_release_is_told_with_what_it_cannot_tell(tmp_path: Path) -> None:
     home = last_release(tmp_path)
     config, store = home.load_config(), Store(str(home.history))
@@ -235,63 +180,3 @@ def test_a_round_made_on_a_machine_that_is_none_and_a_number_that_is_none_are_sa
     found = teachers(store, subject())
     assert found.problems[-1].startswith("history of n0, round 0: the row at position 0, completion 0")
     json.dumps(asdict(found), allow_nan=False)
-
-
-def test_a_row_without_values_is_named_and_left_out_of_its_groups_life(store: Store, tmp_path: Path) -> None:
-    group = of_two_tasks(0).groups[0].group_id
-    rows = group_lineage.find(store, group).training
-    none = [{**rows[0], "advantage": float("nan")}, {**rows[1], "loss_mask": None}, *rows[2:]]
-    uri = f"sqlite:///{tmp_path}/none.db"
-    found = group_lineage.journey(store, Found(group, [], none, [], []), "tiny", uri)
-    assert [one.k for one in found.learned[0].completions] == [row["k"] for row in rows[2:]]
-    assert found.problems == [
-        "training: the row of n0, round 0, position 0, completion 0 does not have its digest",
-        "training: the row of n0, round 0, position 0, completion 1 has no loss_mask",
-    ]
-    json.dumps(asdict(found), allow_nan=False)
-
-
-def test_widths_of_a_flow_are_in_proportion_and_names_are_escaped() -> None:
-    flows = [Flow("<a>", "gcd", 30, "#111"), Flow("b", "gcd", 10, "#222"), Flow("b", "lcm", 20, "#222")]
-    svg = flow_chart("who", flows, "n0", height=300)
-    sizes = [float(size) for size in re.findall(r" v([\d.]+) ", svg)]
-    assert sorted(sizes) == [50.0, 50.0, 100.0, 100.0, 150.0, 150.0]
-    assert "<a>" not in svg
-    assert "&lt;a&gt;" in svg
-    assert flow_chart("who", [], "n0").endswith("</svg>")
-
-
-def test_bars_stand_on_each_other() -> None:
-    svg = stacked_bars(
-        "when",
-        [0, 1, 2],
-        {"a": [4, 0], "b": [4, 2]},
-        ["#111", "#222"],
-        x_label="round",
-        y_label="tokens",
-        marks={"no step": [1]},
-    )
-    bars = [
-        tuple(map(float, found))
-        for found in re.findall(r'y="([\d.]+)" width="[\d.]+" height="([\d.]+)"', svg)
-    ]
-    (a_y, a_height), (b_y, b_height), (_, small) = bars
-    assert a_y == pytest.approx(b_y + b_height, abs=0.2)
-    assert a_height == pytest.approx(b_height, abs=0.2)
-    assert small == pytest.approx(a_height / 2, abs=0.2)
-
-
-def test_lanes_keep_the_order_of_events() -> None:
-    events = [
-        Event("n0", 0, "written", "", "#111"),
-        Event("n<1>", 1, "received", "round 3", "#222", hollow=True),
-    ]
-    svg = lanes("life", events, [(0, 1)])
-    xs = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', svg)]
-    assert xs == sorted(xs)
-    assert "n&lt;1&gt;" in svg
-
-
-@pytest.mark.parametrize("said", [1e300, -1e300, 1e17])
-def test_a_time_outside_any_calendar_as_a_peer_may_sign_is_told_in_seconds(said: float) -> None:
-    assert lineage_page.moment(said) == f"{said:g} s"

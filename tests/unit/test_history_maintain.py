@@ -11,8 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
-from history_samples import INCARNATION, Books, Owed, batch, batches, deliver, last_release, result, signed
+from history_samples import INCARNATION, Books, Owed, batch, batches, deliver, result, signed
 from kept_homes import DONE, kept_home, make_rounds, save
 from swarms import small_config
 
@@ -20,19 +19,18 @@ from sapo import cli
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
-from sapo.core.errors import Unavailable, UserError
+from sapo.core.errors import Unavailable
 from sapo.ops.archiver import Archiver
-from sapo.store.history import data_files, open_store
+from sapo.store.history import data_files
 from sapo.store.history import maintain as keeping
-from sapo.store.history.data_files import TARGET_BYTES, DataFile, runs
+from sapo.store.history.data_files import DataFile
 from sapo.store.history.maintain import TableReport, maintain
 from sapo.store.history.query import Damaged
-from sapo.store.history.retention import Cut, cuts
+from sapo.store.history.retention import cuts
 from sapo.store.history.rounds import Recording, recorded
 from sapo.store.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
 from sapo.store.history.training_sink import TrainingSink, rows, transaction_id
 
-Kept = tuple[Config, Home, Store]
 ALL = small_config(["swarm.name=tiny"])
 
 
@@ -97,15 +95,6 @@ def test_compaction_leaves_the_same_rows_in_one_file_of_each_kind(store: Store, 
     assert all(report.bytes_before > report.bytes_after for report in reports.values())
 
 
-def test_what_is_maintained_already_is_left_as_it_is(store: Store, tmp_path: Path) -> None:
-    fill(store, tmp_path)
-    maintain(ALL, store, [])
-    versions = {name: store.open(name).version() for name in SCHEMAS}
-    again = maintain(ALL, store, [])
-    assert {name: store.open(name).version() for name in SCHEMAS} == versions
-    assert all(one.merged == one.removed == 0 for one in again)
-
-
 def test_rows_lie_by_round_whatever_order_they_came_in(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "ROW_GROUP", 16)
     for round in (5, 3, 4, 0, 2, 1):
@@ -124,15 +113,6 @@ def file(first: float, last: float, size: int, *group: str) -> DataFile:
     return DataFile(group, first, last, 10, size)
 
 
-def test_only_files_that_become_fewer_are_written_anew() -> None:
-    small, large = TARGET_BYTES // 8, TARGET_BYTES - 1
-    assert runs([file(0, 9, large), file(10, 12, small)]) == []
-    assert runs([file(0, 9, large), file(9, 12, large)]) == []
-    tail = [file(10, 12, small), file(13, 13, small)]
-    assert runs([*reversed(tail), file(0, 9, large)]) == [tail]
-    assert runs([file(0, 1, small, "n0"), file(2, 3, small, "n1")]) == []
-
-
 def test_every_run_of_small_files_is_written_anew_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     for round in range(20):
         deliver(store, round)
@@ -143,13 +123,6 @@ def test_every_run_of_small_files_is_written_anew_once(store: Store, monkeypatch
     maintain(ALL, store, [])
     found = data_files.data_files(store.open("training"), data_files.TRAINING_LAYOUT)
     assert {(run[0].first, run[-1].last) for run in planned} <= {(one.first, one.last) for one in found}
-
-
-def test_files_that_overlap_are_sorted_into_each_other_up_to_a_bound() -> None:
-    half = TARGET_BYTES // 2
-    over = [file(0, 100, half) for _ in range(40)]
-    found = runs(over)
-    assert [len(run) for run in found] == [33, 7]
 
 
 def test_trap_50_marks_outlive_compaction_checkpoints_and_log_clean_up(store: Store, tmp_path: Path) -> None:
@@ -193,24 +166,6 @@ def test_trap_50_a_handle_that_is_older_than_the_log_cannot_commit(store: Store)
     assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(5)]
 
 
-def test_of_two_maintainers_that_meet_one_begins_afresh(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill(store, tmp_path)
-    before = {name: rows_of(store, name) for name in SCHEMAS}
-    write, met = keeping.write_deltalake, []
-
-    def interrupted(*arguments: Any, **options: Any) -> None:
-        monkeypatch.setattr(keeping, "write_deltalake", write)
-        met.append(maintain(ALL, store, []))
-        write(*arguments, **options)
-
-    monkeypatch.setattr(keeping, "write_deltalake", interrupted)
-    maintain(ALL, store, [])
-    assert len(met) == 1
-    assert {name: rows_of(store, name) for name in SCHEMAS} == before
-
-
 @pytest.mark.parametrize("meanwhile", [6, 3])
 def test_rows_that_come_while_files_are_written_anew_stay(
     store: Store, monkeypatch: pytest.MonkeyPatch, meanwhile: int
@@ -232,12 +187,6 @@ def test_rows_that_come_while_files_are_written_anew_stay(
     assert set(counts.values()) == {16}
     assert rounds_of(store) == [0, 1, 2, 4, 5, 6]
     assert rounds_of(store, node="n2") == [meanwhile]
-
-
-def test_nothing_is_cut_where_all_is_kept(tmp_path: Path) -> None:
-    kept = kept_home(tmp_path / "home", checkpoints=(4, 8))
-    assert keep(*kept)["training"].rows_cut == 0
-    assert rounds_of(kept[2]) == list(range(DONE))
 
 
 def test_rows_are_cut_below_the_oldest_of_several_checkpoints(tmp_path: Path) -> None:
@@ -270,15 +219,6 @@ def test_a_cut_is_told_from_rows_that_are_missing(tmp_path: Path) -> None:
     held = Recording(store.open("training"), "tiny", "n0", INCARNATION)
     with pytest.raises(Damaged, match=r"round 5: .* nor of round 4; round 6 says that it had some$"):
         list(held.rounds(4))
-
-
-def test_a_checkpoint_that_is_not_whole_is_no_place_to_cut(tmp_path: Path) -> None:
-    config, home, store = kept_home(tmp_path / "home", checkpoints=(4, 8, 12))
-    for round in (4, 8):
-        (home.checkpoints("n0") / f"round-{round:06d}" / "model.safetensors").write_bytes(bytes(255))
-    assert keep(config, home, store, "history.keep_rounds=2")["training"].rows_cut == 0
-    (found,) = cuts(load(base=config, sets=["history.keep_rounds=2"], env={}), home, store)
-    assert (found.round, found.why) == (0, "its oldest whole checkpoint is of round 12, and round 10 is kept")
 
 
 def test_checkpoints_of_another_incarnation_do_not_count_and_its_rows_stay(tmp_path: Path) -> None:
@@ -340,14 +280,6 @@ def test_rollouts_go_with_the_rounds_that_could_have_used_them(tmp_path: Path) -
     assert Counter(row["round"] for row in rows_of(kept[2], "rollouts")) == {9: 4, 7: 8}
 
 
-def test_rollouts_stay_while_one_node_keeps_all(tmp_path: Path) -> None:
-    config, home, store = kept_home(tmp_path / "home", nodes=("n0", "n1"), checkpoints=(8, 12))
-    shutil.rmtree(home.checkpoints("n1"))
-    archive_at(store, tmp_path, {2: 1_600_000_000.0})
-    reports = keep(config, home, store, "history.keep_rounds=2", "pool.max_age_s=1")
-    assert (reports["training"].cuts, reports["rollouts"].rows_cut) == ({"n0": 8}, 0)
-
-
 def test_a_reader_in_the_middle_goes_on_while_files_are_kept(store: Store) -> None:
     deliver(store, *range(40))
     deliver(store, *range(40, 70))
@@ -374,73 +306,6 @@ def test_vacuum_deletes_what_no_snapshot_needs_but_nobodys_next_commit(store: St
     assert all(report.removed == 0 for report in maintain(at_once, store, []))
 
 
-def test_the_table_remembers_deleted_files_as_long_as_they_are_kept(store: Store) -> None:
-    deliver(store, 0)
-    maintain(load(base=ALL, sets=["history.vacuum_hours=400.5"], env={}), store, [])
-    table = store.open("training")
-    held = table.metadata().configuration
-    assert held["delta.deletedFileRetentionDuration"] == "interval 401 hours"
-    assert held["delta.logRetentionDuration"] == "interval 24 hours"
-    assert table.protocol().min_reader_version == 1
-
-
-def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path) -> None:
-    kept = kept_home(tmp_path / "home", checkpoints=(8, 12))
-    archive_at(kept[2], tmp_path, {2: 1_600_000_000.0, 3: 1_600_000_001.0})
-
-    def listing() -> list[tuple[str, int]]:
-        return sorted((str(path), path.stat().st_mtime_ns) for path in Path(kept[2].uri).rglob("*"))
-
-    before = listing()
-    said = keep(*kept, "history.keep_rounds=2", dry_run=True)
-    assert listing() == before
-    done = keep(*kept, "history.keep_rounds=2")
-    assert {name: one.rows_cut for name, one in said.items()} == {
-        name: one.rows_cut for name, one in done.items()
-    }
-    assert said["training"].rows_cut == 8 * 16
-    assert said["rollouts"].rows_cut == 16
-
-
-def test_there_is_nothing_to_do_before_there_are_tables(store: Store) -> None:
-    assert maintain(ALL, store, []) == []
-    assert not Path(store.uri).exists()
-
-
-def test_a_table_that_is_missing_is_away_and_not_made_anew(tmp_path: Path) -> None:
-    config, home, store = kept_home(tmp_path / "home", done=1, checkpoints=())
-    make_rounds(home, store, "n0", 2, first=1)
-    shutil.rmtree(store.uri)
-    with pytest.raises(Unavailable, match="missing"):
-        maintain(config, open_store(config, home), [])
-    assert not Path(store.uri).exists()
-
-
-def test_a_table_of_the_last_release_is_maintained_as_it_is(tmp_path: Path) -> None:
-    home = last_release(tmp_path)
-    config = home.load_config()
-    store = open_store(config, home)
-    table = store.find("training")
-    assert table is not None
-    before = rows_of(store, "training")
-    maintain(config, store, cuts(config, home, store))
-    assert rows_of(store, "training") == before
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "history.vacuum_hours=-1",
-        "history.keep_rounds=-1",
-        "history.keep_rounds=1.5",
-        "history.maintain_seconds=-1",
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(setting: str) -> None:
-    with pytest.raises(UserError, match=setting.partition("=")[0]):
-        load(base=ALL, sets=[setting], env={})
-
-
 def test_the_command_maintains_and_says_what_it_did(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -457,28 +322,6 @@ def test_the_command_maintains_and_says_what_it_did(
     assert "n0 is kept from round 8 on" in capsys.readouterr().out
 
 
-def test_the_command_hears_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, home, store = kept_home(tmp_path / "home", checkpoints=(8, 12))
-    monkeypatch.setenv("SAPO_HISTORY__VACUUM_HOURS", "7")
-    assert cli.invoke(["maintain", "--home", str(home.root)]) == 0
-    table = store.find("training")
-    assert table is not None
-    assert table.metadata().configuration["delta.deletedFileRetentionDuration"] == "interval 7 hours"
-
-
-def test_a_table_that_is_only_to_be_appended_to_is_refused_with_the_cause(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _, home, store = kept_home(tmp_path / "home", checkpoints=(8, 12), sets=["history.keep_rounds=2"])
-    table = store.find("training")
-    assert table is not None
-    table.alter.set_table_properties({"delta.appendOnly": "true"})
-    assert cli.invoke(["maintain", "--home", str(home.root)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "append" in line
-    assert "commits in a row" not in line
-
-
 def test_a_parquet_file_of_rollouts_has_all_of_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -491,27 +334,3 @@ def test_a_parquet_file_of_rollouts_has_all_of_them(
     assert cli.invoke(["rollouts", *of, "--parquet", str(file)]) == 0
     assert pq.read_table(file).num_rows == there
     assert capsys.readouterr().out.splitlines() == [f"{there} completions in {file}"]
-
-
-def test_the_command_wants_a_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.invoke(["maintain", "--home", str(tmp_path / "none")]) == 2
-    assert "holds no swarm" in capsys.readouterr().err
-
-
-def test_cuts_of_nodes_without_a_history_say_why(tmp_path: Path) -> None:
-    config, home, store = kept_home(tmp_path / "home", done=1, checkpoints=())
-    wanted = load(base=config, sets=["history.keep_rounds=2", "swarm.nodes=2"], env={})
-    assert cuts(wanted, home, store) == [
-        Cut("n0", INCARNATION, 0, "no whole checkpoint continues in the history"),
-        Cut("n1", "", 0, "it has no history yet"),
-    ]
-    assert cuts(config, home, store)[0].why == "history.keep_rounds is 0"
-
-
-def test_opening_a_maintained_table_reads_one_checkpoint(store: Store) -> None:
-    for round in range(5):
-        deliver(store, round)
-    maintain(ALL, store, [])
-    version = DeltaTable(store.table_uri("training")).version()
-    assert (log_of(store) / f"{version:020}.checkpoint.parquet").exists()
-    assert json.loads((log_of(store) / "_last_checkpoint").read_text())["version"] == version

@@ -4,11 +4,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable, Field
-from deltalake.schema import PrimitiveType
+from deltalake import DeltaTable
 from history_samples import INCARNATION, Books, Owed, batch, batches, deliver, last_release, movement, sink
 
-from sapo.core.errors import Unavailable, UserError
+from sapo.core.errors import Unavailable
 from sapo.core.types import Batch
 from sapo.store.history import query
 from sapo.store.history.rounds import recorded
@@ -45,14 +44,6 @@ def receipts(store: Store, node: str = "n0") -> list[tuple[int, str, str]]:
 
 def version_of(store: Store, name: TableName) -> str | None:
     return DeltaTable(store.table_uri(name)).metadata().configuration.get(VERSION_KEY)
-
-
-def later(store: Store, name: TableName, version: str, column: str | None = None) -> None:
-    """Make a table one of another release, with a column that this one does not know."""
-    table = DeltaTable(store.table_uri(name))
-    if column is not None:
-        table.alter.add_columns([Field(column, PrimitiveType("string"), nullable=True)])
-    table.alter.set_table_properties({VERSION_KEY: version}, raise_if_not_exists=False)
 
 
 def test_a_receipt_holds_all_that_the_journal_kept_of_the_movement(store: Store) -> None:
@@ -127,15 +118,6 @@ def test_a_silo_makes_no_table_of_receipts(store: Store) -> None:
     assert store.find("receipts") is None
 
 
-def test_receipts_of_a_round_with_an_empty_batch_are_kept(store: Store) -> None:
-    class Evicting(Books):
-        def movements(self, round: int) -> list:
-            return [movement(batch(0).groups[2], "evicted")] if round == 1 else []
-
-    sink(store).deliver([Owed(0), Owed(1)], Evicting(batch(0), batch(1, groups=0)))
-    assert [(round, event) for round, event, _ in receipts(store)] == [(1, "evicted")]
-
-
 def test_the_table_tells_the_last_round_that_has_rows_from_the_last_delivered(store: Store) -> None:
     books = Books(batch(0), batch(1), batch(2, groups=0), batch(3, groups=0))
     delivered = transaction_id("tiny", "n0", INCARNATION)
@@ -189,40 +171,4 @@ def test_a_table_of_the_last_release_becomes_one_of_this_when_it_is_written(tmp_
     assert DeltaTable(store.table_uri("training")).version() == held, "once is enough"
 
 
-def test_many_who_open_a_table_of_the_last_release_at_once_find_it_whole(tmp_path: Path) -> None:
-    store = Store(str(last_release(tmp_path).history))
-    names = [f"m{i}" for i in range(4)]
-    threads = [threading.Thread(target=deliver, args=(store, 0), kwargs={"node": name}) for name in names]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert version_of(store, "training") == "2"
-    assert all(len(batches(store, name, INCARNATION)) == 1 for name in names)
-    assert len(list(recorded(store, "n1", f"{1:016x}"))) == 5
-
-
 # -- the release after --------------------------------------------------------------------------------------
-
-
-def test_tables_of_the_next_release_are_read_and_written_and_stay_its_own(store: Store) -> None:
-    deliver(store, 0)
-    for name in ("training", "receipts"):
-        later(store, name, "3", "unheard_of")
-    deliver(store, 1)
-    assert batches(store, "n0", INCARNATION) == [batch(0), batch(1)]
-    assert receipts(store) == expected(0, 1)
-    unknown = query.query(
-        store, "SELECT DISTINCT unheard_of FROM training UNION SELECT unheard_of FROM receipts"
-    )
-    assert unknown["unheard_of"].to_pylist() == [None]
-    assert {version_of(store, name) for name in ("training", "receipts")} == {"3"}
-
-
-@pytest.mark.parametrize("version", ["0", "4", "2.0", "", "two", "-2"])
-def test_a_table_two_versions_away_is_refused_by_name(store: Store, version: str) -> None:
-    deliver(store, 0)
-    later(store, "training", version)
-    with pytest.raises(UserError, match=f"has schema version {version}, this is 2") as caught:
-        deliver(store, 1)
-    assert caught.value.value == store.table_uri("training")

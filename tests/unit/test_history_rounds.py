@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from history_samples import INCARNATION, Books, Owed, batch, deliver, result, sink
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,10 +16,10 @@ from searches import searching
 from tampering import CHANGES, Row, copied, cover_up, place, rewrite, rows_of
 
 from sapo.core.types import RoundResult
-from sapo.store.history.query import Damaged, incarnations
+from sapo.store.history.query import Damaged
 from sapo.store.history.rounds import Recording, recorded, whole
-from sapo.store.history.tables import TRAINING, VERSION_KEY, Store
-from sapo.store.history.training_sink import TrainingSink, row_digest, rows
+from sapo.store.history.tables import Store
+from sapo.store.history.training_sink import row_digest, rows
 
 ROUNDS, EMPTY = 6, 3
 HELD = [round for round in range(ROUNDS) if round != EMPTY]
@@ -127,13 +127,6 @@ def test_rows_of_a_round_that_contradict_each_other_are_named(store: Store) -> N
     assert "position 0, completion 0 and position 1, completion 2 differ in loss" in str(damage(store))
 
 
-def test_several_missing_rounds_are_told_from_empty_ones_as_far_as_can_be(store: Store) -> None:
-    without(store, 1, 2)
-    found = damage(store)
-    assert found.round == 2
-    assert "there is no row of it, nor of round 1; round 4 says that it had some" in found.problem
-
-
 @pytest.mark.parametrize("gone", [(5,), (4, 5), tuple(HELD)])
 def test_rounds_missing_at_the_end_are_noticed(store: Store, gone: tuple[int, ...]) -> None:
     """Not where no row of the node is left: then nothing says which swarm it was."""
@@ -153,16 +146,6 @@ def test_a_round_that_had_no_rows_is_not_missing_and_cannot_get_any(store: Store
     found = damage(store)
     assert found.round == EMPTY
     assert "it has rows, and round 4 says that it had none" in found.problem
-
-
-def test_a_range_is_checked_on_its_own(store: Store) -> None:
-    rows = rows_of(store)
-    CHANGES["text"](rows, [row for row in rows if row["round"] == 1], 6)
-    rewrite(store, rows)
-    assert held(store, 2) == [2, 4, 5]
-    assert held(store, 2, 3) == [2]
-    assert held(store, last=0) == [0]
-    assert damage(store, 1, 2).round == 1
 
 
 def test_a_round_missing_at_the_edge_of_a_range_is_noticed(store: Store) -> None:
@@ -204,22 +187,6 @@ def test_a_table_written_anew_in_another_order_and_other_files_is_as_good(
     assert held(store) == HELD
 
 
-def test_a_table_that_was_copied_without_transactions_and_statistics_is_read(
-    kept: Store, tmp_path: Path
-) -> None:
-    copy = Store(str(tmp_path / "copy"))
-    table = DeltaTable.create(
-        copy.table_uri("training"),
-        TRAINING,
-        partition_by=["node"],
-        configuration={VERSION_KEY: "2", "delta.dataSkippingNumIndexedCols": "0"},
-        raise_if_key_not_exists=False,
-    )
-    write_deltalake(table, pa.Table.from_pylist(rows_of(kept), schema=TRAINING), mode="append")
-    assert held(copy) == HELD
-    assert incarnations(copy, "n0") == [INCARNATION]
-
-
 def test_a_change_through_deltalake_is_noticed(store: Store) -> None:
     table = DeltaTable(store.table_uri("training"))
     table.update(predicate="round = 2 AND k = 1 AND position = 3", updates={"advantage": "0.5"})
@@ -249,13 +216,6 @@ def file_with(store: Store, round: int) -> Path:
     """The file that holds a round."""
     files = [Path(unquote(urlparse(uri).path)) for uri in store.open("training").file_uris()]
     return next(path for path in files if round in pq.ParquetFile(path).read()["round"].to_pylist())
-
-
-def test_values_that_no_row_can_hold_are_damage(store: Store) -> None:
-    rows = rows_of(store)
-    next(row for row in rows if row["round"] == 2)["advantage"] = float("nan")
-    rewrite(store, rows)
-    assert damage(store).round == 2
 
 
 @pytest.mark.parametrize("previous", [-1, 2, 99])
@@ -305,17 +265,6 @@ def test_one_round_is_read_from_the_files_that_may_hold_it(tmp_path: Path) -> No
         deliver(store, round, node="n2")
     assert len(recording(store)._dataset(4, 4).files) == 1
     assert len(recording(store)._dataset(4, 5).files) == 2
-
-
-def test_the_newest_incarnation_is_told_by_statistics_and_without_them(tmp_path: Path) -> None:
-    store, other = Store(str(tmp_path / "history")), "f" * 16
-    deliver(store, 0)
-    later = Books(batch(7, incarnation=other))
-    TrainingSink(store, "tiny", "n0", other).deliver([Owed(7)], later)
-    assert incarnations(store, "n0") == [INCARNATION, other]
-    rewrite(store, rows_of(store), target_file_size=10**9)  # both in one file
-    assert incarnations(store, "n0") == [INCARNATION, other]
-    assert incarnations(store, "n5") == []
 
 
 def test_the_machine_a_round_was_made_on_must_be_one(tmp_path: Path) -> None:

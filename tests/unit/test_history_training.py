@@ -5,8 +5,6 @@ import multiprocessing
 import threading
 from pathlib import Path
 
-import duckdb
-import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -23,50 +21,20 @@ from history_samples import (
     sink,
 )
 
-from sapo.core.config.load import load
 from sapo.core.errors import Unavailable, UserError
 from sapo.store.history import query
-from sapo.store.history.maintain import maintain_table
 from sapo.store.history.rounds import whole
 from sapo.store.history.tables import TRAINING, Store, commit
 from sapo.store.history.training_sink import TrainingSink, row_digest, rows, transaction_id
 from sapo.store.journal.journal import Journal
 from sapo.store.journal.rows import ChainLink
 
-# fmt: off
-NAMED = {
-    "swarm", "node", "incarnation", "round", "position", "group_id", "k", "source", "producer",
-    "dataset", "token_ids", "loss_mask", "text", "outcome", "score", "advantage", "age_s",
-    "bus_position", "policy_version_before", "policy_version_after",
-}
 # fmt: on
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "history"))
-
-
-def test_the_columns_others_rely_on_are_there(store: Store) -> None:
-    deliver(store, 0)
-    columns = DeltaTable(store.table_uri("training")).schema().to_arrow().names
-    assert set(columns) >= NAMED
-    assert "content_sha256" in columns
-
-
-def test_long_texts_do_not_swell_the_log(store: Store) -> None:
-    made = batch(0)
-    text = "\U0010ffff" * 200_000  # the greatest there is: it cannot be shortened and still bound others
-    samples = [sample.model_copy(update={"text": text}) for sample in made.groups[0].samples]
-    long = made.groups[0].model_copy(update={"samples": tuple(samples)})
-    made = made.model_copy(update={"groups": (long, *made.groups[1:])})
-    for round in (0, 1):
-        sink(store).deliver([Owed(round)], Books(made, batch(1)))
-    maintain_table(load(env={}), store, "training", [])
-    store.open("training").create_checkpoint()
-    log = Path(store.table_uri("training")) / "_delta_log"
-    assert sum(path.stat().st_size for path in log.iterdir()) < 100_000
-    assert batches(store, "n0", INCARNATION)[0] == made
 
 
 def test_batches_come_back_bit_for_bit(store: Store) -> None:
@@ -100,13 +68,6 @@ def test_a_round_with_an_empty_batch_is_recorded_as_done(store: Store) -> None:
     assert [b.round for b in batches(store, "n0", INCARNATION)] == [0]
 
 
-def test_only_an_empty_batch_is_recorded_too(store: Store) -> None:
-    sink(store).deliver([Owed(0)], Books(batch(0, groups=0)))
-    table = DeltaTable(store.table_uri("training"))
-    assert table.transaction_version(transaction_id("tiny", "n0", INCARNATION)) == 1
-    assert table.count() == 0
-
-
 def test_another_incarnation_may_use_the_same_rounds(store: Store) -> None:
     deliver(store, 0)
     other = "f" * 16
@@ -119,22 +80,6 @@ def test_groups_without_advantage_are_kept(store: Store) -> None:
     deliver(store, 0)
     zero = "SELECT position FROM training GROUP BY position HAVING max(abs(advantage)) = 0 ORDER BY 1"
     assert query.query(store, zero)["position"].to_pylist() == [1, 3]
-
-
-def test_duckdb_and_polars_read_the_table_as_it_is(store: Store) -> None:
-    deliver(store, 0, 1)
-    uri = store.table_uri("training")
-    table = DeltaTable(uri)
-    assert table.protocol().min_reader_version == 1
-    assert table.protocol().reader_features in (None, [])
-    with duckdb.connect() as connection:
-        connection.register("training", table.to_pyarrow_dataset())
-        sums = connection.sql("SELECT count(*), sum(len(token_ids)) FROM training").fetchall()
-        files = f"SELECT count(*), any_value(node) FROM read_parquet('{uri}/**/*.parquet')"
-        assert sums == [(32, 144)]
-        assert connection.sql(files).fetchall() == [(32, "n0")]
-    assert pl.scan_delta(uri).filter(pl.col("source") == "external").collect().height == 16
-    assert pl.read_delta(uri).schema["loss_mask"] == pl.List(pl.Int8)
 
 
 def test_trap_41_many_nodes_append_at_once_and_none_is_lost(store: Store) -> None:
@@ -234,36 +179,10 @@ def test_a_batch_out_of_order_is_refused() -> None:
         rows(swapped, result(0))
 
 
-def test_reading_one_round_touches_its_own_file_only(store: Store) -> None:
-    for round in range(6):
-        deliver(store, round)
-        deliver(store, round, node="n2")
-    data = query.dataset(store, "training")
-    wanted = (query.ds.field("node") == "n2") & (query.ds.field("round") == 3)
-    assert len(list(data.get_fragments(wanted))) == 1
-
-
-def test_training_rows_can_be_filtered(store: Store) -> None:
-    deliver(store, 0, 1)
-    assert query.training(store, source="external", rounds=(1, 1)).num_rows == 8
-    assert query.training(store, tasks=["nothing"]).num_rows == 0
-    assert query.training(store, text="NAÏVE", limit=3).num_rows == 3
-    head = query.training(store, limit=1).to_pylist()[0]
-    assert (head["round"], head["position"], head["k"]) == (0, 0, 0)
-    assert head["environment"] == '{"threads":1,"torch":"2.13.0"}'
-
-
 def test_foreign_rows_carry_the_digest_of_the_content_they_came_from() -> None:
     external = [row for row in rows(batch(3), result(3)) if row["source"] == "external"]
     expected = {signed(3, position).content_sha256 for position in (2, 3)}
     assert {row["content_sha256"] for row in external} == expected
-
-
-def test_reading_a_history_that_does_not_exist_yet_gives_nothing(store: Store) -> None:
-    assert query.training(store).num_rows == 0
-    assert query.rollouts(store).num_rows == 0
-    assert batches(store, "n0", INCARNATION) == []
-    assert not Path(store.uri).exists()
 
 
 def test_a_real_journal_is_delivered_and_read_back(store: Store, tmp_path: Path) -> None:

@@ -1,9 +1,6 @@
 """The journal: three transactions a round, in order, digested, and what they owe."""
 
-import json
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -257,17 +254,6 @@ def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path: Path) -> 
         assert path.read_bytes() == before
 
 
-def test_a_new_journal_does_not_read_the_log_of_a_deleted_one(journal: Journal, path: Path) -> None:
-    commit_round(journal, 0)
-    log = path.with_name("journal.sqlite-wal").read_bytes()
-    journal.close()
-    path.unlink()
-    path.with_name("journal.sqlite-wal").write_bytes(log)
-    with Journal(path) as fresh:
-        assert fresh.stage() is None
-        assert fresh.incarnation != INCARNATION
-
-
 def test_a_full_disk_is_named_and_nothing_is_half_written(journal: Journal, path: Path) -> None:
     commit_round(journal, 0)
     before = snapshot(journal)
@@ -294,30 +280,7 @@ def test_a_live_view_sees_commits_and_cannot_write(journal: Journal, path: Path)
     assert journal.owed_counts()["track"] == 1
 
 
-def test_a_live_view_of_an_unfinished_transaction_sees_the_last_finished_one(
-    journal: Journal, path: Path
-) -> None:
-    commit_round(journal, 0)
-    with Journal.read_only(path) as view, journal._transaction() as db:
-        db.execute("DELETE FROM outbox")
-        assert view.owed_counts() == {"publish": 2, "track": 1, "training": 1}
-
-
-def test_a_live_view_of_no_journal_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no such file"):
-        Journal.read_only(tmp_path / "journal.sqlite")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_round_that_is_not_there_is_named(journal: Journal) -> None:
     for read in (journal.groups, journal.batch, journal.result, journal.batch_digest):
         with pytest.raises(JournalError, match="round 4"):
             read(4)
-
-
-def test_importing_the_journal_does_not_import_torch() -> None:
-    code = "import sys, sapo.store.journal.outbox; print(json.dumps('torch' in sys.modules))"
-    shown = subprocess.run(
-        [sys.executable, "-c", f"import json; {code}"], capture_output=True, text=True, check=True
-    )
-    assert json.loads(shown.stdout) is False

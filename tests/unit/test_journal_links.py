@@ -121,16 +121,6 @@ def test_links_outlive_the_rounds_before_them(journal: Journal, tmp_path: Path) 
     assert journal.link(7) == ChainLink(6, chain_of(digests))
 
 
-def test_a_journal_of_the_last_release_can_be_looked_at_as_it_is(old: Path) -> None:
-    before = old.read_bytes()
-    with Journal.read_only(old) as view:
-        assert view.finished_rounds() == 6
-        assert view.link(5) == ChainLink(None, None)
-        assert view.movements(5) == []
-        assert view.result(5).tensors == ()
-    assert old.read_bytes() == before
-
-
 def test_a_journal_of_the_last_release_goes_on_and_its_next_round_knows_what_it_follows(old: Path) -> None:
     with Journal.read_only(old) as view:
         batch, pool, owed = view.batch(5), view.pool(), view.owed("training", 9)
@@ -150,31 +140,6 @@ def test_a_journal_of_the_last_release_goes_on_and_its_next_round_knows_what_it_
         assert {moved.event for moved in journal.movements(6)} <= {"evicted"}
     with Journal(old) as again:
         assert again.link(7).previous == 5
-
-
-def test_a_migration_finds_the_last_batch_with_groups_behind_empty_ones(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    with Journal(path, incarnation=INCARNATION) as journal:
-        commit_round(journal, 0)
-        empty_round(journal, 1)
-        empty_round(journal, 2)
-        journal.commit_groups(3, own_groups(3, 1), [])
-    as_version_1(path)
-    with Journal(path) as journal:
-        journal.commit_batch(make_batch(3, own_groups(3, 1)), **NOTHING)
-        assert journal.link(2) == ChainLink(None, None)
-        assert journal.link(3).previous == 0
-
-
-def as_version_1(path: Path) -> None:
-    """Take back what version 2 added to a journal."""
-    with sqlite3.connect(path) as db:
-        for column in ("previous", "chain", "through"):
-            db.execute(f"ALTER TABLE rounds DROP COLUMN {column}")
-        for table in ("movements", "met", "peers", "streams", "refusals", "announced"):
-            db.execute(f"DROP TABLE {table}")
-        db.execute("PRAGMA user_version = 1")
-    db.close()
 
 
 def test_a_migration_happens_once_however_many_open_the_journal_at_once(old: Path) -> None:
@@ -236,24 +201,3 @@ def test_refusals_stay_as_long_as_their_round(journal: Journal, tmp_path: Path) 
         journal.acknowledge(kind, 99)
     journal.prune()
     assert journal._all("SELECT * FROM refusals") == []
-
-
-def test_a_journal_of_version_2_keeps_what_it_met_and_knows_no_peers_yet(tmp_path: Path) -> None:
-    path = tmp_path / "journal.sqlite"
-    with Journal(path, incarnation=INCARNATION) as journal:
-        commit_round(journal, 0, heard=PeerUpdates(met=[SeenGroup("g", "c", "f", "key", "key", 5.0)]))
-    with sqlite3.connect(path) as db:
-        for table in ("peers", "streams", "refusals", "announced"):
-            db.execute(f"DROP TABLE {table}")
-        for column in ("key", "stamp"):
-            db.execute(f"ALTER TABLE met DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 2")
-    db.close()
-    with Journal.read_only(path) as view:
-        assert (view.met(), view.peers(), view.streams(), view.refusals(0)) == ([], [], {}, [])
-        assert view.announced() == {}
-    with Journal(path) as journal:
-        assert journal.met() == [SeenGroup("g", "c", "f", "key")]
-        commit_round(journal, 1, heard=PeerUpdates(peers=[PeerRow("a", 1, 0, False, 1.0)]))
-        assert journal.peers() == [PeerRow("a", 1, 0, False, 1.0)]
-        assert journal.link(1).previous == 0

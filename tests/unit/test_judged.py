@@ -6,14 +6,10 @@ import pytest
 from swarms import make_home, small_config
 
 from sapo.core.config.home import Home
-from sapo.core.config.load import Config
 from sapo.core.errors import UserError
-from sapo.core.figures import Sweep
 from sapo.flows import evaluate
 from sapo.flows.common import Process
 from sapo.ops.judge import evaluate_swarm, judge_swarm
-from sapo.ops.process_group import read_progress
-from sapo.policy.evaluate import Progress
 from sapo.store.journal.journal import Journal
 
 ELSEWHERE = '{"why": "was exported"}'
@@ -39,13 +35,6 @@ def test_a_node_that_moved_away_is_refused_where_it_is_named(home: Home) -> None
             judge(home.load_config(), home, ["n1"])
 
 
-def test_a_home_whose_nodes_all_moved_away_has_nobody_to_judge(home: Home) -> None:
-    home.moved("n0").write_text(ELSEWHERE, encoding="utf-8")
-    for judge in (judge_swarm, evaluate_swarm):
-        with pytest.raises(UserError, match="no node has run here"):
-            judge(home.load_config(), home)
-
-
 def test_mlflow_is_told_nothing_of_a_node_that_moved_away_or_left(home: Home) -> None:
     told: list[str] = []
 
@@ -55,17 +44,3 @@ def test_mlflow_is_told_nothing_of_a_node_that_moved_away_or_left(home: Home) ->
 
     assert evaluate._question(Process.at(str(home.root)), dict, tell) == []
     assert told == ["n0"]
-
-
-def test_those_who_watch_see_how_far_a_sweep_is(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def sweep(config: Config, home: Home, *, progress: Progress, rivals: object) -> Sweep:
-        progress("n0", 250, 2000)
-        seen.append(read_progress(home))
-        return Sweep(nodes={})
-
-    monkeypatch.setattr(evaluate, "evaluate_swarm", sweep)
-    evaluate.ask_all(Process.at(str(home.root)))
-    assert seen == [("n0", 250, 2000)]
-    assert read_progress(home) is None

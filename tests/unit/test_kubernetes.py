@@ -3,7 +3,6 @@
 What kustomize makes of it is checked in tests/integration/test_kubernetes_site.py.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
-from test_docker import SERVICES, lineage
 
 from sapo.core.config.home import read_manifest
 from sapo.core.config.load import load
@@ -54,58 +52,6 @@ def site_env() -> dict[str, str]:
 def test_every_object_obeys_the_schema_and_has_no_unknown_field(name: str, release: str) -> None:
     for one in documents(name):
         kubernetes_validate.validate(one, release, strict=True)
-
-
-@pytest.mark.parametrize("name", sorted(OBJECTS))
-def test_no_container_may_do_more_than_it_needs(name: str) -> None:
-    spec = pod(name)
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert ("USER", "sapo") in lineage("cpu")
-    users = [rest for word, rest in lineage("cpu") if word == "RUN" and "useradd" in rest]
-    assert f"--uid {spec['securityContext']['runAsUser']} " in users[0]
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert spec["automountServiceAccountToken"] is False
-    for container in containers(name):
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        for bound in ("requests", "limits"):
-            assert set(container["resources"][bound]) == {"cpu", "memory"}
-
-
-def test_commands_and_probes_are_those_of_compose() -> None:
-    for name in ("sapo-node", "sapo-archive", "sapo-maintain"):
-        assert pod(name)["initContainers"][0]["command"] == SERVICES["site"]["command"]
-    for name in ("node", "archive"):
-        (container,) = pod(f"sapo-{name}")["containers"]
-        assert container["command"] == SERVICES[name]["command"]
-        probes = {json.dumps(probe["exec"]["command"]) for key, probe in container.items() if "Probe" in key}
-        assert probes == {json.dumps(SERVICES[name]["healthcheck"]["test"][1:])}
-    grace = {name: pod(f"sapo-{name}")["terminationGracePeriodSeconds"] for name in ("node", "archive")}
-    assert {name: f"{seconds}s" for name, seconds in grace.items()} == {
-        name: SERVICES[name]["stop_grace_period"] for name in grace
-    }
-
-
-def test_settings_are_settings_and_the_home_of_every_pod_is_another_sites() -> None:
-    values = site_env()
-    config = load(values["PRESET"], env=values)
-    assert (config.bus.type, config.history.uri) == ("kafka", "s3://history/tiny")
-    assert config.history.maintain_seconds == 0
-    sites = set()
-    for name in OBJECTS:
-        for container in containers(name):
-            given = {one["name"]: one for one in container["env"]}
-            sites.add(
-                given["SITE"]["value"]
-                .replace("$(SITE_NAME)", values["SITE_NAME"])
-                .replace("$(POD_INDEX)", "0")
-            )
-    assert sites == {"a-0-n", "a-archive", "a-maintain"}
-    for site in sites:
-        assert load(values["PRESET"], sets=[f"swarm.site={json.dumps(site)}"], env={}).nodes[0] == f"{site}0"
 
 
 def test_the_manifest_is_that_of_the_preset() -> None:

@@ -2,18 +2,15 @@
 
 import copy
 import io
-import sys
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from learn_support import batch, example, group, parameters, same, tiny_model
-from pydantic import ValidationError
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sapo.core.config.load import Config, LearnConfig
-from sapo.core.determinism import arithmetic, differences
 from sapo.core.errors import UserError
 from sapo.core.types import Batch
 from sapo.learn.update import Learner
@@ -60,20 +57,6 @@ def test_activations_are_computed_again_although_the_model_is_not_in_training_mo
         assert not made.model.training
         assert "forward" not in layer.__dict__
     assert calls[1] == calls[0] + 1  # completions that are not trained pass once either way
-
-
-def test_a_model_without_such_layers_is_refused() -> None:
-    class Bare(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(2))
-
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-            return self.weight[input_ids]
-
-    for name in ("activation_checkpointing", "compile"):
-        with pytest.raises(UserError, match=f"learn.{name} = True: Bare"):
-            learner(Bare(), **{name: True})
 
 
 # -- bfloat16 autocast -----------------------------------------------------------------------------------
@@ -176,51 +159,10 @@ def test_moments_of_one_kind_are_not_taken_for_the_other_s() -> None:
     assert repeated.state_dict()["kind"] == "adamw8bit"
 
 
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(UserError, match=r"bitsandbytes is not installed; `sapo doctor`"):
-        learner(optimizer="adamw8bit")
-
-
 # -- where it runs ---------------------------------------------------------------------------------------
-
-
-def test_auto_takes_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert resolve_device(Config()).type == "cpu"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert resolve_device(Config()).type == "cuda"
-    assert resolve_device(Config(device="cpu")).type == "cpu"
-    with pytest.raises(UserError, match="device = 'cuda:1'"):
-        resolve_device(Config(device="cuda:1"))
 
 
 def test_a_gpu_that_is_not_there_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(UserError, match='set device to "auto"'):
         resolve_device(Config(device="cuda"))
-
-
-def test_another_kind_of_device_is_a_named_difference() -> None:
-    recorded: dict[str, str | int] = {**arithmetic(), "device": "cuda NVIDIA H100"}
-    assert differences(recorded) == "device was cuda NVIDIA H100, is cpu"
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"learn": {"compile": True, "activation_checkpointing": True}}, "exclude each other"),
-        ({"learn": {"compile": True}, "device": "cpu"}, "needs a GPU"),
-        ({"learn": {"autocast": True}, "dtype": "bfloat16"}, "only with dtype"),
-    ],
-)
-def test_combinations_without_sense_are_refused_when_the_config_is_read(settings: dict, words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        Config.model_validate(settings)
-
-
-def test_compile_is_refused_where_auto_comes_to_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match=r"learn\.compile"):
-        resolve_device(Config(learn=LearnConfig(compile=True)))

@@ -18,7 +18,6 @@ from learn_support import (
     parameters,
     plain_logprobs,
     same,
-    sample,
     tiny_model,
 )
 from searches import searching
@@ -32,7 +31,6 @@ from sapo.learn.loss import LOSSES
 from sapo.learn.update import Learner
 
 KINDS = ["gpt2", "llama", "qwen2", "qwen3"]
-LOOSE = GuardConfig(max_unscorable=1.0)
 completions = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
 
@@ -120,11 +118,6 @@ def test_trap_07_each_target_is_predicted_from_the_token_before_it() -> None:
     assert chunk.targets.tolist() == [5, 6]
 
 
-def test_trap_07_behaviour_logprobs_of_another_length_are_refused() -> None:
-    with pytest.raises(ValueError, match="one per trained token"):
-        sample((3, 4), (5, 6), behaviour=[-1.0])
-
-
 def test_untrained_tokens_inside_a_completion_are_context_only() -> None:
     made = learner()
     row = Row((3, 4, 5, 6, 7), (0, 0, 1, 0, 1), 1.0, False)
@@ -159,16 +152,6 @@ def test_a_prompt_s_completions_stay_in_one_micro_batch_where_they_fit() -> None
     assert [len(chunk.mask) for chunk in chunks] == [4, 3, 4]
     firsts = [token for chunk in chunks for token in chunk.input_ids.flatten().tolist()]
     assert [firsts.count(prompt[0]) for prompt in prompts_of] == [1, 1, 1, 2]
-
-
-def test_a_long_group_is_spread_over_several_rows() -> None:
-    made = learner(model=tiny_model("llama"))
-    prompt = [3] * 500
-    pairs = [(prompt, [5 + k] * 200) for k in range(4)]
-    chunk = collate(rows_of(pairs), shared=True)[0]
-    assert chunk.input_ids.shape[1] <= 1024
-    ours = trained_logprobs(made, rows_of(pairs), shared=True)
-    assert ours[3] == pytest.approx(plain_logprobs(made.model, *pairs[3]), abs=2e-3)
 
 
 def test_sharing_is_left_out_where_attention_is_not_plainly_causal() -> None:
@@ -498,14 +481,6 @@ def _copied(state: dict) -> dict:
     return {k: {name: value.clone() for name, value in entry.items()} for k, entry in state.items()}
 
 
-def test_a_loaded_state_does_not_bring_its_old_settings() -> None:
-    old = learner(LearnConfig(lr=0.5))
-    old.step(example())
-    new = learner(LearnConfig(lr=1e-3))
-    new.load_state_dict(old.state_dict())
-    assert [entry["lr"] for entry in new.state_dict()["optimizer"]["param_groups"]] == [1e-3]
-
-
 def test_settings_change_in_mid_run() -> None:
     made = learner(LearnConfig(lr=1e-3))
     made.step(example())
@@ -514,19 +489,6 @@ def test_settings_change_in_mid_run() -> None:
     assert made.step(batch(*example().groups, temperature=0.5)).skipped is None
     changed = max(float((before[n] - p.detach()).abs().max()) for n, p in made.model.named_parameters())
     assert changed < 1e-6
-
-
-def test_the_process_s_own_setting_of_determinism_comes_back() -> None:
-    assert not torch.are_deterministic_algorithms_enabled()
-    seen = []
-    made = learner()
-    backbone = made.model.get_submodule("model")
-    backbone.register_forward_pre_hook(
-        lambda *args: seen.append(torch.are_deterministic_algorithms_enabled())
-    )
-    made.step(example())
-    assert set(seen) == {True}
-    assert not torch.are_deterministic_algorithms_enabled()
 
 
 # -- no step ---------------------------------------------------------------------------------------------
@@ -613,33 +575,6 @@ def test_a_guard_that_is_set_off_stops_the_step_before_it_is_made() -> None:
         assert "learn/entropy" in result.metrics
 
 
-def test_a_guard_on_shares_acts_even_without_an_informative_group() -> None:
-    cut = group((3,), [(4,), (5,)], [0.0, 0.0], finish_reasons=["length", "stop"])
-    result = learner(guard=GuardConfig(max_truncated=0.4)).step(batch(cut))
-    assert result.alarm == "learn/truncated = 0.5 is above guard.max_truncated = 0.4"
-    unscorable = group((3,), [(4,), (5,), (6,)], [None, None, 1.0])
-    result = learner().step(batch(unscorable))
-    assert result.alarm is not None
-    assert "guard.max_unscorable" in result.alarm
-
-
-def test_an_empty_batch_sets_no_guard_off() -> None:
-    """It leaves no row in the history: a rollback there would be one that no replay can know of."""
-    strictest = GuardConfig(
-        action="rollback", min_entropy=10.0, max_truncated=0.0, max_unscorable=0.0, min_foreign_logprob=0.0
-    )
-    result = learner(guard=strictest).step(batch())
-    assert (result.skipped, result.alarm) == ("no informative group", None)
-
-
-def test_guards_look_at_own_completions_only_where_they_speak_of_own_behaviour() -> None:
-    foreign = group(
-        (3,), [(4,), (5,)], [None, None], source="external", producer="n1", finish_reasons=["length"] * 2
-    )
-    result = learner(guard=GuardConfig(max_truncated=0.4)).step(batch(example().groups[1], foreign))
-    assert result.alarm is None
-
-
 # -- what is trained -------------------------------------------------------------------------------------
 
 
@@ -658,14 +593,6 @@ def test_under_lora_only_the_adapter_is_trained() -> None:
     assert len(made.state_dict()["optimizer"]["state"]) == len(adapters)
 
 
-def test_a_model_with_nothing_to_train_is_refused() -> None:
-    model = tiny_model()
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    with pytest.raises(UserError, match="no trainable parameter"):
-        learner(model=model)
-
-
 def test_steps_below_bfloat16_s_precision_are_not_lost() -> None:
     # At lr 1e-5 one step is far less than the distance between neighbouring bfloat16 values.
     model = tiny_model(dtype=torch.bfloat16)
@@ -680,17 +607,6 @@ def test_steps_below_bfloat16_s_precision_are_not_lost() -> None:
     for _ in range(60):
         made.step(example())
     assert not same(parameters(model), before)
-
-
-def test_masters_follow_weights_that_were_loaded_into_the_model() -> None:
-    model = tiny_model(dtype=torch.bfloat16)
-    made = learner(LearnConfig(lr=1e-6), model)
-    made.step(example())
-    loaded = tiny_model(seed=5, dtype=torch.bfloat16)
-    model.load_state_dict(loaded.state_dict())
-    made.step(example())
-    for master, parameter in zip(made.state_dict()["masters"], loaded.parameters(), strict=True):
-        assert torch.allclose(master, parameter.detach().float(), atol=1e-5)
 
 
 def test_dropout_is_off_during_the_update() -> None:

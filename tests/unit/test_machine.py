@@ -1,13 +1,12 @@
 """What a process may use of the machine, from made-up trees of control groups."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import pytest
 
-from sapo.core.machine import Limits, Usable, group_limits, usable
+from sapo.core.machine import Limits, group_limits, usable
 
 GB = 2**30
 NONE_V1 = "9223372036854771712"
@@ -70,26 +69,6 @@ def test_the_limits_of_a_control_group_are_what_a_process_may_use(
     assert found.whole_cores == 1
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {},
-        {"memory.max": "max", "cpu.max": "max 100000"},
-        {
-            "memory/memory.limit_in_bytes": NONE_V1,
-            "cpu/cpu.cfs_quota_us": -1,
-            "cpu/cpu.cfs_period_us": 100000,
-        },
-        {"memory.max": "", "cpu.max": "nonsense"},
-    ],
-)
-def test_a_process_without_limits_may_use_the_whole_machine(
-    tmp_path: Path, files: Mapping[str, object]
-) -> None:
-    found = usable(tree(tmp_path, "0::/", files))
-    assert (found.cores, found.memory) == (len(os.sched_getaffinity(0)), psutil.virtual_memory().total)
-
-
 def test_every_limit_from_the_own_group_to_the_top_holds(tmp_path: Path) -> None:
     files = {
         "a/memory.max": GB,
@@ -98,26 +77,3 @@ def test_every_limit_from_the_own_group_to_the_top_holds(tmp_path: Path) -> None
         "cpu.max": "300000 100000",
     }
     assert group_limits(tree(tmp_path, "0::/a/b", files)) == Limits((1.0, 3.0), (4 * GB, GB), (4 * GB, GB))
-
-
-@pytest.mark.parametrize(
-    ("folder", "names"),
-    [
-        ("", ("memory.max", "memory.current", "inactive_file")),
-        ("memory/", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
-    ],
-)
-def test_free_memory_is_the_limit_without_what_is_used_and_cannot_be_dropped(
-    tmp_path: Path, folder: str, names: tuple[str, str, str]
-) -> None:
-    limit, usage, cache = names
-    files = {
-        f"{folder}{limit}": 1000,
-        f"{folder}{usage}": 700,
-        f"{folder}memory.stat": f"anon 400\n{cache} 300",
-    }
-    assert group_limits(tree(tmp_path, "0::/", files)).free == (600,)
-
-
-def test_a_quota_of_more_than_one_core_is_whole_cores_rounded_down() -> None:
-    assert [Usable(cores, GB, GB).whole_cores for cores in (0.1, 1.0, 2.9)] == [1, 1, 2]

@@ -2,7 +2,6 @@
 
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -81,28 +80,6 @@ def test_one_program_answers_all_questions(opens: Opens, book: AnswerBook, tmp_p
     assert book.totals()["garbage"] == 0
 
 
-def test_a_question_says_how_many_answers_are_missing_and_how_long_they_may_be(
-    opens: Opens, book: AnswerBook
-) -> None:
-    book.keep(0, [], wanted=4)
-    opens(
-        "for one in asked(): [say(id=one['id'], answer=json.dumps(one)) for _ in range(one['answers'])]",
-        "rules.max_text_chars=1234",
-    ).answer([ask(wanted=2, text="1 + 1?")], book, never)
-    assert (
-        texts(book)
-        == ['{"id": "1", "question": "1 + 1?", "system": null, "answers": 2, "max_chars": 1234}'] * 2
-    )
-
-
-def test_a_question_longer_than_a_pipe_holds_is_read(opens: Opens, book: AnswerBook) -> None:
-    program = """
-    for one in asked(): say(id=one["id"], answer=str(len(one["question"])))
-    """
-    opens(program).answer([ask(wanted=1, text="a" * 300_000)], book, never)
-    assert texts(book) == ["300000"]
-
-
 def test_garbage_lines_are_counted_and_skipped(opens: Opens, book: AnswerBook) -> None:
     program = """
     for one in asked():
@@ -116,12 +93,6 @@ def test_garbage_lines_are_counted_and_skipped(opens: Opens, book: AnswerBook) -
     opens(program).answer([ask(wanted=1)], book, never)
     assert texts(book) == ["good"]
     assert book.totals()["garbage"] == 13
-
-
-def test_lone_surrogates_become_what_can_be_signed(opens: Opens, book: AnswerBook) -> None:
-    program = """for one in asked(): say(id=one["id"], answer="a\\ud800b")"""
-    opens(program).answer([ask(wanted=1, text="odd \udfff")], book, never)
-    assert texts(book) == ["a?b"]
 
 
 def test_late_answers_to_a_question_before_are_dropped(opens: Opens, book: AnswerBook) -> None:
@@ -148,14 +119,6 @@ def test_a_program_that_ends_is_started_again_for_the_answers_that_are_missing(
     opens(program).answer([ask(wanted=3)], book, never)
     assert texts(book) == ["1 of 3", "2 of 2", "3 of 1"]
     assert len(starts(tmp_path)) == 3
-
-
-def test_a_program_that_answers_one_question_at_a_time_may_end_after_each(
-    opens: Opens, book: AnswerBook, tmp_path: Path
-) -> None:
-    opens(ECHO + "    break\n").answer(asks(5), book, never)
-    assert all(len(texts(book, place)) == 2 for place in range(5))
-    assert len(starts(tmp_path)) == 5
 
 
 def test_a_program_that_takes_too_long_is_ended_with_all_it_has_started(
@@ -201,25 +164,6 @@ def test_a_program_that_always_ends_is_unavailable(
     assert not book.given_up()
 
 
-def test_two_questions_in_a_row_that_fail_are_enough(opens: Opens, book: AnswerBook, tmp_path: Path) -> None:
-    with pytest.raises(Unavailable):
-        opens("sys.exit(1)").answer(asks(9), book, never)
-    assert len(starts(tmp_path)) == 6
-    assert not book.given_up()
-
-
-@pytest.mark.parametrize("bad", [0, 1, 2])
-def test_a_question_that_alone_ends_the_program_is_given_up(opens: Opens, book: AnswerBook, bad: int) -> None:
-    program = f"""
-    for one in asked():
-        if one["question"] == "question {bad}": sys.exit(1)
-        for k in range(one["answers"]): say(id=one["id"], answer="a")
-    """
-    opens(program).answer(asks(3), book, never)
-    assert list(book.given_up()) == [bad]
-    assert [len(texts(book, place)) for place in range(3)] == [2 * (place != bad) for place in range(3)]
-
-
 @pytest.mark.parametrize("what", ["missing", "folder", "plain", "binary"])
 def test_what_cannot_be_started_is_an_error_of_the_config(
     book: AnswerBook, tmp_path: Path, what: str
@@ -254,30 +198,3 @@ def test_closing_ends_the_program_and_all_it_has_started(
     assert (tmp_path / "ended").exists(), "it is given the time to end by itself"
     assert len(starts(tmp_path)) == 2
     wait_for_end(starts(tmp_path))
-
-
-def test_a_member_that_stops_waits_for_no_answer(opens: Opens, book: AnswerBook, tmp_path: Path) -> None:
-    program = """
-    for one in asked():
-        say(id=one["id"], answer="a")
-        time.sleep(1000)
-    """
-    stop = threading.Event()
-
-    def stopping() -> bool:
-        return stop.is_set() or bool(book.answers(0))
-
-    opens(program).answer(asks(3), book, stopping)
-    assert texts(book) == ["a"]
-    assert not book.given_up()
-
-
-def test_a_member_that_has_stopped_starts_nothing(opens: Opens, book: AnswerBook, tmp_path: Path) -> None:
-    opens(ECHO).answer(asks(3), book, lambda: True)
-    assert not (tmp_path / "starts").exists()
-
-
-def test_the_program_is_no_part_of_the_members_session(opens: Opens, book: AnswerBook) -> None:
-    program = """for one in asked(): say(id=one["id"], answer=str(os.getsid(0) == os.getpid()))"""
-    opens(program).answer([ask(wanted=1)], book, never)
-    assert texts(book) == ["True"]

@@ -13,7 +13,7 @@ from asks import ask, asks, never
 from endpoints import Request, answers, endpoint
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from openai_support import KEY, MANY, Naps, backend_for, bound, closed_port, echo, texts
+from openai_support import MANY, Naps, backend_for, bound, closed_port, echo, texts
 from searches import searching
 
 from sapo.core.errors import Unavailable, UserError
@@ -42,25 +42,6 @@ def test_a_prompt_is_sent_once_for_all_answers(book: AnswerBook) -> None:
     assert texts(book) == [f"answer 0.{k}" for k in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("system", "prompt"), [((), "1 + 1?\n"), (("member.system=Be brief.",), "Be brief.\n1 + 1?\n")]
-)
-def test_completions_send_plain_text(book: AnswerBook, system: tuple[str, ...], prompt: str) -> None:
-    with endpoint(echo) as server:
-        backend_for(server.url + "/", "member.api=completions", *system).answer(
-            [ask(text="1 + 1?")], book, never
-        )
-    assert [one.path for one in server.asked] == ["/v1/completions"]
-    assert server.bodies[0]["prompt"] == prompt
-    assert len(texts(book)) == 4
-
-
-def test_a_query_in_the_url_stays_behind_the_path(book: AnswerBook) -> None:
-    with endpoint(echo) as server:
-        backend_for(server.url + "?version=1").answer([ask()], book, never)
-    assert server.asked[0].path == "/v1/chat/completions?version=1"
-
-
 def test_answers_that_are_there_are_not_asked_for_again(book: AnswerBook) -> None:
     with endpoint(echo) as server:
         backend = backend_for(server.url)
@@ -73,32 +54,6 @@ def test_answers_that_are_there_are_not_asked_for_again(book: AnswerBook) -> Non
         backend.answer([ask()], book, never)
     assert [body["n"] for body in server.bodies] == [3]
     assert texts(book) == ["old", "answer 0.0", "answer 0.1", "answer 0.2"]
-
-
-def test_an_endpoint_that_ignores_n_is_asked_until_all_are_there(book: AnswerBook) -> None:
-    with endpoint(lambda request: request.answer(f"answer {request.number}")) as server:
-        backend_for(server.url).answer([ask()], book, never)
-    assert [body["n"] for body in server.bodies] == [4, 3, 2, 1]
-    assert texts(book) == [f"answer {k}" for k in range(4)]
-
-
-def test_an_endpoint_that_refuses_n_is_asked_for_one_at_a_time(book: AnswerBook) -> None:
-    def act(request: Request) -> None:
-        if request.body["n"] > 1:
-            request.reply({"error": {"message": "n must be 1"}}, status=400)
-        else:
-            echo(request)
-
-    with endpoint(act) as server:
-        backend_for(server.url, "member.concurrency=1").answer(asks(3), book, never)
-    assert [body["n"] for body in server.bodies].count(1) == 6
-    assert [len(texts(book, place)) for place in range(3)] == [2, 2, 2]
-
-
-def test_more_answers_than_wanted_are_dropped(book: AnswerBook) -> None:
-    with endpoint(lambda request: request.answer(*"abcdefgh")) as server:
-        backend_for(server.url).answer([ask()], book, never)
-    assert texts(book) == list("abcd")
 
 
 def test_as_many_requests_are_under_way_as_concurrency_says(book: AnswerBook) -> None:
@@ -119,19 +74,6 @@ def test_as_many_requests_are_under_way_as_concurrency_says(book: AnswerBook) ->
     assert len(server.asked) == 9
 
 
-def test_lone_surrogates_become_what_can_be_signed(book: AnswerBook) -> None:
-    with endpoint(lambda request: request.answer(*["a\ud800b"] * 4)) as server:
-        backend_for(server.url).answer([ask(text="odd \udfff")], book, never)
-    assert texts(book) == ["a?b"] * 4
-    assert server.bodies[0]["messages"][0]["content"] == "odd \udfff"
-
-
-def test_an_empty_answer_and_one_cut_off_are_answers(book: AnswerBook) -> None:
-    with endpoint(lambda request: request.answer("", "", "", "", reason="length")) as server:
-        backend_for(server.url).answer([ask()], book, never)
-    assert [(one.text, one.finish_reason) for one in book.answers(0)] == [("", "length")] * 4
-
-
 # -- what fails ----------------------------------------------------------------------------------------------
 
 
@@ -143,12 +85,6 @@ def test_an_endpoint_that_is_down_is_unavailable_and_costs_nothing(book: AnswerB
     assert (totals["requests"], totals["retries"], totals["tokens"]) == (TRIES, TRIES, 0)
     assert len(naps.taken) == TRIES - 1
     assert naps.taken == sorted(naps.taken)
-
-
-def test_a_name_that_nobody_knows_is_unavailable(book: AnswerBook) -> None:
-    with pytest.raises(Unavailable):
-        backend_for("http://nobody.invalid/v1").answer([ask()], book, never)
-    assert book.totals()["tokens"] == 0
 
 
 def test_a_connection_that_breaks_before_a_response_counts_as_paid(book: AnswerBook) -> None:
@@ -274,62 +210,6 @@ def test_an_endpoint_that_gives_nothing_but_garbage_is_away(book: AnswerBook) ->
     assert not book.given_up()
 
 
-@pytest.mark.parametrize("status", [400, 500])
-def test_the_last_question_of_a_round_holds_nothing_up(book: AnswerBook, status: int) -> None:
-    def act(request: Request) -> None:
-        if "question 1" in json.dumps(request.body):
-            request.reply({"error": {"message": "no"}}, status)
-        else:
-            request.answer(*"ab")
-
-    with endpoint(act) as server:
-        backend_for(server.url).answer(asks(1), book, never)
-        backend_for(server.url).answer(asks(2), book, never)
-    assert list(book.given_up()) == [1]
-
-
-def test_a_model_that_wants_other_parameters_gets_them(book: AnswerBook) -> None:
-    def act(request: Request) -> None:
-        for name, says in (("max_tokens", "use max_completion_tokens instead"), ("temperature", "is fixed")):
-            if name in request.body:
-                request.reply({"error": {"message": f"Unsupported parameter: {name}, {says}"}}, 400)
-                return
-        request.answer(*"abcd")
-
-    with endpoint(act) as server:
-        backend_for(server.url).answer([ask()], book, never)
-    assert len(texts(book)) == 4
-    assert server.bodies[-1]["max_completion_tokens"] == server.bodies[0]["max_tokens"]
-    assert "temperature" not in server.bodies[-1]
-
-
-def test_what_is_good_in_a_reply_is_kept_and_the_rest_asked_for_again(book: AnswerBook) -> None:
-    def act(request: Request) -> None:
-        body = answers(["a", "b", "c"][: request.body["n"]])
-        if request.number == 0:
-            body["choices"][1]["finish_reason"] = "content_filter"
-        request.reply(body)
-
-    with endpoint(act) as server:
-        backend_for(server.url).answer([ask(wanted=3)], book, never)
-    assert texts(book) == ["a", "c", "a"]
-    assert [body["n"] for body in server.bodies] == [3, 1]
-    assert book.totals()["garbage"] == 1
-
-
-@pytest.mark.parametrize("status", [401, 403])
-def test_a_key_that_is_refused_names_the_reference(
-    book: AnswerBook, status: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SOME_KEY", KEY)
-    with endpoint(lambda request: request.reply({}, status=status)) as server:
-        backend = backend_for(server.url, "member.api_key=env:SOME_KEY")
-        with pytest.raises(UserError, match=rf"member\.api_key = 'env:SOME_KEY': .*refuses it \({status}\)"):
-            backend.answer([ask()], book, never)
-    assert len(server.asked) == 1
-    assert book.totals()["tokens"] == 0
-
-
 @pytest.mark.parametrize(
     ("status", "body", "field", "said"),
     [
@@ -363,21 +243,6 @@ def test_what_a_person_must_mend_is_said_in_the_endpoints_words(
     assert book.totals()["tokens"] == 0
 
 
-@pytest.mark.parametrize("status", [400, 500])
-def test_a_question_that_alone_is_refused_is_given_up(book: AnswerBook, status: int) -> None:
-    def act(request: Request) -> None:
-        if request.body["messages"][0]["content"] == "question 0":
-            request.reply({"error": {"message": "not this"}}, status=status)
-        else:
-            echo(request)
-
-    with endpoint(act) as server:
-        backend_for(server.url, "member.concurrency=1").answer(asks(12), book, never)
-    assert list(book.given_up()) == [0]
-    assert "not this" in book.given_up()[0]
-    assert all(len(texts(book, place)) == 2 for place in range(1, 12))
-
-
 def test_an_endpoint_that_is_overloaded_is_given_the_time_it_asks_for(book: AnswerBook) -> None:
     naps = Naps()
     asked_for = ["7", "Thu, 01 Jan 1970 00:16:49 GMT", "100000", "soon"]
@@ -394,26 +259,6 @@ def test_an_endpoint_that_is_overloaded_is_given_the_time_it_asks_for(book: Answ
     assert 0 < naps.taken[3] <= 4
     assert len(texts(book)) == 4
     assert book.totals()["tokens"] == bound("question 0")
-
-
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_an_endpoint_that_fails_again_and_again_is_unavailable(book: AnswerBook, status: int) -> None:
-    with (
-        endpoint(lambda request: request.reply({"error": {"message": "later"}}, status=status)) as server,
-        pytest.raises(Unavailable, match=rf"answers \({status}\): later"),
-    ):
-        backend_for(server.url).answer(asks(3), book, never)
-    assert not book.given_up()
-    assert book.totals()["tokens"] == 0
-
-
-def test_an_endpoint_that_fails_once_is_asked_again(book: AnswerBook) -> None:
-    with endpoint(
-        lambda request: echo(request) if request.number else request.reply(b"", status=500)
-    ) as server:
-        backend_for(server.url).answer([ask()], book, never)
-    assert texts(book) == [f"answer 1.{k}" for k in range(4)]
-    assert book.totals()["retries"] == 1
 
 
 # -- what it costs -------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """What a member's requests cost, what its key may show, and how it stops."""
 
-import asyncio
 import logging
 import threading
 from operator import methodcaller
@@ -9,8 +8,8 @@ from typing import Any
 
 import pytest
 from asks import ask, asks, never
-from endpoints import Endpoint, Request, endpoint
-from openai_support import KEY, Naps, backend_for, bound, echo, texts
+from endpoints import Request, endpoint
+from openai_support import KEY, backend_for, bound, echo, texts
 
 from sapo.core.errors import Paused, Unavailable, UserError
 from sapo.node.member import openai
@@ -75,13 +74,6 @@ def test_requests_under_way_do_not_end_a_budget_before_they_have_ended(memory: P
     assert len(server.asked) == 8
 
 
-def test_a_question_that_waits_to_be_asked_again_holds_no_budget(book: AnswerBook) -> None:
-    naps = Naps(enough=1)
-    with endpoint(lambda request: request.reply(b"", status=503)) as server:
-        backend_for(server.url, naps=naps).answer([ask()], book, naps.reached.is_set)
-    assert book.begin(0) == 0
-
-
 # -- the key -------------------------------------------------------------------------------------------------
 
 
@@ -119,31 +111,7 @@ def test_what_is_no_key_is_refused_without_being_said(monkeypatch: pytest.Monkey
     assert key not in str(raised.value)
 
 
-def test_an_address_that_is_none_is_refused_at_the_start() -> None:
-    with pytest.raises(UserError, match=r"member\.url"):
-        backend_for("http://[::1")
-
-
 # -- stopping ------------------------------------------------------------------------------------------------
-
-
-def test_a_member_that_stops_sends_nothing(book: AnswerBook) -> None:
-    with endpoint(echo) as server:
-        backend_for(server.url).answer([ask()], book, lambda: True)
-    assert not server.asked
-
-
-def test_what_is_under_way_when_a_member_stops_is_kept(book: AnswerBook) -> None:
-    stop = threading.Event()
-
-    def act(request: Request) -> None:
-        stop.set()
-        echo(request)
-
-    with endpoint(act) as server:
-        backend_for(server.url, "member.concurrency=1").answer(asks(5, wanted=4), book, stop.is_set)
-    assert len(server.asked) == 1
-    assert sum(len(texts(book, place)) for place in range(5)) == 4
 
 
 def test_what_is_still_under_way_after_a_while_is_left_and_counts_as_lost(
@@ -180,15 +148,6 @@ def test_an_error_waits_for_what_has_been_paid(book: AnswerBook) -> None:
     with endpoint(act) as server, pytest.raises(UserError, match="401"):
         backend_for(server.url, "member.concurrency=2").answer(asks(2), book, never)
     assert len(texts(book, 1)) == 2
-
-
-def test_a_member_asks_from_within_a_running_loop(book: AnswerBook) -> None:
-    async def ask_there(server: Endpoint) -> None:
-        backend_for(server.url).answer([ask()], book, never)
-
-    with endpoint(echo) as server:
-        asyncio.run(ask_there(server))
-    assert len(texts(book)) == 4
 
 
 # -- whatever comes ------------------------------------------------------------------------------------------

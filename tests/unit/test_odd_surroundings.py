@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from deltalake import DeltaTable, TableFeatures
 
 from sapo.bus.kafka.diagnose import _check_limits
 from sapo.core.config.home import Home
 from sapo.core.errors import UserError
-from sapo.store.history.query import dataset, query
+from sapo.store.history.query import dataset
 from sapo.store.history.tables import Store
 
 
@@ -21,42 +20,6 @@ def sapo(*args: str, command: str = '"$@"', **env: str) -> subprocess.CompletedP
     return subprocess.run(
         ["sh", "-c", command, "sh", *words], env={**os.environ, **env}, capture_output=True, text=True
     )
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_output_shows_what_its_encoding_lacks_as_an_escape(encoding: str) -> None:
-    done = sapo(command='"$1" -c "from sapo.cli import _complete_streams as f; f(); print(chr(8594))"',
-                PYTHONIOENCODING=encoding)  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "\\u2192\n", "")
-
-
-@pytest.mark.parametrize("closed", ['"$@" >&-', '"$@" 2>&-', '"$@" <&-', '"$@" >&- 2>&-'])
-def test_a_closed_stream_is_no_fault(closed: str) -> None:
-    done = sapo("swarm", "--dry-run", command=closed)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_deleted_current_folder_is_one_line() -> None:
-    done = sapo("status", command='d=$(mktemp -d) && cd "$d" && rmdir "$d" && "$@"')
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("error: current folder")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["a[b]", "a]", "a^b", "a|b", "a\\b", "a?b", "a%20b", "a\nb", "a\tb", "a\x7f", "\udcff", "'\"", "\"'"],
-)
-def test_a_folder_that_a_library_cannot_use_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError) as refused:
-        Home.at(tmp_path / name, "s")
-    assert refused.value.field == "--home"
-
-
-@pytest.mark.parametrize("name", ["n" * 300, "/".join(["n" * 200] * 25)])
-def test_a_folder_with_too_long_a_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError) as refused:
-        Home.at(tmp_path / name, "s")
-    assert "longer" in refused.value.problem
 
 
 @pytest.mark.parametrize("name", [" a b", "a#b", "a%b", "a'b", 'a"b', "a+=&$~;:,@!(){}`<>b", "é日😀"])
@@ -71,18 +34,3 @@ def test_a_topic_whose_codec_cannot_be_read_is_refused(codec: str) -> None:
     with pytest.raises(UserError) as refused:
         _check_limits({"compression.type": codec}, "t", 1000)
     assert refused.value.field == "bus.topic"
-
-
-@pytest.mark.parametrize("codec", ["producer", "uncompressed", "gzip", "lz4", "zstd"])
-def test_a_topic_whose_codec_can_be_read_is_taken(codec: str) -> None:
-    _check_limits({"compression.type": codec}, "t", 1000)
-
-
-def test_a_table_with_features_that_cannot_be_read_is_a_users_error(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    store.open("rollouts").alter.add_feature(
-        TableFeatures.DeletionVectors, allow_protocol_versions_increase=True
-    )
-    with pytest.raises(UserError, match="deletionVectors"):
-        query(store, "SELECT * FROM rollouts")
-    assert DeltaTable(store.table_uri("rollouts")).version() == 1

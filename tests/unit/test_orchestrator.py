@@ -4,14 +4,14 @@ import http.server
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import httpx
 import pytest
 
 from sapo.flows import orchestrator
-from sapo.flows.orchestrator import ATTEMPT, Orchestrator, Superseded, at_work, count_tasks
+from sapo.flows.orchestrator import ATTEMPT, Orchestrator, at_work, count_tasks
 
 
 @dataclass
@@ -56,28 +56,6 @@ def server() -> Iterator[str]:
     thread.join()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.01)
-
-
-def too_late() -> tuple[threading.Event, threading.Event, Callable[[], str]]:
-    """A flow that begins when the first event is set, and sets the second when the work is no longer its."""
-    prefect, late = threading.Event(), threading.Event()
-
-    def flow() -> str:
-        prefect.wait(20)
-        try:
-            return at_work(lambda: pytest.fail("the work was made twice"))
-        except Superseded:
-            late.set()
-            raise
-
-    return prefect, late, flow
-
-
 def test_a_flow_that_does_not_end_is_left_alone_and_counts_until_it_does(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,27 +88,6 @@ def test_trap_51_a_flow_that_cannot_be_ended_was_made_once(server: str) -> None:
     assert one.metrics()["outage/prefect"] == 1.0
 
 
-def test_a_work_without_a_value_is_not_made_twice_either(server: str) -> None:
-    def flow() -> None:
-        at_work(lambda: None)
-        raise httpx.ConnectError("refused")
-
-    assert Orchestrator(Worker(), server).run(flow, lambda: pytest.fail("again")) is None
-
-
-def test_a_flow_that_is_begun_too_late_does_not_do_the_work_again(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orchestrator, "START_S", 0.02)
-    monkeypatch.setattr(orchestrator, "SLOW_START_S", 0.05)
-    prefect, late, flow = too_late()
-    one = Orchestrator(Worker(), server)
-    assert one.run(flow, lambda: "plain") == "plain"
-    assert one.unrecorded == 1
-    prefect.set()
-    assert late.wait(20)
-
-
 def test_the_work_goes_on_while_prefect_is_slow_and_is_the_flows_once_it_begins(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,40 +118,6 @@ def test_the_work_goes_on_while_prefect_is_slow_and_is_the_flows_once_it_begins(
     assert [who for _, who in done].count("flow") == 1
     assert done[-1][1] == "flow"
     assert one.metrics() == {}
-
-
-def test_a_prompt_flow_leaves_nothing_to_do_meanwhile(server: str) -> None:
-    one = Orchestrator(Worker(), server)
-    made = one.run(lambda: at_work(lambda: "made"), lambda: "plain", lambda: pytest.fail("meanwhile"))
-    assert made == "made"
-
-
-def test_what_fails_meanwhile_is_raised_and_the_flow_comes_too_late(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orchestrator, "PROMPT_S", 0.02)
-    prefect, late, flow = too_late()
-
-    def step() -> bool:
-        raise RuntimeError("the loss is not finite")
-
-    with pytest.raises(RuntimeError, match="the loss is not finite"):
-        Orchestrator(Worker(), server).run(flow, lambda: "plain", step)
-    prefect.set()
-    assert late.wait(20)
-
-
-def test_a_flow_that_does_not_begin_while_the_work_goes_on_is_given_up(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("PROMPT_S", "START_S", "SLOW_START_S"):
-        monkeypatch.setattr(orchestrator, name, 0.02)
-    prefect, late, flow = too_late()
-    one = Orchestrator(Worker(), server)
-    assert one.run(flow, lambda: "plain", lambda: True) == "plain"
-    assert one.unrecorded == 1
-    prefect.set()
-    assert late.wait(20)
 
 
 @pytest.mark.parametrize("ends", [True, False])
@@ -255,11 +178,6 @@ def test_trap_51_task_runs_that_prefect_did_not_record_are_counted(
         assert one.run(lambda: at_work(work), lambda: "plain") == "made"
     assert one.unrecorded_tasks == 6, "the third is counted later: it may still be written"
     assert one.metrics() == {"prefect/unrecorded_tasks": 6.0}
-
-
-def test_a_flow_that_a_deployment_started_does_its_work_plainly() -> None:
-    count_tasks(5)
-    assert at_work(lambda: "made") == "made"
 
 
 def test_a_server_that_ends_in_the_middle_of_an_answer_stops_no_work(

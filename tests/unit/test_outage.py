@@ -10,21 +10,15 @@ from typing import Any
 
 import pytest
 from makers import make_signed
-from swarms import make_home, small_config
 
 from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.bus.poller import Listener
 from sapo.bus.sqlite import SqliteBus
-from sapo.cli.commands.launch import left_undone
-from sapo.core.config.home import Home
 from sapo.core.creation_marker import CreationMarker, made_in
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.outage import Outage
-from sapo.ops.process_group import MemberState
-from sapo.ops.supervisor import NodeStatus, SwarmStatus
-from sapo.store.history import create_tables, open_store, tables
-from sapo.store.history.move_guard import clear_stray
+from sapo.store.history import tables
 from sapo.store.history.tables import SCHEMAS, Store
 
 LIMITS = Limits()
@@ -134,32 +128,6 @@ def test_a_bus_that_was_there_is_away_when_its_file_is_and_is_not_made_anew(tmp_
         bus.close()
 
 
-def test_a_table_that_was_there_is_away_when_its_folder_is_and_is_not_made_anew(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "history"), made=made_in(tmp_path))
-    store.open("training")
-    (tmp_path / "history").rename(tmp_path / "elsewhere")
-    with pytest.raises(Unavailable, match="was there and is missing"):
-        store.open("training")
-    assert not (tmp_path / "history").exists()
-    store.open("quarantine")  # this one never was
-    (tmp_path / "history" / "quarantine").rename(tmp_path / "elsewhere" / "quarantine")
-    (tmp_path / "history").rmdir()
-    (tmp_path / "elsewhere").rename(tmp_path / "history")
-    assert store.open("training").version() == 0
-
-
-def test_all_tables_are_made_before_anybody_writes(tmp_path: Path) -> None:
-    config = small_config()
-    home: Home = make_home(tmp_path / "home", config)
-    create_tables(config, home)
-    create_tables(config, home)
-    assert {path.name for path in home.history.iterdir()} == set(SCHEMAS)
-    home.history.rename(tmp_path / "elsewhere")
-    for name in SCHEMAS:
-        with pytest.raises(Unavailable):
-            open_store(config, home).open(name)
-
-
 def test_what_is_written_when_the_table_is_moved_away_is_no_table_and_not_in_its_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,34 +150,6 @@ def test_what_is_written_when_the_table_is_moved_away_is_no_table_and_not_in_its
     table = store.open("training")
     assert table.transaction_version("mark") is None
     assert tables.commit(table, rows, {"mark": 1})
-
-
-def test_a_stray_folder_that_a_killed_writer_left_is_cleared_and_a_table_never(tmp_path: Path) -> None:
-    store, history = Store(str(tmp_path / "history"), made=made_in(tmp_path)), tmp_path / "history"
-    for name in SCHEMAS:
-        store.open(name)
-    clear_stray(history / "training")
-    assert store.open("training").version() == 0
-    history.rename(tmp_path / "elsewhere")
-    log = history / "training" / "_delta_log"
-    log.mkdir(parents=True)
-    (log / f"{7:020}.json").write_text("{}")
-    with pytest.raises(Unavailable):
-        store.open("training")
-    assert not history.exists()
-
-
-def test_the_last_lines_of_a_swarm_name_what_could_not_be_delivered() -> None:
-    nodes = (
-        NodeStatus("n0", "owing", 4, 4, note="x\nn0 still owes 3 track"),
-        NodeStatus("n1", "finished", 4, 4),
-    )
-    archive = MemberState("owing", note="not all that was published is in the history")
-    final = SwarmStatus("failed", nodes, archive, MemberState("finished", note="well"), None, None)
-    assert left_undone(final) == [
-        "n0: n0 still owes 3 track",
-        "archive: not all that was published is in the history",
-    ]
 
 
 def test_a_held_write_lock_keeps_nobody_from_reading_the_embedded_bus(tmp_path: Path) -> None:

@@ -15,17 +15,15 @@ from sapo.bus import open_bus
 from sapo.bus.memory import MemoryBus
 from sapo.core import own_code
 from sapo.core.config.advice import advise, take
-from sapo.core.config.load import Config, LearnConfig, load
+from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.core.determinism import arithmetic, differences
 from sapo.core.errors import UserError
 from sapo.ops import sites
 from sapo.peers.sampling import Sampler, uniform, walk
-from sapo.policy.engines import open_engine
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.provenance.check import check
 from sapo.provenance.replay import opened
-from sapo.testing import policies
 from sapo.testing.engine import check_engine
 from sapo.testing.sampler import PROMISES, check_sampler, pool
 
@@ -176,13 +174,6 @@ def test_a_package_that_changed_is_named_where_a_record_is_compared(package: Pat
     assert ", is sapo-demo 0.1 " in changed
 
 
-def test_a_token_mean_is_what_another_packages_loss_becomes(package: Path) -> None:
-    from sapo.learn.loss import normaliser, policy_loss
-
-    assert policy_loss(REINFORCE).__name__ == "reinforce"
-    assert normaliser(REINFORCE, tokens=30.0, sequences=4.0, constant=64.0) == 30.0
-
-
 def test_a_manifest_advises_no_code_and_no_site_takes_any(package: Path) -> None:
     config = settings(f"learn.loss={REINFORCE}", f"batch.sampler={NEWEST}")
     advice, left = advise(config, "starter")
@@ -206,13 +197,6 @@ def test_a_bus_of_another_package_carries_groups(package: Path, tmp_path: Path) 
     assert own_code.find("sapo_demo:OPENED") == [("s", 2)]
 
 
-def test_parameters_that_a_bus_does_not_take_are_the_users_error(package: Path, tmp_path: Path) -> None:
-    config = settings("bus.type=own", "bus.open=sapo_demo:bus", "bus.config.servers=3")
-    with pytest.raises(UserError, match="unexpected keyword argument 'servers'") as raised:
-        open_bus(config, make_home(tmp_path / "home", config))
-    assert raised.value.field == "bus.config"
-
-
 def test_a_swarm_on_a_bus_of_another_package_is_by_invitation_and_says_how_to_join(
     package: Path, tmp_path: Path
 ) -> None:
@@ -223,12 +207,6 @@ def test_a_swarm_on_a_bus_of_another_package_is_by_invitation_and_says_how_to_jo
     assert load(file=begun.file, env={}).bus == begun.config.bus
 
 
-def test_an_engine_of_another_package_keeps_what_all_promise(package: Path) -> None:
-    config = settings("generate.engine=sapo_demo:engine")
-    assert isinstance(open_engine(config, policies.policy()), TransformersEngine)
-    check_engine(lambda _, policy: open_engine(config, policy))
-
-
 def test_an_engine_that_repeats_nothing_is_found_out() -> None:
     class Careless(TransformersEngine):
         def generate(self, *args: Any, **how: Any) -> Any:
@@ -236,11 +214,3 @@ def test_an_engine_that_repeats_nothing_is_found_out() -> None:
 
     with pytest.raises(AssertionError):
         check_engine(lambda _, policy: Careless(policy))
-
-
-def test_a_clip_of_another_packages_loss_is_not_called_useless(package: Path) -> None:
-    from sapo.core.effects import inert
-
-    assert "clip_high" in inert(settings("learn.loss=dapo"))
-    assert "clip_high" not in inert(settings(f"learn.loss={REINFORCE}"))
-    assert LearnConfig(loss=REINFORCE).loss == REINFORCE

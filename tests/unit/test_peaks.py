@@ -1,6 +1,5 @@
 """A node's best probe and its end: compared on equal questions only, in pairs, with their interval."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from sapo.core.figures import (
@@ -14,10 +13,9 @@ from sapo.core.figures import (
     RunFigures,
     Stand,
 )
-from sapo.core.intervals import paired_interval, share_interval
+from sapo.core.intervals import paired_interval
 from sapo.core.types import Question, Recipe
 from sapo.experiment import peaks
-from sapo.experiment.peaks import Exam
 from sapo.node import probes
 from sapo.node.probes import Probe
 from sapo.policy.evaluate import Evaluation
@@ -73,22 +71,6 @@ def question(dataset: str, text: str) -> Question:
     return Question(recipe=Recipe(dataset=dataset, seed=0, index=0), text=text, bucket=int(text[-1]) / 10)
 
 
-def test_a_probe_keeps_its_answers_to_the_first_questions_of_each_data_set(tmp_path: Path) -> None:
-    path = tmp_path / "probes.jsonl"
-    asked = [question(name, f"{name} {i}") for i, name in enumerate(["gcd", "gcd", "gcd", "lcm"])]
-    probes.append(path, INCARNATION, 0, evaluation("1011"), asked)
-    (found,) = probes.read(path, INCARNATION)
-    assert found.answers == {"gcd 0": ("0", 1), "gcd 1": ("1", 0), "lcm 3": ("3", 1)}
-
-
-def test_an_evaluation_that_an_earlier_release_wrote_is_read() -> None:
-    now = end("0110", 60)
-    written = now.written()
-    written["probe"] |= written["probe"].pop("passes")  # `greedy` is a string of digits there
-    assert written["probe"]["greedy"] == "0110"
-    assert NodeExam.model_validate(written) == now
-
-
 def test_the_end_is_compared_with_the_best_probe_question_by_question() -> None:
     kept = [Probe(0, (0, 0, 0, 0), (0,) * 4), Probe(30, (1, 1, 1, 0), (1,) * 4)]
     found = peaks.figures(peaks.exams({}, kept, end("0110", 60), every=30), 60)
@@ -102,22 +84,6 @@ def test_the_end_is_compared_with_the_best_probe_question_by_question() -> None:
     assert (found.below_best.low, found.below_best.high) == paired_interval([1, 0, 0, 0])
 
 
-def test_a_probe_with_a_question_that_came_again_is_read_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "probes.jsonl"
-    found = replace(evaluation("1001"), asked=(0, 1, 1, 0))
-    probes.append(path, INCARNATION, 0, found)
-    assert probes.read(path, INCARNATION) == [Probe(0, (1, 0, 0, 1), (1, 0, 0, 1), asked=(0, 1, 1, 0))]
-    (exam,) = peaks.exams({}, probes.read(path, INCARNATION), None, every=30)
-    assert exam.half == share_interval([1, 0]).half
-
-
-def test_of_equal_probes_the_first_is_called_the_best() -> None:
-    kept = [Probe(0, (0, 0), (0, 0)), Probe(30, (1, 0), (1, 0)), Probe(60, (0, 1), (0, 1))]
-    found = peaks.figures(peaks.exams({}, kept, None, every=30), None)
-    assert found is not None
-    assert found.best.round == 30
-
-
 def test_exams_on_other_questions_are_never_joined() -> None:
     metrics = {
         "eval/pass_at_1": {0.0: 0.1, 30.0: 0.9, 60.0: 0.2},
@@ -126,15 +92,6 @@ def test_exams_on_other_questions_are_never_joined() -> None:
     kept = [Probe(30, (1,) * 8, (1,) * 8)]
     found = peaks.exams(metrics, kept, end("0110", 70), every=30)
     assert [(exam.round, exam.pass_at_1) for exam in found] == [(0, 0.1), (60, 0.2), (70, 0.5)]
-
-
-def test_the_full_evaluation_that_an_earlier_release_logged_is_no_probe() -> None:
-    metrics = {"eval/pass_at_1": {0.0: 0.1, 25.0: 0.4, 120.0: 0.3}}
-    found = peaks.exams(metrics, [], NodeExam(pass_at_1=0.3, round=120), every=25)
-    assert found == [Exam(0, 0.1, None, None), Exam(25, 0.4, None, None)]
-    figures = peaks.figures(found, 120)
-    assert figures is not None
-    assert figures.end is None
 
 
 def said(**ends: tuple[float, float | None]) -> str | None:

@@ -9,8 +9,8 @@ from swarms import small_config
 from sapo.core.config.load import Config, Task, load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
-from sapo.core.types import Outcome, Question, Recipe
-from sapo.tasks.pins import left_to_others, missing, with_pins
+from sapo.core.types import Question, Recipe
+from sapo.tasks.pins import missing, with_pins
 from sapo.tasks.workers import PeerGroup, TaskWorkers, open_workers
 
 
@@ -67,19 +67,6 @@ def test_the_manifest_pins_package_version_and_code(tmp_path: Path, monkeypatch:
         with_pins(config)
 
 
-def test_a_missing_source_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with installed(tmp_path / "site", monkeypatch):
-        config = with_pins(asking("doubling"))
-    tasks = left_to_others([*config.tasks, Task(dataset="chain_sum")])
-    assert [task.weight for task in tasks] == [0.0, 1.0]
-    swarm = config.model_copy(update={"tasks": tasks})
-    assert with_pins(swarm) == swarm
-    with open_workers(swarm) as workers:
-        workers.check(swarm.tasks)
-        (found,) = workers.questions([Recipe.make("doubling", {}, 1)])
-        assert isinstance(found, Outcome)
-
-
 def test_a_config_without_own_sources_stays_what_it_was() -> None:
     config = small_config()
     assert with_pins(config) is config
@@ -101,18 +88,6 @@ def test_what_is_no_source_is_refused(
     with installed(tmp_path / "site", monkeypatch), pytest.raises(UserError, match=problem) as raised:
         check(asking(name))
     assert raised.value.field == "tasks.0.dataset"
-
-
-@pytest.mark.parametrize(
-    ("params", "problem"),
-    [({"largest": 0}, "largest must be 1 or more"), ({"smallest": 1}, "unexpected keyword argument")],
-)
-def test_parameters_that_a_source_refuses_are_errors_of_the_task(
-    params: dict[str, object], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with installed(tmp_path / "site", monkeypatch), pytest.raises(UserError, match=problem) as raised:
-        check(asking("doubling", **params))
-    assert (raised.value.field, raised.value.value) == ("tasks.0.config", params)
 
 
 def test_every_task_of_weight_0_leaves_nothing_to_ask() -> None:

@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 from makers import make_entry, make_group, make_identity, make_signed, make_verdict
 from searches import searching
 
-from sapo.bus.base import Reading
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import PoolConfig
 from sapo.core.errors import Refused
 from sapo.core.shares import Shares
-from sapo.core.types import Group, Outcome, Recipe
+from sapo.core.types import Group, Recipe
 from sapo.peers import dedup
 from sapo.peers import pool as pool_module
 from sapo.peers.dedup import fingerprint
-from sapo.peers.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool, Verdict
+from sapo.peers.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool
 from sapo.peers.quotas import limits
 
 
@@ -100,21 +99,6 @@ def test_trap_37_the_bound_holds_after_evicting_and_filling_again() -> None:
         assert len(pool) == 2
 
 
-def test_equal_pools_lose_equal_groups_whatever_order_they_came_in() -> None:
-    entries = [make_entry(f"p{i}", position=i) for i in range(6)]
-    forward, backward = filled(config(), *entries), filled(config(), *reversed(entries))
-    assert forward.evict(1000.0) == backward.evict(1000.0) == {"number": 2}
-    assert {e.group_id for e in forward.entries()} == {e.group_id for e in backward.entries()}
-
-
-def test_when_there_are_too_many_whoever_has_most_loses_most() -> None:
-    quiet = [make_entry(f"q{i}", position=0, at=1000.0) for i in range(3)]
-    flood = [make_entry("flooder", position=i, at=1001.0 + i) for i in range(9)]
-    pool = filled(config(max_groups=6), *quiet, *flood)
-    assert pool.evict(1010.0) == {"peer_share": 3, "number": 3}
-    assert pool.entries() == (*quiet, *flood[-3:])
-
-
 def test_a_flood_leaves_room_for_others_in_what_a_round_reads() -> None:
     bus = MemoryBus()
     bus.publish([make_signed("flooder", position=i) for i in range(20)])
@@ -124,27 +108,6 @@ def test_a_flood_leaves_room_for_others_in_what_a_round_reads() -> None:
     assert len(read) == 20 + 4
     alone = bus.poll({}, limits(config(max_groups=8, max_peer_share=1)), random.Random(0)).received
     assert len(alone) == 8
-
-
-def test_newcomers_and_junk_leave_room_for_known_authors_in_what_a_round_reads() -> None:
-    bus = MemoryBus()
-    bounds = limits(
-        config(max_groups=8, newcomer_share=0.25), frozenset({make_identity("known").key}).__contains__
-    )
-    bus.publish([make_signed(f"p{i}") for i in range(20)])
-    bus.publish([make_signed("known", position=i) for i in range(6)])
-    bus.publish([make_signed("known", position=6)])
-    assert len(bus.poll({}, bounds, random.Random(0)).received) == 20 + 6
-    reading = Reading(bounds)
-    reading.start("0", 0, 0, 100)
-    assert all(reading.add("0", offset, 10, None) for offset in range(100))
-
-
-def test_among_authors_with_equal_groups_every_one_keeps_the_newest() -> None:
-    entries = [make_entry(f"p{i % 3}", position=i, at=1000.0 + i) for i in range(9)]
-    pool = filled(config(max_groups=6), *entries)
-    pool.evict(1010.0)
-    assert pool.entries() == tuple(entries[3:])
 
 
 def stays(pool: Pool, floods: int, rounds: int) -> Counter[str]:
@@ -159,13 +122,6 @@ def stays(pool: Pool, floods: int, rounds: int) -> Counter[str]:
         pool.evict(1000.0 + turn)
         found.update({entry.group.node for entry in pool.entries()})
     return found
-
-
-def test_with_more_authors_than_places_a_flooder_gets_about_as_many_as_others() -> None:
-    found = stays(Pool(config(max_groups=8, max_age_s=10_000)), floods=4, rounds=200)
-    flooder = found.pop("flooder")
-    assert flooder <= 2 * max(found.values())
-    assert min(found.values()) >= max(found.values()) / 2
 
 
 def test_trap_39_a_restart_lets_no_burst_of_a_flooder_in() -> None:
@@ -238,29 +194,6 @@ def test_trap_8_what_age_took_is_described_by_length_and_task() -> None:
     assert metrics["pool/chars"] == 2
 
 
-def test_metrics_say_what_is_here_and_what_went_since_the_last_time() -> None:
-    pool = filled(config(), make_entry("a", at=990.0), make_entry("b", at=980.0))
-    pool.refuse(Refused("bad_signature"))
-    pool.refuse(Refused("bad_signature"))
-    first = pool.metrics(1000.0)
-    assert first == {
-        "pool/size": 2.0,
-        "pool/refused/bad_signature": 2.0,
-        "pool/age_mean": 15.0,
-        "pool/age_max": 20.0,
-        "pool/chars": 1.0,
-        "pool/peers": 2.0,
-    }
-    assert "pool/refused/bad_signature" not in pool.metrics(1000.0)
-    assert Pool(config()).metrics(0.0) == {"pool/size": 0.0}
-
-
-def test_a_clock_behind_the_buss_makes_no_age_negative() -> None:
-    pool = filled(config(), make_entry(at=1000.0))
-    assert pool.metrics(990.0)["pool/age_max"] == 0.0
-    assert pool.evict(990.0) == {}
-
-
 def test_trap_40_what_left_the_pool_is_known_when_it_comes_again() -> None:
     used = make_entry(position=1)
     pool = filled(config(), used)
@@ -287,25 +220,6 @@ def test_the_journal_gives_back_the_same_pool() -> None:
     back = Pool.restore(config(), rows)
     assert back.entries() == tuple(entries)
     assert back.seen.digest(entries[0].group_id) == entries[0].received.signed.content_sha256
-
-
-@pytest.mark.parametrize(
-    "verdict",
-    [
-        Verdict.bad("question_mismatch"),
-        make_verdict([0.1, None, 1 / 3]),
-        Verdict(outcomes=(Outcome.scored(1.0, "exact"), Outcome.unscorable("timeout"))),
-    ],
-)
-def test_a_verdict_survives_as_json(verdict: Verdict) -> None:
-    assert Verdict.from_json(verdict.to_json()) == verdict
-
-
-def test_a_verdict_says_whether_the_question_was_the_peers() -> None:
-    assert make_verdict([1.0, None]).scores == (1.0, None)
-    assert make_verdict([1.0, None]).usable
-    assert not Verdict.bad("question_mismatch").usable
-    assert Verdict.bad("question_mismatch").scores == ()
 
 
 def test_a_pool_that_was_restored_knows_and_evicts_what_it_would_have_without_the_restart() -> None:
@@ -358,18 +272,6 @@ def holders(pool: Pool) -> Counter[str]:
     return Counter(entry.group.node for entry in pool.entries())
 
 
-def test_newcomers_hold_no_more_than_their_share_of_an_otherwise_empty_pool() -> None:
-    pool = crowded(strangers=5, each=2, known=0)
-    assert pool.evict(1000.0) == {"newcomers": 6}
-    assert sum(holders(pool).values()) == 4
-
-
-def test_every_swarm_has_a_place_for_a_newcomer() -> None:
-    pool = Pool(config(max_groups=2), OPEN)
-    pool.add(make_entry("s0", at=950.0))
-    assert pool.evict(1000.0) == {}
-
-
 def test_newcomers_take_no_more_than_their_share_from_known_authors_and_those_no_more_than_the_rest() -> None:
     pool = crowded(strangers=200, each=1, known=9)
     assert pool.evict(1000.0) == {"newcomers": 196, "number": 6}
@@ -378,22 +280,6 @@ def test_newcomers_take_no_more_than_their_share_from_known_authors_and_those_no
     quiet = crowded(strangers=1, each=1, known=8)
     assert quiet.evict(1000.0) == {"number": 1}
     assert holders(quiet)["s0"] == 1
-
-
-def test_known_authors_use_the_places_that_no_newcomer_wants() -> None:
-    pool = crowded(strangers=0, each=0, known=9)
-    pool.evict(1000.0)
-    assert len(pool) == 16
-
-
-def test_a_loud_newcomer_gets_no_more_of_the_newcomers_places_than_others() -> None:
-    pool = Pool(config(max_groups=16), OPEN)
-    for i in range(20):
-        pool.add(make_entry("loud", position=i, at=990.0))
-    for i in range(3):
-        pool.add(make_entry(f"s{i}", at=950.0))
-    pool.evict(1000.0)
-    assert holders(pool) == {"loud": 1, "s0": 1, "s1": 1, "s2": 1}
 
 
 def test_two_thousand_identities_are_dealt_places_like_any_other_newcomer() -> None:
@@ -434,12 +320,6 @@ def test_newcomers_found_sound_before_keep_half_of_the_newcomers_places() -> Non
         pool.evict(1000.0)
         assert holders(pool)["r0"] == 2
         assert len(pool) == 4
-
-
-def test_answers_that_are_one_text_are_known_to_teach_nothing_before_they_are_scored() -> None:
-    alike, mixed = make_group(texts=("7", "7")), make_group(texts=("7", "7 "))
-    assert Verdict.at_sight(alike) == Verdict.bad("uninformative")
-    assert Verdict.at_sight(mixed) is None
 
 
 def test_what_a_group_says_is_worked_out_once_on_its_way_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The crew: crashes are answered with a bounded number of restarts, requests to stop with an end."""
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -11,8 +10,7 @@ import pytest
 from sapo.core.child_process import alive
 from sapo.core.config.home import Home
 from sapo.core.config.load import parse
-from sapo.core.determinism import thread_settings
-from sapo.ops.process_group import OWING, ProcessGroup, SwarmState, flow_command
+from sapo.ops.process_group import OWING, ProcessGroup, SwarmState
 
 STEP = "import sys, time, signal, pathlib\nhere = pathlib.Path({here!r})\n"
 ENDS_WELL = "print('done')"
@@ -109,13 +107,6 @@ def test_a_node_that_owes_at_its_end_is_not_restarted_and_the_swarm_has_not_fini
     assert starts(tmp_path) == 1
 
 
-def test_an_archive_that_could_not_finish_is_not_taken_for_one_that_was_stopped(tmp_path: Path) -> None:
-    told = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit({OWING})); " + WAITS
-    crew = crew_of(tmp_path, {"n0": AFTER_ARCHIVE, "archive": told})
-    state = crew.run()
-    assert (state.phase, state.members["archive"].state) == ("owing", "owing")
-
-
 def run_beside(crew: ProcessGroup) -> tuple[threading.Thread, list[SwarmState]]:
     ended: list[SwarmState] = []
     thread = threading.Thread(target=lambda: ended.append(crew.run()))
@@ -137,41 +128,3 @@ def test_a_request_to_stop_ends_all_and_skips_the_evaluation(tmp_path: Path, by:
     assert {crew.member(name).state for name in ("n0", "n1")} == {"stopped"}
     assert not (tmp_path / "starts").exists()
     assert not any(alive(pid) for pid in pids if pid is not None)
-
-
-def test_a_node_that_does_not_hear_is_ended_after_its_grace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sapo.ops.process_group.NODE_GRACE_S", 0.2)
-    crew = crew_of(tmp_path, {"n0": "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAITS})
-    thread, ended = run_beside(crew)
-    log = crew.home.logs / "n0.log"
-    until(lambda: log.exists() and log.read_text() == "up\n")
-    crew.stop.set()
-    thread.join(20)
-    assert ended[0].members["n0"].state == "stopped"
-    assert ended[0].members["n0"].exit_code == -9
-
-
-def test_the_archive_makes_its_last_pass_even_when_it_was_ended_before_it_could_hear(tmp_path: Path) -> None:
-    # told to end while it is still starting it dies of the signal; a pass of its own then does the work
-    archive = "(here / 'once').write_text('') if '--once' in sys.argv else time.sleep(60)"
-    state = crew_of(tmp_path, {"n0": ENDS_WELL, "archive": archive}).run()
-    assert (state.phase, state.members["archive"].state) == ("finished", "finished")
-    assert (tmp_path / "once").exists()
-
-
-def test_what_happens_is_written_where_others_can_read_it(tmp_path: Path) -> None:
-    crew = crew_of(tmp_path, {"n0": CRASHES}, backoff=())
-    crew.run_node("n0")
-    written = json.loads(crew.home.swarm_state.read_text())
-    assert written["phase"] == "running"
-    assert written["members"]["n0"]["state"] == "failed"
-    assert written["members"]["archive"]["state"] == "waiting"
-
-
-def test_flows_are_named_to_the_child_and_threads_are_bounded(tmp_path: Path) -> None:
-    home = Home(tmp_path)
-    assert flow_command(home, "n2") == ["-m", "sapo.flows.node", "--home", str(tmp_path), "--node", "n2"]
-    assert flow_command(home, "archive") == ["-m", "sapo.flows.archive", "--home", str(tmp_path)]
-    assert thread_settings(3)["OMP_NUM_THREADS"] == "3"

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 from history_samples import Books, Owed, batch, sink
 from makers import make_group, make_identity, make_signed
 
@@ -18,7 +16,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.types import Completion, SignedGroup
 from sapo.ops.archiver import SAMPLES, Archiver
 from sapo.store.history import query
-from sapo.store.history.tables import QUARANTINE, VERSION_KEY, Store, commit
+from sapo.store.history.tables import Store
 from sapo.store.journal.rows import RefusalRow
 from sapo.tasks.holdout import bucket
 
@@ -87,18 +85,6 @@ def test_nodes_do_not_keep_each_others_refusals_out(store: Store) -> None:
     for node in ("n0", "n1"):
         sink(store, node).deliver([Owed(0)], Refusing(batch(0, node=node)))
     assert sorted(node for (node,) in kept(store, "node")) == ["n0", "n0", "n1", "n1"]
-
-
-def test_a_table_of_before_gets_the_columns_it_lacks(store: Store) -> None:
-    old = pa.schema([field for field in QUARANTINE if field.name not in ("node", "round", "count")])
-    DeltaTable.create(store.table_uri("quarantine"), old, configuration={VERSION_KEY: "2"},
-                      raise_if_key_not_exists=False)  # fmt: skip
-    row = dict.fromkeys(old.names) | {"swarm": "s", "partition": "0", "offset": 0, "end_offset": 1}
-    row |= {"reason": "gap", "detail": "", "found_at": 1.0, "payload_bytes": 0}
-    commit(DeltaTable(store.table_uri("quarantine")), pa.Table.from_pylist([row], schema=old), {})
-    sink(store).deliver([Owed(0)], Refusing(batch(0)))
-    assert kept(store, 'node, "round", count')[-1] == (None, None, None)
-    assert len(kept(store, "node")) == 3
 
 
 def test_the_archive_takes_nothing_that_no_node_may_take(store: Store) -> None:

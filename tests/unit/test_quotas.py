@@ -13,11 +13,8 @@ from scipy.stats import chisquare
 from sapo.core.config.load import PoolConfig
 from sapo.core.types import Received
 from sapo.peers import quotas
-from sapo.peers.quotas import CREDIT_S, FLOOR_S, LOOKS, RECENT, Quotas
+from sapo.peers.quotas import CREDIT_S, FLOOR_S, LOOKS, Quotas
 from sapo.store.journal.rows import PeerRow
-
-OWN_S = 10.0
-"""Own work of a round in these tests: 5 s are earned, 1.25 of them for newcomers."""
 
 
 def config(**changes: float) -> PoolConfig:
@@ -54,13 +51,6 @@ def test_members_are_known_from_the_start() -> None:
     assert with_known("a").known_keys() == {"a"}
 
 
-def test_where_time_is_not_counted_known_authors_may_be_verified_whatever_they_cost() -> None:
-    known = Quotas(config(), ["a"], timed=False)
-    known.judged("a", 1e9, True)
-    assert known.may_verify("a", ["a"] * 100)
-    assert not with_known("a").may_verify("a", ["a"] * 100)
-
-
 @pytest.mark.parametrize("known", [with_known("a"), Quotas(config())])
 def test_a_proven_lie_makes_a_newcomer_who_begins_from_nothing(known: Quotas) -> None:
     sound(known, "a", 3)
@@ -70,13 +60,6 @@ def test_a_proven_lie_makes_a_newcomer_who_begins_from_nothing(known: Quotas) ->
     assert not known.known("a")
     sound(known, "a", 1)
     assert known.known("a")
-
-
-def test_a_lie_of_somebody_unknown_leaves_nothing_to_remember() -> None:
-    known = Quotas(config())
-    known.fault("a", "equivocation")
-    assert known.changed() == []
-    assert known.metrics()["peers/faults/equivocation"] == 1
 
 
 def test_newcomers_come_and_go_in_bounded_memory_and_push_out_nobody_known(
@@ -168,20 +151,6 @@ def test_where_all_have_room_the_order_of_the_bus_stays() -> None:
     assert (came, rest) == (records, [])
 
 
-def test_of_newcomers_no_more_is_taken_than_may_stay() -> None:
-    records = [*of("loud", 30), *of("s0", 1), *of("k0", 8)]
-    known = with_known(K0)
-    came, rest = known.screen(records, random.Random(0), really)
-    assert names(came) == {"loud": 3, "s0": 1, "k0": 8}
-    assert len(came) + len(rest) == len(records)
-    assert known.metrics()["peers/looked"] == 12
-
-
-def test_a_loud_author_leaves_the_others_their_room() -> None:
-    came, _ = with_known(K0, K1).screen([*of("k0", 100), *of("k1", 8)], random.Random(0), really)
-    assert names(came) == {"k0": 8, "k1": 8}
-
-
 def test_who_forges_a_known_key_takes_none_of_its_room() -> None:
     records = [*(forged(make_received("k0", position=i)) for i in range(100)), *of("k0", 6), *of("k1", 6)]
     came, _ = with_known(K0, K1).screen(records, random.Random(0), really)
@@ -198,17 +167,6 @@ def test_a_flood_of_forgeries_costs_no_more_looks_than_a_round_has() -> None:
     assert known.metrics()["peers/looked"] <= (1 + 0.25) * LOOKS * 16
 
 
-def test_a_node_reads_past_forgeries_once_it_has_met_them() -> None:
-    known = with_known(K0)
-    assert known.limits().max_groups == 16
-    known.screen([*(forged(one) for one in of("k0", 30)), *of("k0", 2)], random.Random(0), really)
-    assert known.limits().max_groups == 16 * 16
-    known.screen(of("k0", 8), random.Random(0), really)
-    assert known.limits().max_groups == 16
-    known.screen([], random.Random(0), really)
-    assert known.limits().max_groups == 16
-
-
 def test_looks_at_newcomers_end_when_half_of_their_time_is_spent() -> None:
     known = with_known(K0)
 
@@ -222,17 +180,6 @@ def test_looks_at_newcomers_end_when_half_of_their_time_is_spent() -> None:
     assert len(came) - 3 == CREDIT_S / 2 // 0.1 + 1 == 3
     assert len(rest) == 1
     assert left(known) > 0
-
-
-def test_a_known_author_whose_looks_cost_more_than_it_earns_is_looked_at_no_more() -> None:
-    known = with_known(K0, K1)
-
-    def look(received: Received) -> Received:
-        known.charge(received.signed.key, 1.0 if received.signed.key == K0 else 0.0)
-        return received
-
-    came, _ = known.screen([*of("k0", 8), *of("k1", 8)], random.Random(0), look)
-    assert names(came) == {"k0": 1, "k1": 8}
 
 
 def test_newcomers_who_are_too_many_have_equal_chances_wherever_they_stand_on_the_bus() -> None:
@@ -252,33 +199,6 @@ def left(known: Quotas) -> float:
 
 
 # -- verification time -----------------------------------------------------------------------------------
-
-
-def test_a_slow_newcomer_silences_itself_and_not_the_others() -> None:
-    known = Quotas(config())
-    known.earn(OWN_S)
-    assert known.may_verify("slow")
-    known.judged("slow", 1.0, False)
-    assert not known.may_verify("slow")
-    assert known.may_verify("other")
-    known.earn(OWN_S)
-    assert known.may_verify("slow")
-
-
-def test_newcomers_in_debt_together_all_wait_and_known_authors_do_not() -> None:
-    known = with_known("a")
-    for i in range(3):
-        known.judged(f"s{i}", 1.0, False)
-    assert not known.may_verify("another")
-    assert known.may_verify("a")
-
-
-def test_of_newcomers_one_group_is_verified_at_a_time_since_the_next_may_cost_all_there_is() -> None:
-    known = with_known("a")
-    assert known.may_verify("s0", ["a", "a"])
-    assert not known.may_verify("s0", ["a", "s1"])
-    assert known.may_verify("a", ["s1", "a"])
-    assert not known.may_verify("a", ["a"] * 9)
 
 
 def balances(known: Quotas) -> dict[str, float]:
@@ -317,13 +237,6 @@ def test_a_clock_that_stands_still_earns_a_little() -> None:
     assert not known.may_verify("b")
     known.earn(0.0)
     assert known.may_verify("b")
-
-
-def test_a_night_asleep_leaves_no_credit_for_the_day() -> None:
-    known = Quotas(config())
-    known.earn(30_000.0)
-    known.earn(1.0)
-    assert known.metrics()["peers/credit/newcomers"] == CREDIT_S
 
 
 ROUNDS = st.lists(
@@ -389,40 +302,8 @@ def test_what_is_spent_in_all_stays_within_what_is_earned(
     assert spent <= earned + begun + sum(debts.values()) + 1e-6
 
 
-def test_newcomers_found_sound_before_have_half_of_the_room_whoever_else_comes_once() -> None:
-    known = Quotas(config(max_groups=64))
-    keys = [make_identity(name).key for name in ("r0", "r1")]
-    for key in keys:
-        known.judged(key, 0.0, True)
-    assert [known.on_probation(key) for key in (*keys, make_identity("s0").key)] == [True, True, False]
-    records = [make_received(f"s{i}") for i in range(200)]
-    records += [make_received(name, position=i) for name in ("r0", "r1") for i in range(8)]
-    came, _ = known.screen(records, random.Random(1), lambda one: one)
-    mine = [one for one in came if one.signed.key in keys]
-    assert (len(came), len(mine)) == (16, 8)
-
-
 def test_a_proven_lie_ends_the_rise() -> None:
     known = Quotas(config())
     sound(known, "a", 1)
     known.fault("a", "question_mismatch")
     assert not known.on_probation("a")
-
-
-def test_what_says_nothing_of_a_group_is_paid_for_and_makes_nobody_rise() -> None:
-    known = with_known("a")
-    known.charge("new", 0.25)
-    assert left(known) == CREDIT_S - 0.25
-    assert not known.on_probation("new")
-
-
-def test_an_author_is_recent_for_some_rounds_after_it_became_known_and_a_member_never() -> None:
-    known = with_known(K0)
-    known.earn(OWN_S, 7)
-    sound(known, "a", 3)
-    again = Quotas(config(), [K0], known.changed())
-    for peers_ in (known, again):
-        peers_.earn(OWN_S, 7 + RECENT - 1)
-        assert (peers_.recent("a"), peers_.recent("b"), peers_.recent(K0)) == (True, True, False)
-        peers_.earn(OWN_S, 7 + RECENT)
-        assert (peers_.recent("a"), peers_.recent("b"), peers_.recent(K0)) == (False, True, False)

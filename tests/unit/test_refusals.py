@@ -1,13 +1,10 @@
 """What was refused is counted by reason and peer, and costs bounded room however much is sent."""
 
-import logging
-
-import pytest
 from makers import make_group, make_identity, make_received
 
 from sapo.bus.base import Malformed
 from sapo.core.errors import Refused
-from sapo.peers.rejections import AFTER_SIGNATURE, LOUDEST, NODE_BYTES, RESERVE, ROWS, SERIES, Refusals
+from sapo.peers.rejections import AFTER_SIGNATURE, LOUDEST, NODE_BYTES, ROWS, SERIES, Refusals
 
 
 def refusals() -> Refusals:
@@ -98,27 +95,3 @@ def test_new_keys_in_every_round_make_no_new_series_for_ever() -> None:
     assert names == {"pool/refused/held_out", "peers/refused/others"} | {
         f"peers/refused/{f'{number:064x}'[:-13:-1]}" for number in range(SERIES)
     }
-
-
-def test_however_fast_the_rounds_are_samples_come_at_one_a_second_and_none_goes_uncounted() -> None:
-    now = [0.0]
-    found = Refusals(lambda: now[0])
-    rows = []
-    for round in range(200):
-        now[0] = round / 10
-        for number in range(10):
-            author = f"p{10 * round + number}"
-            found.note(signed_by(author), make_received(author))
-        rows += found.rows()
-    assert RESERVE + 15 <= len(rows) <= RESERVE + 20
-    now[0] = 60.0
-    found.note(signed_by("last"), make_received("last"))
-    assert sum(row.count for row in rows + found.rows()) == 2001
-
-
-def test_a_stranger_under_the_nodes_own_name_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    found = refusals()
-    with caplog.at_level(logging.WARNING):
-        for position in range(2):
-            found.note(signed_by("x", "own_name"), make_received("x", position=position))
-    assert [record.levelname for record in caplog.records] == ["WARNING"]

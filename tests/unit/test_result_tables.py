@@ -1,49 +1,11 @@
 """The tables of docs/results.md: made from kept figures, whatever these say."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import result_tables
-from experiment_support import grid, record
-
-from sapo.experiment import results
 
 ROOT = Path(__file__).parents[2]
-
-
-def document() -> dict[str, Any]:
-    """Three seeds, of which 4/4 ends with 40, 41 and 42 % where 8/0 ends with 30 %."""
-    runs = {
-        "8/0": {seed: record("8/0", seed) for seed in (1, 2, 3)},
-        "4/4": {
-            seed: record("4/4", seed, passes={0: [0.1, 0.1], 4: [0.39 + seed / 100] * 2})
-            for seed in (1, 2, 3)
-        },
-    }
-    return results.summarise(grid(), runs, {}, None)
-
-
-def test_what_was_asked_beforehand_stands_with_its_answer_favourable_or_not() -> None:
-    _, _, *rows = result_tables.comparisons(document()).splitlines()
-    assert "Does sharing help? (4/4 against 8/0)" in rows[0]
-    assert "**+11.0 points (+8.5 to +13.5)**" in rows[0]
-    assert "not told apart" in rows[1] or "not tested" in rows[1]
-
-
-def test_kept_figures_make_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = document()
-    (tmp_path / "results.json").write_text(json.dumps(found))
-    monkeypatch.setattr(result_tables, "KEPT", tmp_path / "kept")
-    monkeypatch.setattr(result_tables, "PAGE", tmp_path / "results.md")
-    kept = json.loads(result_tables.keep(tmp_path).read_text())
-    assert "curves" not in kept["arms"]["8/0"]
-    result_tables.PAGE.write_text("Before.\n<!-- made-up: arms -->\nold\n<!-- end -->\nAfter.\n")
-    made = f"Before.\n<!-- made-up: arms -->\n{result_tables.arms(found)}<!-- end -->\nAfter.\n"
-    assert result_tables.page() == made
-    result_tables.PAGE.write_text(made)
-    assert result_tables.page() == made
 
 
 def words(path: Path) -> str:

@@ -68,14 +68,5 @@ def test_anchors_are_checkpoints_and_giving_up_the_others_changes_nothing(
     assert anchors(sorted(held), done, keep_rounds) == held
 
 
-def test_a_bound_that_is_lifted_keeps_what_is_left() -> None:
-    assert anchors([300, 350, 400], 400, 0) == {300}
-    assert anchors([], 400, 0) == set()
-
-
-def test_a_bound_longer_than_the_run_keeps_its_beginning() -> None:
-    assert 0 in anchors([0, 50, 100], 100, 1000)
-
-
 def test_a_checkpoint_just_as_far_back_as_is_kept_is_where_replay_begins() -> None:
     assert anchors([0, 100, 200], 200, 100) == {100, 200}

@@ -15,7 +15,7 @@ from makers import make_group
 from pyarrow import csv, parquet
 from swarms import small_config
 
-from sapo.core.config.load import Config, Task, load, parse
+from sapo.core.config.load import Config, Task, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.core.types import Group, Question, Recipe
@@ -94,21 +94,6 @@ def test_a_row_comes_again_only_after_all_others_and_no_held_out_one_ever(tmp_pa
         assert all(isinstance(one, Question) and one.bucket >= HELD_OUT for one in made)
 
 
-def test_epochs_are_counted_beside_other_tasks_and_after_a_restart(tmp_path: Path) -> None:
-    config = with_pins(asking(written(tmp_path)))
-    config = config.model_copy(update={"tasks": [*config.tasks, Task(dataset="gcd")]})
-    with open_workers(config) as workers:
-        rows = workers.training_rows(config.tasks[0], HELD_OUT)
-        found = asked(workers, config, "a", len(rows), 4)
-        assert max(Counter(found[: len(rows)]).values()) == 1
-    from sapo.tasks import questions
-
-    questions._turns.cache_clear()
-    with open_workers(config) as workers:
-        later = QuestionStream(workers, config.tasks, (0, "a", "i"), 11, count=4, held_out=HELD_OUT).result()
-        assert {one.recipe.seed for one in later if one.recipe.dataset == "file:apples"} <= set(found)
-
-
 def test_an_exam_asks_every_held_out_row_once_before_any_again(tmp_path: Path) -> None:
     config = with_pins(asking(written(tmp_path)))
     beside = [*config.tasks, Task(dataset="gcd")]
@@ -162,42 +147,6 @@ def test_bad_rows_are_told_before_anything_runs(
         with_pins(asking(written(tmp_path, made=made), **config))
     assert raised.value.field == "tasks.0.file"
     assert problem in raised.value.problem
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "problem"),
-    [
-        ("rows.txt", "a", "is of no kind that can be read"),
-        ("rows.parquet", "a", "cannot be read"),
-        ("rows.jsonl", "{", "cannot be read"),
-        ("rows.csv", None, "there is no such file"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_named(
-    name: str, content: str | None, problem: str, tmp_path: Path
-) -> None:
-    path = tmp_path / name
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(UserError) as raised:
-        with_pins(asking(path))
-    assert (raised.value.field, raised.value.value) == ("tasks.0.file", str(path))
-    assert problem in raised.value.problem
-
-
-def test_too_many_rows_are_refused_before_they_are_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sapo.tasks.row_files.MOST_ROWS", 39)
-    with pytest.raises(UserError, match="has 40 rows; from 1 to 39 can be asked"):
-        with_pins(asking(written(tmp_path)))
-
-
-def test_a_file_is_named_after_itself_or_as_it_is_said() -> None:
-    assert Task.model_validate({"file": "/a/word problems.csv"}).dataset == "file:word problems"
-    assert Task.model_validate({"file": "/a/b.csv", "dataset": "file:sums"}).dataset == "file:sums"
-    with pytest.raises(UserError, match="are named file:NAME"):
-        load(sets=['tasks=[{file="/a/b.csv", dataset="sums"}]'], env={})
 
 
 @pytest.mark.parametrize(

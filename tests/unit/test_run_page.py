@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sapo.cli.report.live_view import NodeRow, further_columns, plain_line
-from sapo.cli.report.run_page import course, keys, page, spread
-from sapo.cli.report.summary import Run, summarise
+from sapo.cli.report.run_page import course
+from sapo.cli.report.summary import Run
 from sapo.core.config.home import Home
 from sapo.core.config.load import load
 from sapo.core.figures import Sweep
@@ -50,14 +50,6 @@ def run(tmp_path: Path) -> Run:
     )
 
 
-def test_it_opens_with_what_the_swarm_came_to(run: Run) -> None:
-    assert [*keys(summarise(run))] == [
-        ("held-out answers that are right", "20.0 %", "60.0 %"),
-        ("most probable answers that are right", "50.0 %", "70.0 %"),
-        ("answers with trait worked", "2.5 %", "92.5 %"),
-    ]
-
-
 def test_a_question_whose_answer_became_right_is_shown_over_the_rounds(run: Run) -> None:
     assert course(run) == (
         "n0",
@@ -68,23 +60,6 @@ def test_a_question_whose_answer_became_right_is_shown_over_the_rounds(run: Run)
             ("at the end", "3-9=-6", True),
         ],
     )
-
-
-def test_without_probes_no_question_is_followed(run: Run) -> None:
-    assert course(Run(run.home, run.config, run.curves, run.evaluation)) is None
-
-
-def test_the_page_shows_curve_and_course(run: Run) -> None:
-    text = page(run, summarise(run), [])
-    assert "Answers with trait worked" in text
-    assert "One question, as n0 answered it" in text
-    assert text.index("3-9=-6") < text.index("What was run")
-
-
-def test_a_band_reaches_from_the_lowest_to_the_highest_node() -> None:
-    lines = [[(0.0, 1.0), (1.0, 3.0)], [(0.0, 0.0), (1.0, 4.0), (2.0, 9.0)], []]
-    assert spread(lines, 2) == [(0.0, 0.0, 1.0), (1.0, 2.0, 2.0)]
-    assert spread([[], []], 2) == []
 
 
 def test_the_live_view_has_a_column_for_each_trait() -> None:

@@ -16,7 +16,6 @@ from searches import searching
 
 from sapo.core.config.load import ShareConfig
 from sapo.core.rng import rng
-from sapo.peers import sampling
 from sapo.peers.pool import Entry, Verdict
 from sapo.peers.sampling import (
     Draw,
@@ -130,25 +129,6 @@ def test_top_shares_the_groups_whose_scores_spread_most() -> None:
         assert select_subset(6, share, random.Random(seed), scores) == [1, 2, 4]
 
 
-def test_top_draws_lots_between_equals() -> None:
-    share = ShareConfig(select="top", fraction=0.5)
-    counts = Counter(
-        place
-        for seed in range(4000)
-        for place in select_subset(4, share, rng("ties", seed), [GOOD, DULL, DULL, DULL])
-    )
-    assert counts[0] == 4000
-    assert chisquare([counts[place] for place in (1, 2, 3)]).pvalue > 0.001
-
-
-def test_top_needs_the_scores_of_every_group() -> None:
-    share = ShareConfig(select="top", fraction=0.5)
-    with pytest.raises(ValueError, match="scores of every group"):
-        select_subset(2, share, random.Random(0))
-    with pytest.raises(ValueError, match="scores of every group"):
-        select_subset(2, share, random.Random(0), [GOOD])
-
-
 def test_information_is_the_variance_of_the_raw_scores() -> None:
     assert information([1.0, 0.0]) == 0.25
     assert information([1.0, 0.0, 0.0, 0.0]) == 3 / 16
@@ -167,22 +147,6 @@ def test_sample_self_takes_that_many_in_their_own_order() -> None:
     assert places == sorted(set(places))
     assert sample_self(4, 4, random.Random(1)) == [0, 1, 2, 3]
     assert sample_self(3, 4, random.Random(1)) == [0, 1, 2]
-
-
-def test_sample_self_takes_useful_groups_first_and_fills_with_others() -> None:
-    useful = [False, True, False, True, True]
-    for seed in range(20):
-        assert set(sample_self(5, 2, random.Random(seed), useful)) < {1, 3, 4}
-        filled = sample_self(5, 4, random.Random(seed), useful)
-        assert filled == sorted(filled)
-        assert set(filled) > {1, 3, 4}
-
-
-def test_sample_self_draws_evenly_among_useful_groups() -> None:
-    useful = [True, False, True, True]
-    counts = Counter(tuple(sample_self(4, 1, rng("useful", seed), useful)) for seed in range(3000))
-    assert set(counts) == {(0,), (2,), (3,)}
-    assert all(900 < count < 1100 for count in counts.values())
 
 
 def test_sample_self_draws_evenly() -> None:
@@ -270,14 +234,6 @@ def test_laziness_guesses_and_caches_change_nothing_but_the_cost(
     assert found.leaving == set(found.rejected) | set(expected)
 
 
-def test_a_walk_is_a_permutation_with_newcomers_last() -> None:
-    strangers = {entry.group.key for entry in ENTRIES if entry.group.node == "p1"}
-    order = walk(ENTRIES, random.Random(3), lambda key: key not in strangers)
-    assert sorted(order, key=ENTRIES.index) == ENTRIES
-    assert order[:11] != [entry for entry in ENTRIES if entry.group.node != "p1"]
-    assert {entry.group.node for entry in order[11:]} == {"p1"}
-
-
 def test_take_asks_for_no_more_than_it_needs() -> None:
     entries, verifier = a_pool([DULL, GOOD, GOOD, GOOD])
     dull, first, second, _ = verifier(entries)
@@ -298,36 +254,6 @@ def test_a_lazy_verifier_verifies_what_the_walk_comes_to() -> None:
     assert first.verdict == make_verdict(GOOD)
     assert [entry.group_id for entry in lazy.verified] == [entry.group_id for entry in entries[:2]]
     assert all(entry.verdict is None for entry in entries), "what it was given stays as it was"
-
-
-def test_verification_stops_when_enough_were_found() -> None:
-    entries, verifier = a_pool([GOOD] * 16)
-    found = draw(entries, verifier, 4)
-    assert verifier.calls == [chosen(found)]
-    assert len(found.verified) == 4
-
-
-def test_where_much_is_useless_more_is_verified_in_a_call() -> None:
-    entries, verifier = a_pool([(1.0, 1.0)] * 16)
-    found = draw(entries, verifier, 1)
-    assert [len(call) for call in verifier.calls] == [1, 2, 4, 8, 1]
-    assert (len(found.verified), found.shortfall) == (16, 1)
-
-
-def test_what_was_useless_lately_is_taken_into_account_from_the_first_call() -> None:
-    entries, verifier = a_pool([GOOD, DULL] * 8)
-    draw(entries, verifier, 4, share=0.5)
-    assert len(verifier.calls[0]) == 8
-
-
-def test_cached_verdicts_are_not_asked_for_again() -> None:
-    entries, verifier = a_pool(MIXED)
-    draw(entries, verifier, 5)
-    asked = len(verifier.asked)
-    again = draw(entries, verifier, 5, seed=1)
-    assert set(verifier.asked[asked:]).isdisjoint(verifier.asked[:asked])
-    assert len(again.verified) == len(verifier.asked) - asked
-    assert len(again.chosen) == 5
 
 
 def test_an_uninformative_group_is_verified_once_and_leaves() -> None:
@@ -369,24 +295,6 @@ def test_fewer_than_wanted_is_counted() -> None:
     assert metrics["sampler/rejected/question_mismatch"] == 1
     assert metrics["sampler/unscorable"] == 3
     assert metrics["sampler/unscorable/chain_sum"] == 3
-
-
-def test_unscorable_completions_are_counted_by_peer_and_task_once() -> None:
-    entries, verifier = a_pool([UNSCORABLE, GOOD, GOOD, (None, 1.0), GOOD, (1.0, None, 0.0)[:2]])
-    found = draw(entries, verifier, 6)
-    peer = entries[0].group.key
-    other = entries[2].group.key
-    assert found.unscorable == {(peer, "chain_sum"): 3, (other, "chain_sum"): 1}
-    left = [entry for entry in entries if entry.group_id not in found.rejected]
-    assert draw(left, verifier, 6).unscorable == {}
-
-
-def test_an_empty_pool_and_a_silo_verify_nothing() -> None:
-    entries, verifier = a_pool(MIXED)
-    assert draw([], verifier, 4).shortfall == 4
-    silo = draw(entries, verifier, 0)
-    assert (silo.chosen, silo.shortfall, silo.verified) == ((), 0, ())
-    assert verifier.calls == []
 
 
 def test_the_filter_is_on_the_raw_score_with_a_tolerance() -> None:
@@ -485,14 +393,6 @@ def test_newcomers_take_no_place_from_known_authors_among_whom_the_draw_is_unifo
     assert chisquare([counts[group_id] for group_id in known]).pvalue > 0.001
 
 
-def test_newcomers_fill_what_known_authors_leave() -> None:
-    entries, verifier = a_pool([GOOD] * 16)
-    found = known_first(entries, verifier, 13)
-    nodes = [entry.group.node for entry in found.chosen]
-    assert "p2" not in nodes[:11]
-    assert nodes[11:] == ["p2", "p2"]
-
-
 def test_newcomers_on_trial_share_the_first_call_and_wait_in_the_pool() -> None:
     entries, verifier = a_pool([GOOD] * 16)
     found = known_first(entries, verifier, 3, trials=2)
@@ -502,61 +402,6 @@ def test_newcomers_on_trial_share_the_first_call_and_wait_in_the_pool() -> None:
     assert len(tried) == 2
     assert not found.leaving & {entry.group_id for entry in tried}
     assert len(found.verified) == 5
-
-
-def test_a_useless_group_on_trial_leaves() -> None:
-    truths = [GOOD if entry.group.node != "p2" else DULL for entry in ENTRIES[:16]]
-    entries, verifier = a_pool(truths)
-    found = known_first(entries, verifier, 3, trials=2)
-    assert sorted(found.rejected.values()) == ["uninformative", "uninformative"]
-
-
-def test_newcomers_are_on_trial_also_when_no_other_verdict_is_needed() -> None:
-    cached = [place for place in range(16) if ENTRIES[place].group.node != "p2"]
-    entries, verifier = a_pool([GOOD] * 16, cached)
-    found = known_first(entries, verifier, 2, trials=3)
-    assert len(found.verified) == 3
-    assert [len(call) for call in verifier.calls] == [3]
-
-
-def test_newcomers_whom_the_draw_reaches_are_on_trial_by_that() -> None:
-    entries, verifier = a_pool([GOOD] * 16)
-    found = known_first(entries, verifier, 3, trials=2, newcomers=("p0", "p1", "p2"))
-    assert len(found.verified) == 3
-
-
-def test_a_newcomer_without_verification_time_leaves_the_trial_to_the_next() -> None:
-    entries, verifier = a_pool([GOOD] * 16)
-    credit = Credit(verifier, {"p0": 0, "p1": 16, "p2": 16})
-    known_first(entries, verifier, 2, trials=3, newcomers=("p0", "p1"), ready=credit)
-    tried = [entry.group.node for entry in entries if entry.verdict is not None]
-    assert Counter(tried) == {"p2": 2, "p1": 3}
-
-
-def test_newcomers_on_trial_are_verified_one_by_one_where_each_may_cost_all_that_is_left() -> None:
-    entries, verifier = a_pool([GOOD] * 16)
-
-    def one_newcomer(entry: Entry, beside: Sequence[Entry]) -> bool:
-        return entry.group.node != "p2" or all(other.group.node != "p2" for other in beside)
-
-    found = known_first(entries, verifier, 2, trials=3, ready=one_newcomer)
-    assert len(found.verified) == 5
-    assert [sum(by_id(one) == "p2" for one in call) for call in verifier.calls] == [1, 1, 1]
-
-
-def test_groups_without_verification_time_wait_where_they_are() -> None:
-    entries, verifier = a_pool([GOOD, DULL] * 8)
-    found = draw(entries, verifier, 16, ready=Credit(verifier, {"p0": 0, "p1": 16, "p2": 0}))
-    assert {entry.group.node for entry in found.chosen} == {"p1"}
-    assert found.waiting == 11
-    assert found.metrics()["sampler/waiting"] == 11
-    assert len(found.leaving) == 5
-
-
-def test_a_verdict_that_is_known_needs_no_time() -> None:
-    entries, verifier = a_pool([GOOD] * 4, cached=[0, 1, 2, 3])
-    found = draw(entries, verifier, 4, ready=lambda entry, beside: False)
-    assert (len(found.chosen), found.waiting) == (4, 0)
 
 
 @searching(200)
@@ -587,10 +432,3 @@ def test_nobody_is_verified_beyond_their_time_however_many_at_once(
 
 def by_id(group_id: str) -> str:
     return next(entry.group.node for entry in ENTRIES if entry.group_id == group_id)
-
-
-def test_the_share_of_informative_groups_is_guessed_by_own_ones_and_is_never_nothing() -> None:
-    rows: list[list[float | None]] = [[0.0, 1.0], [1.0, 1.0], [None, 0.5], [0.2, 0.4]]
-    assert sampling.informative_share(rows, 1e-6) == 0.5
-    assert sampling.informative_share([[0.0, 0.0]], 1e-6) == sampling.LEAST_SHARE
-    assert sampling.informative_share([], 1e-6) == 1.0

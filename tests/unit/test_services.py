@@ -20,7 +20,7 @@ from sapo.core.config.load import parse
 from sapo.core.errors import UserError
 from sapo.core.service_registry import Service, Services
 from sapo.ops import services
-from sapo.ops.services import Running, ServiceFailed, SupervisedServer
+from sapo.ops.services import Running, SupervisedServer
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
@@ -56,23 +56,6 @@ def taken() -> socket.socket:
     return listener
 
 
-def test_what_speaks_no_http_or_has_no_address_does_not_answer() -> None:
-    with taken() as listener:
-
-        def greet() -> None:
-            connection, _ = listener.accept()
-            connection.sendall(b"SSH-2.0-other\r\n")
-            connection.close()
-
-        thread = threading.Thread(target=greet)
-        thread.start()
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        assert not service_registry.answers(Service("mlflow", url))
-        thread.join()
-    for odd in ("http://127.0.0.1:50a0", "http://[::1"):
-        assert not service_registry.answers(Service("mlflow", odd))
-
-
 @pytest.mark.parametrize("field", ["track.port", "flow.port"])
 def test_a_port_in_use_is_named_with_its_field_and_a_remedy(home: Home, field: str) -> None:
     section, key = field.split(".")
@@ -85,12 +68,6 @@ def test_a_port_in_use_is_named_with_its_field_and_a_remedy(home: Home, field: s
     assert (caught.value.field, caught.value.value) == (field, port)
     assert "free" in caught.value.remedy
     assert not home.services.exists()
-
-
-def test_without_a_wish_every_server_gets_a_free_port() -> None:
-    with services.bind(None, "track.port") as first, services.bind(None, "flow.port") as second:
-        assert first.getsockname()[1] != second.getsockname()[1]
-        assert first.getsockname()[0] == "127.0.0.1"
 
 
 def test_servers_that_somebody_else_runs_are_used_and_left_alone(home: Home, healthy: str) -> None:
@@ -108,44 +85,6 @@ def test_servers_that_somebody_else_runs_are_used_and_left_alone(home: Home, hea
     assert environment["KEPT"] == "1"
     assert service_registry.answers(found.mlflow)
     assert not home.services.exists()
-
-
-def test_a_named_server_that_does_not_answer_is_bad_input(home: Home, healthy: str) -> None:
-    with services.bind(None, "track.port") as bound:
-        nobody = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        config = parse({"track": {"uri": nobody}})
-        with (
-            pytest.raises(UserError, match="no server answers") as caught,
-            services.running(config, home, env={"PREFECT_API_URL": f"{healthy}/api"}),
-        ):
-            pytest.fail("it started")
-    assert caught.value.field == "track.uri"
-
-
-def test_what_a_home_holds_is_shown_from_there_whatever_the_environment_names(
-    home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = {}
-
-    def start(service: Service, bound: socket.socket, arguments: list[str], *_: object) -> Service:
-        bound.close()
-        started[service.name] = arguments
-        return service
-
-    monkeypatch.setattr(services, "_start", start)
-    env = {"MLFLOW_TRACKING_URI": healthy, "PREFECT_API_URL": f"{healthy}/api"}
-    with services.opened(parse({}), home, env=env) as running:
-        assert running.services.mlflow.url == healthy
-        assert running.services.prefect.url == f"{healthy}/api"
-    assert not started
-    home.mlflow_db.touch()
-    home.prefect.mkdir(exist_ok=True)
-    (home.prefect / "prefect.db").touch()
-    with services.opened(parse({}), home, env=env):
-        assert f"sqlite:///{home.mlflow_db}" in started["mlflow"]
-        assert started["prefect"] == ["prefect"]
-    with services.opened(parse({"track": {"uri": "sqlite:////shared.db"}}), home, env=env):
-        assert "sqlite:////shared.db" in started["mlflow"], "a store without a server is served"
 
 
 def test_servers_that_are_started_have_passwords_that_their_clients_and_the_owner_know(
@@ -179,30 +118,6 @@ def test_servers_that_are_started_have_passwords_that_their_clients_and_the_owne
     assert not home.services.exists(), "the passwords go with the servers"
 
 
-def test_clients_of_a_server_that_somebody_else_runs_keep_its_password(home: Home, healthy: str) -> None:
-    given = {"MLFLOW_TRACKING_PASSWORD": "mine", "PREFECT_API_AUTH_STRING": "mine, too"}
-    config, env = parse({"track": {"uri": healthy}}), {"PREFECT_API_URL": f"{healthy}/api"}
-    with services.running(config, home, env=env) as running:
-        assert running.services.environment(home, given).items() >= given.items()
-
-
-def test_a_home_in_which_nothing_has_run_has_nothing_to_show(home: Home) -> None:
-    with pytest.raises(UserError, match="nothing to show"), services.opened(parse({}), home, env={}):
-        pytest.fail("it started")
-    assert not home.prefect.exists()
-
-
-def test_servers_are_open_on_a_home_only_once(home: Home, healthy: str) -> None:
-    config, env = parse({"track": {"uri": healthy}}), {"PREFECT_API_URL": f"{healthy}/api"}
-    services.refuse_opened(home)
-    with services.running(config, home, env=env):
-        with pytest.raises(UserError, match=r"open already.*sapo ui"):
-            services.refuse_opened(home)
-        with pytest.raises(UserError, match="open already"), services.opened(config, home, env=env):
-            pytest.fail("it started")
-    services.refuse_opened(home)
-
-
 def starting(home: Home, code: str, limit: float) -> Running:
     log = home.logs / "mlflow.log"
     child = Child.start("mlflow", ["-c", code], log=log, env=dict(os.environ))
@@ -210,23 +125,6 @@ def starting(home: Home, code: str, limit: float) -> Running:
     prefect = Service("prefect", "http://127.0.0.1:9/api")
     kept = {"mlflow": SupervisedServer(child, lambda: pytest.fail("it was started again"), Backoff())}
     return Running(Services(mlflow, prefect), kept, home, limit)
-
-
-def until_up(running: Running) -> None:
-    while not running.up():
-        time.sleep(0.02)
-
-
-def test_a_server_that_dies_at_its_start_shows_the_end_of_its_log(home: Home) -> None:
-    running = starting(home, "raise SystemExit('no such table')", limit=20)
-    with pytest.raises(ServiceFailed, match=r"ended with code 1 at its start(.|\n)*no such table"):
-        until_up(running)
-
-
-def test_a_server_that_never_answers_is_given_up_with_its_log(home: Home) -> None:
-    running = starting(home, "import time; print('still thinking', flush=True); time.sleep(3)", limit=1)
-    with pytest.raises(ServiceFailed, match=r"did not answer within 1 s(.|\n)*still thinking"):
-        until_up(running)
 
 
 def test_the_record_of_servers_that_were_killed_is_not_believed(home: Home) -> None:
@@ -290,16 +188,3 @@ def test_a_server_that_dies_again_and_again_is_given_up_and_the_swarm_goes_on(
         assert running.up(), "it is no failure of the swarm"
     assert len(children) == 3
     assert "it is not started again" in (home.logs / "mlflow.log").read_text()
-
-
-def test_a_port_that_was_taken_meanwhile_counts_as_a_failed_restart(home: Home, healthy: str) -> None:
-    running, children = kept(home, [ONE], healthy, (0.0, 0.0))
-    assert running.up()
-
-    def refuse() -> Child:
-        raise UserError("track.port", 1, "this port cannot be used: in use", "choose another")
-
-    running._kept["mlflow"].start = refuse
-    children[0].kill()
-    until(lambda: running.up() and "could not be started" in running.services.mlflow.away)
-    until(lambda: running.up() and "not started again" in (home.logs / "mlflow.log").read_text())

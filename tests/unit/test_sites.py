@@ -4,11 +4,8 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
 import time
-import tomllib
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +15,16 @@ from makers import finish_round
 from sapo import cli
 from sapo.cli.commands import launch
 from sapo.core.config.home import Home, read_manifest
-from sapo.core.config.load import load, presets
+from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.core.exam_size import sized
 from sapo.ops import sites
 from sapo.ops.node_export import mark_moved
 from sapo.peers.signing import Identity
 from sapo.store.journal.journal import Journal
 
 BUS = ("bus.type=kafka", "bus.servers=broker:9092")
-CHECK_TASKS = sites.check_tasks
 ERROR = re.compile(r"error: \S.*: .+; .+\n")
 
 
@@ -60,69 +55,11 @@ def sapo(*args: str) -> int:
     return cli.invoke(list(args))
 
 
-def test_init_warns_of_tasks_with_full_marks_without_a_solution(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of those in the manifest, also if they come from a preset or a file and not from the command line."""
-    file = elsewhere / "own.toml"
-    file.write_text(
-        '[[tasks]]\ndataset = "coin_flip"\n\n[[tasks]]\ndataset = "chain_sum"\n', encoding="utf-8"
-    )
-    words = ["init", "--swarm", "demo", "--site", "a", "--config", str(file)]
-    assert cli.invoke([*words, *(word for item in BUS for word in ("--set", item))]) == 0
-    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert warnings == [
-        "warning: coin_flip: full marks for a beginning of the right number, so mostly for 0; "
-        "a swarm learns that instead of solving it"
-    ]
-
-
 def first_round(home: Home, name: str, **metrics: float) -> None:
     """A first round in a node's journal."""
     home.node(name).mkdir(exist_ok=True)
     with Journal(home.journal(name)) as journal:
         finish_round(journal, name, 0, metrics, swarm="demo")
-
-
-@pytest.mark.parametrize("preset", presets())
-def test_every_preset_makes_a_site_whose_config_stands_for_the_manifest(preset: str, elsewhere: Path) -> None:
-    made = sites.found_swarm("demo", "a", preset, BUS, elsewhere)
-    agreed = read_manifest(made.manifest, "MANIFEST", "")
-    assert agreed.swarm == "demo"
-    config = load(None, made.file, env={})
-    assert config == made.config
-    assert Manifest.of(config) == agreed
-    count = 2 if preset.endswith("2gpu") else 1
-    assert config.nodes == ["a0", "a1"][:count]
-    joined = sites.join_swarm(made.manifest, "berlin", preset, BUS, elsewhere / "b", elsewhere / "home")
-    there = load(None, joined.file, env={})
-    assert there == joined.config
-    assert sized(there) == joined.home.load_config()
-    assert Manifest.of(there) == joined.home.load_manifest() == agreed
-    assert there.nodes == ["berlin0", "berlin1"][:count]
-
-
-def test_the_kinds_of_author_that_may_publish_are_the_same_at_every_site(elsewhere: Path) -> None:
-    made = sites.found_swarm("demo", "a", "tiny", [*BUS, 'rules.authors=["person", "policy"]'], elsewhere)
-    assert json.loads(made.manifest.read_text())["authors"] == ["policy", "person"]
-    joined = sites.join_swarm(made.manifest, "b", "tiny", BUS, elsewhere / "b", elsewhere / "home")
-    for file in (made.file, joined.file):
-        assert Manifest.of(load(None, file, env={})).authors == ("policy", "person")
-    other = load(None, joined.file, sets=['rules.authors=["policy"]'], env={})
-    with pytest.raises(UserError, match="authors"):
-        joined.home.check(Manifest.of(other))
-
-
-def test_a_site_may_run_other_models_and_settings_under_the_same_rules(
-    manifest: Path, elsewhere: Path
-) -> None:
-    sets = [*BUS, "node.1.model=starter:bytes", "batch.external=2", "learn.lr=1e-3", "lora.rank=4"]
-    joined = sites.join_swarm(manifest, "b", "paper", [*sets, "swarm.nodes=2"], elsewhere, None)
-    there = load(None, joined.file, env={})
-    assert there == joined.config
-    assert there.for_node("b1").model == "starter:bytes"
-    assert {task.dataset for task in there.tasks} == {"chain_sum", "leg_counting", "simple_equations"}
-    assert (there.rules.answer, there.lora and there.lora.rank) == ("tags", 4)
 
 
 def test_what_is_written_is_for_people_and_holds_no_secret(
@@ -178,16 +115,6 @@ def test_bad_input_is_one_line_with_a_remedy_and_writes_nothing(
     assert list(elsewhere.iterdir()) == []
 
 
-@pytest.mark.parametrize("task", ['{dataset="chain_summ"}', '{dataset="chain_sum", config={min_digits=0}}'])
-def test_an_unknown_task_or_parameter_is_refused_and_nothing_is_written(
-    task: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sites, "check_tasks", CHECK_TASKS)
-    with pytest.raises(UserError, match=r"tasks\.0"):
-        sites.found_swarm("demo", "a", "tiny", [*BUS, f"tasks=[{task}]"], elsewhere)
-    assert list(elsewhere.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("more", "entry"),
     [
@@ -207,45 +134,6 @@ def test_a_swarm_that_strangers_reach_is_begun_by_invitation_unless_said(
     keys = [Identity.load(home.key(name)).key for name in made.config.nodes] if entry == "invite" else []
     assert list(made.config.rules.members) == keys
     home.prepare(made.config, Manifest.of(made.config))
-
-
-def test_what_exists_is_not_overwritten(manifest: Path, elsewhere: Path) -> None:
-    before = {path: path.read_bytes() for path in elsewhere.iterdir() if path.is_file()}
-    with pytest.raises(UserError, match="exists already"):
-        sites.found_swarm("demo", "c", "tiny", BUS, elsewhere)
-    with pytest.raises(UserError, match="exists already"):
-        sites.join_swarm(manifest, "a", "tiny", BUS, elsewhere, None)
-    sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere / "b", elsewhere / "home")
-    with pytest.raises(UserError, match="exists already"):
-        sites.join_swarm(manifest, "c", "tiny", BUS, elsewhere / "c", elsewhere / "home")
-    assert not (elsewhere / "c").exists()
-    assert {path: path.read_bytes() for path in before} == before
-
-
-@pytest.mark.parametrize("item", ["tasks=[]", "rules.salt=other", "swarm.name=mine", "rules={}"])
-def test_rules_are_the_manifests(manifest: Path, elsewhere: Path, item: str) -> None:
-    with pytest.raises(UserError, match="whole swarm"):
-        sites.join_swarm(manifest, "b", "tiny", [*BUS, item], elsewhere, None)
-
-
-def test_tasks_of_a_single_node_are_the_manifests_too(manifest: Path, elsewhere: Path) -> None:
-    own = 'node.0.tasks=[{dataset="gcd"}]'
-    with pytest.raises(UserError, match="other tasks than the manifest"):
-        sites.join_swarm(manifest, "b", "tiny", [*BUS, own], elsewhere, None)
-
-
-def test_a_group_size_that_the_swarm_refuses_is_refused_here(manifest: Path, elsewhere: Path) -> None:
-    changed(manifest, max_completions=4)
-    with pytest.raises(UserError, match="2 to 4"):
-        sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
-
-
-def test_another_reasoning_gym_is_told_with_what_to_type(manifest: Path, elsewhere: Path) -> None:
-    changed(manifest, reasoning_gym="0.0.1")
-    with pytest.raises(UserError) as error:
-        sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
-    assert error.value.remedy.endswith("pip install --python " + sys.executable + " reasoning-gym==0.0.1")
-    assert version("reasoning-gym") in error.value.problem
 
 
 @pytest.mark.parametrize(
@@ -269,21 +157,6 @@ def test_a_manifest_that_cannot_be_obeyed_is_refused(
         sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "null", "{}", "\x00", "[" * 100_000])
-def test_any_file_may_be_given_as_manifest(elsewhere: Path, text: str) -> None:
-    (elsewhere / "m.json").write_text(text)
-    with pytest.raises(UserError, match="is no manifest"):
-        read_manifest(elsewhere / "m.json", "MANIFEST", "m.json")
-
-
-def test_a_newer_manifest_without_new_rules_is_the_same_swarms(manifest: Path, elsewhere: Path) -> None:
-    changed(manifest, schema_version=4, max_age_s=None)
-    joined = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
-    joined.home.check(Manifest.of(joined.config))
-    joined.home.prepare(joined.config, Manifest.of(joined.config))
-    assert json.loads(joined.home.manifest.read_text())["schema_version"] == 4
-
-
 def test_sites_have_homes_of_their_own(elsewhere: Path, manifest: Path) -> None:
     config = load(None, elsewhere / "site-a.toml", env={})
     assert Home.of(None, config).root == elsewhere / "runs" / "demo-a"
@@ -296,53 +169,12 @@ def test_sites_have_homes_of_their_own(elsewhere: Path, manifest: Path) -> None:
         home.prepare(other, Manifest.of(other))
 
 
-def test_a_home_without_a_site_is_of_the_default_one(elsewhere: Path) -> None:
-    config = load("tiny", env={})
-    home = Home.of(None, config)
-    home.prepare(config, Manifest.of(config))
-    values = json.loads(home.config.read_text())
-    del values["swarm"]["site"]
-    home.config.write_text(json.dumps(values))
-    home.check_site(config)
-
-
 def test_a_joined_home_is_begun_and_then_gone_on_with(manifest: Path, elsewhere: Path) -> None:
     joined = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
     launch.refuse_second_start(joined.home)
     first_round(joined.home, "b0")
     with pytest.raises(UserError, match="holds a run already"):
         launch.refuse_second_start(joined.home)
-
-
-def test_the_only_node_of_a_site_needs_no_name(
-    manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
-    assert sapo("node", "--config", "site-b.toml", "--dry-run") == 0
-    assert tomllib.loads(capsys.readouterr().out)["swarm"]["site"] == "b"
-    assert sapo("node", "b0", "--config", "site-b.toml", "--dry-run") == 0
-    assert sapo("node", "b7", "--config", "site-b.toml", "--dry-run") == 2
-    assert "the swarm has b0; name one of them" in capsys.readouterr().err
-    assert sapo("node", "--config", "site-b.toml", "--nodes", "2", "--dry-run") == 2
-    assert "b0, b1; name one of them" in capsys.readouterr().err
-
-
-def test_the_file_decides_until_the_first_round(
-    manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    joined = sites.join_swarm(manifest, "b", "tiny", [*BUS, "learn.grad_clip=7"], elsewhere, None)
-    joined.file.write_text(
-        joined.file.read_text().replace("grad_clip = 7.0", "").replace("lr = 0.0002", "lr = 3e-05")
-    )
-
-    def learn() -> tuple[float, float]:
-        assert sapo("node", "--config", "site-b.toml", "--dry-run") == 0
-        found = tomllib.loads(capsys.readouterr().out)["learn"]
-        return found["lr"], found["grad_clip"]
-
-    assert learn() == (3e-05, 1.0)
-    first_round(joined.home, "b0")
-    assert learn() == (3e-05, 7.0)
 
 
 def test_a_node_that_lives_elsewhere_does_not_start(
@@ -371,31 +203,6 @@ def test_no_node_leaves_while_its_swarm_runs(
         assert sapo("export", "b0") == 2
     assert "sapo stop" in capsys.readouterr().err
     home.refuse_moved("b0")
-
-
-def test_status_says_that_a_name_is_taken_and_that_a_node_has_left(
-    manifest: Path, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    joined = sites.join_swarm(manifest, "b", "tiny", [*BUS, "swarm.nodes=2"], elsewhere, None)
-    first_round(joined.home, "b0", **{"pool/refused/own_name": 12.0})
-    mark_moved(joined.home, "b1", "was exported to b1.tar.gz")
-    assert sapo("status", "--json") == 0
-    notes = json.loads(capsys.readouterr().out)["notes"]
-    assert notes == [
-        "12 groups on the bus are of another node b0, and refused: give each site its own swarm.site",
-        "b1 was exported to b1.tar.gz",
-    ]
-    assert sapo("status") == 0
-    assert "another node b0" in capsys.readouterr().out
-
-
-def test_a_config_of_a_newer_release_names_what_is_unknown(manifest: Path, elsewhere: Path) -> None:
-    home = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None).home
-    values = json.loads(home.config.read_text())
-    values["learn"]["shiny"] = 1
-    home.config.write_text(json.dumps(values))
-    with pytest.raises(UserError, match=r"config.json: learn.shiny"):
-        home.load_config()
 
 
 def test_an_archive_that_was_cut_short_does_not_say_that_all_is_archived(

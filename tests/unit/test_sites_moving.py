@@ -24,9 +24,8 @@ from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.node import author, parts, tracked
+from sapo.node import author, parts
 from sapo.ops.node_export import INDEX, export_node, import_node, mark_moved
-from sapo.policy import checkpoint
 from sapo.store.journal.journal import Journal
 
 
@@ -169,49 +168,6 @@ def test_what_cannot_be_packed_is_left_as_it_is(home: Home, tmp_path: Path, what
     assert after == before
 
 
-def test_a_node_that_is_new_moves_without_a_checkpoint(home: Home, tmp_path: Path) -> None:
-    make_node(home, "a0", rounds=0)
-    export_node(home, "a0", tmp_path / "a0.tar.gz")
-    assert import_node(tmp_path / "a0.tar.gz", tmp_path / "new").pack.rounds == 0
-
-
-def test_checkpoints_that_models_are_still_owed_from_go_too(home: Home, tmp_path: Path) -> None:
-    def save_model(folder: Path) -> None:
-        (folder / "weights.bin").write_bytes(b"2")
-
-    with Journal(home.journal("a1")) as journal:
-        journal.record_checkpoint(journal.checkpoints()[0], owe_version=True)
-        journal.record_checkpoint(
-            checkpoint.save(
-                home.checkpoints("a1"),
-                round=2,
-                incarnation=journal.incarnation,
-                weights_sha256="ef" * 32,
-                config_digest="cd" * 32,
-                threads=1,
-                save_model=save_model,
-                optimizer={},
-            )
-        )
-    export_node(home, "a1", tmp_path / "a1.tar.gz")
-    new = import_node(tmp_path / "a1.tar.gz", tmp_path / "new").home
-    with Journal.read_only(new.journal("a1")) as journal:
-        assert [kept.round for kept in journal.checkpoints()] == [1, 2]
-        assert journal.pinned_checkpoints() == {new.checkpoints("a1") / "round-000001"}
-
-
-def test_settings_are_changed_on_arrival_and_rules_are_not(home: Home, tmp_path: Path) -> None:
-    output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
-    with pytest.raises(UserError, match="whole swarm"):
-        import_node(output, tmp_path / "new", ["rules.salt=other"])
-    with pytest.raises(UserError, match="no node a1"):
-        import_node(output, tmp_path / "new", ["swarm.nodes=1"])
-    assert not (tmp_path / "new").exists()
-    found = import_node(output, tmp_path / "new", ["bus.type=kafka", "bus.servers=h:1"])
-    assert found.home.load_config().bus.type == "kafka"
-
-
 def test_a_node_that_lives_in_a_home_is_not_replaced(home: Home, tmp_path: Path) -> None:
     output = tmp_path / "a1.tar.gz"
     export_node(home, "a1", output)
@@ -253,21 +209,6 @@ def test_a_round_that_was_begun_is_not_begun_again_from_an_older_pack(home: Home
         path: content for path, content in before.items() if "-shm" not in path
     }
     import_node(tmp_path / "second.tar.gz", home.root)
-
-
-def test_nodes_of_one_site_meet_again_in_one_home_and_those_of_others_do_not(
-    home: Home, tmp_path: Path
-) -> None:
-    make_node(home, "a0", rounds=2)
-    for name in ("a0", "a1"):
-        export_node(home, name, tmp_path / f"{name}.tar.gz")
-        import_node(tmp_path / f"{name}.tar.gz", tmp_path / "new")
-    new = Home(tmp_path / "new")
-    assert new.here(new.load_config()) == ["a0", "a1"]
-    other = load(base=new.load_config(), sets=["swarm.site=b"], env={})
-    Home(tmp_path / "b").prepare(other, Manifest.of(other))
-    with pytest.raises(UserError, match="home of site 'b'"):
-        import_node(tmp_path / "a0.tar.gz", tmp_path / "b")
 
 
 def without(name: str) -> Callable[[Members], Members]:
@@ -352,38 +293,6 @@ def test_a_pack_that_is_not_whole_leaves_nothing_behind(
     assert not list(tmp_path.glob(".sapo*"))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.95])
-def test_a_pack_that_was_cut_off_is_refused(home: Home, tmp_path: Path, share: float) -> None:
-    output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
-    output.write_bytes(output.read_bytes()[: int(output.stat().st_size * share)])
-    with pytest.raises(UserError, match=r"FILE = "):
-        import_node(output, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
-    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: type("usage", (), {"free": 1_000_000}))
-    with pytest.raises(UserError, match="MB free"):
-        import_node(output, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_failed_write_marks_nothing(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("sapo.ops.node_export._write", full)
-    with pytest.raises(OSError, match="No space"):
-        export_node(home, "a1", tmp_path / "a1.tar.gz")
-    home.refuse_moved("a1")
-    assert [path.name for path in tmp_path.iterdir()] == ["old"]
-
-
 def test_a_node_that_is_exported_while_it_starts_does_not_start(
     home: Home, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,17 +306,3 @@ def test_a_node_that_is_exported_while_it_starts_does_not_start(
         parts.open_parts(config, "a1", home)
     with NodeLock(home.node("a1")):
         pass  # and holds nothing
-
-
-def test_a_node_that_lives_elsewhere_gets_no_journal_here(home: Home, config: Config) -> None:
-    mark_moved(home, "a0", "stayed where a1 was exported from")
-    with pytest.raises(UserError, match="stayed where"):
-        tracked.incarnation_of(config, home, "a0")
-    assert not home.journal("a0").exists()
-
-
-def test_an_empty_mount_may_be_the_home(home: Home, tmp_path: Path) -> None:
-    export_node(home, "a1", tmp_path / "a1.tar.gz")
-    (tmp_path / "mount").mkdir()
-    (tmp_path / "mount" / ".keep").touch()
-    assert import_node(tmp_path / "a1.tar.gz", tmp_path / "mount").home.journal("a1").exists()

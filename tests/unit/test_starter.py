@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sapo.core.config.load import Config, Rules, Task
-from sapo.core.config.schema import LearnConfig, Starter, Swarm
+from sapo.core.config.schema import Starter
 from sapo.core.errors import UserError
 from sapo.policy import models, starter
 from sapo.tasks.holdout import bucket
@@ -61,93 +60,11 @@ def test_an_unprepared_starter_says_so(tmp_path: Path) -> None:
         models.load_policy("starter", config=config(), cache=tmp_path)
 
 
-def test_the_library_loads_the_very_tokenizer_and_model_that_were_made(cache: Path) -> None:
-    path = starter.location(config(), cache=cache)
-    policy = models.load_policy("starter", config=config(), cache=cache)
-    tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
-    text = "State the final answer to the following arithmetic problem: 12 + 34 ="
-    whole = tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
-    )
-    assert tuple(whole) == policy.encode_prompt(text)
-    assert models.fingerprint(tokenizer) == policy.fingerprint
-    assert models.weights_sha256(model) == models.weights_sha256(policy.model)
-    assert model.generation_config.eos_token_id == policy.end_id
-
-
-def test_every_digit_is_a_token_and_template_phrases_are_few(cache: Path) -> None:
-    policy = models.load_policy("starter", config=config(), cache=cache)
-    assert len(policy.encode_completion("1234", "length")) == 4
-    prompt = policy.encode_prompt("State the final answer to the following arithmetic problem: 12 + 34 =")
-    assert len(prompt) <= 12
-
-
-def test_the_bytes_variant_has_another_tokenizer_and_reads_any_text(workers: TaskWorkers) -> None:
-    variant = starter.VARIANTS["bytes"]
-    tokenizer = starter.make_tokenizer(variant, ["abc"])
-    policy = models.wrap("bytes", starter.make_model(variant, tokenizer, 0), tokenizer)
-    other = starter.make_tokenizer(starter.VARIANTS["small"], ["abc abc"] * 9)
-    assert models.fingerprint(other) != policy.fingerprint
-    text = "größer <|end|> 4 × ✅\n"
-    ids = policy.encode_completion(text, "length")
-    assert len(ids) == len(text.encode())
-    assert policy.decode(ids) == text
-
-
-def test_the_numbers_variant_cuts_numbers_otherwise() -> None:
-    texts = ["12 + 34 = 46", "34 + 12 = 46"] * 9
-    digits, numbers = (starter.make_tokenizer(starter.VARIANTS[name], texts) for name in ("small", "numbers"))
-    assert len(digits("46").input_ids) == 2
-    assert len(numbers("46").input_ids) == 1
-    assert numbers.decode(numbers("4612").input_ids) == "4612"
-    assert models.fingerprint(digits) != models.fingerprint(numbers)
-
-
-def test_variants_differ_in_size_and_an_unknown_one_is_named() -> None:
-    assert starter.VARIANTS["wide"].hidden != starter.VARIANTS["small"].hidden
-    assert starter.variant_of(config(model="starter:wide")) == "wide"
-    assert starter.variant_of(config()) == "small"
-    with pytest.raises(UserError, match="bytes"):
-        starter.variant_of(config(model="starter:huge"))
-
-
 def test_the_starter_is_taught_nothing_that_is_held_out(workers: TaskWorkers) -> None:
     chosen = config(rules=Rules(held_out=0.5))
     pairs = list(islice(starter.examples(chosen, workers), 512))
     assert all(bucket(pair.question, "sapo") >= 0.5 for pair in pairs)
     assert len({pair.question for pair in pairs}) > 300
-
-
-def test_answers_are_bare_or_sentences_as_the_config_says(workers: TaskWorkers) -> None:
-    half = [pair.answer for pair in islice(starter.examples(config(), workers), 400)]
-    sentences = [answer for answer in half if answer.startswith("The answer is ")]
-    assert 150 < len(sentences) < 250
-    bare = config(starter=Starter(bare=1.0), rules=Rules(answer="tags"))
-    for pair in islice(starter.examples(bare, workers), 50):
-        assert pair.answer.startswith("<answer>")
-
-
-def test_a_data_set_that_keeps_its_answers_cannot_make_a_starter(
-    workers: TaskWorkers, tmp_path: Path
-) -> None:
-    mute = config(tasks=[Task(dataset="propositional_logic")])
-    with pytest.raises(UserError, match="nothing to learn from"):
-        starter.prepare(mute, workers, cache=tmp_path)
-    assert not starter.location(mute, cache=tmp_path).exists()
-
-
-def test_what_does_not_change_the_starter_does_not_remake_it(tmp_path: Path) -> None:
-    here = starter.location(config(), cache=tmp_path)
-    same = config(swarm=Swarm(name="other", seed=9), learn=LearnConfig(lr=1.0), threads=2)
-    assert starter.location(same, cache=tmp_path) == here
-    others = (
-        config(starter=Starter(steps=5, batch=16)),
-        config(tasks=[Task(dataset="gcd")]),
-        config(rules=Rules(salt="pepper")),
-        config(rules=Rules(held_out=0.2)),
-        config(model="starter:wide"),
-    )
-    assert len({here, *(starter.location(c, cache=tmp_path) for c in others)}) == 6
 
 
 def test_asked_for_twice_at_once_it_is_made_once(
@@ -166,25 +83,6 @@ def test_asked_for_twice_at_once_it_is_made_once(
     assert len(built) == len(found) == 1
 
 
-def test_what_a_killed_preparation_left_does_not_count(workers: TaskWorkers, tmp_path: Path) -> None:
-    target = starter.location(config(), cache=tmp_path)
-    leftover = target.with_suffix(".building")
-    leftover.mkdir(parents=True)
-    (leftover / "junk").write_text("half a model")
-    steps: list[tuple[int, int, str]] = []
-    made = starter.prepare(
-        config(),
-        workers,
-        cache=tmp_path,
-        progress=lambda done, total, what: steps.append((done, total, what)),
-    )
-    assert made == target
-    assert not leftover.exists()
-    assert not (target / "junk").exists()
-    assert steps[-1] == (4, 4, "supervised steps")
-    assert (22, 22, "questions") in steps
-
-
 def test_the_same_seed_makes_the_same_starter_and_its_loss_falls(workers: TaskWorkers) -> None:
     pairs = list(islice(starter.examples(config(), workers), 64))
     results = []
@@ -201,12 +99,6 @@ def test_the_same_seed_makes_the_same_starter_and_its_loss_falls(workers: TaskWo
         results.append((loss, models.weights_sha256(model)))
     assert results[0] == results[1]
     assert results[2][0] < results[0][0] / 2
-
-
-def test_a_shuffle_takes_each_once_before_any_again() -> None:
-    batches = starter.shuffled(6, 4, Random(1))
-    numbers = [number for _ in range(3) for number in next(batches)]
-    assert sorted(numbers[:6]) == sorted(numbers[6:]) == list(range(6))
 
 
 def test_the_loss_counts_answers_only_whatever_the_padding() -> None:

@@ -21,8 +21,7 @@ from sapo.core.config.home import Home
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.ops import supervisor
-from sapo.ops.process_group import MemberState, SwarmState, forget_progress, write_progress
-from sapo.ops.services import ServiceFailed
+from sapo.ops.process_group import MemberState, SwarmState
 from sapo.ops.supervisor import request_stop, run_node, run_swarm, snapshot, who_runs
 from sapo.store.journal.journal import Journal
 
@@ -35,7 +34,6 @@ def settle(phase):
     (home / "new.json").replace(home / "swarm.json")
 """
 FINISHES = FLOW + "settle('finished')"
-CRASHES = FLOW + "print('no luck'); (home / f'start-{os.getpid()}').touch(); sys.exit(9)"
 STOPS = (
     FLOW
     + """
@@ -48,10 +46,7 @@ signal.signal(signal.SIGTERM, end)
 time.sleep(60)
 """
 )
-ONCE_LOOKED_AT = FLOW + "while not (home / 'looked').exists(): time.sleep(0.02)\nsettle('finished')"
-LINGERS = FLOW + "settle('finished'); time.sleep(60)"
 WATCHED = "from sapo.core.child_process import watch_parent; watch_parent(grace=0.3)\n"
-DEAF = FLOW + "signal.signal(signal.SIGTERM, signal.SIG_IGN); (home / 'up').touch(); time.sleep(60)"
 
 
 @pytest.fixture
@@ -88,22 +83,6 @@ def test_a_swarm_that_has_finished_leaves_no_mark_of_running(home: Home, healthy
     assert who_runs(home) == {}
 
 
-def test_a_flow_that_crashes_is_restarted_a_bounded_number_of_times_and_its_log_shown(
-    home: Home, healthy: str
-) -> None:
-    with pytest.raises(ServiceFailed, match=r"ended with code 9(.|\n)*no luck"):
-        run(home, healthy, CRASHES)
-    assert len(list(home.root.glob("start-*"))) == supervisor.SWARM_RESTARTS + 1
-    assert who_runs(home) == {}
-
-
-def test_a_flow_whose_work_is_done_is_not_waited_for(
-    home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "LINGER_S", 0.2)
-    assert run(home, healthy, LINGERS).phase == "finished"
-
-
 @pytest.mark.parametrize("by", ["event", "request"])
 def test_a_request_to_stop_ends_the_flow_in_good_order(home: Home, healthy: str, by: str) -> None:
     stop, ended = threading.Event(), []
@@ -119,47 +98,6 @@ def test_a_request_to_stop_ends_the_flow_in_good_order(home: Home, healthy: str,
     assert ended[0].phase == "stopped"
     assert not home.stop_flag.exists()
     assert not alive(int((home.root / "up").read_text()))
-
-
-def test_a_request_to_stop_is_shown_at_once(home: Home, healthy: str) -> None:
-    config, seen = small_config([f"track.uri={healthy}"]), list[supervisor.SwarmStatus]()
-    env = {**os.environ, "PREFECT_API_URL": f"{healthy}/api"}
-    stop = threading.Event()
-
-    def once_up() -> None:
-        until(lambda: bool(seen) and (home.root / "up").exists())
-        stop.set()
-
-    threading.Thread(target=once_up).start()
-    # within this interval a status comes because of the stop, or not at all
-    run_swarm(config, home, env=env, command=("-c", STOPS), interval_s=600, stop=stop, on_status=seen.append)
-    assert (seen[0].phase, seen[0].stopping) == ("starting", False)
-    assert any(status.stopping for status in seen[1:-1])
-    assert (seen[-1].phase, seen[-1].stopping) == ("stopped", False)
-
-
-def test_what_a_start_waits_for_is_counted(home: Home, healthy: str) -> None:
-    seen: list[supervisor.SwarmStatus] = []
-
-    def look(status: supervisor.SwarmStatus) -> None:
-        seen.append(status)
-        (home.root / "looked").touch()
-
-    run(home, healthy, ONCE_LOOKED_AT, on_status=look)
-    assert seen[0].progress == ("nodes", 2, 3), "both servers answer, the nodes have not begun"
-
-
-def test_a_flow_that_does_not_hear_is_ended(
-    home: Home, healthy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(supervisor, "SWARM_GRACE_S", 0.3)
-    stop, ended = threading.Event(), []
-    thread = threading.Thread(target=lambda: ended.append(run(home, healthy, DEAF, stop=stop)))
-    thread.start()
-    until((home.root / "up").exists)
-    stop.set()
-    thread.join(20)
-    assert len(ended) == 1
 
 
 def test_nothing_is_left_when_the_supervisor_is_killed(home: Home, healthy: str) -> None:
@@ -187,33 +125,12 @@ def test_a_second_swarm_in_the_same_home_is_refused(home: Home, healthy: str) ->
     assert str(os.getpid()) in caught.value.problem
 
 
-def test_asking_a_home_where_nothing_runs_leaves_no_flag(home: Home) -> None:
-    assert request_stop(home) == []
-    assert not home.stop_flag.exists()
-
-
-def test_a_lock_file_of_a_dead_process_is_not_believed(home: Home) -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    (home.root / "lock").write_text(f"{child.pid}\n")
-    assert who_runs(home) == {}
-
-
 def test_a_node_that_runs_already_or_does_not_exist_is_refused(home: Home) -> None:
     config = small_config()
     with NodeLock(home.node("n0")), pytest.raises(UserError, match="in use"):
         run_node(config, home, "n0")
     with pytest.raises(UserError, match="the swarm has n0, n1"):
         run_node(config, home, "n7")
-
-
-def test_bad_input_that_only_the_node_itself_finds_is_still_bad_input(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = "import sys; print('error: model = 3: no such model; name one', file=sys.stderr); sys.exit(2)"
-    monkeypatch.setattr(supervisor, "flow_command", lambda home, name: ["-c", script])
-    with pytest.raises(UserError, match="model = 3: no such model"):
-        run_node(small_config(), home, "n0")
 
 
 def test_stopping_one_node_leaves_the_others_of_its_home_at_work(
@@ -254,32 +171,3 @@ def test_a_snapshot_of_a_swarm_that_was_killed_says_it_is_stopped(home: Home) ->
     status = snapshot(small_config(), home)
     assert (status.phase, status.pid, status.services) == ("stopped", None, None)
     assert [node.state for node in status.nodes] == ["finished", "stopped"]
-
-
-def test_a_snapshot_has_means_of_the_last_rounds(home: Home) -> None:
-    commit_rounds(home, "n0", [{"pool/size": float(round)} for round in range(13)])
-    first = snapshot(small_config(["swarm.rounds=13"]), home).nodes[0]
-    assert first.metrics == {"pool/size": 12.0}
-    assert first.means == {"pool/size": 7.5}, "of rounds 3 to 12"
-    assert first.window == supervisor.WINDOW == 10
-
-
-def test_a_snapshot_says_how_far_the_evaluation_is(home: Home) -> None:
-    home.swarm_state.write_text(SwarmState("evaluating", os.getpid(), 0.0, {}).to_json())
-    write_progress(home, "n1", 640, 2000)
-    with NodeLock(home.root):
-        assert snapshot(small_config(), home).progress == ("n1", 640, 2000)
-        forget_progress(home)
-        assert snapshot(small_config(), home).progress is None
-
-
-def test_a_home_where_nothing_ever_ran_is_idle(home: Home) -> None:
-    assert snapshot(small_config(), home).phase == "idle"
-
-
-def test_a_node_that_ended_before_its_last_round_counts_as_stopped(home: Home) -> None:
-    commit_rounds(home, "n0", [{}])
-    status = supervisor.node_status(
-        small_config(), home, "n0", MemberState("finished", exit_code=0), running=True
-    )
-    assert status.state == "stopped"

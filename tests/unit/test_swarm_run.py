@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from history_samples import INCARNATION, Books, Owed, batch
 from mlflow import MlflowClient
-from mlflow_runs import experiment, runs_of
+from mlflow_runs import runs_of
 
 from sapo.core.config.load import Config, load
 from sapo.core.errors import Unavailable
-from sapo.core.figures import Gain, HeldOut, NodeFigures, RunFigures, Sampled
-from sapo.store.tracking import parent_run, sample_table
+from sapo.store.tracking import sample_table
 from sapo.store.tracking.sinks import TrackSink, open_tracking
 from sapo.store.tracking.tracker import ROLLOUTS, Tracker
 
@@ -47,32 +46,6 @@ def test_the_runs_of_all_nodes_lie_below_the_swarms(uri: str) -> None:
     assert found["tiny"].data.tags["sapo.kind"] == "swarm"
 
 
-def test_of_two_parents_made_at_once_the_oldest_stays(uri: str) -> None:
-    node(uri).start()
-    client, old = MlflowClient(uri), runs(uri)["tiny"]
-    parent_run.create(client, old.info.experiment_id, "tiny")
-    node(uri, "n1").start()
-    assert runs(uri)["n1"].data.tags[PARENT] == old.info.run_id == runs(uri)["tiny"].info.run_id
-
-
-def test_a_swarm_begun_by_an_earlier_release_gets_its_parent(uri: str) -> None:
-    before = Tracker(uri, "tiny", "n0", INCARNATION).start()
-    assert runs(uri).keys() == {"n0"}
-    assert node(uri).start() == before
-    assert runs(uri)["n0"].data.tags[PARENT] == runs(uri)["tiny"].info.run_id
-
-
-def test_the_swarms_run_has_the_settings_of_the_swarm(uri: str) -> None:
-    config = load("tiny", sets=["node.1.learn.lr=1e-5"], env={})
-    for name in ("n1", "n0"):
-        node(uri, name, config=config).start()
-    whole = runs(uri)["tiny"].data
-    assert float(whole.params["learn.lr"]) == config.learn.lr
-    assert float(whole.params["node.1.learn.lr"]) == 1e-5
-    assert whole.tags["sapo.model"] == config.model
-    assert not [tag for tag in whole.tags if tag.startswith("changed.")]
-
-
 def test_the_swarms_run_has_the_means_of_its_nodes_once(uri: str) -> None:
     for name, rewards in (("n0", (0.2, 0.4)), ("n1", (0.6,))):
         for number, value in enumerate(rewards):
@@ -88,45 +61,6 @@ def test_the_swarms_run_has_the_means_of_its_nodes_once(uri: str) -> None:
     assert series["eval/full/pass_at_1"] == [(0, 0.2, 110_000), (2, 0.3, 110_000)]
 
 
-def test_figures_of_a_swarm_are_those_of_its_summary() -> None:
-    def one(tokens: int, start: float, end: float | None) -> NodeFigures:
-        shift = Sampled(start=start, end=end)
-        return NodeFigures(
-            model="starter",
-            rounds=8,
-            rounds_total=8,
-            pass_at_1=shift,
-            tokens_generated=tokens,
-            tokens_trained=2 * tokens,
-        )
-
-    def series(**nodes: NodeFigures) -> dict[str, list[tuple[int, float]]]:
-        gain = Gain(mean=0.15, low=0.1, high=0.2)
-        return RunFigures(swarm="s", home="h", nodes=nodes, held_out=HeldOut(gain=gain)).series()
-
-    found = series(n0=one(5, 0.2, 0.3), n1=one(7, 0.4, 0.6))
-    assert found == {
-        "eval/full/pass_at_1": [(0, pytest.approx(0.3)), (8, pytest.approx(0.45))],
-        "tokens/generated": [(8, 12.0)],
-        "tokens/trained": [(8, 24.0)],
-        "gain/pass_at_1": [(8, 0.15)],
-        "gain/pass_at_1/low": [(8, 0.1)],
-        "gain/pass_at_1/high": [(8, 0.2)],
-    }
-    half = series(n0=one(5, 0.2, None))
-    assert half["eval/full/pass_at_1"] == [(0, 0.2)]
-
-
-def test_an_experiment_says_how_its_runs_are_shown_also_one_of_an_earlier_release(uri: str) -> None:
-    MlflowClient(uri).create_experiment("tiny")
-    node(uri).start()
-    tags = experiment(MlflowClient(uri), "tiny").tags
-    assert {key: tags.get(key) for key in parent_run.VIEW} == parent_run.VIEW
-    (view,) = parent_run.VIEW.values()
-    assert len(view) <= 5000, "what MLflow takes"
-    assert {card["xAxisKey"] for card in json.loads(view)["compareRunCharts"]} == {"step"}
-
-
 def test_the_swarms_run_ends_with_the_last_node_and_goes_on_with_the_first(uri: str) -> None:
     one, two = node(uri), node(uri, "n1")
     one.start()
@@ -137,34 +71,6 @@ def test_the_swarms_run_ends_with_the_last_node_and_goes_on_with_the_first(uri: 
     assert runs(uri)["tiny"].info.status == "KILLED"
     node(uri).start()
     assert runs(uri)["tiny"].info.status == "RUNNING"
-
-
-def test_a_large_swarms_description_stays_within_what_mlflow_takes(uri: str) -> None:
-    config = load("tiny", sets=["swarm.nodes=60", 'swarm.site="a-rather-long-name-of-a-site-x"'], env={})
-    for number in range(60):
-        client, name = MlflowClient(uri), f"{config.swarm.site}{number}"
-        node(uri, name, config=config)._experiment()
-        tags = {"sapo.node": name, "sapo.kind": "node", "sapo.model": "starter", "sapo.batch": "4/4 × 8"}
-        client.create_run("1", run_name=name, tags={**tags, PARENT: runs(uri)["tiny"].info.run_id})
-    node(uri, f"{config.swarm.site}0", config=config).start()
-    note = next(run for run in MlflowClient(uri).search_runs(["1"], "tags.`sapo.kind` = 'swarm'")).data.tags[
-        NOTE
-    ]
-    assert len(note) <= 8000
-    assert note.endswith("and more")
-
-
-def test_a_node_says_what_is_its_own(uri: str) -> None:
-    config = load("tiny", sets=["node.1.learn.lr=1e-5"], env={})
-    node(uri, "n0", config=config).start()
-    node(uri, "n1", config=config).start()
-    tags = {name: run.data.tags for name, run in runs(uri).items()}
-    assert tags["n0"]["sapo.own"] == "none"
-    assert json.loads(tags["n1"]["sapo.own"]) == {"learn": {"lr": 1e-5}}
-    assert (
-        tags["n0"]["sapo.batch"]
-        == f"{config.batch.local}/{config.batch.external} × {config.batch.completions}"
-    )
 
 
 def table(uri: str, folder: Path) -> dict[str, Any]:
@@ -194,25 +100,6 @@ def test_samples_that_cannot_be_stored_hold_up_no_metrics(
     TrackSink(node(uri), 1).deliver([Owed(0)], Books(batch(0)))
     assert "not logged" in caplog.text
     assert "reward/local" in runs(uri)["n0"].data.metrics
-
-
-def test_own_and_foreign_groups_are_shown_with_their_best_and_worst() -> None:
-    rows = [dict(zip(sample_table.COLUMNS, row, strict=True)) for row in sample_table.rows_of(batch(4))]
-    assert {row["source"] for row in rows} == {"local", "external"}
-    assert len(rows) <= 2 * sample_table.GROUPS
-    for best, worst in zip(rows[::2], rows[1::2], strict=True):
-        assert best["question"] == worst["question"]
-        assert best["advantage"] >= worst["advantage"]
-
-
-def test_a_table_of_an_earlier_release_is_gone_on_with() -> None:
-    now = sample_table.merged(None, sample_table.rows_of(batch(0)))
-    order = [*range(4), *range(6, 9), 4, 5]
-    before = {
-        "columns": [now["columns"][place] for place in order],
-        "data": [[row[place] for place in order] for row in now["data"]],
-    }
-    assert sample_table.merged(before, []) == now
 
 
 def test_the_table_keeps_the_newest_rounds_only() -> None:

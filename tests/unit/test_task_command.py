@@ -7,9 +7,6 @@ import pytest
 from packages import DOUBLING, installed
 
 from sapo import cli
-from sapo.core.config.load import Task
-from sapo.core.types import Question, Recipe
-from sapo.tasks.task_check import again
 
 
 def findings(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
@@ -74,43 +71,6 @@ def test_faults_are_found(
     assert code == int("failed" in found.values()) == int("failed" in faults.values())
 
 
-def test_questions_too_long_to_be_published_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    long = DOUBLING.replace("{number}?", "{number}?{' ' * MAX_QUESTION}")
-    long = long.replace("class Doubling", "from sapo.core.types import MAX_QUESTION\n\n\nclass Doubling", 1)
-    assert long.count("MAX_QUESTION") == 2
-    with installed(tmp_path, monkeypatch, long):
-        assert cli.invoke(["task", "check", "doubling", "--json"]) == 1
-    status, detail = findings(capsys)["the length of a question"]
-    assert status == "failed"
-    assert "have more than 65,536 and are never published" in detail
-
-
-def test_how_often_a_question_comes_again_is_told() -> None:
-    task = Task(dataset="products", config={"min_terms": 2, "max_terms": 2})
-    recipe = Recipe.make("products", {}, 0)
-    names = [0.01, 0.02, 0.02, 0.02, 0.5, 0.5, 0.7, 0.8]
-    drawn = [Question(recipe=recipe, text="1 * 1?", bucket=name) for name in names]
-    found = again(task, drawn, held_out=0.1)
-    assert (found.status, found.detail) == (
-        "note",
-        "38% of 8 were drawn before, 5 differ; of 4 held out 2 differ, which count as 2",
-    )
-    assert again(task, drawn[-2:], held_out=0.1).status == "ok"
-
-
-def test_a_file_is_checked_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "capitals.csv"
-    file.write_text("question,answer\n" + "".join(f"Capital of land {n}?,Town {n}\n" for n in range(200)))
-    assert cli.invoke(["task", "check", str(file), "--json"]) == 0
-    assert findings(capsys)["different questions"] == ("ok", "about 200; 10% are held out")
-    assert cli.invoke(["task", "show", str(file), "-n", "2"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("Capital of land") == 2
-    assert "-> Town" in shown
-
-
 @pytest.mark.parametrize(
     ("arguments", "field", "problem"),
     [
@@ -158,21 +118,3 @@ def test_why_a_text_has_no_score_is_shown(
         arguments = ["--dataset", "doubling", "--seed", "1", "--text", "3"]
         assert cli.invoke(["verify", *arguments]) == 0
     assert "error: ValueError: no unit" in capsys.readouterr().out
-
-
-def test_an_error_that_cannot_be_told_is_named_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = DOUBLING.replace("        return float(", "        raise Mute\n        return float(")
-    broken += "\n\nclass Mute(Exception):\n    def __str__(self):\n        raise self\n"
-    with installed(tmp_path, monkeypatch, broken):
-        assert cli.invoke(["task", "check", "doubling", "--json"]) == 1
-    assert findings(capsys)["the stored answer scores 1"][1].endswith("32 times error: Mute")
-
-
-@pytest.mark.parametrize("rows", [1, 3, 10])
-def test_a_file_of_few_rows_is_shown(rows: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "few.csv"
-    file.write_text("question,answer\n" + "".join(f"question {row},{row}\n" for row in range(rows)))
-    assert cli.invoke(["task", "show", str(file), "-n", "1", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == 1

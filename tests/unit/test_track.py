@@ -2,17 +2,15 @@
 
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from history_samples import INCARNATION, Books, batch, result
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow_runs import experiment, runs_of
+from mlflow_runs import runs_of
 
-from sapo.core.config.load import Config, Task, load, merge, parse
-from sapo.core.errors import SapoError, Unavailable, UserError
-from sapo.core.series import WrongFigure
+from sapo.core.config.load import Config, load, merge, parse
+from sapo.core.errors import SapoError, Unavailable
 from sapo.core.types import RoundResult
 from sapo.store.tracking.sinks import TrackSink, open_tracking
 from sapo.store.tracking.tracker import Tracker, params_of, tags_of
@@ -57,14 +55,6 @@ def test_nodes_and_incarnations_have_runs_of_their_own(uri: str) -> None:
     assert len(ids) == 3
 
 
-def test_a_value_that_its_series_cannot_have_is_not_logged(uri: str) -> None:
-    for value in ("0000100000", True, float("nan"), 1.7976931348623157e308):
-        with pytest.raises(WrongFigure, match=r"^eval/greedy = "):
-            tracker(uri).log_metrics({"reward/local": 0.5, "eval/greedy": value}, round=1, at=1.0)  # type: ignore[dict-item]
-    (run,) = runs(uri)
-    assert run.data.metrics == {}
-
-
 def test_a_wrong_figure_in_the_journal_of_an_earlier_release_holds_nothing_up(uri: str) -> None:
     class Kept(Books):
         def result(self, round: int) -> RoundResult:
@@ -74,15 +64,6 @@ def test_a_wrong_figure_in_the_journal_of_an_earlier_release_holds_nothing_up(ur
     TrackSink(tracker(uri)).deliver([Owed(0)], Kept(batch(0)))
     (run,) = runs(uri)
     assert run.data.metrics == {"reward/local": 0.5}
-
-
-def test_an_ended_run_is_running_again_when_resumed(uri: str) -> None:
-    own = tracker(uri)
-    own.start()
-    own.end("KILLED")
-    assert [run.info.status for run in runs(uri)] == ["KILLED"]
-    tracker(uri).start()
-    assert [run.info.status for run in runs(uri)] == ["RUNNING"]
 
 
 def test_what_is_added_afterwards_leaves_the_end_of_a_run_alone(uri: str) -> None:
@@ -134,28 +115,6 @@ def test_more_metrics_than_one_request_takes_are_all_logged(uri: str) -> None:
     assert [value for _, value, _ in history(uri, "reward/local/task299")] == [299 / 700] * 4
 
 
-def test_evaluations_can_be_added(uri: str) -> None:
-    tracker(uri).log_metrics({"eval/pass_at_1": 0.25}, round=9, at=12.5)
-    assert history(uri, "eval/pass_at_1") == [(9, 0.25, 12_500)]
-
-
-def test_params_are_the_whole_config_flattened() -> None:
-    config = Config(tasks=[Task(dataset="gcd", config={"max_value": 9}), Task(dataset="lcm")])
-    params = params_of(config)
-    assert params["batch.external"] == "4"
-    assert params["tasks.0.config.max_value"] == "9"
-    assert params["tasks.1.dataset"] == "lcm"
-    assert params["lora"] == "null"
-    assert params["model"] == "starter"
-
-
-def test_tags_name_data_sets_and_package_versions() -> None:
-    tags = tags_of(Config(tasks=[Task(dataset="lcm"), Task(dataset="gcd"), Task(dataset="gcd", weight=2)]))
-    assert tags["sapo.datasets"] == "gcd, lcm"
-    assert tags["version.torch"].startswith("2.")
-    assert {"version.reasoning-gym", "version.python", "sapo.config_digest"} <= tags.keys()
-
-
 def test_params_and_tags_are_logged_and_a_changed_param_becomes_a_tag(uri: str) -> None:
     config = load("paper", env={})
     tracker(uri, params=params_of(config), tags=tags_of(config)).start()
@@ -167,12 +126,6 @@ def test_params_and_tags_are_logged_and_a_changed_param_becomes_a_tag(uri: str) 
     assert run.data.tags["sapo.config_digest"] == changed.digest()
 
 
-def test_a_new_experiment_keeps_its_files_where_told(uri: str, tmp_path: Path) -> None:
-    tracker(uri, artifacts=tmp_path / "artifacts").start()
-    location = experiment(MlflowClient(uri), "tiny").artifact_location
-    assert location == (tmp_path / "artifacts").as_uri()
-
-
 def test_a_run_deleted_by_hand_is_replaced(uri: str) -> None:
     own = tracker(uri)
     MlflowClient(uri).delete_run(own.start())
@@ -180,14 +133,6 @@ def test_a_run_deleted_by_hand_is_replaced(uri: str) -> None:
         own.log_rounds([result(0)])
     own.log_rounds([result(0)])
     assert history(uri, "reward/local")[0][0] == 0
-
-
-def test_a_deleted_experiment_is_said_with_its_remedy(uri: str) -> None:
-    tracker(uri).start()
-    client = MlflowClient(uri)
-    client.delete_experiment(experiment(client, "tiny").experiment_id)
-    with pytest.raises(UserError, match="was deleted from MLflow"):
-        tracker(uri).start()
 
 
 def test_mlflow_away_is_unavailable_and_nothing_is_reached_for_before_that() -> None:

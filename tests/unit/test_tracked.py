@@ -13,7 +13,6 @@ from sapo.core.config.load import Config, parse
 from sapo.core.service_registry import Service, Services
 from sapo.flows import maintain
 from sapo.flows.common import Process
-from sapo.node.tracked import _tracking
 from sapo.store.tracking.uri import tracking_uri
 
 
@@ -52,42 +51,6 @@ def test_the_password_of_the_running_swarms_server_is_where_mlflow_looks_for_it(
     assert tracking_uri(home, Config()) == healthy
     assert os.environ["MLFLOW_TRACKING_USERNAME"] == "sapo"
     assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "open"
-
-
-def test_a_server_that_does_not_answer_is_passed_over(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs_with(home, "http://127.0.0.1:9")
-    assert tracking_uri(home, Config()) == f"sqlite:///{home.mlflow_db}"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere:5000")
-    assert tracking_uri(home, Config()) == "http://elsewhere:5000"
-
-
-def test_without_anything_it_is_the_file_of_the_swarms_own_server(home: Home) -> None:
-    assert tracking_uri(home, Config()) == f"sqlite:///{home.mlflow_db}"
-
-
-def tracking(home: Home, uri: str) -> tuple[Path | None, int]:
-    """Where a node has an experiment's files kept, and above which round it sends fewer metrics."""
-    tracker, (metrics, _) = _tracking(Config(), "n0", home, uri, "0")
-    return tracker.artifacts, metrics.keep_rounds
-
-
-def test_what_the_swarms_own_server_gets_is_whole_and_lies_in_the_home(home: Home) -> None:
-    assert tracking(home, f"sqlite:///{home.mlflow_db}") == (home.artifacts, 0)
-    runs_with(home, "http://127.0.0.1:5000", os.getpid())
-    assert tracking(home, "http://127.0.0.1:5000") == (home.artifacts, 0)
-
-
-def test_a_server_that_the_environment_names_is_not_the_swarms_own(home: Home) -> None:
-    keep = Config().track.keep_rounds
-    assert tracking(home, "http://elsewhere:5000") == (None, keep)
-    runs_with(home, "http://elsewhere:5000")
-    assert tracking(home, "http://elsewhere:5000") == (None, keep), (
-        "the swarm uses it, and has not started it"
-    )
-
-
-def test_another_database_file_has_no_server_that_would_keep_an_experiments_files(home: Home) -> None:
-    assert tracking(home, f"sqlite:///{home.root}/other.db") == (home.artifacts, Config().track.keep_rounds)
 
 
 def test_maintenance_thins_the_store_of_the_swarms_own_server_alone(

@@ -5,14 +5,12 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from history_samples import Books, Owed, batch
 from mlflow import MlflowClient
 from mlflow.entities import Metric
-from test_track import history, tracker
+from test_track import history
 
 from sapo.core.errors import Unavailable
 from sapo.store.tracking import metric_retention, mlflow_sqlite
-from sapo.store.tracking.sinks import TrackSink
 
 KEEP = 20
 
@@ -78,31 +76,3 @@ def test_a_store_that_stays_locked_is_unavailable(uri: str, monkeypatch: pytest.
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Unavailable, match="locked"):
             mlflow_sqlite.thin(store(uri), KEEP)
-
-
-def test_a_store_of_another_schema_is_left_alone(uri: str) -> None:
-    long_run(uri, 300, "pool/size")
-    with sqlite3.connect(store(uri)) as database:
-        database.execute("UPDATE alembic_version SET version_num = 'ffffffffffff'")
-    with pytest.raises(Unavailable, match=r"has schema ffffffffffff.*constraints"):
-        mlflow_sqlite.thin(store(uri), KEEP)
-    with pytest.raises(Unavailable, match="has schema ffffffffffff"):
-        list(mlflow_sqlite.metrics_of(store(uri), "tiny", "sapo.node"))
-
-
-def test_a_swarm_without_a_store_yet_has_nothing_to_thin(tmp_path: Path) -> None:
-    assert mlflow_sqlite.thin(tmp_path / "mlflow.db", KEEP) == mlflow_sqlite.Thinned(0, 0, 0)
-
-
-def test_what_a_foreign_server_gets_grows_slower_and_slower() -> None:
-    sent = [round for round in range(20_000) if metric_retention.logged("reward/local", round, KEEP)]
-    assert sent[:KEEP] == list(range(KEEP))
-    assert len(sent) < KEEP * 5
-    assert all(metric_retention.logged("eval/pass_at_1", round, KEEP) for round in range(20_000))
-
-
-def test_later_rounds_go_to_a_foreign_server_further_apart(uri: str) -> None:
-    rounds = range(12)
-    sink = TrackSink(tracker(uri), keep_rounds=3)
-    sink.deliver([Owed(round) for round in rounds], Books(*(batch(round) for round in rounds)))
-    assert steps(uri, "learn/loss") == [0, 1, 2, 10]

@@ -10,17 +10,14 @@ from typing import Any
 import pytest
 from walled import NOBODY, here, in_child, needs, run, standing
 
-from sapo.core.errors import SapoError, UserError
+from sapo.core.errors import UserError
 from sapo.tasks import sandbox
 from sapo.tasks.sandbox import landlock
-from sapo.tasks.sandbox import self_test as probing
 from sapo.tasks.sandbox.escape_attempts import DEEDS
 from sapo.tasks.sandbox.self_test import Probe, probe
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel walls are Linux's")
 ALL = list(sandbox.WALLS)
-REFUSED_ANYWAY = {"trace another process", "leave the walls"}
-"""Deeds that some machines refuse to everybody."""
 
 
 TRAPS_OF_PROBES = (335, 336) if os.uname().machine == "x86_64" else ()
@@ -36,12 +33,6 @@ def done(found: dict[str, Any]) -> set[str]:
     return {name for name, refusal in found["deeds"].items() if refusal is None}
 
 
-def test_all_deeds_are_done_where_there_are_no_walls() -> None:
-    found = run("from sapo.tasks.sandbox import escape_attempts as deeds\nsay(deeds.try_all(os.getppid()))")
-    assert found.keys() == DEEDS.keys()
-    assert {name for name, refusal in found.items() if refusal is not None} <= REFUSED_ANYWAY
-
-
 @pytest.mark.parametrize("deed", DEEDS)
 def test_what_a_text_would_try_is_refused(behind: Probe, deed: str) -> None:
     assert behind.deeds[deed] is not None
@@ -50,19 +41,6 @@ def test_what_a_text_would_try_is_refused(behind: Probe, deed: str) -> None:
 def test_the_walls_of_this_machine_suffice(behind: Probe) -> None:
     assert sandbox.sufficient(behind.standing), behind.walls
     assert behind.standing == here()
-
-
-def test_a_machine_too_slow_to_try_the_walls_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "LIMIT_S", 0.001)
-    with pytest.raises(SapoError, match="could not be tried"):
-        probe()
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user runs the other tests as one")
-def test_an_ordinary_user_s_walls_are_as_tight() -> None:
-    found = run("probe.main()", user=NOBODY)
-    assert sandbox.sufficient(standing(found))
-    assert done(found) == set()
 
 
 @pytest.mark.parametrize("user", [None, NOBODY])
@@ -124,22 +102,6 @@ say([library.found, [[wall.stands, wall.detail] for wall in built]])
     assert "libraries" in found[1][1][1]
 
 
-def test_without_seccomp_the_walls_do_not_suffice() -> None:
-    found = run("probe.main()", refused=["seccomp"])
-    assert standing(found) == [name for name in here() if name != "seccomp"]
-    if "landlock" in standing(found):
-        assert not {"write a file", "read a file", "read the environment"} & done(found)
-    assert not sandbox.sufficient(standing(found))
-
-
-def test_a_machine_that_refuses_every_wall_leaves_the_limits() -> None:
-    refused = ["unshare", "landlock_create_ruleset", "seccomp"]
-    found = run("probe.main()", refused=refused)
-    assert standing(found) == ["limits"]
-    assert done(found), "the deeds are real"
-    assert not sandbox.sufficient(standing(found))
-
-
 def test_a_worker_forks_and_reads_its_libraries_and_nothing_else() -> None:
     needs("landlock")
     found = run(
@@ -157,14 +119,6 @@ say(deeds.try_all(starter))
     new = landlock.version() >= landlock.WITH_SIGNALS
     allowed = {"start a process"} if new else {"start a process", "signal another process"}
     assert {name for name, refusal in found.items() if refusal is None} == allowed
-
-
-def test_a_library_that_started_a_thread_costs_the_namespaces_alone() -> None:
-    thread = "import _thread\n_thread.start_new_thread(os.read, (os.pipe()[0], 1))\n"
-    user = NOBODY if os.geteuid() == 0 else None
-    found = run(thread + "probe.main()", user=user)
-    assert standing(found) == [name for name in here(user) if name != "namespaces"]
-    assert done(found) == set()
 
 
 def test_of_a_checkout_only_the_loaded_packages_stay_readable(tmp_path: Path) -> None:
@@ -292,11 +246,6 @@ except RuntimeError:
     assert run(in_child(code)) == "refused"
 
 
-def test_a_text_may_end_itself_by_a_signal() -> None:
-    code = in_child("os.abort()") + "\nsay(os.WTERMSIG(status))"
-    assert run(code) == signal.SIGABRT
-
-
 @pytest.mark.parametrize(
     ("bomb", "most"),
     [
@@ -352,46 +301,3 @@ def test_foreign_text_wants_a_kernel_wall_against_network_files_and_processes(
     assert caught.value.field == "workers.unwalled"
     assert "seccomp" in caught.value.problem
     assert "sapo doctor" in caught.value.remedy
-
-
-def test_elsewhere_than_on_linux_limits_are_all_there_is() -> None:
-    found = run(
-        """
-sys.platform = "darwin"
-from sapo.tasks import sandbox as walls
-standing = walls.around_worker()
-walls.around_text()
-try:
-    open("no-such-folder/file", "w")
-except FileNotFoundError:
-    say([standing, walls.sufficient(standing), walls.sufficient([])])
-"""
-    )
-    assert found == [["limits"], True, False]
-
-
-DOCTOR = """
-from dataclasses import asdict
-from sapo.ops.doctor import check_walls
-say([asdict(check) for check in check_walls()])
-"""
-
-
-@pytest.mark.parametrize(
-    ("refused", "missing", "status"),
-    [([], [], "ok"), (["unshare"], ["namespaces"], "ok"), (["seccomp"], ["seccomp"], "missing")],
-)
-def test_doctor_names_each_wall_and_how_to_put_it_up(
-    refused: list[str], missing: list[str], status: str
-) -> None:
-    whole, *parts = run(DOCTOR, refused=refused)
-    assert whole["name"] == "walls"
-    assert whole["status"] == status
-    assert [part["name"] for part in parts] == [f"wall: {name}" for name in ALL]
-    lacking = [part for part in parts if part["status"] != "ok"]
-    missing = [name for name in ALL if name not in here() or name in missing]
-    assert [part["name"] for part in lacking] == [f"wall: {name}" for name in missing]
-    assert all("not up" in part["detail"] and part["remedy"] for part in lacking)
-    if status == "missing":
-        assert "reach a local service" in whole["detail"]
-        assert "workers.unwalled" in whole["remedy"]

@@ -217,7 +217,7 @@ def opening(run: Run) -> Iterator[Figure]:
         yield chart(
             run,
             f"trait/{trait}",
-            f"Answers with trait {trait}",
+            f"Answers with trait {trait} (trait/{trait})",
             "Share of a node's own answers. Bold: mean of some rounds; shaded: lowest to highest node.",
         )
     yield exam_chart(run, "pass_at_1")

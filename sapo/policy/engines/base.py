@@ -28,7 +28,8 @@ class Engine(Protocol):
 
         The same policy, prompts and `seed` give the same completions. Every completion carries text,
         `finish_reason`, `token_ids` (with the final stop token iff it stopped) and `logprobs` under the
-        sampling distribution at `sampling.temperature`. `greedy` takes the most probable token instead.
+        sampling distribution at `sampling.temperature`. `greedy` puts one of the most probable tokens before
+        them, which may then be none: both come from one prefill.
         """
 
     def update_weights(self) -> None:

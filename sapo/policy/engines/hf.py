@@ -1,12 +1,15 @@
 """The engine that samples with the learner's own model: no server, and no copy of the weights unless asked.
 
-Prompts are left-padded and prefilled once. From there every completion walks a tree: completions of a prompt
-that have written the same so far share a row of the key-value cache and of every forward pass. A confident
-policy writes few different answers, so there are far fewer rows than completions.
+Prompts are prefilled once: first what all of them begin with (a chat template's system turn, examples), then
+the rest of each, left-padded. From there every completion walks a tree: completions of a prompt that have
+written the same so far share a row of the key-value cache and of every forward pass. A confident policy
+writes few different answers, so there are far fewer rows than completions.
 """
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -23,6 +26,10 @@ KEEP_SHARE = 0.8
 """Finished rows leave the cache once no more than this share of the rows still runs: moving it costs too."""
 BLOCK = 512
 """Tokens whose probabilities are summed before a draw looks at single ones."""
+LEAST_SHARED = 16
+"""Tokens that prompts must have in common for a pass of their own to pay."""
+GREEDY = -1.0
+"""In the place of a uniform number: take the most probable token."""
 BELOW_ONE = 1.0 - 2.0**-53
 WHOLE_MASKS = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
 """Model types that take a four-dimensional attention mask as it is: to make one of a mask of the tokens, anew
@@ -80,34 +87,37 @@ class TransformersEngine:
         refuse_long(self.policy, prompts)
         rows: list[list[Completion]] = [[] for _ in prompts]
         order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        step = max(1, self.max_rows // completions)
+        repeats = completions + greedy
+        step = max(1, self.max_rows // repeats)
         training = self._model.training
         self._model.eval()
         try:
+            shared = self._shared(prompts)
             for start in range(0, len(order), step):
                 chosen = order[start : start + step]
-                draws = None if greedy else _draws(seed, chosen, completions, max_new_tokens)
                 found = self._chunk(
+                    shared,
                     [prompts[i] for i in chosen],
-                    completions,
+                    repeats,
                     max_new_tokens,
                     sampling,
-                    draws,
-                    before=start * completions,
+                    _draws(seed, chosen, completions, max_new_tokens, greedy=greedy),
+                    before=start * repeats,
                 )
                 for place, i in enumerate(chosen):
-                    rows[i] = found[place * completions : (place + 1) * completions]
+                    rows[i] = found[place * repeats : (place + 1) * repeats]
         finally:
             self._model.train(training)
         return rows
 
     def _chunk(
         self,
+        shared: "_Shared",
         prompts: Sequence[Sequence[int]],
         repeats: int,
         max_new_tokens: int,
         sampling: Sampling,
-        draws: Tensor | None,
+        draws: Tensor,
         *,
         before: int,
     ) -> list[Completion]:
@@ -116,9 +126,9 @@ class TransformersEngine:
         `before` is the completions of the call that have ended already.
         `row` is the cache row of each running completion; `who` is which one it is.
         """
-        cache, logits, mask, lengths = self._prefill(prompts)
+        cache, logits, mask, lengths = self._prefill(shared, prompts)
         device = logits.device
-        draws = None if draws is None else draws.to(device)
+        draws = draws.to(device)
         stops = torch.tensor(self.policy.stop_ids, device=device)
         row = torch.arange(len(prompts), device=device).repeat_interleave(repeats)
         who = torch.arange(len(row), device=device)
@@ -128,7 +138,7 @@ class TransformersEngine:
         tokens = torch.full((len(row), steps + 1), -1, device=device)
         logprobs = torch.zeros(len(row), steps, device=device)
         for t in range(steps):
-            token, logprob = _pick(logits, row, sampling, None if draws is None else draws[who, t])
+            token, logprob = _pick(logits, row, sampling, draws[who, t])
             tokens[who, t], logprobs[who, t] = token, logprob
             going = (~torch.isin(token, stops) & (limits[who] > t + 1)).nonzero().squeeze(1)
             if self.answered is not None:
@@ -153,32 +163,49 @@ class TransformersEngine:
             ).logits[:, -1]
         return self._completions(tokens.tolist(), logprobs.tolist())
 
-    def _prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor, Tensor | None, Tensor]:
+    def _shared(self, prompts: Sequence[Sequence[int]]) -> "_Shared":
+        """What all prompts begin with, read once, where the model follows a mask with padding after it.
+
+        The last token of the shortest prompt is never part of it: each row reads one at least.
+        """
+        alike = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
+        length = min(sum(1 for _ in alike), min(map(len, prompts), default=0) - 1)
+        if not self._whole_masks or length < LEAST_SHARED or len(prompts) < 2:
+            return _Shared(0, None)
+        cache = _empty_cache(self._model)
+        ids = torch.tensor([prompts[0][:length]], device=self._model.device)
+        self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        return _Shared(length, cache)
+
+    def _prefill(
+        self, shared: "_Shared", prompts: Sequence[Sequence[int]]
+    ) -> tuple[Any, Tensor, Tensor | None, Tensor]:
         """Cache, next-token logits, what the next token's attention mask begins with, and prompt lengths.
 
         It is None where nothing is padded, [rows, 1, 1, tokens] in `WHOLE_MASKS` models, else [rows, tokens].
         """
         device = self._model.device
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        width = max(len(prompt) for prompt in prompts)
-        ids = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+        rests = [list(prompt[shared.length :]) for prompt in prompts]
+        lengths = torch.tensor([len(rest) for rest in rests], device=device)
+        width = max(len(rest) for rest in rests)
+        ids = torch.tensor([[0] * (width - len(rest)) + rest for rest in rests], device=device)
         places = torch.arange(width, device=device) - (width - lengths[:, None])
         # Masks come from lengths, never from ids: the pad id may be a real token (TRAPS 21).
-        padded = min(len(prompt) for prompt in prompts) < width
+        padded = min(len(rest) for rest in rests) < width
         mask = after = (places >= 0).long() if padded else None
         if padded and self._whole_masks:
-            mask = _whole_mask(places >= 0, self._model.dtype)
+            mask = functional.pad(_whole_mask(places >= 0, self._model.dtype), (shared.length, 0))
             after = mask[:, :, -1:]
-        cache = _empty_cache(self._model)
+        cache = shared.for_rows(len(prompts)) or _empty_cache(self._model)
         logits = self._model(
             input_ids=ids,
             attention_mask=mask,
-            position_ids=places.clamp(min=0),
+            position_ids=places.clamp(min=0) + shared.length,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-        return cache, logits, after, lengths
+        return cache, logits, after, lengths + shared.length
 
     def _completions(self, tokens: list[list[int]], logprobs: list[list[float]]) -> list[Completion]:
         """Records of rows of ids, each ended by -1; equal answers are decoded once."""
@@ -197,6 +224,22 @@ class TransformersEngine:
                 )
             )
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the prompts of a call begin with in common: how many tokens, and the cache that has read them."""
+
+    length: int
+    cache: Any
+
+    def for_rows(self, rows: int) -> Any:
+        """A copy of the cache with so many rows; None where nothing is shared."""
+        if self.cache is None:
+            return None
+        cache = copy.deepcopy(self.cache)
+        cache.batch_repeat_interleave(rows)
+        return cache
 
 
 def _empty_cache(model: Any) -> Any:
@@ -244,20 +287,24 @@ def _branch(row: Tensor, token: Tensor, rows: int) -> tuple[Tensor | None, Tenso
     return None, everywhere, parent[place]
 
 
-def _draws(seed: int, prompts: Sequence[int], completions: int, tokens: int) -> Tensor:
-    """Uniform numbers [prompts * completions, tokens], counted by the prompts' places in the call."""
-    blocks = [
-        torch.rand(completions, tokens, generator=torch_generator(seed, "draw", i), dtype=torch.float64)
-        for i in prompts
-    ]
+def _draws(seed: int, prompts: Sequence[int], completions: int, tokens: int, *, greedy: bool) -> Tensor:
+    """Uniform numbers [prompts * completions, tokens], counted by the prompts' places in the call.
+
+    If `greedy`, each prompt's block begins with a row of `GREEDY`.
+    """
+    blocks = []
+    for i in prompts:
+        generator = torch_generator(seed, "draw", i)
+        block = torch.rand(completions, tokens, generator=generator, dtype=torch.float64)
+        blocks.append(functional.pad(block, (0, 0, int(greedy), 0), value=GREEDY))
     return torch.cat(blocks)
 
 
-def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor | None) -> tuple[Tensor, Tensor]:
+def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """One token per entry of `row` [completions], its place in `logits` [rows, vocabulary],
     and its log-probability at the temperature.
 
-    Sampling inverts the distribution function at `uniform`; None takes the most probable token. The
+    Sampling inverts the distribution function at `uniform`; `GREEDY` takes the most probable token. The
     log-probability is that of the whole distribution, before top_k, top_p and min_p cut it (TRAPS 3, 4).
     """
     scaled = logits.float() if sampling.temperature == 1.0 else logits.float() / sampling.temperature
@@ -267,12 +314,11 @@ def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor | Non
     weights = padded.view(rows, -1)[:, :size]
     torch.sub(scaled, highest, out=weights).exp_()
     norm = highest.squeeze(1) + weights.sum(dim=-1).log()
-    if uniform is None:
-        token = likeliest.squeeze(1)[row]
-    else:
+    token = likeliest.squeeze(1)[row]
+    if (drawn := uniform >= 0).any():
         if not sampling.whole_support:
             _cut(weights, sampling)
-        token = _invert(padded, row, uniform)
+        token[drawn] = _invert(padded, row[drawn], uniform[drawn])
     return token, scaled[row, token] - norm[row]
 
 

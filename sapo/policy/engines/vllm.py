@@ -114,7 +114,7 @@ class VllmEngine:
         computes something else: what is left of a config may not mean the same there."""
         prompt = self.policy.encode_prompt("1 + 1 = ?")[: self.context - 1]
         found = self.generate(
-            [prompt], completions=1, max_new_tokens=1, sampling=Sampling(), seed=0, greedy=True
+            [prompt], completions=0, max_new_tokens=1, sampling=Sampling(), seed=0, greedy=True
         )[0][0]
         assert found.token_ids is not None
         assert found.logprobs is not None
@@ -176,15 +176,15 @@ class VllmEngine:
             prompts=tuple(tuple(prompt) for prompt in prompts),
             most=tuple(most),
             completions=completions,
-            seeds=None if greedy else tuple(stream(seed, "draw", i) >> 1 for i in range(len(prompts))),
+            greedy=greedy,
+            seeds=tuple(stream(seed, "draw", i) >> 1 for i in range(len(prompts))),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
         )
         found = self._ask(request, Sampled).groups
-        groups = [[self._completion(one) for one in group] for group in found]
-        return [group * completions for group in groups] if greedy else groups
+        return [[self._completion(one) for one in group] for group in found]
 
     def _completion(self, drawn: Drawn) -> Completion:
         return Completion(

@@ -43,16 +43,16 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Draw `completions` of each prompt.
+    """Draw `completions` of each prompt, after one of the likeliest tokens if `greedy`.
 
-    Completion k of prompt i is drawn with `seeds[i]` + k and has at most `most[i]` tokens; without seeds the
-    likeliest token is taken, once.
+    Completion k of prompt i is drawn with `seeds[i]` + k and has at most `most[i]` tokens.
     """
 
     prompts: tuple[tuple[int, ...], ...]
     most: tuple[int, ...]
     completions: int
-    seeds: tuple[int, ...] | None
+    greedy: bool
+    seeds: tuple[int, ...]
     temperature: float
     top_p: float
     top_k: int

@@ -87,24 +87,24 @@ class Server:
         self._llm.apply_model(lambda model: _set_scales(model, self._scales, request.temperature))
         # What an earlier call left would change the last bits of this one, or be of other weights.
         self._llm.reset_prefix_cache()
+        kinds = [True] * request.greedy + [False] * (request.completions > 0)
+        asked = [(place, greedy) for place in range(len(request.prompts)) for greedy in kinds]
         found = self._llm.generate(
-            [{"prompt_token_ids": list(prompt)} for prompt in request.prompts],
-            [self._params(request, place) for place in range(len(request.prompts))],
+            [{"prompt_token_ids": list(request.prompts[place])} for place, _ in asked],
+            [self._params(request, place, greedy=greedy) for place, greedy in asked],
             use_tqdm=False,
         )
-        return Sampled(
-            tuple(
-                tuple(_drawn(one) for one in sorted(result.outputs, key=lambda one: int(one.index)))
-                for result in found
-            )
-        )
+        groups: list[list[Drawn]] = [[] for _ in request.prompts]
+        for (place, _), result in zip(asked, found, strict=True):
+            groups[place] += [_drawn(one) for one in sorted(result.outputs, key=lambda one: int(one.index))]
+        return Sampled(tuple(tuple(group) for group in groups))
 
-    def _params(self, request: Sample, place: int) -> Any:
+    def _params(self, request: Sample, place: int, *, greedy: bool) -> Any:
         """Settings of one prompt. The temperature is not among them: it scales the logits before."""
         from vllm import SamplingParams
 
         cut: dict[str, Any] = {"n": 1, "temperature": 0.0}
-        if request.seeds is not None:
+        if not greedy:
             cut = {"n": request.completions, "temperature": 1.0, "seed": request.seeds[place]}
             cut |= {"top_p": request.top_p, "top_k": request.top_k, "min_p": request.min_p}
         return SamplingParams(
