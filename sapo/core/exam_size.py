@@ -13,7 +13,9 @@ def exam_size(config: Config) -> int:
     """Questions of a site's exam: `eval.questions`, or what suits the run."""
     if config.eval.questions is not None:
         return config.eval.questions
-    fitting = answers_of_rounds(config) // PART // answers_to_each(config, len(config.nodes))
+    # nobody knows how many rounds there will be in a given time
+    answers = 0 if config.swarm.seconds else answers_of_rounds(config)
+    fitting = answers // PART // answers_to_each(config, len(config.nodes))
     probes = [config.for_node(name).eval.probe_questions for name in config.nodes]
     return min(max(FEWEST, fitting, *probes), max(MOST, *probes))
 
@@ -42,6 +44,7 @@ def sized(config: Config) -> Config:
 
 def foretold(config: Config) -> str:
     """What the exam takes, in one line."""
-    questions, rounds = exam_size(config), answers_of_rounds(config)
+    questions, seconds = exam_size(config), config.swarm.seconds
     answers = questions * answers_to_each(config, len(config.nodes))
-    return f"exam at the end: {questions:,} questions, about {answers:,} answers; the rounds give {rounds:,}"
+    beside = f"have {seconds:g} s" if seconds else f"give {answers_of_rounds(config):,}"
+    return f"exam at the end: {questions:,} questions, about {answers:,} answers; the rounds {beside}"

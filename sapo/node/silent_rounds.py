@@ -37,6 +37,14 @@ def series(
     return found | reward_means("reward/local", ((g.recipe.dataset, s) for g, row in pairs for s in row))
 
 
+def texts_by_task(groups: Sequence[Group]) -> dict[str, list[str]]:
+    """The answers as texts, by task."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        found.setdefault(group.recipe.dataset, []).extend(one.text for one in group.completions)
+    return found
+
+
 def has_form(answer: Completion, form: AnswerFormat) -> bool:
     """Whether an answer has the part that `rules.answer` scores."""
     return extract_answer(answer.text, form) is not None

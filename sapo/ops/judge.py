@@ -178,7 +178,8 @@ def leave_run(config: Config, home: Home, tracker: Tracker) -> None:
     with Journal.read_only(home.journal(tracker.node)) as journal:
         done = journal.finished_rounds()
         at = journal.result(done - 1).finished_at if done else time.time()
-    tracker.close("FINISHED" if done >= config.for_node(tracker.node).swarm.rounds else "KILLED", at)
+        ended = journal.ended(config.for_node(tracker.node))
+    tracker.close("FINISHED" if ended else "KILLED", at)
 
 
 def evaluate_swarm(
