@@ -53,8 +53,8 @@ DONE_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node as it stands: `rounds` are finished ones, of `rounds_total` as far as can be foreseen; `metrics`
-    those of the newest round and probe.
+    """One node as it stands: `rounds` are finished ones, of `rounds_total` as far as can be foreseen;
+    `metrics` those of the newest round and probe.
 
     `means` are those of the newest `window` rounds, of each series that one of them has. `updated_at` is when
     its newest round ended, in seconds since the epoch.

@@ -24,8 +24,8 @@ from sapo.core.config.schema import (
     LearnConfig,
     Lora,
     Section,
-    Swarm,
 )
+from sapo.core.config.swarm import Swarm
 from sapo.core.errors import UserError
 from sapo.core.own_code import is_own
 
