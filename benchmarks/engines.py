@@ -110,6 +110,7 @@ def policy(shape: Shape) -> LoadedPolicy:
         tokenizer=_NoText(),
         fingerprint="",
         stop_ids=(),
+        unknown_ids=frozenset(),
         end_id=0,
         max_length=1024,
         vocabulary=shape.vocabulary,

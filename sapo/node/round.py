@@ -105,14 +105,10 @@ class NodeRuntime:
         """Of the next round's questions, begun beside an update."""
         self._batch: Batch | None = None
         self._now = _Round()
-        self._last: Mapping[str, float] = {}
-        """Series of the round before."""
-        self._since = parts.clock()
-        """When it ended, or this process began."""
-        if self.round > 0:
-            before = self.journal.result(self.round - 1)
-            self._last = before.metrics
-            parts.rule.load(before.remembered)
+        self._last: Mapping[str, float] = recent[-1].metrics if recent else {}
+        self._since = parts.clock()  # when the last round ended, or this process began
+        if recent:
+            parts.rule.load(recent[-1].remembered)
         self._load_round()
 
     @classmethod
