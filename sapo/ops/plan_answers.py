@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sapo.core.rng import stream
 from sapo.core.silence import silence
-from sapo.core.types import Completion, Group, Outcome, Question, Sampling, shown
+from sapo.core.types import Group, Outcome, Question, shown
 from sapo.learn.advantage import informative
 from sapo.node.silent_rounds import has_form
 from sapo.policy.engines.base import counting
@@ -94,7 +94,7 @@ class Answering:
 
     asked: list[tuple[int, Asked]] = field(default_factory=list)
     answer_s: float = 0.0
-    """Seconds of a sampled answer."""
+    """Seconds of an answer."""
     score_s: float = 0.0
     """Seconds of scoring one."""
 
@@ -111,6 +111,7 @@ def ask_tasks(node: "NodeRuntime", questions: int, tell: Progress) -> Answering:
             0,
             count=questions,
             held_out=config.rules.held_out,
+            fits=node.parts.maker.fits,
         ).result()
         for place, task in enumerate(tasks)
     ]
@@ -136,40 +137,28 @@ def _ask(
     parts, config = node.parts, node.config
     each = config.batch.completions + 1
     before = len(found.asked) * each
-    prompts = [parts.policy.encode_prompt(question.text) for _, question in chosen]
-
-    def generate(completions: int, sampling: Sampling, *, greedy: bool) -> Sequence[Sequence[Completion]]:
-        nonlocal before
-        with counting(parts.rollouts.engine, lambda ended: tell("answers", before + ended, total * each)):
-            answers = parts.rollouts.engine.generate(
-                prompts,
-                completions=completions,
-                max_new_tokens=config.generate.max_new_tokens,
-                sampling=sampling,
-                seed=stream(config.swarm.seed, "try", len(found.asked), int(greedy)),
-                greedy=greedy,
-            )
-        before += completions * len(chosen)
-        tell("answers", before, total * each)
-        return answers
-
     watch = Stopwatch(node)
-    sampled = generate(config.batch.completions, config.generate.sampling, greedy=False)
-    found.answer_s = watch.seconds / (len(chosen) * config.batch.completions)
-    probable = generate(1, Sampling(), greedy=True)
+    with counting(parts.rollouts.engine, lambda ended: tell("answers", before + ended, total * each)):
+        answers = parts.rollouts.engine.generate(
+            [parts.policy.encode_prompt(question.text) for _, question in chosen],
+            completions=config.batch.completions,
+            max_new_tokens=config.generate.max_new_tokens,
+            sampling=config.generate.sampling,
+            seed=stream(config.swarm.seed, "try", len(found.asked)),
+            greedy=True,
+        )
+    tell("answers", before + each * len(chosen), total * each)
+    found.answer_s = watch.seconds / (len(chosen) * each)
     started = time.perf_counter()
     items = [
-        (question.recipe, one.text)
-        for (_, question), some, (best,) in zip(chosen, sampled, probable, strict=True)
-        for one in (*some, best)
+        (question.recipe, one.text) for (_, question), row in zip(chosen, answers, strict=True) for one in row
     ]
     outcomes = iter(parts.workers.score(items))
     found.score_s = (time.perf_counter() - started) / len(items)
-    for (place, question), some in zip(chosen, sampled, strict=True):
-        group = parts.maker.group(0, len(found.asked), 0, question, some, parts.clock())
-        scored = tuple(next(outcomes) for _ in some)
+    for (place, question), (_, *sampled) in zip(chosen, answers, strict=True):
         greedy = (next(outcomes).score or 0.0) >= FULL_SCORE
-        found.asked.append((place, Asked(group, scored, greedy)))
+        group = parts.maker.group(0, len(found.asked), 0, question, sampled, parts.clock())
+        found.asked.append((place, Asked(group, tuple(next(outcomes) for _ in sampled), greedy)))
 
 
 def counted(node: "NodeRuntime", found: Answering) -> list[TaskAnswers]:
