@@ -54,10 +54,15 @@ class NodePlan:
         return self.probed.question_s / 2 * answers
 
     @property
+    def in_vain(self) -> bool:
+        """Whether nothing would be learned of any task, as far as was asked."""
+        return self.probed is not None and bool(self.probed.answers[-1:] and self.probed.answers[-1].alarm)
+
+    @property
     def alarms(self) -> list[str]:
         """A line for each task of which it would learn nothing now, or one for all of them."""
         answers = () if self.probed is None else self.probed.answers
-        if answers and answers[-1].alarm:
+        if self.in_vain:
             answers = answers[-1:]
         who = self.names[0] if len(self.names) == 1 else f"{self.names[0]} to {self.names[-1]}"
         return [
@@ -111,6 +116,11 @@ class Plan:
         """Seconds of the evaluation after them, which asks one policy after the other."""
         each = [node.exam_s for node in self.nodes]
         return sum(one for one in each if one is not None) if each and None not in each else None
+
+    @property
+    def wrong(self) -> bool:
+        """Whether something does not fit, or a node would learn nothing at all."""
+        return any(one.need > one.have for one in self.needs) or any(node.in_vain for node in self.nodes)
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -180,7 +180,8 @@ def test_a_probe_agrees_with_the_formula_and_leaves_nothing(
     config, seen = tiny("eval.probe_questions=20", "learn.lr=1e-4"), set()
     found = probe(config, default_cache(), lambda what, *done: seen.add((what, *done)), questions=2)
     known = shape(config, default_cache())
-    assert {("trying: answers", 27, 54), ("trying: answers", 54, 54), ("trying: an update", 0, 1)} <= seen
+    assert {total for what, _, total in seen if what == "trying: answers"} <= {54}
+    assert ("trying: loading the model", 0, 1) in seen
     assert [(one.task, one.questions) for one in found.answers] == [
         *((task.dataset, 2) for task in config.tasks),
         ("all", 6),

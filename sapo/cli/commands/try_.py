@@ -83,7 +83,7 @@ def try_(
         show(made, console)
     for line in made.warnings:
         warn(line)
-    if made.warnings:
+    if made.wrong:
         raise typer.Exit(1)
 
 
