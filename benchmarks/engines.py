@@ -110,11 +110,11 @@ def policy(shape: Shape) -> LoadedPolicy:
         tokenizer=_NoText(),
         fingerprint="",
         stop_ids=(),
-        unknown_ids=frozenset(),
         end_id=0,
         max_length=1024,
         vocabulary=shape.vocabulary,
         special_ids=frozenset(),
+        unknown_ids=frozenset(),
         control=(),
     )
 

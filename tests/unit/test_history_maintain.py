@@ -253,7 +253,7 @@ def test_nothing_is_cut_of_a_table_that_ends_before_the_checkpoint(tmp_path: Pat
 
 def test_nodes_that_live_elsewhere_are_left_alone(tmp_path: Path) -> None:
     config, home, store = kept_home(tmp_path / "home", nodes=("n0", "n1"), checkpoints=(8, 12))
-    home.moved("n1").write_text(json.dumps({"why": "was exported"}))
+    home.moved("n1").write_text(json.dumps({"why": "was packed"}))
     deliver(store, 0, 1, node="b0")
     keep(config, home, store, "history.keep_rounds=2")
     found = {node: rounds_of(store, node=node) for node in ("n0", "n1", "b0")}
