@@ -132,7 +132,7 @@ def _offer(group: typer.Typer, command: Callable[..., None], heading: str | None
     # paragraphs as one line each: the help screen folds them to the terminal's width
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    group.command(command.__name__, rich_help_panel=heading, help=text)(command)
+    group.command(command.__name__.rstrip("_"), rich_help_panel=heading, help=text)(command)
 
 
 app = _group(
