@@ -31,7 +31,6 @@ from baselines import shapes
 from common import STARTER_ROUND, Report, parser
 from overhead_programs import Cost, Program, bare, full
 
-from sapo.cli.commands.launch import silo_if_alone
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 
@@ -104,7 +103,7 @@ def settings(case: Case, folder: Path) -> tuple[str, ...]:
 def measure(case: Case, folder: Path) -> tuple[list[Cost], list[Cost]]:
     """Costs of both programs, in turns; the bare loop gets as many foreign groups as the full stack had."""
     sets = settings(case, folder)
-    config, _ = silo_if_alone(load(case.preset, sets=sets, env={}))
+    config = load(case.preset, sets=sets, env={})
     options = [
         "--preset",
         case.preset,

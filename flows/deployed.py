@@ -21,7 +21,7 @@ from rich.console import Console
 from sapo.core.errors import Unavailable
 from sapo.node.tracked import tracker_of
 from sapo.ops.deployments import FINISHED, PROGRESS, resource_of
-from sapo.store.journal.journal import Journal, rounds_made
+from sapo.store.journal.journal import Journal, has_ended, rounds_made
 from sapo.store.tracking import model_registry
 
 from .common import PROCESS, Process
@@ -81,8 +81,7 @@ def stop_without(parent: int, stop: threading.Event) -> None:
 
 def nothing_left(process: Process, node: str) -> bool:
     """Whether a node has made all its rounds, and owes nothing."""
-    total = process.config.for_node(node).swarm.rounds
-    if rounds_made(process.home.journal(node)) < total:
+    if not has_ended(process.config.for_node(node), process.home.journal(node)):
         return False
     with Journal.read_only(process.home.journal(node)) as journal:
         return not journal.owed_counts()
@@ -93,9 +92,10 @@ def tell_progress(process: Process, node: str, made: int) -> None:
 
     `made` are those of the flow run so far.
     """
-    total, now = process.config.for_node(node).swarm.rounds, rounds_made(process.home.journal(node))
-    if made or now >= total:
-        event = FINISHED if now >= total else PROGRESS
+    config, journal = process.config.for_node(node), process.home.journal(node)
+    total, now, ended = config.swarm.rounds, rounds_made(journal), has_ended(config, journal)
+    if made or ended:
+        event = FINISHED if ended else PROGRESS
         resource = resource_of(process.config, node)
         emit_event(event=event, resource=resource, payload={"made": made, "rounds": now, "of": total})
 

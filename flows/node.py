@@ -213,7 +213,9 @@ def node_flow(
         return Completed(message="asked to stop by `sapo stop`; `sapo deploy` lets it go on")
     if deployed.nothing_left(process, node):
         deployed.tell_progress(process, node, 0)
-        return Completed(message=f"{node} has made all its rounds; a greater swarm.rounds lets it go on")
+        return Completed(
+            message=f"{node} has made all its rounds; a greater swarm.rounds or swarm.seconds lets it go on"
+        )
     uri = process.tracking_uri()
     with open_tracked(process.config, node, process.home, uri=uri, stop=process.stop) as runtime:
         session = Session(process, runtime, until=time.monotonic() + seconds).take_up(rounds)

@@ -42,7 +42,7 @@ DEAR = (
     "tests/unit/test_determinism.py",
     "tests/unit/test_metrics_docs.py",
     "tests/unit/test_pins.py",
-    "tests/unit/test_plan.py",
+    "tests/unit/test_try.py",
     "tests/unit/test_rows.py",
     "tests/unit/test_sites_tasks.py",
     "tests/unit/test_task_command.py",

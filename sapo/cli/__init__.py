@@ -24,12 +24,12 @@ from sapo.cli.commands import (
     keys,
     lineage,
     maintain,
-    plan,
     replay,
     run,
     site,
     task,
     trait,
+    try_,
     ui,
 )
 from sapo.core.errors import SapoError, Unavailable, UserError
@@ -38,7 +38,7 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (
-        *(run.swarm, run.node, run.stop, plan.plan),
+        *(run.swarm, run.node, run.stop, try_.try_),
         *(deploy.deploy, run.evaluate, export.export, maintain.maintain),
     ),
     "Many sites, one swarm": (site.init, site.join, run.member, site.archive, site.pack, site.unpack),
@@ -132,7 +132,7 @@ def _offer(group: typer.Typer, command: Callable[..., None], heading: str | None
     # paragraphs as one line each: the help screen folds them to the terminal's width
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    group.command(command.__name__, rich_help_panel=heading, help=text)(command)
+    group.command(command.__name__.rstrip("_"), rich_help_panel=heading, help=text)(command)
 
 
 app = _group(

@@ -188,6 +188,10 @@ class NodeFigures(Figures):
     tokens_trained: Amount | None = Field(default=None, serialization_alias="tokens/trained")
     traits: Mapping[str, Ends] = {}
     share_external: Share | None = Field(default=None, serialization_alias="share/external")
+    rounds_taught: Number | None = None
+    """Rounds in which an answer entered the update."""
+    alarm: str = ""
+    """Why its newest rounds taught it nothing; empty where they did."""
 
 
 class HeldOut(Figures):

@@ -208,6 +208,11 @@ class Completion(Record):
         return self
 
 
+def shown(text: str, finish_reason: FinishReason | str) -> str:
+    """An answer as it is shown to people: marked where the length limit cut it off."""
+    return f"{text} [cut off]" if finish_reason == "length" else text
+
+
 class Sampling(Record):
     """How completions were sampled; ratios to the producer mean nothing without it."""
 

@@ -67,7 +67,7 @@ class Recovery:
         newest = kept[-1].round if kept else 0
         self.last_at = self._ended_at(newest)
         self.last_s = self._took(newest) if newest < done else 0.0
-        last = done >= self.config.swarm.rounds
+        last = self.journal.ended(self.config)
         if other:
             log.warning(
                 "%s: rounds %d to %d, repeated here, may end with other weights than they did: %s. The node "

@@ -22,10 +22,12 @@ from typing import Self
 from sapo.core.config.load import LearnConfig
 from sapo.core.errors import Paused
 from sapo.core.rng import rng
+from sapo.core.run_length import SPENT, over
 from sapo.core.series import Sieve
+from sapo.core.silence import ROUNDS
 from sapo.core.types import Batch, Gossiped, Group, Outcome, Received, RoundResult, SignedGroup, canonical
 from sapo.learn.advantage import informative
-from sapo.learn.batch_metrics import reward_means, reward_metrics, source_metrics
+from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
@@ -35,6 +37,7 @@ from sapo.node.receive import Arrivals
 from sapo.node.recovery import CHECKPOINT_TIME
 from sapo.node.rollout import Completions, Request
 from sapo.node.scoring import begin_scoring, score_groups
+from sapo.node.silent_rounds import SilentRounds, series, texts_by_task
 from sapo.node.verify import own_standards
 from sapo.peers import sampling
 from sapo.peers.allowance import excess
@@ -94,14 +97,18 @@ class NodeRuntime:
         self._asked = Asked(parts.home.asked(self.name), self.round)
         self._ahead = Ahead(parts.rollouts)
         self._figures = Sieve(self.name)
+        recent = self.journal.results(self.round - ROUNDS)
+        self._silent = SilentRounds(self.config, self.name, [result.metrics for result in recent])
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""
         self._next: QuestionStream | None = None
         """Of the next round's questions, begun beside an update."""
         self._batch: Batch | None = None
         self._now = _Round()
-        if self.round > 0:
-            parts.rule.load(self.journal.result(self.round - 1).remembered)
+        self._last: Mapping[str, float] = recent[-1].metrics if recent else {}
+        self._since = parts.clock()  # when the last round ended, or this process began
+        if recent:
+            parts.rule.load(recent[-1].remembered)
         self._load_round()
 
     @classmethod
@@ -133,7 +140,7 @@ class NodeRuntime:
     @property
     def finished(self) -> bool:
         """Whether all rounds of the config are done."""
-        return self.round >= self.config.swarm.rounds
+        return over(self.config, self.round, self._last)
 
     def run_round(self) -> RoundResult:
         """One whole round."""
@@ -292,10 +299,7 @@ class NodeRuntime:
 
     def _charge_excess(self, batch: Batch) -> None:
         """Charge authors what a batch costs more to learn from than if their groups were own ones."""
-        if self.round == 0:
-            return
-        last = self.journal.result(self.round - 1).metrics
-        token_s = last.get("time/update", 0.0) / max(1.0, last.get("learn/tokens", 0.0))
+        token_s = self._last.get("time/update", 0.0) / max(1.0, self._last.get("learn/tokens", 0.0))
         for group in batch.groups:
             more = excess(self.config, group)
             if group.source == "external" and more:
@@ -304,8 +308,7 @@ class NodeRuntime:
     def _own_seconds(self, scoring: float) -> float:
         """Seconds of the node's own work since the draw before: the last update, generation, `scoring`."""
         if self._update_s is None:
-            last = self.journal.result(self.round - 1).metrics if self.round else {}
-            self._update_s = last.get("time/update", 0.0)
+            self._update_s = self._last.get("time/update", 0.0)
         return self._update_s + self._now.metrics["time/generate"] + scoring
 
     def _commit_batch(self) -> Batch:
@@ -339,22 +342,13 @@ class NodeRuntime:
         now.metrics |= now.draw.metrics()
         return batch
 
-    def _own_rewards(self, batch: Batch) -> dict[str, float]:
-        """`reward/local` over all own completions of the round, where the batch has not all of them."""
+    def _own(self, batch: Batch) -> dict[str, float]:
+        """Series of all own completions of the round."""
         now = self._now
-        if sum(group.source == "local" for group in batch.groups) == len(now.groups):
-            return {}
         if now.outcomes is None:  # the batch was journalled before a restart
             now.outcomes = score_groups(self.parts.workers, now.groups)
-        pairs = zip(now.groups, now.outcomes, strict=True)
-        return reward_means("reward/local", ((g.recipe.dataset, o.score) for g, row in pairs for o in row))
-
-    def _texts(self) -> dict[str, list[str]]:
-        """Own completions of the round, by task."""
-        found: dict[str, list[str]] = {}
-        for group in self._now.groups:
-            found.setdefault(group.recipe.dataset, []).extend(one.text for one in group.completions)
-        return found
+        found = series(self.config, batch, now.groups, now.outcomes)
+        return found | self.parts.traits.shares(texts_by_task(now.groups))
 
     def _tokens(self, local: Sequence[int]) -> list[Tokens]:
         """Ids of own groups, in the order of their places in the batch."""
@@ -424,8 +418,7 @@ class NodeRuntime:
             began = parts.clock()
             now.batch = self._commit_batch()
             now.metrics["time/verify"] += parts.clock() - began
-        now.metrics |= reward_metrics(now.batch.groups) | self._own_rewards(now.batch)
-        now.metrics |= parts.traits.shares(self._texts())
+        now.metrics |= reward_metrics(now.batch.groups) | self._own(now.batch)
         last = self.round + 1 >= self.config.swarm.rounds
         if not last:
             self._begin_next()
@@ -442,16 +435,13 @@ class NodeRuntime:
             self._ahead.drop()  # samples of weights that were given up are useless
         gossiped = self._gossip(now.batch, went_back=target is not None)
         finished = parts.clock()
+        self._count_time(started, finished)
+        last = over(self.config, self.round + 1, now.metrics)
         checkpoint = parts.recovery.due(self.round + 1, finished, last=last)
         digests = self._digests(checkpoint)
         if self._next is not None:
             self._next.advance()
         now.metrics |= step.metrics | source_metrics(now.batch) | parts.rule.metrics()
-        spent = now.metrics.get("time/gossip", 0.0)
-        self._update_s = now.metrics["time/update"] = finished - started - spent
-        now.metrics["time/round"] = sum(now.metrics.get(f"time/{stage}", 0.0) for stage in STAGES)
-        if now.metrics["time/round"] > 0 and "tokens/generated" in now.metrics:
-            now.metrics["tokens/per_second"] = now.metrics["tokens/generated"] / now.metrics["time/round"]
         now.metrics |= parts.metrics()
         parts.rule.learned(now.batch, step, now.metrics, finished)
         digest, tensors = digests.result() if digests is not None else ("", ())
@@ -468,6 +458,8 @@ class NodeRuntime:
             gossip=gossiped,
         )
         self.journal.commit_result(result)
+        self._silent.hear(result.metrics)
+        self._last, self._since = result.metrics, finished
         self.round += 1
         self._batch, self._now = now.batch, _Round()
         if checkpoint:
@@ -480,6 +472,15 @@ class NodeRuntime:
             if self.config.guard.action == "pause":
                 raise Paused(f"{self.name} paused after round {result.round}: {alarm}")
         return result
+
+    def _count_time(self, started: float, finished: float) -> None:
+        """Series of how long the round took, and its update, which `started` after its stages before."""
+        found = self._now.metrics
+        self._update_s = found["time/update"] = finished - started - found.get("time/gossip", 0.0)
+        found["time/round"] = sum(found.get(f"time/{stage}", 0.0) for stage in STAGES)
+        found[SPENT] = self._last.get(SPENT, 0.0) + finished - self._since
+        if found["time/round"] > 0 and "tokens/generated" in found:
+            found["tokens/per_second"] = found["tokens/generated"] / found["time/round"]
 
     def _gossip(self, batch: Batch, *, went_back: bool) -> Gossiped | None:
         """Offer weights or average them, where that is due after an update."""

@@ -21,7 +21,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.figures import Exam, NodeExam, Probed, Sweep
 from sapo.core.rng import rng, stream
-from sapo.core.types import Question, Sampling, canonical
+from sapo.core.types import Question, Sampling, canonical, shown
 from sapo.core.user_cache import default_cache
 from sapo.node import probes
 from sapo.node.tracked import tracker_of
@@ -145,7 +145,7 @@ def _judge(
         round=found.round,
         dataset=question.recipe.dataset,
         question=question.text,
-        answer=completion.text,
+        answer=shown(completion.text, completion.finish_reason),
         score=outcome.score,
         at=clock(),
     )
@@ -178,7 +178,8 @@ def leave_run(config: Config, home: Home, tracker: Tracker) -> None:
     with Journal.read_only(home.journal(tracker.node)) as journal:
         done = journal.finished_rounds()
         at = journal.result(done - 1).finished_at if done else time.time()
-    tracker.close("FINISHED" if done >= config.for_node(tracker.node).swarm.rounds else "KILLED", at)
+        ended = journal.ended(config.for_node(tracker.node))
+    tracker.close("FINISHED" if ended else "KILLED", at)
 
 
 def evaluate_swarm(

@@ -1,4 +1,4 @@
-"""What a swarm will take of this machine, before it runs: memory, time, disk, and where that does not fit."""
+"""What a swarm would learn and what it takes of this machine, before it runs: answers, memory, time, disk."""
 
 import shutil
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
+from sapo.core.exam_size import answers_to_each, exam_size, sized
 from sapo.core.machine import usable
 from sapo.core.types import canonical
 from sapo.ops.disk_estimate import DAY_S, NodeDisk, node_disk, per_round
 from sapo.ops.memory_estimate import BESIDE, PROMPT_TOKENS, NodeMemory, node_memory
 from sapo.ops.plan_probe import Probed, ProbeFailed, Progress, probe
-from sapo.ops.rivals import AT_MOST
 
 if TYPE_CHECKING:
     from sapo.policy.model_shape import ModelShape
@@ -49,12 +49,27 @@ class NodePlan:
         policy they start from, and of as many earlier versions as are asked too, sampled only."""
         if self.probed is None:
             return None
-        exam, rounds = self.config.eval, self.config.swarm.rounds
         # a question's time is that of a sampled answer and a greedy one
-        answers = (len(self.names) + 1) * (exam.samples + 1)
-        versions = min(AT_MOST, max(0, rounds - 1) // self.config.track.register_every)
-        answers += len(self.names) * versions * exam.samples
-        return self.probed.question_s / 2 * answers * exam.questions
+        answers = answers_to_each(self.config, len(self.names)) * exam_size(self.config)
+        return self.probed.question_s / 2 * answers
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether nothing would be learned of any task, as far as was asked."""
+        return self.probed is not None and bool(self.probed.answers[-1:] and self.probed.answers[-1].alarm)
+
+    @property
+    def alarms(self) -> list[str]:
+        """A line for each task of which it would learn nothing now, or one for all of them."""
+        answers = () if self.probed is None else self.probed.answers
+        if self.in_vain:
+            answers = answers[-1:]
+        who = self.names[0] if len(self.names) == 1 else f"{self.names[0]} to {self.names[-1]}"
+        return [
+            f"{who} would learn nothing{'' if one is answers[-1] else f' of {one.task}'}: {one.alarm}"
+            for one in answers
+            if one.alarm
+        ]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -103,13 +118,19 @@ class Plan:
         return sum(one for one in each if one is not None) if each and None not in each else None
 
     @property
+    def wrong(self) -> bool:
+        """Whether something does not fit, or a node would learn nothing at all."""
+        return any(one.need > one.have for one in self.needs) or any(node.in_vain for node in self.nodes)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
-        """A line for each thing that there is too little of."""
-        return tuple(
+        """A line for each thing that there is too little of, and for what would teach nothing."""
+        short = [
             f"{one.what}: {in_units(one.need)} are needed, there are {in_units(one.have)}"
             for one in self.needs
             if one.need > one.have
-        )
+        ]
+        return (*short, *(line for node in self.nodes for line in node.alarms))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
@@ -123,11 +144,15 @@ class Plan:
         }
 
 
-def make_plan(config: Config, home: Home, cache: Path, *, probing: bool, progress: Progress) -> Plan:
-    """The plan of a site. Raises `UserError` for a device that is not here, or a model that is unusable."""
+def make_plan(config: Config, home: Home, cache: Path, *, questions: int, progress: Progress) -> Plan:
+    """The plan of a site, by formula and, unless no `questions` of each task are to be asked, by trying it.
+
+    Raises `UserError` for a device that is not here, or a model that is unusable.
+    """
     missing: list[str] = []
+    config = sized(config)
     nodes = [
-        _of_alike(config, own, names, cache, probing, progress, missing) for own, names in _alike(config)
+        _of_alike(config, own, names, cache, questions, progress, missing) for own, names in _alike(config)
     ]
     return Plan(tuple(nodes), tuple(_needs(nodes, home)), tuple(missing))
 
@@ -137,13 +162,13 @@ def refuse_too_many(config: Config, home: Home, cache: Path) -> tuple[str, ...]:
 
     By formula alone. Of a model whose shape is not known nothing is said.
     """
-    plan = make_plan(config, home, cache, probing=False, progress=lambda label, done, total: None)
+    plan = make_plan(config, home, cache, questions=0, progress=lambda label, done, total: None)
     short = [one for one in plan.needs if one.need > UNSURE * one.have]
     if short:
         problem = (
             f"{short[0].what}: {in_units(short[0].need)} are needed, there are {in_units(short[0].have)}"
         )
-        remedy = "name fewer with --nodes, or a smaller model; `sapo plan` has the memory by part"
+        remedy = "name fewer with --nodes, or a smaller model; `sapo try` has the memory by part"
         raise UserError("swarm.nodes", config.swarm.nodes, problem, remedy)
     return plan.warnings
 
@@ -163,7 +188,7 @@ def _of_alike(
     own: Config,
     names: tuple[str, ...],
     cache: Path,
-    probing: bool,
+    questions: int,
     progress: Progress,
     missing: list[str],
 ) -> NodePlan:
@@ -172,7 +197,7 @@ def _of_alike(
     from sapo.policy.model_shape import shape_of
 
     device = str(resolve_device(own))
-    if probing:
+    if questions:
         _prepare(own, cache, progress)
     shape = shape_of(own, cache)
     if shape is None:
@@ -185,10 +210,10 @@ def _of_alike(
         missing.append(f"{names[0]}: the starter's vocabulary, as it is not made yet; its largest is taken")
     probed = None
     memory = node_memory(own, shape, PROMPT_TOKENS)
-    if probing:
+    if questions:
         try:
             _refuse_too_large(memory, device)
-            probed = probe(own, cache, progress)
+            probed = probe(own, cache, progress, questions)
             memory = node_memory(own, shape, probed.prompt)
         except ProbeFailed as error:
             missing.append(f"{names[0]}: seconds, tokens and bytes of history, for {error}")

@@ -1,20 +1,18 @@
-"""A probe: two rounds of a real node in a process and a home of its own, thrown away after; what they took,
-and what an answer to a held-out question takes.
+"""A probe: a node in a process and a home of its own, thrown away after; what its policy answers, and what
+its rounds take.
 
-The node has no peers. It learns from I + J groups all the same, every one its own: an update as large as the
-swarm's. What it generates beyond B groups is taken off again. A weak model's groups may teach nothing, so one
-more update is made, of the same texts as if half of each group were right: the longest a round may have.
+The node has no peers. It answers some questions of each task and makes one round of one group, to see what
+that writes. A weak model's groups may teach nothing, so the update that is timed is of I + J groups as if
+half of each were right: the longest a round may have.
 """
 
 import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +23,25 @@ from sapo.core.config.load import Config, merge, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.determinism import thread_settings
 from sapo.core.errors import SapoError
+from sapo.ops.plan_answers import (
+    QUESTIONS,
+    Answering,
+    Example,
+    Stopwatch,
+    TaskAnswers,
+    ask_tasks,
+    counted,
+    examples,
+)
 
 if TYPE_CHECKING:
-    from sapo.core.types import Sample
+    from sapo.core.types import BatchGroup, Sample
     from sapo.node.round import NodeRuntime
 
-ROUNDS = 2
-NAME = "plan"
+NAME = "try"
+UPDATE_S = 30.0
+"""An update that would take longer is reckoned from that of one group."""
 NO_THRESHOLD = {"min_entropy": 0, "max_truncated": 1, "max_unscorable": 1, "max_engine_gap": 1e9}
-ASKED, ASKED_S = (4, 16, 64, 250), 10.0
-"""Held-out questions that are asked in one go: more of them while that takes less than so many seconds."""
 CONFIG, DONE, FOUND = "probe.json", "done.json", "found.json"
 DRAIN_S = 30.0
 Progress = Callable[[str, int, int], None]
@@ -46,7 +53,7 @@ class ProbeFailed(SapoError):
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What two rounds took. Bytes are of memory (`peak`, `bare`) or of the disk (the others)."""
+    """What a round takes. Bytes are of memory (`peak`, `bare`) or of the disk (the others)."""
 
     round_s: float
     """Of a round whose groups all teach; with what held-out probes and checkpoints take of an average one."""
@@ -68,18 +75,20 @@ class Probed:
     """Series that a round logs."""
     question_s: float
     """Of a held-out question, answered once sampled and once greedily."""
+    answers: tuple[TaskAnswers, ...] = ()
+    """By task, and of all where there are several."""
+    examples: tuple[Example, ...] = ()
 
 
 def as_probed(config: Config) -> Config:
     """A node's config as the probe runs it."""
-    groups = config.batch.local + config.batch.external
     over = {
-        "swarm": {"name": NAME, "site": NAME, "nodes": 1, "rounds": ROUNDS},
+        "swarm": {"name": NAME, "site": NAME, "nodes": 1, "rounds": 1},
         "rules": {"entry": "open", "members": []},
         "bus": {"type": "memory"},
-        "batch": {"local": groups, "external": 0, "questions": None, "choose": "any"},
+        "batch": {"local": 1, "external": 0, "questions": None, "choose": "any"},
         "guard": {"action": "skip", **NO_THRESHOLD},
-        "eval": {"questions": min(ASKED[-1], config.eval.questions), "probe_questions": 0},
+        "eval": {"questions": 1, "probe_questions": 0},
         "history": {"uri": None, "flush_seconds": 0.1},
         "track": {"uri": None},
         "node": None,
@@ -88,11 +97,14 @@ def as_probed(config: Config) -> Config:
     return parse(values | {"node": {}})
 
 
-def probe(config: Config, cache: Path, progress: Progress) -> Probed:
-    """Run a node's config, as `as_probed` changes it, for two rounds. Raises `ProbeFailed`."""
-    with tempfile.TemporaryDirectory(prefix="sapo-plan-") as scratch:
+def probe(config: Config, cache: Path, progress: Progress, questions: int = QUESTIONS) -> Probed:
+    """Try a node's config, as `as_probed` changes it, with so many questions of each task.
+
+    Raises `ProbeFailed`.
+    """
+    with tempfile.TemporaryDirectory(prefix="sapo-try-") as scratch:
         folder = Path(scratch)
-        values = {"config": config.model_dump(mode="json"), "cache": str(cache)}
+        values = {"config": config.model_dump(mode="json"), "cache": str(cache), "questions": questions}
         (folder / CONFIG).write_text(json.dumps(values), encoding="utf-8")
         keys = {"SAPO_KEYS": str(folder / "keys")}
         env = {**os.environ, **thread_settings(config.threads), **keys}
@@ -108,16 +120,18 @@ def probe(config: Config, cache: Path, progress: Progress) -> Probed:
             said = tail(log).strip().splitlines() or [f"exit code {code}"]
             raise ProbeFailed(f"the probe {ended}: {said[-1]}")
         found: dict[str, Any] = json.loads((folder / FOUND).read_text(encoding="utf-8"))
+        found["answers"] = tuple(TaskAnswers(**one) for one in found["answers"])
+        found["examples"] = tuple(Example(**one) for one in found["examples"])
         return Probed(**found)
 
 
 def _tell(folder: Path, label: str, done: int, total: int) -> None:
-    write_atomically(folder / DONE, json.dumps([f"probing: {label}", done, total]))
+    write_atomically(folder / DONE, json.dumps([f"trying: {label}", done, total]))
 
 
 def _read_progress(folder: Path) -> tuple[str, int, int]:
     if not (folder / DONE).exists():
-        return "probing: rounds", 0, ROUNDS
+        return "trying: loading the model", 0, 1
     label, done, total = json.loads((folder / DONE).read_text(encoding="utf-8"))
     return label, done, total
 
@@ -129,7 +143,7 @@ def main(argv: list[str]) -> int:
     values = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     config = parse(values["config"])
     try:
-        found = _measure(folder, config, Path(values["cache"]))
+        found = _measure(folder, config, Path(values["cache"]), values["questions"])
     except SapoError as error:
         print(error)
         return 1
@@ -137,7 +151,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _measure(folder: Path, config: Config, cache: Path) -> dict[str, Any]:
+def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[str, Any]:
     """The fields of `Probed`."""
     from sapo.bus.memory import MemoryBus
     from sapo.node.round import NodeRuntime
@@ -153,108 +167,96 @@ def _measure(folder: Path, config: Config, cache: Path) -> dict[str, Any]:
         with NodeRuntime.open(
             probed, probed.nodes[0], home, bus=MemoryBus(), cache=cache, workers=workers
         ) as node:
-            results = []
-            for done in range(ROUNDS):
-                results.append(dict(node.run_round().metrics))
-                _tell(folder, "rounds", done + 1, ROUNDS)
+            found = ask_tasks(node, questions, partial(_tell, folder))
+            _tell(folder, "an update", 0, 1)
+            last = dict(node.run_round().metrics)
             node.drain(DRAIN_S)
-            question_s = _question_s(node, partial(_tell, folder))
-            found = {**_rounds(config, node, results, question_s), **_disk(home, node)}
-            return {"bare": bare, "peak": peak_memory(), "question_s": question_s, **found}
+            taken = {**_round(config, node, last, found), **_disk(home, node)}
+            said = {
+                "answers": [asdict(one) for one in counted(node, found)],
+                "examples": [asdict(one) for one in examples(found)],
+            }
+            return {"bare": bare, "peak": peak_memory(), **taken, **said}
 
 
-def _question_s(node: "NodeRuntime", tell: Progress) -> float:
-    """Seconds of a held-out question, among as many as are asked in one go within the time there is."""
-    from sapo.policy.evaluate import evaluate, held_out_set
-
-    parts = node.parts
-    questions = held_out_set(parts.config, parts.home, parts.workers)
-    found = 0.0
-    for count, following in pairwise((*ASKED, 0)):
-        chosen, started = questions[:count], time.perf_counter()
-        evaluate(
-            parts.policy,
-            parts.rollouts.engine,
-            parts.workers,
-            chosen,
-            max_new_tokens=node.config.generate.max_new_tokens,
-            progress=partial(tell, "held-out answers"),
-        )
-        found = (time.perf_counter() - started) / len(chosen)
-        if len(chosen) < count or following * found > ASKED_S:
-            break
-    return found
-
-
-def _rounds(
-    config: Config, node: "NodeRuntime", results: list[dict[str, float]], question_s: float
-) -> dict[str, Any]:
-    """Tokens and seconds of the second round, whose first had everything to warm up."""
-    from sapo.core.types import Group
-
-    last = results[-1]
-    asked = config.batch.b / node.config.batch.b
-    round_s = sum(last[f"time/{stage}"] for stage in ("consume", "verify"))
-    update_s, learned = _whole_update(node)
-    round_s += last["time/generate"] * asked + update_s
+def _round(config: Config, node: "NodeRuntime", last: dict[str, float], found: Answering) -> dict[str, Any]:
+    """Tokens and seconds of a whole round, from those of single answers and of an update."""
+    batch, completions = config.batch, config.batch.completions
+    update_s, learned = _whole_update(node, found, batch.local + batch.external)
+    scored = (batch.b + batch.external) * completions
+    round_s = (
+        last["time/consume"] + batch.b * completions * found.answer_s + scored * found.score_s + update_s
+    )
+    question_s = 2 * found.answer_s
     now_and_then = question_s * config.eval.probe_questions / config.eval.probe_every
     now_and_then += node.parts.recovery.last_s / config.checkpoint.every_rounds
-    groups = [Group.model_validate_json(one.payload) for one in node.journal.groups(ROUNDS - 1)]
+    groups = [one.group for _, one in found.asked]
+    answers = [answer for group in groups for answer in group.completions]
+    tokens = sum(len(answer.token_ids or ()) for answer in answers) / len(answers)
     return {
         "round_s": round_s + now_and_then,
-        "generated": last["tokens/generated"] * asked,
+        "question_s": question_s,
+        "generated": batch.b * completions * tokens,
         "learned": learned,
         "prompt": max(len(node.parts.policy.encode_prompt(group.question)) for group in groups),
         "parameters": sum(p.numel() for p in node.parts.policy.model.parameters()),
         "series": len(last),
-        "history": _rows(config, node, groups),
+        "history": _rows(config, node),
     }
 
 
-def _whole_update(node: "NodeRuntime") -> tuple[float, float]:
-    """Seconds and tokens of an update on the last batch, as if every other completion of it were right."""
-    batch = node.batch
-    assert batch is not None
-    groups = [
-        group.model_copy(update={"samples": tuple(_taught(sample) for sample in group.samples)})
-        for group in batch.groups
-    ]
-    started = time.perf_counter()
-    step = node.parts.learner.step(batch.model_copy(update={"groups": tuple(groups)}))
-    return time.perf_counter() - started, step.metrics.get("learn/tokens", 0.0)
+def _whole_update(node: "NodeRuntime", found: Answering, count: int) -> tuple[float, float]:
+    """Seconds and tokens of an update on so many groups, as if every other answer of each were right."""
+    from sapo.node.batch import batch_group
+
+    asked = [found.asked[place % len(found.asked)][1] for place in range(count)]
+    signed = node.parts.maker.sign([one.group for one in asked])
+    groups = []
+    for place, (one, seal) in enumerate(zip(asked, signed, strict=True)):
+        about = (node.parts.policy, node.config.learn, one.group, seal, one.outcomes)
+        made = batch_group(*about, source="local", position=place, age_s=0.0)
+        groups.append(made.model_copy(update={"samples": tuple(map(_taught, made.samples))}))
+    seconds, tokens = _update(node, groups[:1])
+    if node.config.learn.compile:  # it was compiled for the first one
+        seconds, tokens = _update(node, groups[:1])
+    return _update(node, groups) if seconds * count <= UPDATE_S else (seconds * count, tokens * count)
+
+
+def _update(node: "NodeRuntime", groups: list["BatchGroup"]) -> tuple[float, float]:
+    assert node.batch is not None
+    watch = Stopwatch(node)
+    step = node.parts.learner.step(node.batch.model_copy(update={"groups": tuple(groups)}))
+    return watch.seconds, step.metrics.get("learn/tokens", 0.0)
 
 
 def _taught(sample: "Sample") -> "Sample":
     return sample.model_copy(update={"outcome": "score", "advantage": 0.5 - sample.k % 2})
 
 
-def _rows(config: Config, node: "NodeRuntime", groups: list[Any]) -> float:
+def _rows(config: Config, node: "NodeRuntime") -> float:
     """Bytes of a round's rows in `rollouts` and `training`, compressed."""
     import pyarrow as pa
 
-    from sapo.core.types import Received
+    from sapo.core.types import Group, Received
     from sapo.store.history.rollout_rows import rollout_rows
     from sapo.store.history.tables import ROLLOUTS
 
-    signed = node.journal.groups(ROUNDS - 1)
-    rows = [
-        row
-        for one, group in zip(signed, groups, strict=True)
-        for row in rollout_rows(Received(signed=one, bus_position="0:0", timestamp=0.0), group)
-    ]
-    published = config.batch.b * config.share.fraction / len(groups)
-    rollouts = _compressed(pa.Table.from_pylist(rows, schema=ROLLOUTS)) * published
-    return rollouts + _trained(node)
+    (signed,) = node.journal.groups(0)
+    group = Group.model_validate_json(signed.payload)
+    rows = rollout_rows(Received(signed=signed, bus_position="0:0", timestamp=0.0), group)
+    rollouts = _compressed(pa.Table.from_pylist(rows, schema=ROLLOUTS))
+    batch = config.batch
+    return rollouts * batch.b * config.share.fraction + _trained(node) * (batch.local + batch.external)
 
 
 def _trained(node: "NodeRuntime") -> float:
-    """Bytes of a round's rows in the table `training`."""
+    """Bytes of a group's rows in the table `training`."""
     import pyarrow as pa
     from pyarrow import parquet
 
     folder = node.parts.home.history / "training"
     tables = [parquet.read_table(file) for file in folder.rglob("*.parquet")]
-    return _compressed(pa.concat_tables(tables)) / ROUNDS if tables else 0.0
+    return _compressed(pa.concat_tables(tables)) if tables else 0.0
 
 
 def _compressed(table: Any) -> int:

@@ -5,14 +5,12 @@ from pathlib import Path
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
+from sapo.core.exam_size import VERSIONS
 from sapo.node import probes
 from sapo.policy.evaluate import held_out_name
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking.model_registry import download, versions_of
 from sapo.store.tracking.tracker import INCARNATION, QUESTIONS, ROUND
-
-AT_MOST = 2
-"""Older versions asked per node and sweep. Answers are kept with the version, so later sweeps ask others."""
 
 
 def asked(config: Config, home: Home) -> str:
@@ -23,7 +21,8 @@ def asked(config: Config, home: Home) -> str:
 def weights(config: Config, home: Home, node: str, newest: int, uri: str, scratch: Path) -> dict[int, Path]:
     """Directories with the weights of the versions to ask, by round; the `newest` round is asked anyway.
 
-    The candidates are versions that were not asked these questions, the best probes first. What is not among
+    The candidates are versions that were not asked these questions, the best probes first, at most `VERSIONS`
+    of them: answers are kept with the version, so later sweeps ask others. What is not among
     the node's checkpoints any more is downloaded to `scratch`; an adapter then is merged, and left out.
     Raises `Unavailable` when MLflow is away.
     """
@@ -46,6 +45,6 @@ def weights(config: Config, home: Home, node: str, newest: int, uri: str, scratc
             found[round] = kept
         elif config.for_node(node).lora is None:
             found[round] = download(due[round], uri, scratch / f"{node}-{round}")
-        if len(found) == AT_MOST:
+        if len(found) == VERSIONS:
             break
     return found

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sapo.core import service_registry
+from sapo.core import service_registry, silence
 from sapo.core.child_process import ORPHAN_GRACE_S, POLL_S, Child, alive, stopping_on_signals, tail
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.determinism import thread_settings
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
+from sapo.core.run_length import foreseen, over
 from sapo.core.service_registry import Services
 from sapo.ops import services
 from sapo.ops.process_group import (
@@ -52,7 +53,8 @@ DONE_POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node as it stands: `rounds` are finished ones; `metrics` those of the newest round and probe.
+    """One node as it stands: `rounds` are finished ones, of `rounds_total` as far as can be foreseen;
+    `metrics` those of the newest round and probe.
 
     `means` are those of the newest `window` rounds, of each series that one of them has. `updated_at` is when
     its newest round ended, in seconds since the epoch.
@@ -69,6 +71,8 @@ class NodeStatus:
     updated_at: float | None = None
     means: Mapping[str, float] | None = None
     window: int = 0
+    alarm: str = ""
+    """Why its newest rounds taught it nothing; empty where they did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,23 +351,29 @@ def _phase(state: SwarmState | None, pid: int | None) -> str:
 
 def node_status(config: Config, home: Home, name: str, member: MemberState, *, running: bool) -> NodeStatus:
     """One node as its journal and its process tell it; `running` is whether a swarm runs in this home."""
-    total = config.for_node(name).swarm.rounds
+    own = config.for_node(name)
     newest = _newest(config, home, name)
+    done = over(own, newest.rounds, newest.metrics or {})
     pid, state = holder(home.node(name)), str(member.state)
-    if state == "finished" and newest.rounds < total:
+    if state == "finished" and not done:
         state = "stopped"
     elif pid is not None and state not in ("running", "restarting"):
         state = "running"
     elif pid is None and not running and state in ("waiting", "running", "restarting"):
-        state = _ended(member.exit_code, newest.rounds, total)
+        state = _ended(member.exit_code, done=done)
     return replace(
-        newest, state=state, rounds_total=total, pid=pid, restarts=member.restarts, note=member.note
+        newest,
+        state=state,
+        rounds_total=foreseen(own, newest.rounds, newest.metrics or {}),
+        pid=pid,
+        restarts=member.restarts,
+        note=member.note,
     )
 
 
-def _ended(code: int | None, rounds: int, total: int) -> str:
-    """The state of a node whose end no supervisor recorded."""
-    if rounds >= total:
+def _ended(code: int | None, *, done: bool) -> str:
+    """The state of a node whose end no supervisor recorded; `done` is whether it has no more to do."""
+    if done:
         return "owing" if code == OWING else "finished"
     return "paused" if code == PAUSED else "stopped"
 
@@ -394,6 +404,7 @@ def _newest(config: Config, home: Home, name: str) -> NodeStatus:
         updated_at=newest.finished_at,
         means={key: statistics.fmean(values) for key, values in seen.items()},
         window=len(results),
+        alarm=silence.alarm([result.metrics for result in results], config.for_node(name).swarm.rounds),
     )
 
 

@@ -18,10 +18,11 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.schema import FILE
+from sapo.core.exam_size import exam_size
 from sapo.core.figures import Gain, Score, TaskScore
 from sapo.core.intervals import Interval, effective, paired_interval, share_interval
 from sapo.core.rng import stream
-from sapo.core.types import Completion, Question, Sampling, canonical, sha256
+from sapo.core.types import Completion, Question, Sampling, canonical, sha256, shown
 from sapo.policy.engines import open_engine
 from sapo.policy.engines.base import Engine, counting
 from sapo.tasks.questions import held_out_questions, identity
@@ -47,6 +48,7 @@ class Answer:
 
     text: str
     passed: float
+    finish_reason: str = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Answers:
 class Evaluation:
     """What one policy did: per question, in the questions' order, the share of sampled and greedy passes.
 
-    `first` is whether the first sampled completion passed, `answers` are the greedy completions. Both
+    `first` is whether the first sampled completion passed, `answers` are the greedy ones, as shown. Both
     `greedy` and `answers` are empty where nothing was asked greedily. `asked` is None where all questions
     differ; `samples` is the completions that a share in `sampled` is of.
     """
@@ -82,7 +84,7 @@ class Evaluation:
             sampled=tuple(statistics.fmean(one.passed for one in row) for row in found.sampled),
             greedy=tuple(one.passed for one in found.greedy),
             first=tuple(row[0].passed for row in found.sampled),
-            answers=tuple(one.text for one in found.greedy),
+            answers=tuple(shown(one.text, one.finish_reason) for one in found.greedy),
             asked=repeats(questions),
             samples=len(found.sampled[0]) if found.sampled else 1,
         )
@@ -149,7 +151,7 @@ def held_out_digest(config: Config) -> str:
     """Names the settings that the evaluation questions follow from."""
     wanted = {
         "tasks": [task.model_dump(mode="json") for task in config.manifest_tasks()],
-        "count": config.eval.questions,
+        "count": exam_size(config),
         "seed": config.swarm.seed,
         "rules": config.rules.model_dump(mode="json"),
     }
@@ -185,7 +187,7 @@ def held_out_set(
         config.manifest_tasks(),
         swarm=config.swarm.name,
         seed=config.swarm.seed,
-        count=config.eval.questions,
+        count=exam_size(config),
         held_out=config.rules.held_out,
         progress=progress,
     )
@@ -325,7 +327,7 @@ def _scored(
         for completion in group
     ]
     hits = iter([float((outcome.score or 0.0) >= FULL_SCORE) for outcome in workers.score(items)])
-    return [[Answer(completion.text, next(hits)) for completion in group] for group in groups]
+    return [[Answer(one.text, next(hits), one.finish_reason) for one in group] for group in groups]
 
 
 def examples(questions: Sequence[Question]) -> list[int]:

@@ -171,6 +171,11 @@ def test_a_fault_of_the_program_is_not_dressed_up_as_bad_input(monkeypatch: pyte
         cli.invoke(["swarm"])
 
 
+def test_a_swarm_of_one_takes_what_a_member_of_its_bus_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.invoke(["swarm", "--dry-run", "--nodes", "1"]) == 0
+    assert "external = 12\n" in capsys.readouterr().out
+
+
 def test_a_second_start_says_how_to_go_on(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
     before = home.config.read_bytes()
     assert cli.invoke(["swarm"]) == 2
@@ -264,7 +269,7 @@ def test_a_group_is_shown_with_its_scores_and_best_answer(
 ) -> None:
     import pyarrow as pa
 
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     row = {
         "node": "n0",
         "round": 17,
@@ -277,14 +282,15 @@ def test_a_group_is_shown_with_its_scores_and_best_answer(
         "worst": 0.0,
         "outcome": "score",
         "best_text": "2\x1b[2J",
-        "trained_local": True,
-        "trained_by": ["n1", "n2"],
+        "finish_reason": "length",
+        "learned_by": ["a1", "n0"],
     }
     browse.show_groups(pa.Table.from_pylist([row for _ in rows]))
     out = capsys.readouterr().out
     if rows:
-        words = "n0 17 gcd 01234567 1 0.118 0 8 of 6 and 4? 2\\x1b[2J n0 n1 n2"
-        assert sorted(words.split()) == sorted(out.split("learned by", 1)[1].split())
+        head = "n0 round 17 · gcd · group 01234567 · 8 answers: best 1, mean 0.118, worst 0 · "
+        words = f"{head}learned by n0 a1 of 6 and 4? 2\\x1b[2J [cut off]"
+        assert out.split() == words.split()
     else:
         assert "nothing" in out
 

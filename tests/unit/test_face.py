@@ -26,6 +26,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
+from sapo.core.exam_size import sized
 from sapo.core.figures import RunFigures, Sweep
 from sapo.experiment import peaks
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
@@ -271,7 +272,7 @@ def without_none(value: Any) -> Any:
 
 @pytest.mark.parametrize("preset", ["tiny", "paper"])
 def test_a_config_printed_as_toml_reads_back_as_the_same_config(preset: str, tmp_path: Path) -> None:
-    config = load(preset, None, ["node.1.model=starter:bytes", "node.1.batch.local=3"], env={})
+    config = sized(load(preset, None, ["node.1.model=starter:bytes", "node.1.batch.local=3"], env={}))
     file = tmp_path / "printed.toml"
     file.write_text(toml_dump.dumps(config.model_dump(mode="json")), encoding="utf-8")
     assert load(None, file, env={}) == config

@@ -466,6 +466,10 @@ def test_rollouts_tell_who_trained_on_them_and_their_verified_score(browsed: Sto
     found = query.rollouts(browsed, nodes=["n1"], rounds=(0, 0)).to_pylist()
     assert len(found) == 8
     assert {(row["trained_local"], tuple(row["trained_by"])) for row in found} == {(False, ("n0",))}
+    taught = [(row["group_id"], row["k"], row["learned_by"]) for row in found if row["learned_by"]]
+    assert [(k, names) for _, k, names in taught] == [(k, ["n0"]) for k in range(3)], "with an advantage"
+    assert len({group for group, _, _ in taught}) == 1, "the other group taught nothing"
+    assert {row["tokens"] for row in found} == {0, 2, None}, "null where no ids were published"
     assert {(row["k"], row["score"], row["outcome"]) for row in found} == {
         (0, 1 / 3, "score"),
         (1, 1 / 4, "score"),

@@ -147,64 +147,57 @@ def write_parquet(table: "pa.Table", path: Path) -> None:
 
 
 def show_completions(table: "pa.Table") -> None:
-    """Completions as a table in the terminal."""
-    heads = ("node", "round", "task", "question", "completion", "score", "learned by")
-    rows = [
-        (
-            row["node"],
-            str(row["round"]),
-            row["dataset"],
-            row["question"],
-            row["text"],
-            score_text(row),
-            learners(row),
-        )
-        for row in table.to_pylist()
-    ]
-    show_table(heads, rows, narrow=("node", "round", "score"))
+    """Completions in the terminal, under their questions."""
+    entries = []
+    for row in table.to_pylist():
+        length = "" if row["tokens"] is None else f"{row['tokens']} tokens"
+        head = (*_place(row), f"score {score_text(row)}", length, *_learned(row))
+        entries.append((head, row["question"], row["text"], row["finish_reason"]))
+    show_answers(entries)
 
 
 def show_groups(table: "pa.Table") -> None:
-    """Groups as a table in the terminal: each with its scores and its best answer."""
-    heads = ("node", "round", "task", "group", "best", "mean", "worst", "of", "question", "best answer")
-    rows = [
-        (
-            row["node"],
-            str(row["round"]),
-            row["dataset"],
-            row["group_id"][:8],
-            *(score_text({**row, "score": row[name]}) for name in ("best", "mean", "worst")),
-            str(row["completions"]),
-            row["question"],
-            row["best_text"],
-            learners(row),
-        )
-        for row in table.to_pylist()
-    ]
-    show_table((*heads, "learned by"), rows, narrow=("node", "round", "group", "best", "mean", "worst", "of"))
+    """Groups in the terminal: each with its scores and its best answer."""
+    entries = []
+    for row in table.to_pylist():
+        best, mean, worst = (score_text({**row, "score": row[name]}) for name in ("best", "mean", "worst"))
+        scores = f"{row['completions']} answers: best {best}, mean {mean}, worst {worst}"
+        head = (*_place(row), f"group {row['group_id'][:8]}", scores, *_learned(row))
+        entries.append((head, row["question"], row["best_text"], row["finish_reason"]))
+    show_answers(entries)
 
 
-def learners(row: dict[str, Any]) -> str:
-    """Names of the nodes that trained on a group or completion, its author first."""
-    return " ".join([*([row["node"]] if row["trained_local"] else []), *row["trained_by"]])
+def _place(row: dict[str, Any]) -> tuple[str, ...]:
+    return f"{row['node']} round {row['round']}", row["dataset"]
 
 
-def show_table(heads: Sequence[str], rows: Sequence[Sequence[str]], narrow: Sequence[str]) -> None:
-    """Rows of text that peers may have written, in the terminal; columns in `narrow` are never wrapped."""
+def _learned(row: dict[str, Any]) -> list[str]:
+    """Who learned from a group or completion, its author first; nothing where nobody did."""
+    names = sorted(row["learned_by"], key=lambda name: (name != row["node"], name))
+    return [f"learned by {' '.join(names)}"] if names else []
+
+
+def show_answers(entries: Sequence[tuple[Sequence[str], str, str, str]]) -> None:
+    """Answers, each with a heading of parts and its question; peers may have written any of the texts.
+
+    A question that stands above already is not written again.
+    """
     from rich.console import Console
-    from rich.table import Table
+    from rich.padding import Padding
     from rich.text import Text
 
+    from sapo.core.types import shown
+
     console = Console()
-    if not rows:
+    if not entries:
         console.print("nothing in the history matches")
-        return
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for name in heads:
-        shown.add_column(name, overflow="fold", no_wrap=name in narrow)
-    for row in rows:
-        shown.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(shown)
+    before = None
+    for head, question, text, finish_reason in entries:
+        console.print(Text(printable(" · ".join(filter(None, head))), style="bold"))
+        if question != before:
+            console.print(Padding(Text(printable(question), style="dim"), (0, 0, 0, 2), expand=False))
+        console.print(Padding(Text(printable(shown(text, finish_reason))), (0, 0, 0, 4), expand=False))
+        before = question
 
 
 def printable(text: str) -> str:

@@ -123,6 +123,7 @@ def run(
             view.note(f"runs that are there already: {len(kept)}")
         for record in kept:
             ledger.add(record)
+        view.note(costs(plan, seeds, arms))
         watcher = Watched(view, ledger, lambda: foretold(plan, folder, seeds))
         cores = jobs or (1 if on_accelerators(plan) else usable().whole_cores)
         failed = conduct(plan, folder, watcher, seeds=seeds, arms=arms, cores=cores, stop=stop)
@@ -130,6 +131,16 @@ def run(
             view.note("stopped, the runs in hand are given up; the same command goes on")
         document = write(plan, folder, seeds)
     return INTERRUPTED if stop.is_set() else int(bool(failed)), document
+
+
+def costs(plan: "Grid", seeds: int | None, arms: list[str]) -> str:
+    """What all reported runs come to, before the first is made."""
+    jobs = plan.jobs(seeds, arms)
+    answers = 0
+    for job in jobs:
+        config = plan.config(job)
+        answers += plan.rounds_of(job) * config.swarm.nodes * config.batch.b * config.batch.completions
+    return f"{len(jobs)} runs in all, whose rounds give {answers:,} answers; each has its own process"
 
 
 class Watched:

@@ -16,9 +16,10 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.child_process import tail
 from sapo.core.config.advice import describe
 from sapo.core.config.home import Home
-from sapo.core.config.load import Config, load
+from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
+from sapo.core.exam_size import exam_size, foretold
 from sapo.core.user_cache import default_cache
 
 if TYPE_CHECKING:
@@ -111,17 +112,6 @@ def refuse_second_start(home: Home) -> None:
         raise UserError("--home", home.shown, "holds a run already", remedy)
 
 
-def silo_if_alone(config: Config) -> tuple[Config, str | None]:
-    """A swarm of one on a bus of its own has no peers: it goes on in silo, with a warning."""
-    own = config.for_node(config.nodes[0])
-    private = config.bus.type == "memory" or (config.bus.type == "sqlite" and config.bus.path is None)
-    if len(config.nodes) > 1 or own.batch.external == 0 or not private:
-        return config, None
-    sets = ["batch.external=0", *(["node.0.batch.external=0"] if "batch" in config.node.get("0", {}) else [])]
-    text = f"batch.external = {own.batch.external}: a swarm of one node has no peers; it goes on in silo"
-    return load(sets=sets, base=config), text
-
-
 def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> None:
     """Show what the nodes `names` run, check tasks and models, make what is shared, then write the home.
 
@@ -133,6 +123,7 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
     if config.member is not None:
         prepare_member(config, home, view)
         return
+    view.note(foretold(config))
     loading = "loading torch, transformers and what a node needs"
     view.step(loading, 0, 3)
     import torch  # noqa: F401
@@ -142,9 +133,12 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
 
     transformers.logging.disable_progress_bar()  # it would draw over the view
     view.step(loading, 2, 3)
+    from sapo.ops.plan import refuse_too_many
     from sapo.tasks.workers import open_workers
 
     view.step(loading, 3, 3)
+    for line in refuse_too_many(config, home, default_cache()):
+        view.note(line)
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
         check_tasks(config, workers, view)
         drawn = draw_held_out(config, home, Home(Path(scratch)), workers, view)
@@ -185,7 +179,7 @@ def draw_held_out(config: Config, home: Home, draft: Home, workers: "TaskWorkers
     """The held-out questions of a home, drawn in `draft` where it has none yet, as the text of their file."""
     from sapo.policy.evaluate import held_out_set
 
-    label, count = "choosing held-out questions", config.eval.questions
+    label, count = "choosing held-out questions", exam_size(config)
     view.step(label, 0, count)
     if home.held_out.exists():
         shutil.copyfile(home.held_out, draft.held_out)
@@ -319,7 +313,7 @@ def row(node: "NodeStatus") -> "NodeRow":
 
     means = {name: value for name, value in (node.means or {}).items() if not name.startswith(NEWEST)}
     shown = {**(node.metrics or {}), **means}
-    return NodeRow(node.name, node.state, node.rounds, node.rounds_total, shown, node.window)
+    return NodeRow(node.name, node.state, node.rounds, node.rounds_total, shown, node.window, node.alarm)
 
 
 def run(config: Config, home: Home) -> int:

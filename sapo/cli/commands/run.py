@@ -51,23 +51,21 @@ def swarm(
     from sapo.cli.commands import checks, launch
     from sapo.core.config import toml_dump
     from sapo.core.effects import swarm_notes
+    from sapo.core.exam_size import sized
 
     found, settings = launch.locate(
         preset, config, sets, nodes=nodes, rounds=rounds, home=home, resume=resume
     )
     if not resume and not dry_run:
         launch.refuse_second_start(found)
-    settings, warning = launch.silo_if_alone(settings)
-    if warning:
-        warn(warning)
     launch.refuse_moved(settings, found)
     if resume:
         checks.refuse_fewer_rounds(settings, found, rounds)
     for note in swarm_notes(settings):
         warn(note)
     if dry_run:
-        hint = f"# What it takes of this machine: `{program()} plan` with the same options"
-        print(toml_dump.dumps(settings.model_dump(mode="json")) + f"\n{hint}")
+        hint = f"# What it would learn and take: `{program()} try` with the same options"
+        print(toml_dump.dumps(sized(settings).model_dump(mode="json")) + f"\n{hint}")
         return
     checks.refuse_member(settings)
     checks.refuse_running(found, "swarm", *settings.nodes)
@@ -137,10 +135,11 @@ def _run_one(found: "Home", settings: "Config", name: str | None, dry_run: bool)
     """Run one node or member in this terminal, or print its config."""
     from sapo.cli.commands import checks, launch
     from sapo.core.config import toml_dump
+    from sapo.core.exam_size import sized
 
     name = launch.pick_node(settings, found, name)
     if dry_run:
-        print(toml_dump.dumps(settings.for_node(name).model_dump(mode="json")), end="")
+        print(toml_dump.dumps(sized(settings).for_node(name).model_dump(mode="json")), end="")
         return
     checks.refuse_running(found, name)
     code = launch.run_one(settings, found, name)

@@ -4,6 +4,7 @@ node."""
 from dataclasses import dataclass
 
 from sapo.core.config.home import Home
+from sapo.core.types import shown
 from sapo.store.history.query import query
 from sapo.store.history.tables import Store
 
@@ -11,16 +12,20 @@ PER_AUTHOR, AT_MOST = 2, 6
 
 _CHOSEN = """
 WITH shared AS (
-    SELECT group_id, producer, count(DISTINCT node) AS learners, max(round) AS latest
+    SELECT group_id, producer, count(DISTINCT node) AS learners, max(round) AS latest,
+           coalesce(max(score), 0) >= 1 AS answered
     FROM training WHERE source = 'external' AND advantage <> 0 GROUP BY group_id, producer
 ), ranked AS (
-    SELECT *, row_number() OVER (PARTITION BY producer ORDER BY learners DESC, latest DESC, group_id) AS place
+    SELECT *, row_number() OVER (
+        PARTITION BY producer ORDER BY answered DESC, learners DESC, latest DESC, group_id
+    ) AS place
     FROM shared WHERE group_id IN (SELECT group_id FROM rollouts)
 )
 SELECT group_id FROM ranked WHERE place <= ? ORDER BY place, producer LIMIT ?
 """
 _ANSWERS = """
-SELECT r.group_id, r.node, r.round, r.dataset, r.question, r.text, t.score, count(*) AS times, min(r.k) AS k
+SELECT r.group_id, r.node, r.round, r.dataset, r.question, r.text, r.finish_reason, t.score,
+       count(*) AS times, min(r.k) AS k
 FROM rollouts r
 JOIN (SELECT group_id, k, max(score) AS score FROM training GROUP BY ALL) t USING (group_id, k)
 WHERE list_contains(?, r.group_id)
@@ -50,7 +55,9 @@ class ExampleGroup:
 
 
 def read_example_groups(home: Home) -> list[ExampleGroup]:
-    """Up to six groups that other nodes learned from, at most two of each author, most learned from first.
+    """Up to six groups that other nodes learned from, at most two of each author.
+
+    Those with a right answer come first, then those that most nodes learned from.
 
     Raises `Unavailable` when the history cannot be reached.
     """
@@ -71,7 +78,9 @@ def read_example_groups(home: Home) -> list[ExampleGroup]:
                 round=rows[0]["round"],
                 dataset=rows[0]["dataset"],
                 question=rows[0]["question"],
-                answers=tuple((row["text"], row["score"], row["times"]) for row in rows),
+                answers=tuple(
+                    (shown(row["text"], row["finish_reason"]), row["score"], row["times"]) for row in rows
+                ),
                 learners=tuple((row["node"], row["round"]) for row in learners if row["group_id"] == group),
             )
         )

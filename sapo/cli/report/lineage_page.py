@@ -10,6 +10,7 @@ from sapo.cli.report.svg_charts import PALETTE, colour, stacked_bars
 from sapo.cli.report.svg_diagrams import Event, Flow, flow_chart, lanes
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
+from sapo.core.types import shown
 from sapo.provenance.documents import HoldingVersion, Journey, Part, TaughtByPeer, TaughtByTask, Teachers
 from sapo.provenance.model_lineage import short
 
@@ -260,7 +261,7 @@ def answer_rows(document: Journey) -> list[tuple[str, ...]]:
         for entry in document.learned:
             part = next((one for one in entry.completions if one.k == answer.k), None)
             cells.append("–" if part is None else _verdict(part))
-        rows.append((answer.text, *cells))
+        rows.append((shown(answer.text, answer.finish_reason), *cells))
     return rows
 
 

@@ -22,6 +22,7 @@ from rich.text import Text
 from sapo.cli.report.summary import gain_sentence
 from sapo.core.config.home import Home
 from sapo.core.figures import Ends, NodeFigures, RunFigures, mean
+from sapo.core.silence import told
 from sapo.experiment import peaks
 
 Metrics = Mapping[str, float]
@@ -42,7 +43,8 @@ STOPPING = "stopping after the rounds in hand; Ctrl-C again stops at once"
 class NodeRow:
     """What is shown of one node: `metrics`, of which most are means of up to `window` rounds.
 
-    Held-out figures and the size of the pool are the newest ones. A `window` of 0 names no means.
+    Held-out figures and the size of the pool are the newest ones. A `window` of 0 names no means. `alarm`
+    says why its newest rounds taught it nothing.
     """
 
     name: str
@@ -51,6 +53,7 @@ class NodeRow:
     rounds_total: int
     metrics: Metrics = field(default_factory=dict)
     window: int = 0
+    alarm: str = ""
 
 
 class View(Protocol):
@@ -203,6 +206,7 @@ class PlainView:
         self._title, self._console, self._progress = title, console, _Progress(clock)
         self._said_at: float | None = None
         self._said = ("", False)
+        self._alarms = [("", "")]
 
     def __enter__(self) -> Self:
         return self
@@ -221,6 +225,11 @@ class PlainView:
         left = self._progress.left(ROUNDS, *overall(rows))
         if self._due():
             self._say(plain_line(rows, left))
+        causes = [(row.name, row.alarm.partition(" % ")[2]) for row in rows]
+        if causes != self._alarms:
+            self._alarms = causes
+            for line in alarms(rows):
+                self._say(line)
 
     def link(self, name: str, address: str) -> None:
         self._say(f"{name} {address}")
@@ -367,8 +376,15 @@ class NodeTable:
         ranks = [column.rank for column in columns]
         table = partial(node_table, self._rows)
         yield fitted(ranks, lambda kept: table([columns[i] for i in kept]), console, options)
+        for line in alarms(self._rows):
+            yield Text(line, style="yellow")
         if not console.is_terminal or console.height >= len(self._rows) + LEGEND_HEIGHT:
             yield Text(". ".join(filter(None, [means_of(self._rows), LEGEND])), style="dim")
+
+
+def alarms(rows: Sequence[NodeRow]) -> list[str]:
+    """A sentence for each node whose newest rounds taught it nothing."""
+    return told({row.name: row.alarm for row in rows})
 
 
 def means_of(rows: Sequence[NodeRow]) -> str:
@@ -466,7 +482,9 @@ def print_summary(figures: RunFigures, home: Home, program: str, console: Consol
             (f"rollouts --home {root} --source external", "what the nodes learned from each other"),
             (f"lineage {first} --home {root}", f"who taught {first} what"),
         ]
-    if all(node.rounds >= node.rounds_total for node in figures.nodes.values()):
+    if all(node.alarm for node in figures.nodes.values()):
+        commands.append((f"try --home {root} --set ...", "what a change would give, before the next run"))
+    elif all(node.rounds >= node.rounds_total for node in figures.nodes.values()):
         more = 2 * rounds_total(figures)
         commands.append((f"swarm --resume --home {root} --rounds {more}", "go on for as long again"))
     for command, why in commands:

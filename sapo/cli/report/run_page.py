@@ -74,7 +74,7 @@ def page(run: Run, figures: RunFigures, groups: Sequence[ExampleGroup]) -> str:
         opening=[*opening(run)],
         course=course(run),
         peaks=sentence(figures),
-        notes=run.notes,
+        notes=figures.notes,
         held_out=None if questions is None else held_out(figures),
         questions=questions,
         probed=min(sizes) if sizes else None,
@@ -278,7 +278,7 @@ def chart(run: Run, series: str, title: str, note: str) -> Figure:
     """One metric of all nodes, with what it means."""
     lines = {node: run.curve(node, series) for node in run.curves}
     window = max(1, max((len(line) for line in lines.values()), default=0) // 20)
-    bands = {node: spread([*lines.values()], window) for node in [*lines][:1]}
+    bands = {node: spread([*lines.values()], window) for node in [*lines][:1] if len(lines) > 2}
     svg = line_chart(title, lines, x_label="round", y_label=series, window=window, bands=bands)
     return figure(svg, note)
 

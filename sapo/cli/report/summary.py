@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sapo.cli.report.svg_charts import Point
+from sapo.core import silence
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
@@ -203,12 +204,13 @@ def rounds_done(curves: Mapping[str, Sequence[Point]]) -> int:
 def summarise(run: Run) -> RunFigures:
     """The figures of a run; what was not measured is None."""
     evaluation = run.evaluation or Sweep(nodes={})
+    nodes = {node: _of_node(run, node, evaluation) for node in run.curves}
     return RunFigures(
         swarm=run.config.swarm.name,
         home=str(run.home.root),
-        nodes={node: _of_node(run, node, evaluation) for node in run.curves},
+        nodes=nodes,
         held_out=HeldOut(**dict(evaluation)),
-        notes=run.notes,
+        notes=(*run.notes, *silence.told({node: figures.alarm for node, figures in nodes.items()})),
     )
 
 
@@ -225,9 +227,10 @@ def _of_node(run: Run, node: str, evaluation: Sweep) -> NodeFigures:
 
     external = [value for _, value in run.curve(node, "share/external")]
     before, after = (dict(one.per_task) if one else {} for one in (start, end))
+    rounds, done = _by_round(run.curves[node]), rounds_done(run.curves[node])
     return NodeFigures(
         model=config.model,
-        rounds=rounds_done(run.curves[node]),
+        rounds=done,
         rounds_total=run.config.swarm.rounds,
         reward_local=ends("reward/local"),
         reward_training_set=ends("reward/training_set"),
@@ -247,7 +250,18 @@ def _of_node(run: Run, node: str, evaluation: Sweep) -> NodeFigures:
         tokens_trained=total("learn/tokens"),
         traits={trait: ends(f"trait/{trait}") for trait in config.track.traits},
         share_external=statistics.fmean(external) if external else None,
+        rounds_taught=sum(map(silence.taught, rounds)) if len(rounds) == done else None,
+        alarm=silence.alarm(rounds, run.config.swarm.rounds),
     )
+
+
+def _by_round(curves: Mapping[str, Sequence[Point]]) -> list[dict[str, float]]:
+    """The series that tell whether a round taught something, of each round in order."""
+    found: dict[float, dict[str, float]] = {round: {} for round, _ in curves.get(silence.TRAINED, ())}
+    for name in silence.READ:
+        for round, value in curves.get(name, ()):
+            found.get(round, {})[name] = value
+    return [found[round] for round in sorted(found)]
 
 
 def write_summary(run: Run) -> RunFigures:
@@ -261,6 +275,8 @@ def write_summary(run: Run) -> RunFigures:
 def gain_sentence(figures: RunFigures) -> str:
     """What the held-out evaluation shows: the paired gains with their 95 % intervals."""
     gain, greedy = figures.held_out.gain, figures.held_out.gain_greedy
+    if figures.nodes and all(node.alarm and node.rounds_taught == 0 for node in figures.nodes.values()):
+        return "Nothing was learned: no answer entered an update in any round."
     if gain is None or gain.low is None or gain.high is None:
         return "There is no held-out evaluation yet, so whether anything was learned is not known."
     points = f"mean pass@1 is {_points(gain)} against the policy each node started from"

@@ -24,8 +24,8 @@ from sapo.core.config.schema import (
     LearnConfig,
     Lora,
     Section,
-    Swarm,
 )
+from sapo.core.config.swarm import Swarm
 from sapo.core.errors import UserError
 from sapo.core.own_code import is_own
 
@@ -42,6 +42,7 @@ LIMITS: Mapping[str, float | None] = {
     "lora.alpha": 4096,
     "lora.target_modules": None,
     "swarm.rounds": 1_000_000,
+    "swarm.seconds": 31_536_000,
     "batch.local": 256,
     "batch.external": 256,
     "batch.completions": 256,

@@ -19,6 +19,7 @@ from sapo.core.atomic_file import write_atomically
 from sapo.core.config.load import Config, parse
 from sapo.core.config.manifest import ADVICE, Manifest
 from sapo.core.errors import UserError
+from sapo.core.exam_size import sized
 from sapo.core.figures import Sweep
 from sapo.core.install import package_command
 from sapo.core.types import SCHEMA_VERSION, SchemaVersion
@@ -255,7 +256,7 @@ class Home:
         refuse_unwritable(self.root, "--home", self.shown)
         self.make()
         self.logs.mkdir(exist_ok=True)
-        write_atomically(self.config, config.model_dump_json(indent=1) + "\n")
+        write_atomically(self.config, sized(config).model_dump_json(indent=1) + "\n")
         found = self.load_manifest() if self.manifest.exists() else None
         wanted = manifest if found is None else found.model_copy(update={"members": manifest.members})
         if wanted != found:

@@ -49,11 +49,11 @@ from sapo.core.config.schema import (
     ShareConfig,
     SqliteBus,
     Starter,
-    Swarm,
     Task,
     TrackConfig,
     WorkersConfig,
 )
+from sapo.core.config.swarm import Swarm
 from sapo.core.errors import UserError
 from sapo.core.types import AuthorKind, canonical, sha256
 

@@ -18,7 +18,7 @@ from pydantic import (
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.patterns import OWN_CODE
 from sapo.core.traits import checked
-from sapo.core.types import AUTHOR_KINDS, AuthorKind, Name, PublicKey, Sampling
+from sapo.core.types import AUTHOR_KINDS, AuthorKind, PublicKey, Sampling
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -101,22 +101,6 @@ class Task(Section):
         """Leave out what own sources alone have: digests of configs stay what they were."""
         values: dict[str, Any] = write(self)
         return {k: v for k, v in values.items() if v is not None or k not in ("file", "pin")}
-
-
-class Swarm(Section):
-    """What makes a swarm one swarm."""
-
-    name: Name = "swarm"
-    """The swarm's name: letters, digits, `-` and `_`. It names the home, the topic and the MLflow
-    experiment."""
-    site: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z-])?$")] = "n"
-    """Names the nodes run here: `n` gives n0, n1, ...; sites that share a swarm need different ones."""
-    nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """How many nodes are run here."""
-    rounds: PositiveInt = 100
-    """Rounds each node makes in all; a resumed node goes on to the same total."""
-    seed: Annotated[int, Field(ge=0)] = 0
-    """Random draws follow from it and from each node's random incarnation: two runs of one seed differ."""
 
 
 class Rules(Section):
@@ -588,9 +572,10 @@ class DeployConfig(Section):
 class EvalConfig(Section):
     """Held-out evaluation."""
 
-    questions: PositiveInt = 2000
+    questions: PositiveInt | None = None
     """Held-out questions that are drawn for the full evaluation. One that is drawn again is asked once and
-    counts again."""
+    counts again. Not set: as many as give about a fifth of the answers that the rounds give, from 50 to
+    2,000, and those of the probe; the run keeps that number."""
     samples: PositiveInt = 1
     """Completions per question at temperature 1 in the full evaluation."""
     probe_questions: Annotated[int, Field(ge=0)] = 200

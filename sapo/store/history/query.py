@@ -54,23 +54,27 @@ WITH learned AS (
     SELECT group_id, k, max(score) AS score,
            CASE WHEN max(score) IS NOT NULL THEN 'score' ELSE max(outcome) END AS outcome,
            bool_or(source = 'local') AS trained_local,
-           list_sort(list(DISTINCT node) FILTER (WHERE source = 'external')) AS trained_by
+           list_sort(list(DISTINCT node) FILTER (WHERE source = 'external')) AS trained_by,
+           list_sort(list(DISTINCT node) FILTER (WHERE advantage <> 0)) AS learned_by
     FROM training WHERE {learned} GROUP BY group_id, k
 ), unpublished AS (
     SELECT swarm, node, incarnation, round, group_id, content_sha256, k, dataset, config, seed, "index",
            question, text, finish_reason, producer_version AS policy_version,
-           NULL::DOUBLE AS published_at, NULL::DOUBLE AS claimed_score, NULL::VARCHAR AS bus_position
+           NULL::DOUBLE AS published_at, NULL::DOUBLE AS claimed_score, NULL::VARCHAR AS bus_position,
+           list_sum(loss_mask)::BIGINT AS tokens
     FROM training
     WHERE source = 'local' AND {where} AND group_id NOT IN (SELECT group_id FROM rollouts WHERE {where})
 ), everything AS (
     SELECT swarm, node, incarnation, round, group_id, content_sha256, k, dataset, config, seed, "index",
-           question, text, finish_reason, policy_version, published_at, claimed_score, bus_position
+           question, text, finish_reason, policy_version, published_at, claimed_score, bus_position,
+           len(token_ids) AS tokens
     FROM rollouts WHERE {where}
     UNION ALL SELECT * FROM unpublished
 ), scored AS (
     SELECT everything.*, learned.score, learned.outcome,
            coalesce(learned.trained_local, false) AS trained_local,
-           coalesce(learned.trained_by, []) AS trained_by
+           coalesce(learned.trained_by, []) AS trained_by,
+           coalesce(learned.learned_by, []) AS learned_by
     FROM everything LEFT JOIN learned USING (group_id, k)
 )
 """
@@ -82,8 +86,10 @@ _GROUPS = """
 SELECT node, incarnation, round, group_id, dataset, any_value(question) AS question,
        count(*) AS completions, max(score) AS best, avg(score) AS mean, min(score) AS worst,
        max(outcome) AS outcome, first(text ORDER BY score DESC NULLS LAST, k) AS best_text,
+       first(finish_reason ORDER BY score DESC NULLS LAST, k) AS finish_reason,
        bool_or(trained_local) AS trained_local,
-       list_sort(list_distinct(flatten(list(trained_by)))) AS trained_by
+       list_sort(list_distinct(flatten(list(trained_by)))) AS trained_by,
+       list_sort(list_distinct(flatten(list(learned_by)))) AS learned_by
 FROM scored WHERE group_id IN (SELECT group_id FROM scored WHERE {wanted})
 GROUP BY node, incarnation, round, group_id, dataset
 ORDER BY round DESC, node, incarnation, group_id
@@ -109,11 +115,12 @@ def rollouts(
     author trained on (`local`) or some other node did (`external`).
 
     Besides the columns of `rollouts` that DESIGN names: `score` and `outcome` as a learner's verifier found
-    them (null while no node trained on it), `trained_local` (by its author) and `trained_by` (other nodes).
+    them (null while no node trained on it), `trained_local` (by its author) and `trained_by` (other nodes),
+    `learned_by` (all whose update it entered), and its length in `tokens`, null where that is not known.
 
     `per="group"` gives the groups of these completions, each whole and in one row. There `completions` counts
     them; `best`, `mean` and `worst` are over the scores there are, null where there is none; `best_text` is
-    the best completion.
+    the best completion, and `finish_reason` its own.
     """
     wanted, more = _where((), (), None, text)
     if scores is not None:

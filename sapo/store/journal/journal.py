@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from sapo.bus.base import Positions
+from sapo.core.config.load import Config
 from sapo.core.errors import UserError
+from sapo.core.run_length import over
 from sapo.core.series import check
 from sapo.core.types import Batch, Received, RoundResult, SignedGroup, canonical
 from sapo.policy.checkpoint import Checkpoint
@@ -233,6 +235,11 @@ class Journal:
         """How many rounds have their result."""
         at = self.stage()
         return 0 if at is None else at[0] + (at[1] == "result")
+
+    def ended(self, config: Config) -> bool:
+        """Whether the node is to make no more rounds."""
+        done = self.finished_rounds()
+        return over(config, done, self.result(done - 1).metrics if done else {})
 
     def groups(self, round: int) -> list[SignedGroup]:
         """The round's own groups in order. Raises `JournalError` for a round that is not here (any more)."""
@@ -483,3 +490,11 @@ def rounds_made(path: Path) -> int:
         return 0
     with Journal.read_only(path) as journal:
         return journal.finished_rounds()
+
+
+def has_ended(config: Config, path: Path) -> bool:
+    """Whether a node is to make no more rounds, by its journal."""
+    if not path.exists():
+        return False
+    with Journal.read_only(path) as journal:
+        return journal.ended(config)

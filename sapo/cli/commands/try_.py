@@ -1,4 +1,4 @@
-"""`sapo plan`: what a swarm will take of this machine."""
+"""`sapo try`: what a swarm would learn, and what it takes of this machine, before it runs."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,10 @@ from sapo.cli.commands.options import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from sapo.ops.plan import NodePlan, Plan
+    from sapo.ops.plan_answers import TaskAnswers
 
 PARTS = {
     "weights": "weights",
@@ -38,21 +41,25 @@ GROWING = {
 UNKNOWN = "?"
 
 
-def plan(
+def try_(
     preset: PresetOption = None,
     config: ConfigOption = None,
     sets: SetOption = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", help="How many nodes.")] = None,
     home: HomeOption = None,
-    probing: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="Run two rounds of a node, in a folder thrown away.")
-    ] = True,
+    questions: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Of each task; fewer where the answers take long.")
+    ] = 8,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what a swarm will take before it runs: memory, seconds a round and in all, disk a day.
+    """Ask a swarm's model some questions before it runs: would it learn, and what does a run take?
 
-    Memory follows from the model's shape and the settings; time and disk are measured on two rounds of a
-    node. Exits with 1 where something will not fit.
+    Says how many answers have the wanted form, are cut off, are right, how many questions would teach
+    something, and what to change where none would; then memory, seconds of a round, of the exam and of the
+    whole run, and disk. Takes the options of `sapo swarm`; with --home of a run, its settings.
+
+    Everything happens in a folder that is thrown away. Exits with 1 where nothing would be learned, or
+    something does not fit.
     """
     from rich.console import Console
 
@@ -60,35 +67,74 @@ def plan(
     from sapo.cli.report.live_view import open_view
     from sapo.core.user_cache import default_cache
 
-    found, settings = launch.locate(preset, config, sets, nodes=nodes, home=home)
-    checks.refuse_member(settings, "it takes no model's memory: `sapo member` runs anywhere")
-    settings, warning = launch.silo_if_alone(settings)
-    if warning:
-        warn(warning)
+    found, settings = launch.locate_one(preset, config, sets, nodes=nodes, home=home)
+    checks.refuse_member(settings, "it has no model to try: `sapo member` runs anywhere")
+    checks.check_built(settings)
     with open_view(settings.swarm.name, Console(stderr=True)) as view:
         view.step("loading torch", 0, 1)
         from sapo.ops.plan import make_plan
 
-        made = make_plan(settings, found, default_cache(), probing=probing, progress=view.step)
+        made = make_plan(settings, found, default_cache(), questions=questions, progress=view.step)
     if as_json:
         print_json(made.as_dict())
     else:
-        show(made)
+        console = Console()
+        show_answers(made, console)
+        show(made, console)
     for line in made.warnings:
         warn(line)
-    if made.warnings:
+    if made.wrong:
         raise typer.Exit(1)
 
 
-def show(made: "Plan") -> None:
-    """One table, a column for each kind of node, and below it what all of them take together."""
-    from rich.console import Console
+def show_answers(made: "Plan", console: "Console") -> None:
+    """What each kind of node answers: a table by task, and two answers in full."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from sapo.cli.commands.browse import printable
+
+    for node in made.nodes:
+        if node.probed is None:
+            continue
+        shown = Table(box=None, pad_edge=False, header_style="bold", title=titled(node), title_justify="left")
+        shown.add_column("task", overflow="fold")
+        for head in (
+            "ques-\ntions",
+            "in\nform",
+            "cut\noff",
+            "right",
+            "right,\ngreedy",
+            "would\nteach",
+            "tokens",
+        ):
+            shown.add_column(head, justify="right")
+        for one in node.probed.answers:
+            shown.add_row(*cells(one))
+        console.print(shown)
+        for answer in node.probed.examples:
+            score = "unscorable" if answer.score is None else f"score {answer.score:.3g}"
+            console.print()
+            console.print(Text(f"{answer.task} · {score} · {answer.tokens} tokens", style="bold"))
+            console.print(Text(printable(answer.question), style="dim"))
+            console.print(Text(printable(answer.answer)))
+        console.print()
+
+
+def cells(one: "TaskAnswers") -> tuple[str, ...]:
+    """A row of the table of answers."""
+    shares = (one.form, one.cut, one.right, one.greedy)
+    percents = ("–" if share is None else f"{share:.0%}" for share in shares)
+    return one.task, str(one.questions), *percents, f"{one.teaching} of {one.questions}", f"{one.tokens:.0f}"
+
+
+def show(made: "Plan", console: "Console") -> None:
+    """What it takes: a column for each kind of node, and below it what all of them take together."""
     from rich.table import Table
 
     from sapo.cli.report.live_view import duration
     from sapo.ops.plan import in_units
 
-    console = Console()
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column("each node")
     columns = [rows(node) for node in made.nodes]
@@ -126,7 +172,7 @@ def rows(node: "NodePlan") -> dict[str, str]:
     found["parameters"] = UNKNOWN if node.shape is None else f"{node.shape.parameters:,}"
     for part, name in PARTS.items():
         found[f"memory: {name}"] = in_units(memory[part]) if memory else UNKNOWN
-    found["memory: probe, by itself"] = UNKNOWN if probed is None else in_units(probed.peak)
+    found["memory: as tried"] = UNKNOWN if probed is None else in_units(probed.peak)
     found["seconds a round, alone"] = UNKNOWN if probed is None else f"{probed.round_s:.2f}"
     found["seconds a round, all at work"] = UNKNOWN if node.round_s is None else f"{node.round_s:.2f}"
     found["tokens generated a round"] = UNKNOWN if probed is None else f"{probed.generated:,.0f}"

@@ -1,4 +1,4 @@
-"""`sapo plan`: memory by formula, held against what a node takes; what is said of what does not fit."""
+"""`sapo try`: what a policy answers, memory by formula held against what a node takes, what does not fit."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,9 @@ from transformers import Qwen2Config
 from sapo import cli
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
+from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
+from sapo.core.exam_size import exam_size, foretold
 from sapo.core.user_cache import default_cache
 from sapo.ops.disk_estimate import checkpoint_bytes, kept_checkpoints, node_disk, per_round
 from sapo.ops.memory_estimate import node_memory
@@ -62,7 +64,7 @@ def test_nodes_that_surely_do_not_fit_are_refused_before_they_start(
     share: float, said: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, home, cache = tiny("swarm.nodes=8"), Home(tmp_path), default_cache()
-    (memory, *_) = make_plan(config, home, cache, probing=False, progress=lambda *_: None).needs
+    (memory, *_) = make_plan(config, home, cache, questions=0, progress=lambda *_: None).needs
     monkeypatch.setattr("sapo.ops.plan.memory_of", lambda place: int(share * memory.need))
     if said is None:
         with pytest.raises(UserError, match=r"swarm\.nodes = 8: memory: .* are needed, there are .*--nodes"):
@@ -145,16 +147,47 @@ def test_the_evaluation_at_the_end_is_foretold_by_what_a_question_takes() -> Non
     assert Plan((node, NodePlan(("n2",), config, "cpu")), (), ()).exam_s is None
 
 
+@pytest.mark.parametrize(
+    ("sets", "questions"),
+    [
+        (
+            ("swarm.rounds=12", "eval.probe_questions=20"),
+            50,
+        ),  # 4 x 12 x 32 answers, a fifth of them 30 questions
+        (("swarm.rounds=400", "eval.probe_questions=20"), 731),
+        (("swarm.rounds=12", "eval.probe_questions=200"), 200),
+        (("swarm.rounds=20000", "eval.probe_questions=20"), 2000),
+        (("swarm.rounds=12", "eval.questions=7"), 7),
+    ],
+)
+def test_an_exam_that_names_no_number_suits_the_run_which_keeps_it(
+    sets: tuple[str, ...], questions: int, tmp_path: Path
+) -> None:
+    config = load(None, None, ["model=thinker", "swarm.nodes=4", "track.register_every=200", *sets], env={})
+    assert exam_size(config) == questions
+    home = Home(tmp_path / "home")
+    home.prepare(config, Manifest.of(config))
+    more = load(None, None, ["swarm.rounds=1000000"], base=home.load_config(), env={})
+    assert exam_size(more) == questions
+    assert f"{questions:,} questions" in foretold(config)
+
+
 def test_a_probe_agrees_with_the_formula_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     config, seen = tiny("eval.probe_questions=20", "learn.lr=1e-4"), set()
-    found = probe(config, default_cache(), lambda what, done, total: seen.add((what, total)))
+    found = probe(config, default_cache(), lambda what, *done: seen.add((what, *done)), questions=2)
     known = shape(config, default_cache())
-    assert ("probing: rounds", 2) in seen
-    assert {total for what, total in seen if what == "probing: held-out answers"} <= {8, 32, 128, 500}
+    assert {total for what, _, total in seen if what == "trying: answers"} <= {54}
+    assert ("trying: loading the model", 0, 1) in seen
+    assert [(one.task, one.questions) for one in found.answers] == [
+        *((task.dataset, 2) for task in config.tasks),
+        ("all", 6),
+    ]
+    assert all(one.form is not None and one.form > 0.8 for one in found.answers), "the thinker uses the tags"
+    assert found.examples[0].score == 1 != found.examples[1].score
     assert found.question_s > 0
     assert found.parameters == known.parameters
     by_formula = node_memory(as_probed(config), known, found.prompt, found.bare).as_dict()["peak"]
@@ -167,30 +200,48 @@ def test_a_probe_agrees_with_the_formula_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def planned(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any], str]:
-    code = cli.invoke(["plan", "--no-probe", "--json", *args])
+def tried(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any], str]:
+    code = cli.invoke(["try", "--json", *args])
     said = capsys.readouterr()
     return code, json.loads(said.out), said.err
 
 
-def test_a_model_of_which_nothing_is_known_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        ("generate.max_new_tokens=1", "100 % of the answers are cut off; raise generate.max_new_tokens"),
+        (
+            "tasks=[{dataset='chain_sum', config={min_terms=6, max_terms=6, min_digits=5, max_digits=5}}]",
+            "of the answers are wrong",
+        ),
+    ],
+)
+@pytest.mark.full
+def test_what_would_teach_nothing_is_said_with_its_remedy(
+    sets: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    code, found, said = tried(capsys, "--home", str(tmp_path / "home"), "--set", sets, "--questions", "3")
+    assert code == 1
+    assert "n0 to n3 would learn nothing: " in said
+    assert words in said
+    assert found["nodes"][0]["probed"]["answers"][-1]["teaching"] == 0
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_model_of_which_nothing_is_known_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    code, found, _ = planned(
-        capsys, "--home", str(tmp_path / "home"), "--set", "model=nobody/nothing-of-the-kind"
-    )
-    assert code == 0
-    assert found["nodes"][0]["memory"] is None
-    assert "nobody/nothing-of-the-kind has no config here" in found["missing"][0]
-    assert found["needs"] == [], "a sum of what is known would look as if it were all"
+    config = tiny("model=nobody/nothing-of-the-kind")
+    found = make_plan(config, Home(tmp_path / "home"), tmp_path, questions=0, progress=lambda *_: None)
+    assert found.nodes[0].memory is None
+    assert "nobody/nothing-of-the-kind has no config here" in found.missing[0]
+    assert found.needs == (), "a sum of what is known would look as if it were all"
 
 
 def test_a_model_that_does_not_fit_is_not_tried(tmp_path: Path) -> None:
     size: dict[str, Any] = {"hidden_size": 32_768, "num_hidden_layers": 100, "num_attention_heads": 128}
     Qwen2Config(**size, intermediate_size=131_072).save_pretrained(tmp_path / "giant")
     config = tiny(f"model={tmp_path / 'giant'}")
-    made = make_plan(config, Home(tmp_path / "home"), tmp_path, probing=True, progress=lambda *_: None)
+    made = make_plan(config, Home(tmp_path / "home"), tmp_path, questions=1, progress=lambda *_: None)
     assert made.nodes[0].probed is None
     assert "one node alone does not fit, so it was not tried" in made.missing[0]
     assert made.warnings[0].startswith("memory: ")
