@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from sapo.policy import malloc
-
 
 def _glibc() -> bool:
     return sys.platform.startswith("linux") and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
@@ -43,21 +41,6 @@ def test_tensors_that_were_freed_are_given_back_though_small_ones_stay() -> None
     settled, grown = done.stdout.split()
     assert settled == "True"
     assert int(grown) < 100
-
-
-@pytest.mark.skipif(not _glibc(), reason="the C library is not glibc")
-def test_what_the_environment_says_stays() -> None:
-    environment = _plain() | {"MALLOC_MMAP_THRESHOLD_": "1048576"}
-    code = "from sapo.policy import malloc as allocator; print(allocator.settle())"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
-    assert done.stdout.strip() == "False"
-
-
-def test_elsewhere_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert not malloc.settle()
 
 
 def _plain() -> dict[str, str]:
