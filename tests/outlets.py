@@ -252,7 +252,7 @@ def of_table(output: str) -> Iterator[tuple[str, Shown]]:
         yield f"{name} rounds", number(rounds)
         yield f"{name} reward/local first", number(cells[0])
         yield f"{name} reward/local last", number(cells[1])
-        names = (
+        names: tuple[str, ...] = (
             "start/pass_at_1 @0",
             f"eval/full/pass_at_1 @{last}",
             f"eval/full/interval @{last}",
@@ -290,7 +290,7 @@ def of_page(page: str) -> Iterator[tuple[str, Shown]]:
         end = int(rounds)
         yield f"{name} rounds", number(rounds)
         yield f"{name} rounds of", number(total)
-        names = (
+        names: tuple[str, ...] = (
             f"{series} {side}"
             for series in ("reward/local", "reward/training_set")
             for side in ("first", "last")
