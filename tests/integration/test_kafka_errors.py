@@ -111,7 +111,7 @@ def refused(section: Mapping[str, str], capsys: pytest.CaptureFixture[str]) -> s
     ("section", "field", "problem"),
     [
         (lambda places: {"type": "kafka", "servers": NOWHERE}, "bus.servers", "nobody listens there"),
-        (lambda places: places.section(password="env:SAPO_WRONG"), "bus.password", "does not let user"),
+        (lambda places: places.section(password="env:WRONG_PASSWORD"), "bus.password", "does not let user"),
         (lambda places: places.section("reader"), "bus.username", "may not write to topic"),
         (lambda places: places.section("writer"), "bus.username", "may not read topic"),
         (lambda places: places.plain.bus("nowhere"), "bus.topic", "no such topic"),
@@ -132,7 +132,7 @@ def test_each_cause_names_its_field_and_ends_the_command(
     field: str,
     problem: str,
 ) -> None:
-    monkeypatch.setenv("SAPO_WRONG", "not-the-password")
+    monkeypatch.setenv("WRONG_PASSWORD", "not-the-password")
     error, said = fault(section(places)), refused(section(places), capsys)
     assert error.field == field
     assert field in said
