@@ -252,18 +252,18 @@ def of_table(output: str) -> Iterator[tuple[str, Shown]]:
         yield f"{name} rounds", number(rounds)
         yield f"{name} reward/local first", number(cells[0])
         yield f"{name} reward/local last", number(cells[1])
-        names: tuple[str, ...] = (
+        names = [
             "start/pass_at_1 @0",
             f"eval/full/pass_at_1 @{last}",
             f"eval/full/interval @{last}",
             "best probe",
             f"eval/pass_at_1 @{last}",
-        )
+        ]
         ends = {
             "greedy": ("start/greedy @0", f"eval/full/greedy @{last}"),
             TRAIT: (f"trait/{TRAIT} first", f"trait/{TRAIT} last"),
         }
-        names += tuple(key for column in more for key in ends[column])
+        names += [key for column in more for key in ends[column]]
         for key, cell in zip(names, cells[2:], strict=True):
             yield f"{name} {key}", percent(cell)
         yield f"{name} tokens/generated sum", number(tokens)
@@ -290,7 +290,7 @@ def of_page(page: str) -> Iterator[tuple[str, Shown]]:
         end = int(rounds)
         yield f"{name} rounds", number(rounds)
         yield f"{name} rounds of", number(total)
-        names: tuple[str, ...] = (
+        names = (
             f"{series} {side}"
             for series in ("reward/local", "reward/training_set")
             for side in ("first", "last")

@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from learn_support import batch, group
 from makers import make_entry, make_verdict
 from scipy.stats import chisquare
@@ -53,6 +55,16 @@ def test_no_preference_is_uniform() -> None:
     found = Counter(tuple(sorted(weighted_draw(weights, 2, stream))) for _ in range(6000))
     assert len(found) == 6
     assert chisquare(list(found.values())).pvalue > 0.001
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.integers(0, 14), st.integers(0, 9))
+def test_no_place_is_drawn_twice_and_what_weighs_nothing_comes_last(
+    weights: list[float], want: int, seed: int
+) -> None:
+    places = weighted_draw(weights, want, random.Random(seed))
+    assert len({*places}) == len(places) == min(want, len(weights))
+    light = [weights[place] == 0.0 for place in places]
+    assert light == sorted(light)
 
 
 def test_tasks_that_fail_most_come_first_and_those_that_do_not_may_stay_out() -> None:

@@ -14,9 +14,6 @@ import jsonschema
 import pytest
 import yaml
 
-from infra.kafka.layout import HEADROOM
-from sapo.core.config.schema import Rules
-
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 SECRETS = {
@@ -87,18 +84,6 @@ def test_no_secret_stands_in_a_command_an_address_or_the_file_itself() -> None:
             if re.search("PASSWORD|SECRET|ACCESS_KEY|AUTH_STRING", key):
                 assert re.fullmatch(r"\$\{[A-Z0-9_]+:\?[^}]*\}", value), f"{name}: {key}"
     assert ".env" in (DOCKER / ".gitignore").read_text(encoding="utf-8").splitlines()
-
-
-def test_kafka_makes_no_topic_by_itself_and_stamps_records_itself() -> None:
-    assert SERVICES["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
-    options = dict(
-        word.removeprefix("--config=").split("=", 1)
-        for word in SERVICES["kafka-topic"]["command"]
-        if "--config=" in word
-    )
-    assert options["message.timestamp.type"] == "LogAppendTime"
-    assert int(options["max.message.bytes"]) == Rules().max_payload_bytes + HEADROOM
-    assert "--partitions=12" in SERVICES["kafka-topic"]["command"]
 
 
 # -- Dockerfile ---------------------------------------------------------------------------------------------

@@ -166,6 +166,24 @@ def test_trap_50_a_handle_that_is_older_than_the_log_cannot_commit(store: Store)
     assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(5)]
 
 
+def test_of_two_maintainers_that_meet_one_begins_afresh(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, tmp_path)
+    before = {name: rows_of(store, name) for name in SCHEMAS}
+    write, met = keeping.write_deltalake, []
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(keeping, "write_deltalake", write)
+        met.append(maintain(ALL, store, []))
+        write(*arguments, **options)
+
+    monkeypatch.setattr(keeping, "write_deltalake", interrupted)
+    maintain(ALL, store, [])
+    assert len(met) == 1
+    assert {name: rows_of(store, name) for name in SCHEMAS} == before
+
+
 @pytest.mark.parametrize("meanwhile", [6, 3])
 def test_rows_that_come_while_files_are_written_anew_stay(
     store: Store, monkeypatch: pytest.MonkeyPatch, meanwhile: int
