@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from cpu_budget import CpuBudget
+from searches import register_profiles
 from shared_workers import end_workers, rest_workers, sharing_workers
 
 import sapo
@@ -71,6 +72,7 @@ LONGEST = (
 )
 """Files that take a minute or more."""
 
+register_profiles()  # before hypothesis reads which one the command names
 _KEYS = tempfile.TemporaryDirectory(prefix="sapo-test-keys-")
 
 

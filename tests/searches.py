@@ -11,9 +11,12 @@ SOAK = "soak"
 TIMES = 20
 """How many times as many examples soak tries, where a test does not say it."""
 
-settings.register_profile("fixed", settings.get_profile("ci"), max_examples=100)
-settings.register_profile(SOAK, settings.get_profile("ci"), derandomize=False, max_examples=TIMES * 100)
-settings.load_profile("fixed")
+
+def register_profiles() -> None:
+    """Have hypothesis search from fixed seeds, and know the profile of `make soak`."""
+    settings.register_profile("fixed", settings.get_profile("ci"), max_examples=100)
+    settings.register_profile(SOAK, settings.get_profile("ci"), derandomize=False, max_examples=TIMES * 100)
+    settings.load_profile("fixed")
 
 
 def searching(examples: int, soak: int = 0, **changes: Any) -> settings:
