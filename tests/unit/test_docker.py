@@ -86,9 +86,6 @@ def test_no_secret_stands_in_a_command_an_address_or_the_file_itself() -> None:
     assert ".env" in (DOCKER / ".gitignore").read_text(encoding="utf-8").splitlines()
 
 
-# -- Dockerfile ---------------------------------------------------------------------------------------------
-
-
 # -- names of replicas --------------------------------------------------------------------------------------
 
 CLAIM = """
