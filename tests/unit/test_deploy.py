@@ -19,13 +19,7 @@ from sapo.core.config.home import Home
 from sapo.core.errors import UserError
 from sapo.flows import deploy, deployed
 from sapo.flows.deploy import load, trigger_of
-from sapo.ops.deployments import (
-    FINISHED,
-    PROGRESS,
-    Registration,
-    Site,
-    plan,
-)
+from sapo.ops.deployments import FINISHED, PROGRESS, Registration, Site, plan
 
 SETS = ("swarm.nodes=3", "flow.rounds_per_run=7", "node.1.flow.rounds_per_run=9", "node.1.threads=2")
 

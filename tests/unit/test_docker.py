@@ -33,36 +33,6 @@ def compose(name: str = "compose.yaml") -> dict[str, Any]:
 SERVICES: dict[str, dict[str, Any]] = compose()["services"]
 
 
-def example() -> dict[str, str]:
-    lines = (DOCKER / ".env.example").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-
-
-def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions with their arguments, continued lines joined."""
-    text = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
-    lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)).splitlines()
-    return [(line.split()[0], line.split(maxsplit=1)[1].strip()) for line in lines if line.strip()]
-
-
-def stages() -> dict[str, tuple[str, list[tuple[str, str]]]]:
-    """By name: what each stage of the Dockerfile is built from, and its instructions."""
-    found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
-    for word, rest in instructions():
-        if word == "FROM":
-            base, _, name = rest.partition(" AS ")
-            found[name] = (base, [])
-        elif found:
-            list(found.values())[-1][1].append((word, rest))
-    return found
-
-
-def lineage(stage: str) -> list[tuple[str, str]]:
-    """A stage's instructions, those of the stages it is built from first."""
-    base, own = stages()[stage]
-    return [*(lineage(base) if base in stages() else []), *own]
-
-
 # -- compose ------------------------------------------------------------------------------------------------
 
 

@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 from makers import finish_round
-from packed_nodes import (
-    Members,
-    files_of,
-    indexed,
-    make_node,
-    rewritten,
-    take_checkpoint,
-    with_content,
-)
+from packed_nodes import Members, files_of, indexed, make_node, rewritten, take_checkpoint, with_content
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
