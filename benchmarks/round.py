@@ -36,7 +36,7 @@ from baselines.programs import Program, Round, genrl_python, make_genrl, started
 from common import STARTER_ROUND, Report, parser
 
 from sapo.core.config.load import Config, load
-from sapo.core.config.prompt import TAGS_PROMPT
+from sapo.core.config.prompt import system_prompt
 from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
 from sapo.experiment.grid import identity
@@ -178,7 +178,7 @@ def work_of(config: Config, model: Path, asked: Sequence[Sequence[Question]], fo
             for round in asked
         ],
         incarnation=INCARNATION,
-        system=TAGS_PROMPT if config.rules.answer == "tags" else None,
+        system=system_prompt(config.rules.answer),
         groups=config.batch.b,
         completions=config.batch.completions,
         new_tokens=config.generate.max_new_tokens,

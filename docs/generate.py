@@ -21,6 +21,7 @@ from sapo.cli.report.live_view import RUN_HINT, NodeRow, screen
 from sapo.cli.report.svg_charts import line_chart
 from sapo.core.config import load
 from sapo.core.config.patterns import OWN_CODE
+from sapo.testing import architectures
 
 HERE = Path(__file__).parent
 INTRODUCTION = """# Settings
@@ -162,6 +163,18 @@ def docstrings(model: type[BaseModel]) -> dict[str, str]:
     return found
 
 
+def models_page() -> str:
+    """models.md with the table of architectures: what works, and what is refused with which words."""
+    rows = "".join(
+        f"| {family.name} | {'yes' if family.refused is None else f'refused: ... {family.refused} ...'} |\n"
+        for family in architectures.FAMILIES
+    )
+    page = (HERE / "models.md").read_text(encoding="utf-8")
+    before, _, rest = page.partition("<!-- architectures -->\n")
+    _, end, after = rest.partition("<!-- end -->")
+    return f"{before}<!-- architectures -->\n| models | works |\n|---|---|\n{rows}{end}{after}"
+
+
 def live_picture() -> str:
     """The live view as SVG, with figures of a run: two nodes on two cores that others were using, too."""
     figures = [(120, 0.431, 0.422, 4, 0.39, 0.2, 250), (114, 0.329, 0.402, 8, 0.51, 0.4, 201)]
@@ -217,6 +230,7 @@ def curve(arm: dict[str, Any], node: str) -> list[tuple[float, float]]:
 GENERATED = {
     "config.md": config_reference,
     "live.svg": live_picture,
+    "models.md": models_page,
     "results.md": result_tables.page,
     "trick.svg": trick_picture,
 }

@@ -4,7 +4,6 @@ Each arm is a process of its own, all at once, as many rounds as the minutes all
 n0 is asked with a worked example, the others without: alone these never write an answer in the wanted form.
 """
 
-import hashlib
 import json
 import shutil
 import time
@@ -24,11 +23,11 @@ from sapo.core.atomic_file import write_atomically
 from sapo.experiment.exam import Examiner, questions_for
 from sapo.experiment.grid import Grid
 from sapo.experiment.lockstep_swarm import SharedWorkers, Swarm, opened
+from sapo.policy import gguf_file
 from sapo.tasks.workers import open_workers
 
 CARRIED = ROOT / MODEL
 """Or its parts `….00`, `….01`."""
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SECONDS = 270.0
 """Of rounds and exams, each arm; the last exam comes after."""
 ROUNDS = 60
@@ -72,30 +71,15 @@ def run(task: Task) -> None:
 
 def smollm2(task: Task) -> Path:
     """SmolLM2 as a folder, made once."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
-
-    folder = task.work / "models" / "smollm2"
-    if (folder / "complete").exists():
-        return folder
-    source = task.work / "models" / CARRIED.name
-    source.parent.mkdir(parents=True, exist_ok=True)
-    parts = sorted(CARRIED.parent.glob(f"{CARRIED.name}*"))
-    source.write_bytes(b"".join(part.read_bytes() for part in parts))
-    if (found := hashlib.sha256(source.read_bytes()).hexdigest()) != SHA256:
-        raise SystemExit(f"{CARRIED}, of {len(parts)} parts: its SHA-256 is {found}, not {SHA256}")
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    config = read.config
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    # the model as read counts as quantised, and refuses to be saved
-    model = LlamaForCausalLM(config)
-    model.load_state_dict(read.state_dict())
-    assert model.generation_config is not None
-    model.generation_config.eos_token_id = model.generation_config.pad_token_id = tokenizer.eos_token_id
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "complete").touch()
+    cache = task.work / "models"
+    folder = gguf_file.location(gguf_file.SMOLLM2, cache=cache)
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        whole, parts = cache / CARRIED.name, sorted(CARRIED.parent.glob(f"{CARRIED.name}*"))
+        whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+        if gguf_file.location(str(whole), cache=cache) != folder:
+            raise SystemExit(f"{CARRIED}, of {len(parts)} parts: its SHA-256 is not {gguf_file.SHA256}")
+        gguf_file.prepare(str(whole), cache=cache)
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sapo.core.unicode import one_line
 
@@ -11,7 +11,15 @@ if TYPE_CHECKING:
 
 
 class SapoError(Exception):
-    """Base of the errors this package raises on purpose."""
+    """Base of the errors this package raises on purpose. They pass from process to process whole."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made again without `__init__`, whose arguments are not the message that `args` holds."""
+        return _made_again, (type(self), self.args), self.__dict__
+
+
+def _made_again(kind: type[SapoError], args: tuple[Any, ...]) -> SapoError:
+    return kind.__new__(kind, *args)
 
 
 class UserError(SapoError):

@@ -2,7 +2,9 @@
 
 import os
 import shlex
+import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).absolute().parents[2]
@@ -23,6 +25,16 @@ def install_command(extra: str | None = None) -> str:
 def package_command(requirement: str) -> str:
     """The command that installs one package."""
     return _installing(requirement, place=Path.cwd())
+
+
+def fetch_command(requirement: str, folder: Path) -> list[str] | None:
+    """The command that unpacks a wheel into a folder, without what it depends on; None without pip and uv."""
+    python = Path(sys.executable)
+    what = ["--quiet", "--no-deps", "--only-binary=:all:", "--no-compile", f"--target={folder}", requirement]
+    if find_spec("pip") is not None:
+        return [str(python), "-m", "pip", "--disable-pip-version-check", "install", *what]
+    uv = python.with_name("uv") if python.with_name("uv").exists() else shutil.which("uv")
+    return None if uv is None else [str(uv), "pip", "install", f"--python={python}", *what]
 
 
 def _installing(*what: str, place: Path) -> str:

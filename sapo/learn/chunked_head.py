@@ -25,6 +25,7 @@ def token_logprobs(
     targets: Tensor,
     *,
     temperature: float,
+    unused: Tensor | None = None,
     block_bytes: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probability [N] of each target, and entropy in nats [P] of each position; both float32.
@@ -32,12 +33,13 @@ def token_logprobs(
     `hidden` [P, H] are the positions' last hidden states, `weight` [V, H] and `bias` [V] the head's. Target
     n, `targets` [N], is predicted from position `rows` [N]. Entropy has no gradient. A gradient reaches
     `hidden` by autograd; those of `weight` and `bias`, which are leaves, are added to their `.grad`.
-    `block_bytes` of float32 logits exist at once; what fits the device where it is not given.
+    `unused` are ids that have probability 0. `block_bytes` of float32 logits exist at once; what fits the
+    device where it is not given.
     """
     if block_bytes is None:
         block_bytes = BLOCK_BYTES if hidden.device.type == "cpu" else ACCELERATOR_BLOCK_BYTES
     result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(
-        hidden, weight, bias, rows, targets, temperature, block_bytes
+        hidden, weight, bias, rows, targets, temperature, unused, block_bytes
     )
     return result
 
@@ -68,16 +70,17 @@ class _TokenLogprobs(torch.autograd.Function):
         rows: Tensor,
         targets: Tensor,
         temperature: float,
+        unused: Tensor | None,
         block_bytes: int,
     ) -> tuple[Tensor, Tensor]:
-        ctx.weight, ctx.bias, ctx.temperature = weight, bias, temperature
+        ctx.weight, ctx.bias, ctx.temperature, ctx.unused = weight, bias, temperature, unused
         ctx.blocks = list(_blocks(len(hidden), len(weight), block_bytes))
         state = hidden.to(_dtype(hidden))
         log_total = torch.full((len(hidden),), -torch.inf, device=hidden.device)
         mean = torch.zeros_like(log_total)
         chosen = torch.zeros(len(targets), device=hidden.device)
         for block in ctx.blocks:
-            scores = _scores(state, weight, bias, block, temperature)
+            scores = _scores(state, weight, bias, block, temperature, unused)
             inside, column = _within(targets, block)
             chosen = torch.where(inside, scores[rows, column], chosen)
             scores.clamp_(min=_LOWEST)  # 0 times minus infinity would be no entropy
@@ -105,7 +108,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for block in ctx.blocks:
             shares = kept
             if shares is None:
-                shares = _scores(state, ctx.weight, ctx.bias, block, ctx.temperature)
+                shares = _scores(state, ctx.weight, ctx.bias, block, ctx.temperature, ctx.unused)
                 shares.sub_(log_total[:, None]).exp_()
             change = shares.mul_(-summed[:, None])
             inside, column = _within(targets, block)
@@ -117,7 +120,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 _add_product(_gradient(ctx.weight)[block], narrow.t(), state)
             if ctx.needs_input_grad[2]:
                 _gradient(ctx.bias)[block] += change.sum(0)
-        return to_state, None, None, None, None, None, None
+        return to_state, None, None, None, None, None, None, None
 
 
 class _Embed(torch.autograd.Function):
@@ -151,10 +154,20 @@ def _dtype(hidden: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
-def _scores(state: Tensor, weight: Tensor, bias: Tensor | None, block: slice, temperature: float) -> Tensor:
-    """Logits [P, block] over the temperature, in float32."""
+def _scores(
+    state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    block: slice,
+    temperature: float,
+    unused: Tensor | None,
+) -> Tensor:
+    """Logits [P, block] over the temperature, in float32; those of `unused` ids are minus infinity."""
     part = None if bias is None else bias[block].to(state.dtype)
     scores = torch.nn.functional.linear(state, weight[block].to(state.dtype), part).float()
+    if unused is not None:
+        columns = unused[(unused >= block.start) & (unused < block.stop)] - block.start
+        scores.index_fill_(1, columns, -torch.inf)
     return scores if temperature == 1.0 else scores.div_(temperature)
 
 

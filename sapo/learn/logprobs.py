@@ -15,6 +15,7 @@ from sapo.core.config.load import LearnConfig
 from sapo.core.errors import UserError
 from sapo.learn.chunked_head import embed, token_logprobs
 from sapo.learn.collate import Chunk
+from sapo.learn.unused_ids import hide_unused, unused_ids
 
 SHARING = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
 """Model types known to take a four-dimensional mask and explicit positions as they are given."""
@@ -85,7 +86,10 @@ class Forward:
         states = _states(parts, self._backbone(parts, learn), chunk, self._backbone_takes)
         hidden = states[:, -chunk.keep :].flatten(0, 1).index_select(0, chunk.places)
         weight, bias = parts.head.weight, parts.head.bias
-        return token_logprobs(hidden, weight, bias, chunk.rows, chunk.targets, temperature=temperature)
+        unused = unused_ids(self.model)
+        return token_logprobs(
+            hidden, weight, bias, chunk.rows, chunk.targets, temperature=temperature, unused=unused
+        )
 
     def _at_once(self, chunk: Chunk, temperature: float) -> tuple[Tensor, Tensor]:
         arguments: dict[str, Any] = {"input_ids": chunk.input_ids} | _context(chunk, self._model_takes)
@@ -93,6 +97,7 @@ class Forward:
             arguments["logits_to_keep"] = chunk.keep
         logits = self.model(**arguments).logits[:, -chunk.keep :]
         wanted = logits.flatten(0, 1).index_select(0, chunk.places)
+        wanted = hide_unused(self.model, wanted)
         everything = torch.log_softmax(wanted.float() / temperature, dim=-1)
         with torch.no_grad():
             entropy = torch.special.entr(everything.exp()).sum(-1)

@@ -3,6 +3,7 @@
 A deterministic function of weights, optimiser state and batch: nothing random, nothing read or written.
 """
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,12 @@ from sapo.learn.logprobs import Forward, shares_prompts
 from sapo.learn.loss import LossInputs, normaliser, policy_loss
 from sapo.learn.off_policy import correct
 from sapo.learn.optimizer import apply_settings, open_optimizer
+
+LARGEST = 1e6
+"""A weight beyond this is no weight: products of a few of them are not finite."""
+USUAL_LR = 0.1
+"""Adam moves a weight by some ten times the learning rate at most. Up to this rate no step from weights below
+a tenth of `LARGEST` goes beyond it; any other step is made on trial, with a copy of what was before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +178,11 @@ class Learner:
     def step(self, batch: Batch) -> StepResult:
         """Update the model on a batch: `learn.epochs` optimiser steps, or none and the reason.
 
-        None is made without an informative group or a trained token, when a guard is set off, or when a
-        log-probability, the loss or the gradient is not finite. Should that happen after the first epoch,
-        the steps already made stay and the rest is left out. Raises `UserError` for a batch that was
-        sampled at another temperature than this learner's (`set_learn` changes it).
+        None is made without an informative group or a trained token, when a guard is set off, when a
+        log-probability, the loss or the gradient is not finite, or where a weight would go beyond `LARGEST`.
+        Should that happen after the first epoch, the steps already made stay and the rest is left out. Raises
+        `UserError` for a batch that was sampled at another temperature than this learner's (`set_learn`
+        changes it).
         """
         if batch.temperature != self.temperature:
             raise UserError(
@@ -283,9 +291,9 @@ class Learner:
                     metrics.setdefault("learn/grad_norm", norm)
                 else:
                     problem = "non-finite gradient"
+            problem = problem or self._apply()
             if problem is not None:
                 break
-            self._apply()
             metrics["learn/steps"] += 1.0
             metrics["learn/clip_share"] = done.of("clipped") / max(done.of("tokens"), 1.0)
         self._forget_gradients()
@@ -361,7 +369,30 @@ class Learner:
         torch._foreach_mul_(gradients, min(1.0, self.learn.grad_clip / (norm + 1e-6)) / count)
         return norm
 
-    def _apply(self) -> None:
+    def _apply(self) -> str | None:
+        """One optimiser step; or what is wrong with one that was made, and undone."""
+        rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        if self._largest() <= LARGEST / 10 and max(rates) <= USUAL_LR:
+            self._write_step()
+            return None
+        tensors = (*self._parameters, *self._masters)
+        before = [tensor.detach().clone() for tensor in tensors]
+        state = copy.deepcopy(self._optimizer.state_dict())
+        self._write_step()
+        if self._largest() <= LARGEST:
+            return None
+        with torch.no_grad():
+            for tensor, kept in zip(tensors, before, strict=True):
+                tensor.copy_(kept)
+        self._optimizer.load_state_dict(state)
+        return f"weights beyond {LARGEST:g}"
+
+    def _largest(self) -> float:
+        """The largest size of a weight; NaN where one is."""
+        ends = [end for master in self._masters for end in torch.aminmax(master.detach())]
+        return float(torch.stack(ends).abs().max())
+
+    def _write_step(self) -> None:
         self._optimizer.step()
         # A fused step does not count as a write to its tensors; engines tell by the count what is new.
         torch.autograd.graph.increment_version(self._masters)

@@ -9,7 +9,7 @@ from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.core.types import AuthorKind
+from sapo.core.types import AuthorKind, Question
 from sapo.node.group_maker import GroupMaker
 from sapo.peers import keyring
 from sapo.peers.keyring import KeyAndCard
@@ -35,6 +35,7 @@ class Author:
         *,
         tokenizer: str | None = None,
         author: AuthorKind | None = None,
+        fits: Callable[[Question], bool] | None = None,
     ) -> GroupMaker:
         """What makes its groups."""
         return GroupMaker(
@@ -48,6 +49,7 @@ class Author:
             clock=clock,
             tokenizer=tokenizer,
             author=author,
+            fits=fits,
         )
 
 

@@ -31,6 +31,8 @@ class GroupMaker:
     """Fingerprint of the vocabulary of its token ids."""
     author: AuthorKind | None = None
     """What kind of author the groups name; None is a policy that learns."""
+    fits: Callable[[Question], bool] | None = None
+    """Whether the author has room for a question; others are left out."""
 
     def question_stream(self, round: int, count: int | None = None) -> QuestionStream:
         """The stream of a round's questions, the same ones whenever it is made; B of them, or `count`."""
@@ -42,6 +44,7 @@ class GroupMaker:
             round,
             count=config.batch.b if count is None else count,
             held_out=config.rules.held_out,
+            fits=self.fits,
         )
 
     def group(

@@ -205,7 +205,12 @@ def open_parts(
         if deliverer is not None:
             stack.callback(deliverer.close)
         kept = stack.pop_all()
-    maker = author.group_maker(workers, clock, tokenizer=policy.fingerprint)
+    maker = author.group_maker(
+        workers,
+        clock,
+        tokenizer=policy.fingerprint,
+        fits=lambda question: policy.fits(policy.encode_prompt(question.text)),
+    )
     prober = Prober(
         config=node_config,
         questions=probe,

@@ -21,6 +21,8 @@ class Request:
     questions: tuple[Question, ...]
     prompts: tuple[tuple[int, ...], ...]
     seed: int
+    too_long: int = 0
+    """Questions that were left out, as the model's context has no room for an answer to them."""
 
 
 @dataclass
@@ -36,7 +38,8 @@ class RolloutMaker:
     ) -> Request:
         """Draw the questions of a round, as far as `begun` has not, and have the engine take over the weights
         as they are now."""
-        questions = (begun or self.maker.question_stream(round, count)).result()
+        drawn = begun or self.maker.question_stream(round, count)
+        questions = drawn.result()
         self.engine.update_weights()
         return Request(
             round=round,
@@ -44,6 +47,7 @@ class RolloutMaker:
             questions=tuple(questions),
             prompts=tuple(self.policy.encode_prompt(question.text) for question in questions),
             seed=stream(self.maker.config.swarm.seed, self.maker.incarnation, round, "generate"),
+            too_long=drawn.too_long,
         )
 
     def answer(self, request: Request) -> Completions:

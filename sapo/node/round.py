@@ -33,6 +33,7 @@ from sapo.node.batch import batch_group
 from sapo.node.parts import NodeParts, open_parts
 from sapo.node.receive import Arrivals
 from sapo.node.recovery import CHECKPOINT_TIME
+from sapo.node.rollout import Completions, Request
 from sapo.node.scoring import begin_scoring, score_groups
 from sapo.node.verify import own_standards
 from sapo.peers import sampling
@@ -51,6 +52,7 @@ ATTEMPTS = 2
 STAGES = ("generate", "consume", "verify", "update", "gossip")
 """Whose seconds make a round's."""
 ASKED_BEFORE = "share/asked_before"
+TOO_LONG = "share/too_long"
 UPDATING = "updating"
 """File in a node's folder while an update is made: the round, and how often its update has died."""
 
@@ -171,14 +173,17 @@ class NodeRuntime:
         parts = self.parts
         if ahead is not None:
             self._now.metrics["time/generate_ahead"] = ahead.seconds
-            self._now.prompts = ahead.request.prompts
-            return parts.rollouts.groups(ahead.request, ahead.completions)
+            return self._groups_of(ahead.request, ahead.completions)
         begun, self._next = self._next, None
         if begun is not None and begun.round != self.round:
             begun = None
         asked = parts.rollouts.request(self.round, self.round, begun, parts.rule.plan().questions)
+        return self._groups_of(asked, parts.rollouts.answer(asked))
+
+    def _groups_of(self, asked: Request, answers: Completions) -> list[Group]:
         self._now.prompts = asked.prompts
-        return parts.rollouts.groups(asked, parts.rollouts.answer(asked))
+        self._now.metrics[TOO_LONG] = float(asked.too_long)
+        return self.parts.rollouts.groups(asked, answers)
 
     # -- 2. SelectSubset, Communicate --------------------------------------------------------------------
 

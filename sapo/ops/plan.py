@@ -209,17 +209,15 @@ def _refuse_too_large(memory: NodeMemory, device: str) -> None:
 
 
 def _prepare(config: Config, cache: Path, progress: Progress) -> None:
-    """Make the starter that a node begins with; a run uses it again."""
-    from sapo.policy import starter
-    from sapo.policy.model_source import is_starter
+    """Make the model that a node begins with, where it is made here; a run uses it again."""
+    from sapo.policy import initial
     from sapo.tasks.workers import open_workers
 
-    if is_starter(config.model):
-        with open_workers(config) as workers:
-            workers.check(config.tasks)
-            starter.prepare(
-                config, workers, cache=cache, progress=lambda done, total, what: progress(what, done, total)
-            )
+    with open_workers(config) as workers:
+        workers.check(config.tasks)
+        initial.prepare(
+            config, workers, cache=cache, progress=lambda done, total, what: progress(what, done, total)
+        )
 
 
 def _crowding(config: Config, device: str) -> float:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Task
 from sapo.core.rng import stream
 from sapo.core.types import Question
@@ -25,7 +26,7 @@ from sapo.policy.mixture import log_likelihood, mixed, one_vocabulary
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.reference_bits import ReferenceBits, reference_bits
 from sapo.tasks.questions import QuestionStream
-from sapo.tasks.verifier import AnswerFormat, extract_answer
+from sapo.tasks.verifier import extract_answer
 from sapo.tasks.workers import TaskWorkers
 
 Way = Literal[

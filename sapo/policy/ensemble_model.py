@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import parse
 from sapo.core.types import Sampling
 from sapo.policy import ensemble, models
@@ -20,7 +21,6 @@ from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.ensemble_exam import Expert, likelihoods, said, weights_of
 from sapo.policy.mixture import mixed
 from sapo.policy.models import LoadedPolicy
-from sapo.tasks.verifier import AnswerFormat
 
 Answering = Literal["mixture", "vote", "route"]
 """Ways in which a logged ensemble may answer."""

@@ -265,8 +265,10 @@ def answer(
     for start in range(0, len(once), CHUNK):
         chunk = once[start : start + CHUNK]
         with counting(engine, told.of_call):
-            groups = engine.generate(
-                [policy.encode_prompt(question.text) for question in chunk],
+            groups = _completions(
+                policy,
+                engine,
+                chunk,
                 completions=samples,
                 max_new_tokens=max_new_tokens,
                 sampling=Sampling(),
@@ -280,6 +282,18 @@ def answer(
     return Answers(
         [sampled[number] for number in asked], [probable[number] for number in asked] if greedy else []
     )
+
+
+def _completions(
+    policy: "LoadedPolicy", engine: Engine, questions: Sequence[Question], **how: Any
+) -> list[list[Completion]]:
+    """What the engine answers; to a question that the model's context has no room for, nothing."""
+    prompts = [policy.encode_prompt(question.text) for question in questions]
+    room = [place for place, prompt in enumerate(prompts) if policy.fits(prompt)]
+    found = engine.generate([prompts[place] for place in room], **how) if room else []
+    given = dict(zip(room, found, strict=True))
+    nothing = [Completion(text="", finish_reason="length")] * (how["completions"] + how["greedy"])
+    return [given.get(place, nothing) for place in range(len(questions))]
 
 
 @dataclass

@@ -47,16 +47,19 @@ with absent(*_absent):
 # imported with adapters where it is installed; it warns that kernels of weights in four bits are not there
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
-__all__ = ["no_bars", "transformers"]
+__all__ = ["quiet", "transformers"]
 
 
 @contextmanager
-def no_bars() -> Iterator[None]:
-    """Without the library's progress bars, which would fill logs and break the live view."""
-    shown = transformers.utils.logging.is_progress_bar_enabled()
-    transformers.utils.logging.disable_progress_bar()
+def quiet() -> Iterator[None]:
+    """Without the library's progress bars and warnings, which would fill logs and break the live view."""
+    log = transformers.utils.logging
+    shown, level = log.is_progress_bar_enabled(), log.get_verbosity()
+    log.disable_progress_bar()
+    log.set_verbosity_error()
     try:
         yield
     finally:
+        log.set_verbosity(level)
         if shown:
-            transformers.utils.logging.enable_progress_bar()
+            log.enable_progress_bar()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from sapo.learn.unused_ids import hide_unused
 from sapo.policy.ensemble import mixture, posterior
 from sapo.policy.models import LoadedPolicy
 
@@ -48,7 +49,7 @@ def log_likelihood(model: Any, prompts: Sequence[Sequence[int]]) -> Tensor:
         # right padding comes after all that is read, so the causal mask alone keeps it out of sight
         ids = torch.tensor([[*one, *[0] * (width - len(one))] for one in chosen], device=device)
         lengths = torch.tensor([len(one) for one in chosen], device=device)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+        logits = hide_unused(model, model(input_ids=ids, use_cache=False).logits)[:, :-1]
         token = logits.float().log_softmax(dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
         read = torch.arange(1, width, device=device) < lengths[:, None]
         found.append(torch.where(read, token, 0.0).sum(dim=-1).cpu())
@@ -123,14 +124,17 @@ class Mixture(torch.nn.Module):
         else:
             cache.log_context = cache.log_context + _of_tokens(cache.logprobs, input_ids[:, -1])
         logits = [
-            one(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=own,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
+            hide_unused(
+                one,
+                one(
+                    input_ids=input_ids,
+                    attention_mask=attention_mask,
+                    position_ids=position_ids,
+                    past_key_values=own,
+                    use_cache=True,
+                    logits_to_keep=1,
+                ).logits[:, -1],
+            )
             for one, own in zip(self._each(), cache.experts, strict=True)
         ]
         width = min(one.shape[-1] for one in logits)

@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 from sapo.core.config.load import Config
+from sapo.core.errors import UserError
 from sapo.policy import starter
 from sapo.policy.hf_import import transformers
-from sapo.policy.model_source import HUB_S, folder_of, is_starter
+from sapo.policy.model_files import read_config, said
+from sapo.policy.model_source import HUB_S, is_starter, location
 from sapo.policy.models import with_adapter
-from sapo.policy.starter_spec import VARIANTS, location, variant_of
+from sapo.policy.starter_spec import VARIANTS, variant_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,7 @@ def shape_of(config: Config, cache: Path) -> ModelShape | None:
         known, settings = False, starter.shape(variant, variant.vocabulary or starter.BYTE_TOKENS)
     if settings is None:
         return None
-    with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(settings)
-        if config.lora is not None:
-            model = with_adapter(model, config)
+    model = _without_weights(config, settings)
     text = settings.get_text_config()
     heads = text.num_attention_heads
     parameters = list(model.parameters())
@@ -60,15 +59,27 @@ def shape_of(config: Config, cache: Path) -> ModelShape | None:
     )
 
 
+def _without_weights(config: Config, settings: Any) -> Any:
+    """The model that a config describes, on no device; raises `UserError` for one that cannot be."""
+    try:
+        with torch.device("meta"):
+            model: Any = transformers.AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+    except Exception as error:  # whatever the library raises for impossible values
+        problem = f"its config describes no causal language model: {said(error)}"
+        raise UserError("model", config.model, problem, "name a causal language model") from None
+    if getattr(settings.get_text_config(), "num_attention_heads", None) is None:
+        problem = f"{type(model).__name__} has no attention, whose keys and values an answer goes on from"
+        raise UserError("model", config.model, problem, "name a model with attention")
+    with torch.device("meta"):
+        return model if config.lora is None else with_adapter(model, config)
+
+
 def _made(config: Config, cache: Path) -> Any:
     """The config of a model that is there, or on the hub; None if there is none."""
-    if is_starter(config.model):
-        folder: Path | None = location(config, cache=cache)
-        if folder is None or not folder.is_dir():
-            return None
-    else:
-        folder = folder_of(config.model) or _from_hub(config.model)
-    return None if folder is None else transformers.AutoConfig.from_pretrained(folder)
+    folder = location(config, cache=cache)
+    if folder is None:
+        folder = _from_hub(config.model)
+    return None if folder is None or not folder.is_dir() else read_config(config.model, folder)
 
 
 def _from_hub(name: str) -> Path | None:

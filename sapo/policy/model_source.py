@@ -1,4 +1,4 @@
-"""Where a model's files are: the starters' cache, a folder, or the Hugging Face hub. Imports no torch."""
+"""Where a model's files are: in the cache of what is made here, a folder, or the hub. Imports no torch."""
 
 import json
 from importlib.util import find_spec
@@ -7,7 +7,8 @@ from pathlib import Path
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.install import install_command
-from sapo.policy.starter_spec import variant_of
+from sapo.core.user_cache import default_cache
+from sapo.policy import gguf_file, starter_spec
 
 SHIPPED = Path(__file__).parent / "shipped"
 """Models that come with the package, a folder each."""
@@ -25,6 +26,14 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted(folder.name for folder in SHIPPED.iterdir() if (folder / "config.json").is_file()))
 
 
+def location(config: Config, *, cache: Path, spec: str | None = None) -> Path | None:
+    """The folder that `spec` (default `config.model`) means, there or not; None for a name on the hub."""
+    spec = config.model if spec is None else spec
+    if is_starter(spec):
+        return starter_spec.location(config, cache=cache, spec=spec)
+    return gguf_file.location(spec, cache=cache) if gguf_file.is_gguf(spec) else folder_of(spec)
+
+
 def folder_of(spec: str) -> Path | None:
     """The directory that `model` names; None for a name on the hub. Raises `UserError` for one that cannot be
     either."""
@@ -35,6 +44,9 @@ def folder_of(spec: str) -> Path | None:
         if not (path / "config.json").is_file():
             raise UserError("model", spec, "holds no config.json", "name a Hugging Face model directory")
         return path
+    if path.exists():
+        problem = "is neither a folder nor a .gguf file"
+        raise UserError("model", spec, problem, "name a Hugging Face model directory or a .gguf file")
     if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
         raise UserError("model", spec, "there is no such directory", "name a model directory that exists")
     return None
@@ -49,7 +61,10 @@ def check_source(config: Config) -> None:
         raise UserError("lora", "...", "peft is not installed", install_command("lora"))
     spec = config.model
     if is_starter(spec):
-        variant_of(config)
+        starter_spec.variant_of(config)
+        return
+    if gguf_file.is_gguf(spec):
+        gguf_file.check(spec, cache=default_cache())
         return
     if spec in shipped():
         _check_taught(config)
@@ -63,7 +78,7 @@ def check_source(config: Config) -> None:
     except Exception as error:  # of the hub, of its HTTP library, or a name that none can have
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         problem = f"is no folder here, not in the Hugging Face cache, and the hub does not give it: {reason}"
-        remedy = f"name a folder, a model of the hub, starter, or {', '.join(shipped())}"
+        remedy = f"name a folder, a model of the hub, {gguf_file.SMOLLM2}, starter, or {', '.join(shipped())}"
         raise UserError("model", spec, problem, remedy) from None
 
 

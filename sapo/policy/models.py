@@ -1,11 +1,12 @@
-"""Loading, hashing and saving any Hugging Face causal language model, with its tokenizer's rules."""
+"""Loading, hashing and saving a causal language model, with its tokenizer's rules."""
 
 import hashlib
 import json
 import re
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -14,20 +15,29 @@ from typing import Any
 import torch
 from jinja2 import TemplateError
 from safetensors.torch import load_file
-from tokenizers import Tokenizer
 
 from sapo.core.config.load import Config
 from sapo.core.errors import SapoError, UserError
 from sapo.core.install import install_command
 from sapo.core.rng import stream
 from sapo.core.types import FinishReason, canonical, sha256
+from sapo.learn.unused_ids import mark_unused
 from sapo.policy import malloc
 from sapo.policy.device import resolve_device
-from sapo.policy.hf_import import no_bars, transformers
-from sapo.policy.model_source import folder_of, is_starter
-from sapo.policy.starter_spec import location
+from sapo.policy.hf_import import quiet
+from sapo.policy.model_files import read_config, read_model, read_tokenizer, read_weights, said
+from sapo.policy.model_source import location
+from sapo.policy.trial import refuse_unfit
 
 _PROBE = "sapo probe 1729"
+CONTEXT_NAMES = ("max_position_embeddings", "max_seq_len", "seq_length", "context_length")
+"""Where configs name the context in tokens."""
+UNLIMITED = 10**9
+"""Tokenizers without a limit name one of 10^30."""
+ASSUMED_CONTEXT = 2048
+"""In tokens, of a model that names none, as those that know distances only."""
+BY_LENGTH = frozenset({"dynamic", "longrope"})
+"""Kinds of rotary positions that change with the longest sequence of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,11 +55,13 @@ class LoadedPolicy:
     end_id: int
     max_length: int
     vocabulary: int
-    """Ids below this are the tokenizer's; the model may have more rows than that."""
+    """One more than the highest id of the tokenizer; the model may have more rows than that."""
+    unknown_ids: frozenset[int]
+    """Ids below `vocabulary` that no token has."""
     special_ids: frozenset[int]
-    """Ids that are not text; a peer may send none of them but a final stop (DESIGN 5)."""
+    """Ids of special tokens."""
     control: tuple[str, ...]
-    """Texts of the special tokens."""
+    """Texts of the special tokens that end an answer or part the turns; a peer may write none (DESIGN 5)."""
     system: str | None = None
     """Instruction that goes before every question."""
     examples: tuple[tuple[str, str], ...] = ()
@@ -68,23 +80,34 @@ class LoadedPolicy:
         if self.tokenizer.chat_template is None:
             system = f"{self.system}\n" if self.system else ""
             before = "".join(f"{asked}\n{answer}\n\n" for asked, answer in self.examples)
-            return tuple(self.tokenizer(f"{system}{before}{question}\n").input_ids)
+            return self._opened(self.tokenizer(f"{system}{before}{question}\n").input_ids)
         messages = _conversation(self.tokenizer, [*chain.from_iterable(self.examples), question], self.system)
         ids = self.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False, **self.template
         )
         return tuple(ids)
 
+    def _opened(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """A plain text's ids without what the tokenizer puts behind a text that is over, and with one BOS."""
+        end, start, bos = len(ids), 0, self.tokenizer.bos_token_id
+        while end and (ids[end - 1] in self.special_ids or ids[end - 1] in self.stop_ids):
+            end -= 1
+        while bos is not None and start + 1 < end and ids[start] == ids[start + 1] == bos:
+            start += 1
+        return tuple(ids[start:end])
+
     def prompt_text(self, question: str) -> str:
         """What `encode_prompt` encodes, as text with all special tokens."""
         return str(self.tokenizer.decode(self.encode_prompt(question), clean_up_tokenization_spaces=False))
 
     def encode_completion(self, text: str, finish_reason: FinishReason) -> tuple[int, ...]:
-        """Ids of an answer alone: no BOS, no special token but `end_id`, which follows iff it stopped.
+        """Ids of an answer alone: no BOS, no control token but `end_id`, which follows iff it stopped.
 
-        A special token's name inside `text` is encoded as plain characters (TRAPS 17, 18, 20).
+        Special tokens in a text that spells a control token are encoded as plain characters (TRAPS 17, 18,
+        20).
         """
-        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        split = self.has_control_tokens(text)
+        ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=split).input_ids
         return (*ids, self.end_id) if finish_reason == "stop" else tuple(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -95,8 +118,12 @@ class LoadedPolicy:
         )
 
     def has_control_tokens(self, text: str) -> bool:
-        """Whether a text holds the name of one of this tokenizer's special tokens (TRAPS 20)."""
+        """Whether a text spells one of this policy's control tokens (TRAPS 20)."""
         return any(token in text for token in self.control)
+
+    def knows(self, ids: Iterable[int]) -> bool:
+        """Whether there is a token for each id."""
+        return all(0 <= token < self.vocabulary and token not in self.unknown_ids for token in ids)
 
     def fits(self, prompt: Sequence[int]) -> bool:
         """Whether a prompt leaves room for at least one token; prompts are never truncated (TRAPS 26)."""
@@ -116,15 +143,9 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
     malloc.settle()
     torch.set_num_threads(threads or config.threads)
     source = _locate(spec, config, cache)
-    tokenizer = _load_tokenizer(spec, source)
-    try:
-        with no_bars():
-            cls = transformers.AutoModelForCausalLM
-            model: Any = cls.from_pretrained(source, dtype=getattr(torch, config.dtype))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            "model", spec, f"cannot be loaded: {_first_line(error)}", "name a causal language model"
-        ) from None
+    read_config(spec, source)  # first: what is wrong with it would be said of the tokenizer
+    tokenizer = read_tokenizer(spec, source)
+    model = read_model(spec, source, dtype=getattr(torch, config.dtype))
     if config.lora is not None:
         model = with_adapter(model, config)
     _check_template(config.prompt.template, tokenizer)
@@ -156,26 +177,33 @@ def wrap(
         raise UserError(
             "model", spec, "its tokenizer has no end token", "set eos_token or a template that ends turns"
         )
-    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+    used = {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
+    vocabulary = max(used) + 1
+    if vocabulary > model.get_input_embeddings().weight.shape[0]:
         raise UserError(
             "model", spec, "its tokenizer has more tokens than the model", "use the tokenizer it came with"
         )
+    _refuse_broken(spec, model)
+    mark_unused(model, used)
+    stop_ids = tuple(sorted({end_id, *_stops(model, tokenizer)}))
     policy = LoadedPolicy(
         model=model.eval(),
         tokenizer=tokenizer,
         fingerprint=fingerprint(tokenizer),
-        stop_ids=tuple(sorted({end_id, *_stops(model, tokenizer)})),
+        stop_ids=stop_ids,
         end_id=end_id,
         max_length=_context(model, tokenizer),
-        vocabulary=len(tokenizer),
+        vocabulary=vocabulary,
+        unknown_ids=frozenset(range(vocabulary)) - used,
         special_ids=frozenset(_special_ids(tokenizer)),
-        control=_control(tokenizer),
+        control=_control(tokenizer, stop_ids),
         system=system,
         examples=tuple(examples),
         template=dict(template or {}),
         lora=lora,
     )
     _self_check(spec, policy)
+    refuse_unfit(spec, policy)
     return policy
 
 
@@ -230,28 +258,23 @@ def _bytes_of(parameter: torch.nn.Parameter) -> memoryview:
 def save(policy: LoadedPolicy, directory: Path) -> None:
     """Write model and tokenizer as a Hugging Face directory; under LoRA the adapter only."""
     directory.mkdir(parents=True, exist_ok=True)
-    with no_bars():
+    with quiet():
         policy.model.save_pretrained(directory)  # type: ignore[operator]
     policy.tokenizer.save_pretrained(directory)
 
 
 def load_weights(policy: LoadedPolicy, directory: Path) -> None:
     """Put the weights that `save` wrote into the loaded policy. Raises `SapoError` where they don't fit."""
-    state: dict[str, torch.Tensor] = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        state.update(load_file(path))
-    if not state:
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
         raise SapoError(f"{directory} holds no weights")
     if policy.lora:
+        state: dict[str, torch.Tensor] = {}
+        for path in files:
+            state.update(load_file(path))
         _load_adapter(policy.model, state, directory)
-        return
-    try:
-        missing, unexpected = policy.model.load_state_dict(state, strict=False)
-    except RuntimeError as error:
-        raise SapoError(f"the weights in {directory} do not fit the model: {_first_line(error)}") from None
-    tied = set(getattr(policy.model, "all_tied_weights_keys", None) or ())
-    if unexpected or set(missing) - tied:
-        raise SapoError(f"the weights in {directory} are another model's: {[*missing, *unexpected][:3]}")
+    else:
+        read_weights(policy.model, directory)
 
 
 def export(directory: Path, destination: Path, *, config: Config, cache: Path) -> None:
@@ -273,7 +296,7 @@ def fingerprint(tokenizer: Any) -> str:
     """Hex SHA-256 of vocabulary, merges, special tokens and text rules: equal iff ids mean the same."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        parts: dict[str, Any] = {"vocab": tokenizer.get_vocab(), "special": _control(tokenizer)}
+        parts: dict[str, Any] = {"vocab": tokenizer.get_vocab(), "special": _special_texts(tokenizer)}
     else:
         whole = json.loads(backend.to_str())
         kept = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
@@ -283,50 +306,10 @@ def fingerprint(tokenizer: Any) -> str:
 
 def _locate(spec: str, config: Config, cache: Path) -> str | Path:
     """The directory, or the name on the Hugging Face hub, that `spec` means."""
-    if not is_starter(spec):
-        return folder_of(spec) or spec
     found = location(config, cache=cache, spec=spec)
-    if not found.is_dir():
-        raise UserError("model", spec, "has not been prepared", "call sapo.policy.starter.prepare first")
-    return found
-
-
-def _load_tokenizer(spec: str, source: str | Path) -> Any:
-    files = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
-    if isinstance(source, Path) and not any((source / name).is_file() for name in files):
-        raise UserError(
-            "model", spec, "the directory has no tokenizer", "save it there with tokenizer.save_pretrained"
-        )
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            "model", spec, f"its tokenizer cannot be loaded: {_first_line(error)}", "name a complete model"
-        ) from None
-    _check_as_stored(spec, source, tokenizer)
-    return tokenizer
-
-
-def _check_as_stored(spec: str, source: str | Path, tokenizer: Any) -> None:
-    """Refuse a tokenizer that AutoTokenizer quietly loads as another.
-
-    transformers 5 builds the architecture's own tokenizer for some model types (qwen2 among them) whatever
-    `tokenizer.json` says, if `tokenizer_class` is a general one; the model then reads other ids than it
-    was trained on.
-    """
-    file = Path(source) / "tokenizer.json"
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not file.is_file() or backend is None:
-        return
-    probe = "What is  12 + 345?\n\tIt's <b> 6.7, don't-know."
-    stored = Tokenizer.from_file(str(file)).encode(probe, add_special_tokens=False).ids
-    if backend.encode(probe, add_special_tokens=False).ids != stored:
-        raise UserError(
-            "model",
-            spec,
-            f"its tokenizer.json loads as another tokenizer, {type(tokenizer).__name__}",
-            "set tokenizer_class and model_type to what belongs together",
-        )
+    if found is not None and not found.is_dir():
+        raise UserError("model", spec, "has not been prepared", "call sapo.policy.initial.prepare first")
+    return found or spec
 
 
 def with_adapter(model: Any, config: Config) -> Any:
@@ -346,14 +329,28 @@ def with_adapter(model: Any, config: Config) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.swarm.seed, "lora"))
         try:
-            return get_peft_model(model, settings)
+            adapted = get_peft_model(model, settings)
         except ValueError as error:
             raise UserError(
                 "lora.target_modules",
                 config.lora.target_modules,
-                _first_line(error),
+                said(error),
                 "name its linear layers",
             ) from None
+    _refuse_half_tied(adapted, config.lora.target_modules)
+    return adapted
+
+
+def _refuse_half_tied(model: torch.nn.Module, targets: object) -> None:
+    """Raise `UserError` for an adapter on a weight that stands in two places, as embedding and head of many
+    models do: merged, it would change both, and only one of them was trained."""
+    modules = dict(model.named_modules())
+    owners = Counter(id(p) for module in modules.values() for p in module.parameters(recurse=False))
+    for name, module in modules.items():
+        base = getattr(module, "base_layer", None)
+        if base is not None and any(owners[id(p)] > 1 for p in base.parameters(recurse=False)):
+            problem = f"{name.rpartition('.')[2]} shares its weight with another layer (tied embeddings)"
+            raise UserError("lora.target_modules", targets, problem, 'leave it out, or say "all-linear"')
 
 
 def _load_adapter(model: Any, state: dict[str, torch.Tensor], directory: Path) -> None:
@@ -362,7 +359,7 @@ def _load_adapter(model: Any, state: dict[str, torch.Tensor], directory: Path) -
     try:
         result: Any = set_peft_model_state_dict(model, state)
     except RuntimeError as error:
-        raise SapoError(f"the adapter in {directory} does not fit: {_first_line(error)}") from None
+        raise SapoError(f"the adapter in {directory} does not fit: {said(error)}") from None
     missing = [name for name in result.missing_keys if "lora_" in name]
     if missing or result.unexpected_keys:
         raise SapoError(
@@ -410,7 +407,7 @@ def _end_marker(spec: str, tokenizer: Any) -> int | None:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except TemplateError as error:
         raise UserError(
-            "model", spec, f"its chat template fails: {_first_line(error)}", "correct the template"
+            "model", spec, f"its chat template fails: {said(error)}", "correct the template"
         ) from None
     special = set(tokenizer.all_special_ids) | _special_ids(tokenizer)
     tail = tokenizer(text.rpartition(_PROBE)[2], add_special_tokens=False).input_ids
@@ -421,10 +418,32 @@ def _special_ids(tokenizer: Any) -> set[int]:
     return {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
-def _control(tokenizer: Any) -> tuple[str, ...]:
+def _special_texts(tokenizer: Any) -> tuple[str, ...]:
     names = {str(token) for token in tokenizer.all_special_tokens}
     names |= {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     return tuple(sorted(name for name in names if name.strip()))
+
+
+def _control(tokenizer: Any, stop_ids: Sequence[int]) -> tuple[str, ...]:
+    """Texts of the special tokens that end an answer, have a role in the tokenizer, or stand round the turns
+    of a conversation. Others, of thoughts and tools, are part of answers."""
+    special = _special_texts(tokenizer)
+    found = {str(token) for token in tokenizer.convert_ids_to_tokens(list(stop_ids)) if token is not None}
+    found |= {str(token) for token in tokenizer.special_tokens_map.values() if isinstance(token, str)}
+    written = "" if tokenizer.chat_template is None else _turns(tokenizer)
+    return tuple(name for name in special if name in found or name in written)
+
+
+def _turns(tokenizer: Any) -> str:
+    """A conversation that goes on after an answer, where some templates put empty thoughts before the last
+    one; of a template that refuses it, one that ends there."""
+    for turns in (["?", _PROBE, "?"], ["?", _PROBE]):
+        try:
+            messages = _conversation(tokenizer, turns, _PROBE)
+            return str(tokenizer.apply_chat_template(messages, tokenize=False))
+        except TemplateError:
+            continue
+    return " ".join(_special_texts(tokenizer))
 
 
 def _stops(model: Any, tokenizer: Any) -> set[int]:
@@ -432,7 +451,7 @@ def _stops(model: Any, tokenizer: Any) -> set[int]:
     found: set[int] = set()
     for value in (
         tokenizer.eos_token_id,
-        model.config.eos_token_id,
+        getattr(model.config.get_text_config(), "eos_token_id", None),
         getattr(model.generation_config, "eos_token_id", None),
     ):
         found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
@@ -440,8 +459,32 @@ def _stops(model: Any, tokenizer: Any) -> set[int]:
 
 
 def _context(model: Any, tokenizer: Any) -> int:
-    limit = getattr(model.config, "max_position_embeddings", None)
-    return int(limit if limit is not None else tokenizer.model_max_length)
+    """Tokens of a prompt with its answer at most.
+
+    Not more than those up to which positions are computed in one way: some models change them for a whole
+    batch as soon as one sequence is longer.
+    """
+    config = model.config.get_text_config()
+    named = [getattr(config, name, None) for name in CONTEXT_NAMES] + [tokenizer.model_max_length]
+    limit = next((int(one) for one in named if one and 0 < one < UNLIMITED), ASSUMED_CONTEXT)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in (rope, *rope.values()):
+        if isinstance(one, dict) and one.get("rope_type") in BY_LENGTH:
+            original = one.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            limit = min(limit, int(original or limit))
+    return limit
+
+
+def _refuse_broken(spec: str, model: torch.nn.Module) -> None:
+    """Raise `UserError` where a weight is NaN or infinite: such a model computes nothing."""
+    for name, parameter in model.named_parameters():
+        if not parameter.numel() or not parameter.is_floating_point():
+            continue
+        low, high = torch.aminmax(parameter.detach())
+        if not bool(low.isfinite() & high.isfinite()):
+            problem = f"its weight {name} holds values that are not finite"
+            raise UserError("model", spec, problem, "use a sound copy, or a checkpoint from before")
 
 
 def _self_check(spec: str, policy: LoadedPolicy) -> None:
@@ -454,7 +497,3 @@ def _self_check(spec: str, policy: LoadedPolicy) -> None:
     bos = policy.tokenizer.bos_token_id
     if bos is not None and bos != policy.end_id and bos in answer:
         raise UserError("model", spec, "puts its start token into answers", "use another tokenizer")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.types import Question
 from sapo.policy.ensemble import posterior
 from sapo.policy.mixture import log_likelihood, one_vocabulary
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.starter import target_text
-from sapo.tasks.verifier import AnswerFormat
 from sapo.tasks.workers import TaskWorkers
 
 MIXTURE = "mixture"

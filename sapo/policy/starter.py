@@ -25,6 +25,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Config
 from sapo.core.config.prompt import system_prompt
 from sapo.core.errors import UserError
@@ -122,9 +123,9 @@ def examples(config: Config, workers: TaskWorkers) -> Iterator[Example]:
                 yield Example(question.text, SENTENCE.format(answer))
 
 
-def target_text(answer: str, form: str) -> str:
+def target_text(answer: str, form: AnswerFormat) -> str:
     """A bare answer in the form that `rules.answer` asks for."""
-    return f"<answer>{answer}</answer>" if form == "tags" else answer
+    return {"text": answer, "tags": f"<answer>{answer}</answer>", "boxed": f"\\boxed{{{answer}}}"}[form]
 
 
 def make_tokenizer(variant: Variant, texts: Sequence[str]) -> transformers.PreTrainedTokenizerFast:

@@ -14,7 +14,9 @@ def own_ids(policy: LoadedPolicy, group: Group, completion: Completion) -> tuple
     """The ids to train on and whether the text was re-encoded.
 
     Sent ids are used only if they are of the same vocabulary, inside it, decode to the text, and hold no
-    special token but a final stop where the completion stopped (DESIGN 5). Text decides otherwise.
+    token that ends a completion but a final one where it stopped (DESIGN 5). Text decides otherwise. So what
+    this policy sampled is trained as it was sampled; a peer's text that spells a control token was refused
+    (`sapo.peers.admission`).
     """
     ids = completion.token_ids
     if ids is not None and group.tokenizer == policy.fingerprint and _faithful(policy, completion, ids):
@@ -27,7 +29,7 @@ def _faithful(policy: LoadedPolicy, completion: Completion, ids: tuple[int, ...]
     if stopped and (not ids or ids[-1] not in policy.stop_ids):
         return False
     body = ids[:-1] if stopped else ids
-    if any(token >= policy.vocabulary or token in policy.special_ids for token in body):
+    if not policy.knows(body) or any(token in policy.stop_ids for token in body):
         return False
     return policy.decode(body) == completion.text
 
@@ -47,7 +49,7 @@ def _lies(policy: LoadedPolicy, completion: Completion) -> bool:
     ids = completion.token_ids
     if ids is None:
         return False
-    if any(token >= policy.vocabulary for token in ids):
+    if not policy.knows(ids):
         return True
     if policy.decode(ids) == completion.text:
         return False

@@ -20,9 +20,8 @@ from sapo.learn.update import Learner
 from sapo.policy import checkpoint, models
 from sapo.policy.checkpoint import BrokenCheckpoint, Checkpoint
 from sapo.policy.kept_files import KeptFiles
-from sapo.policy.model_source import is_starter
+from sapo.policy.model_source import location
 from sapo.policy.models import LoadedPolicy
-from sapo.policy.starter_spec import location
 from sapo.provenance.reexecute import Repeater
 from sapo.store.history import open_store
 from sapo.store.history.query import incarnations
@@ -181,7 +180,8 @@ def _policy(config: Config, start: Checkpoint, cache: Path) -> LoadedPolicy:
     """The model of a checkpoint; only an adapter needs the model that the node began with."""
     if config.lora is None:
         return models.load_policy(str(start.path), config=config, cache=cache)
-    if is_starter(config.model) and not location(config, cache=cache, spec=config.model).is_dir():
+    made = location(config, cache=cache)
+    if made is not None and not made.is_dir():
         remedy = "replay it where it ran, or set SAPO_CACHE to the cache it used"
         raise UserError("model", config.model, f"is not in {cache}, and the adapter needs it", remedy)
     return models.load_policy(config.model, config=config, cache=cache)

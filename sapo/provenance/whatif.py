@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.figures import FULL, PROBE, SCORES, NodeExam, Score
@@ -26,7 +24,6 @@ from sapo.learn.update import StepResult
 from sapo.policy import models
 from sapo.policy.evaluate import Evaluation, Progress, ask, held_out_set
 from sapo.policy.kept_files import KeptFiles
-from sapo.policy.models import LoadedPolicy
 from sapo.provenance.reexecute import Repeater
 from sapo.provenance.replay import Replay, opened
 from sapo.provenance.whatif_mlflow import Run
@@ -42,12 +39,10 @@ class WhatIf:
     """What became of a node's recorded rounds under other settings.
 
     `changes` has the changed settings with their values as text, `unchanged` those that say what was so
-    anyway. `left_out` counts the rounds without a step by reason. `diverged` is the round after which the
-    model computed nothing finite any more: nothing after it was repeated, asked or kept. `rollbacks` are
-    those of the recorded run, which were not repeated. `figures` are those of the new model on the held-out
-    questions, `own` the node's and `start` those of the policy it began with, where they were evaluated.
-    `own_weights_sha256` is empty where the last round has no digest recorded. `notes` say what was passed
-    over on the way.
+    anyway. `left_out` counts the rounds without a step by reason. `rollbacks` are those of the recorded run,
+    which were not repeated. `figures` are those of the new model on the held-out questions, `own` the node's
+    and `start` those of the policy it began with, where they were evaluated. `own_weights_sha256` is empty
+    where the last round has no digest recorded. `notes` say what was passed over on the way.
     """
 
     node: str
@@ -58,17 +53,16 @@ class WhatIf:
     run_name: str
     uri: str
     experiment: str
-    model: str | None
+    model: str
     first: int
     last: int
     rounds: int
     steps: int
     left_out: dict[str, int]
     rollbacks: int
-    diverged: int | None
     weights_sha256: str
     own_weights_sha256: str
-    figures: Score | None
+    figures: Score
     own: NodeExam | None
     start: Score | None
     seconds: float
@@ -96,11 +90,6 @@ class WhatIf:
         )
         if self.rollbacks:
             yield f"recorded rollbacks, not repeated here: {self.rollbacks}"
-        if self.diverged is not None:
-            yield (
-                f"it went astray: after round {self.diverged} the model computes nothing finite any more; "
-                "no later round was repeated, no question asked, no model kept"
-            )
 
     def _weights(self) -> Iterator[str]:
         yield f"weights: {self.weights_sha256}"
@@ -108,8 +97,6 @@ class WhatIf:
             yield f"they are {self.node}'s own, bit for bit: the change made no difference"
 
     def _held_out(self) -> Iterator[str]:
-        if self.figures is None:
-            return
         named = [("pass@1", "pass_at_1"), ("greedy", "greedy")]
         tasks = sorted(self.figures.per_task)
         if len(tasks) > 1:
@@ -126,8 +113,7 @@ class WhatIf:
 
     def _place(self) -> Iterator[str]:
         yield f"MLflow: run {self.run_id} of experiment {self.experiment} at {self.uri}"
-        if self.model is not None:
-            yield f"model: runs:/{self.run_id}/model"
+        yield f"model: runs:/{self.run_id}/model"
 
 
 def _figure(score: Score, name: str) -> float | None:
@@ -146,7 +132,6 @@ class _Course:
     steps: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     rollbacks: int = 0
-    diverged: int | None = None
     chain: str | None = None
     own_weights_sha256: str = ""
     seconds: float = 0.0
@@ -168,7 +153,6 @@ class _Course:
         left_out = json.dumps(dict(self.left_out))
         tags = {"weights_sha256": weights_sha256, "steps": str(self.steps), "left_out": left_out}
         tags |= {"chain": self.chain} if self.chain is not None else {}
-        tags |= {"diverged_after": str(self.diverged)} if self.diverged is not None else {}
         return tags
 
 
@@ -196,11 +180,9 @@ def retrain(
         run_id = run.start()
         with run.going():
             course = _repeat(replay, changes, run, progress)
-            evaluation, model = None, None
-            if course.diverged is None:
-                evaluation = _ask(home, replay, settled.config, progress)
-                run.log(replay.last + 1, _series(evaluation, settled.config))
-                model = _keep(run, replay, settled.config, cache)
+            evaluation = _ask(home, replay, settled.config, progress)
+            run.log(replay.last + 1, _series(evaluation, settled.config))
+            model = _keep(run, replay, settled.config, cache)
             digest = models.weights_sha256(replay.policy.model)
             run.finish(course.tags(digest))
     own, start = _evaluated(home, node, settled.config.model)
@@ -220,10 +202,9 @@ def retrain(
         steps=course.steps,
         left_out=dict(course.left_out),
         rollbacks=course.rollbacks,
-        diverged=course.diverged,
         weights_sha256=digest,
         own_weights_sha256=course.own_weights_sha256,
-        figures=None if evaluation is None else evaluation.summary(),
+        figures=evaluation.summary(),
         own=own,
         start=start,
         seconds=course.seconds,
@@ -252,8 +233,8 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
 
 
 def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | None) -> _Course:
-    """Every recorded round's step on its changed batch; stops where the model computes nothing finite."""
-    course, started, round = _Course(), time.monotonic(), replay.first
+    """Every recorded round's step on its changed batch."""
+    course, started = _Course(), time.monotonic()
     partners = KeptFiles(replay.home.gossip(replay.node))
     changed = Repeater(replay.policy, replay.learner, partners=partners)
     tell = progress or (lambda label, done, total: None)
@@ -268,20 +249,9 @@ def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | Non
         course.note(recorded, step)
         took = {"time/update": time.monotonic() - before}
         run.log(round, step.metrics | reward_metrics(batch.groups) | source_metrics(batch) | took)
-        if (step.alarm or "").startswith("non-finite") and not _finite(replay.policy):
-            break
         tell("rounds", round - replay.first + 1, replay.last - replay.first + 1)
     course.seconds = time.monotonic() - started
-    course.diverged = None if _finite(replay.policy) else round
     return course
-
-
-@torch.inference_mode()
-def _finite(policy: LoadedPolicy) -> bool:
-    """Whether the weights are finite, and what the model makes of a question."""
-    ids = torch.tensor([policy.encode_prompt("1 + 1 = ?")])
-    logits = policy.model(input_ids=ids).logits
-    return all(bool(values.isfinite().all()) for values in (logits, *policy.model.parameters()))
 
 
 def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) -> Evaluation:

@@ -20,11 +20,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.unicode import one_line
 from sapo.tasks import sandbox
 from sapo.tasks.sandbox import syscalls
 from sapo.tasks.scorer_audit import only_compares
-from sapo.tasks.verifier import LONGEST_REASON, AnswerFormat, is_score, score
+from sapo.tasks.verifier import LONGEST_REASON, is_score, score
 
 Finding = tuple[str, float | str]
 """("score", the score) or ("unscorable", the reason)."""

@@ -46,9 +46,10 @@ def _pick(tasks: Sequence[Task], rng: Random) -> Recipe:
 class QuestionStream:
     """A round's questions for one node: never held out, fixed by the arguments, fresh in every round.
 
-    Each place draws recipe after recipe from its own counted stream until one can be regenerated and is not
-    held out. The workers may be at it while the caller does something else: `begin` has them make the first
-    questions, `advance` takes these and has more made for the places still open, `result` does what is left.
+    Each place draws recipe after recipe from its own counted stream until one can be regenerated, is not held
+    out and `fits` who is to answer; `too_long` did not. The workers may be at it while the caller does
+    something else: `begin` has them make the first questions, `advance` takes these and has more made for the
+    places still open, `result` does what is left.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class QuestionStream:
         *,
         count: int,
         held_out: float,
+        fits: Callable[[Question], bool] | None = None,
     ) -> None:
-        self.round = round
+        self.round, self.too_long = round, 0
+        self._fits = fits
         self._workers, self._tasks, self._held_out = workers, tasks, held_out
         self._path = (*author, round, "question")
         self._found: dict[int, Question] = {}
@@ -105,7 +108,10 @@ class QuestionStream:
         made = self._workers.questions(self._recipes)
         for place, question in zip(self._open, made, strict=True):
             if isinstance(question, Question) and not is_held_out(question, self._held_out):
-                self._found[place] = question
+                if self._fits is None or self._fits(question):
+                    self._found[place] = question
+                else:
+                    self.too_long += 1
         self._open = [place for place in self._open if place not in self._found]
         self._attempt += 1
         self._recipes = self._draw()
@@ -115,9 +121,12 @@ class QuestionStream:
             "tasks",
             ", ".join(sorted({task.dataset for task in self._tasks})),
             f"{MAX_ATTEMPTS} recipes in a row gave no question to train on "
-            f"({self._held_out:.0%} of all questions are held out)",
+            f"({self._held_out:.0%} of all questions are held out{self._left_out()})",
             "widen the data sets' parameters, or lower rules.held_out",
         )
+
+    def _left_out(self) -> str:
+        return f", {self.too_long} were longer than the model's context" if self.too_long else ""
 
 
 class RowOrder:

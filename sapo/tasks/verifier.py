@@ -7,13 +7,13 @@ so honest text has the library's score.
 
 import importlib
 import math
+import re
 import types
-from typing import Any, Literal
+from typing import Any
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.errors import described
 from sapo.tasks import safe_parse
-
-AnswerFormat = Literal["text", "tags"]
 
 ROUNDING = 1e-9
 """Some scorers add up shares: one gives 1.0000000000000002."""
@@ -22,6 +22,8 @@ LONGEST_REASON = 150
 """Characters of why a scorer raised."""
 
 _OPEN, _CLOSE = "<answer>", "</answer>"
+_BOX = re.compile(r"(\\boxed\s*\{)|\\[{}]|[{}]")
+"""A box's beginning; or a brace, which a backslash before it makes text."""
 
 
 EVALUATORS: dict[str, dict[str, Any]] = {
@@ -52,10 +54,13 @@ def extract_answer(text: str, answer_format: AnswerFormat) -> str | None:
 
     Under format `text` the whole text, unchanged: tags would take the junk round them out of the score. Under
     `tags` the stripped content of the last complete `<answer>...</answer>`, as reasoning-gym's own
-    `extract_answer` reads it, or None. Linear in the text.
+    `extract_answer` reads it, or None. Under `boxed` that of the last complete `\\boxed{...}`. Linear in the
+    text.
     """
     if answer_format == "text":
         return text
+    if answer_format == "boxed":
+        return _last_box(text)
     found: str | None = None
     start = text.find(_OPEN)
     while start >= 0:
@@ -66,6 +71,23 @@ def extract_answer(text: str, answer_format: AnswerFormat) -> str | None:
         found = text[begin:end]
         start = text.find(_OPEN, end + len(_CLOSE))
     return None if found is None else found.strip()
+
+
+def _last_box(text: str) -> str | None:
+    """The stripped content of the complete `\\boxed{...}` that begins last; None where there is none."""
+    inside: list[int | None] = []
+    """Of each open brace: where a box's content begins; None for other braces."""
+    last: tuple[int, int] | None = None
+    for mark in _BOX.finditer(text):
+        if mark[1] is not None:
+            inside.append(mark.end())
+        elif mark[0] == "{":
+            inside.append(None)
+        elif mark[0] == "}" and inside:
+            start = inside.pop()
+            if start is not None and (last is None or start > last[0]):
+                last = start, mark.start()
+    return None if last is None else text[slice(*last)].strip()
 
 
 class _Sympy(types.ModuleType):

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, TextIO
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.errors import described
 from sapo.tasks import sandbox
-from sapo.tasks.verifier import AnswerFormat, score
+from sapo.tasks.verifier import score
 from sapo.tasks.worker_messages import Item, Lot, Next, Op, Parameter, Refusal, Reply, Scores
 
 EXIT_MEMORY = 3

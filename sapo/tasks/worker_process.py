@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.errors import SapoError, UserError
-from sapo.tasks.verifier import AnswerFormat
 from sapo.tasks.worker_messages import Lot, Reply
 
 STARTUP_LIMIT_S = 180.0

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Self
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Config, Task
 from sapo.core.errors import SapoError, UserError
 from sapo.core.types import Outcome, Question, Recipe, canonical
 from sapo.tasks.holdout import bucket
 from sapo.tasks.pins import usable
-from sapo.tasks.verifier import AnswerFormat
 from sapo.tasks.work_batch import WorkBatch
 from sapo.tasks.worker_messages import Item, Op, Parameter, Reply, Scores
 from sapo.tasks.worker_process import WorkerProcess

@@ -9,6 +9,7 @@ from torch import Tensor
 from sapo.core.config.load import Config
 from sapo.core.errors import UserError
 from sapo.core.types import Completion, Sampling
+from sapo.learn.unused_ids import hide_unused
 from sapo.policy.engines.base import Engine
 from sapo.policy.models import LoadedPolicy
 from sapo.testing.policies import policy as make_policy
@@ -51,6 +52,7 @@ def logprobs_of(policy: LoadedPolicy, prompt: str, ids: Sequence[int], temperatu
     start = policy.encode_prompt(prompt)
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[*start, *ids]])).logits[0]
+    logits = hide_unused(policy.model, logits)
     return torch.log_softmax(logits[len(start) - 1 : -1].float() / temperature, dim=-1)
 
 

@@ -98,6 +98,16 @@ def test_ids_that_lie_about_the_text_are_replaced_by_the_text(reader: LoadedPoli
     assert own_ids(reader, group, sent) == (reader.encode_completion("12", "stop"), True)
 
 
+def test_own_answers_are_trained_as_they_were_sampled_whatever_special_tokens_are_in_them(
+    reader: LoadedPolicy,
+) -> None:
+    for inner in sorted(reader.special_ids - set(reader.stop_ids)):
+        ids = (*reader.encode_completion("12", "length"), inner, reader.end_id)
+        sent = completion(reader, reader.decode(ids), token_ids=ids, logprobs=(-0.5,) * len(ids))
+        group = make_group(completions=(sent, sent), tokenizer=reader.fingerprint)
+        assert own_ids(reader, group, sent) == (ids, False)
+
+
 def test_the_first_id_beyond_the_vocabulary_is_not_used_though_it_decodes_to_nothing(
     reader: LoadedPolicy,
 ) -> None:

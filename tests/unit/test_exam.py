@@ -29,6 +29,9 @@ class Policy:
     def encode_prompt(self, text: str) -> list[int]:
         return [int(text)]
 
+    def fits(self, prompt: Sequence[int]) -> bool:
+        return prompt[0] < 21
+
 
 class Engine:
     """Answers by prompt and completion, and counts the completions of a call."""
@@ -54,7 +57,7 @@ class Workers:
     """Passes every third text."""
 
     def score(self, items: Sequence[tuple[Recipe, str]]) -> list[Outcome]:
-        return [Outcome.scored(float(int(text) % 3 == 0)) for _, text in items]
+        return [Outcome.scored(float(text != "" and int(text) % 3 == 0)) for _, text in items]
 
 
 def asked(questions: Sequence[Question], engine: Engine | None = None, **how: Any) -> Evaluation:
@@ -111,6 +114,14 @@ def test_progress_counts_answers_sampled_and_greedy_while_they_are_given() -> No
     questions = [question(number) for number in (0, 1, 2, 0)]
     asked(questions, samples=2, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 9), (9, 9)]
+
+
+def test_a_question_that_does_not_fit_is_not_asked_and_counts_as_wrong() -> None:
+    engine = Engine()
+    found = asked([question(number) for number in (3, 21, 6)], engine, samples=2)
+    assert engine.prompts == [3, 6]
+    assert list(found.greedy) == [1.0, 0.0, 1.0]
+    assert asked([question(21)]).pass_at_1 == 0.0
 
 
 @pytest.fixture

@@ -1,16 +1,25 @@
 """The transformers engine, against a plain loop without cache, padding or batch."""
 
+import json
+import math
 from collections.abc import Callable
 from typing import Any
 
+import learn_support
 import pytest
 import torch
 from scipy.stats import chisquare
+from tokenizers import Tokenizer
+from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedTokenizerFast
 
+from sapo.core.config.load import LearnConfig
+from sapo.core.errors import SapoError
 from sapo.core.types import Completion, Sampling
+from sapo.learn.logprobs import split_model
+from sapo.learn.update import Learner
 from sapo.policy.engines.base import Engine
 from sapo.policy.engines.hf import BLOCK, LEAST_SHARED, TransformersEngine, _branch, _pick
-from sapo.policy.models import LoadedPolicy
+from sapo.policy.models import LoadedPolicy, wrap
 from sapo.testing import engine as contract
 from sapo.testing import policies as samples
 from sapo.testing.engine import PROMPTS, logprobs_of
@@ -230,3 +239,53 @@ def test_an_engine_with_its_own_copy_changes_when_it_is_told_to() -> None:
     engine.update_weights()
     assert answers(engine) == answers(TransformersEngine(policy)) != before
     assert all(parameter.requires_grad for parameter in policy.model.parameters())
+
+
+def test_a_model_that_computes_no_numbers_is_one_line() -> None:
+    policy = samples.policy()
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight.fill_(math.nan)  # type: ignore[operator]
+    with pytest.raises(SapoError, match="not finite"):
+        run(policy)
+
+
+@pytest.mark.parametrize("scaling", [1.0, 2.0], ids=["head in blocks", "head at once"])
+def test_ids_that_no_token_has_are_impossible_in_engine_and_learner(scaling: float) -> None:
+    """Rows beyond the tokenizer's, and one that it leaves out."""
+    tokenizer = samples.tokenizer()
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    hole = whole["model"]["vocab"].pop("z")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(whole)),
+        eos_token="<|eos|>",
+        chat_template=samples.CHAT,
+    )
+    torch.manual_seed(0)
+    shape = GraniteConfig(
+        vocab_size=118,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.3,
+        eos_token_id=1,
+        bos_token_id=None,
+        logits_scaling=scaling,
+    )
+    policy = wrap("padded", GraniteForCausalLM(shape), tokenizer)
+    assert (split_model(policy.model) is not None) == (scaling == 1.0)
+    assert not policy.knows([hole])
+    assert not policy.knows([policy.vocabulary])
+    prompt = policy.encode_prompt("1 + 1 = ?")
+    found = TransformersEngine(policy).generate(
+        [prompt], completions=16, max_new_tokens=12, sampling=Sampling(temperature=1.5), seed=1
+    )[0]
+    assert all(policy.knows(one.token_ids or ()) for one in found)
+
+    learner = Learner(policy.model, LearnConfig(), temperature=1.5)
+    pairs = [(one.token_ids or (), one.logprobs or ()) for one in found]
+    rewards = [float(k % 2) for k in range(len(pairs))]
+    group = learn_support.group(prompt, [ids for ids, _ in pairs], rewards, behaviour=[p for _, p in pairs])
+    result = learner.step(learn_support.batch(group, temperature=1.5))
+    assert result.metrics["learn/engine_gap"] < 1e-5
+    assert result.metrics["learn/entropy"] < math.log(len(tokenizer))

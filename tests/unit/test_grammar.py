@@ -253,9 +253,20 @@ def test_trap_49_every_evaluator_the_library_calls_is_known() -> None:
         ("<answer></answer>", "tags", ""),
         ("</answer><answer>3</answer>", "tags", "3"),
         ("junk <answer>3</answer> junk", "text", "junk <answer>3</answer> junk"),
+        ("4", "boxed", None),
+        (r"so \boxed{1}, no: $\boxed{ \frac{1}{2^{3}} }$.", "boxed", r"\frac{1}{2^{3}}"),
+        (r"\boxed{1} or \boxed{2", "boxed", "1"),
+        (r"\boxed{1} } { \boxed {2}}", "boxed", "2"),
+        (r"\boxed{\{1, 2\}}", "boxed", r"\{1, 2\}"),
+        (r"\boxed{\left\{ x \right.}", "boxed", r"\left\{ x \right."),
+        (r"\boxed{a \boxed{b} c}", "boxed", "b"),
+        (r"\boxed{\boxed{3}", "boxed", "3"),
+        (r"\\boxed{6}", "boxed", "6"),
+        (r"\boxed{}", "boxed", ""),
+        (r"\boxed 5 boxed{6} \fbox{7}", "boxed", None),
     ],
 )
-def test_under_tags_the_answer_is_the_last_complete_tag_under_text_the_text(
+def test_under_tags_the_answer_is_the_last_complete_tag_under_boxed_the_last_box_under_text_the_text(
     text: str, answer_format: verifier.AnswerFormat, expected: str | None
 ) -> None:
     assert verifier.extract_answer(text, answer_format) == expected
@@ -282,9 +293,10 @@ def test_no_tag_lifts_the_length_penalty_of_a_text() -> None:
 
 
 def test_extracting_an_answer_is_linear() -> None:
-    text = "<answer>" * 200_000
     start = time.process_time()
-    assert verifier.extract_answer(text, "tags") is None
+    assert verifier.extract_answer("<answer>" * 200_000, "tags") is None
+    assert verifier.extract_answer(r"\boxed{" * 200_000, "boxed") is None
+    assert verifier.extract_answer(r"\boxed" + " " * 200_000, "boxed") is None
     assert time.process_time() - start < 1.0
 
 

@@ -518,9 +518,15 @@ def _huge_gradient(made: Learner) -> Batch:
     return example()
 
 
+def _wild_step(made: Learner) -> Batch:
+    made.set_learn(made.learn.model_copy(update={"lr": 1e39}))
+    return example()
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
+        (_wild_step, "weights beyond 1e+06"),
         (_nan_weights, "non-finite log-probabilities"),
         (_huge_advantage, "non-finite loss"),
         (_huge_gradient, "non-finite gradient"),

@@ -1,10 +1,12 @@
 """Loading, hashing and saving policies, and the rules of their tokenizers."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig
+from tokenizers import processors
+from transformers import AddedToken, GenerationConfig
 
 from sapo.core.config.load import Config, Lora, Rules
 from sapo.core.config.prompt import Prompt
@@ -97,6 +99,53 @@ def test_trap_20_control_tokens_are_found_and_never_encoded_as_such() -> None:
     ids = policy.encode_completion("a<|end|>b", "length")
     assert not set(ids) & set(policy.tokenizer.all_special_ids)
     assert policy.decode(ids) == "a<|end|>b"
+
+
+@pytest.mark.parametrize("empty_thoughts", [False, True])
+def test_special_tokens_of_thoughts_and_tools_are_no_control_tokens(empty_thoughts: bool) -> None:
+    tokenizer = samples.tokenizer()
+    tokenizer.add_tokens([AddedToken(t, special=True) for t in ("[THINK]", "[/THINK]", "[TOOL]")])
+    if empty_thoughts:  # before the last answer, as Qwen3's template puts them
+        last = "('[THINK][/THINK]' if loop.last and m['role'] == 'assistant' else '')"
+        tokenizer.chat_template = samples.CHAT.replace("m['content']", f"{last} + m['content']")
+    policy = models.wrap("m", samples.model(), tokenizer)
+    text = "[THINK]1+1[/THINK][TOOL]2"
+    assert not policy.has_control_tokens(text)
+    ids = policy.encode_completion(text, "length")
+    assert len(ids) == 7
+    assert policy.decode(ids) == text
+    marks = ("<|user|>", "<|system|>", "<|assistant|>", "<|end|>", "<|eos|>", "<|pad|>")
+    assert all(policy.has_control_tokens(f"2{mark}") for mark in marks)
+    spelled = policy.encode_completion(f"{text}<|user|>", "length")
+    assert not policy.special_ids & set(spelled)
+
+
+@pytest.mark.parametrize("form", ["$A", "<|bos|> $A <|eos|>", "$A <|eos|>", "<|bos|> <|bos|> $A"])
+def test_a_plain_prompt_is_never_over_and_begins_once(form: str) -> None:
+    tokenizer = samples.tokenizer(bos=True, chat=False)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single=form, special_tokens=[("<|bos|>", 6), ("<|eos|>", 1)]
+    )
+    prompt = models.wrap("m", samples.model(), tokenizer).encode_prompt("1+1=?")
+    assert not set(prompt[-1:]) & {1, 6}
+    assert prompt.count(6) == ("<|bos|>" in form)
+
+
+def test_weights_that_are_not_finite_are_refused() -> None:
+    model = samples.model()
+    with torch.no_grad():
+        next(model.parameters())[0, 0] = math.inf
+    with pytest.raises(UserError, match="not finite"):
+        models.wrap("m", model, samples.tokenizer())
+
+
+@pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], ["q_proj", "lm_head", "embed_tokens"]])
+def test_an_adapter_on_a_weight_that_stands_in_two_places_is_refused(targets: list[str]) -> None:
+    tied, untied = samples.model("qwen2"), samples.model("llama")
+    config = Config(lora=Lora(rank=4, target_modules=targets))
+    assert models.with_adapter(untied, config) is not None
+    with pytest.raises(UserError, match=r"lora\.target_modules.*tied embeddings"):
+        models.with_adapter(tied, config)
 
 
 def test_trap_24_all_stop_ids_count_wherever_they_are_named() -> None:

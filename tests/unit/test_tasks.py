@@ -51,6 +51,27 @@ def test_questions_are_a_function_of_their_place(workers: TaskWorkers) -> None:
         }
 
 
+def test_a_question_that_does_not_fit_is_left_out_counted_and_replaced(workers: TaskWorkers) -> None:
+    tasks = [Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 6})]
+    everything = train(workers, tasks, 8)
+    middle = sorted(len(question.text) for question in everything)[4]
+    drawing = QuestionStream(
+        workers,
+        tasks,
+        AUTHOR,
+        0,
+        count=8,
+        held_out=0.1,
+        fits=lambda question: len(question.text) < middle,
+    )
+    found = drawing.result()
+    assert len(found) == 8
+    assert all(len(question.text) < middle for question in found)
+    kept = [place for place, question in enumerate(everything) if len(question.text) < middle]
+    assert [found[place] for place in kept] == [everything[place] for place in kept]
+    assert drawing.too_long >= 8 - len(kept) > 0
+
+
 def test_questions_begun_before_are_the_same(workers: TaskWorkers) -> None:
     expected = train(workers, [SMALL], 8, held_out=0.5)
     drawing = QuestionStream(workers, [SMALL], AUTHOR, 0, count=8, held_out=0.5)

@@ -32,6 +32,7 @@ from sapo.core.errors import SapoError, UserError
 from sapo.core.rng import stream
 from sapo.core.types import Completion, Group, Sampling
 from sapo.core.user_cache import default_cache
+from sapo.learn.unused_ids import hide_unused
 from sapo.learn.update import Learner
 from sapo.policy import models
 from sapo.policy.engines.base import Engine
@@ -124,6 +125,7 @@ def recomputed(policy: LoadedPolicy, prompt: Sequence[int], ids: Sequence[int], 
     """Log-probabilities [tokens, vocabulary] of one row alone, from one plain forward pass."""
     with torch.no_grad():
         logits = policy.model(input_ids=torch.tensor([[*prompt, *ids]])).logits[0]
+    logits = hide_unused(policy.model, logits)
     return torch.log_softmax(logits[len(prompt) - 1 : -1].float() / temperature, dim=-1)
 
 
@@ -259,6 +261,7 @@ def test_trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids(
         assert (one.finish_reason == "stop") == (ids[-1] in stops)
         assert one.finish_reason == "stop" or len(ids) == 40
         assert one.text == policy.decode(ids)
+        assert policy.knows(ids), "an id that no token has"
         found |= {one.finish_reason, *({ids[-1]} & stops)}
     assert {"stop", "length", *stops} <= found
 

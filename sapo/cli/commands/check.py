@@ -4,16 +4,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, json_text, print_json
 
 if TYPE_CHECKING:
+    from sapo.core.answer_format import AnswerFormat
     from sapo.core.config.home import Home
     from sapo.core.types import Recipe
-    from sapo.tasks.verifier import AnswerFormat
 
 LINE_FIELDS = ("dataset", "config", "seed", "index", "text")
 
@@ -33,7 +33,10 @@ def verify(
         ),
     ] = None,
     answer: Annotated[
-        str, typer.Option(metavar="text|tags", help="tags: only what the last <answer> holds is scored.")
+        str,
+        typer.Option(
+            metavar="text|tags|boxed", help="Score only what the last <answer>, or \\boxed{}, holds."
+        ),
     ] = "text",
     show: Annotated[
         bool, typer.Option("--show", help="Add the question and the data set's own answer to the object.")
@@ -46,10 +49,12 @@ def verify(
     With --jsonl, one such line for each line of the file, in order; nothing is scored unless all are well
     formed. The text is never evaluated as code.
     """
+    from sapo.core.answer_format import AnswerFormat
     from sapo.core.errors import UserError
 
-    if answer not in ("text", "tags"):
-        raise UserError("--answer", answer, "is neither text nor tags", "choose one of them")
+    form = next((one for one in get_args(AnswerFormat) if one == answer), None)
+    if form is None:
+        raise UserError("--answer", answer, "is neither text nor tags nor boxed", "choose one of them")
     if jsonl is not None:
         given = {k: v for k, v in (("dataset", dataset), ("seed", seed), ("text", text)) if v is not None}
         for name, value in given.items():
@@ -64,7 +69,7 @@ def verify(
         items = [(make_recipe("", dataset, config, seed, index), text)]
     for line in score(
         items,
-        "tags" if answer == "tags" else "text",
+        form,
         where=(lambda i: f"--jsonl line {i + 1}: ") if jsonl else None,
         show=show,
     ):

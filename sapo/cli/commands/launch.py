@@ -206,21 +206,16 @@ def prepare_history(config: Config, home: Home, view: "View") -> None:
 
 
 def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
-    """Make the starter policy a node begins with, once for all runs; load the model to see that it works."""
-    from sapo.policy import models, starter
-    from sapo.policy.model_source import is_starter
-    from sapo.policy.starter_spec import variant_of
+    """Make the model a node begins with, where it is made here; load it to see that it works."""
+    from sapo.policy import initial, models
 
-    cache = default_cache()
-    if is_starter(config.model):
-        name = variant_of(config)
-        label = f"preparing the starter policy {name}"
-        starter.prepare(
-            config,
-            workers,
-            cache=cache,
-            progress=lambda done, total, what: view.step(f"{label}: {what}", done, total),
-        )
+    cache, label = default_cache(), f"preparing the model {config.model}"
+    initial.prepare(
+        config,
+        workers,
+        cache=cache,
+        progress=lambda done, total, what: view.step(f"{label}: {what}", done, total),
+    )
     models.load_policy(config.model, config=config, cache=cache, threads=config.threads)
 
 

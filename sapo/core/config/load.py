@@ -75,7 +75,8 @@ class Config(Section):
     rules: Rules = Rules()
     model: str = "starter"
     """`thinker` or `guesser`, which ship with sapo; `starter` or `starter:<variant>`, taught the config's
-    tasks first, a directory, or a Hugging Face model name."""
+    tasks first; `smollm2`, from the package index; a directory, a `.gguf` file, or a Hugging Face model name
+    ([models](models.md))."""
     prompt: Prompt = Prompt()
     starter: Starter = Starter()
     lora: Lora | None = None

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Config, Rules
 from sapo.core.config.schema import Pin
 from sapo.core.types import (
@@ -48,7 +49,7 @@ class Manifest(Record):
     tasks: tuple[AllowedTask, ...]
     held_out: float
     salt: str
-    answer: Literal["text", "tags"]
+    answer: AnswerFormat
     min_completions: int
     max_completions: int
     max_text_chars: int

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.patterns import OWN_CODE
 from sapo.core.traits import checked
 from sapo.core.types import AUTHOR_KINDS, AuthorKind, Name, PublicKey, Sampling
@@ -125,8 +126,9 @@ class Rules(Section):
     """Share of all questions that are held out from training."""
     salt: str = "sapo"
     """Mixed into the hash that decides which questions are held out: another salt holds out others."""
-    answer: Literal["text", "tags"] = "text"
-    """`tags` scores the content of the last `<answer>` tag only; `text` the whole text."""
+    answer: AnswerFormat = "text"
+    """`tags` scores the content of the last `<answer>` tag only, `boxed` that of the last `\\boxed{}`, as
+    mathematical models answer; `text` the whole text."""
     min_completions: Annotated[int, Field(ge=2)] = 2
     """The fewest completions a group may have; smaller ones are refused."""
     max_completions: Annotated[int, Field(ge=2)] = 64

@@ -10,6 +10,8 @@ from sapo.core.types import Completion, Sampling
 if TYPE_CHECKING:
     from sapo.policy.models import LoadedPolicy
 
+NOT_FINITE = "the model's probabilities are not finite, so nothing can be sampled; use an older checkpoint"
+
 
 class Engine(Protocol):
     """Samples completions from the current policy."""

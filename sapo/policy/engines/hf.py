@@ -10,17 +10,21 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import DynamicCache
 
+from sapo.core.errors import SapoError
 from sapo.core.rng import torch_generator
 from sapo.core.types import Completion, Sampling
-from sapo.policy.engines.base import refuse_long
-from sapo.policy.models import LoadedPolicy
+from sapo.learn.unused_ids import hide_unused
+from sapo.policy.engines.base import NOT_FINITE, refuse_long
+
+if TYPE_CHECKING:
+    from sapo.policy.models import LoadedPolicy
 
 KEEP_SHARE = 0.8
 """Finished rows leave the cache once no more than this share of the rows still runs: moving it costs too."""
@@ -43,7 +47,7 @@ class TransformersEngine:
     policy may be trained meanwhile.
     """
 
-    def __init__(self, policy: LoadedPolicy, max_rows: int = 512, *, own_copy: bool = False) -> None:
+    def __init__(self, policy: "LoadedPolicy", max_rows: int = 512, *, own_copy: bool = False) -> None:
         self.policy = policy
         self.max_rows = max_rows
         self.answered: Callable[[int], None] | None = None
@@ -153,14 +157,13 @@ class TransformersEngine:
                 mask = None if mask is None else mask[parent]
             if mask is not None:
                 mask = functional.pad(mask, (0, 1), value=0.0 if mask.is_floating_point() else 1)
-            logits = self._model(
+            logits = self._next(
                 input_ids=ids[:, None],
                 attention_mask=mask,
                 # A finished row that was kept runs on to no effect, inside the context.
                 position_ids=(lengths + t).clamp(max=self.policy.max_length - 1)[:, None],
                 past_key_values=cache,
-                use_cache=True,
-            ).logits[:, -1]
+            )
         return self._completions(tokens.tolist(), logprobs.tolist())
 
     def _shared(self, prompts: Sequence[Sequence[int]]) -> "_Shared":
@@ -197,15 +200,18 @@ class TransformersEngine:
             mask = functional.pad(_whole_mask(places >= 0, self._model.dtype), (shared.length, 0))
             after = mask[:, :, -1:]
         cache = shared.for_rows(len(prompts)) or _empty_cache(self._model)
-        logits = self._model(
+        logits = self._next(
             input_ids=ids,
             attention_mask=mask,
             position_ids=places.clamp(min=0) + shared.length,
             past_key_values=cache,
-            use_cache=True,
             logits_to_keep=1,
-        ).logits[:, -1]
+        )
         return cache, logits, after, lengths + shared.length
+
+    def _next(self, **arguments: Any) -> Tensor:
+        """Logits [rows, vocabulary] of the next token."""
+        return hide_unused(self._model, self._model(**arguments, use_cache=True).logits[:, -1])
 
     def _completions(self, tokens: list[list[int]], logprobs: list[list[float]]) -> list[Completion]:
         """Records of rows of ids, each ended by -1; equal answers are decoded once."""
@@ -306,6 +312,7 @@ def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor) -> t
 
     Sampling inverts the distribution function at `uniform`; `GREEDY` takes the most probable token. The
     log-probability is that of the whole distribution, before top_k, top_p and min_p cut it (TRAPS 3, 4).
+    Raises `SapoError` for logits that make no distribution.
     """
     scaled = logits.float() if sampling.temperature == 1.0 else logits.float() / sampling.temperature
     highest, likeliest = scaled.max(dim=-1, keepdim=True)
@@ -314,6 +321,8 @@ def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor) -> t
     weights = padded.view(rows, -1)[:, :size]
     torch.sub(scaled, highest, out=weights).exp_()
     norm = highest.squeeze(1) + weights.sum(dim=-1).log()
+    if not norm.isfinite().all():
+        raise SapoError(NOT_FINITE)
     token = likeliest.squeeze(1)[row]
     if (drawn := uniform >= 0).any():
         if not sampling.whole_support:

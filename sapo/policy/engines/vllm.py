@@ -5,6 +5,7 @@ touches the disk and a policy that exists only in memory will do.
 """
 
 import json
+import math
 import os
 import socket
 import tempfile
@@ -22,7 +23,8 @@ from sapo.core.determinism import thread_settings
 from sapo.core.errors import SapoError, UserError
 from sapo.core.rng import stream
 from sapo.core.types import Completion, Sampling
-from sapo.policy.engines.base import refuse_long
+from sapo.learn.unused_ids import hide_unused, unused_ids
+from sapo.policy.engines.base import NOT_FINITE, refuse_long
 from sapo.policy.engines.shared_weights import SharedWeights
 from sapo.policy.engines.vllm_messages import (
     Drawn,
@@ -60,7 +62,6 @@ class VllmEngine:
     """
 
     def __init__(self, policy: LoadedPolicy, *, cache_gb: float, max_rows: int = 512) -> None:
-        _refuse_half_tied(policy)
         self.policy = policy
         self.cache_gb = cache_gb
         self._lock = threading.RLock()
@@ -121,6 +122,7 @@ class VllmEngine:
         model: Any = self.policy.model
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt], device=model.device)).logits[0, -1]
+            logits = hide_unused(model, logits)
         own = float(torch.log_softmax(logits.float(), dim=-1)[found.token_ids[0]])
         if not abs(own - found.logprobs[0]) < AGREEMENT:
             raise unfit(f"a log-probability is {own:.3f} in the learner and {found.logprobs[0]:.3f} in vLLM")
@@ -187,6 +189,8 @@ class VllmEngine:
         return [[self._completion(one) for one in group] for group in found]
 
     def _completion(self, drawn: Drawn) -> Completion:
+        if not all(map(math.isfinite, drawn.logprobs)):
+            raise SapoError(NOT_FINITE)
         return Completion(
             text=self.policy.decode(drawn.token_ids),
             finish_reason="stop" if drawn.stopped else "length",
@@ -232,6 +236,7 @@ def _close(child: Child, line: Connection, shared: SharedWeights, log: IO[bytes]
 
 def _opening(policy: LoadedPolicy, cache_gb: float, max_rows: int, shared: SharedWeights) -> Opening:
     model: Any = policy.model
+    unused = unused_ids(model)
     shape = model.config.to_diff_dict() | {"model_type": model.config.model_type}
     shape["architectures"] = [type(model.get_base_model() if policy.lora else model).__name__]
     return Opening(
@@ -243,17 +248,9 @@ def _opening(policy: LoadedPolicy, cache_gb: float, max_rows: int, shared: Share
         cache_bytes=int(cache_gb * 1e9),
         max_rows=max_rows,
         stop_ids=tuple(policy.stop_ids),
+        unused_ids=() if unused is None else tuple(unused.tolist()),
         slots=shared.slots,
     )
-
-
-def _refuse_half_tied(policy: LoadedPolicy) -> None:
-    """Raise `UserError` for an adapter on one of embedding and head where vLLM has one weight for both."""
-    model: Any = policy.model
-    base = model.get_base_model() if policy.lora else model
-    ends = (base.get_input_embeddings(), base.get_output_embeddings())
-    if getattr(base.config, "tie_word_embeddings", False) and any(hasattr(end, "base_layer") for end in ends):
-        raise unfit("embedding and head are one weight, and the adapter changes one of them")
 
 
 def weights(policy: LoadedPolicy) -> Iterator[tuple[str, torch.Tensor]]:

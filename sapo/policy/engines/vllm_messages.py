@@ -19,6 +19,8 @@ class Opening:
     cache_bytes: int
     max_rows: int
     stop_ids: tuple[int, ...]
+    unused_ids: tuple[int, ...]
+    """Ids that no token has, and that are never drawn."""
     slots: tuple[Slot, ...]
 
 

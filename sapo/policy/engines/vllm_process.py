@@ -8,6 +8,7 @@ variables: here nothing else minds.
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,8 @@ class Server:
         self._weights, self._stop_ids = weights, list(opening.stop_ids)
         self._llm = _open(opening)
         self._scales: dict[str, float] = self._llm.apply_model(_scales)[0]
+        if opening.unused_ids:
+            self._llm.apply_model(lambda model: _hide(model, opening.unused_ids))
         self.context = min(opening.max_length, int(self._llm.model_config.max_model_len))
 
     def load(self) -> Loaded:
@@ -193,6 +196,17 @@ def _load(model: torch.nn.Module, llm: Any, weights: SharedWeights) -> list[str]
             # On a CPU a tied head computes on a repacked copy of the embedding, which reloading leaves as is.
             module.quant_method.process_weights_after_loading(module)
     return [name for name in wanted if name not in loaded]
+
+
+def _hide(model: torch.nn.Module, unused: Sequence[int]) -> None:
+    """Make ids impossible as logits are made: what `Sample` draws and its log-probabilities are without
+    them."""
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    ids = torch.tensor(unused, device=next(model.parameters()).device)
+    for module in model.modules():
+        if isinstance(module, LogitsProcessor):
+            module.register_forward_hook(lambda _module, _given, made: made.index_fill_(-1, ids, -torch.inf))
 
 
 def _scales(model: torch.nn.Module) -> dict[str, float]:

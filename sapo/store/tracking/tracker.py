@@ -20,6 +20,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import SapoError, Unavailable, UserError
 from sapo.core.series import check
 from sapo.core.types import RoundResult, canonical
+from sapo.policy import gguf_file
 from sapo.store.tracking import model_registry, parent_run, sample_table
 from sapo.store.tracking.names import encoded
 
@@ -419,6 +420,7 @@ def tags_of(config: Config) -> dict[str, str]:
     tags = {
         "sapo.datasets": ", ".join(sorted({task.dataset for task in config.tasks})),
         "sapo.model": config.model,
+        **gguf_file.tags(config.model),
         "sapo.batch": f"{config.batch.local}/{config.batch.external} × {config.batch.completions}",
         "sapo.config_digest": config.digest(),
         "version.python": platform.python_version(),

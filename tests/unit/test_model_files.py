@@ -1,0 +1,146 @@
+"""Files of a model that are broken, missing or left over: one line that says what, and no other policy."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub.constants import HF_HUB_CACHE
+from safetensors.torch import load_file, save_file
+from transformers import GenerationConfig, Phi3Config, Phi3ForCausalLM
+
+from sapo.core.config.load import load as load_config
+from sapo.core.errors import UserError
+from sapo.policy import models
+from sapo.policy.model_shape import shape_of
+from sapo.testing import policies as samples
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+HEAD = "lm_head.weight"
+Spoil = Callable[[Path], object]
+
+
+def weights(change: Callable[[dict], object]) -> Spoil:
+    def spoil(folder: Path) -> None:
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+
+    return spoil
+
+
+def config(**values: object) -> Spoil:
+    def spoil(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+    return spoil
+
+
+def written(name: str, content: Callable[[bytes], bytes]) -> Spoil:
+    return lambda folder: (folder / name).write_bytes(content((folder / name).read_bytes()))
+
+
+BROKEN: dict[str, Spoil] = {
+    f"lack the weights {HEAD};": weights(lambda state: state.pop(HEAD)),
+    r"lack the weights .* and \d+ more": weights(
+        lambda state: [state.pop(k) for k in [*state] if ".1." in k]
+    ),
+    "that the model has not, value_head": weights(lambda state: state.update(value_head=state[HEAD].clone())),
+    f"do not fit in shape: {HEAD}": weights(lambda state: state.update({HEAD: state[HEAD][:9].clone()})),
+    r"model.safetensors: only a pointer": written("model.safetensors", lambda data: POINTER),
+    r"cannot be loaded: .*[Hh]eader": written("model.safetensors", lambda data: b""),
+    r"cannot be loaded: ": written("model.safetensors", lambda data: data[: len(data) // 2]),
+    r"tokenizer.json: only a pointer": written("tokenizer.json", lambda data: POINTER),
+    r"config.json.*: only a pointer": written("config.json", lambda data: POINTER),
+    r"heads": config(num_attention_heads=5),
+    r"comes with it, which is never run": config(model_type="new", auto_map={"AutoConfig": "own.Config"}),
+}
+
+
+def stored(folder: Path) -> Path:
+    samples.model("llama").save_pretrained(folder)
+    samples.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def loaded(spec: str, cache: Path) -> models.LoadedPolicy:
+    settings = load_config("tiny", sets=[f"model={spec}", "rules.answer=text"], env={})
+    return models.load_policy(spec, config=settings, cache=cache, threads=1)
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_what_is_wrong_with_a_models_files_is_said_in_one_line(line: str, tmp_path: Path) -> None:
+    BROKEN[line](stored(tmp_path))
+    with pytest.raises(UserError, match=line) as refused:
+        loaded(str(tmp_path), tmp_path)
+    assert refused.value.field == "model"
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("heads", [5, None])
+def test_a_config_of_no_model_has_no_shape(heads: int | None, tmp_path: Path) -> None:
+    kind = {"num_attention_heads": heads, "model_type": "llama" if heads else "mamba"}
+    config(**kind)(stored(tmp_path))
+    with pytest.raises(UserError):
+        shape_of(load_config("tiny", sets=[f"model={tmp_path}"], env={}), tmp_path)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.9, "top_p": 0.6}, {"temperature": 0.0}])
+def test_generation_settings_that_cannot_be_saved_are_left_out(
+    settings: dict[str, float], tmp_path: Path
+) -> None:
+    file = stored(tmp_path / "m") / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": [1, 9], **settings}))
+    policy = loaded(str(tmp_path / "m"), tmp_path)
+    models.save(policy, tmp_path / "saved")
+    assert set(policy.stop_ids) >= {1, 9}
+    assert GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id == [1, 9]
+
+
+def test_a_name_on_the_hub_is_checked_as_its_folder_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    kept = Path(HF_HUB_CACHE) / "models--some--odd-tokens"
+    try:
+        folder = kept / "snapshots" / ("a" * 40)
+        samples.model("qwen2").save_pretrained(folder)
+        samples.tokenizer().save_pretrained(folder)
+        (kept / "refs").mkdir()
+        (kept / "refs" / "main").write_text(folder.name)
+        with pytest.raises(UserError, match="loads as another tokenizer"):
+            loaded("some/odd-tokens", tmp_path)
+    finally:
+        shutil.rmtree(kept)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "default"])
+def test_the_context_ends_where_positions_would_change_for_a_whole_batch(kind: str) -> None:
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8} if kind == "longrope" else {}
+    shape: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    made = Phi3Config(
+        **shape,
+        vocab_size=64,
+        max_position_embeddings=256,
+        original_max_position_embeddings=32,
+        pad_token_id=0,
+        eos_token_id=1,
+        rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **factors},
+    )
+    policy = models.wrap("phi3", Phi3ForCausalLM(made), samples.tokenizer())
+    assert policy.max_length == (32 if kind == "longrope" else 256)
+
+
+def test_a_model_whose_weights_are_not_finite_is_refused() -> None:
+    model = samples.model("llama")
+    model.lm_head.weight.data[3, 3] = float("nan")
+    with pytest.raises(UserError, match="not finite"):
+        models.wrap("m", model, samples.tokenizer())
