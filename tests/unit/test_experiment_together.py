@@ -26,12 +26,6 @@ def test_a_node_s_own_rounds_are_its_limit_and_the_most_of_them_are_the_run_s() 
     assert limits(one, job) == [(6, math.inf), (10, math.inf)]
 
 
-def test_nodes_share_trained_tokens_by_their_rounds() -> None:
-    one = grid(**OWN, trained=800)
-    assert limits(one, Job(arm="own", seed=1)) == [(6, 300.0), (10, 500.0)]
-    assert limits(grid(trained=800), Job(arm="8/0", seed=1)) == [(4, 400.0), (4, 400.0)]
-
-
 def test_a_shorter_tuning_run_cuts_all_limits_alike_and_all_arms_in_proportion() -> None:
     shorter: dict[str, Any] = {"trained": 800, "tune": {"lr": [1e-4], "rounds": 2}}
     assert limits(grid(**shorter), Job(arm="8/0", seed=1, tuning=True)) == [(2, 200.0), (2, 200.0)]

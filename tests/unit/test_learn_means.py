@@ -9,11 +9,9 @@ import pytest
 import torch
 from learn_support import batch, example, group, parameters, same, tiny_model
 
-from sapo.core.config.load import Config, LearnConfig
-from sapo.core.errors import UserError
+from sapo.core.config.load import LearnConfig
 from sapo.core.types import Batch
 from sapo.learn.update import Learner
-from sapo.policy.device import resolve_device
 
 
 def learner(model: torch.nn.Module | None = None, **settings: object) -> Learner:
@@ -127,9 +125,3 @@ def test_a_learner_with_moments_in_eight_bits_goes_on_from_a_file_with_the_same_
 
 
 # -- where it runs ---------------------------------------------------------------------------------------
-
-
-def test_a_gpu_that_is_not_there_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match='set device to "auto"'):
-        resolve_device(Config(device="cuda"))
