@@ -114,6 +114,7 @@ def policy(shape: Shape) -> LoadedPolicy:
         max_length=1024,
         vocabulary=shape.vocabulary,
         special_ids=frozenset(),
+        unknown_ids=frozenset(),
         control=(),
     )
 

@@ -20,6 +20,7 @@ from sapo.cli.commands import (
     check,
     deploy,
     experiment,
+    export,
     keys,
     lineage,
     maintain,
@@ -38,13 +39,14 @@ FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run a swarm": (
         *(run.swarm, run.node, run.stop, plan.plan),
-        *(deploy.deploy, run.evaluate, maintain.maintain),
+        *(deploy.deploy, run.evaluate, export.export, maintain.maintain),
     ),
-    "Many sites, one swarm": (site.init, site.join, run.member, site.archive, site.export, site.import_),
+    "Many sites, one swarm": (site.init, site.join, run.member, site.archive, site.pack, site.unpack),
     "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, trait.trait, browse.report),
     "Compare ways to run one": (experiment.experiment,),
     "Check": (replay.replay, check.verify, check.doctor),
 }
+RENAMED = {"import": "unpack"}
 TASKS = (task.check, task.show)
 KEYS = (keys.show, keys.backup, keys.restore, keys.invite, keys.accept)
 
@@ -61,6 +63,12 @@ class Grouped(TyperGroup):
         for title, rows in sections.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that was typed; one that has another name now is said to have it."""
+        if ctx.parent is None and args and args[0] in RENAMED:
+            ctx.fail(f"No such command {args[0]!r}: it is called `sapo {RENAMED[args[0]]}` now")
+        return super().resolve_command(ctx, args)
 
 
 def _show_help(context: typer.Context, wanted: bool) -> None:
@@ -124,7 +132,7 @@ def _offer(group: typer.Typer, command: Callable[..., None], heading: str | None
     # paragraphs as one line each: the help screen folds them to the terminal's width
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
-    group.command(command.__name__.rstrip("_"), rich_help_panel=heading, help=text)(command)
+    group.command(command.__name__, rich_help_panel=heading, help=text)(command)
 
 
 app = _group(

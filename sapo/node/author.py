@@ -76,7 +76,7 @@ def open_author(
     own = config.for_node(name)
     folder = home.make_node(name)
     stack.enter_context(NodeLock(folder))
-    home.refuse_moved(name)  # again: it may have been exported while this process came here
+    home.refuse_moved(name)  # again: it may have been packed while this process came here
     held = keyring.take(home, manifest.swarm, name, clock())
     refuse_outsider(name, held.identity.key, held.card.invitation, manifest, clock())
     journal = stack.enter_context(Journal(home.journal(name), clock=clock, incarnation=incarnation))

@@ -115,7 +115,7 @@ def opened(file: Path) -> Iterator[tarfile.TarFile]:
 
 def damaged(file: Path, what: str) -> UserError:
     """The error for a pack that is not as it was made."""
-    return UserError("FILE", str(file), f"is no whole pack of a node: {what}", "export and copy it again")
+    return UserError("FILE", str(file), f"is no whole pack of a node: {what}", "pack it and copy it again")
 
 
 def read_index(archive: tarfile.TarFile, file: Path) -> Pack:

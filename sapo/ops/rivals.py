@@ -8,7 +8,7 @@ from sapo.core.config.load import Config
 from sapo.node import probes
 from sapo.policy.evaluate import held_out_name
 from sapo.store.journal.journal import Journal
-from sapo.store.tracking.model_registry import Version, load_mlflow, reaching, versions_of
+from sapo.store.tracking.model_registry import download, versions_of
 from sapo.store.tracking.tracker import INCARNATION, QUESTIONS, ROUND
 
 AT_MOST = 2
@@ -45,20 +45,7 @@ def weights(config: Config, home: Home, node: str, newest: int, uri: str, scratc
         if kept.is_dir():
             found[round] = kept
         elif config.for_node(node).lora is None:
-            found[round] = _download(due[round], uri, scratch / f"{node}-{round}")
+            found[round] = download(due[round], uri, scratch / f"{node}-{round}")
         if len(found) == AT_MOST:
             break
     return found
-
-
-def _download(version: Version, uri: str, place: Path) -> Path:
-    """A version's weights, fetched from MLflow."""
-    place.mkdir()
-    with reaching(uri):
-        load_mlflow().artifacts.download_artifacts(
-            f"models:/{version.name}/{version.number}",
-            dst_path=str(place),
-            tracking_uri=uri,
-            registry_uri=uri,
-        )
-    return next(place.rglob("*.safetensors")).parent

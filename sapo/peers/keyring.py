@@ -197,7 +197,7 @@ def refuse_placing(home: Home, held: KeyAndCard, node: str) -> None:
         raise UserError("key file", str(path), problem, remedy)
     other = _lives(held.card, besides=folder)
     if other is not None:
-        remedy = "run it there, move it with `sapo export`, or delete that folder if it is not to go on"
+        remedy = "run it there, move it with `sapo pack`, or delete that folder if it is not to go on"
         raise UserError("KEY", held.identity.key, f"its node lives in {other}", remedy)
 
 

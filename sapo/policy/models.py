@@ -81,9 +81,8 @@ class LoadedPolicy:
             system = f"{self.system}\n" if self.system else ""
             before = "".join(f"{asked}\n{answer}\n\n" for asked, answer in self.examples)
             return self._opened(self.tokenizer(f"{system}{before}{question}\n").input_ids)
-        messages = _conversation(self.tokenizer, [*chain.from_iterable(self.examples), question], self.system)
         ids = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False, **self.template
+            self.conversation(question), add_generation_prompt=True, return_dict=False, **self.template
         )
         return tuple(ids)
 
@@ -95,6 +94,10 @@ class LoadedPolicy:
         while bos is not None and start + 1 < end and ids[start] == ids[start + 1] == bos:
             start += 1
         return tuple(ids[start:end])
+
+    def conversation(self, question: str) -> list[dict[str, str]]:
+        """The messages of a question, those of the prompt before it."""
+        return _conversation(self.tokenizer, [*chain.from_iterable(self.examples), question], self.system)
 
     def prompt_text(self, question: str) -> str:
         """What `encode_prompt` encodes, as text with all special tokens."""
@@ -160,7 +163,20 @@ def load_policy(spec: str, *, config: Config, cache: Path, threads: int | None =
     )
 
 
-def wrap(
+def wrap(spec: str, model: Any, tokenizer: Any, **how: Any) -> LoadedPolicy:
+    """A policy from a model and a tokenizer in memory, after a trial of what a model must be able to do.
+
+    `how` is as in `describe`.
+    """
+    policy = describe(spec, model, tokenizer, **how)
+    _refuse_broken(spec, model)
+    mark_unused(model, _ids(tokenizer))
+    _self_check(spec, policy)
+    refuse_unfit(spec, policy)
+    return policy
+
+
+def describe(
     spec: str,
     model: Any,
     tokenizer: Any,
@@ -170,23 +186,21 @@ def wrap(
     template: Mapping[str, Any] | None = None,
     lora: bool = False,
 ) -> LoadedPolicy:
-    """A policy from a model and a tokenizer in memory, after the self-check of TRAPS 25."""
+    """A policy from a model and a tokenizer in memory; the model is not asked anything."""
     marker = _end_marker(spec, tokenizer)
     end_id = marker if marker is not None else tokenizer.eos_token_id
     if end_id is None:
         raise UserError(
             "model", spec, "its tokenizer has no end token", "set eos_token or a template that ends turns"
         )
-    used = {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
+    used = _ids(tokenizer)
     vocabulary = max(used) + 1
     if vocabulary > model.get_input_embeddings().weight.shape[0]:
         raise UserError(
             "model", spec, "its tokenizer has more tokens than the model", "use the tokenizer it came with"
         )
-    _refuse_broken(spec, model)
-    mark_unused(model, used)
     stop_ids = tuple(sorted({end_id, *_stops(model, tokenizer)}))
-    policy = LoadedPolicy(
+    return LoadedPolicy(
         model=model.eval(),
         tokenizer=tokenizer,
         fingerprint=fingerprint(tokenizer),
@@ -202,9 +216,11 @@ def wrap(
         template=dict(template or {}),
         lora=lora,
     )
-    _self_check(spec, policy)
-    refuse_unfit(spec, policy)
-    return policy
+
+
+def _ids(tokenizer: Any) -> set[int]:
+    """Token ids that have a token."""
+    return {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
 
 
 def weights_sha256(model: torch.nn.Module) -> str:
@@ -261,6 +277,8 @@ def save(policy: LoadedPolicy, directory: Path) -> None:
     with quiet():
         policy.model.save_pretrained(directory)  # type: ignore[operator]
     policy.tokenizer.save_pretrained(directory)
+    for weights in directory.glob("*.safetensors"):  # safetensors writes them for their owner only
+        weights.chmod((directory / "tokenizer_config.json").stat().st_mode)
 
 
 def load_weights(policy: LoadedPolicy, directory: Path) -> None:
@@ -275,13 +293,6 @@ def load_weights(policy: LoadedPolicy, directory: Path) -> None:
         _load_adapter(policy.model, state, directory)
     else:
         read_weights(policy.model, directory)
-
-
-def export(directory: Path, destination: Path, *, config: Config, cache: Path) -> None:
-    """Make a whole, self-contained model directory of what `save` wrote, a LoRA adapter merged in."""
-    policy = load_policy(config.model, config=config, cache=cache, threads=torch.get_num_threads())
-    load_weights(policy, directory)
-    save(merged(policy), destination)
 
 
 def merged(policy: LoadedPolicy) -> LoadedPolicy:

@@ -1,4 +1,4 @@
-"""Packs that nobody's `sapo export` made: refused in words, with nothing left behind and no memory filled."""
+"""Packs that nobody's `sapo pack` made: refused in words, with nothing left behind and no memory filled."""
 
 import gzip
 import io
@@ -23,7 +23,7 @@ from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.core.types import canonical, sha256
-from sapo.ops.node_export import INDEX, export_node, import_node
+from sapo.ops.node_pack import INDEX, pack_node, unpack_node
 
 CHECKPOINT = "checkpoints/round-000001"
 BLOCK = 512
@@ -38,7 +38,7 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = Home(folder / "old")
     home.prepare(config, Manifest.of(config))
     make_node(home, "a1", rounds=2)
-    export_node(home, "a1", folder / "a1.tar.gz")
+    pack_node(home, "a1", folder / "a1.tar.gz")
     return folder / "a1.tar.gz"
 
 
@@ -53,7 +53,7 @@ def refused(crafted: Path, place: Path) -> str:
     """What is said of a pack that is refused, once it is known that nothing came of it."""
     before = files_of(place)
     with pytest.raises(UserError) as caught:
-        import_node(crafted, place / "deep" / "new")
+        unpack_node(crafted, place / "deep" / "new")
     assert files_of(place) == before
     assert sorted(entry.name for entry in place.iterdir()) == sorted({Path(name).parts[0] for name in before})
     assert len(str(caught.value)) < 2000
@@ -283,7 +283,7 @@ def test_a_damaged_pack_is_refused_or_was_not_damaged(pack: Path, place: Path, t
         target = place / f"new-{number}"
         home = None
         with suppress(UserError):
-            home = import_node(crafted, target).home
+            home = unpack_node(crafted, target).home
         if home is None:
             assert not target.exists()
         else:
@@ -308,9 +308,9 @@ def test_a_pack_that_unpacks_to_gigabytes_costs_no_memory(pack: Path, place: Pat
         "import resource, sys\n"
         "from pathlib import Path\n"
         "from sapo.core.errors import UserError\n"
-        "from sapo.ops.node_export import import_node\n"
+        "from sapo.ops.node_pack import unpack_node\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try:\n    import_node(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+        "try:\n    unpack_node(Path(sys.argv[1]), Path(sys.argv[2]))\n"
         "except UserError as error:\n    print(error)\n"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
     )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 
 from makers import make_identity
 from swarms import open_node, small_config
@@ -23,6 +23,7 @@ from sapo.core.config.load import Config
 from sapo.core.types import Completion, Group, Question, Received, SignedGroup
 from sapo.node.round import NodeRuntime
 from sapo.peers.signing import seal
+from sapo.policy import release
 from sapo.store.history import open_store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.journal import rounds_made
@@ -198,7 +199,11 @@ class Course:
             )
             history = TrainingSink(open_store(config, self.home), "test", "n0", INCARNATION)
             sinks: list[Sink] = [PublishSink(bus), history, TrackSink(tracker)]
-            sinks += [VersionSink(tracker, _no_adapter)] if self.versions else []
+            sinks += (
+                [VersionSink(tracker, partial(release.write, config=config, cache=self.home.root))]
+                if self.versions
+                else []
+            )
             rng = random.Random(0)
             yield node, [SinkWorker(sink, FlushPolicy(items=3), clock=self.clock, rng=rng) for sink in sinks]
 
@@ -215,7 +220,3 @@ def publish(node: NodeRuntime) -> None:
     """The first two stages of a round."""
     node.generate()
     node.publish()
-
-
-def _no_adapter(checkpoint: Path, destination: Path) -> None:
-    raise AssertionError("a checkpoint of the course holds the whole model")

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,17 +21,16 @@ import torch
 from mlflow import MlflowClient
 from mlflow.utils import environment, requirements_utils
 from mlflow_runs import experiment, runs_of
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from sapo.core.config.load import Config
+from sapo.core.config.load import Config, GenerateConfig
 from sapo.core.config.prompt import Prompt
 from sapo.core.errors import Unavailable
 from sapo.core.types import RoundResult
-from sapo.policy import checkpoint
+from sapo.policy import checkpoint, models, release
 from sapo.store.journal.rows import ChainLink, JournalError
 from sapo.store.tracking.sinks import TrackSink, VersionSink
 from sapo.store.tracking.tracker import Tracker
+from sapo.testing import policies as samples
 
 pytestmark = pytest.mark.services
 INCARNATION = "0123456789abcdef"
@@ -48,35 +48,9 @@ class Owed:
     ref: str = ""
 
 
-def small_model(seed: int = 0) -> tuple[Qwen2ForCausalLM, PreTrainedTokenizerFast]:
-    """A tiny policy whose tokenizer splits digits, unlike the one that its architecture comes with."""
-    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: i for i, symbol in enumerate([*bytes_, "<end>", "12"])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[("1", "2")]))
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", pad_token="<end>")
-    torch.manual_seed(seed)
-    settings = Qwen2Config(
-        vocab_size=len(vocabulary),
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
-    return Qwen2ForCausalLM(settings), tokenizer
-
-
-def saved(directory: Path, round: int) -> tuple[Path, Qwen2ForCausalLM]:
-    """A real checkpoint of that model, optimiser state and all."""
-    model, tokenizer = small_model(round)
-
-    def write(folder: Path) -> None:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+def saved(directory: Path, round: int) -> tuple[Path, Any]:
+    """A real checkpoint of a tiny policy, optimiser state and all."""
+    policy = samples.policy("llama", seed=round)
 
     made = checkpoint.save(
         directory,
@@ -85,11 +59,11 @@ def saved(directory: Path, round: int) -> tuple[Path, Qwen2ForCausalLM]:
         weights_sha256="ab" * 32,
         config_digest="cd" * 32,
         threads=1,
-        save_model=write,
+        save_model=partial(models.save, policy),
         optimizer={"state": torch.zeros(3)},
         keep=10,
     )
-    return made.path, model
+    return made.path, policy.model
 
 
 class Server:
@@ -152,8 +126,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     own.stop()
 
 
-def refuse(found: Path, place: Path) -> None:
-    raise AssertionError("only a checkpoint of an adapter needs its base model")
+def plain(found: Path, place: Path) -> None:
+    release.write(found, place, config=Config(), cache=found)
 
 
 def tracker(server: Server, node: str) -> Tracker:
@@ -165,10 +139,10 @@ def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
 ) -> None:
     first, _ = saved(tmp_path, 100)
     last, model = saved(tmp_path, 200)
-    sink = VersionSink(tracker(server, "n0"), refuse)
+    sink = VersionSink(tracker(server, "n0"), plain)
     sink.deliver([Owed(100, str(first))], JOURNAL)
     sink.deliver([Owed(100, str(first)), Owed(200, str(last))], JOURNAL)
-    VersionSink(tracker(server, "n0"), refuse).deliver([Owed(200, str(last))], JOURNAL)
+    VersionSink(tracker(server, "n0"), plain).deliver([Owed(200, str(last))], JOURNAL)
     shutil.rmtree(tmp_path)
 
     store = f"sqlite:///{server.home}/mlflow.db"
@@ -196,18 +170,38 @@ def test_a_version_is_registered_once_and_loads_by_latest_without_a_server(
     assert answer[0]["generated_text"].startswith("12 + 30 =")
 
 
-def test_a_version_says_under_which_prompt_its_policy_answers(server: Server, tmp_path: Path) -> None:
-    path, _ = saved(tmp_path, 1)
-    prompt = Config(prompt=Prompt(system="Add.", examples=(("1 + 2", "3"),))).prompt_text()
-    VersionSink(tracker(server, "n11"), refuse, prompt=prompt).deliver([Owed(1, str(path))], JOURNAL)
+def test_a_version_answers_messages_under_its_prompt_which_its_tag_and_card_say(
+    server: Server, tmp_path: Path
+) -> None:
+    path, model = saved(tmp_path, 1)
+    config = Config(
+        prompt=Prompt(system="add.", examples=(("1 + 2", "3"),)), generate=GenerateConfig(max_new_tokens=5)
+    )
+    whole = partial(release.write, config=config, cache=tmp_path)
+    VersionSink(tracker(server, "n11"), whole, prompt=config.prompt_text()).deliver(
+        [Owed(1, str(path))], JOURNAL
+    )
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n11'")
-    told = {"system": "Add.", "examples": [["1 + 2", "3"]], "template": {}}
+    told = {"system": "add.", "examples": [["1 + 2", "3"]], "template": {}}
     assert json.loads(version.tags["sapo.prompt"]) == told
+    stored = Path(str(version.source).removeprefix("file://"))
+    assert "<|system|>add.<|end|><|user|>1 + 2" in (stored / "model_card.md").read_text()
+    policy = models.wrap("m", model, samples.tokenizer(), system="add.", examples=config.prompt.examples)
+    asked = torch.tensor([policy.encode_prompt("2 + 2")])
+    wanted = model.generate(
+        asked, max_new_tokens=5, do_sample=False, eos_token_id=list(policy.stop_ids), pad_token_id=0
+    )[0]
+    (answer,) = mlflow.pyfunc.load_model(str(stored)).predict(
+        {"messages": [{"role": "user", "content": "2 + 2"}]}
+    )
+    text = policy.tokenizer.decode(wanted[asked.shape[1] :], skip_special_tokens=True)
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": text.lstrip()}
+    assert answer["usage"]["total_tokens"] == len(wanted)
 
 
 def test_a_version_says_where_the_history_lay_and_the_files_do_not(server: Server, tmp_path: Path) -> None:
     path, _ = saved(tmp_path, 1)
-    sink = VersionSink(tracker(server, "n8"), refuse, "s3://swarms/tiny")
+    sink = VersionSink(tracker(server, "n8"), plain, "s3://swarms/tiny")
     sink.history_version = lambda: 41
     sink.deliver([Owed(1, str(path))], JOURNAL)
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n8'")
@@ -225,7 +219,7 @@ def test_a_version_whose_last_round_the_journal_has_dropped_is_registered_withou
 
     path, _ = saved(tmp_path, 1)
     journal = SimpleNamespace(link=gone, batch_digest=gone)
-    VersionSink(tracker(server, "n9"), refuse).deliver([Owed(1, str(path))], journal)
+    VersionSink(tracker(server, "n9"), plain).deliver([Owed(1, str(path))], journal)
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n9'")
     assert not {"sapo.chain", "sapo.batches", "sapo.history", "sapo.history_version"} & version.tags.keys()
     assert version.tags["sapo.rounds"] == "0-0"
@@ -233,7 +227,7 @@ def test_a_version_whose_last_round_the_journal_has_dropped_is_registered_withou
 
 def test_the_stored_model_keeps_its_tokenizer_and_holds_nothing_else(server: Server, tmp_path: Path) -> None:
     path, _ = saved(tmp_path, 1)
-    VersionSink(tracker(server, "n1"), refuse).deliver([Owed(1, str(path))], JOURNAL)
+    VersionSink(tracker(server, "n1"), plain).deliver([Owed(1, str(path))], JOURNAL)
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n1'")
     stored = Path(str(version.source).removeprefix("file://"))
     names = {file.name for file in stored.rglob("*")}
@@ -241,10 +235,11 @@ def test_the_stored_model_keeps_its_tokenizer_and_holds_nothing_else(server: Ser
     assert not names & {"optimizer.pt", "checkpoint.json", "LICENSE.txt"}
     assert str(tmp_path) not in (stored / "MLmodel").read_text()
     assert "torch==" in (stored / "requirements.txt").read_text()
-    _, tokenizer = small_model()
+    weights = stored / "model" / "model.safetensors"
+    assert weights.stat().st_mode == weights.with_name("config.json").stat().st_mode
     loaded = mlflow.transformers.load_model(str(stored))
-    text = "What is 12 + 1200?"
-    assert loaded.tokenizer(text)["input_ids"] == tokenizer(text)["input_ids"]
+    text = "what is 12 + 1200?"
+    assert loaded.tokenizer(text)["input_ids"] == samples.tokenizer()(text)["input_ids"]
 
 
 def test_a_registration_does_not_read_the_file_lists_of_all_packages(
@@ -259,7 +254,7 @@ def test_a_registration_does_not_read_the_file_lists_of_all_packages(
     monkeypatch.setattr(requirements_utils, "_MODULES_TO_PACKAGES", None)
     monkeypatch.setattr(requirements_utils.importlib_metadata, "packages_distributions", reading)
     path, _ = saved(tmp_path, 1)
-    VersionSink(tracker(server, "n10"), refuse).deliver([Owed(1, str(path))], JOURNAL)
+    VersionSink(tracker(server, "n10"), plain).deliver([Owed(1, str(path))], JOURNAL)
     assert len(MlflowClient(server.url).search_model_versions("name = 'tiny.n10'")) == 1
     assert requirements_utils._MODULES_TO_PACKAGES is None
     assert environment.warn_dependency_requirement_mismatches is compare
@@ -277,8 +272,8 @@ def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
     first.start()
     monkeypatch.setattr(first._client(), "create_model_version", die)
     with pytest.raises(KeyboardInterrupt):
-        VersionSink(first, refuse).deliver([Owed(5, str(path))], JOURNAL)
-    VersionSink(tracker(server, "n2"), refuse).deliver([Owed(5, str(path))], JOURNAL)
+        VersionSink(first, plain).deliver([Owed(5, str(path))], JOURNAL)
+    VersionSink(tracker(server, "n2"), plain).deliver([Owed(5, str(path))], JOURNAL)
     client = MlflowClient(server.url)
     stored = client.search_logged_models(
         [experiment(client, "tiny").experiment_id], "tags.`sapo.node` = 'n2'"
@@ -290,7 +285,7 @@ def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
 def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path: Path) -> None:
     own = tracker(server, "n3")
     paths = {round: saved(tmp_path, round)[0] for round in (1, 2, 3)}
-    VersionSink(own, refuse).deliver([Owed(r, str(path)) for r, path in paths.items()], JOURNAL)
+    VersionSink(own, plain).deliver([Owed(r, str(path)) for r, path in paths.items()], JOURNAL)
     assert own.set_champion({1: 0.90}, "others") == 1
     assert own.set_champion({1: 0.30, 2: 0.40}, "these") == 2
     assert own.set_champion({3: 0.35}, "these") == 2
@@ -304,44 +299,14 @@ def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path
 
 def test_trap_52_the_alias_latest_is_never_set(server: Server, tmp_path: Path) -> None:
     path, _ = saved(tmp_path, 1)
-    VersionSink(tracker(server, "n4"), refuse).deliver([Owed(1, str(path))], JOURNAL)
+    VersionSink(tracker(server, "n4"), plain).deliver([Owed(1, str(path))], JOURNAL)
     assert MlflowClient(server.url).get_registered_model("tiny.n4").aliases == {}
-
-
-def test_an_adapter_is_registered_as_the_whole_model(server: Server, tmp_path: Path) -> None:
-    adapter, asked = tmp_path / "round-000001", []
-    path, model = saved(tmp_path / "whole", 1)
-
-    def write(folder: Path) -> None:
-        (folder / "adapter_config.json").write_text("{}")
-
-    def whole(found: Path, place: Path) -> None:
-        asked.append(found)
-        shutil.copytree(
-            path, place, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.pt", "checkpoint.json")
-        )
-
-    made = checkpoint.save(
-        tmp_path,
-        round=1,
-        incarnation=INCARNATION,
-        weights_sha256="ef" * 32,
-        config_digest="cd" * 32,
-        threads=1,
-        save_model=write,
-        optimizer={},
-    )
-    VersionSink(tracker(server, "n5"), whole).deliver([Owed(1, str(made.path))], JOURNAL)
-    assert asked == [adapter]
-    (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n5'")
-    loaded = mlflow.transformers.load_model(version.source)
-    assert torch.equal(loaded.model.lm_head.weight, model.lm_head.weight)
 
 
 def test_a_checkpoint_that_is_gone_raises_an_alarm_and_blocks_nothing(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    VersionSink(tracker(server, "n6"), refuse).deliver([Owed(1, str(tmp_path / "gone"))], JOURNAL)
+    VersionSink(tracker(server, "n6"), plain).deliver([Owed(1, str(tmp_path / "gone"))], JOURNAL)
     assert "ALARM: no model version can be made" in caplog.text
 
 

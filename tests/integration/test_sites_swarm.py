@@ -18,7 +18,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.types import canonical
 from sapo.node.round import NodeRuntime
-from sapo.ops.node_export import export_node, import_node
+from sapo.ops.node_pack import pack_node, unpack_node
 from sapo.peers import keyring
 from sapo.peers.signing import unseal
 from sapo.store.history import query
@@ -75,8 +75,8 @@ def test_a_node_that_moves_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
             hand_over(peer, *buses)
     stayed = Home(tmp_path / "stayed")
     shutil.copytree(home.root, stayed.root)
-    export_node(home, "a0", tmp_path / "a0.tar.gz")
-    moved = import_node(tmp_path / "a0.tar.gz", tmp_path / "there").home
+    pack_node(home, "a0", tmp_path / "a0.tar.gz")
+    moved = unpack_node(tmp_path / "a0.tar.gz", tmp_path / "there").home
     finished = []
     for place, bus in zip((moved, stayed), buses, strict=True):
         with open_at_rest(config, place, "a0", bus) as node:

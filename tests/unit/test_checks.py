@@ -67,7 +67,7 @@ WRONG: Sequence[tuple[Sequence[str], str]] = (
     (("evaluate", "--question", "--node", "n7"), "--node = 'n7'"),
     (("lineage", "n9"), "WHAT = 'n9': is neither a model version nor a node"),
     (("lineage", "models:/tiny.n9@champion"), "there is no node n9; name one of n0, n1, n2, n3"),
-    (("export", "n9"), "NODE = 'n9': has no journal here"),
+    (("pack", "n9"), "NODE = 'n9': has no journal here"),
     (("node", "n9"), "NAME = 'n9': the swarm has n0, n1, n2, n3"),
     (("keys", "backup", "keys.json", "--node", "n9"), "--node = 'n9': the swarm has"),
     (("keys", "restore", "nothere.json"), "is no file here, and no public key"),

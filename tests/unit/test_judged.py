@@ -12,7 +12,7 @@ from sapo.flows.common import Process
 from sapo.ops.judge import evaluate_swarm, judge_swarm
 from sapo.store.journal.journal import Journal
 
-ELSEWHERE = '{"why": "was exported"}'
+ELSEWHERE = '{"why": "was packed"}'
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_node_that_moved_away_or_left_is_asked_no_question(home: Home) -> None
 
 def test_a_node_that_moved_away_is_refused_where_it_is_named(home: Home) -> None:
     for judge in (judge_swarm, evaluate_swarm):
-        with pytest.raises(UserError, match="was exported; run it where it lives now"):
+        with pytest.raises(UserError, match="was packed; run it where it lives now"):
             judge(home.load_config(), home, ["n1"])
 
 

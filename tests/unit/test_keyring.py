@@ -13,7 +13,7 @@ from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.ops.node_export import export_node, import_node, mark_moved
+from sapo.ops.node_pack import mark_moved, pack_node, unpack_node
 from sapo.peers import key_backup, keyring
 from sapo.peers.keyring import data_folder, place, remember, take
 from sapo.peers.signing import Identity
@@ -82,8 +82,8 @@ def test_a_node_that_moves_takes_its_keys_card_along(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     home = site(tmp_path)
-    export_node(home, "n0", tmp_path / "n0.tar.gz")
-    there = import_node(tmp_path / "n0.tar.gz", tmp_path / "there").home
+    pack_node(home, "n0", tmp_path / "n0.tar.gz")
+    there = unpack_node(tmp_path / "n0.tar.gz", tmp_path / "there").home
     held = take(there, SWARM, "n0", NOW)
     assert held.card.incarnations == ("a" * 16,)
     assert held.card.folder == str(there.node("n0"))
@@ -95,9 +95,9 @@ def test_a_pack_with_another_keys_card_is_refused(tmp_path: Path, damage: str) -
     home = site(tmp_path)
     card = json.loads(home.card("n0").read_text()) | {"key": "ab" * 32}
     home.card("n0").write_text(json.dumps(card) if damage == "another's" else "{")
-    export_node(home, "n0", tmp_path / "n0.tar.gz")
+    pack_node(home, "n0", tmp_path / "n0.tar.gz")
     with pytest.raises(UserError, match="is no whole pack of a node: its key card"):
-        import_node(tmp_path / "n0.tar.gz", tmp_path / "there")
+        unpack_node(tmp_path / "n0.tar.gz", tmp_path / "there")
     assert not (tmp_path / "there").exists()
 
 
@@ -117,7 +117,7 @@ def test_a_key_whose_node_lives_is_not_placed_elsewhere(tmp_path: Path, home: Ho
     with pytest.raises(UserError, match="its node lives in"):
         place(other, held, SWARM, "n0")
     assert not other.root.exists()
-    mark_moved(home, "n0", "was exported")
+    mark_moved(home, "n0", "was packed")
     place(other, held, SWARM, "n0")
 
 

@@ -298,20 +298,3 @@ def test_lora_saves_hashes_and_loads_the_adapter_only(tmp_path: Path) -> None:
     assert models.weights_sha256(policy.model) == models.weights_sha256(twin.model)
     with pytest.raises(SapoError, match="adapter"):
         models.load_weights(load(path, lora=Lora(rank=4)), tmp_path / "adapter")
-
-
-def test_an_exported_adapter_is_a_whole_model_that_answers_alike(tmp_path: Path) -> None:
-    path = stored(tmp_path / "base")
-    config = Config(model=str(path), lora=Lora(rank=2))
-    policy = load(path, lora=Lora(rank=2))
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            if parameter.requires_grad:
-                parameter.add_(0.1)
-    models.save(policy, tmp_path / "adapter")
-    models.export(tmp_path / "adapter", tmp_path / "whole", config=config, cache=tmp_path)
-    ids = torch.tensor([policy.encode_prompt("1 + 1")])
-    whole = load(tmp_path / "whole")
-    torch.testing.assert_close(
-        whole.model(input_ids=ids).logits, policy.model(input_ids=ids).logits, atol=1e-4, rtol=1e-4
-    )

@@ -1,14 +1,16 @@
 """How a run's page opens: what it came to, how a trait spread, one question over the rounds."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sapo.cli.report.run_page import course
-from sapo.cli.report.summary import Run
+from sapo.cli.report.run_page import course, page
+from sapo.cli.report.summary import Run, summarise
 from sapo.core.config.home import Home
 from sapo.core.config.load import load
+from sapo.core.config.prompt import Prompt
 from sapo.core.figures import Sweep
 from sapo.node.probes import Probe
 
@@ -59,3 +61,11 @@ def test_a_question_whose_answer_became_right_is_shown_over_the_rounds(run: Run)
             ("at the end", "3-9=-6", True),
         ],
     )
+
+
+def test_the_page_says_how_answers_were_sampled_and_under_which_prompt(run: Run) -> None:
+    prompt = Prompt(system="Add <it>.", examples=(("1 + 2", "3"),), template={"think": False})
+    config = run.config.model_copy(update={"prompt": prompt})
+    text = page(replace(run, config=config), summarise(run), [])
+    for part in ("temperature 1, at most", "Add &lt;it&gt;.", "1 + 2 → 3", "think"):
+        assert part in text

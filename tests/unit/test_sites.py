@@ -20,7 +20,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.ops import sites
-from sapo.ops.node_export import mark_moved
+from sapo.ops.node_pack import mark_moved
 from sapo.peers.signing import Identity
 from sapo.store.journal.journal import Journal
 
@@ -103,8 +103,9 @@ def test_every_node_of_a_joined_site_has_a_key_and_it_is_the_one_printed(
         ["init", "--swarm", "demo", "--site", "a", "--set", "bus.path=b", "--nodes", "0"],
         ["join", "absent.json", "--site", "b", "--set", "bus.path=b"],
         ["archive"],
-        ["export", "n0"],
-        ["import", "absent.tar.gz"],
+        ["pack", "n0"],
+        ["unpack", "absent.tar.gz"],
+        ["import", "a0.tar.gz"],
     ],
 )
 def test_bad_input_is_one_line_with_a_remedy_and_writes_nothing(
@@ -182,7 +183,7 @@ def test_a_node_that_lives_elsewhere_does_not_start(
 ) -> None:
     sites.join_swarm(manifest, "b", "tiny", [*BUS, "swarm.nodes=2"], elsewhere, None)
     home = Home(elsewhere / "runs" / "demo-b")
-    mark_moved(home, "b1", "was exported to b1.tar.gz")
+    mark_moved(home, "b1", "was packed into b1.tar.gz")
     assert sapo("node", "b1", "--config", "site-b.toml") == 2
     err = capsys.readouterr().err
     assert ERROR.fullmatch(err)
@@ -200,7 +201,7 @@ def test_no_node_leaves_while_its_swarm_runs(
     home = sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None).home
     first_round(home, "b0")
     with NodeLock(home.root):
-        assert sapo("export", "b0") == 2
+        assert sapo("pack", "b0") == 2
     assert "sapo stop" in capsys.readouterr().err
     home.refuse_moved("b0")
 

@@ -15,7 +15,7 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.node import author, parts
-from sapo.ops.node_export import INDEX, export_node, import_node, mark_moved
+from sapo.ops.node_pack import INDEX, mark_moved, pack_node, unpack_node
 from sapo.store.journal.journal import Journal
 
 
@@ -41,8 +41,8 @@ def test_a_node_comes_out_as_it_went_in(home: Home, tmp_path: Path) -> None:
     with Journal.read_only(home.journal("a1")) as journal:
         results, incarnation = journal.results(), journal.incarnation
     shown: list[tuple[str, int, int]] = []
-    pack = export_node(home, "a1", output, lambda *step: shown.append(step))
-    found = import_node(output, tmp_path / "new")
+    pack = pack_node(home, "a1", output, lambda *step: shown.append(step))
+    found = unpack_node(output, tmp_path / "new")
     assert (pack.node, pack.rounds, pack.incarnation) == ("a1", 2, incarnation)
     assert pack.owed == {"training": 2, "track": 2}
     assert found.pack == pack
@@ -78,8 +78,8 @@ def test_a_history_in_reach_of_both_places_takes_the_beginning_of_its_replay_alo
             finish_round(journal, "a1", round, finished_at=float(round))
             if round in (4, 6, 8, 10, 12):
                 take_checkpoint(home, "a1", journal, round)
-    export_node(home, "a1", tmp_path / "a1.tar.gz")
-    new = import_node(tmp_path / "a1.tar.gz", tmp_path / "new").home
+    pack_node(home, "a1", tmp_path / "a1.tar.gz")
+    new = unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new").home
     held = sorted(path.name for path in new.checkpoints("a1").iterdir())
     assert held == [f"round-{round:06d}" for round in moved]
     with Journal.read_only(new.journal("a1")) as journal:
@@ -89,7 +89,7 @@ def test_a_history_in_reach_of_both_places_takes_the_beginning_of_its_replay_alo
 
 def test_the_pack_is_private_and_says_what_it_is(home: Home, tmp_path: Path) -> None:
     output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
+    pack_node(home, "a1", output)
     assert output.stat().st_mode & 0o777 == 0o600
     with tarfile.open(output) as archive:
         names = archive.getnames()
@@ -101,16 +101,16 @@ def test_the_pack_is_private_and_says_what_it_is(home: Home, tmp_path: Path) -> 
 
 def test_a_packed_node_does_not_start_where_it_was_and_the_others_do(home: Home, tmp_path: Path) -> None:
     output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
-    with pytest.raises(UserError, match=f"was exported to {output}") as error:
+    pack_node(home, "a1", output)
+    with pytest.raises(UserError, match=f"was packed into {output}") as error:
         home.refuse_moved("a1")
     assert str(home.moved("a1")) in error.value.remedy
     home.refuse_moved("a0")
-    with pytest.raises(UserError, match="was exported"):
-        export_node(home, "a1", tmp_path / "again.tar.gz")
-    new = import_node(output, tmp_path / "new").home
+    with pytest.raises(UserError, match="was packed"):
+        pack_node(home, "a1", tmp_path / "again.tar.gz")
+    new = unpack_node(output, tmp_path / "new").home
     assert new.here(new.load_config()) == ["a1"]
-    with pytest.raises(UserError, match="stayed where a1 was exported from"):
+    with pytest.raises(UserError, match="stayed where a1 was packed"):
         new.refuse_moved("a0")
 
 
@@ -123,16 +123,16 @@ def test_what_lies_in_the_write_ahead_log_goes_too(home: Home, tmp_path: Path) -
         reader.execute("SELECT count(*) FROM rounds").fetchone()  # holds back the log's checkpoint
         with Journal(home.journal("a1")) as journal:
             finish_round(journal, "a1", 2, finished_at=float(2))
-            pack = export_node(home, "a1", tmp_path / "a1.tar.gz")
+            pack = pack_node(home, "a1", tmp_path / "a1.tar.gz")
     finally:
         reader.close()
     assert pack.rounds == 3
-    assert import_node(tmp_path / "a1.tar.gz", tmp_path / "new").pack.rounds == 3
+    assert unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new").pack.rounds == 3
 
 
 def test_a_running_node_is_not_packed(home: Home, tmp_path: Path) -> None:
     with NodeLock(home.node("a1")), pytest.raises(UserError, match="in use"):
-        export_node(home, "a1", tmp_path / "a1.tar.gz")
+        pack_node(home, "a1", tmp_path / "a1.tar.gz")
     assert not home.moved("a1").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_packed_is_left_as_it_is(home: Home, tmp_path: Path, what
         output = tmp_path / "none" / "a1.tar.gz"
     before = files_of(tmp_path)
     with pytest.raises(UserError):
-        export_node(home, node, output)
+        pack_node(home, node, output)
     passing = ("/lock", "-shm", "-wal")
     after = {name: content for name, content in files_of(tmp_path).items() if not name.endswith(passing)}
     assert after == before
@@ -160,57 +160,57 @@ def test_what_cannot_be_packed_is_left_as_it_is(home: Home, tmp_path: Path, what
 
 def test_a_node_that_lives_in_a_home_is_not_replaced(home: Home, tmp_path: Path) -> None:
     output = tmp_path / "a1.tar.gz"
-    export_node(home, "a1", output)
-    import_node(output, tmp_path / "new")
+    pack_node(home, "a1", output)
+    unpack_node(output, tmp_path / "new")
     before = files_of(tmp_path / "new")
     with pytest.raises(UserError, match="lives here already"):
-        import_node(output, tmp_path / "new")
+        unpack_node(output, tmp_path / "new")
     assert files_of(tmp_path / "new") == before
 
 
 def test_a_node_may_come_back_but_not_as_it_was_before(home: Home, tmp_path: Path) -> None:
     first, second = tmp_path / "first.tar.gz", tmp_path / "second.tar.gz"
-    export_node(home, "a1", first)
-    new = import_node(first, tmp_path / "new").home
+    pack_node(home, "a1", first)
+    new = unpack_node(first, tmp_path / "new").home
     with Journal(new.journal("a1")) as journal:
         finish_round(journal, "a1", 2, finished_at=float(2))
-    export_node(new, "a1", second)
-    back = import_node(second, home.root)
+    pack_node(new, "a1", second)
+    back = unpack_node(second, home.root)
     assert back.pack.rounds == 3
     home.refuse_moved("a1")
     with Journal(home.journal("a1")) as journal:
         finish_round(journal, "a1", 3, finished_at=float(3))
-    export_node(home, "a1", tmp_path / "third.tar.gz")
+    pack_node(home, "a1", tmp_path / "third.tar.gz")
     with pytest.raises(UserError, match="had 4 rounds here, the pack has 2"):
-        import_node(first, home.root)
+        unpack_node(first, home.root)
 
 
 def test_a_round_that_was_begun_is_not_begun_again_from_an_older_pack(home: Home, tmp_path: Path) -> None:
     first = tmp_path / "first.tar.gz"
-    export_node(home, "a1", first)
+    pack_node(home, "a1", first)
     home.moved("a1").unlink()
     with Journal(home.journal("a1")) as journal:
         journal.commit_groups(2, [], [])
-    export_node(home, "a1", tmp_path / "second.tar.gz")
+    pack_node(home, "a1", tmp_path / "second.tar.gz")
     before = files_of(home.root)
     with pytest.raises(UserError, match="had begun round 2 here"):
-        import_node(first, home.root)
+        unpack_node(first, home.root)
     assert {path: content for path, content in files_of(home.root).items() if "-shm" not in path} == {
         path: content for path, content in before.items() if "-shm" not in path
     }
-    import_node(tmp_path / "second.tar.gz", home.root)
+    unpack_node(tmp_path / "second.tar.gz", home.root)
 
 
-def test_a_node_that_is_exported_while_it_starts_does_not_start(
+def test_a_node_that_is_packed_while_it_starts_does_not_start(
     home: Home, config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class LateLock(NodeLock):
         def acquire(self) -> None:
-            mark_moved(home, "a1", "was exported")
+            mark_moved(home, "a1", "was packed")
             super().acquire()
 
     monkeypatch.setattr(author, "NodeLock", LateLock)
-    with pytest.raises(UserError, match="was exported"):
+    with pytest.raises(UserError, match="was packed"):
         parts.open_parts(config, "a1", home)
     with NodeLock(home.node("a1")):
         pass  # and holds nothing

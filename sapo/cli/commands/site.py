@@ -1,4 +1,4 @@
-"""Commands for swarms of several sites: `init`, `join`, `archive`, `export`, `import`."""
+"""Commands for swarms of several sites: `init`, `join`, `archive`, `pack`, `unpack`."""
 
 import shlex
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from sapo.cli.commands.options import (
 if TYPE_CHECKING:
     from sapo.core.config.advice import Advice
     from sapo.core.config.load import Config
-    from sapo.ops.node_export import Progress
+    from sapo.ops.node_pack import Progress
 
 SiteOption = Annotated[
     str, typer.Option("--site", metavar="S", help="This site's name; its nodes are S0, S1, ...")
@@ -174,7 +174,7 @@ def archive(
     print("all that was on the bus is archived")
 
 
-def export(
+def pack(
     node: Annotated[str, typer.Argument(metavar="NODE", help="The node that moves.")],
     output: Annotated[
         Path | None,
@@ -184,12 +184,12 @@ def export(
 ) -> None:
     """Pack a node that does not run, to move it to another machine: key, journal, newest checkpoint.
 
-    It does not start here any more. `sapo import` unpacks it over there, where it goes on in the same round
-    as the same author. The pack holds the node's private key. History and MLflow stay where they are.
+    It does not start here any more. Over there `sapo unpack` makes it go on in the same round, as the same
+    author. The pack holds the node's private key. History and MLflow stay where they are.
     """
     from sapo.cli.commands.checks import refuse_member
     from sapo.core.errors import UserError
-    from sapo.ops.node_export import export_node
+    from sapo.ops.node_pack import pack_node
     from sapo.ops.supervisor import holder
 
     found = find_home(home)
@@ -199,31 +199,31 @@ def export(
         raise UserError("--home", str(found.root), "a swarm runs here", "stop it first with `sapo stop`")
     target = output or Path(f"{config.swarm.name}-{node}.tar.gz")
     with progress(config.swarm.name) as show:
-        pack = export_node(found, node, target, show)
-    print(f"{target}: {node} after {pack.rounds} rounds, {target.stat().st_size / 2**20:.1f} MB")
-    if pack.owed:
-        owed = ", ".join(f"{count} {kind}" for kind, count in pack.owed.items())
+        made = pack_node(found, node, target, show)
+    print(f"{target}: {node} after {made.rounds} rounds, {target.stat().st_size / 2**20:.1f} MB")
+    if made.owed:
+        owed = ", ".join(f"{count} {kind}" for kind, count in made.owed.items())
         print(f"what it has yet to deliver goes with it: {owed}")
     if config.bus.type == "sqlite":
-        warn("bus.path: the bus is a file on this machine; over there, name another with sapo import --set")
+        warn("bus.path: the bus is a file on this machine; over there, name another with sapo unpack --set")
     warn(f"{target} holds the private key of {node}: send it on a safe way, delete it when it has arrived")
-    print(f"over there: sapo import {shlex.quote(target.name)}")
+    print(f"over there: sapo unpack {shlex.quote(target.name)}")
 
 
-def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What sapo export wrote.")],
+def unpack(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What sapo pack wrote.")],
     sets: SetOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Unpack a node that was exported elsewhere, into a home of its own or one of the same site.
+    """Unpack a node that was packed elsewhere, into a home of its own or one of the same site.
 
-    It goes on where it was. --set changes its settings, such as how the bus is reached from here. Import a
-    pack once: two copies of a node would contradict each other, and its peers would refuse them.
+    It goes on where it was. --set changes its settings, such as how the bus is reached from here. Unpack it
+    once: two copies of a node would contradict each other, and its peers would refuse them.
     """
-    from sapo.ops.node_export import import_node
+    from sapo.ops.node_pack import unpack_node
 
-    with progress("import") as show:
-        found = import_node(file, home, sets or (), show)
+    with progress("unpack") as show:
+        found = unpack_node(file, home, sets or (), show)
     name = found.pack.node
     print(f"{found.home.node(name)}: {name} after {found.pack.rounds} rounds, public key {found.pack.key}")
     print(f"it goes on with: {typed(found.home, 'node', name)}")

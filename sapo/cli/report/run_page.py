@@ -10,6 +10,8 @@ from sapo.cli.report.summary import Run, gain_sentence, read_run, write_summary
 from sapo.cli.report.svg_charts import Bar, Point, Span, colour, line_chart, rolling_mean
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
+from sapo.core.config.load import Config
+from sapo.core.config.schema import GenerateConfig
 from sapo.core.config.secrets import public
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.figures import RunFigures, Shift, Sweep
@@ -173,6 +175,8 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         "update",
         f"{learn.loss}, learning rate {learn.lr:g}, {learn.epochs} epoch(s), foreign = {learn.foreign}",
     )
+    yield "sampling", _sampling(config.generate)
+    yield from _prompt(config)
     yield "batch", f"{batch.local} own and {batch.external} foreign groups of {batch.completions} completions"
     for task in config.tasks:
         yield "task", f"{task.dataset} {canonical(task.config)}"
@@ -180,6 +184,27 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
         yield f"only {config.swarm.site}{number}", canonical(changes)
     yield "all settings", str(run.home.config)
     yield "MLflow", public(config.track.uri) if config.track.uri else str(run.home.mlflow_db)
+
+
+def _sampling(generate: GenerateConfig) -> str:
+    """How answers are drawn; what a setting leaves as it is goes without saying."""
+    cut = [f"{name} {value:g}" for name, value in generate.sampling if name != "temperature"]
+    cut = [] if generate.sampling.whole_support else cut
+    longest = f"at most {generate.max_new_tokens} tokens an answer"
+    return ", ".join([f"temperature {generate.temperature:g}", *cut, longest])
+
+
+def _prompt(config: Config) -> Iterator[tuple[str, str]]:
+    """What a policy reads around each question."""
+    shown = config.prompt.examples
+    if not (config.system or shown):
+        yield "prompt", "the question alone"
+    if config.system:
+        yield "system prompt", config.system
+    for asked, answer in shown:
+        yield "example in the prompt", f"{asked} → {answer}"
+    if config.prompt.template:
+        yield "of the chat template", canonical(dict(config.prompt.template))
 
 
 def keys(figures: RunFigures) -> Iterator[tuple[str, str, str]]:

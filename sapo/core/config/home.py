@@ -195,7 +195,7 @@ class Home:
         return self.node(name) / "gossip"
 
     def moved(self, name: str) -> Path:
-        """Exists in the folder of a node that lives elsewhere: it was exported, or never was here."""
+        """Exists in the folder of a node that lives elsewhere: it was packed, or never was here."""
         return self.node(name) / MOVED
 
     def here(self, config: Config) -> list[str]:

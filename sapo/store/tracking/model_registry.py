@@ -24,8 +24,6 @@ SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 LATEST = "latest"
-NOT_THE_MODEL = frozenset({"optimizer.pt", "checkpoint.json"})
-ADAPTER = "adapter_config.json"
 REQUIREMENTS = ("torch", "transformers", "tokenizers", "safetensors")
 
 
@@ -88,6 +86,19 @@ def versions_of(uri: str, name: str) -> list[Version]:
     )
 
 
+def download(version: Version, uri: str, place: Path) -> Path:
+    """A version's model directory, fetched from MLflow to below `place`. Raises `Unavailable`."""
+    place.mkdir(exist_ok=True)
+    with reaching(uri):
+        load_mlflow().artifacts.download_artifacts(
+            f"models:/{version.name}/{version.number}",
+            dst_path=str(place),
+            tracking_uri=uri,
+            registry_uri=uri,
+        )
+    return next(place.rglob("*.safetensors")).parent
+
+
 def _all(client: Any, name: str) -> list[Any]:
     found, token = [], None
     while True:
@@ -121,21 +132,11 @@ def load_mlflow() -> Any:
 
 
 @contextmanager
-def model_directory(checkpoint: Path, whole: Callable[[Path, Path], None]) -> Iterator[Path]:
-    """A whole Hugging Face directory made of a checkpoint, there until the block ends.
-
-    A checkpoint of weights lends its files by links; of an adapter, `whole(checkpoint, destination)` makes
-    the model it belongs to.
-    """
+def model_directory(checkpoint: Path, whole: Callable[[Path, Path], object]) -> Iterator[Path]:
+    """A whole Hugging Face directory, there until the block ends: `whole(checkpoint, directory)` fills it."""
     with tempfile.TemporaryDirectory(prefix="sapo-version-") as folder:
-        directory = Path(folder)
-        if (checkpoint / ADAPTER).exists():
-            whole(checkpoint, directory)
-        else:
-            for path in checkpoint.iterdir():
-                if path.name not in NOT_THE_MODEL:
-                    (directory / path.name).symlink_to(path.absolute())
-        yield directory
+        whole(checkpoint, Path(folder))
+        yield Path(folder)
 
 
 def lineage(checkpoint: Path) -> dict[str, str]:
@@ -171,16 +172,23 @@ def _save(directory: Path, place: Path, logged: Any, name: str, tags: Mapping[st
     import mlflow.transformers
     from huggingface_hub import ModelCard
     from mlflow.models import Model
+    from transformers import GenerationConfig
 
     # where the history lies is the machine's, not the model's
     said = {key: value for key, value in sorted(tags.items()) if not key.startswith("sapo.history")}
     facts = "".join(f"- {key}: {value}\n" for key, value in said.items())
+    card = (directory / "README.md").read_text(encoding="utf-8")
     mlflow.transformers.save_model(
         str(directory),
         str(place),
-        task="text-generation",
+        task="llm/v1/chat",
+        # chat templates write the start token themselves
+        model_config={
+            "max_new_tokens": GenerationConfig.from_pretrained(directory).max_new_tokens,
+            "add_special_tokens": False,
+        },
         # a card and requirements are given because MLflow would look for both on the network
-        model_card=ModelCard(f"---\nlicense: unknown\n---\n\n# {name}\n\nTrained by a swarm.\n\n{facts}"),
+        model_card=ModelCard(f"{card}\n## Lineage\n\n{facts}"),
         pip_requirements=requirements(REQUIREMENTS),
         mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
     )

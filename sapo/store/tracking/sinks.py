@@ -88,10 +88,9 @@ class TrackSink:
 class VersionSink:
     """Registers checkpoints as model versions.
 
-    `whole(checkpoint, destination)` makes a self-contained model directory where the checkpoint holds only an
-    adapter. `history` is the address of the tables; `history_version` is the version of `training` where
-    that is known without asking the store: registering does not depend on it. `prompt` is what the policy
-    reads around a question.
+    `whole(checkpoint, directory)` fills a self-contained model directory. `history` is the address of the
+    tables; `history_version` is the version of `training` where that is known without asking the store:
+    registering does not depend on it. `prompt` is what the policy reads around a question.
     """
 
     kind = "version"
@@ -99,7 +98,7 @@ class VersionSink:
     def __init__(
         self,
         tracker: Tracker,
-        whole: Callable[[Path, Path], None],
+        whole: Callable[[Path, Path], object],
         history: str | None = None,
         prompt: str | None = None,
     ) -> None:
@@ -144,7 +143,7 @@ def open_tracking(
     uri: str,
     artifacts: Path | None,
     thinned: bool = False,
-    whole: Callable[[Path, Path], None],
+    whole: Callable[[Path, Path], object],
     history: str | None = None,
     afterwards: bool = False,
 ) -> tuple[Tracker, tuple[TrackSink, VersionSink]]:

@@ -52,7 +52,7 @@ FREE_AFTER = 100 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class Unpacked:
     """A node that was unpacked."""
 
     pack: Pack
@@ -63,7 +63,7 @@ class Imported:
 # -- packing ------------------------------------------------------------------------------------------------
 
 
-def export_node(home: Home, name: str, output: Path, progress: Progress = silent) -> Pack:
+def pack_node(home: Home, name: str, output: Path, progress: Progress = silent) -> Pack:
     """Pack a node's key, journal, newest checkpoint, config and manifest, and mark its folder as moved.
 
     The file holds the private key and only its owner may read it. What stays: MLflow, the embedded bus, and
@@ -77,7 +77,7 @@ def export_node(home: Home, name: str, output: Path, progress: Progress = silent
         raise UserError("--output", str(output), "exists already", "name another file")
     if not output.parent.is_dir():
         raise UserError("--output", str(output), "its folder does not exist", "make it, or name another")
-    with NodeLock(home.node(name)), tempfile.TemporaryDirectory(prefix="sapo-export-") as scratch:
+    with NodeLock(home.node(name)), tempfile.TemporaryDirectory(prefix="sapo-pack-") as scratch:
         home.refuse_moved(name)
         copy = Path(scratch) / JOURNAL
         copy_journal(home.journal(name), copy)
@@ -85,7 +85,7 @@ def export_node(home: Home, name: str, output: Path, progress: Progress = silent
         pack = _index(home, name, sources, progress)
         with whole_file(output, mode=0o600) as new, new.open("wb") as file:
             _write(file, pack, sources, progress)
-            why = f"was exported to {output.absolute()} on {time.strftime('%Y-%m-%d %H:%M')}"
+            why = f"was packed into {output.absolute()} on {time.strftime('%Y-%m-%d %H:%M')}"
             mark_moved(home, name, f"{why} at {socket.gethostname()}")
     return pack
 
@@ -187,9 +187,9 @@ def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
 # -- unpacking ----------------------------------------------------------------------------------------------
 
 
-def import_node(
+def unpack_node(
     file: Path, home: Path | None = None, sets: Sequence[str] = (), progress: Progress = silent
-) -> Imported:
+) -> Unpacked:
     """Unpack a node into a home, its own or one of the same site, where it then goes on.
 
     `sets` change the config, such as how the bus is reached from here. Nothing is put in place before all of
@@ -207,7 +207,7 @@ def import_node(
             _check_node(place, file, pack)
             _refuse_older(place, target, pack)
             _settle(place, target, config, manifest, pack)
-    return Imported(pack, target, config)
+    return Unpacked(pack, target, config)
 
 
 @contextmanager
@@ -219,7 +219,7 @@ def _scratch(root: Path, file: Path, pack: Pack) -> Iterator[Path]:
         problem = f"needs {need / 2**20:,.0f} MB, {disk} has {free / 2**20:,.0f} MB free"
         raise UserError("FILE", str(file), problem, "free some space or choose another --home")
     try:
-        scratch = tempfile.TemporaryDirectory(prefix=".sapo-import-", dir=disk)
+        scratch = tempfile.TemporaryDirectory(prefix=".sapo-unpack-", dir=disk)
     except OSError as error:
         raise UserError("--home", str(root), error.strerror or str(error), "choose another folder") from None
     with scratch:
@@ -293,7 +293,7 @@ def _refuse_older(place: Path, home: Home, pack: Pack) -> None:
             problem = f"{pack.node} had {rounds} rounds here, the pack has {pack.rounds}"
             if rounds == pack.rounds and begun:
                 problem = f"{pack.node} had begun round {rounds} here, in the pack it has not"
-            raise UserError("--home", str(home.root), problem, "import a pack that was made later")
+            raise UserError("--home", str(home.root), problem, "unpack one that was made later")
 
 
 def _reached(journal: Journal) -> tuple[int, bool]:
@@ -309,7 +309,7 @@ def _settle(place: Path, home: Home, config: Config, manifest: Manifest, pack: P
     if fresh:
         for name in config.nodes:
             if name != pack.node:
-                mark_moved(home, name, f"stayed where {pack.node} was exported from")
+                mark_moved(home, name, f"stayed where {pack.node} was packed")
     folder = home.node(pack.node)
     with NodeLock(folder):
         aside = home.root / ".moved" / f"{pack.node}-{time.time_ns()}"

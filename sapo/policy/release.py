@@ -1,0 +1,161 @@
+"""A policy as others use it: a plain folder of transformers that answers as its node does.
+
+What a policy reads around a question goes with the tokenizer: the folder's chat template puts it before a
+conversation that has no system turn of its own. So whatever renders chat templates, such as transformers,
+vLLM or MLflow, asks the model as its node was asked. The generation config names every id that ends an
+answer, and decodes greedily: a sampling setting of the base model is not what was trained.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sapo.core.config.load import Config
+from sapo.policy import model_card, models
+from sapo.policy.hf_import import transformers
+from sapo.policy.model_files import read_tokenizer
+from sapo.policy.models import LoadedPolicy
+
+ADAPTER = "adapter_config.json"
+NOT_THE_MODEL = frozenset({"optimizer.pt", "checkpoint.json"})
+CARD = "README.md"
+MARK = "sapo asks 1729"
+TURNS = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{{ '\\n\\n' if message['role'] == 'assistant' else '\\n' }}{% endfor %}"
+)
+"""The turns of a base model, as `encode_prompt` writes them."""
+
+
+def write(
+    checkpoint: Path, destination: Path, *, config: Config, cache: Path, adapter: bool = False
+) -> LoadedPolicy:
+    """Fill a directory with the model that `models.save` wrote; a LoRA adapter is merged unless `adapter`.
+
+    Weights that are whole already become links. Returns the policy; that of such weights holds none.
+    """
+    if (checkpoint / ADAPTER).exists():
+        policy = models.load_policy(config.model, config=config, cache=cache, threads=torch.get_num_threads())
+        models.load_weights(policy, checkpoint)
+        policy = policy if adapter else models.merged(policy)
+        models.save(policy, destination)
+    else:
+        destination.mkdir(exist_ok=True)
+        for path in checkpoint.iterdir():
+            if path.suffix == ".safetensors":
+                (destination / path.name).symlink_to(path.absolute())
+            elif path.name not in NOT_THE_MODEL:
+                shutil.copyfile(path, destination / path.name)
+        policy = _without_weights(destination, config)
+    _dress(policy, destination, config)
+    return policy
+
+
+class _Shell(torch.nn.Module):
+    """A model of a directory without its layers; loading those would take memory and time from the rounds."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.config = transformers.AutoConfig.from_pretrained(directory)
+        if (directory / "generation_config.json").exists():
+            self.generation_config = transformers.GenerationConfig.from_pretrained(directory)
+        else:
+            self.generation_config = transformers.GenerationConfig.from_model_config(self.config)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        """Of as many rows as the model's."""
+        return torch.nn.Embedding(self.config.get_text_config().vocab_size, 1, device="meta")
+
+
+def _without_weights(directory: Path, config: Config) -> LoadedPolicy:
+    return models.describe(
+        config.model,
+        _Shell(directory),
+        read_tokenizer(config.model, directory),
+        system=config.system,
+        examples=config.prompt.examples,
+        template=config.prompt.template,
+    )
+
+
+def _dress(policy: LoadedPolicy, directory: Path, config: Config) -> None:
+    """Write the tokenizer with the prompt, how to generate, and a card."""
+    tokenizer = policy.tokenizer
+    own, tokenizer.chat_template = tokenizer.chat_template, chat_template(policy)
+    try:
+        message = [{"role": "user", "content": MARK}]
+        ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+        tokenizer.save_pretrained(directory)
+    finally:
+        tokenizer.chat_template = own
+    carried = tuple(ids) == policy.encode_prompt(MARK)
+    if not carried:
+        tokenizer.save_pretrained(directory)
+    generation(policy, config).save_pretrained(directory)
+    (directory / CARD).write_text(model_card.card(policy, config, carried=carried), encoding="utf-8")
+
+
+def generation(policy: LoadedPolicy, config: Config) -> Any:
+    """The most probable answer, as long as it was in training."""
+    pad = policy.tokenizer.pad_token_id
+    return transformers.GenerationConfig(
+        do_sample=False,
+        max_new_tokens=config.generate.max_new_tokens,
+        eos_token_id=list(policy.stop_ids),
+        pad_token_id=policy.end_id if pad is None else pad,
+        bos_token_id=policy.tokenizer.bos_token_id,
+    )
+
+
+def chat_template(policy: LoadedPolicy) -> str:
+    """The tokenizer's chat template with the policy's prompt as what it begins with."""
+    if policy.tokenizer.chat_template is None:
+        system = [{"role": "system", "content": policy.system}] if policy.system else []
+        shown = [
+            {"role": role, "content": text}
+            for example in policy.examples
+            for role, text in zip(("user", "assistant"), example, strict=True)
+        ]
+        return _before([*system, *shown], "") + _literal_start(policy.tokenizer) + TURNS
+    *before, last = policy.conversation(MARK)
+    lead = last["content"].removesuffix(MARK)
+    return _arguments(policy.template) + _before(before, lead) + str(policy.tokenizer.get_chat_template())
+
+
+def _before(messages: list[dict[str, str]], lead: str) -> str:
+    """Jinja that puts messages before a conversation, or `lead` into its first turn."""
+    if not messages and not lead:
+        return ""
+    first = f"{{'role': 'user', 'content': {_quoted(lead)} + messages[0]['content']}}"
+    added = f"[{first}] + messages[1:]" if lead else f"{_listed(messages)} + messages"
+    own = "messages[0]['role'] != 'system'"
+    return f"{{%- if {own} %}}{{%- set messages = {added} %}}{{%- endif %}}{{{{- '' }}}}"
+
+
+def _arguments(template: Mapping[str, Any]) -> str:
+    """Jinja that gives arguments the values that the policy was trained under, where nobody names others."""
+    return "".join(
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {_quoted(value)} %}}{{%- endif %}}{{{{- '' }}}}"
+        for name, value in template.items()
+    )
+
+
+def _literal_start(tokenizer: Any) -> str:
+    """Jinja that writes the special tokens a tokenizer puts before a text."""
+    bare, whole = (tokenizer(MARK, add_special_tokens=added).input_ids for added in (False, True))
+    start = whole[: len(whole) - len(bare)] if whole[len(whole) - len(bare) :] == bare else []
+    return f"{{{{- {_quoted(tokenizer.decode(start))} }}}}" if start else ""
+
+
+def _listed(messages: list[dict[str, str]]) -> str:
+    turns = (f"{{'role': '{one['role']}', 'content': {_quoted(one['content'])}}}" for one in messages)
+    return f"[{', '.join(turns)}]"
+
+
+def _quoted(value: Any) -> str:
+    """A value as Jinja writes it, which reads strings as Python does."""
+    return json.dumps(value, ensure_ascii=False)
