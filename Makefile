@@ -74,9 +74,9 @@ swarm-over-%:
 # A file's tests stay in one process.
 PYTEST := $(BIN)/pytest $(TESTS) --dist loadscope --no-loadscope-reorder
 
-# One process a core: these tests compute. With one torch thread each, two of them do not fight over the cores.
+# One process more than cores: most of these tests compute, with one torch thread each, and some wait for a server.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(PYTEST) -m "not full and not soak" --numprocesses 2
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not full and not soak" --numprocesses 3
 
 # Tests with servers, brokers, engines and browsers wait much of the time, so four at once pay on two cores.
 test-full: $(VENV)/.vllm

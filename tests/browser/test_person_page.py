@@ -1,6 +1,5 @@
 """The page on which people answer a member's questions, in a real browser."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,13 +7,8 @@ import pytest
 from asked_people import PATIENCE_S, Desk, ask, desk
 from foreign_page import SUBMIT, other_site
 from playwright.sync_api import Browser, Page, expect
-from shared_workers import shared_workers
-from swarms import make_home, open_node, small_config
 
 from infra.browser.session import browser
-from sapo.bus.memory import MemoryBus
-from sapo.core.types import BatchGroup
-from sapo.node.member.runtime import MemberRuntime
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
@@ -113,49 +107,3 @@ def test_a_link_on_another_site_lets_in_and_a_form_there_does_not(place: Desk, c
             assert followed.value.status in (403, 415)
     context.close()
     assert place.texts() == []
-
-
-def test_a_node_trains_on_the_group_that_three_answers_make(chromium: Browser, tmp_path: Path) -> None:
-    one = small_config(
-        ["swarm.site=p", "swarm.nodes=1", "batch.local=1", "batch.completions=3", "member.type=person"]
-    )
-    many = small_config(["pool.newcomer_share=1.0", "swarm.rounds=60"])
-    bus = MemoryBus()
-    with (
-        MemberRuntime.open(
-            one,
-            "p0",
-            make_home(tmp_path / "people", one),
-            bus=bus,
-            workers=shared_workers(one),
-            deliver=False,
-        ) as member,
-        open_node(many, make_home(tmp_path / "nodes", many), bus=bus, deliver=False) as node,
-    ):
-        address = member.backend.address
-        assert address is not None
-        context = chromium.new_context()
-        context.set_default_timeout(PATIENCE_MS)
-        page = context.new_page()
-        page.goto(address)
-        round = threading.Thread(target=member.run_round)
-        round.start()
-        (question,) = member.maker.question_stream(0).result()
-        (right,) = member.maker.workers.answers([question.recipe])
-        assert right is not None
-        wrong = str(int(right) + 1)
-        for text in (right, wrong, right):
-            type_and_send(page, text)
-        round.join(PATIENCE_S)
-        assert not round.is_alive()
-        context.close()
-        bus.publish(member.journal.groups(0))
-        taught: list[BatchGroup] = []
-        while not taught and not node.finished:
-            node.run_round()
-            batch = node.journal.batch(node.round - 1)
-            taught = [group for group in batch.groups if group.source == "external"]
-    (group,) = taught
-    assert (group.producer, group.question) == ("p0", question.text)
-    assert [sample.text for sample in group.samples] == [right, wrong, right]
-    assert group.informative

@@ -1,18 +1,14 @@
 """Runs of experiments: they repeat bit for bit, their controls do what they say, a killed one begins anew."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from sapo.core.types import Batch, Outcome, Recipe
+from sapo.core.types import Batch
 from sapo.experiment.exam import questions_for
 from sapo.experiment.grid import Grid, parse_grid, read
 from sapo.experiment.lockstep_swarm import SharedWorkers, opened
 from sapo.experiment.record import Job, RunRecord, load_record, record_path
 from sapo.experiment.run_arm import run_arm
-from sapo.tasks.workers import PeerGroup, TaskWorkers, Verification
 
 SHARING = Job(arm="sharing", seed=1)
 
@@ -99,48 +95,6 @@ def test_shuffled_groups_come_after_rounds_that_differ(tmp_path: Path) -> None:
     ages = {batch.round - group.producer_version for batch, group in found}
     assert len(ages) > 1
     assert max(ages) > 0
-
-
-def test_a_peers_group_is_judged_once_and_all_nodes_get_the_same_batches_from_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trio = smoke(set={"swarm": {"nodes": 3}, "batch": {"local": 2, "external": 4}})
-    asked: list[PeerGroup] = []
-    alone = TaskWorkers.judge
-
-    def judge(workers: TaskWorkers, claims: Sequence[PeerGroup]) -> list[Verification]:
-        asked.extend(claims)
-        return alone(workers, claims)
-
-    monkeypatch.setattr(TaskWorkers, "judge", judge)
-    once = batches(trio, tmp_path / "once", 4)
-    assert asked
-    assert len(set(asked)) == len(asked)
-
-    asked.clear()
-    monkeypatch.setattr(SharedWorkers, "judge", judge)
-    assert batches(trio, tmp_path / "each", 4) == once
-    assert len(set(asked)) < len(asked)
-
-
-def test_an_answer_is_scored_once_and_the_exams_are_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Recipe, str]] = []
-    alone = TaskWorkers.score
-
-    def score(workers: TaskWorkers, items: Sequence[tuple[Recipe, str]]) -> list[Outcome]:
-        asked.extend(items)
-        return alone(workers, items)
-
-    monkeypatch.setattr(TaskWorkers, "score", score)
-    once = run(smoke(), tmp_path / "once")
-    assert len(set(asked)) == len(asked)
-
-    asked.clear()
-    monkeypatch.setattr(SharedWorkers, "score", score)
-    assert bits(run(smoke(), tmp_path / "each")) == bits(once)
-    assert len(set(asked)) < len(asked)
 
 
 def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: Path) -> None:

@@ -82,11 +82,3 @@ def test_old_runs_go_with_all_that_hangs_on_them_and_new_ones_stay(server: Prefe
     assert rows(server, "artifact", old) == rows(server, "task_run", old) == 0
     assert rows(server, "artifact", new) == rows(server, "task_run", new) == 1
     wait_for(lambda: rows(server, "log", old) == 0, 60, "the log stays")
-
-
-def test_on_a_server_that_others_use_only_the_sites_own_go(server: PrefectServer) -> None:
-    own = {ended(server, 10, "site:tiny.n", "swarm:tiny"), ended(server, 10, "process:tiny.n")}
-    others = ended(server, 10, "site:other.n", "swarm:tiny")
-    assert forget(7, "site:tiny.n", "process:tiny.n") == 2
-    assert not own & left(server)
-    assert others in left(server)

@@ -1,7 +1,8 @@
 """From a real topic into the history, exactly once: rivals, pauses, resent records, retention, new topics."""
 
 import itertools
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from history_samples import signed
 from kafka import KafkaAdminClient, TopicPartition
 
 from infra.kafka.cluster import Cluster
+from sapo.bus.base import Bus, Limits, Poll, Positions
 from sapo.bus.kafka.bus import KafkaBus
 from sapo.core.config.schema import KafkaBus as Section
-from sapo.ops.archiver import Archiver
+from sapo.ops.archiver import Archiver, Counts
 from sapo.store.history import query
 from sapo.store.history.tables import Store
 
@@ -19,6 +21,22 @@ pytestmark = pytest.mark.kafka
 NUMBERS = itertools.count()
 PARTITIONS = 3
 GROUPS = [signed(i) for i in range(12)]
+
+
+class Paused:
+    """A bus whose first poll is followed by `then`, before the reader sees what it read."""
+
+    def __init__(self, bus: Bus, then: Callable[[], object]) -> None:
+        self._bus, self._then = bus, [then]
+
+    def poll(self, positions: Positions, limits: Limits, rng: random.Random) -> Poll:
+        found = self._bus.poll(positions, limits, rng)
+        if self._then:
+            self._then.pop()()
+        return found
+
+    def end_positions(self) -> Positions:
+        return self._bus.end_positions()
 
 
 @pytest.fixture
@@ -50,6 +68,23 @@ def held(store: Store) -> list[tuple[str, int]]:
 
 
 WHOLE = sorted((one.group_id, 4) for one in GROUPS)
+
+
+def test_trap_50_an_archiver_paused_between_read_and_commit_doubles_nothing_of_a_topic(
+    bus: KafkaBus, store: Store
+) -> None:
+    bus.publish(GROUPS)
+    rival = archiver(bus, store)
+    paused = archiver(Paused(bus, rival.run), store)
+    assert paused.run() == Counts()
+    assert held(store) == WHOLE
+
+
+def test_trap_50_the_paused_archiver_still_writes_what_its_rival_left(bus: KafkaBus, store: Store) -> None:
+    bus.publish(GROUPS)
+    rival = archiver(bus, store, limits=Limits(max_groups=5))
+    assert archiver(Paused(bus, rival.run_once), store).run().groups == len(GROUPS) - 5
+    assert held(store) == WHOLE
 
 
 def test_records_resent_at_new_offsets_of_a_topic_are_recognised(bus: KafkaBus, store: Store) -> None:

@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,67 +107,50 @@ def refused(section: Mapping[str, str], capsys: pytest.CaptureFixture[str]) -> s
     return shown.err
 
 
-class TestSeven:
-    def test_nobody_listens(self, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        section = {"type": "kafka", "servers": NOWHERE}
-        error = fault(section)
-        assert (error.field, error.value) == ("bus.servers", NOWHERE)
-        assert "nobody listens there" in refused(section, capsys)
+@pytest.mark.parametrize(
+    ("section", "field", "problem"),
+    [
+        (lambda places: {"type": "kafka", "servers": NOWHERE}, "bus.servers", "nobody listens there"),
+        (lambda places: places.section(password="env:WRONG_PASSWORD"), "bus.password", "does not let user"),
+        (lambda places: places.section("reader"), "bus.username", "may not write to topic"),
+        (lambda places: places.section("writer"), "bus.username", "may not read topic"),
+        (lambda places: places.plain.bus("nowhere"), "bus.topic", "no such topic"),
+        (
+            lambda places: places.plain.bus(places.topic) | {"cluster_id": places.secure.cluster_id},
+            "bus.cluster_id",
+            "cluster",
+        ),
+        (lambda places: places.section(ca_file=None, username=None), "bus.servers", "plain text"),
+    ],
+)
+def test_each_cause_names_its_field_and_ends_the_command(
+    places: Places,
+    elsewhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    section: Callable[[Places], dict[str, str]],
+    field: str,
+    problem: str,
+) -> None:
+    monkeypatch.setenv("WRONG_PASSWORD", "not-the-password")
+    error, said = fault(section(places)), refused(section(places), capsys)
+    assert error.field == field
+    assert field in said
+    assert problem in said
+    assert "not-the-password" not in said
 
-    def test_the_password_is_wrong(
-        self, places: Places, elsewhere: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        wrong = tmp_path / "wrong"
-        wrong.write_text("not-the-password")
-        section = places.section(password=f"file:{wrong}")
-        error = fault(section)
-        assert (error.field, error.value) == ("bus.password", f"file:{wrong}")
-        said = refused(section, capsys)
-        assert "does not let user" in said
-        assert "not-the-password" not in said
 
-    def test_the_certificate_has_expired(
-        self, expired: Cluster, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        section = expired.bus("any")
-        error = fault(section)
-        assert (error.field, error.value) == ("bus.servers", expired.servers)
-        assert "certificate has expired" in refused(section, capsys)
+def test_the_certificate_has_expired(expired: Cluster) -> None:
+    error = fault(expired.bus("any"))
+    assert (error.field, error.value) == ("bus.servers", expired.servers)
+    assert "certificate has expired" in error.problem
 
-    def test_there_is_no_right_to_write(
-        self, places: Places, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        section = places.section("reader")
-        error = fault(section)
-        assert (error.field, error.value) == ("bus.username", f"reader-{places.topic}")
-        assert f"may not write to topic {places.topic!r}" in refused(section, capsys)
-        assert look(section, write=False).partitions == 3  # the archive's way
 
-    def test_the_topic_is_unknown(
-        self, places: Places, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        section = places.plain.bus("nowhere")
-        error = fault(section)
-        assert (error.field, error.value) == ("bus.topic", "nowhere")
-        assert "no such topic" in refused(section, capsys)
-        assert "no such topic" in str(fault(places.plain.bus("nowhere")))  # looking did not create it
-
-    def test_the_cluster_is_another(
-        self, places: Places, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        section = places.plain.bus(places.topic) | {"cluster_id": places.secure.cluster_id}
-        error = fault(section)
-        assert (error.field, error.value) == ("bus.cluster_id", places.secure.cluster_id)
-        assert places.plain.cluster_id in refused(section, capsys)
-
-    def test_messages_may_be_larger_than_the_topic_takes(
-        self, places: Places, elsewhere: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        topic = f"narrow-{secrets.token_hex(4)}"
-        places.plain.create_topic(topic, partitions=1, max_payload_bytes=10_000)
-        error = fault(places.plain.bus(topic))
-        assert (error.field, error.value) == ("rules.max_payload_bytes", 1_000_000)
-        assert "at most (its max.message.bytes)" in refused(places.plain.bus(topic), capsys)
+def test_messages_may_be_larger_than_the_topic_takes(places: Places) -> None:
+    topic = f"narrow-{secrets.token_hex(4)}"
+    places.plain.create_topic(topic, partitions=1, max_payload_bytes=10_000)
+    error = fault(places.plain.bus(topic))
+    assert (error.field, error.value) == ("rules.max_payload_bytes", 1_000_000)
 
 
 class TestMore:
@@ -177,12 +160,7 @@ class TestMore:
         assert (facts.topic, facts.partitions, facts.brokers) == (places.topic, 3, (places.secure.servers,))
         assert facts.max_message_bytes is not None
         assert facts.max_message_bytes > 1_000_000
-        assert look(places.plain.bus(places.topic)).cluster_id == places.plain.cluster_id
-
-    def test_there_is_no_right_to_read(self, places: Places) -> None:
-        error = fault(places.section("writer"))
-        assert error.field == "bus.username"
-        assert f"may not read topic {places.topic!r}" in error.problem
+        assert look(places.section("reader"), write=False).partitions == 3  # the archive's way
 
     def test_a_certificate_for_another_name(self, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
         host, _, port = places.secure.servers.rpartition(":")
@@ -190,11 +168,6 @@ class TestMore:
         error = fault(places.section(servers=f"kafka.example:{port}"))
         assert error.field == "bus.servers"
         assert "certificate is for another name" in error.problem
-
-    def test_plain_text_to_a_port_that_wants_tls(self, places: Places) -> None:
-        error = fault({**places.secure.bus(places.topic), "ca_file": None, "username": None})
-        assert error.field == "bus.servers"
-        assert "plain text" in error.problem
 
     @pytest.mark.parametrize(
         ("settings", "remedy"),

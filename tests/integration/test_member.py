@@ -207,3 +207,9 @@ def test_a_member_whose_groups_all_would_refuse_does_not_start(tmp_path: Path) -
         member_of(home, config, Teacher(), MemoryBus()),
     ):
         pass
+
+
+def test_a_key_under_a_wrong_name_is_not_repeated() -> None:
+    with pytest.raises(UserError) as raised:
+        small_config(["member.type=openai", "member.url=http://h", "member.model=m", "member.key=sk-1"])
+    assert "sk-1" not in str(raised.value)

@@ -69,6 +69,8 @@ def test_nodes_train_on_each_others_groups_and_each_keeps_its_own_weights(tmp_pa
             for group in second.journal.batch(r).groups:
                 if group.source == "external":
                     assert (group.group_id, group.content_sha256) in written
+        first.run_round()
+        assert first.journal.positions() == bus.end_positions(), "it has read all, and goes on from there"
 
 
 def test_a_silo_reads_no_bus_and_trains_on_all_its_local_groups(tmp_path: Path) -> None:

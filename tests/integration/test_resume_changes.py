@@ -75,32 +75,6 @@ def test_a_node_that_has_begun_keeps_its_model(home: Home, field: str, change: s
     assert home.config.read_bytes() == before
 
 
-def test_a_round_is_repeated_with_the_threads_it_was_made_with(
-    home: Home, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: list[tuple[int, int]] = []
-    step = Learner.step
-
-    def watched(learner: Learner, batch: Batch) -> StepResult:
-        used.append((batch.round, torch.get_num_threads()))
-        return step(learner, batch)
-
-    monkeypatch.setattr(Learner, "step", watched)
-    config = changed("threads=1", "learn.lr=3e-4")
-    home.prepare(config, Manifest.of(config))
-    with open_node(config, home, deliver=False) as node:
-        node.run_round()
-        made = node.parts.weights_sha256()
-    assert used == [(0, 2), (1, 2), (2, 2), (3, 1)]
-    used.clear()
-    with open_node(config, home, deliver=False) as node:
-        assert node.parts.weights_sha256() == made
-        recorded = [node.journal.environment(round) for round in range(DONE + 1)]
-        assert torch.get_num_threads() == 1
-    assert used == [(0, 2), (1, 2), (2, 2), (3, 1)]
-    assert [found and found["threads"] for found in recorded] == [2, 2, 2, 1]
-
-
 def other_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have every update end a little elsewhere, as another release's may."""
     step = Learner.step

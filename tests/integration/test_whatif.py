@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 from mlflow import MlflowClient
 from swarms import open_node, small_config
@@ -104,10 +103,6 @@ def other(recording: Recording) -> WhatIf:
     return recording.what_if("learn.loss=cispo", "learn.lr=1e-5")
 
 
-def run_of(recording: Recording, made: WhatIf) -> Any:
-    return MlflowClient(recording.uri).get_run(made.run_id)
-
-
 def test_a_change_without_effect_ends_with_the_recorded_weights_bit_for_bit(recording: Recording) -> None:
     made = recording.what_if(*SAME)
     assert made.weights_sha256 == recording.rounds[-1].weights_sha256 != ""
@@ -181,30 +176,3 @@ def test_steps_that_would_break_the_model_are_left_out_and_counted(recording: Re
     made = recording.what_if("learn.lr=1e300")
     steps = sum(found.skipped is None for found in recording.rounds)
     assert (made.steps, made.left_out["weights beyond 1e+06"]) == (0, steps)
-
-
-def test_adapters_are_trained_again_too_and_recorded_rollbacks_are_not(
-    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", recording.uri)
-    home, alarming = Home(tmp_path / "home"), ["guard.min_entropy=50", "guard.action=rollback"]
-    for rounds, sets in ((4, []), (6, alarming)):
-        config = small_config(
-            [*BASE, *sets, f"swarm.rounds={rounds}", "batch.external=0", "lora={rank=4}", "eval.questions=20"]
-        )
-        home.prepare(config, Manifest.of(config))
-        with open_node(config, home) as node:
-            while not node.finished:
-                node.run_round()
-            assert node.drain(60)
-    own = list(recorded(Store(str(home.history)), "n0", INCARNATION))
-    back = sum(found.rolled_back_to is not None for found in own)
-    assert back > 0
-
-    same = retrain(home, "n0", SAME, last=3)
-    assert same.weights_sha256 == own[3].weights_sha256
-    whole = mlflow.transformers.load_model(f"runs:/{same.run_id}/model").model
-    assert not [name for name, _ in whole.named_parameters() if "lora" in name], "merged into the weights"
-    bold = retrain(home, "n0", ["guard.min_entropy=0"])
-    assert (bold.rollbacks, bold.steps > same.steps) == (back, True)
-    assert f"recorded rollbacks, not repeated here: {back}" in bold.lines()

@@ -62,6 +62,3 @@ def closed_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-# -- what is asked and kept ----------------------------------------------------------------------------------

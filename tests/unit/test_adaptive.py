@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from learn_support import batch, group
 from makers import make_entry, make_verdict
 from scipy.stats import chisquare
@@ -14,7 +16,7 @@ from swarms import small_config
 from sapo.core.config.adaptive import AdaptiveConfig
 from sapo.core.types import Recipe, sha256
 from sapo.learn.update import StepResult
-from sapo.node.adaptive import Balanced, Fresh, Rescue, SamplingRule, open_rule
+from sapo.node.adaptive import Fresh, SamplingRule, open_rule
 from sapo.peers.adaptive import freshness, rescue_order, weighted_draw
 from sapo.peers.pool import Entry
 from sapo.peers.sampling import Draw
@@ -53,6 +55,16 @@ def test_no_preference_is_uniform() -> None:
     found = Counter(tuple(sorted(weighted_draw(weights, 2, stream))) for _ in range(6000))
     assert len(found) == 6
     assert chisquare(list(found.values())).pvalue > 0.001
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.integers(0, 14), st.integers(0, 9))
+def test_no_place_is_drawn_twice_and_what_weighs_nothing_comes_last(
+    weights: list[float], want: int, seed: int
+) -> None:
+    places = weighted_draw(weights, want, random.Random(seed))
+    assert len({*places}) == len(places) == min(want, len(weights))
+    light = [weights[place] == 0.0 for place in places]
+    assert light == sorted(light)
 
 
 def test_tasks_that_fail_most_come_first_and_those_that_do_not_may_stay_out() -> None:
@@ -97,43 +109,3 @@ def test_old_and_narrow_groups_are_drawn_less_and_authors_of_improbable_texts_to
         draw = Draw((worse, new), {}, (worse, new), 0)
         chosen = Counter(fresh.choose(draw, random.Random(i)).chosen[0].group_id for i in range(50))
         assert chosen[new.group_id] > 45
-
-
-def test_groups_that_a_draw_does_not_choose_stay_in_the_pool() -> None:
-    fresh = rule("batch.sampler=fresh", "batch.external=2")
-    entries = tuple(verified("n1", i, (0.0, 1.0)) for i in range(3))
-    draw = fresh.choose(Draw(entries, {}, entries, 1), random.Random(0))
-    assert len(draw.chosen) == len(draw.leaving) == 2
-    assert (draw.shortfall, draw.verified) == (0, entries)
-
-
-def test_biased_authors_count_less_and_unknown_ones_as_all_together() -> None:
-    balanced = rule("batch.sampler=balanced", "batch.external=3")
-    assert isinstance(balanced, Balanced)
-    entries = [make_entry("good", position=0), make_entry("bad", position=1), make_entry("new", position=2)]
-    good, bad = (entry.group.key for entry in entries[:2])
-    assert balanced.weights(entries) == [1.0, 1.0, 1.0]
-    balanced.memory = {
-        "known": {"local": 1.0, "foreign": 1.0, "bias": 1.0},
-        "biases": {good: -0.2, bad: 9.0},
-    }
-    # 1 / (1 + 1 * 9), and 1 / (1 + 3 * 1) for one of three
-    assert balanced.weights(entries) == pytest.approx([1.0, 0.1, 0.25])
-    assert balanced.metrics()["adaptive/weight"] == pytest.approx(1.35 / 3)
-
-
-def test_an_author_counts_by_how_much_better_it_is_at_what_fails() -> None:
-    rescue = rule("batch.sampler=rescue", "adaptive.capability=true", "adaptive.theta=0.3")
-    assert isinstance(rescue, Rescue)
-    entries = [of_task("a", i, name) for i, name in enumerate(["hard", "easy", "new"])]
-    key = entries[0].group.key
-    rescue.memory = {
-        "passed": {"hard": 0.1, "easy": 0.8},
-        "own": {"hard": 0.2, "easy": 0.6},
-        "theirs": {f"{key} hard": 0.5, f"{key} easy": 0.5},
-    }
-    assert rescue.weights(entries) == pytest.approx([2.5, 1.0, 1.0])
-    rescue.memory["own"]["hard"] = 0.0  # 0.5 over no less than 0.05
-    assert rescue.weights(entries)[0] == pytest.approx(10.0)
-    rescue.config = small_config(["batch.sampler=rescue"])
-    assert rescue.weights(entries) == [1.0, 1.0, 1.0]

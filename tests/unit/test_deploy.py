@@ -19,13 +19,7 @@ from sapo.core.config.home import Home
 from sapo.core.errors import UserError
 from sapo.flows import deploy, deployed
 from sapo.flows.deploy import load, trigger_of
-from sapo.ops.deployments import (
-    FINISHED,
-    PROGRESS,
-    Registration,
-    Site,
-    plan,
-)
+from sapo.ops.deployments import Registration, Site, plan
 
 SETS = ("swarm.nodes=3", "flow.rounds_per_run=7", "node.1.flow.rounds_per_run=9", "node.1.threads=2")
 
@@ -86,32 +80,6 @@ def test_only_runs_of_this_site_are_crashed(site: Site) -> None:
         if watch.crash:
             related: Any = trigger_of(watch).match_related
             assert related.root["prefect.resource.id"] == "prefect.tag.site:test.n"
-
-
-def test_a_node_that_stands_still_raises_an_event_and_a_finished_one_none(site: Site) -> None:
-    stalled = site.watches[2]
-    assert stalled.crash is None
-    assert set(stalled.expect) == {PROGRESS, FINISHED}
-    assert FINISHED not in stalled.after, "nothing is expected of a finished node"
-    assert stalled.within_s == 3600
-    trigger: Any = trigger_of(stalled)
-    assert all(trigger.match.matches(dict(node)) for node in site.nodes)
-
-
-def test_another_site_s_node_is_not_watched(site: Site, tmp_path: Path) -> None:
-    other = make_home(tmp_path / "other", small_config(["swarm.site=nn"]))
-    trigger: Any = trigger_of(site.watches[2])
-    assert not any(trigger.match.matches(dict(node)) for node in plan(other.load_config(), other, "/").nodes)
-
-
-def test_no_run_of_a_pool_of_containers_chooses_a_command() -> None:
-    containers = [{"env": "{{ env }}", "args": "{{ command }}"}]
-    job = {"command": "{{ command }}", "job_manifest": {"spec": {"containers": containers}}}
-    variables = {"properties": {"command": {"type": "string"}, "env": {"type": "object"}}}
-    assert deploy.without_command({"job_configuration": job, "variables": variables}) == {
-        "job_configuration": {"job_manifest": {"spec": {"containers": [{"env": "{{ env }}"}]}}},
-        "variables": {"properties": {"env": {"type": "object"}}},
-    }
 
 
 def test_what_is_another_home_s_is_refused_before_anything_is_changed(

@@ -14,9 +14,6 @@ import jsonschema
 import pytest
 import yaml
 
-from infra.kafka.layout import HEADROOM
-from sapo.core.config.schema import Rules
-
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
 SECRETS = {
@@ -34,36 +31,6 @@ def compose(name: str = "compose.yaml") -> dict[str, Any]:
 
 
 SERVICES: dict[str, dict[str, Any]] = compose()["services"]
-
-
-def example() -> dict[str, str]:
-    lines = (DOCKER / ".env.example").read_text(encoding="utf-8").splitlines()
-    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-
-
-def instructions() -> list[tuple[str, str]]:
-    """The Dockerfile's instructions with their arguments, continued lines joined."""
-    text = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
-    lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)).splitlines()
-    return [(line.split()[0], line.split(maxsplit=1)[1].strip()) for line in lines if line.strip()]
-
-
-def stages() -> dict[str, tuple[str, list[tuple[str, str]]]]:
-    """By name: what each stage of the Dockerfile is built from, and its instructions."""
-    found: dict[str, tuple[str, list[tuple[str, str]]]] = {}
-    for word, rest in instructions():
-        if word == "FROM":
-            base, _, name = rest.partition(" AS ")
-            found[name] = (base, [])
-        elif found:
-            list(found.values())[-1][1].append((word, rest))
-    return found
-
-
-def lineage(stage: str) -> list[tuple[str, str]]:
-    """A stage's instructions, those of the stages it is built from first."""
-    base, own = stages()[stage]
-    return [*(lineage(base) if base in stages() else []), *own]
 
 
 # -- compose ------------------------------------------------------------------------------------------------
@@ -87,21 +54,6 @@ def test_no_secret_stands_in_a_command_an_address_or_the_file_itself() -> None:
             if re.search("PASSWORD|SECRET|ACCESS_KEY|AUTH_STRING", key):
                 assert re.fullmatch(r"\$\{[A-Z0-9_]+:\?[^}]*\}", value), f"{name}: {key}"
     assert ".env" in (DOCKER / ".gitignore").read_text(encoding="utf-8").splitlines()
-
-
-def test_kafka_makes_no_topic_by_itself_and_stamps_records_itself() -> None:
-    assert SERVICES["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
-    options = dict(
-        word.removeprefix("--config=").split("=", 1)
-        for word in SERVICES["kafka-topic"]["command"]
-        if "--config=" in word
-    )
-    assert options["message.timestamp.type"] == "LogAppendTime"
-    assert int(options["max.message.bytes"]) == Rules().max_payload_bytes + HEADROOM
-    assert "--partitions=12" in SERVICES["kafka-topic"]["command"]
-
-
-# -- Dockerfile ---------------------------------------------------------------------------------------------
 
 
 # -- names of replicas --------------------------------------------------------------------------------------

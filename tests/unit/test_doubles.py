@@ -62,14 +62,6 @@ def test_an_own_place_with_another_content_is_anothers(own: KeyCloneDetector) ->
     assert not own.may_be_own(make_group(texts=("7", "8")), 5.0)
 
 
-def test_what_the_journal_has_forgotten_is_nobodys_fault(own: KeyCloneDetector, journal: Journal) -> None:
-    with journal._transaction() as db:
-        db.execute("DELETE FROM groups WHERE round = 0")
-        db.execute("DELETE FROM rounds WHERE round = 0")
-    assert own.may_be_own(make_group(), 5.0)
-    assert not own.may_be_own(make_group(round=1, position=7), 5.0)
-
-
 def test_former_incarnations_are_the_nodes_own_whenever_they_are_sent_again(own: KeyCloneDetector) -> None:
     echo(own, 10.0)
     assert own.may_be_own(make_group(incarnation=FORMER, round=900), 20.0)
@@ -90,15 +82,3 @@ def test_only_the_first_own_group_that_comes_back_says_when_this_incarnation_beg
     echo(own, 10.0)
     echo(own, 20.0)
     assert not own.may_be_own(make_group(incarnation=OTHER), 15.0)
-
-
-def test_groups_of_another_holder_are_counted(own: KeyCloneDetector) -> None:
-    assert own.metrics() == {}
-    for _ in range(2):
-        own.note(Refused("own_key"), make_received(round=2))
-    assert own.metrics() == {"identity/own_key_elsewhere": 2.0}
-
-
-def test_a_node_without_a_round_knows_of_none(tmp_path: Path) -> None:
-    with Journal(tmp_path / "empty.sqlite", incarnation=INCARNATION) as journal:
-        assert not KeyCloneDetector(journal, []).may_be_own(make_group(), 5.0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sapo.core.config.load import Config, load
-from sapo.core.effects import inert, notes, swarm_notes, twins
+from sapo.core.effects import inert, notes, swarm_notes
 from sapo.learn.loss import LOSSES, LossInputs, normaliser
 
 
@@ -69,12 +69,6 @@ def test_clips_act_from_the_second_step_on_and_not_before(loss: str) -> None:
         assert [name not in without for name in names] == acts
 
 
-def test_weights_of_single_tokens_tell_grpo_and_gspo_apart() -> None:
-    assert not equal("grpo", "gspo", later=False, per_token=True)
-    sets = ("learn.foreign=behaviour", 'learn.trusted_peers=["n1"]')
-    assert not notes(config("learn.loss=gspo", *sets), config("learn.loss=grpo", *sets))
-
-
 @pytest.mark.parametrize(
     ("sets", "told"),
     [
@@ -92,14 +86,3 @@ def test_weights_of_single_tokens_tell_grpo_and_gspo_apart() -> None:
 def test_a_setting_to_no_effect_is_named_once_with_the_reason(sets: Sequence[str], told: str) -> None:
     (note,) = swarm_notes(config(*sets))
     assert told in note
-
-
-def test_two_arms_that_do_the_same_are_named_with_the_reason() -> None:
-    arms = {
-        "dapo": config(),
-        "cispo": config("learn.loss=cispo"),
-        "twice": config("learn.loss=cispo", "learn.epochs=2"),
-        "silo": config("batch.external=0", "learn.loss=cispo"),
-    }
-    (note,) = twins(arms)
-    assert note.startswith("arms dapo and cispo make the same updates: learn.loss = cispo makes")

@@ -7,15 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo.policy.ensemble import (
-    average,
-    measured_prior,
-    mixture,
-    posterior,
-    question_weights,
-    route,
-    vote,
-)
+from sapo.policy.ensemble import average, measured_prior, mixture, posterior, question_weights, route, vote
 
 
 def logs(*values: float) -> torch.Tensor:

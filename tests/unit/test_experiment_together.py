@@ -3,10 +3,8 @@
 import math
 from typing import Any
 
-import pytest
 from experiment_support import GRID, record
 
-from sapo.core.errors import UserError
 from sapo.experiment.grid import Grid, parse_grid, read, run_digest
 from sapo.experiment.metrics import MEANINGS, figures_of
 from sapo.experiment.record import Job, Together
@@ -28,42 +26,10 @@ def test_a_node_s_own_rounds_are_its_limit_and_the_most_of_them_are_the_run_s() 
     assert limits(one, job) == [(6, math.inf), (10, math.inf)]
 
 
-def test_nodes_share_trained_tokens_by_their_rounds() -> None:
-    one = grid(**OWN, trained=800)
-    assert limits(one, Job(arm="own", seed=1)) == [(6, 300.0), (10, 500.0)]
-    assert limits(grid(trained=800), Job(arm="8/0", seed=1)) == [(4, 400.0), (4, 400.0)]
-
-
 def test_a_shorter_tuning_run_cuts_all_limits_alike_and_all_arms_in_proportion() -> None:
     shorter: dict[str, Any] = {"trained": 800, "tune": {"lr": [1e-4], "rounds": 2}}
     assert limits(grid(**shorter), Job(arm="8/0", seed=1, tuning=True)) == [(2, 200.0), (2, 200.0)]
     assert limits(grid(**OWN, **shorter), Job(arm="own", seed=1, tuning=True)) == [(3, 150.0), (5, 250.0)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "field", "told"),
-    [
-        ({"arm": [{"name": "a", "node_rounds": [1, 2, 3]}]}, "arm a: node_rounds", "it has 2 nodes"),
-        ({"arm": [{"name": "a", "node_rounds": [1, 2], "rounds": 3}]}, "arm.0", "set one of them"),
-        ({"exam": {"ensemble": 3}}, "exam.ensemble", "set a multiple"),
-        ({"exam": {"untrained": [{"dataset": "chain_sum"}]}}, "exam.untrained", "name another data set"),
-        (
-            {"compare": [{"arm": "4/4", "with": "8/0", "figure": "ensemble/vote", "what": "?"}]},
-            "compare.0.figure",
-            "set exam.ensemble",
-        ),
-        (
-            {"compare": [{"arm": "4/4", "with": "8/0", "figure": "pass_at_1/untrained", "what": "?"}]},
-            "compare.0.figure",
-            "set exam.untrained",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_its_place(changes: dict[str, Any], field: str, told: str) -> None:
-    with pytest.raises(UserError) as caught:
-        grid(**changes)
-    assert caught.value.field == field
-    assert told in str(caught.value)
 
 
 def test_runs_of_grids_that_ask_for_nothing_new_keep_their_digests() -> None:

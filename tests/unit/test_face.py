@@ -15,10 +15,7 @@ from rich.console import Console
 from searches import searching
 
 from sapo.cli.report.example_groups import ExampleGroup
-from sapo.cli.report.live_view import (
-    NodeRow,
-    screen,
-)
+from sapo.cli.report.live_view import NodeRow, screen
 from sapo.cli.report.run_page import page
 from sapo.cli.report.summary import Run, gain_sentence, read_run, summarise
 from sapo.core.config import toml_dump

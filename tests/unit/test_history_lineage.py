@@ -5,15 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from history_samples import (
-    INCARNATION,
-    Books,
-    Owed,
-    batch,
-    last_release,
-    result,
-    sink,
-)
+from history_samples import INCARNATION, Books, Owed, batch, last_release, result, sink
 from hypothesis import given
 from hypothesis import strategies as st
 from tampering import rewrite, rows_of

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from history_samples import INCARNATION, Books, Owed, batch, batches, deliver, result, signed
-from kept_homes import DONE, kept_home, make_rounds, save
+from history_samples import INCARNATION, batch, batches, deliver, result, signed
+from kept_homes import DONE, kept_home
 from swarms import small_config
 
 from sapo import cli
@@ -21,7 +21,6 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.errors import Unavailable
 from sapo.ops.archiver import Archiver
-from sapo.store.history import data_files
 from sapo.store.history import maintain as keeping
 from sapo.store.history.data_files import DataFile
 from sapo.store.history.maintain import TableReport, maintain
@@ -29,7 +28,7 @@ from sapo.store.history.query import Damaged
 from sapo.store.history.retention import cuts
 from sapo.store.history.rounds import Recording, recorded
 from sapo.store.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
-from sapo.store.history.training_sink import TrainingSink, rows, transaction_id
+from sapo.store.history.training_sink import rows, transaction_id
 
 ALL = small_config(["swarm.name=tiny"])
 
@@ -95,34 +94,8 @@ def test_compaction_leaves_the_same_rows_in_one_file_of_each_kind(store: Store, 
     assert all(report.bytes_before > report.bytes_after for report in reports.values())
 
 
-def test_rows_lie_by_round_whatever_order_they_came_in(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "ROW_GROUP", 16)
-    for round in (5, 3, 4, 0, 2, 1):
-        data = pa.Table.from_pylist(rows(batch(round), result(round)), schema=TRAINING)
-        assert commit(store.open("training"), data, {})
-    maintain(ALL, store, [])
-    (file,) = store.open("training").file_uris()
-    found = pq.ParquetFile(file)
-    place = found.schema_arrow.names.index("round")
-    groups = [found.metadata.row_group(i) for i in range(found.metadata.num_row_groups)]
-    stretches = [(g.num_rows, g.column(place).statistics.min, g.column(place).statistics.max) for g in groups]
-    assert stretches == [(16, round, round) for round in range(6)]
-
-
 def file(first: float, last: float, size: int, *group: str) -> DataFile:
     return DataFile(group, first, last, 10, size)
-
-
-def test_every_run_of_small_files_is_written_anew_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for round in range(20):
-        deliver(store, round)
-    table = store.open("training")
-    monkeypatch.setattr(data_files, "TARGET_BYTES", data_files.footprint(table)[1] // 4)
-    planned = data_files.runs(data_files.data_files(table, data_files.TRAINING_LAYOUT))
-    assert len(planned) > 2
-    maintain(ALL, store, [])
-    found = data_files.data_files(store.open("training"), data_files.TRAINING_LAYOUT)
-    assert {(run[0].first, run[-1].last) for run in planned} <= {(one.first, one.last) for one in found}
 
 
 def test_trap_50_marks_outlive_compaction_checkpoints_and_log_clean_up(store: Store, tmp_path: Path) -> None:
@@ -164,6 +137,24 @@ def test_trap_50_a_handle_that_is_older_than_the_log_cannot_commit(store: Store)
     with pytest.raises(Unavailable):
         commit(early, data, {transaction_id("tiny", "n0", INCARNATION): 4})
     assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(5)]
+
+
+def test_of_two_maintainers_that_meet_one_begins_afresh(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, tmp_path)
+    before = {name: rows_of(store, name) for name in SCHEMAS}
+    write, met = keeping.write_deltalake, []
+
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        monkeypatch.setattr(keeping, "write_deltalake", write)
+        met.append(maintain(ALL, store, []))
+        write(*arguments, **options)
+
+    monkeypatch.setattr(keeping, "write_deltalake", interrupted)
+    maintain(ALL, store, [])
+    assert len(met) == 1
+    assert {name: rows_of(store, name) for name in SCHEMAS} == before
 
 
 @pytest.mark.parametrize("meanwhile", [6, 3])
@@ -219,45 +210,6 @@ def test_a_cut_is_told_from_rows_that_are_missing(tmp_path: Path) -> None:
     held = Recording(store.open("training"), "tiny", "n0", INCARNATION)
     with pytest.raises(Damaged, match=r"round 5: .* nor of round 4; round 6 says that it had some$"):
         list(held.rounds(4))
-
-
-def test_checkpoints_of_another_incarnation_do_not_count_and_its_rows_stay(tmp_path: Path) -> None:
-    config, home, store = kept_home(tmp_path / "home", checkpoints=(8, 12))
-    save(home, "n0", 5, incarnation="f" * 16)
-    other = batch(0, incarnation="f" * 16)
-    TrainingSink(store, "tiny", "n0", "f" * 16).deliver([Owed(0)], Books(other))
-    assert keep(config, home, store, "history.keep_rounds=2")["training"].cuts == {"n0": 8}
-    assert batches(store, "n0", "f" * 16) == [other]
-
-
-def test_a_restored_older_checkpoint_is_no_beginning_once_its_rounds_are_cut(tmp_path: Path) -> None:
-    config, home, store = kept_home(tmp_path / "home", checkpoints=(6, 10))
-    keep(config, home, store, "history.keep_rounds=2")
-    save(home, "n0", 3)
-    make_rounds(home, store, "n0", 16, first=DONE)
-    shutil.rmtree(home.checkpoints("n0") / "round-000006")
-    assert keep(config, home, store, "history.keep_rounds=2")["training"].cuts == {"n0": 10}
-    assert rounds_of(store) == list(range(10, 16))
-
-
-def test_nothing_is_cut_of_a_table_that_ends_before_the_checkpoint(tmp_path: Path) -> None:
-    config, home, store = kept_home(tmp_path / "home", checkpoints=(), done=3)
-    shutil.copytree(store.uri, tmp_path / "backup")
-    make_rounds(home, store, "n0", DONE, first=3)
-    save(home, "n0", 8)
-    shutil.rmtree(store.uri)
-    (tmp_path / "backup").rename(store.uri)
-    assert keep(config, home, store, "history.keep_rounds=2")["training"].rows_cut == 0
-    assert rounds_of(store) == [0, 1, 2]
-
-
-def test_nodes_that_live_elsewhere_are_left_alone(tmp_path: Path) -> None:
-    config, home, store = kept_home(tmp_path / "home", nodes=("n0", "n1"), checkpoints=(8, 12))
-    home.moved("n1").write_text(json.dumps({"why": "was packed"}))
-    deliver(store, 0, 1, node="b0")
-    keep(config, home, store, "history.keep_rounds=2")
-    found = {node: rounds_of(store, node=node) for node in ("n0", "n1", "b0")}
-    assert found == {"n0": [8, 9, 10, 11], "n1": list(range(DONE)), "b0": [0, 1]}
 
 
 def archive_at(store: Store, folder: Path, times: dict[int, float]) -> None:

@@ -172,3 +172,16 @@ def test_a_table_of_the_last_release_becomes_one_of_this_when_it_is_written(tmp_
 
 
 # -- the release after --------------------------------------------------------------------------------------
+
+
+def test_many_who_open_a_table_of_the_last_release_at_once_find_it_whole(tmp_path: Path) -> None:
+    store = Store(str(last_release(tmp_path).history))
+    names = [f"m{i}" for i in range(4)]
+    threads = [threading.Thread(target=deliver, args=(store, 0), kwargs={"node": name}) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert version_of(store, "training") == "2"
+    assert all(len(batches(store, name, INCARNATION)) == 1 for name in names)
+    assert len(list(recorded(store, "n1", f"{1:016x}"))) == 5

@@ -85,6 +85,11 @@ def test_a_key_file_is_private_and_stays_the_same(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["key.pem"]
 
 
+def test_a_key_is_never_printed(tmp_path: Path) -> None:
+    identity = Identity.load_or_create(tmp_path / "key.pem")
+    assert repr(identity) == f"Identity({identity.key[:12]}…)"
+
+
 def test_creators_at_the_same_time_get_one_key(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         keys = list(threads.map(lambda _: Identity.load_or_create(tmp_path / "key.pem").key, range(16)))

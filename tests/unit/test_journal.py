@@ -254,6 +254,17 @@ def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path: Path) -> 
         assert path.read_bytes() == before
 
 
+def test_a_new_journal_does_not_read_the_log_of_a_deleted_one(journal: Journal, path: Path) -> None:
+    commit_round(journal, 0)
+    log = path.with_name("journal.sqlite-wal").read_bytes()
+    journal.close()
+    path.unlink()
+    path.with_name("journal.sqlite-wal").write_bytes(log)
+    with Journal(path) as fresh:
+        assert fresh.stage() is None
+        assert fresh.incarnation != INCARNATION
+
+
 def test_a_full_disk_is_named_and_nothing_is_half_written(journal: Journal, path: Path) -> None:
     commit_round(journal, 0)
     before = snapshot(journal)

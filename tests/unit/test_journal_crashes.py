@@ -11,16 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from journal_model import (
-    NOW,
-    Model,
-    make_batch,
-    make_checkpoint,
-    make_result,
-    make_row,
-    own_groups,
-    snapshot,
-)
+from journal_model import NOW, Model, make_batch, make_checkpoint, make_result, make_row, own_groups, snapshot
 from makers import INCARNATION
 
 from sapo.store.journal.journal import Journal

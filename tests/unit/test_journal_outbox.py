@@ -4,14 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from journal_model import (
-    NOW,
-    commit_round,
-    make_checkpoint,
-    make_row,
-    own_groups,
-    snapshot,
-)
+from journal_model import NOW, commit_round, make_checkpoint, make_row, own_groups, snapshot
 from makers import INCARNATION
 
 from sapo.store.journal.journal import Journal, JournalError

@@ -15,8 +15,7 @@ from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.ops.node_pack import mark_moved, pack_node, unpack_node
 from sapo.peers import key_backup, keyring
-from sapo.peers.keyring import KeyAndCard, data_folder, note, place, remember, take
-from sapo.peers.membership import invite
+from sapo.peers.keyring import data_folder, place, remember, take
 from sapo.peers.signing import Identity
 
 SWARM, NOW = "demo", 1000.0
@@ -67,21 +66,6 @@ def test_a_deleted_home_has_lost_no_key(tmp_path: Path, home: Home, caplog: pyte
     found = place(again, keyring.load_kept(held.identity.key[:10]), SWARM, "n0")
     assert take(again, SWARM, "n0", NOW).identity.key == held.identity.key
     assert found.card.incarnations == ("a" * 16,)
-
-
-def test_a_data_folder_that_others_may_look_into_is_refused(home: Home, data: Path) -> None:
-    data.mkdir(parents=True)
-    data.chmod(0o755)
-    with pytest.raises(UserError, match="chmod 700"):
-        take(home, SWARM, "n0", NOW)
-
-
-def test_an_invitation_that_is_accepted_while_its_node_starts_is_not_lost(home: Home) -> None:
-    held = take(home, SWARM, "n0", NOW)
-    invitation = invite(Identity.new(), SWARM, held.identity.key, 2000)
-    note(home, KeyAndCard(held.identity, held.card.model_copy(update={"invitation": invitation})))
-    assert remember(home, held, "a" * 16).card.invitation == invitation
-    assert take(home, SWARM, "n0", NOW).card.invitation == invitation
 
 
 def site(tmp_path: Path) -> Home:

@@ -80,14 +80,6 @@ def test_keys_are_made_before_a_swarm_begins_and_are_those_it_begins_with(sapo: 
     checks.refuse_outsiders(home.load_config(), home, ["n0", "n1"])
 
 
-def test_a_home_is_closed_to_other_users_whoever_makes_it(sapo: Callable[..., str], elsewhere: Path) -> None:
-    """Its locks and databases are out of reach for other accounts, made by a start or by `sapo keys show`."""
-    sapo("keys", "show", *DEMO)
-    for home in (Home(elsewhere / "here"), begun("open", home="there/home")):
-        assert stat.S_IMODE(home.root.stat().st_mode) == 0o700
-        assert home.exposed() is None
-
-
 def test_a_home_is_backed_up_and_restored_by_one_command_each(
     sapo: Callable[..., str], elsewhere: Path
 ) -> None:

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 import torch
 from learn_support import batch, example, group, parameters, same, tiny_model
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from sapo.core.config.load import Config, LearnConfig
-from sapo.core.errors import UserError
+from sapo.core.config.load import LearnConfig
 from sapo.core.types import Batch
 from sapo.learn.update import Learner
-from sapo.policy.device import resolve_device
 
 
 def learner(model: torch.nn.Module | None = None, **settings: object) -> Learner:
@@ -41,22 +38,6 @@ def test_activations_computed_again_give_the_same_bits(kind: str, micro_batch: i
         ends.append((made.step(example()).metrics, parameters(made.model)))
     assert ends[0][0] == ends[1][0]
     assert same(ends[0][1], ends[1][1])
-
-
-def test_activations_are_computed_again_although_the_model_is_not_in_training_mode() -> None:
-    calls = []
-    for again in (False, True):
-        made = learner(activation_checkpointing=again)
-        count = [0]
-        layer = next(m for m in made.model.modules() if isinstance(m, GradientCheckpointingLayer))
-        layer.get_submodule("mlp").register_forward_pre_hook(
-            lambda *args, count=count: count.__setitem__(0, count[0] + 1)
-        )
-        made.step(example())
-        calls.append(count[0])
-        assert not made.model.training
-        assert "forward" not in layer.__dict__
-    assert calls[1] == calls[0] + 1  # completions that are not trained pass once either way
 
 
 # -- bfloat16 autocast -----------------------------------------------------------------------------------
@@ -143,26 +124,4 @@ def test_a_learner_with_moments_in_eight_bits_goes_on_from_a_file_with_the_same_
     assert same(parameters(straight.model), parameters(resumed.model))
 
 
-def test_moments_of_one_kind_are_not_taken_for_the_other_s() -> None:
-    """A resumed node repeats rounds under the optimiser they had, and then goes on with its own."""
-    old = learner(wide_model())
-    old.step(example())
-    repeated = learner(wide_model(), optimizer="adamw8bit")
-    repeated.model.load_state_dict(copy.deepcopy(old.model.state_dict()))
-    repeated.load_state_dict(copy.deepcopy(old.state_dict()))
-    repeated.set_learn(old.learn)
-    old.step(example())
-    repeated.step(example())
-    assert same(parameters(old.model), parameters(repeated.model))
-    repeated.set_learn(old.learn.model_copy(update={"optimizer": "adamw8bit"}))
-    repeated.step(example())
-    assert repeated.state_dict()["kind"] == "adamw8bit"
-
-
 # -- where it runs ---------------------------------------------------------------------------------------
-
-
-def test_a_gpu_that_is_not_there_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(UserError, match='set device to "auto"'):
-        resolve_device(Config(device="cuda"))

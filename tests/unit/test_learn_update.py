@@ -18,6 +18,7 @@ from learn_support import (
     parameters,
     plain_logprobs,
     same,
+    sample,
     tiny_model,
 )
 from searches import searching
@@ -116,6 +117,11 @@ def test_trap_07_each_target_is_predicted_from_the_token_before_it() -> None:
     assert chunk.keep == 2
     assert chunk.places.tolist() == [0, 1]
     assert chunk.targets.tolist() == [5, 6]
+
+
+def test_trap_07_behaviour_logprobs_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="one per trained token"):
+        sample((3, 4), (5, 6), behaviour=[-1.0])
 
 
 def test_untrained_tokens_inside_a_completion_are_context_only() -> None:
@@ -582,6 +588,16 @@ def test_a_guard_that_is_set_off_stops_the_step_before_it_is_made() -> None:
 
 
 # -- what is trained -------------------------------------------------------------------------------------
+
+
+def test_a_guard_on_shares_acts_even_without_an_informative_group() -> None:
+    cut = group((3,), [(4,), (5,)], [0.0, 0.0], finish_reasons=["length", "stop"])
+    result = learner(guard=GuardConfig(max_truncated=0.4)).step(batch(cut))
+    assert result.alarm == "learn/truncated = 0.5 is above guard.max_truncated = 0.4"
+    unscorable = group((3,), [(4,), (5,), (6,)], [None, None, 1.0])
+    result = learner().step(batch(unscorable))
+    assert result.alarm is not None
+    assert "guard.max_unscorable" in result.alarm
 
 
 def test_under_lora_only_the_adapter_is_trained() -> None:

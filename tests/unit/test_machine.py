@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sapo.core.machine import Limits, group_limits, usable
+from sapo.core.machine import usable
 
 GB = 2**30
 NONE_V1 = "9223372036854771712"
@@ -67,13 +67,3 @@ def test_the_limits_of_a_control_group_are_what_a_process_may_use(
     assert (found.cores, found.memory) == (0.5, min(GB, psutil.virtual_memory().total))
     assert found.free <= found.memory
     assert found.whole_cores == 1
-
-
-def test_every_limit_from_the_own_group_to_the_top_holds(tmp_path: Path) -> None:
-    files = {
-        "a/memory.max": GB,
-        "a/b/memory.max": 4 * GB,
-        "a/b/cpu.max": "100000 100000",
-        "cpu.max": "300000 100000",
-    }
-    assert group_limits(tree(tmp_path, "0::/a/b", files)) == Limits((1.0, 3.0), (4 * GB, GB), (4 * GB, GB))

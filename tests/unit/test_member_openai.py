@@ -3,7 +3,6 @@
 import contextlib
 import json
 import socket
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,13 @@ from asks import ask, asks, never
 from endpoints import Request, answers, endpoint
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
-from openai_support import MANY, Naps, backend_for, bound, closed_port, echo, texts
+from openai_support import Naps, backend_for, bound, closed_port, echo, texts
 from searches import searching
 
 from sapo.core.errors import Unavailable, UserError
 from sapo.node.member import openai
 from sapo.node.member.answer_book import AnswerBook
 from sapo.node.member.openai import MAX_BODY, TRIES, USELESS, read_reply
-
-
-def test_a_prompt_is_sent_once_for_all_answers(book: AnswerBook) -> None:
-    with endpoint(echo) as server:
-        backend_for(server.url, "member.system=Be brief.").answer([ask(text="1 + 1?")], book, never)
-    assert [one.path for one in server.asked] == ["/v1/chat/completions"]
-    assert server.bodies == [
-        {
-            "messages": [
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": "1 + 1?"},
-            ],
-            "model": "m",
-            "n": 4,
-            "max_tokens": MANY,
-            "temperature": 1.0,
-            "top_p": 1.0,
-        }
-    ]
-    assert texts(book) == [f"answer 0.{k}" for k in range(4)]
 
 
 def test_answers_that_are_there_are_not_asked_for_again(book: AnswerBook) -> None:
@@ -54,24 +33,6 @@ def test_answers_that_are_there_are_not_asked_for_again(book: AnswerBook) -> Non
         backend.answer([ask()], book, never)
     assert [body["n"] for body in server.bodies] == [3]
     assert texts(book) == ["old", "answer 0.0", "answer 0.1", "answer 0.2"]
-
-
-def test_as_many_requests_are_under_way_as_concurrency_says(book: AnswerBook) -> None:
-    together, counts, lock = threading.Barrier(3), [0, 0], threading.Lock()
-
-    def act(request: Request) -> None:
-        with lock:
-            counts[0] += 1
-            counts[1] = max(counts)
-        together.wait(10)  # breaks unless three are under way
-        with lock:
-            counts[0] -= 1
-        echo(request)
-
-    with endpoint(act) as server:
-        backend_for(server.url, "member.concurrency=3").answer(asks(9), book, never)
-    assert counts[1] == 3
-    assert len(server.asked) == 9
 
 
 # -- what fails ----------------------------------------------------------------------------------------------

@@ -148,6 +148,3 @@ def test_an_error_waits_for_what_has_been_paid(book: AnswerBook) -> None:
     with endpoint(act) as server, pytest.raises(UserError, match="401"):
         backend_for(server.url, "member.concurrency=2").answer(asks(2), book, never)
     assert len(texts(book, 1)) == 2
-
-
-# -- whatever comes ------------------------------------------------------------------------------------------

@@ -126,14 +126,6 @@ def test_no_reply_may_load_or_run_anything_or_be_kept_or_framed(place: Desk) -> 
 # -- what is taken ------------------------------------------------------------------------------------------
 
 
-def test_several_persons_answer_one_question_and_are_told_apart_in_the_book(place: Desk) -> None:
-    with place.open([ask(wanted=2)]):
-        for text in ("a", "b"):
-            Visitor(place).give(text)
-    assert place.texts() == ["a", "b"]
-    assert len(set(place.authors())) == 2
-
-
 def test_an_answer_sent_twice_is_taken_once(place: Desk) -> None:
     visitor = Visitor(place)
     with place.open([ask(wanted=3)]):

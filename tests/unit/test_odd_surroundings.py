@@ -1,8 +1,5 @@
 """What surrounds a command and is not as usual: output, current folder, interpreter, paths, other writers."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,14 +9,6 @@ from sapo.core.config.home import Home
 from sapo.core.errors import UserError
 from sapo.store.history.query import dataset
 from sapo.store.history.tables import Store
-
-
-def sapo(*args: str, command: str = '"$@"', **env: str) -> subprocess.CompletedProcess[str]:
-    """A command of sapo in a shell of its own."""
-    words = [sys.executable, "-m", "sapo.cli", *args]
-    return subprocess.run(
-        ["sh", "-c", command, "sh", *words], env={**os.environ, **env}, capture_output=True, text=True
-    )
 
 
 @pytest.mark.parametrize("name", [" a b", "a#b", "a%b", "a'b", 'a"b', "a+=&$~;:,@!(){}`<>b", "é日😀"])

@@ -1,9 +1,7 @@
 """Small parts that outages need: said once, read beside the round, made once."""
 
-import contextlib
 import logging
 import random
-import sqlite3
 import threading
 from pathlib import Path
 from typing import Any
@@ -150,27 +148,3 @@ def test_what_is_written_when_the_table_is_moved_away_is_no_table_and_not_in_its
     table = store.open("training")
     assert table.transaction_version("mark") is None
     assert tables.commit(table, rows, {"mark": 1})
-
-
-def test_a_held_write_lock_keeps_nobody_from_reading_the_embedded_bus(tmp_path: Path) -> None:
-    bus = SqliteBus(tmp_path / "bus.sqlite", busy_s=1.0)
-    bus.publish([make_signed()])
-    with contextlib.closing(sqlite3.connect(tmp_path / "bus.sqlite", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        failures: list[BaseException] = []
-
-        def publish() -> None:
-            try:
-                bus.publish([make_signed(round=1)])
-            except Unavailable as error:
-                failures.append(error)
-
-        writer = threading.Thread(target=publish)
-        writer.start()
-        while writer.is_alive():
-            assert len(bus.poll({}, LIMITS, RNG).received) == 1
-        other.execute("ROLLBACK")
-    assert len(failures) == 1
-    bus.publish([make_signed(round=1)])
-    assert len(bus.poll({}, LIMITS, RNG).received) == 2
-    bus.close()

@@ -2,17 +2,7 @@
 
 from pathlib import Path
 
-from sapo.core.figures import (
-    FULL,
-    PROBE,
-    Gain,
-    NodeExam,
-    NodeFigures,
-    Peak,
-    Probed,
-    RunFigures,
-    Stand,
-)
+from sapo.core.figures import FULL, PROBE, Gain, NodeExam, NodeFigures, Peak, Probed, RunFigures, Stand
 from sapo.core.intervals import paired_interval
 from sapo.core.types import Question, Recipe
 from sapo.experiment import peaks

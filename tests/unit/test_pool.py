@@ -4,7 +4,6 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from makers import make_entry, make_group, make_identity, make_signed, make_verdict
@@ -14,10 +13,7 @@ from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import PoolConfig
 from sapo.core.errors import Refused
 from sapo.core.shares import Shares
-from sapo.core.types import Group, Recipe
-from sapo.peers import dedup
-from sapo.peers import pool as pool_module
-from sapo.peers.dedup import fingerprint
+from sapo.core.types import Recipe
 from sapo.peers.pool import PLACE_BYTES, SEEN_PER_GROUP, Entry, Pool
 from sapo.peers.quotas import limits
 
@@ -320,23 +316,6 @@ def test_newcomers_found_sound_before_keep_half_of_the_newcomers_places() -> Non
         pool.evict(1000.0)
         assert holders(pool)["r0"] == 2
         assert len(pool) == 4
-
-
-def test_what_a_group_says_is_worked_out_once_on_its_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def counted(group: Group) -> str:
-        asked.append(group.group_id)
-        return fingerprint(group)
-
-    for module in (dedup, pool_module):
-        monkeypatch.setattr(module, "fingerprint", counted)
-    pool = Pool(config())
-    for entry in (make_entry("a"), make_entry("b")):
-        pool.seen.alike(entry.group)
-        pool.add(entry)
-        pool.met(entry.group, entry.received.signed.content_sha256)
-    assert len(asked) == len(set(asked)) == 2
 
 
 def test_a_large_group_takes_as_many_places_as_its_bytes_ask_for() -> None:

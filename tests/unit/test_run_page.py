@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sapo.cli.report.live_view import NodeRow, further_columns, plain_line
 from sapo.cli.report.run_page import course, page
 from sapo.cli.report.summary import Run, summarise
 from sapo.core.config.home import Home
@@ -70,18 +69,3 @@ def test_the_page_says_how_answers_were_sampled_and_under_which_prompt(run: Run)
     text = page(replace(run, config=config), summarise(run), [])
     for part in ("temperature 1, at most", "Add &lt;it&gt;.", "1 + 2 → 3", "think"):
         assert part in text
-
-
-def test_the_live_view_has_a_column_for_each_trait() -> None:
-    row = NodeRow("n0", "running", 1, 2, {"trait/worked": 0.126, "trait/worked/sums": 0.5})
-    (column,) = further_columns([row])
-    assert column.heading == "worked"
-    assert column.show(row.metrics) == "13%"
-    assert column.show({}) == "–"
-    assert " worked 13%" in plain_line([row], None)
-
-
-def test_the_live_view_has_a_column_for_each_method_that_a_node_uses() -> None:
-    row = NodeRow("n0", "running", 1, 2, {"adaptive/weight": 0.5, "gossip/partners": 0.75})
-    assert [column.show(row.metrics) for column in further_columns([row])] == ["50%", "75%"]
-    assert " foreign weight 50% steps paired 75%" in plain_line([row], None)

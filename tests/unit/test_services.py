@@ -118,15 +118,6 @@ def test_servers_that_are_started_have_passwords_that_their_clients_and_the_owne
     assert not home.services.exists(), "the passwords go with the servers"
 
 
-def starting(home: Home, code: str, limit: float) -> Running:
-    log = home.logs / "mlflow.log"
-    child = Child.start("mlflow", ["-c", code], log=log, env=dict(os.environ))
-    mlflow = Service("mlflow", "http://127.0.0.1:9", child.pid, str(log))
-    prefect = Service("prefect", "http://127.0.0.1:9/api")
-    kept = {"mlflow": SupervisedServer(child, lambda: pytest.fail("it was started again"), Backoff())}
-    return Running(Services(mlflow, prefect), kept, home, limit)
-
-
 def test_the_record_of_servers_that_were_killed_is_not_believed(home: Home) -> None:
     child = Child.start("x", ["-c", ""], log=home.logs / "x.log", env=dict(os.environ))
     assert child.wait(20) == 0

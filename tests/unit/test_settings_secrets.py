@@ -3,6 +3,7 @@
 import pytest
 
 from sapo.core.config.load import load
+from sapo.core.config.secrets import public
 from sapo.core.errors import UserError
 
 KAFKA = ("bus.type=kafka", "bus.servers=localhost:9092")
@@ -54,3 +55,8 @@ def test_a_site_names_its_nodes_and_numbers_still_choose_among_them() -> None:
 def test_a_site_whose_node_names_would_be_ambiguous_is_refused(site: str) -> None:
     with pytest.raises(UserError, match="site"):
         load("tiny", sets=[f"swarm.site={site}"], env={})
+
+
+def test_an_address_is_shown_without_what_may_be_secret_in_it() -> None:
+    address = f"https://me:{PASSWORD}@host:5000/path?token={PASSWORD}#{PASSWORD}"
+    assert public(address) == "https://host:5000/path"

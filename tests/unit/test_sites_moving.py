@@ -1,23 +1,13 @@
 """A node packed, unpacked and marked: whole or not at all, and never in two places by accident."""
 
 import json
-import re
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from makers import finish_round
-from packed_nodes import (
-    Members,
-    files_of,
-    indexed,
-    make_node,
-    rewritten,
-    take_checkpoint,
-    with_content,
-)
+from packed_nodes import files_of, make_node, take_checkpoint
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
@@ -209,88 +199,6 @@ def test_a_round_that_was_begun_is_not_begun_again_from_an_older_pack(home: Home
         path: content for path, content in before.items() if "-shm" not in path
     }
     unpack_node(tmp_path / "second.tar.gz", home.root)
-
-
-def without(name: str) -> Callable[[Members], Members]:
-    return lambda members: [pair for pair in members if pair[0].name != name]
-
-
-def renamed(name: str, new: str) -> Callable[[Members], Members]:
-    def apply(members: Members) -> Members:
-        for info, _ in members:
-            info.name = new if info.name == name else info.name
-        return members
-
-    return apply
-
-
-def linked(kind: bytes, target: str) -> Callable[[Members], Members]:
-    def apply(members: Members) -> Members:
-        info = tarfile.TarInfo("key.pem")
-        info.type, info.linkname = kind, target
-        return [members[0], (info, b""), *[pair for pair in members[1:] if pair[0].name != "key.pem"]]
-
-    return apply
-
-
-def escaping(found: dict[str, Any]) -> None:
-    found["files"]["../evil"] = found["files"].pop("key.pem")
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda members: [], "does not begin"),
-        (lambda members: members[1:], "does not begin"),
-        (lambda members: [members[1], members[0], *members[2:]], "does not begin"),
-        (
-            lambda members: [*members, (tarfile.TarInfo("checkpoints/round-000001/more"), b"x")],
-            "more' is not as",
-        ),
-        (lambda members: [*members, members[1]], "'key.pem' is not as"),
-        (without("key.pem"), "key.pem is missing"),
-        (without("journal.sqlite"), "journal.sqlite is missing"),
-        (without("checkpoints/round-000001/weights.bin"), "weights.bin is missing"),
-        (with_content("key.pem", b"no key"), "'key.pem' is not as"),
-        (with_content("journal.sqlite", b"no journal"), "'journal.sqlite' is not as"),
-        (with_content(INDEX, b"{}"), "sapo: Field required"),
-        (with_content(INDEX, b" " * (2**20 + 1)), "does not begin"),
-        (renamed("key.pem", "../key.pem"), "'../key.pem'"),
-        (renamed("key.pem", "/tmp/key.pem"), "'/tmp/key.pem'"),
-        (linked(tarfile.SYMTYPE, "/etc/passwd"), "'key.pem' is a link"),
-        (linked(tarfile.LNKTYPE, "journal.sqlite"), "'key.pem' is a link"),
-        (linked(tarfile.FIFOTYPE, ""), "special file"),
-        (indexed(escaping), "names '../evil'"),
-        (indexed(lambda found: found["files"].pop("key.pem")), "lacks key.pem"),
-        (
-            indexed(lambda found: found["files"]["key.pem"].update(sha256="00" * 32)),
-            "does not have its digest",
-        ),
-        (indexed(lambda found: found["files"]["key.pem"].update(bytes=2**62)), "names a key.pem of"),
-        (indexed(lambda found: found.update(key="00" * 32)), "its key is another"),
-        (indexed(lambda found: found.update(incarnation="0" * 16)), "its journal is another"),
-        (indexed(lambda found: found.update(rounds=1)), "its journal is another"),
-        (indexed(lambda found: found.update(format=2)), "format"),
-        (indexed(lambda found: found.update(node="../a1")), "node"),
-        (indexed(lambda found: found.update(node="b1")), "no node b1"),
-        (indexed(lambda found: found["manifest"].update(salt="other")), "salt"),
-        (indexed(lambda found: found["manifest"].update(schema_version=5)), "schema version 5"),
-        (indexed(lambda found: found["manifest"].update(reasoning_gym="0.0.1")), "pip install"),
-        (indexed(lambda found: found["config"].update(shiny=1)), "config.shiny"),
-    ],
-)
-def test_a_pack_that_is_not_whole_leaves_nothing_behind(
-    home: Home, tmp_path: Path, change: Callable[[Members], Members], says: str
-) -> None:
-    output = tmp_path / "a1.tar.gz"
-    pack_node(home, "a1", output)
-    other = rewritten(output, change)
-    before = files_of(tmp_path)
-    with pytest.raises(UserError, match=re.escape(says)):
-        unpack_node(other, tmp_path / "new")
-    assert files_of(tmp_path) == before
-    assert not (tmp_path / "new").exists()
-    assert not list(tmp_path.glob(".sapo*"))
 
 
 def test_a_node_that_is_packed_while_it_starts_does_not_start(

@@ -15,7 +15,6 @@ from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
 from sapo.core.types import (
-    AuthorKind,
     Completion,
     Group,
     Received,
@@ -26,7 +25,6 @@ from sapo.core.types import (
 )
 from sapo.ops.archiver import Archiver
 from sapo.peers.admission import DedupIndex, admit
-from sapo.peers.group_rules import check_rules
 from sapo.peers.pool import Entry
 from sapo.peers.signing import unseal
 from sapo.store.history import query
@@ -127,30 +125,6 @@ def test_a_group_of_the_version_before_is_the_same_group_byte_for_byte(store: St
     assert group_of(rows).canonical().encode() == signed.payload
 
 
-def of_kind(kind: AuthorKind | None) -> Group:
-    return make_group().model_copy(update={"author": kind})
-
-
-@pytest.mark.parametrize(("kind", "taken"), [(None, True), ("policy", True), ("api", False)])
-def test_a_manifest_may_keep_kinds_of_author_out(kind: AuthorKind | None, taken: bool) -> None:
-    config = load(sets=["swarm.name=s", "rules.held_out=1e-9", 'rules.authors=["policy", "person"]'], env={})
-    manifest = Manifest.of(config)
-    assert manifest.model_dump(mode="json")["authors"] == ["policy", "person"]
-    if taken:
-        check_rules(of_kind(kind), manifest, 1.0)
-        return
-    with pytest.raises(Refused) as refused:
-        check_rules(of_kind(kind), manifest, 1.0)
-    assert refused.value.code == "author_kind"
-
-
-def test_a_manifest_that_keeps_no_kind_out_is_the_one_of_the_release_before() -> None:
-    every = load(sets=['rules.authors=["person", "command", "api", "policy"]'], env={})
-    assert "authors" not in Manifest.of(every).model_dump(mode="json")
-    assert Manifest.of(every).differing(Manifest.of(load(env={}))) == []
-    assert every.digest() == load(env={}).digest()
-
-
 @pytest.mark.parametrize("signed", [older(), newer(each={"words": 3}, **NEWER)])
 def test_a_group_of_another_version_may_enter_the_pool(signed: SignedGroup) -> None:
     config = load(sets=["swarm.name=s", "rules.held_out=1e-9"], env={})
@@ -165,12 +139,6 @@ def test_a_group_of_another_version_may_enter_the_pool(signed: SignedGroup) -> N
         has_control_tokens=lambda text: False,
     )
     assert group.group_id == signed.group_id
-
-
-@pytest.mark.parametrize("version", [5, 99, 0, -1])
-def test_a_version_further_away_is_refused_by_name(version: int) -> None:
-    assert code(newer(version)) == "schema_version"
-    assert code(newer(version, mood="calm", recipe=None)) == "schema_version"
 
 
 @pytest.mark.parametrize(
@@ -245,16 +213,6 @@ def test_a_table_of_an_earlier_release_is_read_and_then_written(store: Store) ->
     assert {row["extra"] for row in old} == {None}
     assert group_of(old) == make_group(round=7)
     assert group_of([row for row in rows if row["round"] == 0]).model_extra == {"mood": "calm"}
-
-
-def test_archives_of_two_releases_widen_a_table_once(store: Store) -> None:
-    table_without(store, "extra")
-    first, second = store.find("rollouts"), store.find("rollouts")
-    assert first is not None
-    assert second is not None
-    store._widened("rollouts", first)
-    names = [field.name for field in store._widened("rollouts", second).schema().fields]
-    assert names.count("extra") == 1
 
 
 class NextCompletion(Completion):

@@ -1,6 +1,5 @@
 """A swarm's run in MLflow, and sample rollouts: one parent however nodes race, a bounded table."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from sapo.core.config.load import Config, load
 from sapo.core.errors import Unavailable
 from sapo.store.tracking import sample_table
 from sapo.store.tracking.sinks import TrackSink, open_tracking
-from sapo.store.tracking.tracker import ROLLOUTS, Tracker
+from sapo.store.tracking.tracker import Tracker
 
 PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
 
@@ -71,23 +70,6 @@ def test_the_swarms_run_ends_with_the_last_node_and_goes_on_with_the_first(uri: 
     assert runs(uri)["tiny"].info.status == "KILLED"
     node(uri).start()
     assert runs(uri)["tiny"].info.status == "RUNNING"
-
-
-def table(uri: str, folder: Path) -> dict[str, Any]:
-    path = MlflowClient(uri).download_artifacts(runs(uri)["n0"].info.run_id, ROLLOUTS, str(folder))
-    loaded: dict[str, Any] = json.loads(Path(path).read_text())
-    return loaded
-
-
-def test_sample_rollouts_are_logged_every_so_many_rounds_and_once(uri: str, tmp_path: Path) -> None:
-    books = Books(*(batch(round) for round in range(7)))
-    TrackSink(node(uri), 3).deliver([Owed(round) for round in range(5)], books)
-    TrackSink(node(uri), 3).deliver([Owed(round) for round in range(3, 7)], books)
-    rows = table(uri, tmp_path)["data"]
-    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
-    assert {row[0] for row in rows} == {0, 3, 6}
-    assert rows == [row for round in (0, 3, 6) for row in sample_table.rows_of(batch(round))]
-    assert "rollouts.json" in runs(uri)["n0"].data.tags["mlflow.loggedArtifacts"]
 
 
 def test_samples_that_cannot_be_stored_hold_up_no_metrics(

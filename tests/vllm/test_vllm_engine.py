@@ -27,13 +27,12 @@ from transformers import (
 )
 
 from sapo.core.child_process import alive
-from sapo.core.config.load import Config, LearnConfig, Lora
+from sapo.core.config.load import Config, Lora
 from sapo.core.errors import SapoError, UserError
 from sapo.core.rng import stream
 from sapo.core.types import Completion, Group, Sampling
 from sapo.core.user_cache import default_cache
 from sapo.learn.unused_ids import hide_unused
-from sapo.learn.update import Learner
 from sapo.policy import models
 from sapo.policy.engines.base import Engine
 from sapo.policy.engines.hf import TransformersEngine
@@ -316,27 +315,6 @@ def test_after_an_update_both_engines_agree_again(family: str, request: pytest.F
     assert tokens(after) == tokens(run(TransformersEngine(policy), prompts, greedy=True, completions=0))
     assert tokens(after) != tokens(before)
     assert gap(policy, prompts, run(engine, prompts)) < 1e-4
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
-def test_every_optimiser_makes_its_steps_known(llama: VllmEngine, optimizer: Any) -> None:
-    import learn_support as support
-
-    prompts = [llama.policy.encode_prompt("1 + 1 = ?")]
-    learner = Learner(llama.policy.model, LearnConfig(lr=1e-2, optimizer=optimizer), temperature=1.0)
-    learner.step(support.batch(support.group((9, 10), [(11, 1), (12, 1)], [1.0, 0.0])))
-    llama.update_weights()
-    assert gap(llama.policy, prompts, run(llama, prompts)) < 1e-4
-
-
-def test_a_policy_of_which_vllm_makes_another_is_refused(
-    characters: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = random_policy("llama", characters)
-    shaken(other)
-    monkeypatch.setattr("sapo.policy.engines.vllm.weights", lambda _: weights(other))
-    with pytest.raises(UserError, match=r"in the learner and .* in vLLM"):
-        VllmEngine(random_policy("llama", characters), cache_gb=CACHE_GB)
 
 
 def test_a_lora_adapter_is_merged_and_the_live_weights_are_left_alone(
