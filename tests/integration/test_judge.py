@@ -149,7 +149,7 @@ def test_the_run_of_a_node_that_has_made_its_last_round_is_marked_as_finished(
 
 
 def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
-    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch
+    swarm: tuple[Config, Home], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config, home = swarm
     uri = f"sqlite:///{home.mlflow_db}"
@@ -157,7 +157,10 @@ def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
     tracker = tracker_of(config, "n0", home, uri=uri)
     older, newest = paths(home.checkpoints("n0"))[-2:]
     for round, path in ((2, older), (4, newest)):
-        tracker.register(path, round, tags=model_registry.lineage(path))
+        model = tmp_path / str(round)
+        shutil.copytree(path, model)
+        (model / "README.md").write_text("# a node's model\n")  # as the sink's folder has one
+        tracker.register(model, round, tags=model_registry.lineage(path))
     shutil.rmtree(older)  # it is in MLflow only
     assert evaluate.plain(Process.at(str(home.root))) == []
     report = home.load_evaluation()
