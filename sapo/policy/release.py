@@ -17,7 +17,7 @@ import torch
 from sapo.core.config.load import Config
 from sapo.policy import model_card, models
 from sapo.policy.hf_import import transformers
-from sapo.policy.model_files import read_tokenizer
+from sapo.policy.model_files import read_config, read_tokenizer
 from sapo.policy.models import LoadedPolicy
 
 ADAPTER = "adapter_config.json"
@@ -60,7 +60,7 @@ class _Shell(torch.nn.Module):
 
     def __init__(self, directory: Path) -> None:
         super().__init__()
-        self.config = transformers.AutoConfig.from_pretrained(directory)
+        self.config = read_config(str(directory), directory)
         if (directory / "generation_config.json").exists():
             self.generation_config = transformers.GenerationConfig.from_pretrained(directory)
         else:

@@ -10,7 +10,6 @@ elsewhere.
 """
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from sapo.core.errors import UserError
 from sapo.core.machine import usable
 from sapo.core.rng import rng, stream
 from sapo.core.types import Question, canonical
-from sapo.core.user_cache import locked
+from sapo.core.user_cache import made_once
 from sapo.policy.hf_import import transformers
 from sapo.policy.models import save, wrap
 from sapo.policy.starter_spec import VARIANTS, Variant, location, variant_of
@@ -77,16 +76,8 @@ def prepare(config: Config, workers: TaskWorkers, *, cache: Path, progress: Prog
     target = location(config, cache=cache)
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with locked(target.with_suffix(".lock")):
-        if target.is_dir():
-            return target
-        building = target.with_suffix(".building")
-        shutil.rmtree(building, ignore_errors=True)
-        building.mkdir()
-        _build(config, workers, building, progress or (lambda done, total, what: None))
-        building.rename(target)
-    return target
+    tell = progress or (lambda done, total, what: None)
+    return made_once(target, lambda building: _build(config, workers, building, tell))
 
 
 def solved(config: Config, workers: TaskWorkers) -> Iterator[list[tuple[Question, str]]]:
