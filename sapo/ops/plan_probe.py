@@ -1,9 +1,9 @@
 """A probe: a node in a process and a home of its own, thrown away after; what its policy answers, and what
 its rounds take.
 
-The node has no peers. It answers some questions of each task and makes one round of one group, to see what
-that writes. A weak model's groups may teach nothing, so the update that is timed is of I + J groups as if
-half of each were right: the longest a round may have.
+The node has no peers. It answers some questions of each task and makes two rounds of one group, to see what
+they write. A weak model's groups may teach nothing, so the update that is timed, between the two, is of I + J
+groups as if half of each were right: the longest a round may have.
 """
 
 import json
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from sapo.node.round import NodeRuntime
 
 NAME = "try"
+ROUNDS = 2
+"""Of one group each."""
 UPDATE_S = 30.0
 """An update that would take longer is reckoned from that of one group."""
 NO_THRESHOLD = {"min_entropy": 0, "max_truncated": 1, "max_unscorable": 1, "max_engine_gap": 1e9}
@@ -83,7 +85,7 @@ class Probed:
 def as_probed(config: Config) -> Config:
     """A node's config as the probe runs it."""
     over = {
-        "swarm": {"name": NAME, "site": NAME, "nodes": 1, "rounds": 1},
+        "swarm": {"name": NAME, "site": NAME, "nodes": 1, "rounds": ROUNDS},
         "rules": {"entry": "open", "members": []},
         "bus": {"type": "memory"},
         "batch": {"local": 1, "external": 0, "questions": None, "choose": "any"},
@@ -169,9 +171,11 @@ def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[
         ) as node:
             found = ask_tasks(node, questions, partial(_tell, folder))
             _tell(folder, "an update", 0, 1)
-            last = dict(node.run_round().metrics)
+            node.run_round()
+            update = _whole_update(node, found, config.batch.local + config.batch.external)
+            last = dict(node.run_round().metrics)  # its checkpoint has an optimiser's state, as a run's have
             node.drain(DRAIN_S)
-            taken = {**_round(config, node, last, found), **_disk(home, node)}
+            taken = {**_round(config, node, last, found, update), **_disk(home, node)}
             said = {
                 "answers": [asdict(one) for one in counted(node, found)],
                 "examples": [asdict(one) for one in examples(found)],
@@ -179,10 +183,16 @@ def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[
             return {"bare": bare, "peak": peak_memory(), **taken, **said}
 
 
-def _round(config: Config, node: "NodeRuntime", last: dict[str, float], found: Answering) -> dict[str, Any]:
+def _round(
+    config: Config,
+    node: "NodeRuntime",
+    last: dict[str, float],
+    found: Answering,
+    update: tuple[float, float],
+) -> dict[str, Any]:
     """Tokens and seconds of a whole round, from those of single answers and of an update."""
     batch, completions = config.batch, config.batch.completions
-    update_s, learned = _whole_update(node, found, batch.local + batch.external)
+    update_s, learned = update
     scored = (batch.b + batch.external) * completions
     round_s = (
         last["time/consume"] + batch.b * completions * found.answer_s + scored * found.score_s + update_s
@@ -256,7 +266,7 @@ def _trained(node: "NodeRuntime") -> float:
 
     folder = node.parts.home.history / "training"
     tables = [parquet.read_table(file) for file in folder.rglob("*.parquet")]
-    return _compressed(pa.concat_tables(tables)) if tables else 0.0
+    return _compressed(pa.concat_tables(tables)) / ROUNDS if tables else 0.0
 
 
 def _compressed(table: Any) -> int:
