@@ -81,7 +81,8 @@ def derived(node: str, series: Mapping[str, Mapping[int, float]], window: int) -
         last = [value for at, value in line.items() if rounds - window <= at < rounds]
         if last:
             yield f"{node} {name} lately", Shown(statistics.fmean(last))
-        yield from smooth(f"{node} {name}", dict(sorted(line.items())), rounds)
+        if "/full/" not in name:  # an exam of all questions has no neighbours
+            yield from smooth(f"{node} {name}", dict(sorted(line.items())), rounds)
 
 
 def smooth(name: str, line: Mapping[int, float], rounds: int) -> Iterator[tuple[str, Shown]]:
