@@ -260,7 +260,7 @@ def nothing_is_missing(config: Config, home: Home, rounds: int) -> None:
         "SELECT name, value FROM model_version_tags WHERE key = 'sapo.round'",
     )
     wanted = Counter((f"{config.swarm.name}.{node}", str(round)) for node in config.nodes for round in due)
-    assert Counter(versions) == wanted
+    assert Counter(versions) == wanted, (Counter(versions) - wanted, wanted - Counter(versions))
 
     for node in config.nodes:
         with Journal.read_only(home.journal(node)) as journal:
