@@ -2,12 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub import ModelCardData
 
 from sapo.core.config.load import Config
 from sapo.core.types import canonical
-from sapo.policy.models import LoadedPolicy
+
+if TYPE_CHECKING:
+    from sapo.policy.models import LoadedPolicy
 
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
 """How a model of the Hugging Face hub is named."""
@@ -18,7 +21,7 @@ CARRIED = (
 NOT_CARRIED = "The chat template cannot carry it: write it before your question."
 
 
-def card(policy: LoadedPolicy, config: Config, *, carried: bool) -> str:
+def card(policy: "LoadedPolicy", config: Config, *, carried: bool) -> str:
     """The card as Markdown; `carried` says whether the chat template holds the prompt."""
     adapter = policy.lora
     hub = HUB.fullmatch(config.model) is not None and not Path(config.model).exists()
