@@ -8,6 +8,7 @@ from huggingface_hub import ModelCardData
 
 from sapo.core.config.load import Config
 from sapo.core.types import canonical
+from sapo.policy.model_source import source
 
 if TYPE_CHECKING:
     from sapo.policy.models import LoadedPolicy
@@ -43,7 +44,7 @@ def card(policy: "LoadedPolicy", config: Config, *, carried: bool) -> str:
 
 {kind} `{base}`, trained by reinforcement learning (GRPO) as a node of the swarm {config.swarm.name}:
 {learn.loss}, learning rate {learn.lr:g}, {batch.local} own and {batch.external} foreign groups a round,
-{batch.completions} completions each.
+{batch.completions} completions each. What it began as: {source(config.model)}.
 
 ## Tasks
 

@@ -178,7 +178,7 @@ def test_a_version_answers_messages_under_its_prompt_which_its_tag_and_card_say(
         prompt=Prompt(system="add.", examples=(("1 + 2", "3"),)), generate=GenerateConfig(max_new_tokens=5)
     )
     whole = partial(models.export, config=config, cache=tmp_path)
-    VersionSink(tracker(server, "n11"), whole, prompt=config.prompt_text()).deliver(
+    VersionSink(tracker(server, "n11"), whole, about={"sapo.prompt": config.prompt_text()}).deliver(
         [Owed(1, str(path))], JOURNAL
     )
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n11'")

@@ -81,6 +81,8 @@ def test_the_folder_asks_under_the_prompt_and_a_system_turn_of_ones_own_replaces
     assert (generation.max_new_tokens, generation.do_sample) == (7, False)
     assert set(generation.eos_token_id) == set(policy.stop_ids)
     assert not (tmp_path / "out" / "optimizer.pt").exists()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "What it began as: starter, taught the swarm's tasks by sapo." in card
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {
         stat.S_IMODE((tmp_path / "out" / "config.json").stat().st_mode)
     }
