@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,17 @@ class LoadedPolicy:
     def has_control_tokens(self, text: str) -> bool:
         """Whether a text spells one of this policy's control tokens (TRAPS 20)."""
         return any(token in text for token in self.control)
+
+    def refused_marks(self) -> tuple[str, ...]:
+        """Control tokens that the chat template writes into an answer before its text; peers that have them,
+        too, refuse such answers."""
+        if self.tokenizer.chat_template is None:
+            return ()
+        render = partial(self.tokenizer.apply_chat_template, tokenize=False, **self.template)
+        question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}
+        asked, answered = str(render([question], add_generation_prompt=True)), str(render([question, answer]))
+        written = answered.removeprefix(asked).partition(_PROBE)[0] if answered.startswith(asked) else ""
+        return tuple(mark for mark in self.control if mark in written)
 
     def knows(self, ids: Iterable[int]) -> bool:
         """Whether there is a token for each id."""
