@@ -8,6 +8,7 @@ writes few different answers, so there are far fewer rows than completions.
 
 import copy
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from sapo.core.errors import SapoError
 from sapo.core.rng import torch_generator
 from sapo.core.types import Completion, Sampling
 from sapo.learn.unused_ids import hide_unused
+from sapo.policy.engines.attention import sampling as sampling_attention
 from sapo.policy.engines.base import NOT_FINITE, refuse_long
 
 if TYPE_CHECKING:
@@ -97,19 +99,20 @@ class TransformersEngine:
         self._model.eval()
         try:
             shared = self._shared(prompts)
-            for start in range(0, len(order), step):
-                chosen = order[start : start + step]
-                found = self._chunk(
-                    shared,
-                    [prompts[i] for i in chosen],
-                    repeats,
-                    max_new_tokens,
-                    sampling,
-                    _draws(seed, chosen, completions, max_new_tokens, greedy=greedy),
-                    before=start * repeats,
-                )
-                for place, i in enumerate(chosen):
-                    rows[i] = found[place * repeats : (place + 1) * repeats]
+            with sampling_attention(self._model) if self._whole_masks else nullcontext():
+                for start in range(0, len(order), step):
+                    chosen = order[start : start + step]
+                    found = self._chunk(
+                        shared,
+                        [prompts[i] for i in chosen],
+                        repeats,
+                        max_new_tokens,
+                        sampling,
+                        _draws(seed, chosen, completions, max_new_tokens, greedy=greedy),
+                        before=start * repeats,
+                    )
+                    for place, i in enumerate(chosen):
+                        rows[i] = found[place * repeats : (place + 1) * repeats]
         finally:
             self._model.train(training)
         return rows
@@ -131,6 +134,7 @@ class TransformersEngine:
         `row` is the cache row of each running completion; `who` is which one it is.
         """
         cache, logits, mask, lengths = self._prefill(shared, prompts)
+        beginning = shared.arguments
         device = logits.device
         draws = draws.to(device)
         stops = torch.tensor(self.policy.stop_ids, device=device)
@@ -163,6 +167,7 @@ class TransformersEngine:
                 # A finished row that was kept runs on to no effect, inside the context.
                 position_ids=(lengths + t).clamp(max=self.policy.max_length - 1)[:, None],
                 past_key_values=cache,
+                **beginning,
             )
         return self._completions(tokens.tolist(), logprobs.tolist())
 
@@ -196,16 +201,17 @@ class TransformersEngine:
         # Masks come from lengths, never from ids: the pad id may be a real token (TRAPS 21).
         padded = min(len(rest) for rest in rests) < width
         mask = after = (places >= 0).long() if padded else None
-        if padded and self._whole_masks:
-            mask = functional.pad(_whole_mask(places >= 0, self._model.dtype), (shared.length, 0))
-            after = mask[:, :, -1:]
-        cache = shared.for_rows(len(prompts)) or _empty_cache(self._model)
+        if self._whole_masks:
+            mask = _whole_mask(places >= 0, self._model.dtype)
+            after = mask[:, :, -1:] if padded else None
+        cache = _empty_cache(self._model)
         logits = self._next(
             input_ids=ids,
             attention_mask=mask,
             position_ids=places.clamp(min=0) + shared.length,
             past_key_values=cache,
             logits_to_keep=1,
+            **shared.arguments,
         )
         return cache, logits, after, lengths + shared.length
 
@@ -239,13 +245,10 @@ class _Shared:
     length: int
     cache: Any
 
-    def for_rows(self, rows: int) -> Any:
-        """A copy of the cache with so many rows; None where nothing is shared."""
-        if self.cache is None:
-            return None
-        cache = copy.deepcopy(self.cache)
-        cache.batch_repeat_interleave(rows)
-        return cache
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the model is given of it."""
+        return {} if self.cache is None else {"beginning": self.cache}
 
 
 def _empty_cache(model: Any) -> Any:
