@@ -1,8 +1,8 @@
 """Attention while answers are sampled, without copies of keys and values.
 
-What all prompts begin with has one set of keys and values, which every row asks at once; the query heads
-that share a key head ask it together, as if they were further positions. transformers' own attention copies
-both for each row and head: most of a small model's time.
+What all prompts begin with has one set of keys and values, which the rows ask together. Query heads that
+share a key head ask it together too, as if they were further positions. transformers' own attention copies
+keys and values for every row and every head, which took a small model most of its time.
 """
 
 from collections.abc import Iterator
@@ -11,14 +11,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, Cache
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 NAME = "sapo_sampling"
+FAMILIES = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
+"""Model types that hand a four-dimensional mask and further arguments on to their attention as they are."""
+
+
+def follows(model: Any) -> bool:
+    """Whether a model attends so, once told to: sliding windows are not in these masks."""
+    config = getattr(model, "config", None)
+    layers = getattr(config, "layer_types", None) or ["full_attention"]
+    return (
+        getattr(config, "model_type", None) in FAMILIES
+        and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
+        and set(layers) == {"full_attention"}
+    )
 
 
 @contextmanager
-def sampling(model: Any) -> Iterator[None]:
-    """Have the model attend so meanwhile. Its masks are whole ones, of the rows' own tokens."""
+def sampling_attention(model: Any) -> Iterator[None]:
+    """Have a model that `follows` attend so meanwhile. It is given masks of the rows' own tokens, as those
+    of `causal_mask`, and `beginning`, a cache of what goes before them in every row."""
     before = model.config._attn_implementation
     model.set_attn_implementation(NAME)
     try:
@@ -27,49 +44,68 @@ def sampling(model: Any) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def attend(
+def causal_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Additive attention mask [rows, 1, tokens, tokens]: very negative for later tokens and those not `seen`
+    [rows, tokens]."""
+    width = seen.shape[1]
+    before = torch.ones(width, width, dtype=torch.bool, device=seen.device).tril()
+    hidden = ~(before & seen[:, None, None, :])
+    return torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(
+        hidden, torch.finfo(dtype).min
+    )
+
+
+def _attend(
     module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
+    attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
     beginning: Cache | None = None,
-    **_: Any,
+    **given: Any,
 ) -> tuple[Tensor, None]:
-    """What the heads of `query` [rows, heads, width, size] find [rows, width, heads, size].
+    """What each head of `query` [rows, heads, width, size] finds, as [rows, width, heads, size].
 
-    `mask` is added to the scores of a row's own tokens [rows, 1, width, tokens]. `beginning` has read what
-    goes before them, which each of them sees.
+    Prompts are read as transformers does it, which holds no scores.
     """
-    rows, heads, width, size = query.shape
-    groups = key.shape[1]
-    asked = (query * (size**-0.5 if scaling is None else scaling)).reshape(rows, groups, -1, size)
-    scores = (asked @ key.mT).view(rows, heads, width, -1)
-    if mask is not None:
-        scores = scores + mask
-    if beginning is None:
-        found = _weights(scores).view(rows, groups, -1, scores.shape[-1]) @ value
+    first = None if beginning is None else beginning.layers[module.layer_idx]
+    if attention_mask is None or query.shape[2] > 1:
+        if first is not None:
+            key, value = _after(first.keys, key), _after(first.values, value)
+            attention_mask = functional.pad(attention_mask, (first.keys.shape[2], 0))
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **given)
+    rows, heads, _, size = query.shape
+    asked = query.view(rows, key.shape[1], -1, size) * (size**-0.5 if scaling is None else scaling)
+    scores = asked @ key.mT + attention_mask
+    if first is None:
+        found = _weights(scores) @ value
     else:
-        layer = beginning.layers[module.layer_idx]
-        first = _of_all_rows(asked) @ layer.keys[0].mT
-        length = first.shape[-1]
-        first = first.view(groups, rows, -1, length).transpose(0, 1).reshape(rows, heads, width, length)
-        weights = _weights(torch.cat([first, scores], dim=-1)).view(rows, groups, asked.shape[2], -1)
-        shared = _of_all_rows(weights[..., :length]) @ layer.values[0]
-        found = weights[..., length:] @ value
-        found = found + shared.view(groups, rows, -1, size).transpose(0, 1)
-    return found.reshape(rows, heads, width, size).transpose(1, 2).contiguous(), None
+        before = _of_each(_of_all(asked) @ first.keys[0].mT, rows)
+        weights = _weights(torch.cat([before, scores], dim=-1))
+        of_first, of_own = weights.split([before.shape[-1], scores.shape[-1]], dim=-1)
+        found = of_own @ value + _of_each(_of_all(of_first) @ first.values[0], rows)
+    return found.reshape(rows, 1, heads, size), None
 
 
-def _of_all_rows(each: Tensor) -> Tensor:
-    """[rows, groups, n, m] as [groups, rows * n, m]."""
-    return each.transpose(0, 1).flatten(1, 2)
+def _after(first: Tensor, own: Tensor) -> Tensor:
+    return torch.cat([first.expand(len(own), -1, -1, -1), own], dim=2)
 
 
 def _weights(scores: Tensor) -> Tensor:
     return scores.softmax(dim=-1, dtype=torch.float32).to(scores.dtype)
 
 
-AttentionInterface.register(NAME, attend)
+def _of_all(each: Tensor) -> Tensor:
+    """[rows, groups, heads, n] as [groups, rows * heads, n]."""
+    return each.transpose(0, 1).flatten(1, 2)
+
+
+def _of_each(together: Tensor, rows: int) -> Tensor:
+    """[groups, rows * heads, n] as [rows, groups, heads, n]."""
+    return together.unflatten(1, (rows, -1)).transpose(0, 1)
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, sdpa_mask)
