@@ -286,7 +286,8 @@ def test_a_version_that_a_hung_server_made_beside_its_retry_is_dropped(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, _ = saved(tmp_path, 100)
-    create, kept = MlflowClient.create_model_version, []
+    create = MlflowClient.create_model_version
+    kept: list[tuple[Any, Any]] = []
 
     def slow(self: MlflowClient, *args: Any, **named: Any) -> Any:
         """The first request waits in the server until its retry comes."""
