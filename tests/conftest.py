@@ -100,8 +100,8 @@ def pytest_collection_finish() -> None:
     """Load every module of the package before a run of all tests begins.
 
     Hypothesis draws from the constants of the modules that are loaded: where that depended on the tests
-    before, so would what a fixed seed finds. And peft, which the package loads when it needs it: no test is to
-    pay for it out of its budget of processor time.
+    before, so would what a fixed seed finds. And peft, which the package loads when it needs it: no test is
+    to pay for it out of its budget of processor time.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
         importlib.import_module("peft")
