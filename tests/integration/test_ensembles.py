@@ -73,7 +73,8 @@ def policies(template: Path) -> list[LoadedPolicy]:
     return found
 
 
-QUESTIONS = ("What is 1 + 2?", "State the final answer to the following: 31 + 4 =", "7 + 70")
+QUESTIONS = tuple(f"As 2 + 3 = 5, and 40 + 2 = 42, what is {end}" for end in ("1 + 2?", "31 + 4 =", "7"))
+"""With a beginning in common that is long enough to be read once."""
 
 
 def generated(policy: LoadedPolicy, *, greedy: bool = False) -> list[list[Completion]]:

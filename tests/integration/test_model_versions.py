@@ -282,6 +282,30 @@ def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
     assert len(client.search_model_versions("name = 'tiny.n2'")) == 1
 
 
+def test_a_version_that_a_hung_server_made_beside_its_retry_is_dropped(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = saved(tmp_path, 100)
+    create = MlflowClient.create_model_version
+    kept: list[tuple[Any, Any]] = []
+
+    def slow(self: MlflowClient, *args: Any, **named: Any) -> Any:
+        """The first request waits in the server until its retry comes."""
+        if not kept:
+            kept.append((args, named))
+            raise mlflow.MlflowException("timed out")
+        create(self, *kept[0][0], **kept[0][1])
+        return create(self, *args, **named)
+
+    monkeypatch.setattr(MlflowClient, "create_model_version", slow)
+    sink = VersionSink(tracker(server, "hung"), plain)
+    with pytest.raises(Unavailable):
+        sink.deliver([Owed(100, str(found))], JOURNAL)
+    sink.deliver([Owed(100, str(found))], JOURNAL)
+    (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.hung'")
+    assert (version.version, version.tags["sapo.round"]) == ("1", "100")
+
+
 def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path: Path) -> None:
     own = tracker(server, "n3")
     paths = {round: saved(tmp_path, round)[0] for round in (1, 2, 3)}

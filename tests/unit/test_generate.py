@@ -46,21 +46,6 @@ def test_trap_22_left_padding_changes_nothing(family: str) -> None:
         assert group[0].token_ids == tuple(expected.argmax(dim=-1).tolist())
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
-def test_trap_22_whole_masks_say_what_a_model_makes_of_a_mask_of_tokens(family: str) -> None:
-    policy = samples.policy(family)
-    answers = []
-    for whole in (True, False):
-        engine = TransformersEngine(policy)
-        assert engine._whole_masks
-        engine._whole_masks = whole
-        prompts = [policy.encode_prompt(prompt) for prompt in PROMPTS]
-        answers.append(
-            engine.generate(prompts, completions=4, max_new_tokens=12, sampling=Sampling(), seed=5)
-        )
-    assert answers[0] == answers[1], "bit for bit"
-
-
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
 def test_trap_3_7_logprobs_are_the_tokens_own_at_the_sampling_temperature(family: str) -> None:
     policy = samples.policy(family)

@@ -189,7 +189,8 @@ class Tracker:
             if version is None:
                 own = self._names(round)
                 lineage = {**own, "sapo.swarm": self.swarm, "sapo.rounds": f"0-{round - 1}", **(tags or {})}
-                version = self._create_version(run, checkpoint, f"{self.node}-round-{round}", own, lineage)
+                self._create_version(run, checkpoint, f"{self.node}-round-{round}", own, lineage)
+                version = self._version(round)
             if not version.description:  # it names the number, which is not known before
                 text = self._of_version(run, round, version)
                 self._client().update_model_version(self.model_name, version.version, text)
@@ -197,10 +198,10 @@ class Tracker:
 
     def _create_version(
         self, run: str, checkpoint: Path, name: str, own: Mapping[str, str], lineage: Mapping[str, str]
-    ) -> Any:
+    ) -> None:
         logged = self._logged_model(run, checkpoint, own, lineage, name=name)
         self._create_registered_model(run)
-        return self._client().create_model_version(
+        self._client().create_model_version(
             self.model_name,
             # not `models:/...`: MLflow would look that up in the process-wide default store
             source=logged.artifact_location,
@@ -351,9 +352,17 @@ class Tracker:
         return str(found.experiment_id)
 
     def _version(self, round: int) -> Any:
+        """The version of a round, or None.
+
+        A server that hung may have answered a request after its retry, and made two: the later one goes.
+        """
         tags = {INCARNATION: self.incarnation, ROUND: str(round)}
         terms = [f"name = '{self.model_name}'", *(f"tag.`{key}` = '{value}'" for key, value in tags.items())]
-        found = self._client().search_model_versions(" AND ".join(terms), max_results=1)
+        found = sorted(
+            self._client().search_model_versions(" AND ".join(terms)), key=lambda one: int(one.version)
+        )
+        for twin in found[1:]:
+            self._client().delete_model_version(self.model_name, twin.version)
         return found[0] if found else None
 
     def _create_registered_model(self, run: str) -> None:
