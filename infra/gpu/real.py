@@ -20,9 +20,9 @@ from infra.gpu.memory import watched
 from infra.gpu.runner import ROOT
 from infra.gpu.steps import MODEL
 from sapo.core.atomic_file import write_atomically
-from sapo.experiment.exam import Examiner, questions_for
-from sapo.experiment.grid import Grid
-from sapo.experiment.lockstep_swarm import SharedWorkers, Swarm, opened
+from sapo.experiments.exam import Examiner, questions_for
+from sapo.experiments.grid import Grid
+from sapo.experiments.lockstep_swarm import SharedWorkers, Swarm, opened
 from sapo.policy import gguf_file
 from sapo.tasks.workers import open_workers
 

@@ -14,6 +14,7 @@ from makers import finish_round
 from rich.console import Console
 from searches import searching
 
+from sapo.cli.report import peaks
 from sapo.cli.report.example_groups import ExampleGroup
 from sapo.cli.report.live_view import NodeRow, screen
 from sapo.cli.report.run_page import page
@@ -25,7 +26,6 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.core.exam_size import sized
 from sapo.core.figures import RunFigures, Sweep
-from sapo.experiment import peaks
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal

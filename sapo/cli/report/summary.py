@@ -3,7 +3,7 @@
 The three rewards of a run stay apart throughout: `reward/local` (a node's own completions),
 `reward/training_set` (everything in its batches, filtered foreign groups included) and the held-out
 `eval/pass_at_1` with `eval/greedy` beside it. Held-out results are compared on equal questions only: those of
-the full evaluation with each other, probes with probes (`sapo.experiment.peaks`).
+the full evaluation with each other, probes with probes (`sapo.cli.report.peaks`).
 """
 
 import json
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sapo.cli.report import peaks
+from sapo.cli.report.peaks import Exam
 from sapo.cli.report.svg_charts import Point
 from sapo.core import silence
 from sapo.core.atomic_file import write_atomically
@@ -20,8 +22,6 @@ from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.figures import Ends, Gain, HeldOut, NodeFigures, RunFigures, Sampled, Shift, Sweep
 from sapo.core.series import range_of
-from sapo.experiment import peaks
-from sapo.experiment.peaks import Exam
 from sapo.node import probes
 from sapo.node.probes import Probe
 from sapo.store.tracking import mlflow_sqlite

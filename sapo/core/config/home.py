@@ -121,11 +121,6 @@ class Home:
         return self.root / "evaluation.json"
 
     @property
-    def ensemble(self) -> Path:
-        """The last held-out evaluation of nodes that answer together."""
-        return self.root / "ensemble.json"
-
-    @property
     def verdicts(self) -> Path:
         """What the judge found, round by round."""
         return self.root / "judge.sqlite"

@@ -9,8 +9,9 @@ from rich.live import Live
 from rich.text import Text
 
 from sapo.cli.report.live_view import bar, duration, number
-from sapo.experiment.metrics import LOCAL, PASS_END, PASS_START, figures_of
-from sapo.experiment.record import Job, Progress, RunRecord
+
+from .metrics import LOCAL, PASS_END, PASS_START, figures_of
+from .record import Job, Progress, RunRecord
 
 PLAIN_SECONDS = 30.0
 """How often a line reports what is under way, from the first run on, without a terminal."""

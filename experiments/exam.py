@@ -12,14 +12,15 @@ from sapo.core.errors import UserError
 from sapo.core.intervals import effective
 from sapo.core.rng import stream
 from sapo.core.types import Question, canonical
-from sapo.experiment.grid import ExamPlan
-from sapo.experiment.record import Exam, Together
 from sapo.node.round import NodeRuntime
-from sapo.policy.ensemble_exam import Expert, examine, prior_of
 from sapo.policy.evaluate import evaluate
-from sapo.policy.reference_bits import ReferenceBits
 from sapo.tasks.questions import held_out_questions, identity
 from sapo.tasks.workers import TaskWorkers
+
+from .ensembles.exam import Expert, examine, prior_of
+from .ensembles.reference_bits import ReferenceBits
+from .grid import ExamPlan
+from .record import Exam, Together
 
 
 def questions_for(

@@ -17,17 +17,22 @@ from sapo.core.errors import UserError
 from sapo.core.types import canonical, sha256
 from sapo.core.user_cache import default_cache
 from sapo.ops.judge import load_newest
-from sapo.policy import ensemble_model, models
+from sapo.policy import models
 from sapo.policy.checkpoint import Checkpoint
 from sapo.policy.engines import open_engine
-from sapo.policy.ensemble_exam import Expert, examine, prior_of
-from sapo.policy.ensemble_model import Answering
 from sapo.policy.evaluate import Progress, held_out_name, held_out_set
 from sapo.policy.initial import load_initial
-from sapo.policy.mixture import one_vocabulary
-from sapo.store.tracking.ensemble_version import log_ensemble
 from sapo.store.tracking.uri import own_artifacts, tracking_uri
 from sapo.tasks.workers import TaskWorkers, open_workers
+
+from . import model
+from .exam import Expert, examine, prior_of
+from .mixture import one_vocabulary
+from .mlflow_version import log_ensemble
+from .model import Answering
+
+RESULT = "ensemble.json"
+"""In the home: the last held-out evaluation of nodes that answer together."""
 
 
 def evaluate_ensemble(
@@ -69,7 +74,7 @@ def evaluate_ensemble(
         rounds = {name: one.round for name, (_, one) in zip(names, found, strict=True)}
         body = {"questions": len(questions), "samples": config.eval.samples, "rounds": rounds}
         body |= exam.as_dict()
-        write_atomically(home.ensemble, json.dumps(body, indent=1) + "\n")
+        write_atomically(home.root / RESULT, json.dumps(body, indent=1) + "\n")
         if log is not None:
             if progress is not None:
                 progress("logging the ensemble to MLflow", 0, 1)
@@ -115,7 +120,7 @@ def _log(
     figures = {**body["experts"], **body["ways"]}
     uri = tracking_uri(home, config)
     with tempfile.TemporaryDirectory(prefix="sapo-ensemble-") as folder:
-        ensemble_model.save(Path(folder), experts, log_prior, way=way, form=config.rules.answer)
+        model.save(Path(folder), experts, log_prior, way=way, form=config.rules.answer)
         return log_ensemble(
             uri,
             config.swarm.name,

@@ -14,10 +14,11 @@ from typing import Self
 from sapo.core.config.load import parse
 from sapo.core.errors import SapoError
 from sapo.core.types import RoundResult
-from sapo.experiment.grid import Grid
-from sapo.experiment.metrics import figures_of
-from sapo.experiment.record import Job, RunRecord
 from sapo.store.tracking.tracker import Tracker, params_of, tags_of
+
+from .grid import Grid
+from .metrics import figures_of
+from .record import Job, RunRecord
 
 EXPERIMENT, ARM, SEED, DIGEST = "sapo.experiment", "sapo.arm", "sapo.seed", "sapo.digest"
 WHOLE, COMPLETE = "sapo.whole", "sapo.complete"

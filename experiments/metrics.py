@@ -7,9 +7,9 @@ from statistics import fmean
 
 import numpy as np
 
-from sapo.experiment.grid import Spread
-from sapo.experiment.record import RunRecord
-from sapo.experiment.statistics import moving_average, oscillation, window_of
+from .grid import Spread
+from .record import RunRecord
+from .statistics import moving_average, oscillation, window_of
 
 TRAINING_SET, LOCAL = "reward/training_set", "reward/local"
 PASS_START, PASS_END, PASS_GAIN = "pass_at_1/start", "pass_at_1/end", "pass_at_1/gain"

@@ -22,12 +22,13 @@ def evaluate_together(home: "Home", text: str, log: str | None, as_json: bool) -
 
     from rich.console import Console
 
-    from sapo.cli.report.ensemble_table import ensemble_table, notes
     from sapo.cli.report.live_view import open_view
+
+    from .table import ensemble_table, notes
 
     with open_view(config.swarm.name, Console(stderr=True)) as view:
         view.step("loading torch", 0, 1)
-        from sapo.ops.ensemble import evaluate_ensemble
+        from .evaluate import evaluate_ensemble
 
         view.step("loading the held-out questions", 0, 1)
         body = evaluate_ensemble(

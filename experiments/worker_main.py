@@ -10,8 +10,9 @@ from typing import Any
 
 from sapo.core.child_process import watch_parent
 from sapo.core.errors import SapoError, UserError
-from sapo.experiment.grid import Grid
-from sapo.experiment.record import Job
+
+from .grid import Grid
+from .record import Job
 
 
 def main() -> None:
@@ -31,7 +32,7 @@ def main() -> None:
 
 def outcome(grid: Grid, job: Job, folder: Path) -> dict[str, Any]:
     """Make a run; what went wrong is said, and is in this process's log."""
-    from sapo.experiment.run_arm import run_arm
+    from .run_arm import run_arm
 
     try:
         run_arm(grid, job, folder)

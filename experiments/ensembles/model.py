@@ -16,11 +16,13 @@ from torch import Tensor
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import parse
 from sapo.core.types import Sampling
-from sapo.policy import ensemble, models
+from sapo.policy import models
 from sapo.policy.engines.hf import TransformersEngine
-from sapo.policy.ensemble_exam import Expert, likelihoods, said, weights_of
-from sapo.policy.mixture import mixed
 from sapo.policy.models import LoadedPolicy
+
+from . import combine
+from .exam import Expert, likelihoods, said, weights_of
+from .mixture import mixed
 
 Answering = Literal["mixture", "vote", "route"]
 """Ways in which a logged ensemble may answer."""
@@ -82,8 +84,8 @@ class Ensemble:
 
     def _place(self, weights: Sequence[float], texts: Sequence[str]) -> int:
         if self.way == "route":
-            return ensemble.route(weights)
-        return ensemble.vote(weights, [said(text, self.form) for text in texts])
+            return combine.route(weights)
+        return combine.vote(weights, [said(text, self.form) for text in texts])
 
 
 def _load_pyfunc(path: str) -> Ensemble:

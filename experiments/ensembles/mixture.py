@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from sapo.learn.unused_ids import hide_unused
-from sapo.policy.ensemble import mixture, posterior
 from sapo.policy.models import LoadedPolicy
+
+from .combine import mixture, posterior
 
 ASKED = "1 + 1 = ?"
 LOGITS = 2**26

@@ -5,12 +5,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from sapo.cli.report.experiment_text import Json, scaled
 from sapo.cli.report.html import Figure, figure
 from sapo.cli.report.svg_charts import Point, Row, Span, interval_chart, line_chart
-from sapo.experiment.metrics import LOCAL, PASS_END, TOTAL, TRAINING_SET, WEIGHTS_SPREAD
-from sapo.experiment.record import RunRecord
-from sapo.experiment.results import Runs
+
+from .metrics import LOCAL, PASS_END, TOTAL, TRAINING_SET, WEIGHTS_SPREAD
+from .record import RunRecord
+from .results import Runs
+from .text import Json, scaled
 
 ENDS = ("mean", "low", "high")
 

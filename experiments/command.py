@@ -11,11 +11,12 @@ import typer
 from sapo.cli.commands.options import JsonOption, print_json, warn
 
 if TYPE_CHECKING:
-    from sapo.cli.report.experiment_progress import ProgressView
     from sapo.core.config.load import Config
-    from sapo.experiment.grid import Grid
-    from sapo.experiment.mlflow_log import Ledger
-    from sapo.experiment.record import Job, RunRecord
+
+    from .grid import Grid
+    from .mlflow_log import Ledger
+    from .progress import ProgressView
+    from .record import Job, RunRecord
 
 INTERRUPTED = 130
 
@@ -46,7 +47,8 @@ def experiment(
     more seeds adds them. It ends with DIR/results.json, DIR/report.html and DIR/picture.svg.
     """
     from sapo.core.config.home import Home
-    from sapo.experiment.grid import read
+
+    from .grid import read
 
     plan = read(grid)
     folder = Home.at(home, plan.name).root
@@ -68,7 +70,8 @@ def experiment(
 def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
     """A line for every two arms whose settings differ to no effect."""
     from sapo.core import effects
-    from sapo.experiment.grid import Job
+
+    from .grid import Job
 
     alike: dict[object, dict[str, Config]] = {}
     for name in chosen or plan.arms:
@@ -81,8 +84,9 @@ def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
 
 def check_tasks(plan: "Grid") -> None:
     """Raise `UserError` for a data set that no arm could ask, before the first of them is run."""
-    from sapo.experiment.grid import Job
     from sapo.ops import sites
+
+    from .grid import Job
 
     configs = [plan.config(Job(arm=name, seed=plan.first_seed)) for name in plan.arms]
     for config in {repr(config.manifest_tasks()): config for config in configs}.values():
@@ -104,12 +108,13 @@ def run(
     """
     from rich.console import Console
 
-    from sapo.cli.report.experiment_progress import ProgressView
     from sapo.core.child_process import stopping_on_signals
     from sapo.core.machine import usable
-    from sapo.experiment.mlflow_log import Ledger
-    from sapo.experiment.results import read_runs
-    from sapo.experiment.runner import conduct, taken
+
+    from .mlflow_log import Ledger
+    from .progress import ProgressView
+    from .results import read_runs
+    from .runner import conduct, taken
 
     stop = stop or threading.Event()
     with (
@@ -165,8 +170,8 @@ class Watched:
 
 def foretold(plan: "Grid", folder: Path, seeds: int | None) -> str | None:
     """What so many seeds will show, by the tuning runs; None where these cannot tell."""
-    from sapo.cli.report.experiment_text import planned
-    from sapo.experiment.results import planned_section, read_choices
+    from .results import planned_section, read_choices
+    from .text import planned
 
     found = planned_section(plan, read_choices(plan, folder), seeds)
     return None if found is None else planned(found)
@@ -174,7 +179,7 @@ def foretold(plan: "Grid", folder: Path, seeds: int | None) -> str | None:
 
 def on_accelerators(plan: "Grid") -> bool:
     """Whether a run takes whole GPUs, which runs beside each other would have to share."""
-    from sapo.experiment.grid import Job
+    from .grid import Job
 
     configs = [plan.config(Job(arm=name, seed=plan.first_seed)) for name in plan.arms]
     return any(config.for_node(name).device.startswith("cuda") for config in configs for name in config.nodes)
@@ -182,8 +187,8 @@ def on_accelerators(plan: "Grid") -> bool:
 
 def write(plan: "Grid", folder: Path, seeds: int | None) -> dict[str, Any] | None:
     """results.json, report.html and picture.svg of the runs that are there; None where there is none yet."""
-    from sapo.cli.report.experiment_page import write_report
-    from sapo.experiment.results import read_choices, read_runs, summarise, write_results
+    from .page import write_report
+    from .results import read_choices, read_runs, summarise, write_results
 
     runs = read_runs(plan, folder, seeds)
     if not any(runs.values()):
@@ -199,9 +204,10 @@ def show(document: dict[str, Any], folder: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from sapo.cli.report.experiment_text import SCREEN_HEAD, screen_row, sentence
     from sapo.cli.report.live_view import shortest
-    from sapo.experiment.results import PICTURE, REPORT, RESULTS
+
+    from .results import PICTURE, REPORT, RESULTS
+    from .text import SCREEN_HEAD, screen_row, sentence
 
     console = Console()
     table = Table(box=None, pad_edge=False, header_style="bold")

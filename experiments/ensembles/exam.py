@@ -18,16 +18,17 @@ from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Task
 from sapo.core.rng import stream
 from sapo.core.types import Question
-from sapo.policy import ensemble
 from sapo.policy.engines.base import Engine
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.evaluate import Answer, Answers, Evaluation, Progress, answer, gain
-from sapo.policy.mixture import log_likelihood, mixed, one_vocabulary
 from sapo.policy.models import LoadedPolicy
-from sapo.policy.reference_bits import ReferenceBits, reference_bits
 from sapo.tasks.questions import QuestionStream
 from sapo.tasks.verifier import extract_answer
 from sapo.tasks.workers import TaskWorkers
+
+from . import combine
+from .mixture import log_likelihood, mixed, one_vocabulary
+from .reference_bits import ReferenceBits, reference_bits
 
 Way = Literal[
     "mixture", "vote", "route", "uniform_vote", "majority", "average", "oracle_by_task", "oracle_by_question"
@@ -128,7 +129,7 @@ def likelihoods(policies: Sequence[LoadedPolicy], questions: Sequence[str]) -> t
 
 def weights_of(log_prior: Tensor, log_mean: Tensor) -> list[list[float]]:
     """What each policy's answer to each question weighs, by the means that `likelihoods` gives."""
-    found: list[list[float]] = ensemble.question_weights(log_prior, log_mean).tolist()
+    found: list[list[float]] = combine.question_weights(log_prior, log_mean).tolist()
     return found
 
 
@@ -144,7 +145,7 @@ def prior_of(
     """log P(D=j) [K]: the mean posterior of training questions, by what each expert makes of them."""
     asked = training_questions(workers, tasks, seed=seed, count=count, held_out=held_out)
     texts = [question.text for question in asked]
-    return ensemble.measured_prior(likelihoods([one.policy for one in experts], texts)[0])
+    return combine.measured_prior(likelihoods([one.policy for one in experts], texts)[0])
 
 
 def examine(
@@ -174,7 +175,7 @@ def examine(
         for place, one in enumerate(experts)
     ]
     singles = [Evaluation.of(questions, one) for one in own]
-    best = ensemble.route([one.pass_at_1 for one in singles])
+    best = combine.route([one.pass_at_1 for one in singles])
     whole_questions, mean_questions = likelihoods(policies, [question.text for question in questions])
     weights = weights_of(log_prior, mean_questions)
     even = [[1.0] * len(experts)] * len(questions)
@@ -195,7 +196,7 @@ def examine(
         room = max(one.max_new_tokens for one in experts)
         whole = replace(experts[0], name="mixture", policy=mixed(policies, log_prior), max_new_tokens=room)
         found["mixture"], costs["mixture"] = _apart(ask, whole, samples, greedy), len(experts)
-        mean = ensemble.average([dict(one.model.named_parameters()) for one in policies])
+        mean = combine.average([dict(one.model.named_parameters()) for one in policies])
         # the mean of adapters' factors is not the mean of what they add
         if mean is not None and not any(one.lora for one in policies):
             whole = replace(whole, name="average", policy=_with(policies[0], mean))
@@ -281,7 +282,7 @@ def _each_trial(own: Sequence[Answers], weights: Sequence[Sequence[float]], each
 
 
 def _voted(form: AnswerFormat, weights: Sequence[float], answers: Sequence[Answer]) -> Answer:
-    return answers[ensemble.vote(weights, [said(one.text, form) for one in answers])]
+    return answers[combine.vote(weights, [said(one.text, form) for one in answers])]
 
 
 def said(text: str, form: AnswerFormat) -> str | None:
@@ -291,7 +292,7 @@ def said(text: str, form: AnswerFormat) -> str | None:
 
 
 def _routed(weights: Sequence[float], answers: Sequence[Answer]) -> Answer:
-    return answers[ensemble.route(weights)]
+    return answers[combine.route(weights)]
 
 
 def _any(weights: Sequence[float], answers: Sequence[Answer]) -> Answer:
@@ -303,7 +304,7 @@ def _best_by_task(singles: Sequence[Evaluation]) -> dict[str, int]:
     best = {}
     for task in set(singles[0].tasks):
         at = [place for place, name in enumerate(singles[0].tasks) if name == task]
-        best[task] = ensemble.route([sum(one.sampled[place] for place in at) for one in singles])
+        best[task] = combine.route([sum(one.sampled[place] for place in at) for one in singles])
     return best
 
 
@@ -312,7 +313,7 @@ def _destinations(
 ) -> dict[str, dict[str, float]]:
     by_task: dict[str, list[int]] = {}
     for question, row in zip(questions, weights, strict=True):
-        by_task.setdefault(question.recipe.dataset, []).append(ensemble.route(row))
+        by_task.setdefault(question.recipe.dataset, []).append(combine.route(row))
     return {
         task: {name: went.count(place) / len(went) for place, name in enumerate(names)}
         for task, went in sorted(by_task.items())

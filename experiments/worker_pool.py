@@ -16,9 +16,10 @@ from typing import Self
 
 from sapo.core.child_process import Child, tail
 from sapo.core.determinism import thread_settings
-from sapo.experiment.record import Job, progress_path
 
-WORKER = "sapo.experiment.worker_main"
+from .record import Job, progress_path
+
+WORKER = "sapo.experiments.worker_main"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.types import Question
-from sapo.policy.ensemble import posterior
-from sapo.policy.mixture import log_likelihood, one_vocabulary
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.starter import target_text
 from sapo.tasks.workers import TaskWorkers
+
+from .combine import posterior
+from .mixture import log_likelihood, one_vocabulary
 
 MIXTURE = "mixture"
 
@@ -44,7 +45,7 @@ def reference_bits(
 ) -> ReferenceBits:
     """What the stored answers cost each policy, its end among them, and their mixture where tokens mix.
 
-    `log_context` [questions, K] is log p_j of each whole question (`ensemble_exam.likelihoods`). A mixture's
+    `log_context` [questions, K] is log p_j of each whole question (`exam.likelihoods`). A mixture's
     tokens multiply to Σ_j P(D=j|question) p_j(answer|question), so nothing is asked again.
     """
     stored = workers.answers([question.recipe for question in questions])

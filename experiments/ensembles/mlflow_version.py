@@ -15,7 +15,7 @@ NAME = "ensemble"
 """Of the registered model, after the swarm's; no node's name is without a number."""
 DIGEST = "sapo.ensemble"
 """The tag by which a run and a version are found again: equal ensembles have equal ones."""
-LOADER = "sapo.policy.ensemble_model"
+LOADER = "sapo.experiments.ensembles.model"
 ABOUT = "Nodes of a swarm that answer as one (`sapo evaluate --ensemble`). A version's tags name them."
 PACKAGES = ("sapo-swarm", *model_registry.REQUIREMENTS)
 

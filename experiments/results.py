@@ -12,8 +12,9 @@ from typing import Any
 
 from sapo.core.atomic_file import write_atomically
 from sapo.core.errors import UserError
-from sapo.experiment.grid import Compare, Grid, Spread
-from sapo.experiment.metrics import (
+
+from .grid import Compare, Grid, Spread
+from .metrics import (
     LOCAL,
     MEANINGS,
     PASS_END,
@@ -29,8 +30,8 @@ from sapo.experiment.metrics import (
     task_passes,
     total,
 )
-from sapo.experiment.record import RunRecord
-from sapo.experiment.statistics import (
+from .record import RunRecord
+from .statistics import (
     Difference,
     Estimate,
     adjusted,
@@ -45,7 +46,7 @@ from sapo.experiment.statistics import (
     survival_median,
     time_to,
 )
-from sapo.experiment.tuning import Choice, chosen, found, report_jobs
+from .tuning import Choice, chosen, found, report_jobs
 
 RESULTS, REPORT, PICTURE = "results.json", "report.html", "picture.svg"
 LEVEL = 0.05

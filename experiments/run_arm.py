@@ -14,10 +14,12 @@ import torch
 
 from sapo.core.determinism import arithmetic
 from sapo.core.machine import usable
-from sapo.experiment.exam import Examiner, questions_for
-from sapo.experiment.grid import Grid, run_digest
-from sapo.experiment.lockstep_swarm import SharedWorkers, Swarm, opened
-from sapo.experiment.record import (
+from sapo.tasks.workers import TaskWorkers, open_workers
+
+from .exam import Examiner, questions_for
+from .grid import Grid, run_digest
+from .lockstep_swarm import SharedWorkers, Swarm, opened
+from .record import (
     Exam,
     Job,
     RunRecord,
@@ -29,7 +31,6 @@ from sapo.experiment.record import (
     save_record,
     tell_progress,
 )
-from sapo.tasks.workers import TaskWorkers, open_workers
 
 TELL_S = 0.5
 """Seconds between two notes of progress."""

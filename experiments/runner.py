@@ -15,10 +15,11 @@ from typing import Protocol
 from sapo.core.atomic_file import write_atomically
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.experiment.grid import Grid
-from sapo.experiment.record import Job, Progress, RunRecord, read_progress
-from sapo.experiment.tuning import found, report_jobs
-from sapo.experiment.worker_pool import Ended, Pool
+
+from .grid import Grid
+from .record import Job, Progress, RunRecord, read_progress
+from .tuning import found, report_jobs
+from .worker_pool import Ended, Pool
 
 GRID = "grid.json"
 TICK_S = 0.5

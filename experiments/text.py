@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sapo.cli.report.live_view import duration, number
-from sapo.experiment.metrics import (
+
+from .metrics import (
     LOCAL,
     PASS_END,
     PASS_SPREAD,

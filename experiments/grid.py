@@ -33,8 +33,9 @@ from sapo.core.config.schema import PositiveFloat, PositiveInt, Task
 from sapo.core.determinism import UPDATE
 from sapo.core.errors import UserError
 from sapo.core.types import canonical, sha256
-from sapo.experiment.record import Job, slug
 from sapo.peers.signing import Identity
+
+from .record import Job, slug
 
 RUN = 2
 """Raised when the driver makes another run of the same grid: its records are then made anew."""
@@ -324,14 +325,14 @@ def run_digest(grid: Grid, job: Job) -> str:
 
 def shipped() -> list[str]:
     """Names of the grids that ship with the package."""
-    files = resources.files("sapo.experiment.grids").iterdir()
+    files = resources.files("sapo.experiments.grids").iterdir()
     return sorted(entry.name.removesuffix(".toml") for entry in files if entry.name.endswith(".toml"))
 
 
 def read(source: str) -> Grid:
     """A grid from a file, or a shipped one by its name. Raises `UserError` for anything wrong with it."""
     if source in shipped():
-        text = (resources.files("sapo.experiment.grids") / f"{source}.toml").read_text(encoding="utf-8")
+        text = (resources.files("sapo.experiments.grids") / f"{source}.toml").read_text(encoding="utf-8")
     else:
         text = _read_file(source)
     try:

@@ -20,13 +20,14 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.rng import rng
 from sapo.core.types import Batch, Outcome, Received, Recipe, RoundResult, SignedGroup
 from sapo.core.user_cache import default_cache
-from sapo.experiment.grid import Arm, Limit, identity
 from sapo.learn.batch_metrics import mean
 from sapo.node.round import NodeRuntime
 from sapo.peers.sampling import sample_self
 from sapo.policy import starter
 from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import PeerGroup, TaskWorkers, Verification
+
+from .grid import Arm, Limit, identity
 
 EPOCH = 1_000_000.0
 """The clock before the first round; a round is a second."""

@@ -7,13 +7,13 @@ from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from pydantic import Field
 
-from sapo.cli.commands.experiment import run
-from sapo.cli.report.experiment_text import SCREEN_HEAD, screen_row, sentence
 from sapo.core.config.home import Home
 from sapo.core.errors import SapoError
-from sapo.experiment.grid import read
+from sapo.flows.deployed import outlive_worker
 
-from .deployed import outlive_worker
+from .command import run
+from .grid import read
+from .text import SCREEN_HEAD, screen_row, sentence
 
 
 @flow(name="experiment", flow_run_name="experiment {grid}", persist_result=False, validate_parameters=False)

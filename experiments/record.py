@@ -78,7 +78,7 @@ class RunRecord(_Kept):
     """The learning rate it was made with, tuned or the arm's own."""
     tuning: bool
     digest: str
-    """Of everything that determines the run (`sapo.experiment.grid.run_digest`)."""
+    """Of everything that determines the run (`sapo.experiments.grid.run_digest`)."""
     nodes: list[str]
     rounds: int
     started_at: float

@@ -4,7 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sapo.cli.report.experiment_charts import (
+from sapo.cli.report.html import Table, percent, render
+from sapo.cli.report.svg_charts import colour
+from sapo.core.atomic_file import write_atomically
+
+from .charts import (
     difference_chart,
     held_out_figures,
     panels,
@@ -13,7 +17,9 @@ from sapo.cli.report.experiment_charts import (
     spread_panels,
     target_chart,
 )
-from sapo.cli.report.experiment_text import (
+from .metrics import WAYS
+from .results import PICTURE, REPORT, Runs
+from .text import (
     COSTS_HEAD,
     HEAD,
     IN_POINTS,
@@ -30,11 +36,6 @@ from sapo.cli.report.experiment_text import (
     table_row,
     to_target,
 )
-from sapo.cli.report.html import Table, percent, render
-from sapo.cli.report.svg_charts import colour
-from sapo.core.atomic_file import write_atomically
-from sapo.experiment.metrics import WAYS
-from sapo.experiment.results import PICTURE, REPORT, Runs
 
 BY_NODE_FROM = 2
 

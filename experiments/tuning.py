@@ -6,8 +6,8 @@ from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict
 
-from sapo.experiment.grid import Grid, run_digest
-from sapo.experiment.record import Job, RunRecord, load_record
+from .grid import Grid, run_digest
+from .record import Job, RunRecord, load_record
 
 
 class Choice(BaseModel):
