@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo.experiments.ensembles.answers import (
+from sapo.experiments.ensembles.combine import (
     average,
     measured_prior,
     mixture,
