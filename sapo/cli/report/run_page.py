@@ -38,9 +38,8 @@ MORE = (
     (
         "adaptive/weight",
         "Weight of foreign groups (adaptive/weight)",
-        "What the sampler lets them count for, on average; 100 % is as an own one.",
+        "By which sampler fresh drew them, on average; 100 % is new, spread and near.",
     ),
-    ("adaptive/external", "Foreign groups wanted (adaptive/external)", "J as sampler balanced decided it."),
     ("pool/size", "Pool (pool/size)", "Foreign groups received and not yet used."),
     ("staleness/mean_s", "Staleness (staleness/mean_s)", "Mean age of the foreign groups used, in seconds."),
     ("learn/entropy", "Entropy (learn/entropy)", "Of the node's own tokens, in nats."),

@@ -133,11 +133,6 @@ class Config(Section):
             raise ValueError("every task has weight 0: there is nothing to ask")
         if self.learn.foreign == "behaviour" and not self.generate.sampling.whole_support:
             raise ValueError('learn.foreign = "behaviour" needs top_p 1, top_k 0 and min_p 0 (TRAPS 4)')
-        if self.batch.sampler == "rescue" and self.learn.foreign != "positive":
-            raise ValueError(
-                f'batch.sampler = "rescue" learns from successes only: it needs learn.foreign = "positive", '
-                f'not "{self.learn.foreign}"'
-            )
         if self.generate.engine == "vllm" and self.device not in ("auto", "cpu", "cuda", "cuda:0"):
             raise ValueError(
                 'vLLM takes the first GPU it sees: with generate.engine = "vllm" choose another by '
@@ -211,6 +206,16 @@ class Config(Section):
     def digest(self) -> str:
         """Hex SHA-256 of the resolved config."""
         return sha256(canonical(self.model_dump(mode="json")))
+
+
+def modern(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A home's settings without those that releases before had: samplers that are no more draw at random."""
+    batch, adaptive = dict(values.get("batch", {})), dict(values.get("adaptive", {}))
+    if batch.get("sampler") in ("balanced", "rescue"):
+        batch["sampler"] = "uniform"
+    known = AdaptiveConfig.model_fields
+    found = {**values, "batch": batch, "adaptive": {key: adaptive[key] for key in adaptive if key in known}}
+    return found | {"node": {number: modern(own) for number, own in values.get("node", {}).items()}}
 
 
 def presets() -> list[str]:
