@@ -117,9 +117,10 @@ class NodeParts:
         return {f"outage/{service}": 1.0 for service in sorted(away)}
 
     def metrics(self) -> dict[str, float]:
-        """The series `outage/*` and `owed/*`, and what `beside` adds."""
+        """The series `outage/*`, `owed/*` and `adaptive/*`, and what `beside` adds."""
         owed = {f"owed/{kind}": float(count) for kind, count in self.journal.owed_counts().items()}
-        return self.outages() | owed | dict(self.beside())
+        drawn = {} if self.freshness is None else self.freshness.metrics()
+        return self.outages() | owed | drawn | dict(self.beside())
 
     def close(self) -> None:
         """Stop threads and workers, release files and the lock."""

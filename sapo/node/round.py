@@ -445,7 +445,6 @@ class NodeRuntime:
         now.metrics |= step.metrics | source_metrics(now.batch)
         now.metrics |= parts.metrics()
         if parts.freshness is not None:
-            now.metrics |= parts.freshness.metrics()
             parts.freshness.learned(foreign_gaps(now.batch, step), finished)
         digest, tensors = digests.result() if digests is not None else ("", ())
         result = RoundResult(

@@ -7,7 +7,7 @@ since the bus had a group, gaps the own policy's.
 import json
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -72,7 +72,7 @@ class Freshness:
         while len(self._gaps) > AUTHORS:
             del self._gaps[next(iter(self._gaps))]
 
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The series `adaptive/weight` of the round in hand."""
         return {} if self.mean_weight is None else {"adaptive/weight": self.mean_weight}
 

@@ -210,12 +210,14 @@ class Config(Section):
 
 def modern(values: Mapping[str, Any]) -> dict[str, Any]:
     """A home's settings without those that releases before had: samplers that are no more draw at random."""
-    batch, adaptive = dict(values.get("batch", {})), dict(values.get("adaptive", {}))
-    if batch.get("sampler") in ("balanced", "rescue"):
-        batch["sampler"] = "uniform"
-    known = AdaptiveConfig.model_fields
-    found = {**values, "batch": batch, "adaptive": {key: adaptive[key] for key in adaptive if key in known}}
-    return found | {"node": {number: modern(own) for number, own in values.get("node", {}).items()}}
+    found = dict(values)
+    if found.get("batch", {}).get("sampler") in ("balanced", "rescue"):
+        found["batch"] = {**found["batch"], "sampler": "uniform"}
+    if "adaptive" in found:
+        found["adaptive"] = {k: v for k, v in found["adaptive"].items() if k in AdaptiveConfig.model_fields}
+    if "node" in found:
+        found["node"] = {number: modern(own) for number, own in found["node"].items()}
+    return found
 
 
 def presets() -> list[str]:
