@@ -14,12 +14,12 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable
 from sapo.flows import evaluate
-from sapo.flows.common import Process
 from sapo.node import probes
 from sapo.node.tracked import tracker_of
 from sapo.ops import rivals
 from sapo.ops.judge import evaluate_swarm, judge_swarm, tell_verdicts
 from sapo.ops.judge_store import Verdicts
+from sapo.ops.process import Process
 from sapo.policy.checkpoint import paths
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking import model_registry

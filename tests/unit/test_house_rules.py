@@ -103,8 +103,8 @@ def test_sapo_imports_neither_flows_nor_experiments() -> None:
     assert not guilty("sapo", "sapo.flows.", "sapo.experiments.", "flows.", "experiments.")
 
 
-def test_flows_do_not_import_experiments() -> None:
-    assert not guilty("flows", "sapo.experiments.", "experiments.")
+def test_flows_import_neither_the_command_line_nor_experiments() -> None:
+    assert not guilty("flows", "sapo.cli.", "sapo.experiments.", "experiments.")
 
 
 def test_the_rooms_are_all_there_is() -> None:

@@ -210,7 +210,7 @@ def evaluate(
     from rich.console import Console
 
     from sapo.cli.report.live_view import SummaryTable, open_view, sentences
-    from sapo.cli.report.summary import read_run, summarise
+    from sapo.ops.summary import read_run, summarise
 
     with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
         view.step("loading torch", 0, 1)

@@ -6,8 +6,6 @@ from importlib.metadata import version
 
 from sapo.cli.report.example_groups import ExampleGroup, read_example_groups
 from sapo.cli.report.html import Figure, Table, figure, percent, render
-from sapo.cli.report.peaks import sentence
-from sapo.cli.report.summary import Run, gain_sentence, read_run, write_summary
 from sapo.cli.report.svg_charts import Bar, Point, Span, colour, line_chart, rolling_mean
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
@@ -18,6 +16,8 @@ from sapo.core.errors import Unavailable, UserError
 from sapo.core.figures import RunFigures, Shift, Sweep
 from sapo.core.types import canonical
 from sapo.ops.judge_store import curves
+from sapo.ops.peaks import sentence
+from sapo.ops.summary import Run, gain_sentence, read_run, write_summary
 from sapo.policy.evaluate import FULL_SCORE
 
 REWARDS = (

@@ -3,7 +3,7 @@
 The three rewards of a run stay apart throughout: `reward/local` (a node's own completions),
 `reward/training_set` (everything in its batches, filtered foreign groups included) and the held-out
 `eval/pass_at_1` with `eval/greedy` beside it. Held-out results are compared on equal questions only: those of
-the full evaluation with each other, probes with probes (`sapo.cli.report.peaks`).
+the full evaluation with each other, probes with probes (`sapo.ops.peaks`).
 """
 
 import json
@@ -12,9 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sapo.cli.report import peaks
-from sapo.cli.report.peaks import Exam
-from sapo.cli.report.svg_charts import Point
 from sapo.core import silence
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
@@ -24,6 +21,8 @@ from sapo.core.figures import Ends, Gain, HeldOut, NodeFigures, RunFigures, Samp
 from sapo.core.series import range_of
 from sapo.node import probes
 from sapo.node.probes import Probe
+from sapo.ops import peaks
+from sapo.ops.peaks import Exam
 from sapo.store.tracking import mlflow_sqlite
 from sapo.store.tracking.model_registry import reaching
 from sapo.store.tracking.names import decoded, series_name
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 TENTH = 10
 """First and last are means over the first and last tenth of a node's rounds: one round is mostly noise."""
+Point = tuple[float, float]
 Metrics = dict[str, dict[float, float]]
 """{series: {round: value}} of a node."""
 
