@@ -1,6 +1,6 @@
 """The process of the judge: a sweep or one question, who is champion, and MLflow told of it.
 
-Older model versions are candidates for `champion`: `rivals` says which of them a sweep asks.
+Older model versions are candidates for `champion`: `champion_candidates` says which of them a sweep asks.
 """
 
 import logging
@@ -58,7 +58,7 @@ def ask_all(process: Process) -> Mapping[str, NodeExam]:
         if uri is None:
             return {}
         try:
-            return rivals(process.config, process.home, node, newest, uri, Path(scratch))
+            return champion_candidates(process.config, process.home, node, newest, uri, Path(scratch))
         except Unavailable as error:
             log.warning("older versions of %s are not asked: %s", node, error)
             return {}
@@ -154,7 +154,9 @@ def questions_name(config: Config, home: Home) -> str:
     return f"{held_out_name(config, home)[:16]} x {config.eval.samples}"
 
 
-def rivals(config: Config, home: Home, node: str, newest: int, uri: str, scratch: Path) -> dict[int, Path]:
+def champion_candidates(
+    config: Config, home: Home, node: str, newest: int, uri: str, scratch: Path
+) -> dict[int, Path]:
     """Directories with the weights of the versions to ask, by round; the `newest` round is asked anyway.
 
     The candidates are versions that were not asked these questions, the best probes first, at most `VERSIONS`
