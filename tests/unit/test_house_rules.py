@@ -103,6 +103,11 @@ def test_sapo_imports_neither_flows_nor_experiments() -> None:
     assert not guilty("sapo", "sapo.flows.", "sapo.experiments.", "flows.", "experiments.")
 
 
+def test_what_runs_around_a_swarm_knows_no_benchmark_and_no_flow() -> None:
+    benchmarks = [f"{path.stem}." for path in (ROOT / "benchmarks").iterdir()]
+    assert not guilty("infra", "benchmarks.", "sapo.flows.", "sapo.experiments.", *benchmarks)
+
+
 def test_flows_import_neither_the_command_line_nor_experiments() -> None:
     assert not guilty("flows", "sapo.cli.", "sapo.experiments.", "experiments.")
 

@@ -5,10 +5,10 @@ from contextlib import ExitStack
 
 from baselines.programs import Program, Round, started
 
-from infra.gpu.child import Task
-from infra.gpu.memory import watched
-from infra.gpu.models import model_of
-from infra.gpu.rounds import COUNTED, PYTHON, WARM, add_rounds, config_of, prepared
+from .child import Task
+from .memory import watched
+from .models import model_of
+from .rounds import COUNTED, PYTHON, WARM, add_rounds, config_of, prepared
 
 
 def run(task: Task) -> None:

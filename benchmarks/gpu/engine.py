@@ -7,10 +7,6 @@ from typing import Any
 
 import torch
 
-from infra.gpu.child import Task
-from infra.gpu.learner import settle
-from infra.gpu.memory import now_mb, resident_mb, watched
-from infra.gpu.models import model_of
 from sapo.core.config.load import load
 from sapo.core.types import Completion, Sampling
 from sapo.core.user_cache import default_cache
@@ -18,6 +14,11 @@ from sapo.policy.engines.base import Engine
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.engines.vllm import VllmEngine
 from sapo.policy.models import LoadedPolicy, load_policy
+
+from .child import Task
+from .learner import settle
+from .memory import now_mb, resident_mb, watched
+from .models import model_of
 
 PUSHES = 50
 QUESTION = "What is {} plus {}? Think step by step, then write the number alone."

@@ -11,15 +11,16 @@ import sys
 import time
 from pathlib import Path
 
-from infra.gpu.child import Task
-from infra.gpu.machine import has_java
-from infra.gpu.models import model_of
 from sapo.cli.commands.options import resolve
 from sapo.core.config import toml_dump
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.ops.supervisor import who_runs
 from sapo.store.journal.journal import rounds_made
+
+from .child import Task
+from .machine import has_java
+from .models import model_of
 
 NODES, ROUNDS, TINY_ROUNDS = 2, 20, 6
 ROWS = 2_000
@@ -39,7 +40,7 @@ def run(task: Task) -> None:
     folder, config = task.work / "swarm-set-up", task.work / "swarm.toml"
     folder.mkdir(exist_ok=True)
     config.write_text(toml_dump.dumps(settings(task, folder).model_dump(mode="json")), encoding="utf-8")
-    words = [sys.executable, "-m", "infra.gpu.swarm", str(home_of(task)), str(config)]
+    words = [sys.executable, "-m", "benchmarks.gpu.swarm", str(home_of(task)), str(config)]
     broker = [
         sys.executable,
         "-m",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from baselines import shapes
 
-from infra.gpu.child import Task
+from .child import Task
 
 ONE_AND_A_HALF_B = shapes.Shape(vocabulary=151_936, hidden=1536, layers=28, heads=12, kv_heads=2, inner=8960)
 """Qwen2.5-1.5B: 1,543,714,304 parameters."""

@@ -82,7 +82,7 @@ def _build(source: Path, site: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make the archives; returns 1 if one is too large."""
-    options = argparse.ArgumentParser(prog="python -m infra.gpu.packages", description=__doc__)
+    options = argparse.ArgumentParser(prog="python -m benchmarks.gpu.packages", description=__doc__)
     options.add_argument(
         "--there", type=Path, required=True, help="names of packages that it has, one a line"
     )

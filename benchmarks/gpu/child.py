@@ -1,4 +1,4 @@
-"""The process of one step: `python -m infra.gpu.child STEP ...`, started by `infra.gpu.runner`."""
+"""The process of one step: `python -m benchmarks.gpu.child STEP ...`, started by `benchmarks.gpu.runner`."""
 
 import argparse
 import importlib
@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from infra.gpu.steps import STEPS, Device, Shape
 from sapo.core.atomic_file import write_atomically
+
+from .steps import STEPS, Device, Shape
 
 
 @dataclass
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = options.parse_args(arguments)
     step = next(one for one in STEPS if one.name == given.step)
     task = Task(given.device, given.shape, given.work, step.options)
-    importlib.import_module(f"infra.gpu.{step.module}").run(task)
+    importlib.import_module(f"benchmarks.gpu.{step.module}").run(task)
     write_atomically(given.result, json.dumps({"figures": task.figures, "facts": task.facts}))
     return 0
 

@@ -1,4 +1,4 @@
-"""`python -m infra.gpu`: find out what the machine has, run what fits into the minutes, write a table."""
+"""`python -m benchmarks.gpu`: what the machine has, what fits into the minutes, as a table."""
 
 import argparse
 import json
@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from infra.gpu import packages, runner
-from infra.gpu.machine import Machine, look, missing
-from infra.gpu.runner import ROOT, Ledger
-from infra.gpu.steps import STEPS, Device, Shape, Step
-from infra.gpu.table import not_rehearsed, table
 from sapo.core.atomic_file import write_atomically
+
+from . import packages, runner
+from .machine import Machine, look, missing
+from .runner import ROOT, Ledger
+from .steps import STEPS, Device, Shape, Step
+from .table import not_rehearsed, table
 
 OUT = Path("runs") / "gpu"
 MINUTES = 9.0
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The options of `make gpu ARGS=...`."""
-    options = argparse.ArgumentParser(prog="python -m infra.gpu", description=ABOUT)
+    options = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=ABOUT)
     options.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"results go there [{OUT}]")
     options.add_argument("--work", type=Path, metavar="DIR", help="models, logs, a swarm [OUT/work]")
     options.add_argument("--device", choices=("cuda", "cpu"), help="[cuda where there is one]")

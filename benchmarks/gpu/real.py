@@ -15,16 +15,17 @@ from typing import Any
 
 import torch
 
-from infra.gpu.child import Task
-from infra.gpu.memory import watched
-from infra.gpu.runner import ROOT
-from infra.gpu.steps import MODEL
 from sapo.core.atomic_file import write_atomically
 from sapo.experiments.exam import Examiner, questions_for
 from sapo.experiments.grid import Grid
 from sapo.experiments.lockstep_swarm import SharedWorkers, Swarm, opened
 from sapo.policy import gguf_file
 from sapo.tasks.workers import open_workers
+
+from .child import Task
+from .memory import watched
+from .runner import ROOT
+from .steps import MODEL
 
 CARRIED = ROOT / MODEL
 """Or its parts `….00`, `….01`."""

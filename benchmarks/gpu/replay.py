@@ -5,14 +5,15 @@ from typing import Any
 
 import torch
 
-from infra.gpu.child import Task
-from infra.gpu.swarm import home_of
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.user_cache import default_cache
 from sapo.policy import checkpoint, models
 from sapo.provenance.replay import opened
 from sapo.store.journal.journal import Journal
+
+from .child import Task
+from .swarm import home_of
 
 Weights = list[torch.Tensor]
 

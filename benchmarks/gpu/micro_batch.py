@@ -7,12 +7,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from updates import Shape
 
-from infra.gpu.child import Task
-from infra.gpu.learner import settle
-from infra.gpu.memory import watched
 from sapo.core.config.load import LearnConfig
 from sapo.core.types import Batch
 from sapo.learn.update import Learner
+
+from .child import Task
+from .learner import settle
+from .memory import watched
 
 SIZES = (8, 16, 32, 64)
 WARM, COUNTED = 1, 3

@@ -17,10 +17,11 @@ from baselines.child import Work
 from baselines.programs import Round, started
 from round import half_b_config, questions, work_of
 
-from infra.gpu.child import Task
-from infra.gpu.memory import Watched, watched
-from infra.gpu.models import model_of
 from sapo.core.config.load import Config, load
+
+from .child import Task
+from .memory import Watched, watched
+from .models import model_of
 
 PYTHON = Path(sys.executable)
 WARM, COUNTED = 1, 3

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from updates import Shape
 
-from infra.gpu.child import Task
-from infra.gpu.memory import Watched, watched
 from sapo.core.config.load import LearnConfig
 from sapo.core.machine import usable
 from sapo.core.types import Batch
 from sapo.learn.update import Learner
+
+from .child import Task
+from .memory import Watched, watched
 
 UNCLIPPED = 1e12
 """As a bound of the gradient's norm: the optimiser then sees the gradient itself."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from infra.gpu.runner import Record
-from infra.gpu.steps import Device, Step
+from .runner import Record
+from .steps import Device, Step
 
 LONG = 300
 """A fact of so many characters is not printed."""

@@ -4,10 +4,10 @@ from contextlib import ExitStack
 
 from baselines.programs import started
 
-from infra.gpu.child import Task
-from infra.gpu.machine import missing
-from infra.gpu.models import model_of
-from infra.gpu.rounds import COUNTED, PYTHON, WARM, add_rounds, config_of, prepared
+from .child import Task
+from .machine import missing
+from .models import model_of
+from .rounds import COUNTED, PYTHON, WARM, add_rounds, config_of, prepared
 
 NAMES = {0: "one after the other", 1: "ahead"}
 

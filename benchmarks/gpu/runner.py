@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from infra.gpu.steps import Device, Shape, Step
 from sapo.core.atomic_file import write_atomically
+
+from .steps import Device, Shape, Step
 
 ROOT = Path(__file__).parents[2]
 Status = Literal["begun", "done", "failed", "lacking"]
@@ -166,7 +167,7 @@ def launcher(device: Device, shape: Shape, work: Path, carried: Path | None) -> 
         began = time.monotonic()
         with log.open("wb") as output:
             child = subprocess.Popen(
-                [sys.executable, "-m", "infra.gpu.child", *words, "--result", str(result)],
+                [sys.executable, "-m", "benchmarks.gpu.child", *words, "--result", str(result)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
