@@ -31,7 +31,7 @@ from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
-from sapo.node.batch import batch_group
+from sapo.node.batch import batch_group, foreign_gaps
 from sapo.node.guard_alarms import GuardAlarms
 from sapo.node.parts import NodeParts, open_parts
 from sapo.node.receive import Arrivals
@@ -110,8 +110,8 @@ class NodeRuntime:
         self._now = _Round()
         self._last: Mapping[str, float] = recent[-1].metrics if recent else {}
         self._since = parts.clock()  # when the last round ended, or this process began
-        if recent:
-            parts.rule.load(recent[-1].remembered)
+        if recent and parts.freshness is not None:
+            parts.freshness.load(recent[-1].remembered)
         self._load_round()
 
     @classmethod
@@ -187,7 +187,7 @@ class NodeRuntime:
         begun, self._next = self._next, None
         if begun is not None and begun.round != self.round:
             begun = None
-        asked = parts.rollouts.request(self.round, self.round, begun, parts.rule.plan().questions)
+        asked = parts.rollouts.request(self.round, self.round, begun)
         return self._groups_of(asked, parts.rollouts.answer(asked))
 
     def _groups_of(self, asked: Request, answers: Completions) -> list[Group]:
@@ -237,7 +237,7 @@ class NodeRuntime:
             if past_the_bus:
                 parts.intake.take_in(past_the_bus, now.arrivals)
             now.order = sampling.walk(
-                pool.entries(), self._private_rng("external"), parts.intake.quotas.known, parts.rule.order
+                pool.entries(), self._private_rng("external"), parts.intake.quotas.known, parts.sampler
             )
         now.metrics["time/consume"] = parts.clock() - started
         return len(pool)
@@ -262,7 +262,8 @@ class NodeRuntime:
         if now.batch is None and now.draw is None:
             assert now.order is not None
             quotas, pool = parts.intake.quotas, parts.intake.pool
-            want, tolerance = parts.rule.wanted(), self.config.learn.zero_tolerance
+            external, tolerance = self.config.batch.external, self.config.learn.zero_tolerance
+            want = external if parts.freshness is None else 2 * external  # a choice, at a bounded cost
             now.local = self._sample_self()
             now.tokens = self._tokens(now.local)  # while the workers score
             if now.outcomes is None:
@@ -282,7 +283,8 @@ class NodeRuntime:
                 known=quotas.known,
                 trials=quotas.trials(want),
             )
-            now.draw = parts.rule.choose(now.draw, self._private_rng("choose"))
+            if parts.freshness is not None:
+                now.draw = parts.freshness.choose(now.draw, external, self._private_rng("choose"))
             pool.keep(now.draw.verified)
             pool.remove(now.draw.leaving)
         now.metrics["time/verify"] = parts.clock() - started
@@ -298,7 +300,7 @@ class NodeRuntime:
             now.outcomes = score_groups(self.parts.workers, now.groups)
             tolerance = self.config.learn.zero_tolerance
             useful = [informative([outcome.score for outcome in row], tolerance) for row in now.outcomes]
-        return sampling.sample_self(len(now.groups), self.parts.rule.plan().local, self._rng("self"), useful)
+        return sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"), useful)
 
     def _charge_excess(self, batch: Batch) -> None:
         """Charge authors what a batch costs more to learn from than if their groups were own ones."""
@@ -378,7 +380,7 @@ class NodeRuntime:
             for position, i in enumerate(now.local)
         ]
         trusted = keys_of(self.config.learn.trusted_peers, parts.home)
-        for entry, weight in zip(drawn, parts.rule.weights(drawn), strict=True):
+        for entry in drawn:
             assert entry.verdict is not None
             groups.append(
                 batch_group(
@@ -393,7 +395,6 @@ class NodeRuntime:
                     bus_position=entry.received.bus_position,
                     tokens=entry.tokens,
                     believed=entry.group.key in trusted,
-                    weight=weight,
                 )
             )
         return Batch(
@@ -402,7 +403,7 @@ class NodeRuntime:
             incarnation=self.journal.incarnation,
             round=self.round,
             policy_version=self.round,
-            learn=canonical(parts.rule.settings().model_dump(mode="json")),
+            learn=canonical(self.config.learn.model_dump(mode="json")),
             guard=canonical(self.config.guard.model_dump(mode="json")),
             temperature=self.config.generate.temperature,
             groups=tuple(groups),
@@ -444,9 +445,10 @@ class NodeRuntime:
         digests = self._digests(checkpoint)
         if self._next is not None:
             self._next.advance()
-        now.metrics |= step.metrics | source_metrics(now.batch) | parts.rule.metrics()
+        now.metrics |= step.metrics | source_metrics(now.batch)
         now.metrics |= parts.metrics()
-        parts.rule.learned(now.batch, step, now.metrics, finished)
+        if parts.freshness is not None:
+            parts.freshness.learned(foreign_gaps(now.batch, step), finished)
         digest, tensors = digests.result() if digests is not None else ("", ())
         result = RoundResult(
             round=self.round,
@@ -457,7 +459,7 @@ class NodeRuntime:
             tensors=tensors,
             metrics=self._figures.kept(now.metrics),
             finished_at=finished,
-            remembered=parts.rule.remembered(),
+            remembered="" if parts.freshness is None else parts.freshness.remembered(),
             gossip=gossiped,
         )
         self.journal.commit_result(result)
@@ -507,7 +509,6 @@ class NodeRuntime:
         if died >= ATTEMPTS:
             batch = self._now.batch = self._own_part(batch, died)
         mark.write_text(f"{self.round} {died}")
-        self.parts.rule.measure(batch, self.parts.learner)
         self.parts.learner.set_learn(LearnConfig.model_validate_json(batch.learn))
         step = self.parts.learner.step(batch)
         mark.unlink()
@@ -531,14 +532,13 @@ class NodeRuntime:
     def _begin_next(self) -> None:
         """Begin to draw the next round's questions, or to answer them too, from the weights before this one's
         update, where that is configured and no outer step moves them further."""
-        plan = self.parts.rule.decide(self.round + 1)
         jumps = self.parts.gossip is not None and self.parts.gossip.ends(self.round)
         if jumps or not self.config.generate.ahead:
-            self._next = self.parts.maker.question_stream(self.round + 1, plan.questions)
+            self._next = self.parts.maker.question_stream(self.round + 1)
             self._next.begin()
             return
         now, started = self._now, self.parts.clock()
-        self._ahead.begin(self.round + 1, self.round, plan.questions)
+        self._ahead.begin(self.round + 1, self.round)
         spent = self.parts.clock() - started
         now.metrics["time/generate"] = now.metrics.get("time/generate", 0.0) + spent
 

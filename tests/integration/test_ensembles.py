@@ -18,12 +18,12 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.types import Completion, Sampling
 from sapo.core.user_cache import default_cache
-from sapo.ops.ensemble import evaluate_ensemble
+from sapo.experiments.ensembles.evaluate import evaluate_ensemble
+from sapo.experiments.ensembles.mixture import mixed
 from sapo.ops.judge import evaluate_swarm, load_newest
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.ensemble_exam import Expert, examine, prior_of, training_questions
 from sapo.policy.initial import load_initial
-from sapo.policy.mixture import mixed
 from sapo.policy.models import LoadedPolicy
 from sapo.testing import policies as samples
 
@@ -113,7 +113,7 @@ def test_a_mixture_s_tokens_have_the_probabilities_of_the_formula(policies: list
 def test_the_first_does_what_the_evaluation_finds_and_every_way_is_judged(home: Home) -> None:
     config = home.load_config()
     body = evaluate_ensemble(config, home, ["n0", "n1"])
-    assert json.loads(home.ensemble.read_text()) == body
+    assert json.loads((home.root / "ensemble.json").read_text()) == body
     alone = evaluate_swarm(config, home, ["n0", "n1"]).nodes
     assert body["experts"]["n0"]["pass_at_1"] == alone["n0"].pass_at_1
     for name, figures in body["experts"].items():

@@ -9,8 +9,8 @@ from swarms import make_home, small_config
 
 from sapo.core.config.home import Home
 from sapo.flows import archive, node
-from sapo.flows.common import Process
 from sapo.flows.orchestrator import Orchestrator
+from sapo.ops.process import Process
 from sapo.ops.process_group import OWING
 from sapo.store.history import create_tables
 from sapo.store.journal.journal import Journal

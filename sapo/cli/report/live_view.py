@@ -19,11 +19,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sapo.cli.report.summary import gain_sentence
 from sapo.core.config.home import Home
 from sapo.core.figures import Ends, NodeFigures, RunFigures, mean
 from sapo.core.silence import told
-from sapo.experiment import peaks
+from sapo.ops import peaks
+from sapo.ops.summary import gain_sentence
 
 Metrics = Mapping[str, float]
 PLAIN_SECONDS = 5.0

@@ -23,6 +23,7 @@ from sapo.core.types import Completion, Sampling
 from sapo.learn.unused_ids import hide_unused
 from sapo.policy.engines.attention import causal_mask, follows, sampling_attention
 from sapo.policy.engines.base import NOT_FINITE, refuse_long
+from sapo.policy.engines.whole_weights import whole_weights
 
 if TYPE_CHECKING:
     from sapo.policy.models import LoadedPolicy
@@ -42,7 +43,8 @@ class TransformersEngine:
     """Samples from a `LoadedPolicy`. `max_rows` bounds the completions that are decoded side by side.
 
     With `own_copy` it samples from a copy of the model, which `update_weights` brings up to date: then the
-    policy may be trained meanwhile.
+    policy may be trained meanwhile. An adapter is merged into such a copy: beside its model it would take as
+    long again as the model itself.
     """
 
     def __init__(self, policy: "LoadedPolicy", max_rows: int = 512, *, own_copy: bool = False) -> None:
@@ -51,20 +53,21 @@ class TransformersEngine:
         self.answered: Callable[[int], None] | None = None
         self._model: Any = policy.model
         self._follows = follows(policy.model)
-        if own_copy:
+        if own_copy or policy.lora:
             # As trainable as the original: torch multiplies in another order by what wants no gradient.
             self._model = copy.deepcopy(policy.model).eval()
+        if policy.lora:
+            self._model = self._model.unload()
+            self.update_weights()
 
     def update_weights(self) -> None:
-        """Copy the trained parameters; nothing to do where the weights are shared."""
+        """Copy the policy's weights; nothing to do where they are shared."""
         if self._model is self.policy.model:
             return
-        pairs = zip(self._model.parameters(), self.policy.model.parameters(), strict=True)
+        own = dict(self._model.named_parameters())
         with torch.no_grad():
-            for own, theirs in pairs:
-                # not by its version counter: a fused optimiser does not raise it
-                if theirs.requires_grad:
-                    own.copy_(theirs)
+            for name, value in whole_weights(self.policy):
+                own[name].copy_(value)
 
     def close(self) -> None:
         """Let go of the model."""
