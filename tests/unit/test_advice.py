@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from sapo import cli
-from sapo.core.config.advice import LIMITS, OWN, SECTIONS
-from sapo.core.config.load import Config, load
+from sapo.core.config.foreign import OWN, PACKED, leaves
+from sapo.core.config.load import Config, load, setting_keys
+from sapo.core.config.schema import KafkaBus
 from sapo.core.errors import UserError
 from sapo.core.exam_size import sized
 from sapo.ops import sites
@@ -128,8 +129,9 @@ def test_advice_sets_nothing_but_what_is_listed_and_never_hinders(
     assert "\x1b" not in shown.out + shown.err
 
 
-def test_every_setting_of_these_sections_is_advised_or_left_to_each_site() -> None:
-    keys = {f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
-    others = {f"swarm.{key}" for key in ("name", "site", "nodes", "seed")}
-    assert {*LIMITS} | OWN | others == keys | {"model"}
-    assert not {*LIMITS} & OWN
+def test_every_setting_may_come_from_elsewhere_or_is_for_each_site_to_say() -> None:
+    assert {*PACKED} | {*OWN} == {*setting_keys()}
+    assert not {*PACKED} & {*OWN}
+    schema = Config(bus=KafkaBus(servers="a:1")).model_dump(mode="json")
+    silent = {key: value for _, key, value in leaves(schema) if key in OWN and key != "bus.servers"}
+    assert silent == {key: OWN[key] for key in silent}
