@@ -259,7 +259,8 @@ def _fitting(
         remedy = f"raise it with --set swarm.nodes={len(site.nodes)}"
         raise UserError("swarm.nodes", config.swarm.nodes, f"the home has no node {pack.node}", remedy)
     if target.journal(pack.node).exists() and not target.moved(pack.node).exists():
-        raise UserError("--home", str(target.root), f"{pack.node} lives here already", "choose another folder")
+        problem = f"{pack.node} lives here already"
+        raise UserError("--home", str(target.root), problem, "choose another folder")
     return target, config
 
 

@@ -135,3 +135,55 @@ def test_every_setting_may_come_from_elsewhere_or_is_for_each_site_to_say() -> N
     schema = Config(bus=KafkaBus(servers="a:1")).model_dump(mode="json")
     silent = {key: value for _, key, value in leaves(schema) if key in OWN and key != "bus.servers"}
     assert silent == {key: OWN[key] for key in silent}
+
+
+ESCAPES = "\x1b]0;pwned\x07\x1b[2J\x9b1m\u202eall is well"
+PIN = {"package": "evil", "version": "1", "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x" + ESCAPES: 1},
+        {str(n) + ESCAPES: 1 for n in range(9_999)},
+        {"schema_version": ESCAPES},
+        {"swarm": ESCAPES},
+        {"reasoning_gym": "1" + ESCAPES},
+        {"reasoning_gym": "1.0 @ https://evil.example/x.tar.gz"},
+        *(
+            {"tasks": [{"dataset": name, "config": "{}"}]}
+            for name in ("__main__:x", "torch.hub:load", ESCAPES)
+        ),
+        *({"tasks": [{"dataset": "gcd", "config": text}]} for text in ("{", "[1]", '{"a":NaN}', '{"a": 1}')),
+        {"tasks": [{"dataset": "gcd", "config": '{"a":' + "[" * 9_999}]},
+        {"tasks": [{"dataset": "gcd", "config": '{"a":' + "9" * 5_000 + "}"}]},
+        {"tasks": [{"dataset": "file:" + ESCAPES, "config": '{"rows":3,"sha256":"00"}'}]},
+        *(
+            {"tasks": [{"dataset": "evil:Task", "config": "{}", "pin": PIN | {"package": package}}]}
+            for package in (
+                "",
+                "evil @ https://evil.example/x #",
+                "--find-links=https://evil.example/s",
+                ESCAPES,
+            )
+        ),
+        {"tasks": [{"dataset": "evil:Task", "config": "{}", "pin": PIN | {"version": "1 -i https://evil"}}]},
+        {"tasks": [{"dataset": "evil:Task", "config": "{}", "pin": PIN}]},
+    ],
+    ids=lambda change: ascii(change)[:50],
+)
+def test_a_manifest_is_refused_in_one_line_that_steers_no_terminal_and_installs_nothing(
+    change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = begun()
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    before = sorted(Path().rglob("*"))
+    capsys.readouterr()
+    assert cli.invoke(["join", str(manifest), "--site", "b", *FLAGS]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.isprintable()
+    assert len(line) < 1000
+    assert not any(word in line for word in ("https://", "pip install", "Traceback"))
+    assert sorted(Path().rglob("*")) == before

@@ -87,6 +87,8 @@ def test_code_of_a_package_that_is_not_installed_is_refused_before_anything_is_l
         ("nowhere:thing", "there is no module nowhere"),
         ("sapo_demo:thing", "module sapo_demo has no thing"),
         ("sapo_demo:NUMBER", "cannot be called"),
+        ("sapo_demo:MemoryBus", "MemoryBus is not of module sapo_demo's package"),
+        ("sapo_demo:MemoryBus.publish", "is not of module sapo_demo's package"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(name: str, problem: str, package: Path) -> None:

@@ -23,9 +23,7 @@ from sapo.store.journal.journal import Journal
 
 @pytest.fixture
 def config() -> Config:
-    return load(
-        "tiny", None, ["swarm.name=s", "swarm.site=a", "swarm.nodes=2"], env={}
-    )
+    return load("tiny", None, ["swarm.name=s", "swarm.site=a", "swarm.nodes=2"], env={})
 
 
 @pytest.fixture
