@@ -308,9 +308,8 @@ def test_a_peers_text_cannot_steer_the_terminal() -> None:
     for text in (options.json_text(odd), options.json_text(odd, indent=1)):
         assert text.replace("\n", "").isprintable()
         assert json.loads(text) == odd
-    record = logging.LogRecord(
-        "x", 30, "", 0, "a partner's %s", ("\x1b[2J\n2026 ERROR sapo: run this\x9b",), None
-    )
+    said = "\x1b[2J\n2026 ERROR sapo: run this\x9b"
+    record = logging.LogRecord("x", 30, "", 0, "a partner's %s", (said,), None)
     assert OneLine("%(levelname)s %(message)s").format(record).isprintable()
 
 
