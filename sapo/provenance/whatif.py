@@ -236,6 +236,7 @@ def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | Non
     """Every recorded round's step on its changed batch."""
     course, started = _Course(), time.monotonic()
     partners = KeptFiles(replay.home.gossip(replay.node))
+    replay.learner.codes |= changes.codes
     changed = Repeater(replay.policy, replay.learner, partners=partners)
     tell = progress or (lambda label, done, total: None)
     for recorded in replay.rounds():

@@ -19,10 +19,10 @@ from sapo.core.config.load import Config
 from sapo.core.types import Completion, Sampling
 from sapo.core.user_cache import default_cache
 from sapo.experiments.ensembles.evaluate import evaluate_ensemble
+from sapo.experiments.ensembles.exam import Expert, examine, prior_of, training_questions
 from sapo.experiments.ensembles.mixture import mixed
 from sapo.ops.judge import evaluate_swarm, load_newest
 from sapo.policy.engines.hf import TransformersEngine
-from sapo.policy.ensemble_exam import Expert, examine, prior_of, training_questions
 from sapo.policy.initial import load_initial
 from sapo.policy.models import LoadedPolicy
 from sapo.testing import policies as samples

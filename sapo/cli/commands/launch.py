@@ -20,6 +20,7 @@ from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.core.exam_size import exam_size, foretold
+from sapo.core.unicode import printable
 from sapo.core.user_cache import default_cache
 
 if TYPE_CHECKING:
@@ -341,7 +342,7 @@ def run(config: Config, home: Home) -> int:
     if final.phase == "finished":
         return DONE
     for line in left_undone(final):
-        console.print(line, highlight=False, markup=False)
+        console.print(printable(line), highlight=False, markup=False)
     resume = f"`{typed(home, 'swarm', '--resume')}`"
     after = f"{final.phase}; {resume} goes on"
     if final.phase == "owing":
