@@ -133,7 +133,8 @@ def test_disk_follows_from_rounds_and_from_what_is_kept() -> None:
     found = node_disk(config, SHAPE, 500.0, each)
     assert found.per_day["history"] == 500_000
     assert found.run == pytest.approx(200 * sum(each.values()), abs=1)
-    assert kept_checkpoints(config) == 4
+    assert kept_checkpoints(config, 500.0) == 4
+    assert kept_checkpoints(tiny("swarm.rounds=12"), 5000.0) == 2, "of its start and its end"
     assert found.checkpoints == 4 * checkpoint_bytes(config, SHAPE) == 4 * 12_000_000
 
 
