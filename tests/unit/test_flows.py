@@ -4,6 +4,8 @@ import http.server
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -11,6 +13,7 @@ from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
 from sapo.core.errors import Unavailable
+from sapo.flows import node
 from sapo.flows.common import here
 from sapo.flows.orchestrator import Orchestrator
 from sapo.ops.archive import Archive
@@ -127,3 +130,22 @@ def test_the_archive_goes_on_after_what_is_unavailable(process: Process) -> None
         return answer
 
     assert Archive(process).passes(60.0, one) == 5
+
+
+@pytest.mark.parametrize(
+    ("why", "seconds", "delivered"), [("", 200, True), ("", 900, False), ("away", 200, False)]
+)
+def test_what_a_large_model_takes_to_be_delivered_is_waited_for_unless_it_fails(
+    why: str, seconds: int, delivered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent: list[float] = []
+
+    def drain(timeout: float) -> bool:
+        spent.append(timeout)
+        return len(spent) >= seconds
+
+    deliverer = SimpleNamespace(why_owing=lambda: why)
+    runtime = SimpleNamespace(deliverer=deliverer, drain=drain)
+    session: Any = SimpleNamespace(process=SimpleNamespace(stopping=lambda: False), runtime=runtime)
+    monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: sum(spent)))
+    assert node.deliver_the_rest(session) == delivered
