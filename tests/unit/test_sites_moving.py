@@ -1,13 +1,19 @@
 """A node packed, unpacked and marked: whole or not at all, and never in two places by accident."""
 
+import gzip
+import io
 import json
+import random
+import shutil
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from makers import finish_round
 from packed_nodes import files_of, make_node, take_checkpoint
+from searches import SEED
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
@@ -156,6 +162,43 @@ def test_what_cannot_be_packed_is_left_as_it_is(home: Home, tmp_path: Path, what
     passing = ("/lock", "-shm", "-wal")
     after = {name: content for name, content in files_of(tmp_path).items() if not name.endswith(passing)}
     assert after == before
+
+
+def test_a_damaged_pack_leaves_nothing_behind(home: Home, tmp_path: Path) -> None:
+    """Bytes of the tar file overwritten, or its end cut off: refused, or as it was made."""
+    output, noise = tmp_path / "a1.tar.gz", random.Random(SEED)
+    pack_node(home, "a1", output)
+    whole, before = gzip.decompress(output.read_bytes()), files_of(home.root)
+    for number in range(60):
+        tar = bytearray(whole)
+        if number % 3:
+            tar[noise.randrange(len(tar))] ^= 1 << noise.randrange(8)
+        else:
+            del tar[noise.randrange(len(tar) - 20_000) :]
+        output.write_bytes(gzip.compress(tar, 1))
+        with suppress(UserError):
+            unpack_node(output, tmp_path / "new")
+            found = files_of(tmp_path / "new" / "a1" / "checkpoints")
+            assert found == files_of(home.checkpoints("a1"))
+            shutil.rmtree(tmp_path / "new")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a1.tar.gz", "old"]
+    assert files_of(home.root) == before
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.REGTYPE])
+def test_what_leads_out_of_the_folder_is_refused(home: Home, tmp_path: Path, kind: bytes) -> None:
+    output = tmp_path / "a1.tar.gz"
+    pack_node(home, "a1", output)
+    with tarfile.open(output) as archive:
+        members = [(info, file.read() if (file := archive.extractfile(info)) else b"") for info in archive]
+    odd = tarfile.TarInfo("../../neighbour")
+    odd.type, odd.linkname = kind, "../../../neighbour"
+    with tarfile.open(output, "w:gz") as archive:
+        for info, content in [*members, (odd, b"")]:
+            archive.addfile(info, io.BytesIO(content))
+    with pytest.raises(UserError, match="is no whole pack of a node"):
+        unpack_node(output, tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a1.tar.gz", "old"]
 
 
 def test_a_node_that_lives_in_a_home_is_not_replaced(home: Home, tmp_path: Path) -> None:

@@ -210,7 +210,6 @@ class TransformersEngine:
         return cache, logits, after, lengths + shared.length
 
     def _next(self, **arguments: Any) -> Tensor:
-        """Logits [rows, vocabulary] of the next token."""
         return hide_unused(self._model, self._model(**arguments, use_cache=True).logits[:, -1])
 
     def _completions(self, tokens: list[list[int]], logprobs: list[list[float]]) -> list[Completion]:
