@@ -254,7 +254,7 @@ def _reading(file: Path) -> Iterator[tarfile.TarFile]:
     except OSError as error:
         if error.filename == str(file):
             raise UserError("FILE", str(file), error.strerror or str(error), "name a pack") from None
-        problem = f"{error.filename} cannot be written: {error.strerror or error}"
+        problem = f"{error.filename or 'a file'} cannot be written: {error.strerror or error}"
         raise UserError("--home", str(error.filename), problem, "choose another --home") from None
 
 
