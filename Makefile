@@ -10,9 +10,9 @@ TESTS ?= tests
 ARGS ?=
 # What carries the groups in `make swarm`: sqlite (a file), or kafka (a broker that is started and stopped with it).
 BUS ?= sqlite
-# Where Python keeps no bytecode as it imports, it is made at once, or each process would compile torch again: 8 s.
-BYTECODE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
-UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt $(BYTECODE)
+UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt
+# Bytecode is kept whatever the environment says: else each of a swarm's processes would compile torch again, 8 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup swarm swarm-over-sqlite swarm-over-kafka test test-full test-all lint soak starter gpu gpu-packages docs clean

@@ -18,6 +18,7 @@ from prefect.states import State
 
 from sapo.core.child_process import stopping_on_signals
 from sapo.core.errors import Unavailable, UserError
+from sapo.core.unicode import OneLine
 from sapo.ops.deployments import process_tag
 from sapo.ops.process import Process
 from sapo.ops.process_group import BAD_INPUT
@@ -70,9 +71,9 @@ def parser(flow: str) -> argparse.ArgumentParser:
 
 def run_process(work: Callable[[Process, Orchestrator], int], home: str) -> NoReturn:
     """Do a flow's work in this process and leave with an exit code that the supervisor understands."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for chatty in ("httpx", "mlflow", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     stop = threading.Event()

@@ -349,7 +349,7 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
                 log.warning("%s", error)
                 paused = True
         delivered, owed = deliver_the_rest(session), runtime.journal.owed_counts()
-        why = runtime.why_owing()
+        why = runtime.deliverer.why_owing() if runtime.deliverer else ""
         finished = runtime.finished and not process.stopping()
     if not delivered:
         what = ", ".join(f"{count} {kind}" for kind, count in owed.items())

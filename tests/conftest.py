@@ -100,9 +100,11 @@ def pytest_collection_finish() -> None:
     """Load every module of the package before a run of all tests begins.
 
     Hypothesis draws from the constants of the modules that are loaded: where that depended on the tests
-    before, so would what a fixed seed finds.
+    before, so would what a fixed seed finds. And peft, which the package loads when it needs it: no test is
+    to pay for it out of its budget of processor time.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
+        importlib.import_module("peft")
         for module in pkgutil.walk_packages(sapo.__path__, "sapo."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)

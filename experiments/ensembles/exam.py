@@ -114,17 +114,18 @@ def likelihoods(policies: Sequence[LoadedPolicy], questions: Sequence[str]) -> t
     """log p_j of each whole question, as each policy reads it, and its mean over the question's units.
 
     Both are [questions, K], in nats. A unit is a token where the policies share a vocabulary, else a byte of
-    the question: tokens of different vocabularies do not compare.
+    the question: tokens of different vocabularies do not compare. Of a question that is longer than its
+    context a policy reads as much as there is room for.
     """
-    prompts = [[policy.encode_prompt(text) for text in questions] for policy in policies]
+    prompts = [[policy.encode_prompt(text)[: policy.max_length] for text in questions] for policy in policies]
     whole = torch.stack(
         [log_likelihood(policy.model, ids) for policy, ids in zip(policies, prompts, strict=True)], dim=-1
     )
     if one_vocabulary(policies):
-        units = [len(ids) - 1 for ids in prompts[0]]
+        units = [[len(ids) - 1 for ids in own] for own in prompts]
     else:
-        units = [len(text.encode()) for text in questions]
-    return whole, whole / torch.tensor(units).clamp(min=1)[:, None]
+        units = [[len(text.encode()) for text in questions]]
+    return whole, whole / torch.tensor(units).clamp(min=1).T
 
 
 def weights_of(log_prior: Tensor, log_mean: Tensor) -> list[list[float]]:

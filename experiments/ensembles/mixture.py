@@ -107,6 +107,11 @@ class Mixture(torch.nn.Module):
         """A cache that has read nothing."""
         return MixtureCache([DynamicCache(config=one.config) for one in self._each()])
 
+    def set_attn_implementation(self, name: str) -> None:
+        """Have every expert attend so."""
+        for one in self._each():
+            one.set_attn_implementation(name)
+
     def forward(
         self,
         input_ids: Tensor,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ MIXTURE = "mixture"
 class ReferenceBits:
     """Bits of each question's reference answer by who answers, and the answers' bytes.
 
-    A question whose data set stores no answer has none of either.
+    A question whose data set stores no answer has none of either, nor one that a policy has no room for.
     """
 
     bits: dict[str, list[float]]
@@ -51,14 +52,22 @@ def reference_bits(
     stored = workers.answers([question.recipe for question in questions])
     texts = [None if answer is None else target_text(answer, form) for answer in stored]
     known = [(place, text) for place, text in enumerate(texts) if text is not None]
-    context = log_context[[place for place, _ in known]]
-    answers = {}
-    for column, (name, policy) in enumerate(named):
-        whole = [
+    read = [
+        [
             (*policy.encode_prompt(questions[place].text), *policy.encode_completion(text, "stop"))
             for place, text in known
         ]
-        answers[name] = log_likelihood(policy.model, whole) - context[:, column]
+        for _, policy in named
+    ]
+    fit = [
+        all(len(own[i]) <= policy.max_length for own, (_, policy) in zip(read, named, strict=True))
+        for i in range(len(known))
+    ]
+    known = list(compress(known, fit))
+    context = log_context[[place for place, _ in known]]
+    answers = {}
+    for column, (name, policy) in enumerate(named):
+        answers[name] = log_likelihood(policy.model, list(compress(read[column], fit))) - context[:, column]
     if one_vocabulary([policy for _, policy in named]):
         whose = posterior(log_prior, context)
         answers[MIXTURE] = torch.logsumexp(whose + torch.stack(list(answers.values()), dim=-1), dim=-1)

@@ -34,6 +34,7 @@ from sapo.cli.commands import (
     ui,
 )
 from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.core.unicode import printable
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -243,7 +244,7 @@ def _reader_left() -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print("error: " + " ".join(text.split("\n")), file=sys.stderr)
+    print("error: " + printable(" ".join(text.split("\n"))), file=sys.stderr)
     return code
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
+from sapo.core.own_code import is_own
 from sapo.core.types import Batch
 from sapo.learn.collate import Chunk, Row, Selection, collate, select
 from sapo.learn.gossip import SlowWeights
@@ -110,14 +111,19 @@ class Learner:
         """Of the trained parameters, tied ones once."""
         self.outer: SlowWeights | None = None
         """Slow weights of a node that gossips."""
+        self.codes = {learn.loss}
+        """Losses of other packages that may be run: whoever opened this names them, never a record."""
         self.set_learn(learn, temperature=temperature)
 
     def set_learn(self, learn: LearnConfig, *, temperature: float | None = None) -> None:
         """Go on under other settings; the optimiser's moments stay.
 
         Another optimiser begins with the next step, without moments. Raises `UserError` for what the model
-        cannot do.
+        cannot do, and for code of another package that only a record names.
         """
+        if is_own(learn.loss) and learn.loss not in self.codes:
+            problem = "a record names this code, the config does not"
+            raise UserError("learn.loss", learn.loss, problem, "set learn.loss to it if you know that code")
         self._forward.check(learn)
         self._loss = policy_loss(learn.loss)
         self.learn = learn

@@ -32,6 +32,7 @@ from sapo.learn.update import StepResult
 from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
 from sapo.node.batch import batch_group, foreign_gaps
+from sapo.node.guard_alarms import GuardAlarms
 from sapo.node.parts import NodeParts, open_parts
 from sapo.node.receive import Arrivals
 from sapo.node.recovery import CHECKPOINT_TIME
@@ -91,6 +92,7 @@ class NodeRuntime:
         self.config = parts.config
         self.name = parts.name
         self.journal = parts.journal
+        self.deliverer = parts.deliverer
         self.round = parts.recovery.recover()
         if parts.gossip is None:
             parts.learner.outer = None  # of rounds that gossiped; it begins anew if they do so again
@@ -98,6 +100,7 @@ class NodeRuntime:
         self._ahead = Ahead(parts.rollouts)
         self._figures = Sieve(self.name)
         recent = self.journal.results(self.round - ROUNDS)
+        self._alarms = GuardAlarms(self.name)
         self._silent = SilentRounds(self.config, self.name, [result.metrics for result in recent])
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""
@@ -467,10 +470,9 @@ class NodeRuntime:
             self._now.metrics[CHECKPOINT_TIME] = parts.recovery.last_s
         if parts.deliverer is not None:
             parts.deliverer.notify()
-        if alarm:
-            log.warning("%s: round %d: %s", self.name, result.round, alarm)
-            if self.config.guard.action == "pause":
-                raise Paused(f"{self.name} paused after round {result.round}: {alarm}")
+        self._alarms.hear(result.round, alarm)
+        if alarm and self.config.guard.action == "pause":
+            raise Paused(f"{self.name} paused after round {result.round}: {alarm}")
         return result
 
     def _count_time(self, started: float, finished: float) -> None:
@@ -569,10 +571,6 @@ class NodeRuntime:
     def outages(self) -> dict[str, float]:
         """The series `outage/*`: 1 for every service that is away now."""
         return self.parts.outages()
-
-    def why_owing(self) -> str:
-        """Why deliveries fail now, in one line; empty if none does."""
-        return "" if self.parts.deliverer is None else "; ".join(self.parts.deliverer.reasons().values())
 
     def drain(self, timeout: float) -> bool:
         """Deliver what is owed, within `timeout` seconds; whether nothing is owed any more."""

@@ -11,7 +11,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.user_cache import default_cache
-from sapo.policy import checkpoint, release
+from sapo.policy import checkpoint, models, release
 from sapo.store.journal.journal import Journal
 from sapo.store.journal.rows import JournalError
 from sapo.store.tracking import model_registry
@@ -99,7 +99,7 @@ def _model(home: Home, node: str, config: Config, made: Exported, adapter: bool)
     """A folder with the model: made of the node's checkpoint, or of the version's files where it is gone."""
 
     def whole(source: Path, directory: Path) -> None:
-        release.write(source, directory, config=config, cache=default_cache(), adapter=adapter)
+        models.export(source, directory, config=config, cache=default_cache(), adapter=adapter)
 
     kept = home.checkpoints(node) / f"round-{made.rounds:06d}"
     if _is(kept, made.version):

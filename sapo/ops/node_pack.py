@@ -4,32 +4,43 @@ A node must not run twice: two copies of one journal sign different groups of th
 refuse as equivocation. So a folder that was packed is marked, and its node does not start there any more.
 """
 
-import gzip
-import hashlib
 import json
+import shlex
 import shutil
 import socket
 import sqlite3
 import tarfile
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
-from pydantic import ValidationError
-
-from sapo.core.atomic_file import sync_directory, sync_file, whole_file, write_atomically
+from sapo.core.atomic_file import sync_directory, whole_file, write_atomically
+from sapo.core.config import foreign
 from sapo.core.config.home import ASKED, Home, check_reasoning_gym, parse_manifest
-from sapo.core.config.load import Config, load, modern, parse
+from sapo.core.config.load import Config, given, load, modern, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.core.types import Count, Hex64, Name, Record
+from sapo.ops.node_archive import (
+    CARD,
+    INDEX,
+    JOURNAL,
+    KEY,
+    Pack,
+    PackedFile,
+    Progress,
+    copy,
+    damaged,
+    opened,
+    read_index,
+    silent,
+    unpack,
+)
 from sapo.peers.keyring import find_card
 from sapo.peers.signing import Identity
 from sapo.policy import checkpoint
@@ -38,48 +49,8 @@ from sapo.policy.retention import anchors
 from sapo.store.journal.journal import Journal
 from sapo.store.journal.schema import connect, explained
 
-INDEX = "pack.json"
-KEY, CARD, JOURNAL = "key.pem", "key.json", "journal.sqlite"
 FREE_AFTER = 100 * 2**20
 """Bytes of the disk that unpacking must leave free."""
-
-Progress = Callable[[str, int, int], None]
-"""Told a label, and how many of how many bytes are done."""
-
-
-def silent(label: str, done: int, total: int) -> None:
-    """Progress that is discarded."""
-
-
-class PackedFile(Record):
-    """One file of a pack."""
-
-    bytes: Count
-    sha256: Hex64
-
-
-class Pack(Record):
-    """A pack's index: its first file."""
-
-    format: Literal[1] = 1
-    sapo: str
-    """The release that made it."""
-    swarm: Name
-    node: Name
-    key: Hex64
-    incarnation: str
-    rounds: Count
-    """Finished ones."""
-    owed: dict[str, int]
-    """What the node has yet to deliver, by kind; it goes with it."""
-    manifest: dict[str, Any]
-    config: dict[str, Any]
-    files: dict[str, PackedFile]
-
-    @property
-    def unpacked_bytes(self) -> int:
-        """What its files take."""
-        return sum(entry.bytes for entry in self.files.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +110,7 @@ def mark_moved(home: Home, name: str, why: str) -> None:
 
 
 def _sources(home: Home, name: str, journal: Path) -> dict[str, Path]:
+    """Where the files of a pack lie, by their names in it."""
     folder = home.node(name)
     if not (folder / KEY).exists():
         raise UserError("NODE", name, f"has no {KEY}", "restore its folder from a backup")
@@ -173,8 +145,10 @@ def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progres
     total, done = sum(path.stat().st_size for path in sources.values()), 0
     files = {}
     for member, path in sources.items():
-        files[member] = _packed(path)
-        done += files[member].bytes
+        with path.open("rb") as file:
+            size, digest = copy(file, None)
+        files[member] = PackedFile(bytes=size, sha256=digest)
+        done += size
         progress("reading", done, total)
     with Journal.read_only(home.journal(name)) as journal:
         return Pack(
@@ -191,11 +165,6 @@ def _index(home: Home, name: str, sources: Mapping[str, Path], progress: Progres
         )
 
 
-def _packed(path: Path) -> PackedFile:
-    with path.open("rb") as file:
-        return PackedFile(bytes=path.stat().st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
-
-
 def _write(file: IO[bytes], pack: Pack, sources: Mapping[str, Path], progress: Progress) -> None:
     total, done = sum(entry.bytes for entry in pack.files.values()), 0
     with tarfile.open(fileobj=file, mode="w:gz", compresslevel=1) as archive:
@@ -210,6 +179,7 @@ def _write(file: IO[bytes], pack: Pack, sources: Mapping[str, Path], progress: P
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """A neutral tar entry, readable by the owner only."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mode = 0o600
@@ -227,73 +197,17 @@ def unpack_node(
     `sets` change the config, such as how the bus is reached from here. Nothing is put in place before all of
     the pack was read and checked. Raises `UserError` where the pack is damaged or cannot be used here.
     """
-    with _reading(file) as archive:
-        pack = _read_index(archive, file)
+    with opened(file) as archive:
+        pack = read_index(archive, file)
         manifest = parse_manifest(json.dumps(pack.manifest), "FILE", str(file))
         check_reasoning_gym(manifest, "FILE", str(file))
-        config = load(base=parse(modern(pack.config), prefix=f"{INDEX}: config."), sets=sets)
-        target = Home.of(home, config)
-        config = _fitting(target, config, manifest, sets, pack)
+        target, config = _fitting(file, home, manifest, sets, pack)
         with _scratch(target.root, file, pack) as place:
-            archive.extractall(place, _told(archive, pack, progress), filter="data")
-            _check_files(place, file, pack)
+            unpack(archive, file, pack, place, progress)
             _check_node(place, file, pack)
             _refuse_older(place, target, pack)
             _settle(place, target, config, manifest, pack)
     return Unpacked(pack, target, config)
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[tarfile.TarFile]:
-    """A pack to read; whatever is wrong with its bytes becomes a `UserError`."""
-    try:
-        with tarfile.open(file, "r:gz") as archive:
-            yield archive
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise damaged(file, str(error) or type(error).__name__) from None
-    except OSError as error:
-        if error.filename == str(file):
-            raise UserError("FILE", str(file), error.strerror or str(error), "name a pack") from None
-        problem = f"{error.filename or 'a file'} cannot be written: {error.strerror or error}"
-        raise UserError("--home", str(error.filename), problem, "choose another --home") from None
-
-
-def damaged(file: Path, what: str) -> UserError:
-    """The error for a pack that is not as it was made."""
-    return UserError("FILE", str(file), f"is no whole pack of a node: {what}", "pack it and copy it again")
-
-
-def _read_index(archive: tarfile.TarFile, file: Path) -> Pack:
-    first = archive.next()
-    source = archive.extractfile(first) if first is not None and first.name == INDEX else None
-    if source is None:
-        raise damaged(file, f"it does not begin with {INDEX}")
-    try:
-        return Pack.model_validate_json(source.read())
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        raise damaged(file, f"{INDEX}: {'.'.join(map(str, found['loc']))}: {found['msg']}") from None
-
-
-def _told(archive: tarfile.TarFile, pack: Pack, progress: Progress) -> Iterator[tarfile.TarInfo]:
-    """The members after the index; tells of each as it is asked for the next."""
-    done = 0
-    for member in archive:
-        if member.name != INDEX:
-            yield member
-            done += member.size
-            progress("unpacking", done, pack.unpacked_bytes)
-
-
-def _check_files(place: Path, file: Path, pack: Pack) -> None:
-    """Make what was unpacked durable. Raises `UserError` where it is not what the index names."""
-    there = {str(path.relative_to(place)): path for path in place.rglob("*") if path.is_file()}
-    for name in sorted(there.keys() ^ pack.files.keys()):
-        raise damaged(file, f"{name} is {'missing' if name in pack.files else 'not in its index'}")
-    for name, path in there.items():
-        if _packed(path) != pack.files[name]:
-            raise damaged(file, f"{name} does not have its digest")
-        sync_file(path)
 
 
 @contextmanager
@@ -314,26 +228,40 @@ def _scratch(root: Path, file: Path, pack: Pack) -> Iterator[Path]:
         yield place
 
 
-def _fitting(home: Home, config: Config, manifest: Manifest, sets: Sequence[str], pack: Pack) -> Config:
-    """The config the node is to run with: that of the home where there is one, which must be its site's."""
-    if pack.node not in config.nodes:
-        raise UserError(
-            "--set", "swarm", f"this site has no node {pack.node}", "leave swarm.nodes and .site out"
-        )
+def _fitting(
+    file: Path, home: Path | None, manifest: Manifest, sets: Sequence[str], pack: Pack
+) -> tuple[Home, Config]:
+    """Where a node is to live, and the config it is to run with: that of the home where there is one, which
+    must be its site's, else what of the pack's own a stranger might say, and `sets`."""
+    told = given(sets)
+    brought, refused = foreign.brought(modern(pack.config), told)
+    prefix = f"{INDEX}: config."
+    site = parse({"swarm": brought.get("swarm", {})}, prefix=prefix)
+    target = Home.of(home, site)
+    if pack.node not in site.nodes:
+        raise damaged(file, f"its site has no node {pack.node}")
+    base: Config | Mapping[str, Any]
+    if target.manifest.exists():
+        target.check(manifest)
+        target.check_site(site)
+        base = target.load_config()
+    elif refused:
+        name = refused[0].partition(" = ")[0]
+        problem = f"its config says what only this site may say: {foreign.said(refused)}"
+        raise UserError("FILE", str(file), problem, f"say it here, as in --set {shlex.quote(name)}=...")
+    else:
+        base = brought if told else parse(brought, prefix=prefix)
+    config = load(base=base, sets=sets)
     differing = Manifest.of(config).differing(manifest)
     if differing:
         raise UserError("--set", differing[0], "is for the whole swarm to say", "leave it out")
-    if not home.manifest.exists():
-        return config
-    home.check(manifest)
-    home.check_site(config)
-    held = load(base=home.load_config(), sets=sets)
-    if pack.node not in held.nodes:
-        remedy = f"raise it with --set swarm.nodes={len(config.nodes)}"
-        raise UserError("swarm.nodes", held.swarm.nodes, f"the home has no node {pack.node}", remedy)
-    if home.journal(pack.node).exists() and not home.moved(pack.node).exists():
-        raise UserError("--home", str(home.root), f"{pack.node} lives here already", "choose another folder")
-    return held
+    if pack.node not in config.nodes:
+        remedy = f"raise it with --set swarm.nodes={len(site.nodes)}"
+        raise UserError("swarm.nodes", config.swarm.nodes, f"the home has no node {pack.node}", remedy)
+    if target.journal(pack.node).exists() and not target.moved(pack.node).exists():
+        problem = f"{pack.node} lives here already"
+        raise UserError("--home", str(target.root), problem, "choose another folder")
+    return target, config
 
 
 def _check_node(place: Path, file: Path, pack: Pack) -> None:
@@ -345,6 +273,7 @@ def _check_node(place: Path, file: Path, pack: Pack) -> None:
         if card is None or card.key != pack.key:
             raise damaged(file, "its key card is damaged, or another's")
     try:
+        _refuse_code(place / JOURNAL, file)
         with Journal.read_only(place / JOURNAL) as journal:
             if (journal.incarnation, journal.finished_rounds()) != (pack.incarnation, pack.rounds):
                 raise damaged(file, "its journal is another")
@@ -353,10 +282,18 @@ def _check_node(place: Path, file: Path, pack: Pack) -> None:
     folders = sorted((place / "checkpoints").iterdir()) if (place / "checkpoints").exists() else []
     try:
         found = [checkpoint.verify(folder) for folder in folders]
-    except checkpoint.BrokenCheckpoint as error:
+    except (checkpoint.BrokenCheckpoint, RecursionError) as error:
         raise damaged(file, f"checkpoint: {error}") from None
     if pack.rounds and not found:
         raise damaged(file, "it has no checkpoint")
+
+
+def _refuse_code(journal: Path, file: Path) -> None:
+    """Raise `UserError` for a database that does more than hold rows: a view may never come to an end."""
+    with explained(journal), closing(connect(journal, read_only=True)) as held:
+        odd = "SELECT type FROM sqlite_master WHERE type NOT IN ('table', 'index') LIMIT 1"
+        if found := held.execute(odd).fetchone():
+            raise damaged(file, f"its journal holds a {found[0]}")
 
 
 def _refuse_older(place: Path, home: Home, pack: Pack) -> None:

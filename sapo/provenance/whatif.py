@@ -21,7 +21,7 @@ from sapo.core.figures import FULL, PROBE, SCORES, NodeExam, Score
 from sapo.core.user_cache import default_cache
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
-from sapo.policy import models, release
+from sapo.policy import models
 from sapo.policy.evaluate import Evaluation, Progress, ask, held_out_set
 from sapo.policy.kept_files import KeptFiles
 from sapo.provenance.reexecute import Repeater
@@ -235,6 +235,7 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
 def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | None) -> _Course:
     course, started = _Course(), time.monotonic()
     partners = KeptFiles(replay.home.gossip(replay.node))
+    replay.learner.codes |= changes.codes
     changed = Repeater(replay.policy, replay.learner, partners=partners)
     tell = progress or (lambda label, done, total: None)
     for recorded in replay.rounds():
@@ -271,7 +272,7 @@ def _keep(run: Run, replay: Replay, config: Config, cache: Path | None) -> str:
     """Store the new model with its run, in the form of the node's versions; returns its address."""
 
     def whole(checkpoint: Path, destination: Path) -> None:
-        release.write(checkpoint, destination, config=config, cache=cache or default_cache())
+        models.export(checkpoint, destination, config=config, cache=cache or default_cache())
 
     with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as folder:
         models.save(replay.policy, Path(folder))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sapo.cli.commands.browse import printable
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, warn
+from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
     from pathlib import Path

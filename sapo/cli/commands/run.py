@@ -250,9 +250,9 @@ def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
     """One question for every node, shown; logged to MLflow if it can be reached."""
     from rich.console import Console
 
-    from sapo.cli.commands.browse import printable
     from sapo.cli.report.live_view import open_view
     from sapo.core.errors import Unavailable
+    from sapo.core.unicode import printable
 
     config = home.load_config()
     with open_view(config.swarm.name, Console(stderr=True)) as view:

@@ -92,7 +92,7 @@ def show_answers(made: "Plan", console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sapo.cli.commands.browse import printable
+    from sapo.core.unicode import printable
 
     for node in made.nodes:
         if node.probed is None:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from sapo.core.answer_format import AnswerFormat
-from sapo.core.config.patterns import OWN_CODE
+from sapo.core.config.patterns import OWN_CODE, PACKAGE, VERSION
 from sapo.core.traits import checked
 from sapo.core.types import AUTHOR_KINDS, AuthorKind, PublicKey, Sampling
 
@@ -58,18 +58,27 @@ FILE = "file:"
 class Pin(Section):
     """The very code of a task source: every site of a swarm has the same."""
 
-    package: str
+    package: Annotated[str, Field(pattern=PACKAGE)]
     """The installed package."""
-    version: str
+    version: Annotated[str, Field(pattern=VERSION)]
     """Its version."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Over the package's Python files."""
 
 
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("must be of printable characters")
+    return name
+
+
+SourceName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
+
+
 class Task(Section):
     """A source of questions with its parameters, drawn with probability proportional to `weight`."""
 
-    dataset: Annotated[str, Field(min_length=1, max_length=100)]
+    dataset: SourceName
     """A data set of ReasoningGYM, or a source of an installed package: the name of its entry point of the
     group `sapo.tasks`, or `module:Class`. With `file`, `file:NAME`, by default of the file's own name."""
     file: str | None = None
