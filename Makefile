@@ -97,7 +97,7 @@ soak: $(VENV)/.vllm
 	  echo "repeat a failure: make soak SEED=$(SEED) TESTS=FILE::TEST" >&2; exit 1; }
 
 starter: $(VENV)/.dev
-	$(BIN)/python -m sapo.policy.thinker
+	$(BIN)/python -m infra.starter.thinker
 
 # Installs nothing: the machine may have no network. It takes the checkout's Python if there is one, else PYTHON.
 gpu:

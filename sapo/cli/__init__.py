@@ -48,7 +48,7 @@ HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     "Check": (replay.replay, check.verify, check.doctor),
 }
 ADDED = "Compare ways to run one"
-"""Heading of what packages on top of this one bring: entry points of group `sapo.commands`."""
+"""Heading of what packages on top of this one bring, as entry points."""
 RENAMED = {"import": "unpack"}
 TASKS = (task.check, task.show)
 KEYS = (keys.show, keys.backup, keys.restore, keys.invite, keys.accept)

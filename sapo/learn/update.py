@@ -384,7 +384,6 @@ class Learner:
 def _measures(
     chunk: Chunk, own: Tensor, entropy: Tensor, terms: Tensor, counted: Tensor
 ) -> dict[str, Tensor]:
-    """Sums over one micro-batch for the metrics, in float64."""
     external = chunk.external[:, None]
     foreign = chunk.mask & own.isfinite() & external
     sizes = terms.double().abs()
@@ -418,7 +417,6 @@ def _total(values: Tensor, where: Tensor) -> Tensor:
 
 
 def _own_means(*parts: _Pass) -> dict[str, float]:
-    """Means over all own tokens of the batch, trained or not, before the step."""
     series = {
         "learn/entropy": ("entropy", "local"),
         "learn/logprob_local": ("logprob_local", "local"),

@@ -102,7 +102,6 @@ class GroupMaker:
 
 
 def _claim(group: Group, scores: Sequence[float | None]) -> Group:
-    """The group with its author's scores written on the completions."""
     completions = tuple(
         completion.model_copy(update={"claimed_score": score})
         for completion, score in zip(group.completions, scores, strict=True)

@@ -348,7 +348,6 @@ class NodeRuntime:
         return batch
 
     def _own(self, batch: Batch) -> dict[str, float]:
-        """Series of all own completions of the round."""
         now = self._now
         if now.outcomes is None:  # the batch was journalled before a restart
             now.outcomes = score_groups(self.parts.workers, now.groups)
@@ -356,7 +355,6 @@ class NodeRuntime:
         return found | self.parts.traits.shares(texts_by_task(now.groups))
 
     def _tokens(self, local: Sequence[int]) -> list[Tokens]:
-        """Ids of own groups, in the order of their places in the batch."""
         now, known = self._now, self._now.prompts
         return [Tokens.of(self.parts.policy, now.groups[i], known[i] if known else None) for i in local]
 
@@ -478,7 +476,6 @@ class NodeRuntime:
         return result
 
     def _count_time(self, started: float, finished: float) -> None:
-        """Series of how long the round took, and its update, which `started` after its stages before."""
         found = self._now.metrics
         self._update_s = found["time/update"] = finished - started - found.get("time/gossip", 0.0)
         found["time/round"] = sum(found.get(f"time/{stage}", 0.0) for stage in STAGES)
@@ -487,7 +484,6 @@ class NodeRuntime:
             found["tokens/per_second"] = found["tokens/generated"] / found["time/round"]
 
     def _gossip(self, batch: Batch, *, went_back: bool) -> Gossiped | None:
-        """Offer weights or average them, where that is due after an update."""
         gossip, now, started = self.parts.gossip, self._now, self.parts.clock()
         if gossip is None:
             return None
@@ -515,7 +511,6 @@ class NodeRuntime:
         return step
 
     def _own_part(self, batch: Batch, died: int) -> Batch:
-        """The batch without foreign groups, in the journal too."""
         foreign = [group for group in batch.groups if group.source == "external"]
         if not foreign:
             return batch
@@ -543,7 +538,6 @@ class NodeRuntime:
         now.metrics["time/generate"] = now.metrics.get("time/generate", 0.0) + spent
 
     def _digests(self, checkpoint: bool) -> Digests | None:
-        """Digest of the weights, and checksums of their tensors, where the round records them."""
         if not checkpoint and (self.round + 1) % self.config.checkpoint.weight_digest_every:
             return None
         return Digests(self.parts.policy.model)

@@ -77,7 +77,6 @@ def refuse_filled(target: Path) -> None:
 
 
 def _find(home: Home, node: str, config: Config, which: str) -> Version:
-    """The version that is meant; what else there is to be named is said where there is none."""
     try:
         return model_registry.find(tracking_uri(home, config), f"{config.swarm.name}.{node}", which)
     except UserError as error:
@@ -91,7 +90,6 @@ def _find(home: Home, node: str, config: Config, which: str) -> Version:
 
 
 def _rounds(home: Home, node: str) -> str:
-    """The rounds that checkpoints are kept of."""
     kept = checkpoint.paths(home.checkpoints(node))
     return ", ".join(str(checkpoint.round_of(path)) for path in kept) or "there is none yet"
 
@@ -158,7 +156,6 @@ def _digests(home: Home, node: str, made: Exported) -> dict[str, str]:
 
 
 def _exams(home: Home, node: str, made: Exported) -> str:
-    """A table of the policy it began as and of this one on the same questions, or that none was asked."""
     sweep = home.load_evaluation()
     exam = None if sweep is None else sweep.nodes.get(node)
     if sweep is None or exam is None:

@@ -67,7 +67,6 @@ def exams(
 
 
 def _end(evaluation: NodeExam | None) -> Probe | None:
-    """The probe in a node's part of the full evaluation; None where it holds none."""
     if evaluation is None or evaluation.probe is None or evaluation.round is None:
         return None
     return parse(evaluation.round, evaluation.probe.passes)

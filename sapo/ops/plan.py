@@ -266,7 +266,6 @@ def _crowding(config: Config, device: str) -> float:
 
 
 def _needs(nodes: Sequence[NodePlan], home: Home) -> list[Need]:
-    """What all nodes take of memory, of each GPU, and of the disk; nothing of what is not known of each."""
     takes = {RAM: BESIDE}
     for node in nodes:
         if node.memory is None:

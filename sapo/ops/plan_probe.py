@@ -156,7 +156,6 @@ def main(argv: list[str]) -> int:
 
 
 def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[str, Any]:
-    """The fields of `Probed`."""
     from sapo.bus.memory import MemoryBus
     from sapo.node.round import NodeRuntime
     from sapo.store.history import create_tables
@@ -258,7 +257,6 @@ def _taught(sample: "Sample") -> "Sample":
 
 
 def _rows(config: Config, node: "NodeRuntime") -> float:
-    """Bytes of a round's rows in `rollouts` and `training`, compressed."""
     import pyarrow as pa
 
     from sapo.core.types import Group, Received
@@ -274,7 +272,6 @@ def _rows(config: Config, node: "NodeRuntime") -> float:
 
 
 def _trained(node: "NodeRuntime") -> float:
-    """Bytes of a group's rows in the table `training`."""
     import pyarrow as pa
     from pyarrow import parquet
 

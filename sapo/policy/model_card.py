@@ -58,6 +58,5 @@ def card(policy: "LoadedPolicy", config: Config, *, carried: bool) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A block of text, whatever is in it."""
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
     return f"{fence}text\n{text}\n{fence}"

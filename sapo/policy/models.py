@@ -235,7 +235,6 @@ def describe(
 
 
 def _ids(tokenizer: Any) -> set[int]:
-    """Token ids that have a token."""
     return {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
 
 
@@ -384,7 +383,6 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def _locate(spec: str, config: Config, cache: Path) -> str | Path:
-    """The directory, or the name on the Hugging Face hub, that `spec` means."""
     found = location(config, cache=cache, spec=spec)
     if found is not None and not found.is_dir():
         raise UserError("model", spec, "has not been prepared", "call sapo.policy.initial.prepare first")

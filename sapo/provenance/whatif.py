@@ -233,7 +233,6 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
 
 
 def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | None) -> _Course:
-    """Every recorded round's step on its changed batch."""
     course, started = _Course(), time.monotonic()
     partners = KeptFiles(replay.home.gossip(replay.node))
     replay.learner.codes |= changes.codes
@@ -256,7 +255,6 @@ def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | Non
 
 
 def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) -> Evaluation:
-    """The new model on the swarm's held-out questions, asked as the node itself is."""
     swarm = home.load_config()
     with open_workers(swarm) as workers:
         questions = held_out_set(swarm, home, workers)
@@ -264,7 +262,6 @@ def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) 
 
 
 def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
-    """The series of an evaluation, and those of the probe that it includes."""
     series = evaluation.summary().series(FULL)
     if config.eval.probe_questions:
         series |= evaluation.probe(config.eval.probe_questions).summary().series(PROBE)

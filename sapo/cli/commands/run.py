@@ -132,7 +132,6 @@ def member(
 
 
 def _run_one(found: "Home", settings: "Config", name: str | None, dry_run: bool) -> None:
-    """Run one node or member in this terminal, or print its config."""
     from sapo.cli.commands import checks, launch
     from sapo.core.config import toml_dump
     from sapo.core.exam_size import sized
@@ -234,7 +233,6 @@ def evaluate(
 
 
 def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, as_json: bool) -> None:
-    """Several nodes as one."""
     from importlib.metadata import entry_points
 
     from sapo.core.errors import UserError

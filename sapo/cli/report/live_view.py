@@ -119,8 +119,6 @@ class Pace:
 
 
 class _Progress:
-    """Progress of steps and rounds with an estimate of the time left for each."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock, self.start = clock, clock()
         self._label, self._pace = "", Pace()

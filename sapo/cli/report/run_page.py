@@ -156,7 +156,6 @@ def rounds(figures: RunFigures) -> Table:
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Settings, time and machine: what it takes to run it again."""
     config = run.config
     if run.course is not None:
         seconds = (run.course.ended - run.course.begun).total_seconds()
@@ -186,7 +185,6 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _sampling(generate: GenerateConfig) -> str:
-    """How answers are drawn; what a setting leaves as it is goes without saying."""
     cut = [f"{name} {value:g}" for name, value in generate.sampling if name != "temperature"]
     cut = [] if generate.sampling.whole_support else cut
     longest = f"at most {generate.max_new_tokens} tokens an answer"
@@ -194,7 +192,6 @@ def _sampling(generate: GenerateConfig) -> str:
 
 
 def _prompt(config: Config) -> Iterator[tuple[str, str]]:
-    """What a policy reads around each question."""
     shown = config.prompt.examples
     if not (config.system or shown):
         yield "prompt", "the question alone"

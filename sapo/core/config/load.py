@@ -435,7 +435,6 @@ def _short(value: object) -> object:
 
 
 def _keys_at(loc: Sequence[int | str]) -> list[str]:
-    """Names of the fields of the section at `loc`."""
     found: list[type[Section]] = [Config]
     for part in loc:
         if part in TAGGED:

@@ -237,7 +237,6 @@ class MemberRuntime:
                 wait = min(2.0 * wait, LAST_WAIT_S)
 
     def _rest(self, seconds: float) -> None:
-        """Wait, but for a stop."""
         until = time.monotonic() + seconds
         while not self._stopping() and (left := until - time.monotonic()) > 0:
             self._stop.wait(min(left, LOOK_S))

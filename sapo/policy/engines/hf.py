@@ -219,7 +219,6 @@ class TransformersEngine:
         return cache, logits, after, lengths + read
 
     def _next(self, beginning: Cache | None, **arguments: Any) -> Tensor:
-        """Logits [rows, vocabulary] of the next token."""
         if beginning is not None:
             arguments["beginning"] = beginning
         return hide_unused(self._model, self._model(**arguments, use_cache=True).logits[:, -1])

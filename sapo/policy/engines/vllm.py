@@ -88,7 +88,6 @@ class VllmEngine:
         return self._child.pid
 
     def _ask(self, request: object, kind: type[Reply]) -> Reply:
-        """The reply to a request. Raises the `UserError` that it may be, and `SapoError` if none comes."""
         with self._lock:
             self._refuse_ended()
             try:
@@ -224,7 +223,6 @@ def one_gpu(device: torch.device, environment: Mapping[str, str]) -> dict[str, s
 
 
 def _path(file: IO[bytes]) -> Path:
-    """A path to an open file that has no name."""
     return Path(f"/proc/self/fd/{file.fileno()}")
 
 

@@ -268,7 +268,6 @@ class Tracker:
             self._send(run, [metric(name, value, int(at * 1000), step) for name, value, at, step in values])
 
     def _send(self, run: str, rows: Sequence[Any]) -> None:
-        """Write metrics, all of them right or none, under names that MLflow takes. Raises `WrongFigure`."""
         for row in rows:
             check(row.key, row.value)
         metric = model_registry.load_mlflow().entities.Metric

@@ -26,10 +26,11 @@ from sapo.policy.engines import open_engine
 from sapo.policy.evaluate import FULL_SCORE
 from sapo.policy.model_source import SHIPPED
 from sapo.policy.models import LoadedPolicy, save, wrap
-from sapo.policy.solutions import worked
 from sapo.policy.starter_spec import Variant
 from sapo.tasks.questions import held_out_questions
 from sapo.tasks.workers import TaskWorkers, open_workers
+
+from .solutions import worked
 
 SHAPE = Variant(vocabulary=512, hidden=96, layers=4, heads=4, inner=256)
 PRESET = "tiny"
@@ -205,7 +206,7 @@ in a held-out bucket of these rules: `{json.dumps(note["rules"])}`.
 
 def main() -> None:
     """Make the starters that are named, all of them by default, where the package keeps them."""
-    parser = argparse.ArgumentParser(prog="python -m sapo.policy.thinker", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m infra.starter.thinker", description=main.__doc__)
     parser.add_argument("names", nargs="*", choices=[*RECIPES, []], help="thinker, guesser")
     parser.add_argument("--into", type=Path, default=SHIPPED, help="folder (default: the package's)")
     for name in (given := parser.parse_args()).names or list(RECIPES):
