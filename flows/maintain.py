@@ -1,4 +1,4 @@
-"""Flow `maintain`: the history's tables, compacted, cut and vacuumed (DESIGN 11), old flow runs and metrics
+"""Flow `maintain`: the history's tables, compacted, cut and vacuumed, old flow runs and metrics
 deleted; a task for each."""
 
 import logging

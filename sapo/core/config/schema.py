@@ -172,7 +172,7 @@ class Lora(Section):
 
 
 class Starter(Section):
-    """How the starter policy is made (DESIGN 17); equal values share one cached copy."""
+    """How the starter policy is made; equal values share one cached copy."""
 
     variant: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] = "small"
     """Its shape: `narrow`, `small`, `wide`, `numbers` (frequent numbers are tokens), `bytes` (no others)."""
@@ -397,7 +397,7 @@ class LearnConfig(Section):
 
 
 class GuardConfig(Section):
-    """Thresholds past which learning has gone wrong, and what is done then (DESIGN 18)."""
+    """Thresholds past which learning has gone wrong, and what is done then."""
 
     action: Literal["skip", "pause", "rollback"] = "skip"
     """What a passed threshold does: `skip` this update, `pause` the node, or `rollback` to a checkpoint."""
