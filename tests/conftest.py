@@ -36,6 +36,8 @@ DEAR = (
     "tests/integration/test_cli_swarm.py",
     "tests/integration/test_learning.py",
     "tests/unit/test_thinker.py",
+    # each kill is a process of its own
+    "tests/integration/test_history_kills.py",
     # each test starts processes that import ReasoningGYM or torch, which takes four seconds of an idle core
     "tests/contract/test_registry.py",
     "tests/unit/test_cli_verify.py",
