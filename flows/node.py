@@ -1,6 +1,6 @@
 """Flow `node`: Algorithm 1 as Prefect tasks. One flow run is a bounded number of rounds of one node.
 
-The model lives in the process's `NodeRuntime`. What goes through Prefect are ids and counts (TRAPS 42): the
+The model lives in the process's `NodeRuntime`. What goes through Prefect are ids and counts: the
 runtime reaches the tasks through a context variable, because an argument would be copied and recorded.
 """
 

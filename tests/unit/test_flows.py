@@ -67,7 +67,7 @@ def test_without_prefect_there_is_nothing_to_record(process: Process) -> None:
 @pytest.mark.parametrize(
     "error", [httpx.ConnectError("refused"), RuntimeError("Failed to reach API"), httpx.ReadTimeout("slow")]
 )
-def test_trap_51_work_goes_on_when_prefect_goes_away_under_a_flow(
+def test_work_goes_on_when_prefect_goes_away_under_a_flow(
     process: Process, server: str, error: Exception
 ) -> None:
     orchestrator = Orchestrator(process, server)
@@ -75,7 +75,7 @@ def test_trap_51_work_goes_on_when_prefect_goes_away_under_a_flow(
     assert orchestrator.unrecorded == 1
 
 
-def test_trap_51_an_absence_is_said_once_counted_and_its_end_is_said(
+def test_an_absence_is_said_once_counted_and_its_end_is_said(
     process: Process, server: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     orchestrator = Orchestrator(process, server)
