@@ -19,10 +19,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any, cast
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
@@ -35,6 +36,8 @@ HOST = "127.0.0.1"
 LIMIT_S = 10.0
 """For a request to come, and again for its reply to go."""
 MOST_CONNECTIONS = 64
+ROOM_S = 0.5
+"""For a connection that is closed to make room for another."""
 MOST_FIELDS = 8
 READ_AND_DROPPED = 16 << 20
 """Bytes of a body that is too large: a browser shows no reply before it has sent all."""
@@ -115,12 +118,13 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, port: int, key: str, most_bytes: int, visit: Visit) -> None:
         self.key, self.most_bytes, self.visit = key, most_bytes, visit
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._idle: dict[socket.socket, None] = {}
         super().__init__((HOST, port), _Handler)
-        # cookies of one host go to all its ports
-        self.cookie = f"sapo-key-{self.server_address[1]}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
+        self._idle[request] = None
+        if not self._places.acquire(blocking=False) and not self._make_room():
+            self.heard(request)
             self.shutdown_request(request)
             return
         try:
@@ -133,7 +137,18 @@ class _Server(socketserver.ThreadingTCPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.heard(request)
             self._places.release()
+
+    def heard(self, request: socket.socket) -> None:
+        """A connection has sent its request, or has ended."""
+        self._idle.pop(request, None)
+
+    def _make_room(self) -> bool:
+        """Close the connection that has kept its request back for longest; whether that made room."""
+        with suppress(OSError, StopIteration):
+            next(iter(self._idle)).shutdown(socket.SHUT_RDWR)
+        return self._places.acquire(timeout=ROOM_S)
 
     def handle_error(self, request: object, client_address: object) -> None:
         if not isinstance(sys.exception(), OSError):
@@ -192,8 +207,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         try:
             # read before anything is refused: what is left unread can cost a browser the reply
             form = self._form() if self.command == "POST" else None
+            self._owner.heard(self.connection)
             self._refuse_other_sites()
-            reply = self._enter(form) or self._visit(form)
+            reply = self._visit(form)
         except _Refused as refused:
             reply = Reply(refused.status, render("Not for you to see", note=str(refused)))
         self._send(reply)
@@ -240,39 +256,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         ):
             raise _Refused(403, "Not for pages of other sites.")
 
-    def _enter(self, form: Mapping[str, str] | None) -> Reply | None:
-        """The page that takes a browser from the link with the key to the address without it.
-
-        No redirect: one that begins at another site would not carry the new cookie.
-        """
-        query = parse_qs(self._address()[1], max_num_fields=MOST_FIELDS) if form is None else {}
-        if "key" not in query:
-            return None
-        self._check(query["key"][0])
-        self._new_cookies[self._owner.cookie] = self._owner.key
-        return Reply(200, render("One moment", reload="0;url=/"))
-
     def _visit(self, form: Mapping[str, str] | None) -> Reply:
-        cookies = self._cookies()
-        self._check(cookies.get(self._owner.cookie, ""))
-        if self._address()[0] != "/":
+        """The page, for who has its address: the key is in it, as a cookie would go to every port here."""
+        _, key, *rest = [*self.path.split("/"), ""]
+        if not hmac.compare_digest(key.encode(errors="replace"), self._owner.key.encode()):
+            raise _Refused(403, "Open the link that the member printed: it lets you in.")
+        if rest != ["", ""]:
             raise _Refused(404, "There is no such page.")
-        person = cookies.get("sapo-person", "")
+        person = self._cookies().get("sapo-person", "")
         if _PERSON.fullmatch(person) is None:
             person = self._new_cookies["sapo-person"] = secrets.token_hex(16)
         return self._owner.visit(person, form)
-
-    def _check(self, key: str) -> None:
-        if not hmac.compare_digest(key.encode(errors="replace"), self._owner.key.encode()):
-            raise _Refused(403, "Open the link that the member printed: it lets you in.")
-
-    def _address(self) -> tuple[str, str]:
-        try:
-            parts = urlsplit(self.path)
-            parse_qs(parts.query, max_num_fields=MOST_FIELDS)
-        except ValueError:
-            raise _Refused(404, "There is no such page.") from None
-        return parts.path, parts.query
 
     def _cookies(self) -> dict[str, str]:
         """By name; other servers of this machine may have set any others."""
@@ -286,7 +280,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         for name, value in self._new_cookies.items():
-            how = f"Path=/; Max-Age={KEPT_S}; HttpOnly; SameSite=Strict"
+            how = f"Path=/{self._owner.key}/; Max-Age={KEPT_S}; HttpOnly; SameSite=Lax"
             self.send_header("Set-Cookie", f"{name}={value}; {how}")
         if reply.location is not None:
             self.send_header("Location", reply.location)
