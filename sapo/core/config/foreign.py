@@ -115,6 +115,7 @@ OWN: Mapping[str, Any] = {
     "bus.config": {},
     "bus.password": "env:SAPO_KAFKA_PASSWORD",
     "workers.unwalled": False,
+    "learn.foreign_bound": "own",
     "deploy.pool": "sapo",
     "deploy.pool_type": "process",
     **dict.fromkeys(("deploy.image", "gossip.store")),

@@ -346,6 +346,9 @@ class LearnConfig(Section):
     """`bounded`: foreign tokens below this own log-probability are masked."""
     foreign_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
     """What the loss of foreign tokens is multiplied by, in every mode."""
+    foreign_bound: Literal["own", "none"] = "own"
+    """What one foreign group may do to a step: no more than an `own` group does, in tokens and in the size of
+    its gradient, or, as in the paper, whatever its length and its words do (`none`)."""
     foreign_reference: float | None = None
     """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1.
     Sampler `rescue` sets it to what own answers have."""
