@@ -30,8 +30,9 @@ from sapo.peers.signing import Identity, verify
 PREFIX = b'{"announcement":'
 MAX_BYTES = 2048
 """Of a payload."""
-LOOKS = 8
-"""Records under one key that are looked at in a poll, the newest first: anybody can name a key."""
+LOOKS = 4000
+"""Records that are looked at in a poll, the newest of each member first: anybody can name a key, or send
+again what a member once signed."""
 
 
 class Announcement(Record):
@@ -64,7 +65,7 @@ class Announcement(Record):
 
 def is_announcement(received: Received) -> bool:
     """Whether a record is meant to be an announcement; nothing of it is checked."""
-    return received.signed.payload.startswith(PREFIX)
+    return received.signed.payload.startswith(PREFIX) and len(received.signed.payload) <= MAX_BYTES
 
 
 def announce(announcement: Announcement, identity: Identity) -> SignedGroup:
@@ -139,24 +140,24 @@ class Partners:
         Own ones are passed over.
         """
         refused: list[Refused] = []
-        looks: dict[str, int] = {}
-        done: set[str] = set()
+        turns: dict[str, list[Received]] = {}
         for received in sorted(records, key=lambda one: -one.timestamp):
             key = received.signed.key
-            if key == self._own or key in done:
-                continue
-            if key not in members:
+            if key in members and key != self._own:
+                turns.setdefault(key, []).append(received)
+            elif key != self._own:
                 refused.append(Refused("not_member", f"{key} is not in gossip.members"))
-                continue
-            looks[key] = looks.get(key, 0) + 1
-            if looks[key] > LOOKS:
-                continue
-            try:
-                self._take(received, round)
-            except Refused as reason:
-                refused.append(Refused(reason.code, reason.detail))
-            else:
-                done.add(key)
+        looks = LOOKS
+        while turns and looks > 0:
+            for key in list(turns)[:looks]:
+                looks -= 1
+                try:
+                    self._take(turns[key].pop(0), round)
+                except Refused as reason:
+                    refused.append(Refused(reason.code, reason.detail))
+                    if turns[key]:
+                        continue
+                del turns[key]
         return refused
 
     def _take(self, received: Received, round: int) -> None:

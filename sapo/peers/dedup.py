@@ -31,6 +31,7 @@ class DedupIndex:
     def __init__(self, limit: int = 10_000, shares: Shares = EQUAL) -> None:
         self._limit, self._shares = limit, shares
         self._met: dict[str, SeenGroup] = {}
+        self._contents: set[str] = set()
         self._questions: dict[str, list[str]] = {}
         self._forgotten: list[str] = []
         self._last: tuple[Group | None, str] = (None, "")
@@ -58,6 +59,7 @@ class DedupIndex:
         if met.group_id in self._met:
             return
         self._met[met.group_id] = met
+        self._contents.add(met.content_sha256)
         if ":" in met.fingerprint:
             self._questions.setdefault(met.fingerprint[:_QUESTION], []).append(met.group_id)
         if len(self._met) > self._limit:
@@ -67,6 +69,10 @@ class DedupIndex:
         """`content_sha256` of the group with this id, if it is remembered."""
         met = self._met.get(group_id)
         return None if met is None else met.content_sha256
+
+    def holds(self, content_sha256: str) -> bool:
+        """Whether a group of this very content is remembered."""
+        return content_sha256 in self._contents
 
     def alike(self, group: Group) -> SeenGroup | None:
         """Another group that answers the same question in the same words, if one is remembered.
@@ -105,7 +111,9 @@ class DedupIndex:
             self._forgotten.append(group_id)
 
     def _drop(self, group_id: str) -> None:
-        question = self._met.pop(group_id).fingerprint[:_QUESTION]
+        met = self._met.pop(group_id)
+        self._contents.discard(met.content_sha256)
+        question = met.fingerprint[:_QUESTION]
         if group_id in self._questions.get(question, ()):
             self._questions[question].remove(group_id)
             if not self._questions[question]:
