@@ -156,7 +156,6 @@ class Gossip:
         found, reason = None, None
         try:
             found = self._find(round, outer, rng)
-            outer.accept(found.distance)
         except _Alone as alone:
             reason = alone.code
             self._count(f"gossip/alone/{reason}")
