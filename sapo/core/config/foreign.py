@@ -60,8 +60,8 @@ ADVISED: Mapping[str, float | None] = {
 PACKED: Mapping[str, float | None] = {
     **ADVISED,
     **dict.fromkeys(("swarm.name", "swarm.site", "swarm.nodes", "swarm.seed", "tasks", "node")),
-    **dict.fromkeys(("rules.held_out", "rules.salt", "rules.answer", "rules.entry", "rules.members")),
-    **dict.fromkeys(("rules.authors", "rules.min_completions", "rules.max_payload_bytes")),
+    **dict.fromkeys(("rules.held_out", "rules.salt", "rules.answer", "rules.questions", "rules.entry")),
+    **dict.fromkeys(("rules.members", "rules.authors", "rules.min_completions", "rules.max_payload_bytes")),
     "rules.max_completions": 4096,
     "rules.max_text_chars": 4_000_000,
     **dict.fromkeys(("prompt.system", "prompt.examples", "prompt.template", "lora.dropout")),

@@ -122,6 +122,9 @@ class Rules(Section):
     answer: AnswerFormat = "text"
     """`tags` scores the content of the last `<answer>` tag only, `boxed` that of the last `\\boxed{}`, as
     mathematical models answer; `text` the whole text."""
+    questions: Literal["drawn", "any"] = "drawn"
+    """Which questions may be answered: those that an author's key and round draw, or `any`: then who picks
+    questions of one answer teaches that answer. A swarm that has begun keeps its rule."""
     min_completions: Annotated[int, Field(ge=2)] = 2
     """The fewest completions a group may have; smaller ones are refused."""
     max_completions: Annotated[int, Field(ge=2)] = 64
