@@ -97,15 +97,15 @@ soak: $(VENV)/.vllm
 	  echo "repeat a failure: make soak SEED=$(SEED) TESTS=FILE::TEST" >&2; exit 1; }
 
 starter: $(VENV)/.dev
-	$(BIN)/python -m sapo.policy.thinker
+	$(BIN)/python -m infra.starter.thinker
 
 # Installs nothing: the machine may have no network. It takes the checkout's Python if there is one, else PYTHON.
 gpu:
-	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m infra.gpu $(ARGS)
+	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m benchmarks.gpu $(ARGS)
 
 # Archives of packages to carry to such a machine: make gpu-packages THERE=FILE, names of those that it has, one a line.
 gpu-packages: $(VENV)/.dev
-	$(BIN)/python -m infra.gpu.packages --there $(THERE) $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.packages --there $(THERE) $(ARGS)
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

@@ -12,6 +12,7 @@ from prefect import flow, task
 from sapo.core import service_registry
 from sapo.core.errors import Unavailable, library_errors
 from sapo.ops.deployments import process_tag, site_tag
+from sapo.ops.process import Process
 from sapo.ops.process_group import OWING
 from sapo.store.history import open_store
 from sapo.store.history.maintain import ORDER, maintain_table
@@ -20,7 +21,7 @@ from sapo.store.tracking import mlflow_sqlite
 from sapo.store.tracking.uri import own_server
 
 from . import deployed
-from .common import NETWORK, PROCESS, Process, here, parser, run_process
+from .common import NETWORK, PROCESS, here, parser, run_process
 from .forget import forget
 from .orchestrator import Orchestrator, at_work
 

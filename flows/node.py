@@ -25,11 +25,12 @@ from sapo.core.types import RoundResult
 from sapo.node.member.runtime import MemberRuntime
 from sapo.node.round import NodeRuntime
 from sapo.node.tracked import open_tracked
+from sapo.ops.process import Process
 from sapo.ops.process_group import OWING, PAUSED
 from sapo.store.journal.journal import rounds_made
 
 from . import deployed
-from .common import NETWORK, SMALL, Process, here, parser, run_process
+from .common import NETWORK, SMALL, here, parser, run_process
 from .deployed import HomePath, NodeName
 from .orchestrator import Orchestrator, at_work, count_tasks
 
@@ -348,7 +349,7 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
                 log.warning("%s", error)
                 paused = True
         delivered, owed = deliver_the_rest(session), runtime.journal.owed_counts()
-        why = runtime.why_owing()
+        why = runtime.deliverer.why_owing() if runtime.deliverer else ""
         finished = runtime.finished and not process.stopping()
     if not delivered:
         what = ", ".join(f"{count} {kind}" for kind, count in owed.items())

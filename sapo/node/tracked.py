@@ -92,9 +92,9 @@ def _tracking(
     node_config = config.for_node(name)
 
     def whole(checkpoint: Path, destination: Path) -> None:
-        from sapo.policy import release
+        from sapo.policy import models
 
-        release.write(checkpoint, destination, config=node_config, cache=default_cache())
+        models.export(checkpoint, destination, config=node_config, cache=default_cache())
 
     artifacts = own_artifacts(home, uri)
     history = public(config.history.uri or str(home.history))

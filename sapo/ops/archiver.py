@@ -145,10 +145,6 @@ class Archiver:
     def _sort(
         self, table: DeltaTable, poll: Poll
     ) -> tuple[list[tuple[Received, Group]], int, list[tuple[Received, Refused]]]:
-        """New groups, the number of records held already, and what is refused with its reason.
-
-        Announcements are nodes' business, and are passed over.
-        """
         records = [one for one in poll.received if not is_announcement(one)]
         sound: list[tuple[Received, Group]] = []
         refused: list[tuple[Received, Refused]] = []

@@ -74,10 +74,11 @@ def node_memory(
     size = BYTES[config.dtype]
     vllm = config.generate.engine == "vllm"
     beside = vllm or bool(config.generate.ahead)
+    copied = beside or config.lora is not None  # an adapter is merged into a copy to sample from
     cache = _cache(config, shape, prompt)
     masters = shape.trained * MASTER if config.dtype != "float32" else 0
     return NodeMemory(
-        weights=shape.parameters * size * (2 if beside else 1),
+        weights=shape.parameters * size * (2 if copied else 1),
         optimizer=shape.trained * MOMENTS[config.learn.optimizer] + masters,
         gradients=shape.trained * MASTER,
         activations=_activations(config, shape, prompt),
@@ -90,7 +91,6 @@ def node_memory(
 
 
 def _activations(config: Config, shape: "ModelShape", prompt: int) -> int:
-    """Of one micro-batch: what each layer keeps for its backward pass, and the head's blocks of logits."""
     batch = (config.batch.local + config.batch.external) * config.batch.completions
     sequences = min(batch, config.learn.micro_batch or batch)
     answers = sequences * config.generate.max_new_tokens

@@ -22,7 +22,7 @@ from typing import IO, Any
 from sapo.core.atomic_file import sync_directory, whole_file, write_atomically
 from sapo.core.config import foreign
 from sapo.core.config.home import ASKED, Home, check_reasoning_gym, parse_manifest
-from sapo.core.config.load import Config, given, load, parse
+from sapo.core.config.load import Config, given, load, modern, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
@@ -234,7 +234,7 @@ def _fitting(
     """Where a node is to live, and the config it is to run with: that of the home where there is one, which
     must be its site's, else what of the pack's own a stranger might say, and `sets`."""
     told = given(sets)
-    brought, refused = foreign.brought(pack.config, told)
+    brought, refused = foreign.brought(modern(pack.config), told)
     prefix = f"{INDEX}: config."
     site = parse({"swarm": brought.get("swarm", {})}, prefix=prefix)
     target = Home.of(home, site)

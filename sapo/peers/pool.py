@@ -255,8 +255,6 @@ class Pool:
 
 
 class _Dropped:
-    """Counts of what did not get in or did not stay."""
-
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()
         self.evicted: Counter[str] = Counter()

@@ -211,7 +211,6 @@ class LazyVerifier:
             self._ask(ahead)
 
     def _now(self, entry: Entry) -> Entry:
-        """An entry as it is known by now."""
         return self._found.get(entry.group_id, entry)
 
     def _ask(self, entries: Sequence[Entry]) -> None:

@@ -219,7 +219,6 @@ def shuffled(count: int, size: int, random: Random) -> Iterator[list[int]]:
 
 
 def _loss(model: Any, batch: Sequence[Pair]) -> torch.Tensor:
-    """Mean cross-entropy of the answers' tokens; right-padded, masked by lengths (TRAPS 21)."""
     width = max(len(prompt) + len(answer) for prompt, answer in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     trained = torch.zeros(len(batch), width, dtype=torch.bool)
@@ -233,7 +232,6 @@ def _loss(model: Any, batch: Sequence[Pair]) -> torch.Tensor:
 
 
 def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Progress) -> None:
-    """Make tokenizer and model in `directory`, with all that was taught and a note of how it went."""
     began = time.monotonic()
     starter = config.starter
     name = variant_of(config)

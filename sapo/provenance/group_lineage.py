@@ -148,7 +148,6 @@ def _numbers(rows: Sequence[Row]) -> list[Row]:
 
 
 def _notes(found: Found) -> list[str]:
-    """What the history does not tell."""
     told = {row["node"] for row in found.receipts}
     silent = {row["node"] for row in found.training if row["source"] == "external"} - told
     return [
@@ -164,7 +163,6 @@ def _signed(found: Found) -> SignedGroup:
 
 
 def _author(found: Found) -> tuple[Author, Task | None]:
-    """Who wrote it and what it answers; None if only a receipt or the quarantine knows it."""
     task = None
     if found.rollouts:
         row = found.rollouts[0]
@@ -191,7 +189,6 @@ def _author(found: Found) -> tuple[Author, Task | None]:
 
 
 def _published(found: Found) -> Published | None:
-    """When and where it came onto the bus; None if the archive has not seen it."""
     if not found.rollouts:
         return None
     row = found.rollouts[0]
@@ -199,7 +196,6 @@ def _published(found: Found) -> Published | None:
 
 
 def _completions(found: Found) -> list[Answer]:
-    """The answers, in order, with what the author claims of them."""
     rows = found.rollouts or found.training
     answers = {row["k"]: row for row in sorted(rows, key=lambda row: int(row["k"]))}
     return [
@@ -208,7 +204,6 @@ def _completions(found: Found) -> list[Answer]:
 
 
 def _received(receipts: Sequence[Row]) -> list[Received]:
-    """One entry per node that received it."""
     ordered = sorted(receipts, key=lambda row: (row["received_at"], row["node"], row["round"]))
     nodes: dict[tuple[str, str], Received] = {}
     for row in ordered:
@@ -308,7 +303,6 @@ def _with_versions(
 
 
 def _includes(version: Version, entry: Learned, rollbacks: Mapping[int, int]) -> bool:
-    """Whether the version's weights have seen the step of this entry."""
     tags = version.tags
     if not entry.tokens or entry.skipped is not None or tags.get(INCARNATION) != entry.incarnation:
         return False

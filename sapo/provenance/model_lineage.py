@@ -251,7 +251,6 @@ def _damage(store: Store, subject: Subject, facts: Sequence[RoundFacts]) -> list
 
 
 def _links(version: Version, subject: Subject, facts: Sequence[RoundFacts]) -> list[Link]:
-    """The version's tags, held against the history."""
     tags, last = version.tags, facts[-1] if facts else None
     newest = last if last is not None and last.round == subject.count - 1 else None
     name, own = version.name, f"{subject.swarm}."
@@ -330,7 +329,6 @@ def _peer(one: Taught) -> dict[str, Any]:
 
 
 def _sums(one: Taught, tokens: int) -> dict[str, Any]:
-    """The fields of `Sums`."""
     versions = None if one.first_version is None else [one.first_version, one.last_version]
     return {
         "groups": one.groups,

@@ -85,7 +85,9 @@ class FileStore:
                     copy.write(block)
                 return digest.hexdigest()
         except (OSError, pa.ArrowException) as error:
-            if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) in NO_FILE:
+            no_store = not self._is_remote and Path(self.uri).is_file()  # as where a mount is broken
+            missing = isinstance(error, FileNotFoundError) or getattr(error, "errno", None) in NO_FILE
+            if missing and not no_store:
                 raise NotFetched("absent", f"{self.uri} has no {name}") from None
             raise Unavailable(f"{self.uri}: {one_line(error)}") from error
 

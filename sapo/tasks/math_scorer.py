@@ -98,7 +98,6 @@ def _bare(formula: str) -> str:
 
 
 def _read(text: str) -> list[Any]:
-    """What a text says, as sympy's objects; empty if it is no formula."""
     shown = _in_latex(text)
     if sum(shown.count(bracket) for bracket in "([{") > MOST_BRACKETS:
         return []

@@ -35,7 +35,6 @@ Author = Sequence[int | str]
 
 
 def _choose(tasks: Sequence[Task], rng: Random) -> Task:
-    """One of the tasks, drawn by weight."""
     return rng.choices(tasks, cum_weights=list(itertools.accumulate(task.weight for task in tasks)))[0]
 
 

@@ -130,7 +130,6 @@ def antiderivative(text: str, local_dict: Mapping[str, Any] | None = None) -> An
 
 
 def _read(text: str, local_dict: Mapping[str, Any] | None, transformations: tuple[Any, ...] = ()) -> Any:
-    """The value of an expression, or the content of a text that is one string literal."""
     from sympy.parsing.sympy_parser import standard_transformations, stringify_expr
 
     if len(text) > MAX_EXPRESSION_CHARS or text.count("!") > MAX_FACTORIALS:

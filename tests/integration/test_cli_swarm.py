@@ -106,7 +106,7 @@ def test_the_end_says_what_was_learned_and_where_it_lies(home: Home, finished_sw
 def test_curves_reach_back_to_the_first_round_though_journals_are_pruned(
     home: Home,
 ) -> None:
-    from sapo.cli.report.summary import read_run
+    from sapo.ops.summary import read_run
 
     run = read_run(home)
     for node in NODES:

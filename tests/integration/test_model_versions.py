@@ -26,7 +26,7 @@ from sapo.core.config.load import Config, GenerateConfig
 from sapo.core.config.prompt import Prompt
 from sapo.core.errors import Unavailable
 from sapo.core.types import RoundResult
-from sapo.policy import checkpoint, models, release
+from sapo.policy import checkpoint, models
 from sapo.store.journal.rows import ChainLink, JournalError
 from sapo.store.tracking.sinks import TrackSink, VersionSink
 from sapo.store.tracking.tracker import Tracker
@@ -127,7 +127,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def plain(found: Path, place: Path) -> None:
-    release.write(found, place, config=Config(), cache=found)
+    models.export(found, place, config=Config(), cache=found)
 
 
 def tracker(server: Server, node: str) -> Tracker:
@@ -177,8 +177,8 @@ def test_a_version_answers_messages_under_its_prompt_which_its_tag_and_card_say(
     config = Config(
         prompt=Prompt(system="add.", examples=(("1 + 2", "3"),)), generate=GenerateConfig(max_new_tokens=5)
     )
-    whole = partial(release.write, config=config, cache=tmp_path)
-    VersionSink(tracker(server, "n11"), whole, prompt=config.prompt_text()).deliver(
+    whole = partial(models.export, config=config, cache=tmp_path)
+    VersionSink(tracker(server, "n11"), whole, about={"sapo.prompt": config.prompt_text()}).deliver(
         [Owed(1, str(path))], JOURNAL
     )
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n11'")
@@ -286,7 +286,8 @@ def test_a_version_that_a_hung_server_made_beside_its_retry_is_dropped(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, _ = saved(tmp_path, 100)
-    create, kept = MlflowClient.create_model_version, []
+    create = MlflowClient.create_model_version
+    kept: list[tuple[Any, Any]] = []
 
     def slow(self: MlflowClient, *args: Any, **named: Any) -> Any:
         """The first request waits in the server until its retry comes."""

@@ -17,7 +17,6 @@ from searches import searching
 from sapo.cli.report.example_groups import ExampleGroup
 from sapo.cli.report.live_view import NodeRow, screen
 from sapo.cli.report.run_page import page
-from sapo.cli.report.summary import Run, gain_sentence, read_run, summarise
 from sapo.core.config import toml_dump
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
@@ -25,8 +24,9 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.core.exam_size import sized
 from sapo.core.figures import RunFigures, Sweep
-from sapo.experiment import peaks
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
+from sapo.ops import peaks
+from sapo.ops.summary import Run, gain_sentence, read_run, summarise
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking import mlflow_sqlite

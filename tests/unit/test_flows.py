@@ -11,9 +11,10 @@ from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
 from sapo.core.errors import Unavailable
-from sapo.flows.archive import Archive
-from sapo.flows.common import Process, here
+from sapo.flows.common import here
 from sapo.flows.orchestrator import Orchestrator
+from sapo.ops.archive import Archive
+from sapo.ops.process import Process
 
 
 class Switched(http.server.BaseHTTPRequestHandler):

@@ -3,11 +3,13 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import learn_support
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from scipy.stats import chisquare
 from tokenizers import Tokenizer
 from transformers import GraniteConfig, GraniteForCausalLM, PreTrainedTokenizerFast
@@ -30,12 +32,15 @@ def run(policy: LoadedPolicy, *prompts: str, rows: int = 512, **arguments: Any) 
 
 
 @pytest.mark.parametrize("promise", contract.PROMISES, ids=lambda promise: promise.__name__)
-@pytest.mark.parametrize("own_copy", [False, True])
+@pytest.mark.parametrize("kind", ["shared weights", "own copy", "adapter"])
 def test_the_transformers_engine_keeps_what_all_promise(
-    own_copy: bool, promise: Callable[[Engine, LoadedPolicy], None]
+    kind: str, promise: Callable[[Engine, LoadedPolicy], None]
 ) -> None:
     policy = samples.policy()
-    promise(TransformersEngine(policy, own_copy=own_copy), policy)
+    if kind == "adapter":
+        settings = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+        policy = replace(policy, model=get_peft_model(policy.model, settings).eval(), lora=True)
+    promise(TransformersEngine(policy, own_copy=kind == "own copy"), policy)
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
@@ -44,21 +49,6 @@ def test_trap_22_left_padding_changes_nothing(family: str) -> None:
     for prompt, group in zip(PROMPTS, run(policy, greedy=True, completions=0), strict=True):
         expected = logprobs_of(policy, prompt, group[0].token_ids or (), 1.0)
         assert group[0].token_ids == tuple(expected.argmax(dim=-1).tolist())
-
-
-@pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
-def test_trap_22_whole_masks_say_what_a_model_makes_of_a_mask_of_tokens(family: str) -> None:
-    policy = samples.policy(family)
-    answers = []
-    for whole in (True, False):
-        engine = TransformersEngine(policy)
-        assert engine._whole_masks
-        engine._whole_masks = whole
-        prompts = [policy.encode_prompt(prompt) for prompt in PROMPTS]
-        answers.append(
-            engine.generate(prompts, completions=4, max_new_tokens=12, sampling=Sampling(), seed=5)
-        )
-    assert answers[0] == answers[1], "bit for bit"
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])

@@ -120,6 +120,20 @@ def test_special_tokens_of_thoughts_and_tools_are_no_control_tokens(empty_though
     assert not policy.special_ids & set(spelled)
 
 
+def test_marks_of_turns_that_a_template_writes_into_answers_are_named() -> None:
+    tokenizer = samples.tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in ("<|channel|>", "<|message|>")])
+    model = samples.model()
+    assert models.wrap("m", model, tokenizer).refused_marks() == ()
+    tokenizer.chat_template = (  # as that of gpt-oss
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}"
+        "{{ '<|channel|>final' if m['role'] == 'assistant' }}{{ '<|message|>' + m['content'] + '<|end|>' }}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    assert models.wrap("m", model, tokenizer).refused_marks() == ("<|channel|>", "<|message|>")
+
+
 @pytest.mark.parametrize("form", ["$A", "<|bos|> $A <|eos|>", "$A <|eos|>", "<|bos|> <|bos|> $A"])
 def test_a_plain_prompt_is_never_over_and_begins_once(form: str) -> None:
     tokenizer = samples.tokenizer(bos=True, chat=False)

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from sapo.cli.report.run_page import course, page
-from sapo.cli.report.summary import Run, summarise
 from sapo.core.config.home import Home
 from sapo.core.config.load import load
 from sapo.core.config.prompt import Prompt
 from sapo.core.figures import Sweep
 from sapo.node.probes import Probe
+from sapo.ops.summary import Run, summarise
 
 CONFIG = load(sets=["swarm.name=demo", "swarm.nodes=2", 'track.traits={worked="="}'], env={})
 FIRST, SECOND = "What is 1 + 2?", "What is 3 - 9?"

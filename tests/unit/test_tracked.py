@@ -12,7 +12,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config, parse
 from sapo.core.service_registry import Service, Services
 from sapo.flows import maintain
-from sapo.flows.common import Process
+from sapo.ops.process import Process
 from sapo.store.tracking.uri import tracking_uri
 
 

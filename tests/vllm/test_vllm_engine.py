@@ -36,7 +36,8 @@ from sapo.learn.unused_ids import hide_unused
 from sapo.policy import models
 from sapo.policy.engines.base import Engine
 from sapo.policy.engines.hf import TransformersEngine
-from sapo.policy.engines.vllm import VllmEngine, weights
+from sapo.policy.engines.vllm import VllmEngine
+from sapo.policy.engines.whole_weights import whole_weights
 from sapo.policy.initial import load_initial
 from sapo.policy.models import LoadedPolicy
 from sapo.tasks.questions import QuestionStream
@@ -337,7 +338,7 @@ def test_a_lora_adapter_is_merged_and_the_live_weights_are_left_alone(
     assert all(
         torch.equal(a, b) for a, (_, b) in zip(untouched, policy.model.named_parameters(), strict=True)
     )
-    assert {name for name, _ in weights(policy)} == {
+    assert {name for name, _ in whole_weights(policy)} == {
         name for name, _ in random_policy("llama", characters).model.named_parameters()
     }
 

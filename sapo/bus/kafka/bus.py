@@ -140,7 +140,6 @@ class KafkaBus:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Say what went wrong in the bus's own terms, with the cause."""
         where = f"the bus {self._servers} cannot be used"
         if self._closed:
             raise Unavailable(f"the bus {self._servers} is closed")

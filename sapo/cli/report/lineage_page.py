@@ -316,7 +316,6 @@ def _time_line(document: Journey) -> str:
 
 
 def _heading(document: Journey | Teachers) -> dict[str, Any]:
-    """Title, what does not hold, and what has to be known beside the figures."""
     return {
         "title": headline(document),
         "problems": document.problems,

@@ -202,8 +202,6 @@ def _empty(text: str, height: float = HEIGHT) -> str:
 
 
 class _Frame:
-    """Maps data to pixels."""
-
     def __init__(
         self, x0: float, x1: float, y0: float, y1: float, *, left: float = LEFT, height: float = HEIGHT
     ) -> None:
@@ -241,7 +239,6 @@ def _axes(frame: _Frame, xs: Sequence[float], ys: Sequence[float], x_label: str,
 
 
 def _shade(frame: _Frame, name: str, band: Sequence[Span], fill: str) -> list[str]:
-    """The area between the ends, below all lines."""
     if not band:
         return []
     edge = [frame.at(x, high) for x, _, high in band] + [frame.at(x, low) for x, low, _ in reversed(band)]
@@ -250,7 +247,6 @@ def _shade(frame: _Frame, name: str, band: Sequence[Span], fill: str) -> list[st
 
 
 def _bars(frame: _Frame, name: str, bars: Sequence[Bar], stroke: str) -> list[str]:
-    """Intervals of single points."""
     parts = []
     for x, y, half, hollow in bars:
         px, py = frame.at(x, y)

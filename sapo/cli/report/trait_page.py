@@ -118,7 +118,6 @@ def _course(spread: TraitSpread) -> str:
 
 
 def _examples(spread: TraitSpread) -> Iterator[tuple[str, str]]:
-    """Of each node, its first answer with the trait."""
     for label, node in zip(labels(spread), spread.nodes, strict=True):
         if node.first_use is not None:
             yield f"{label}, round {node.first_use.round}", node.first_use.text

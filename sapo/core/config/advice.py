@@ -171,7 +171,6 @@ def _kind(config: Config) -> str:
 
 
 def _prompt(prompt: Prompt) -> list[str]:
-    """What a prompt of its own has, in words."""
     told = [] if prompt.system is None else [f"system {prompt.system[:40]!r}"]
     shown = [f"{len(prompt.examples)} example{'s' * (len(prompt.examples) > 1)} in the prompt"]
     return [*told, *(shown if prompt.examples else []), *(f"{k} = {v!r}" for k, v in prompt.template.items())]
@@ -182,7 +181,6 @@ def _names_of(nodes: list[str]) -> str:
 
 
 def _number(value: float) -> str:
-    """A learning rate as people write it: 1e-4, 0.003."""
     text = f"{value:.3e}" if 0 < value < 1e-3 else f"{value:g}"
     return re.sub(r"\.?0*e([+-])0*", r"e\1", text)
 
@@ -237,7 +235,6 @@ def _nested(key: str, value: object) -> dict[str, Any]:
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key, or None."""
     found: Any = values
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.foreign import said
-from sapo.core.config.load import Config, parse
+from sapo.core.config.load import Config, modern, parse
 from sapo.core.config.manifest import ADVICE, Manifest
 from sapo.core.config.patterns import in_words
 from sapo.core.errors import UserError
@@ -126,11 +126,6 @@ class Home:
     def evaluation(self) -> Path:
         """The last full held-out evaluation."""
         return self.root / "evaluation.json"
-
-    @property
-    def ensemble(self) -> Path:
-        """The last held-out evaluation of nodes that answer together."""
-        return self.root / "ensemble.json"
 
     @property
     def verdicts(self) -> Path:
@@ -346,7 +341,7 @@ class Home:
     def load_config(self) -> Config:
         """The config an existing home was last started with. Raises `UserError` where there is none."""
         self._exists(self.config)
-        return parse(_read_json(self.config, str(self.root)), prefix="config.json: ")
+        return parse(modern(_read_json(self.config, str(self.root))), prefix="config.json: ")
 
     def load_evaluation(self) -> Sweep | None:
         """The last full held-out evaluation or None. Raises `UserError` for a broken file."""

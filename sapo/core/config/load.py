@@ -133,11 +133,6 @@ class Config(Section):
             raise ValueError("every task has weight 0: there is nothing to ask")
         if self.learn.foreign == "behaviour" and not self.generate.sampling.whole_support:
             raise ValueError('learn.foreign = "behaviour" needs top_p 1, top_k 0 and min_p 0 (TRAPS 4)')
-        if self.batch.sampler == "rescue" and self.learn.foreign != "positive":
-            raise ValueError(
-                f'batch.sampler = "rescue" learns from successes only: it needs learn.foreign = "positive", '
-                f'not "{self.learn.foreign}"'
-            )
         if self.generate.engine == "vllm" and self.device not in ("auto", "cpu", "cuda", "cuda:0"):
             raise ValueError(
                 'vLLM takes the first GPU it sees: with generate.engine = "vllm" choose another by '
@@ -211,6 +206,18 @@ class Config(Section):
     def digest(self) -> str:
         """Hex SHA-256 of the resolved config."""
         return sha256(canonical(self.model_dump(mode="json")))
+
+
+def modern(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A home's settings without those that releases before had: samplers that are no more draw at random."""
+    found = dict(values)
+    if found.get("batch", {}).get("sampler") in ("balanced", "rescue"):
+        found["batch"] = {**found["batch"], "sampler": "uniform"}
+    if "adaptive" in found:
+        found["adaptive"] = {k: v for k, v in found["adaptive"].items() if k in AdaptiveConfig.model_fields}
+    if "node" in found:
+        found["node"] = {number: modern(own) for number, own in found["node"].items()}
+    return found
 
 
 def presets() -> list[str]:
@@ -428,7 +435,6 @@ def _short(value: object) -> object:
 
 
 def _keys_at(loc: Sequence[int | str]) -> list[str]:
-    """Names of the fields of the section at `loc`."""
     found: list[type[Section]] = [Config]
     for part in loc:
         if part in TAGGED:

@@ -204,8 +204,8 @@ class BatchConfig(Section):
     """B: questions answered a round; I when not set. More than I lets SampleSelf choose."""
     choose: Literal["any", "informative"] = "any"
     """How SampleSelf takes I of B own groups: any of them, or first those whose scores differ."""
-    sampler: Literal["uniform", "fresh", "balanced", "rescue"] | OwnCode = "uniform"
-    """How SampleExternal draws from the pool: at random, by what was measured ([adaptive
+    sampler: Literal["uniform", "fresh"] | OwnCode = "uniform"
+    """How SampleExternal draws from the pool: at random, the freshest of twice J ([adaptive
     sampling](adaptive.md)), or as `module:function` of an installed package orders it
     ([extending](extending.md))."""
 
@@ -353,8 +353,7 @@ class LearnConfig(Section):
     """What one foreign group may do to a step: no more than an `own` group does, in tokens and in the size of
     its gradient, or, as in the paper, whatever its length and its words do (`none`)."""
     foreign_reference: float | None = None
-    """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1.
-    Sampler `rescue` sets it to what own answers have."""
+    """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1."""
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
     """`behaviour`: the ratio to the producer is truncated to [1/cap, cap]."""
     trusted_peers: list[str] = []

@@ -181,8 +181,6 @@ class _Refused(Exception):
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """One request of one connection."""
-
     server_version, sys_version = "sapo", ""
 
     def setup(self) -> None:

@@ -8,20 +8,22 @@ writes few different answers, so there are far fewer rows than completions.
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache
 
 from sapo.core.errors import SapoError
 from sapo.core.rng import torch_generator
 from sapo.core.types import Completion, Sampling
 from sapo.learn.unused_ids import hide_unused
+from sapo.policy.engines.attention import causal_mask, follows, sampling_attention
 from sapo.policy.engines.base import NOT_FINITE, refuse_long
+from sapo.policy.engines.whole_weights import whole_weights
 
 if TYPE_CHECKING:
     from sapo.policy.models import LoadedPolicy
@@ -35,16 +37,14 @@ LEAST_SHARED = 16
 GREEDY = -1.0
 """In the place of a uniform number: take the most probable token."""
 BELOW_ONE = 1.0 - 2.0**-53
-WHOLE_MASKS = frozenset({"gpt2", "llama", "qwen2", "qwen3"})
-"""Model types that take a four-dimensional attention mask as it is: to make one of a mask of the tokens, anew
-for every token, takes them a quarter of a small model's time."""
 
 
 class TransformersEngine:
     """Samples from a `LoadedPolicy`. `max_rows` bounds the completions that are decoded side by side.
 
     With `own_copy` it samples from a copy of the model, which `update_weights` brings up to date: then the
-    policy may be trained meanwhile.
+    policy may be trained meanwhile. An adapter is merged into such a copy: beside its model it would take as
+    long again as the model itself.
     """
 
     def __init__(self, policy: "LoadedPolicy", max_rows: int = 512, *, own_copy: bool = False) -> None:
@@ -52,21 +52,22 @@ class TransformersEngine:
         self.max_rows = max_rows
         self.answered: Callable[[int], None] | None = None
         self._model: Any = policy.model
-        self._whole_masks = _takes_whole_masks(policy.model)
-        if own_copy:
+        self._follows = follows(policy.model)
+        if own_copy or policy.lora:
             # As trainable as the original: torch multiplies in another order by what wants no gradient.
             self._model = copy.deepcopy(policy.model).eval()
+        if policy.lora:
+            self._model = self._model.unload()
+            self.update_weights()
 
     def update_weights(self) -> None:
-        """Copy the trained parameters; nothing to do where the weights are shared."""
+        """Copy the policy's weights; nothing to do where they are shared."""
         if self._model is self.policy.model:
             return
-        pairs = zip(self._model.parameters(), self.policy.model.parameters(), strict=True)
+        own = dict(self._model.named_parameters())
         with torch.no_grad():
-            for own, theirs in pairs:
-                # not by its version counter: a fused optimiser does not raise it
-                if theirs.requires_grad:
-                    own.copy_(theirs)
+            for name, value in whole_weights(self.policy):
+                own[name].copy_(value)
 
     def close(self) -> None:
         """Let go of the model."""
@@ -96,27 +97,28 @@ class TransformersEngine:
         training = self._model.training
         self._model.eval()
         try:
-            shared = self._shared(prompts)
-            for start in range(0, len(order), step):
-                chosen = order[start : start + step]
-                found = self._chunk(
-                    shared,
-                    [prompts[i] for i in chosen],
-                    repeats,
-                    max_new_tokens,
-                    sampling,
-                    _draws(seed, chosen, completions, max_new_tokens, greedy=greedy),
-                    before=start * repeats,
-                )
-                for place, i in enumerate(chosen):
-                    rows[i] = found[place * repeats : (place + 1) * repeats]
+            beginning = self._beginning(prompts)
+            with sampling_attention(self._model) if self._follows else nullcontext():
+                for start in range(0, len(order), step):
+                    chosen = order[start : start + step]
+                    found = self._chunk(
+                        beginning,
+                        [prompts[i] for i in chosen],
+                        repeats,
+                        max_new_tokens,
+                        sampling,
+                        _draws(seed, chosen, completions, max_new_tokens, greedy=greedy),
+                        before=start * repeats,
+                    )
+                    for place, i in enumerate(chosen):
+                        rows[i] = found[place * repeats : (place + 1) * repeats]
         finally:
             self._model.train(training)
         return rows
 
     def _chunk(
         self,
-        shared: "_Shared",
+        beginning: Cache | None,
         prompts: Sequence[Sequence[int]],
         repeats: int,
         max_new_tokens: int,
@@ -130,7 +132,7 @@ class TransformersEngine:
         `before` is the completions of the call that have ended already.
         `row` is the cache row of each running completion; `who` is which one it is.
         """
-        cache, logits, mask, lengths = self._prefill(shared, prompts)
+        cache, logits, mask, lengths = self._prefill(beginning, prompts)
         device = logits.device
         draws = draws.to(device)
         stops = torch.tensor(self.policy.stop_ids, device=device)
@@ -158,6 +160,7 @@ class TransformersEngine:
             if mask is not None:
                 mask = functional.pad(mask, (0, 1), value=0.0 if mask.is_floating_point() else 1)
             logits = self._next(
+                beginning,
                 input_ids=ids[:, None],
                 attention_mask=mask,
                 # A finished row that was kept runs on to no effect, inside the context.
@@ -166,29 +169,34 @@ class TransformersEngine:
             )
         return self._completions(tokens.tolist(), logprobs.tolist())
 
-    def _shared(self, prompts: Sequence[Sequence[int]]) -> "_Shared":
-        """What all prompts begin with, read once, where the model follows a mask with padding after it.
+    def _beginning(self, prompts: Sequence[Sequence[int]]) -> Cache | None:
+        """A cache that has read what all prompts begin with; None where they have little in common, or the
+        model cannot be told to go on from it in every row.
 
-        The last token of the shortest prompt is never part of it: each row reads one at least.
+        The last token of the shortest prompt is never part of it: each row reads one at least. A mixture
+        weighs its experts by what they make of whole prompts, so it shares nothing.
         """
         alike = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
         length = min(sum(1 for _ in alike), min(map(len, prompts), default=0) - 1)
-        if not self._whole_masks or length < LEAST_SHARED or len(prompts) < 2:
-            return _Shared(0, None)
+        if not self._follows or _has_own_cache(self._model) or length < LEAST_SHARED or len(prompts) < 2:
+            return None
         cache = _empty_cache(self._model)
         ids = torch.tensor([prompts[0][:length]], device=self._model.device)
         self._model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return _Shared(length, cache)
+        return cache
 
     def _prefill(
-        self, shared: "_Shared", prompts: Sequence[Sequence[int]]
+        self, beginning: Cache | None, prompts: Sequence[Sequence[int]]
     ) -> tuple[Any, Tensor, Tensor | None, Tensor]:
-        """Cache, next-token logits, what the next token's attention mask begins with, and prompt lengths.
+        """Cache of what follows the beginning, next-token logits, what the next token's attention mask begins
+        with, and prompt lengths.
 
-        It is None where nothing is padded, [rows, 1, 1, tokens] in `WHOLE_MASKS` models, else [rows, tokens].
+        The mask is [rows, 1, 1, tokens] in a model that `follows`; else [rows, tokens], or None where nothing
+        is padded.
         """
         device = self._model.device
-        rests = [list(prompt[shared.length :]) for prompt in prompts]
+        read = 0 if beginning is None else beginning.get_seq_length()
+        rests = [list(prompt[read:]) for prompt in prompts]
         lengths = torch.tensor([len(rest) for rest in rests], device=device)
         width = max(len(rest) for rest in rests)
         ids = torch.tensor([[0] * (width - len(rest)) + rest for rest in rests], device=device)
@@ -196,21 +204,23 @@ class TransformersEngine:
         # Masks come from lengths, never from ids: the pad id may be a real token (TRAPS 21).
         padded = min(len(rest) for rest in rests) < width
         mask = after = (places >= 0).long() if padded else None
-        if padded and self._whole_masks:
-            mask = functional.pad(_whole_mask(places >= 0, self._model.dtype), (shared.length, 0))
+        if self._follows:
+            mask = causal_mask(places >= 0, self._model.dtype)
             after = mask[:, :, -1:]
-        cache = shared.for_rows(len(prompts)) or _empty_cache(self._model)
+        cache = _empty_cache(self._model)
         logits = self._next(
+            beginning,
             input_ids=ids,
             attention_mask=mask,
-            position_ids=places.clamp(min=0) + shared.length,
+            position_ids=places.clamp(min=0) + read,
             past_key_values=cache,
             logits_to_keep=1,
         )
-        return cache, logits, after, lengths + shared.length
+        return cache, logits, after, lengths + read
 
-    def _next(self, **arguments: Any) -> Tensor:
-        """Logits [rows, vocabulary] of the next token."""
+    def _next(self, beginning: Cache | None, **arguments: Any) -> Tensor:
+        if beginning is not None:
+            arguments["beginning"] = beginning
         return hide_unused(self._model, self._model(**arguments, use_cache=True).logits[:, -1])
 
     def _completions(self, tokens: list[list[int]], logprobs: list[list[float]]) -> list[Completion]:
@@ -232,48 +242,13 @@ class TransformersEngine:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """What the prompts of a call begin with in common: how many tokens, and the cache that has read them."""
-
-    length: int
-    cache: Any
-
-    def for_rows(self, rows: int) -> Any:
-        """A copy of the cache with so many rows; None where nothing is shared."""
-        if self.cache is None:
-            return None
-        cache = copy.deepcopy(self.cache)
-        cache.batch_repeat_interleave(rows)
-        return cache
-
-
 def _empty_cache(model: Any) -> Any:
     """A cache that has read nothing; a mixture of models has a kind of its own."""
-    own = getattr(model, "empty_cache", None)
-    return DynamicCache(config=model.config) if own is None else own()
+    return model.empty_cache() if _has_own_cache(model) else DynamicCache(config=model.config)
 
 
-def _takes_whole_masks(model: Any) -> bool:
-    """Whether a model follows a four-dimensional mask: sliding windows are not in ours."""
-    config = getattr(model, "config", None)
-    layers = getattr(config, "layer_types", None) or ["full_attention"]
-    return (
-        getattr(config, "model_type", None) in WHOLE_MASKS
-        and getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
-        and set(layers) == {"full_attention"}
-    )
-
-
-def _whole_mask(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """Additive attention mask [rows, 1, tokens, tokens]: very negative for later tokens and those not
-    `seen`."""
-    width = seen.shape[1]
-    before = torch.ones(width, width, dtype=torch.bool, device=seen.device).tril()
-    hidden = ~(before & seen[:, None, None, :])
-    return torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(
-        hidden, torch.finfo(dtype).min
-    )
+def _has_own_cache(model: Any) -> bool:
+    return hasattr(model, "empty_cache")
 
 
 def _branch(row: Tensor, token: Tensor, rows: int) -> tuple[Tensor | None, Tensor, Tensor]:

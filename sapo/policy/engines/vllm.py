@@ -11,7 +11,7 @@ import socket
 import tempfile
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -37,6 +37,7 @@ from sapo.policy.engines.vllm_messages import (
     Sampled,
     unfit,
 )
+from sapo.policy.engines.whole_weights import whole_weights
 from sapo.policy.models import LoadedPolicy
 
 Reply = TypeVar("Reply", Opened, Loaded, Sampled)
@@ -67,7 +68,7 @@ class VllmEngine:
         self._lock = threading.RLock()
         """Held from a request to its reply: a node samples ahead in another thread than it probes in."""
         self._pushed: tuple[tuple[int, int], ...] | None = None
-        self._weights = SharedWeights.like(weights(policy))
+        self._weights = SharedWeights.like(whole_weights(policy))
         self._log = tempfile.TemporaryFile(prefix="sapo-vllm-")  # noqa: SIM115 - lives as long as the process
         self._line, self._child = _start(policy, self._weights.descriptor, self._log)
         self._end = weakref.finalize(self, _close, self._child, self._line, self._weights, self._log)
@@ -87,7 +88,6 @@ class VllmEngine:
         return self._child.pid
 
     def _ask(self, request: object, kind: type[Reply]) -> Reply:
-        """The reply to a request. Raises the `UserError` that it may be, and `SapoError` if none comes."""
         with self._lock:
             self._refuse_ended()
             try:
@@ -134,7 +134,7 @@ class VllmEngine:
             return
         with self._lock:
             self._refuse_ended()  # its memory has gone with it
-            self._weights.write(weights(self.policy))
+            self._weights.write(whole_weights(self.policy))
             missing = self._ask(Load(), Loaded).missing
         if missing:
             raise SapoError(f"vLLM took over no weights for {', '.join(missing[:3])}")
@@ -223,7 +223,6 @@ def one_gpu(device: torch.device, environment: Mapping[str, str]) -> dict[str, s
 
 
 def _path(file: IO[bytes]) -> Path:
-    """A path to an open file that has no name."""
     return Path(f"/proc/self/fd/{file.fileno()}")
 
 
@@ -251,20 +250,3 @@ def _opening(policy: LoadedPolicy, cache_gb: float, max_rows: int, shared: Share
         unused_ids=() if unused is None else tuple(unused.tolist()),
         slots=shared.slots,
     )
-
-
-def weights(policy: LoadedPolicy) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and values as a checkpoint of the whole model would have them, a LoRA adapter merged in."""
-    model: Any = policy.model
-    if not policy.lora:
-        yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())
-        return
-    base = model.get_base_model()
-    for name, parameter in base.named_parameters():
-        if ".lora_" in name:
-            continue
-        owner, inner, rest = name.rpartition(".base_layer.")
-        value = parameter.detach()
-        if inner and rest == "weight":
-            value = value + base.get_submodule(owner).get_delta_weight("default").detach()
-        yield (f"{owner}.{rest}" if inner else name), value

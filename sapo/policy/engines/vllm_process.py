@@ -130,7 +130,6 @@ def _drawn(found: Any) -> Drawn:
 
 
 def _open(opening: Opening) -> Any:
-    """vLLM's engine for a model of this shape, with arbitrary weights."""
     from vllm import LLM
     from vllm.platforms import current_platform
 

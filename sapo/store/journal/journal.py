@@ -441,7 +441,6 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of the statements inside, durably, or none of them."""
         with self._lock, explained(self._path):
             db = self._connection
             try:

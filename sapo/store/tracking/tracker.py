@@ -20,7 +20,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import SapoError, Unavailable, UserError
 from sapo.core.series import check
 from sapo.core.types import RoundResult, canonical
-from sapo.policy import gguf_file
+from sapo.policy import model_source
 from sapo.store.tracking import model_registry, parent_run, sample_table
 from sapo.store.tracking.names import encoded
 
@@ -34,6 +34,7 @@ HISTORY, HISTORY_VERSION = "sapo.history", "sapo.history_version"
 for vacuum removes old table versions. It is left out where it was not known at once."""
 LONGEST_TAG = 5000
 PROMPT = "sapo.prompt"
+MODEL_SOURCE = "sapo.model_source"
 """All that the policy reads around a question, as JSON, to its first `LONGEST_TAG` characters."""
 PACKAGES = ("sapo-swarm", "reasoning-gym", "torch", "transformers", "tokenizers", "numpy", "peft", "mlflow")
 METRICS_AT_ONCE, OTHERS_AT_ONCE, LONGEST_PARAM = 1000, 100, 6000
@@ -267,7 +268,6 @@ class Tracker:
             self._send(run, [metric(name, value, int(at * 1000), step) for name, value, at, step in values])
 
     def _send(self, run: str, rows: Sequence[Any]) -> None:
-        """Write metrics, all of them right or none, under names that MLflow takes. Raises `WrongFigure`."""
         for row in rows:
             check(row.key, row.value)
         metric = model_registry.load_mlflow().entities.Metric
@@ -429,7 +429,7 @@ def tags_of(config: Config) -> dict[str, str]:
     tags = {
         "sapo.datasets": ", ".join(sorted({task.dataset for task in config.tasks})),
         "sapo.model": config.model,
-        **gguf_file.tags(config.model),
+        MODEL_SOURCE: model_source.source(config.model),
         "sapo.batch": f"{config.batch.local}/{config.batch.external} × {config.batch.completions}",
         "sapo.config_digest": config.digest(),
         "version.python": platform.python_version(),
