@@ -305,16 +305,16 @@ class NodeRuntime:
     def _charge_excess(self, batch: Batch) -> None:
         """Charge authors what a batch costs more to learn from than if their groups were own ones."""
         token_s = self._last.get("time/update", 0.0) / max(1.0, self._last.get("learn/tokens", 0.0))
-        for group in batch.groups:
-            more = excess(self.config, group)
-            if group.source == "external" and more:
-                self.parts.intake.quotas.charge(group.producer_key, more * token_s)
+        for key, tokens in excess(batch, self.config.learn).items():
+            self.parts.intake.quotas.charge(key, tokens * token_s)
 
     def _own_seconds(self, scoring: float) -> float:
-        """Seconds of the node's own work since the draw before: the last update, generation, `scoring`."""
+        """Seconds of the node's own work since the draw before: the own part of the last update, generation,
+        `scoring`. What others made it take earns them nothing."""
         if self._update_s is None:
             self._update_s = self._last.get("time/update", 0.0)
-        return self._update_s + self._now.metrics["time/generate"] + scoring
+        own = 1.0 - self._last.get("learn/token_share_external", 0.0)
+        return own * self._update_s + self._now.metrics["time/generate"] + scoring
 
     def _commit_batch(self) -> Batch:
         """Make the batch, with its advantages, and journal it (transaction 2).

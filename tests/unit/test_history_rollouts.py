@@ -431,12 +431,12 @@ def test_each_file_is_read_once_whatever_rounds_authors_claim(
 
     monkeypatch.setattr(archiver_module, "columns_of", counting)
     for round in range(6):
-        bus.publish([signed(round), signed(0, round + 10), signed(2**31 - 1, round)])
+        bus.publish([signed(round), signed(0, round + 10), signed(2**30, round)])
         held = HeldGroups(tmp_path / "archive.sqlite")  # of a process that begins
         archiver(bus, store, held=held).run()
         held.close()
     assert read == [0, 1, 1, 1, 1, 1]
-    bus.publish([signed(0, 10), signed(3), signed(2**31 - 1, 4), signed(2**31 - 1, 6)])
+    bus.publish([signed(0, 10), signed(3), signed(2**30, 4), signed(2**30, 6)])
     counts = archiver(bus, store).run()  # without an index it reads them all
     assert (counts.duplicates, counts.groups) == (3, 1)
     assert read[-1] == 6
