@@ -14,6 +14,7 @@ once more. The journal takes a round in three transactions: groups, batch, resul
 
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,7 +32,7 @@ from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
-from sapo.node.batch import batch_group, foreign_gaps
+from sapo.node.batch import batch_group, foreign_gaps, version_seen
 from sapo.node.guard_alarms import GuardAlarms
 from sapo.node.parts import NodeParts, open_parts
 from sapo.node.receive import Arrivals
@@ -100,6 +101,7 @@ class NodeRuntime:
         self._ahead = Ahead(parts.rollouts)
         self._figures = Sieve(self.name)
         recent = self.journal.results(self.round - ROUNDS)
+        self._ends = deque((result.finished_at for result in recent), ROUNDS)
         self._alarms = GuardAlarms(self.name)
         self._silent = SilentRounds(self.config, self.name, [result.metrics for result in recent])
         self._update_s: float | None = None
@@ -393,6 +395,7 @@ class NodeRuntime:
                     bus_position=entry.received.bus_position,
                     tokens=entry.tokens,
                     believed=entry.group.key in trusted,
+                    version=version_seen(entry.group, entry.received.timestamp, self.round, self._ends),
                 )
             )
         return Batch(
@@ -462,6 +465,7 @@ class NodeRuntime:
         )
         self.journal.commit_result(result)
         self._silent.hear(result.metrics)
+        self._ends.append(finished)
         self._last, self._since = result.metrics, finished
         self.round += 1
         self._batch, self._now = now.batch, _Round()

@@ -17,8 +17,9 @@ ALIKE = 0.5
 """Share of the smaller group's completions that the other also has, from which on they are one text."""
 CROWD = 64
 """Groups that answer one question: whatever else is said to it is nothing new."""
-VARIED = 3
-"""Different texts from which on a group's answers to a row are no chance."""
+VARIED, MANY, MOST = 3, 5, 0.75
+"""Answers to a row are no chance if all are the same as another group's, `VARIED` texts or more, or `MOST` of
+the texts of two groups that have `MANY` different ones."""
 _DIGITS = 10
 _QUESTION = 16
 _NO_LETTERS = re.compile(r"[\W_]+")
@@ -78,19 +79,15 @@ class DedupIndex:
         """Another group that answers the same question in the same words, if one is remembered.
 
         Honest nodes never repeat a question; beyond `CROWD` groups on one, every further group is a copy. But
-        the rows of a file are few, and asked again and again: there a copy has all the same texts, of which
-        three or more differ.
+        the rows of a file are few, and asked again and again, and some answers are given by many: there a
+        copy has all the same texts, three or more, or most of the same of many (`_says_again`).
         """
         mark = self.mark(group)
-        if group.recipe.dataset.startswith(FILE):
-            same = [one for one in self._questions.get(mark[:_QUESTION], ()) if one != group.group_id]
-            varied = len(_texts(mark)) >= VARIED
-            return next(
-                (self._met[one] for one in same if varied and self._met[one].fingerprint == mark), None
-            )
         others = [
             self._met[one] for one in self._questions.get(mark[:_QUESTION], ()) if one != group.group_id
         ]
+        if group.recipe.dataset.startswith(FILE):
+            return next((met for met in others if _says_again(mark, met.fingerprint)), None)
         for met in others[:CROWD]:
             if met.key == group.key or _alike(mark, met.fingerprint):
                 return met
@@ -145,6 +142,14 @@ def _alike(one: str, other: str) -> bool:
     mine, theirs = _texts(one), _texts(other)
     common = sum((mine & theirs).values())
     return common >= ALIKE * min(mine.total(), theirs.total())
+
+
+def _says_again(one: str, other: str) -> bool:
+    """Whether two groups' answers to a row are the same by more than chance."""
+    mine, theirs = _texts(one), _texts(other)
+    fewer = min(len(mine), len(theirs))
+    most = fewer >= MANY and len(mine & theirs) >= MOST * fewer
+    return most or (one == other and fewer >= VARIED)
 
 
 def _texts(mark: str) -> Counter[str]:

@@ -1,5 +1,6 @@
 """What a foreign group may cost to learn from: bounds against the node's own groups, worked by hand."""
 
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from swarms import small_config
 from sapo.core.config.load import LearnConfig
 from sapo.core.types import Batch, BatchGroup, Recipe, Sample
 from sapo.peers.allowance import COMPLETION, GROUP, allowance, excess, too_costly, too_long
+from sapo.policy.tokenise import ONE, ZERO
 
 CONFIG = small_config(["batch.completions=4", "generate.max_new_tokens=10"])
 
@@ -19,7 +21,7 @@ def group(position: int, author: str, *lengths: int, source: Any = "external") -
         Sample(
             k=k,
             token_ids=(1,) * (3 + length),
-            loss_mask=(*[0] * 3, *[1] * length),
+            loss_mask=(*repeat(ZERO, 3), *repeat(ONE, length)),
             text="",
             finish_reason="stop",
             outcome="score",

@@ -176,9 +176,9 @@ def test_the_reach_is_a_multiple_of_the_own_lessons_whatever_partners_do() -> No
         reach = ours.reach(own=1.0, factor=4.0)
         assert reach == 4.0
         away = tensor([0.999 * reach, 0.0])
-        far = (ours.slow[0] + away, ours.slow[0] - fast[0] - away)
-        assert ours.distance(fast, lambda name, far=far: far).partner <= reach
-        ours.step(fast, alpha=ALPHA, beta=1.0, gamma=GAMMA, partner=lambda name, far=far: far)
+        far = {"w": (ours.slow[0] + away, ours.slow[0] - fast[0] - away)}
+        assert ours.distance(fast, far.__getitem__).partner <= reach
+        ours.step(fast, alpha=ALPHA, beta=1.0, gamma=GAMMA, partner=far.__getitem__)
         at.append(float(ours.slow[0][0]))
     assert at[39] - at[29] == pytest.approx(at[29] - at[19], rel=0.01)
     assert len(ours.lessons) == 15

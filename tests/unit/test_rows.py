@@ -292,3 +292,7 @@ def test_a_row_that_is_asked_again_is_no_copy_and_the_same_varied_answers_are() 
     assert index.alike(said("a", 1, "1", "2", "2", "3")) is None
     assert index.alike(said("b", 1, "3", "2", "3", "1")) is not None
     assert not drawn_by(first)
+    many = said("c", 0, "1", "2", "3", "4", "5", "six", "seven")
+    index.add(many, "1" * 64, 2.0)
+    assert index.alike(said("d", 0, "1", "2", "3", "4", "5", "six", "seven more")) is not None
+    assert index.alike(said("d", 1, "1", "2", "3", "7", "8", "9", "10")) is None

@@ -395,9 +395,10 @@ class LearnConfig(Section):
     def admits(self, advantage: float, staleness: int) -> bool:
         """Whether `foreign` trains on a foreign completion at all.
 
-        `staleness` is in rounds: the receiver's own less those of the policy that wrote the completion.
+        `staleness` is in rounds: the receiver's own less those of the policy that wrote the completion. A
+        policy that says it is ahead of the receiver's rounds counts as late: that is its author's word alone.
         """
-        if self.foreign == "positive_late" and staleness <= self.foreign_late:
+        if self.foreign == "positive_late" and 0 <= staleness <= self.foreign_late:
             return True
         return self.foreign not in ("positive", "positive_late") or advantage > 0.0
 
