@@ -153,14 +153,15 @@ def pad(peer: Peer, sight: Sight) -> list[SignedGroup]:
 
 def ramble(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Right answers behind as much junk as they may have, where the mark of an answer makes it free: whoever
-    answers at length would weigh more than all others together."""
-    room = min(150, peer.grounds.manifest.max_text_chars - 40)
+    answers at length would weigh more than all others together. Elsewhere that is the padder's."""
+    rules = peer.grounds.manifest
+    if rules.answer == "text":
+        return []
     found = []
     for item in peer.grounds.items(BURST):
-        junk = " ".join(peer.rng.choices(JUNK, k=12))[:room]
-        found.append(
-            peer.publish(item, [f"{junk} {text}" if k % 2 else text for k, text in enumerate(mixed(item))])
-        )
+        junk = " ".join(peer.rng.choices(JUNK, k=12))[: min(150, rules.max_text_chars - 40)]
+        texts = [f"{junk} {text}" if k % 2 else text for k, text in enumerate(mixed(item))]
+        found.append(peer.publish(item, texts))
     return found
 
 
