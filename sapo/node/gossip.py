@@ -84,10 +84,10 @@ class Gossip:
 
     # -- what others announce ----------------------------------------------------------------------------
 
-    def hear(self, records: Sequence[Received]) -> None:
+    def hear(self, records: Sequence[Received], rng: random.Random) -> None:
         """Take what members announced, in the round in hand."""
         round = self._journal.finished_rounds()
-        for refused in self._partners.hear(records, self._members(), round):
+        for refused in self._partners.hear(records, self._members(), round, rng):
             self._count(f"gossip/refused/{refused.code}")
 
     def changed(self) -> dict[str, str]:

@@ -76,7 +76,7 @@ class Intake:
             self.refusals.note_malformed(found)
         announced = [one for one in poll.received if is_announcement(one)]
         if self.gossip is not None:
-            self.gossip.hear(announced)
+            self.gossip.hear(announced, rng)
         else:
             for one in announced:
                 self._refuse(Refused("announcement"), one)

@@ -7,7 +7,7 @@ is; an earlier one refuses it as `malformed`, which harms nobody.
 
 import json
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -31,8 +31,8 @@ PREFIX = b'{"announcement":'
 MAX_BYTES = 2048
 """Of a payload."""
 LOOKS = 4000
-"""Records that are looked at in a poll, the newest of each member first: anybody can name a key, or send
-again what a member once signed."""
+"""Records of members' that are looked at in a poll; any of them where there are more. Anybody can name a key,
+or send again what a member once signed."""
 
 
 class Announcement(Record):
@@ -132,32 +132,28 @@ class Partners:
         self._known = {heard.announcement.key: heard for heard in known}
         self._changed: dict[str, str] = {}
 
-    def hear(self, records: Iterable[Received], members: Collection[str], round: int) -> list[Refused]:
+    def hear(
+        self, records: Sequence[Received], members: Collection[str], round: int, rng: random.Random
+    ) -> list[Refused]:
         """Take the newest announcement of each member, in the node's own round; returns what is refused.
 
         Besides those of `read` there are the codes `not_member`, `stale` (made longer ago than `max_age_s`
         when the bus stamped it), `replayed` (not newer than what is known of its author) and `another_model`.
         Own ones are passed over.
         """
-        refused: list[Refused] = []
-        turns: dict[str, list[Received]] = {}
-        for received in sorted(records, key=lambda one: -one.timestamp):
-            key = received.signed.key
-            if key in members and key != self._own:
-                turns.setdefault(key, []).append(received)
-            elif key != self._own:
-                refused.append(Refused("not_member", f"{key} is not in gossip.members"))
-        looks = LOOKS
-        while turns and looks > 0:
-            for key in list(turns)[:looks]:
-                looks -= 1
-                try:
-                    self._take(turns[key].pop(0), round)
-                except Refused as reason:
-                    refused.append(Refused(reason.code, reason.detail))
-                    if turns[key]:
-                        continue
-                del turns[key]
+        others = [one for one in records if one.signed.key != self._own]
+        strangers = [one.signed.key for one in others if one.signed.key not in members]
+        refused = [Refused("not_member", f"{key} is not in gossip.members") for key in strangers]
+        some = [one for one in others if one.signed.key in members]
+        taken: set[str] = set()
+        for received in sorted(rng.sample(some, min(LOOKS, len(some))), key=lambda one: -one.timestamp):
+            if received.signed.key in taken:
+                continue
+            try:
+                self._take(received, round)
+                taken.add(received.signed.key)
+            except Refused as reason:
+                refused.append(Refused(reason.code, reason.detail))
         return refused
 
     def _take(self, received: Received, round: int) -> None:
