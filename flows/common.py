@@ -47,7 +47,7 @@ def retry_unavailable(_task: Any, _run: Any, state: State[Any]) -> bool:
 
 
 SMALL: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
-"""Of every task: nothing it takes or returns is kept (TRAPS 42)."""
+"""Of every task: nothing it takes or returns is kept."""
 NETWORK: dict[str, Any] = {
     **SMALL,
     "retries": 2,

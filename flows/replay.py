@@ -1,4 +1,4 @@
-"""Flow `replay`: nodes' rounds made again from the history, and compared with their record (DESIGN 11)."""
+"""Flow `replay`: nodes' rounds made again from the history, and compared with their record."""
 
 import logging
 from collections.abc import Callable, Sequence

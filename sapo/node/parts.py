@@ -99,7 +99,7 @@ class NodeParts:
 
     def check(self) -> None:
         """Raise what the deliverer's thread met that is not a mere outage, and `Paused` at the bound of what
-        may be owed: history is never dropped (DESIGN 9)."""
+        may be owed: history is never dropped."""
         if self.deliverer is not None:
             self.deliverer.check()
         owed, bound = self.journal.owed_bytes(), self.config.history.max_owed_mb * 2**20
@@ -291,6 +291,6 @@ def _intake(
 
 
 def environment(config: Config, device: str) -> dict[str, str | int]:
-    """What a round's bits depend on besides its inputs (DESIGN 8), and code of other packages in the node."""
+    """What a round's bits depend on besides its inputs, and code of other packages in the node."""
     own = own_code.versions(own_code.named(config).values())
     return {"config": config.digest(), "threads": config.threads, **arithmetic(device), **own}

@@ -19,7 +19,7 @@ from sapo.core.user_cache import default_cache
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking.sinks import TrackSink, VersionSink, open_tracking
 from sapo.store.tracking.tracker import Tracker
-from sapo.store.tracking.uri import own_artifacts, own_server
+from sapo.store.tracking.uri import own_artifacts
 
 if TYPE_CHECKING:
     from sapo.node.member.runtime import MemberRuntime
@@ -104,7 +104,6 @@ def _tracking(
         incarnation,
         uri=uri,
         artifacts=artifacts,
-        thinned=own_server(home, uri),
         whole=whole,
         history=history,
         afterwards=afterwards,

@@ -1,7 +1,7 @@
 """The archive: from the bus into the `rollouts` table, each published completion exactly once.
 
 The table is the only state: the offset to go on from, per partition of the bus, is an application
-transaction of the same commit that adds the rows (DESIGN 10, TRAPS 50).
+transaction of the same commit that adds the rows.
 """
 
 import logging

@@ -7,6 +7,7 @@ the full evaluation with each other, probes with probes (`sapo.ops.peaks`).
 """
 
 import json
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +24,7 @@ from sapo.node import probes
 from sapo.node.probes import Probe
 from sapo.ops import peaks
 from sapo.ops.peaks import Exam
-from sapo.store.tracking import mlflow_sqlite
-from sapo.store.tracking.model_registry import reaching
+from sapo.store.tracking.model_registry import load_mlflow, reaching
 from sapo.store.tracking.names import decoded, series_name
 from sapo.store.tracking.tracker import NODE
 
@@ -169,23 +169,19 @@ def _rounds(metrics: Mapping[str, Mapping[float, float]]) -> set[float]:
 def tracked(home: Home, uri: str | None, swarm: str) -> Iterator[tuple[str, str, float, float]]:
     """(node, metric, round, value) of the nodes' own runs in MLflow, recognised by their tag: what-ifs lack
     it."""
-    if uri is not None:
-        with reaching(uri):
-            yield from _tracked_by_server(uri, swarm)
-    elif home.mlflow_db.exists():
-        yield from mlflow_sqlite.metrics_of(home.mlflow_db, swarm, NODE)
-
-
-def _tracked_by_server(uri: str, swarm: str) -> Iterator[tuple[str, str, float, float]]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name(swarm)
-    own = f"tags.`{NODE}` != ''"
-    for run in client.search_runs([experiment.experiment_id], own) if experiment else []:
-        for name in run.data.metrics:
-            for metric in client.get_metric_history(run.info.run_id, name):
-                yield run.data.tags[NODE], name, metric.step, metric.value
+    if uri is None:
+        if not home.mlflow_db.exists():
+            return
+        uri = f"sqlite:///{home.mlflow_db}"
+    with reaching(uri):
+        client = load_mlflow().MlflowClient(uri, uri)
+        experiment = client.get_experiment_by_name(swarm)
+        own = f"tags.`{NODE}` != ''"
+        for run in client.search_runs([experiment.experiment_id], own) if experiment else []:
+            for name in run.data.metrics:
+                for metric in client.get_metric_history(run.info.run_id, name):
+                    if not math.isnan(metric.value):
+                        yield run.data.tags[NODE], name, metric.step, metric.value
 
 
 def first_and_last(values: Sequence[float]) -> Ends:

@@ -1,4 +1,4 @@
-"""Keys, incarnations and signatures: who made a group, and that it is unchanged since (DESIGN 1)."""
+"""Keys, incarnations and signatures: who made a group, and that it is unchanged since."""
 
 import os
 import stat

@@ -63,7 +63,7 @@ class LoadedPolicy:
     special_ids: frozenset[int]
     """Ids of special tokens."""
     control: tuple[str, ...]
-    """Texts of the special tokens that end an answer or part the turns; a peer may write none (DESIGN 5)."""
+    """Texts of the special tokens that end an answer or part the turns; a peer may write none."""
     system: str | None = None
     """Instruction that goes before every question."""
     examples: tuple[tuple[str, str], ...] = ()
@@ -110,8 +110,7 @@ class LoadedPolicy:
     def encode_completion(self, text: str, finish_reason: FinishReason) -> tuple[int, ...]:
         """Ids of an answer alone: no BOS, no control token but `end_id`, which follows iff it stopped.
 
-        Special tokens in a text that spells a control token are encoded as plain characters (TRAPS 17, 18,
-        20).
+        Special tokens in a text that spells a control token are encoded as plain characters.
         """
         split = self.has_control_tokens(text)
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=split).input_ids
@@ -125,7 +124,7 @@ class LoadedPolicy:
         )
 
     def has_control_tokens(self, text: str) -> bool:
-        """Whether a text spells one of this policy's control tokens (TRAPS 20)."""
+        """Whether a text spells one of this policy's control tokens."""
         return any(token in text for token in self.control)
 
     def refused_marks(self) -> tuple[str, ...]:
@@ -144,7 +143,7 @@ class LoadedPolicy:
         return all(0 <= token < self.vocabulary and token not in self.unknown_ids for token in ids)
 
     def fits(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt leaves room for at least one token; prompts are never truncated (TRAPS 26)."""
+        """Whether a prompt leaves room for at least one token; prompts are never truncated."""
         return len(prompt) < self.max_length
 
 
@@ -524,7 +523,7 @@ def _turns(tokenizer: Any) -> str:
 
 
 def _stops(model: Any, tokenizer: Any) -> set[int]:
-    """End ids named by the tokenizer, the model's config and its generation config (TRAPS 24)."""
+    """End ids named by the tokenizer, the model's config and its generation config."""
     found: set[int] = set()
     for value in (
         tokenizer.eos_token_id,
@@ -565,7 +564,7 @@ def _refuse_broken(spec: str, model: torch.nn.Module) -> None:
 
 
 def _self_check(spec: str, policy: LoadedPolicy) -> None:
-    """Render a prompt and an answer: the answer must be trainable up to a stop token (TRAPS 25)."""
+    """Render a prompt and an answer: the answer must be trainable up to a stop token."""
     prompt, answer = policy.encode_prompt("1 + 1 = ?"), policy.encode_completion("2", "stop")
     if not prompt or len(answer) < 2 or answer[-1] not in policy.stop_ids:
         raise UserError(

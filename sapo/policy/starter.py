@@ -1,4 +1,4 @@
-"""The starter policy: a small model made here, as no weights can be assumed to be downloadable (DESIGN 17).
+"""The starter policy: a small model made here, as no weights can be assumed to be downloadable.
 
 A Llama-architecture model learns, by supervised steps on questions outside the held-out buckets, just enough
 to be right now and then; the rest is left to the swarm. Like a base model it also knows more than one way to
@@ -81,7 +81,7 @@ def prepare(config: Config, workers: TaskWorkers, *, cache: Path, progress: Prog
 
 
 def solved(config: Config, workers: TaskWorkers) -> Iterator[list[tuple[Question, str]]]:
-    """Endless batches of the config's questions with answers, never from a held-out bucket (DESIGN 4)."""
+    """Endless batches of the config's questions with answers, never from a held-out bucket."""
     for round in count():
         questions = QuestionStream(
             workers,

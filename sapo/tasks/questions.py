@@ -1,6 +1,6 @@
 """Endless questions that do not overlap: recipes drawn far apart, held-out questions set aside by content.
 
-Seeds of ReasoningGYM are no streams and hold nothing out (TRAPS 45, 46): entry (s, i) is (s + 1, i - 1).
+Seeds of ReasoningGYM are no streams and hold nothing out: entry (s, i) is (s + 1, i - 1).
 So every recipe gets its own seed, hashed from where it is used over the whole range below 2**31, and whether
 a question may be trained on is decided by the question.
 """

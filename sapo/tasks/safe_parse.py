@@ -1,4 +1,4 @@
-"""What stands between submitted text and the scorers that would evaluate it (TRAPS 49).
+"""What stands between submitted text and the scorers that would evaluate it.
 
 `literal` takes the place of `eval`; `expression`, `number`, `arithmetic` and `antiderivative` that of
 `sympy.parse_expr`; `fraction` that of `Fraction`, `no_nan` that of `float`.

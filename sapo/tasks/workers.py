@@ -143,7 +143,7 @@ class TaskWorkers:
         return outcomes
 
     def judge(self, claims: Sequence[PeerGroup]) -> list[Verification]:
-        """Regenerate and score peers' groups, in order: nothing in a claim is believed (DESIGN 2).
+        """Regenerate and score peers' groups, in order: nothing in a claim is believed.
 
         Outcomes are those of `score`, except that a text which takes `foreign_limit_s` of processor time, or
         `time_limit_s` by the clock, ends its group as `slow`.

@@ -321,7 +321,7 @@ def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path
     assert champion.tags["sapo.eval.pass_at_1"] == "0.35"
 
 
-def test_trap_52_the_alias_latest_is_never_set(server: Server, tmp_path: Path) -> None:
+def test_the_alias_latest_is_never_set(server: Server, tmp_path: Path) -> None:
     path, _ = saved(tmp_path, 1)
     VersionSink(tracker(server, "n4"), plain).deliver([Owed(1, str(path))], JOURNAL)
     assert MlflowClient(server.url).get_registered_model("tiny.n4").aliases == {}

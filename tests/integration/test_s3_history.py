@@ -140,7 +140,7 @@ def test_two_archivers_and_two_nodes_write_once_while_the_store_is_killed(
     assert query.query(store, "SELECT count(*) AS n FROM training")["n"].to_pylist() == [2 * ROUNDS * 16]
 
 
-def test_trap_50_a_handle_that_missed_a_commit_is_refused_on_s3_too(s3: S3Server) -> None:
+def test_a_handle_that_missed_a_commit_is_refused_on_s3_too(s3: S3Server) -> None:
     store = Store("s3://history/handles")
     deliver(store, 0)
     early = store.open("training")

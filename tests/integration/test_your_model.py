@@ -37,7 +37,7 @@ def test_the_page_leads_to_a_model_that_answers(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{block.name}: {done.stdout}"
         said[block.lines[0].split()[1]] = done.stdout
     assert "<|im_start|>assistant\n6 * 7 = 42\n<answer>42</answer><|im_end|>" in said["task"]
-    assert "would\n" in said["try"]
+    assert "whole run" in said["try"]
     assert "n0" in said["swarm"]
     sweep = Home(tmp_path / "runs" / "smol").load_evaluation()
     assert sweep is not None

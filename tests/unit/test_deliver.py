@@ -84,7 +84,7 @@ def test_rounds_go_in_order_in_batches_and_are_acknowledged(journal: Journal, cl
     assert len(journal.owed("training", 9)) == 5
 
 
-def test_trap_40_nothing_is_acknowledged_before_it_is_delivered(journal: Journal, clock: Clock) -> None:
+def test_nothing_is_acknowledged_before_it_is_delivered(journal: Journal, clock: Clock) -> None:
     commit_rounds(journal, 0, 1)
     sink = FailingSink()
     sink.error = Unavailable("away")

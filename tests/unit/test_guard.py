@@ -42,7 +42,7 @@ def test_guard_names_the_threshold_passed_and_is_silent_at_it(
 
 
 @pytest.mark.parametrize(("off_by", "skipped"), [(0.0, False), (0.5, True)])
-def test_trap_2_no_step_is_made_on_answers_of_another_policy_than_the_engine_should_have_sampled(
+def test_no_step_is_made_on_answers_of_another_policy_than_the_engine_should_have_sampled(
     off_by: float, skipped: bool
 ) -> None:
     model = tiny_model()

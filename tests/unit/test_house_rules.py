@@ -12,7 +12,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SAPO = ROOT / "sapo"
-TRAPS = range(1, 53)
 
 ROOMS = (
     "core",
@@ -261,26 +260,7 @@ def test_no_two_test_files_have_one_name() -> None:
     assert len(names) == len(set(names)), "pytest imports them by their base names"
 
 
-def trap_tests() -> dict[str, int]:
-    pattern = re.compile(r"def ((?:test_)?trap_(\w*?)_\w+)\(")
-    found: dict[str, int] = {}
-    for path in (*modules(ROOT / "tests"), *modules(SAPO / "testing")):
-        for name, number in pattern.findall(path.read_text(encoding="utf-8")):
-            found[name] = int(number) if number.isdecimal() else -1
-    return found
-
-
-def test_every_trap_test_names_a_known_trap() -> None:
-    assert not {name for name, number in trap_tests().items() if number not in TRAPS}
-
-
-def test_every_trap_has_a_test() -> None:
-    prefixes = [re.match(r"(?:test_)?trap_((?:\d+_)+)", name) for name in trap_tests()]
-    tested = {int(number) for found in prefixes if found for number in found[1].split("_")[:-1]}
-    assert not set(TRAPS) - tested
-
-
-def test_trap_42_prefect_keeps_nothing_and_sees_only_small_things() -> None:
+def test_prefect_keeps_nothing_and_sees_only_small_things() -> None:
     from prefect import Flow, Task
     from prefect.cache_policies import NO_CACHE
 

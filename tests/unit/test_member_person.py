@@ -41,22 +41,23 @@ def test_the_key_is_in_a_file_of_its_owners_alone(tmp_path: Path, place: Desk) -
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_a_client_that_sends_slowly_holds_nobody_up_and_is_cut_off(
+def test_a_client_that_sends_slowly_holds_nobody_up_and_is_told_so(
     place: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_server, "LIMIT_S", 0.3)
     with socket.create_connection(("127.0.0.1", place.port), PATIENCE_S) as slow:
-        slow.sendall(b"POST / HTTP/1.1\r\nContent-Length: 50\r\n")
+        path = f"/{place.origin.rpartition('/')[2]}/"
+        slow.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\ntext=".encode())
         assert waits(Visitor(place).look())
-        assert slow.recv(1) == b""
+        assert slow.recv(12) == b"HTTP/1.1 408"
 
 
-def test_idle_connections_keep_nobody_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_keep_nobody_away(place: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "MOST_CONNECTIONS", 2)
-    with desk(tmp_path) as place, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         address = ("127.0.0.1", place.port)
         held = [stack.enter_context(socket.create_connection(address, PATIENCE_S)) for _ in range(5)]
-        held[-1].sendall(b"POST / HTTP/1.1\r\nContent-Length: 50\r\n\r\n")
+        held[-1].sendall(b"POST / HTTP/1.1\r\nContent-Length: 50\r\n")
         assert [idle.recv(1) for idle in held[:3]] == [b""] * 3
         assert waits(Visitor(place).look())
 
@@ -81,7 +82,7 @@ def test_no_cookie_goes_to_another_port_of_this_machine(place: Desk) -> None:
     key = place.origin.rpartition("/")[2]
     (cookie,) = reply.headers.get_list("set-cookie")
     assert key not in cookie.partition(";")[0]
-    assert {"HttpOnly", "SameSite=Lax", f"Path=/{key}/"} <= set(cookie.split("; "))
+    assert {"HttpOnly", "SameSite=lax", f"Path=/{key}/"} <= set(cookie.split("; "))
     assert reply.headers["referrer-policy"] == "same-origin"
 
 

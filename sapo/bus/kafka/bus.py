@@ -1,7 +1,7 @@
 """The bus over Apache Kafka: one topic per swarm, groups keyed by their ids, any number of partitions.
 
 Reading knows no consumer group: each reader keeps its own positions, so no reader waits for a rebalance, and
-what a poll reads from the network is bounded (DESIGN 7).
+what a poll reads from the network is bounded.
 """
 
 import random

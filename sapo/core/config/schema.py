@@ -175,7 +175,7 @@ class Lora(Section):
 
 
 class Starter(Section):
-    """How the starter policy is made (DESIGN 17); equal values share one cached copy."""
+    """How the starter policy is made; equal values share one cached copy."""
 
     variant: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] = "small"
     """Its shape: `narrow`, `small`, `wide`, `numbers` (frequent numbers are tokens), `bytes` (no others)."""
@@ -404,7 +404,7 @@ class LearnConfig(Section):
 
 
 class GuardConfig(Section):
-    """Thresholds past which learning has gone wrong, and what is done then (DESIGN 18)."""
+    """Thresholds past which learning has gone wrong, and what is done then."""
 
     action: Literal["skip", "pause", "rollback"] = "skip"
     """What a passed threshold does: `skip` this update, `pause` the node, or `rollback` to a checkpoint."""
@@ -532,9 +532,8 @@ class TrackConfig(Section):
     samples_every: Annotated[int, Field(ge=0)] = 25
     """Rounds between those of which sample rollouts are logged, as a bounded table; 0 logs none."""
     keep_rounds: Annotated[int, Field(ge=0)] = 2000
-    """Every series keeps all values of this many newest rounds; of older rounds every tenth, of still older
-    ones every hundredth, and so on. A server not started by `sapo swarm` deletes nothing: there all values of
-    the first rounds are kept, and fewer are sent later. 0 keeps all."""
+    """All values of this many rounds are logged; of later ones every tenth, then every hundredth: MLflow
+    deletes none. Series `eval/*` are logged whole. 0 logs all."""
     traits: Annotated[dict[str, str], AfterValidator(checked)] = {}
     """Patterns (RE2) by name: the share of own completions that match is logged as series `trait/<name>`, and
     `sapo trait` shows how each spread. `worked = '[0-9]=[0-9]'` finds answers that work something out."""

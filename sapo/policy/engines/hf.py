@@ -87,7 +87,7 @@ class TransformersEngine:
         """See `Engine.generate`. The draw of (prompt i, completion k, token t) depends on `seed`, i, k and t
         only, not on what else is in the batch.
 
-        Raises `UserError` for a prompt that leaves no room in the model's context (TRAPS 26).
+        Raises `UserError` for a prompt that leaves no room in the model's context.
         """
         refuse_long(self.policy, prompts)
         rows: list[list[Completion]] = [[] for _ in prompts]
@@ -201,7 +201,7 @@ class TransformersEngine:
         width = max(len(rest) for rest in rests)
         ids = torch.tensor([[0] * (width - len(rest)) + rest for rest in rests], device=device)
         places = torch.arange(width, device=device) - (width - lengths[:, None])
-        # Masks come from lengths, never from ids: the pad id may be a real token (TRAPS 21).
+        # Masks come from lengths, never from ids: the pad id may be a real token.
         padded = min(len(rest) for rest in rests) < width
         mask = after = (places >= 0).long() if padded else None
         if self._follows:
@@ -286,7 +286,7 @@ def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor) -> t
     and its log-probability at the temperature.
 
     Sampling inverts the distribution function at `uniform`; `GREEDY` takes the most probable token. The
-    log-probability is that of the whole distribution, before top_k, top_p and min_p cut it (TRAPS 3, 4).
+    log-probability is that of the whole distribution, before top_k, top_p and min_p cut it.
     Raises `SapoError` for logits that make no distribution.
     """
     scaled = logits.float() if sampling.temperature == 1.0 else logits.float() / sampling.temperature

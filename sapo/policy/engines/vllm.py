@@ -159,7 +159,7 @@ class VllmEngine:
         """See `Engine.generate`. The draw of (prompt i, completion k) depends on `seed`, i and k; the last
         bits of the log-probabilities depend on what is decoded beside it.
 
-        Raises `UserError` for a prompt that leaves no room in the model's context (TRAPS 26) or, with its
+        Raises `UserError` for a prompt that leaves no room in the model's context or, with its
         completion, in the cache.
         """
         refuse_long(self.policy, prompts)

@@ -2,7 +2,7 @@
 
 Every sink has a thread and a journal connection of its own, so that one that is slow or away holds up no
 other. Within a sink everything goes in order and is acknowledged only once the sink has it: at least once,
-which the sinks make exactly once by ids, transactions and tags (DESIGN 1, 9, 10).
+which the sinks make exactly once by ids, transactions and tags.
 """
 
 import logging

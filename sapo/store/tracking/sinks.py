@@ -53,8 +53,7 @@ class TrackSink:
     """Delivers the metrics of finished rounds to MLflow, and of every `samples_every`th sample rollouts.
 
     The samples are for people to look at: where only they can't be stored, that holds up no metrics. With
-    `keep_rounds` later rounds are logged further apart (`metric_retention.logged`), as the server deletes
-    nothing.
+    `keep_rounds` later rounds are logged further apart (`metric_retention.logged`): MLflow deletes nothing.
     """
 
     kind = "track"
@@ -144,7 +143,6 @@ def open_tracking(
     *,
     uri: str,
     artifacts: Path | None,
-    thinned: bool = False,
     whole: Callable[[Path, Path], object],
     history: str | None = None,
     afterwards: bool = False,
@@ -152,8 +150,7 @@ def open_tracking(
     """A node's tracker and its sinks for the deliverer.
 
     `swarm` is the whole swarm's config; `afterwards` is as `Tracker` wants it, `whole` and `history` as
-    `VersionSink` does. A server whose metrics maintenance keeps `thinned` gets all of them, any other
-    fewer. Reaches for nothing yet: a node may start while MLflow is away.
+    `VersionSink` does. Reaches for nothing yet: a node may start while MLflow is away.
     """
     config, own = swarm.for_node(node), swarm.node.get(node.removeprefix(swarm.swarm.site))
     tags = {"sapo.site": config.swarm.site, "sapo.own": canonical(dict(own)) if own else "none"}
@@ -168,7 +165,6 @@ def open_tracking(
         family=Family(params_of(swarm), tags_of(swarm)),
         afterwards=afterwards,
     )
-    keep = 0 if thinned else config.track.keep_rounds
-    metrics = TrackSink(tracker, config.track.samples_every, keep)
+    metrics = TrackSink(tracker, config.track.samples_every, config.track.keep_rounds)
     about = {PROMPT: config.prompt_text(), MODEL_SOURCE: source(config.model)}
     return tracker, (metrics, VersionSink(tracker, whole, history, about))

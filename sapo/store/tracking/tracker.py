@@ -1,7 +1,7 @@
 """MLflow: a run per node, a metric per round, and model versions that say which rounds made them.
 
 Everything can be delivered again: runs and versions are looked up by tags before they are made, and a
-metric's time stamp comes from the journal, so MLflow's store takes an equal one for the same (TRAPS 52).
+metric's time stamp comes from the journal, so MLflow's store takes an equal one for the same.
 MLflow is imported when it is first needed; that takes seconds.
 """
 
