@@ -105,8 +105,10 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a sequence stands: row, column of its prompt (below 0 if its first tokens are left out), column of
-    its completion."""
+    """Where a sequence stands: row, column of its prompt, column of its completion.
+
+    The prompt's column is below 0 where tokens before it were left out.
+    """
 
     row: int
     trunk: int
@@ -230,7 +232,7 @@ def collate(
     longer than that by itself is alone.
     `shared` computes common prompts and equal sequences once (see `sapo.learn.logprobs.shares_prompts`), and
     keeps a prompt's completions in as few micro-batches as can be; `dtype` is the model's, in which its
-    attention mask is then given. `beginning`, with which all prompts must begin, is then left out of the rows.
+    attention mask is then given. `beginning`, which all prompts must begin with, is left out of the rows.
     Otherwise every sequence has its own row, sorted by length so that micro-batches pad little.
     """
     size = micro_batch or max(len(rows), 1)
@@ -332,8 +334,10 @@ def _padded(lists: Iterable[Sequence], value: object) -> list[list]:
 
 
 def _split(row: Row, skipped: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Prompt but for its first tokens, and the part of the completion that is input: the last trained token only
-    is a target."""
+    """Prompt without the tokens that are left out, and the part of the completion that is input.
+
+    The last trained token is a target only.
+    """
     end = len(row.loss_mask) - 1 - row.loss_mask[::-1].index(1)
     return row.token_ids[skipped : row.start], row.token_ids[row.start : end]
 
