@@ -51,9 +51,10 @@ class Beginning:
 
     def backward(self) -> None:
         """The backward pass through it, after those of all micro-batches."""
-        gathered = [(r, n.grad) for r, n in zip(self._read, self._leaves, strict=True) if n.grad is not None]
+        pairs = zip(self._read, self._leaves, strict=True)
+        gathered = [(state, leaf.grad) for state, leaf in pairs if leaf.grad is not None]
         if gathered:
-            torch.autograd.backward(*zip(*gathered, strict=True))
+            torch.autograd.backward([state for state, _ in gathered], [grad for _, grad in gathered])
 
 
 class Forward:
