@@ -231,5 +231,3 @@ def deliver_from_a_process(uri: str, node: str, rounds: int) -> None:
     """Deliver rounds one by one; importable by a spawned process."""
     for round in range(rounds):
         deliver(Store(uri), round, node=node)
-
-

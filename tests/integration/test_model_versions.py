@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +14,6 @@ import pytest
 import torch
 from history_samples import INCARNATION, Owed
 from mlflow import MlflowClient
-from mlflow.utils import environment
 from mlflow_runs import experiment
 from prefect_server import mlflow_server
 
@@ -253,5 +250,3 @@ def test_a_checkpoint_that_is_gone_raises_an_alarm_and_blocks_nothing(
 ) -> None:
     VersionSink(tracker(server, "n6"), plain).deliver([Owed(1, str(tmp_path / "gone"))], JOURNAL)
     assert "ALARM: no model version can be made" in caplog.text
-
-

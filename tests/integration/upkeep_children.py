@@ -1,4 +1,4 @@
-"""What the processes run that write to a history which is maintained, or goes away, meanwhile; light to import."""
+"""What the processes run that write to a history while others do, or while it is away; light to import."""
 
 import time
 from multiprocessing.synchronize import Event

@@ -119,5 +119,3 @@ def test_size_belongs_to_the_recipe() -> None:
         assert all(texts(one, 3))
         assert texts(one, 3) != texts(one, 50), "acre chooses its tasks from its size"
         assert texts(one, 50) == texts(other, 50), "an object of another size is not mistaken for it"
-
-

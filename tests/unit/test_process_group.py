@@ -1,7 +1,6 @@
 """The crew: crashes are answered with a bounded number of restarts, requests to stop with an end."""
 
 import threading
-import time
 from pathlib import Path
 
 import pytest

@@ -69,5 +69,3 @@ def test_the_page_says_how_answers_were_sampled_and_under_which_prompt(run: Run)
     text = page(replace(run, config=config), summarise(run), [])
     for part in ("temperature 1, at most", "Add &lt;it&gt;.", "1 + 2 → 3", "think"):
         assert part in text
-
-

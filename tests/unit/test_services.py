@@ -1,10 +1,8 @@
 """Ports, readiness and the record of running servers, without starting a real one."""
 
-import http.server
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest

@@ -200,5 +200,3 @@ def test_no_node_leaves_while_its_swarm_runs(
         assert sapo("pack", "b0") == 2
     assert "sapo stop" in capsys.readouterr().err
     home.refuse_moved("b0")
-
-
