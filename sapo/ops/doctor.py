@@ -74,7 +74,8 @@ def check_python() -> list[Check]:
 
 def check_packages() -> list[Check]:
     """Every distribution this one requires: whether it is there, in a version that it takes."""
-    wrong, fine = [], []
+    wrong: list[str] = []
+    fine: list[str] = []
     for need in map(Requirement, metadata.requires(DISTRIBUTION) or []):
         if need.marker is not None and not need.marker.evaluate({"extra": ""}):
             continue
