@@ -48,7 +48,7 @@ class OutboxItem:
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """Link to the previous round in the digest chain; a round with an empty batch has none, and no history row.
+    """Link to the previous round in the digest chain. A round with an empty batch has neither link nor rows.
 
     `previous` is the last earlier round whose batch had groups, None where there is none. `chain` is the
     digest (`types.chained`) of all batches with groups up to this round's: of the whole incarnation, or,
