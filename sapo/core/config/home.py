@@ -68,6 +68,8 @@ class Home:
     """The embedded bus."""
     history = _File("history")
     """Delta tables `rollouts`, `training`, `receipts`, `quarantine`."""
+    archive_index = _File("archive.sqlite")
+    """Which groups the history holds, as the archive here knows."""
     mlflow_db = _File("mlflow.db")
     """MLflow's database."""
     artifacts = _File("artifacts")
