@@ -234,8 +234,8 @@ def _of_alike(
     tried = probed.peak - probed.bare + PROCESS
     memory = (max(tried, sum(least)), 0) if device == "cpu" else (max(tried, least[0]), probed.device_peak)
     round_s = probed.round_s * _crowding(config, device)
-    kept = {"history": probed.history, "series": probed.series, "checkpoint": probed.checkpoint}
-    return NodePlan(names, own, device, shape, memory, probed, round_s, run_disk(own, shape, **kept))
+    disk = run_disk(own, shape, history=probed.history, series=probed.series, checkpoint=probed.checkpoint)
+    return NodePlan(names, own, device, shape, memory, probed, round_s, disk)
 
 
 def _refuse_too_large(memory: tuple[int, int], device: str) -> None:
