@@ -80,7 +80,7 @@ def test_two_nodes_learn_by_it_and_a_third_that_lacks_it_goes_on(
     here, there = tmp_path / "a", tmp_path / "b"
     for folder in (here, there):
         folder.mkdir()
-    usual = [item for item in SMALL if not item.startswith(("swarm.", "tasks="))]
+    usual = [item for item in SMALL if not item.startswith(("swarm.", "tasks=", "rules."))]
     bus = [f"bus.{key}={value}" for key, value in kafka.bus("sapo.own").items()]
     both = words(*usual, *bus, "swarm.rounds=100000", "checkpoint.every_rounds=5", "eval.questions=10")
     mine = words(f"tasks={TASKS}", "rules.held_out=0.3", "swarm.nodes=2", *OWN)

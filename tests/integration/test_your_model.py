@@ -12,7 +12,14 @@ from sapo.core.config.home import Home
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
-SHORTER = {"SAPO_SWARM__ROUNDS": "1", "SAPO_EVAL__QUESTIONS": "8", "OMP_NUM_THREADS": "1"}
+SHORTER = {
+    "SAPO_SWARM__ROUNDS": "1",
+    "SAPO_EVAL__QUESTIONS": "8",
+    "SAPO_BATCH__LOCAL": "2",
+    "SAPO_BATCH__EXTERNAL": "2",
+    "SAPO_BATCH__COMPLETIONS": "4",
+    "OMP_NUM_THREADS": "1",
+}
 """Settings that make the page's run one of minutes; all else is as it stands there."""
 
 

@@ -24,10 +24,10 @@ def test_a_task_of_ones_own_scores_its_answers() -> None:
     assert (task.score(entry.answer, entry), task.score("no", entry), task.score(None, entry)) == (1, 0, 0)
 
 
-def test_a_model_and_data_of_ones_own_are_nine_settings_those_of_the_readme() -> None:
+def test_a_model_and_data_of_ones_own_are_the_settings_of_the_readme() -> None:
     text = (EXAMPLES / "own_model.toml").read_text(encoding="utf-8")
     config = load(None, EXAMPLES / "own_model.toml", env={})
-    assert (config.swarm.nodes, config.tasks[0].file) == (2, "questions.jsonl")
+    assert (config.swarm.nodes, config.tasks[0].file) == (2, "word-problems.jsonl")
     readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
     assert all(line in readme for line in text.splitlines()[1:])
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import result_tables
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
 
 
 def words(path: Path) -> str:
@@ -13,24 +13,27 @@ def words(path: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("grid", "arm", "rival", "figure", "page"),
+    ("grid", "arm", "rival", "figure", "readme", "page"),
     [
         (
             *("aha", "4/4", "silos", "spread/pass_at_1"),
+            "the seven end **+{mean} points** above silos (+{low} to +{high}) | `sapo experiment aha`",
             "{mean} points above silos",
         ),
         (
             *("controls", "4/4", "8/0 equal tokens", "pass_at_1"),
+            "**+{mean} points** (+{low} to +{high}) | `sapo experiment controls`",
             "sharer ends {mean} points above a silo",
         ),
         (
             *("stale", "20, positive", "20, as if own", "pass_at_1"),
+            "**+{mean} points** (+{low} to +{high}) | `sapo experiment stale`",
             "gives {mean} points back",
         ),
     ],
 )
 def test_readmes_figures_of_a_kept_grid_are_those_that_were_kept(
-    grid: str, arm: str, rival: str, figure: str, page: str
+    grid: str, arm: str, rival: str, figure: str, readme: str, page: str
 ) -> None:
     [row] = [
         one
@@ -38,6 +41,5 @@ def test_readmes_figures_of_a_kept_grid_are_those_that_were_kept(
         if (one["arm"], one["with"], one["figure"]) == (arm, rival, figure)
     ]
     found = {end: f"{100 * row[end]:.1f}" for end in ("mean", "low", "high")}
-    [line] = [one for one in README.splitlines() if one.endswith(f"| `sapo experiment {grid}` |")]
-    assert "| **{mean} points** (+{low} to +{high}) |".format(**found) in line
+    assert readme.format(**found) in words(ROOT / "README.md")
     assert page.format(**found) in words(result_tables.PAGE)
