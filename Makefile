@@ -12,9 +12,9 @@ ARGS ?=
 MODEL ?= tiny
 # What carries the groups in `make swarm`: sqlite (a file), or kafka (a broker that is started and stopped with it).
 BUS ?= sqlite
-# Where Python keeps no bytecode as it imports, it is made at once, or each process would compile torch again: 8 s.
-BYTECODE := $(if $(PYTHONDONTWRITEBYTECODE),--compile-bytecode)
-UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt $(BYTECODE)
+UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt
+# Bytecode is kept whatever the environment says: else each of a swarm's processes would compile torch again, 8 s.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup swarm swarm-of-tiny swarm-of-smollm2 swarm-over-sqlite swarm-over-kafka test test-full test-all lint soak starter gpu gpu-packages docs clean
@@ -111,15 +111,15 @@ soak: $(VENV)/.vllm
 	  echo "repeat a failure: make soak SEED=$(SEED) TESTS=FILE::TEST" >&2; exit 1; }
 
 starter: $(VENV)/.dev
-	$(BIN)/python -m sapo.policy.thinker
+	$(BIN)/python -m infra.starter.thinker
 
 # Installs nothing: the machine may have no network. It takes the checkout's Python if there is one, else PYTHON.
 gpu:
-	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m infra.gpu $(ARGS)
+	@$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m benchmarks.gpu $(ARGS)
 
 # Archives of packages to carry to such a machine: make gpu-packages THERE=FILE, names of those that it has, one a line.
 gpu-packages: $(VENV)/.dev
-	$(BIN)/python -m infra.gpu.packages --there $(THERE) $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.packages --there $(THERE) $(ARGS)
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/generate.py

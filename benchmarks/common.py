@@ -12,10 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
+from gpu.machine import cpu
 from rich.console import Console
 from rich.table import Table
-
-from infra.gpu.machine import cpu
 
 T = TypeVar("T")
 STARTER_ROUND = ("batch.local=8", "batch.external=8", "learn.lr=5e-5")

@@ -21,7 +21,7 @@ from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.rng import rng
 from sapo.core.types import SignedGroup
-from sapo.experiment.grid import identity
+from sapo.experiments.grid import identity
 from sapo.node.round import NodeRuntime
 from sapo.peers.signing import Identity
 from sapo.store.journal.publish_sink import PublishSink

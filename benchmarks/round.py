@@ -39,7 +39,7 @@ from sapo.core.config.load import Config, load
 from sapo.core.config.prompt import system_prompt
 from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
-from sapo.experiment.grid import identity
+from sapo.experiments.grid import identity
 from sapo.policy.starter import prepare
 from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import open_workers

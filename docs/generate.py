@@ -105,7 +105,7 @@ def table(properties: dict[str, Any], model: type[BaseModel], schema: dict[str, 
 
 def prose(text: str) -> str:
     """A docstring as one line of Markdown, without its references to the plan."""
-    text = re.sub(r"\s*\((?:DESIGN|TRAPS) [\d, ]+\)", "", " ".join(text.split()))
+    text = " ".join(text.split())
     pieces = text.replace("|", "\\|").split("`")  # every second one is code, which shows `<` as it stands
     return "`".join(piece if place % 2 else piece.replace("<", "&lt;") for place, piece in enumerate(pieces))
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sapo.cli.report import experiment_charts, experiment_page
-from sapo.cli.report.experiment_charts import spread_panels
-from sapo.cli.report.experiment_text import IN_POINTS, NAMES
 from sapo.cli.report.svg_charts import HEIGHT, WIDTH
-from sapo.experiment.metrics import LOCAL, PASS_END, PASS_SPREAD, PASS_UNTRAINED, PER_NODE, TO_HALF, TOTAL
+from sapo.experiments import charts
+from sapo.experiments.charts import spread_panels
+from sapo.experiments.metrics import LOCAL, PASS_END, PASS_SPREAD, PASS_UNTRAINED, PER_NODE, TO_HALF, TOTAL
+from sapo.experiments.page import together
+from sapo.experiments.text import IN_POINTS, NAMES
 
 HERE = Path(__file__).parent
 KEPT = HERE / "results"
@@ -80,7 +81,7 @@ def comparisons(found: Json) -> str:
 
 def learned(found: Json, end: str = "") -> str:
     """A row per arm: pass@1 of each way of its nodes to answer as one."""
-    table = experiment_page.together(found["arms"], end)
+    table = together(found["arms"], end)
     assert table is not None, f"{found['name']} asked no nodes together"
     return _table([list(table.head), *map(list, table.rows)])
 
@@ -105,7 +106,7 @@ def keep(folder: Path) -> Path:
     """Keep of an experiment's results.json what the tables need, and its picture: where a trait was followed,
     how it spread from node to node."""
     document: Json = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    drawn = picture(spread_panels(document["arms"])) or experiment_charts.picture(document)
+    drawn = picture(spread_panels(document["arms"])) or charts.picture(document)
     left_out = ("curves", "spread", "by_node", "tasks")
     document["arms"] = {
         name: {key: value for key, value in arm.items() if key not in left_out}

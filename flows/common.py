@@ -5,12 +5,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 
 from prefect import tags
 from prefect.cache_policies import NO_CACHE
@@ -20,10 +17,10 @@ from prefect.settings import temporary_settings
 from prefect.states import State
 
 from sapo.core.child_process import stopping_on_signals
-from sapo.core.config.home import Home
-from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
+from sapo.core.unicode import OneLine
 from sapo.ops.deployments import process_tag
+from sapo.ops.process import Process
 from sapo.ops.process_group import BAD_INPUT
 
 from .orchestrator import Orchestrator
@@ -32,43 +29,6 @@ log = logging.getLogger(__name__)
 
 CRASHED = 1
 LAST_WORDS_S = 2.0
-
-
-@dataclass
-class Process:
-    """This process's part in a swarm: where it works, and whether it is asked to stop."""
-
-    home: Home
-    config: Config
-    stop: threading.Event
-    failure: BaseException | None = None
-    """What the process's own work raised last; anything else that a flow run raises is Prefect's."""
-
-    @classmethod
-    def at(cls, home: str, stop: threading.Event | None = None) -> Self:
-        """Work in an existing home. Raises `UserError` where it holds no swarm."""
-        here = Home(Path(home).absolute())
-        return cls(here, here.load_config(), stop or threading.Event())
-
-    def tracking_uri(self) -> str | None:
-        """MLflow's address, if there is one."""
-        return self.config.track.uri or os.environ.get("MLFLOW_TRACKING_URI")
-
-    def stopping(self) -> bool:
-        """Whether this process, or the whole swarm, is asked to stop."""
-        if not self.stop.is_set() and self.home.stop_flag.exists():
-            self.stop.set()
-        return self.stop.is_set()
-
-    @contextmanager
-    def own(self) -> Iterator[None]:
-        """Marks what is raised inside as this process's own."""
-        try:
-            yield
-        except BaseException as error:
-            self.failure = error
-            raise
-        self.failure = None
 
 
 PROCESS: ContextVar[Process] = ContextVar("process")
@@ -87,7 +47,7 @@ def retry_unavailable(_task: Any, _run: Any, state: State[Any]) -> bool:
 
 
 SMALL: dict[str, Any] = {"cache_policy": NO_CACHE, "persist_result": False}
-"""Of every task: nothing it takes or returns is kept (TRAPS 42)."""
+"""Of every task: nothing it takes or returns is kept."""
 NETWORK: dict[str, Any] = {
     **SMALL,
     "retries": 2,
@@ -111,9 +71,9 @@ def parser(flow: str) -> argparse.ArgumentParser:
 
 def run_process(work: Callable[[Process, Orchestrator], int], home: str) -> NoReturn:
     """Do a flow's work in this process and leave with an exit code that the supervisor understands."""
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for chatty in ("httpx", "mlflow", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     stop = threading.Event()

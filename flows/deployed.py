@@ -21,10 +21,11 @@ from rich.console import Console
 from sapo.core.errors import Unavailable
 from sapo.node.tracked import tracker_of
 from sapo.ops.deployments import FINISHED, PROGRESS, resource_of
+from sapo.ops.process import Process
 from sapo.store.journal.journal import Journal, has_ended, rounds_made
 from sapo.store.tracking import model_registry
 
-from .common import PROCESS, Process
+from .common import PROCESS
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,8 @@
-"""Flow `maintain`: the history's tables, compacted, cut and vacuumed (DESIGN 11), old flow runs and metrics
-deleted; a task for each."""
+"""Flow `maintain`: the history's tables, compacted, cut and vacuumed, and old flow runs deleted."""
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -12,15 +11,14 @@ from prefect import flow, task
 from sapo.core import service_registry
 from sapo.core.errors import Unavailable, library_errors
 from sapo.ops.deployments import process_tag, site_tag
+from sapo.ops.process import Process
 from sapo.ops.process_group import OWING
 from sapo.store.history import open_store
 from sapo.store.history.maintain import ORDER, maintain_table
 from sapo.store.history.retention import Cut, cuts
-from sapo.store.tracking import mlflow_sqlite
-from sapo.store.tracking.uri import own_server
 
 from . import deployed
-from .common import NETWORK, PROCESS, Process, here, parser, run_process
+from .common import NETWORK, PROCESS, here, parser, run_process
 from .forget import forget
 from .orchestrator import Orchestrator, at_work
 
@@ -52,23 +50,15 @@ def keep(process: Process, table: str, decided: dict[str, Any]) -> dict[str, Any
     return done[0] if done else {}
 
 
-def bound(process: Process, service: str) -> dict[str, Any]:
-    """Keep `prefect` or `mlflow` as long as it is to be; returns what was deleted, in counts.
-
-    Raises `Unavailable` when it is away.
-    """
-    config, home = process.config, process.home
-    with process.own(), library_errors(service):
-        if service == "prefect":
-            running = service_registry.read(home)
-            alone = running is not None and running.prefect.pid is not None
-            tags = () if alone else (site_tag(config), process_tag(config))
-            done = {"flow_runs": forget(config.flow.keep_days, *tags)}
-        elif (uri := process.tracking_uri()) is None or own_server(home, uri):
-            done = asdict(mlflow_sqlite.thin(home.mlflow_db, config.track.keep_rounds))
-        else:
-            done = {}
-    log.info("%s: %s", service, done)
+def forget_runs(process: Process) -> dict[str, Any]:
+    """Delete flow runs that Prefect has kept long enough; returns how many. Raises `Unavailable`."""
+    config = process.config
+    with process.own(), library_errors("prefect"):
+        running = service_registry.read(process.home)
+        alone = running is not None and running.prefect.pid is not None
+        tags = () if alone else (site_tag(config), process_tag(config))
+        done = {"flow_runs": forget(config.flow.keep_days, *tags)}
+    log.info("prefect: %s", done)
     return done
 
 
@@ -84,20 +74,23 @@ def maintain_one(home: str, table: str, decided: dict[str, Any]) -> dict[str, An
     return keep(here(home), table, decided)
 
 
-@task(name="bound", task_run_name="{service}", **NETWORK)
-def bound_one(home: str, service: str) -> dict[str, Any]:
-    """One service as a task."""
-    return bound(here(home), service)
+@task(name="forget", task_run_name="old flow runs", **NETWORK)
+def forget_old(home: str) -> dict[str, Any]:
+    """Retention of flow runs as a task."""
+    return forget_runs(here(home))
 
 
 @flow(name="maintain", flow_run_name="maintain the history", persist_result=False, validate_parameters=False)
 def maintain_flow(home: str) -> dict[str, Any]:
-    """Maintain all tables and services; returns what was done, by table or service."""
+    """Maintain all tables, and forget old flow runs; returns what was done, by table, or under `prefect`."""
 
     def all_of_it() -> dict[str, Any]:
-        process = here(home)
-        done = _services(("prefect", "mlflow"), lambda service: bound_one(home, service))
-        return done | _all(process, lambda: what_is_kept(home), lambda *what: maintain_one(home, *what))
+        done: dict[str, Any] = {}
+        try:
+            done["prefect"] = forget_old(home)
+        except Unavailable as error:
+            log.warning("no flow run is deleted, the next time does it: %s", error)
+        return done | _all(here(home), lambda: what_is_kept(home), lambda *what: maintain_one(home, *what))
 
     if PROCESS.get(None) is None:
         with deployed.watched(home):
@@ -106,20 +99,8 @@ def maintain_flow(home: str) -> dict[str, Any]:
 
 
 def plain(process: Process) -> dict[str, Any]:
-    """The same without Prefect, and but for it."""
-    done = _services(("mlflow",), lambda service: bound(process, service))
-    return done | _all(process, lambda: decide(process), lambda *what: keep(process, *what))
-
-
-def _services(names: Sequence[str], keep: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """One that is away does not hold up the others; the next run does it."""
-    done: dict[str, Any] = {}
-    for name in names:
-        try:
-            done[name] = keep(name)
-        except Unavailable as error:
-            log.warning("%s is not cut, the next time does it: %s", name, error)
-    return done
+    """The tables without Prefect."""
+    return _all(process, lambda: decide(process), lambda *what: keep(process, *what))
 
 
 def _all(

@@ -1,6 +1,6 @@
 """Flow `node`: Algorithm 1 as Prefect tasks. One flow run is a bounded number of rounds of one node.
 
-The model lives in the process's `NodeRuntime`. What goes through Prefect are ids and counts (TRAPS 42): the
+The model lives in the process's `NodeRuntime`. What goes through Prefect are ids and counts: the
 runtime reaches the tasks through a context variable, because an argument would be copied and recorded.
 """
 
@@ -25,11 +25,12 @@ from sapo.core.types import RoundResult
 from sapo.node.member.runtime import MemberRuntime
 from sapo.node.round import NodeRuntime
 from sapo.node.tracked import open_tracked
+from sapo.ops.process import Process
 from sapo.ops.process_group import OWING, PAUSED
 from sapo.store.journal.journal import rounds_made
 
 from . import deployed
-from .common import NETWORK, SMALL, Process, here, parser, run_process
+from .common import NETWORK, SMALL, here, parser, run_process
 from .deployed import HomePath, NodeName
 from .orchestrator import Orchestrator, at_work, count_tasks
 
@@ -39,7 +40,8 @@ PUBLISH_WAIT_S = 5.0
 PLAIN_SECONDS = 5.0
 """How long rounds go on without Prefect before it is looked for again."""
 STOP_DRAIN_S = 2.0
-LAST_DRAIN_S = 60.0
+LAST_DRAIN_S, LONGEST_DRAIN_S = 60.0, 600.0
+"""How long a node that ends goes on to deliver while deliveries fail, and while none does."""
 """How long a finished node waits for a service that is away, to give it what is owed."""
 TASKS, MEMBER_TASKS = 5, 2
 """Of a round, and of one of a member that only answers."""
@@ -348,7 +350,7 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
                 log.warning("%s", error)
                 paused = True
         delivered, owed = deliver_the_rest(session), runtime.journal.owed_counts()
-        why = runtime.why_owing()
+        why = runtime.deliverer.why_owing() if runtime.deliverer else ""
         finished = runtime.finished and not process.stopping()
     if not delivered:
         what = ", ".join(f"{count} {kind}" for kind, count in owed.items())
@@ -360,11 +362,15 @@ def work(process: Process, orchestrator: Orchestrator, name: str) -> int:
 
 
 def deliver_the_rest(session: Session) -> bool:
-    """Deliver what is owed, briefly if a caller waits for the end; whether nothing is owed any more."""
-    until = time.monotonic() + LAST_DRAIN_S
+    """Deliver what is owed, briefly if a caller waits for the end or deliveries fail; whether nothing is owed
+    any more."""
+    deliverer, began = session.runtime.deliverer, time.monotonic()
+    until = began + LAST_DRAIN_S
     while not session.process.stopping() and time.monotonic() < until:
         if session.runtime.drain(1.0):
             return True
+        if deliverer is not None and not deliverer.why_owing():  # the version of a large model takes its time
+            until = min(time.monotonic(), began + LONGEST_DRAIN_S) + LAST_DRAIN_S
     return session.runtime.drain(STOP_DRAIN_S)
 
 

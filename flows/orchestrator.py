@@ -1,4 +1,4 @@
-"""Flows beside their work: Prefect records what it can, and never holds up what it records (TRAPS 51).
+"""Flows beside their work: Prefect records what it can, and never holds up what it records.
 
 A flow runs in a thread of its own. Prefect's calls before and after the work may hang or fail while its
 server is away; the thread is then left to them, and this process goes on.
@@ -191,7 +191,7 @@ def count_tasks(count: int) -> None:
 class Orchestrator:
     """Runs flows when Prefect's server is there, and the same work plainly when it is not.
 
-    Prefect does not survive its server's absence (TRAPS 51): a flow that starts then fails, one that ends
+    Prefect does not survive its server's absence: a flow that starts then fails, one that ends
     then raises, and a server that hangs holds up both. None of it may stop the work.
     """
 

@@ -1,4 +1,4 @@
-"""Flow `replay`: nodes' rounds made again from the history, and compared with their record (DESIGN 11)."""
+"""Flow `replay`: nodes' rounds made again from the history, and compared with their record."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -8,10 +8,11 @@ from typing import Any
 from prefect import flow, task
 
 from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.ops.process import Process
 from sapo.provenance.check import check
 from sapo.provenance.replay import opened
 
-from .common import NETWORK, Process, here, parser, run_process
+from .common import NETWORK, here, parser, run_process
 from .orchestrator import Orchestrator, at_work, count_tasks
 
 log = logging.getLogger(__name__)

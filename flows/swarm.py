@@ -14,9 +14,10 @@ from prefect.futures import wait
 from sapo.core.child_process import POLL_S, stopping_on_signals
 from sapo.core.determinism import thread_settings
 from sapo.ops.fork_server import ForkServer
+from sapo.ops.process import Process
 from sapo.ops.process_group import OWING, ProcessGroup
 
-from .common import SMALL, Process, parser, run_process
+from .common import SMALL, parser, run_process
 from .orchestrator import Orchestrator, at_work
 
 GROUP: ContextVar[ProcessGroup] = ContextVar("process group")

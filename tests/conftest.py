@@ -36,6 +36,8 @@ DEAR = (
     "tests/integration/test_cli_swarm.py",
     "tests/integration/test_learning.py",
     "tests/unit/test_thinker.py",
+    # each kill is a process of its own
+    "tests/integration/test_history_kills.py",
     # each test starts processes that import ReasoningGYM or torch, which takes four seconds of an idle core
     "tests/contract/test_registry.py",
     "tests/unit/test_cli_verify.py",
@@ -100,9 +102,11 @@ def pytest_collection_finish() -> None:
     """Load every module of the package before a run of all tests begins.
 
     Hypothesis draws from the constants of the modules that are loaded: where that depended on the tests
-    before, so would what a fixed seed finds.
+    before, so would what a fixed seed finds. And peft, which the package loads when it needs it: no test is
+    to pay for it out of its budget of processor time.
     """
     if "PYTEST_XDIST_WORKER" in os.environ:
+        importlib.import_module("peft")
         for module in pkgutil.walk_packages(sapo.__path__, "sapo."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)

@@ -30,7 +30,7 @@ def make_node(home: Home, name: str, rounds: int) -> None:
 
 def take_checkpoint(home: Home, name: str, journal: Journal, round: int = 1) -> None:
     def save_model(folder: Path) -> None:
-        (folder / "weights.bin").write_bytes(bytes(range(256)) * 100)
+        (folder / "model.safetensors").write_bytes(bytes(range(256)) * 100)
 
     saved = checkpoint.save(
         home.checkpoints(name),

@@ -54,8 +54,9 @@ def end_workers() -> None:
 @contextmanager
 def sharing_workers() -> Iterator[None]:
     """Whatever opens task workers in the block, such as a replay or a judge, gets the shared ones."""
+    from sapo.experiments.ensembles import evaluate
     from sapo.node import parts
-    from sapo.ops import ensemble, judge
+    from sapo.ops import judge
     from sapo.provenance import whatif
 
     started = parts.open_workers
@@ -66,6 +67,6 @@ def sharing_workers() -> Iterator[None]:
         return shared_workers(config) if kind is TaskWorkers else started(config, kind, tasks)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (ensemble, judge, parts, whatif):
+        for module in (evaluate, judge, parts, whatif):
             patch.setattr(module, "open_workers", opened)
         yield

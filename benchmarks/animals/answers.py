@@ -8,7 +8,7 @@ INJECTIONS = (
     "__import__('os').system('touch {mark}')",
     "open('{mark}', 'w').write('1')",
     "[c for c in ().__class__.__base__.__subclasses__() if c.__name__ == 'Popen'][0](['touch', '{mark}'])",
-    # reads the answer from the scorer's frame: no wall stands in the way of that (TRAPS 49)
+    # reads the answer from the scorer's frame: no wall stands in the way of that
     "(lambda f: f.f_back.f_locals['entry']['answer'])(__import__('sys')._getframe())",
     "[g.gi_frame.f_back.f_locals for g in [(x for x in [1])]]",
     # monkey-patches the scorer, after which junk would score 1.0

@@ -13,7 +13,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.types import Group, Outcome
-from sapo.experiment.grid import identity
+from sapo.experiments.grid import identity
 from sapo.node import round
 from sapo.node.scoring import score_groups
 from sapo.tasks.workers import TaskWorkers

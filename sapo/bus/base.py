@@ -21,7 +21,7 @@ Positions = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one poll may take: its cost must not grow with the swarm (DESIGN 7)."""
+    """How much one poll may take: its cost must not grow with the swarm."""
 
     max_bytes: int = 8_000_000
     max_groups: int = 1_000

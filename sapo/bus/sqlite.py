@@ -132,7 +132,6 @@ class SqliteBus:
 
     @contextmanager
     def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """A transaction that commits at the end, rolls back on any exception, and translates errors."""
         link = self._writer if kind == "IMMEDIATE" else self._reader
         with link.lock:
             if self._closed:

@@ -9,6 +9,8 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +21,6 @@ from sapo.cli.commands import (
     browse,
     check,
     deploy,
-    experiment,
     export,
     keys,
     lineage,
@@ -33,6 +34,7 @@ from sapo.cli.commands import (
     ui,
 )
 from sapo.core.errors import SapoError, Unavailable, UserError
+from sapo.core.unicode import printable
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -43,9 +45,10 @@ HEADINGS: dict[str, tuple[Callable[..., None], ...]] = {
     ),
     "Many sites, one swarm": (site.init, site.join, run.member, site.archive, site.pack, site.unpack),
     "Look at a run": (browse.status, ui.ui, browse.rollouts, lineage.lineage, trait.trait, browse.report),
-    "Compare ways to run one": (experiment.experiment,),
     "Check": (replay.replay, check.verify, check.doctor),
 }
+ADDED = "Compare ways to run one"
+"""Heading of what packages on top of this one bring, as entry points."""
 RENAMED = {"import": "unpack"}
 TASKS = (task.check, task.show)
 KEYS = (keys.show, keys.backup, keys.restore, keys.invite, keys.accept)
@@ -135,27 +138,36 @@ def _offer(group: typer.Typer, command: Callable[..., None], heading: str | None
     group.command(command.__name__.rstrip("_"), rich_help_panel=heading, help=text)(command)
 
 
-app = _group(
-    _before_command,
-    "Swarm sAmpling Policy Optimization: several nodes, each with its own language model, learn from each "
-    "other's completions.\n\n"
-    "Begin with `sapo swarm`; `sapo doctor` says what is missing.",
-    name="sapo",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 failed or found wrong, 2 bad input, 130 interrupted.",
-)
-about_keys = _group(_before_keys, "Show, back up and restore the keys of nodes; invite others into a swarm.")
-about_tasks = _group(_before_task, "Try a task, and look at some of its questions.")
-for title, listed in HEADINGS.items():
-    for each in listed:
-        _offer(app, each, title)
-for each in KEYS:
-    _offer(about_keys, each)
-for each in TASKS:
-    _offer(about_tasks, each)
-app.add_typer(about_keys, name="keys", rich_help_panel="Many sites, one swarm")
+@cache
+def application() -> typer.Typer:
+    """All commands, made when they are first needed: those of other packages import this one."""
+    app = _group(
+        _before_command,
+        "Swarm sAmpling Policy Optimization: several nodes, each with its own language model, learn from "
+        "each other's completions.\n\n"
+        "Begin with `sapo swarm`; `sapo doctor` says what is missing.",
+        name="sapo",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        epilog="Exit codes: 0 done, 1 failed or found wrong, 2 bad input, 130 interrupted.",
+    )
+    for title, listed in HEADINGS.items():
+        for each in listed:
+            _offer(app, each, title)
+    for added in entry_points(group="sapo.commands"):
+        _offer(app, added.load(), ADDED)
+    about_keys = _group(
+        _before_keys, "Show, back up and restore the keys of nodes; invite others into a swarm."
+    )
+    for each in KEYS:
+        _offer(about_keys, each)
+    app.add_typer(about_keys, name="keys", rich_help_panel="Many sites, one swarm")
+    about_tasks = _group(_before_task, "Try a task, and look at some of its questions.")
+    for each in TASKS:
+        _offer(about_tasks, each)
+    app.add_typer(about_tasks, name="task", rich_help_panel="Check")
+    return app
 
 
 def main(args: Sequence[str] | None = None) -> None:
@@ -168,7 +180,7 @@ def invoke(args: Sequence[str] | None = None) -> int:
     _complete_streams()
     try:
         _refuse_deleted_folder()
-        result = app(args=args, prog_name="sapo", standalone_mode=False)
+        result = application()(args=args, prog_name="sapo", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except UserError as error:
@@ -232,7 +244,7 @@ def _reader_left() -> int:
 
 
 def _say(text: str, code: int) -> int:
-    print("error: " + " ".join(text.split("\n")), file=sys.stderr)
+    print("error: " + printable(" ".join(text.split("\n"))), file=sys.stderr)
     return code
 
 
@@ -242,6 +254,3 @@ def _usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "sapo"
     return _say(f"{shown.rstrip('.')}; see `{command} --help`", BAD_INPUT)
-
-
-app.add_typer(about_tasks, name="task", rich_help_panel="Check")

@@ -82,7 +82,6 @@ def changed(before: Mapping[str, str | int] | None, after: Mapping[str, str | in
 
 @cache
 def _mkl_mode() -> str:
-    """The mode in effect, asked of the MKL inside torch: its variable counts only if it was there in time."""
     import torch
 
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"

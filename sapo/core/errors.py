@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sapo.core.unicode import one_line
+from sapo.core.unicode import one_line, printable
 
 if TYPE_CHECKING:
     from sapo.core.types import Group
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
 
 class SapoError(Exception):
     """Base of the errors this package raises on purpose. They pass from process to process whole."""
+
+    def __str__(self) -> str:
+        """The message, which may repeat what others wrote: it cannot steer the terminal that shows it."""
+        return printable(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Made again without `__init__`, whose arguments are not the message that `args` holds."""

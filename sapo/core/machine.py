@@ -120,7 +120,6 @@ def _share(words: list[str]) -> float | None:
 
 
 def _words(path: Path) -> list[str]:
-    """The words of a file of the kernel's; none where it is not there, or may not be read."""
     try:
         return path.read_text(encoding="ascii", errors="replace").split()
     except OSError:

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sapo.core.config.load import Config
@@ -35,9 +36,9 @@ def is_own(name: str) -> bool:
 def find_pin(target: str) -> Pin:
     """Package, version and digest of the code that `module:name` lies in, as installed. Raises `Missing`."""
     top = target.partition(":")[0].partition(".")[0]
-    found = importlib.util.find_spec(top)
     names = packages_distributions().get(top, [])
-    if found is None or not names:
+    found = importlib.util.find_spec(top) if names else None
+    if found is None:
         raise Missing(f"no installed package has a module {top}", "install the package that has it")
     folders, alone = found.submodule_search_locations, found.origin
     files = (
@@ -57,7 +58,7 @@ def find_pin(target: str) -> Pin:
 
 
 def find(target: str) -> object:
-    """What `module:name` names, imported. Raises `Missing` where there is none."""
+    """What `module:name` names, imported. Raises `Missing` where the module has none of its own package."""
     module, _, name = target.partition(":")
     try:
         found: object = importlib.import_module(module)
@@ -70,6 +71,9 @@ def find(target: str) -> object:
             found = getattr(found, part)
         except AttributeError:
             raise Missing(f"module {module} has no {name}", "correct the name after the colon") from None
+        home = found.__name__ if isinstance(found, ModuleType) else getattr(found, "__module__", None)
+        if f"{home or module}.".partition(".")[0] != module.partition(".")[0]:
+            raise Missing(f"{name} is not of module {module}'s package", "name the package it is of")
     return found
 
 

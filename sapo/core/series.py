@@ -73,10 +73,10 @@ SERIES: tuple[tuple[Range, str], ...] = (
     (DIFFERENCE, "gain/*"),
     (AGE, "pool/age_* staleness/mean_s staleness/max_s peers/credit/*"),
     (SECONDS, "time/* peers/seconds peers/seconds/*"),
-    (SHARE, "learn/clip_share learn/truncated learn/unscorable learn/*_share_external adaptive/passed/*"),
+    (SHARE, "learn/clip_share learn/truncated learn/unscorable learn/*_share_external"),
     (NATS, "learn/entropy learn/logprob_* learn/engine_gap"),
     (SIZE, "learn/grad_norm gossip/distance gossip/reach gossip/jump adaptive/weight"),
-    (ANY, "learn/loss adaptive/bias adaptive/variance_*"),
+    (ANY, "learn/loss"),
     (
         COUNT,
         "pool/* sampler/* peers/* identity/* staleness/* tokens/* learn/* adaptive/* gossip/* member/* "

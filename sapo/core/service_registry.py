@@ -20,7 +20,7 @@ QUIET = {
     "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
 }
 PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "2", "PREFECT_API_REQUEST_TIMEOUT": "20"}
-"""A flow's clients give up soon when Prefect is away: its rounds go on without it (DESIGN 14)."""
+"""A flow's clients give up soon when Prefect is away: its rounds go on without it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,6 @@ def told(alarms: Mapping[str, str]) -> list[str]:
     """The alarms of nodes as sentences, each once; empty ones are none."""
     return [
         f"{', '.join(node for node, own in alarms.items() if own == alarm)} learned nothing in the last "
-        f"{ROUNDS} rounds: {alarm}"
+        f"rounds: {alarm}"
         for alarm in dict.fromkeys(filter(None, alarms.values()))
     ]

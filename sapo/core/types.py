@@ -223,7 +223,7 @@ class Sampling(Record):
 
     @property
     def whole_support(self) -> bool:
-        """Whether every token could have been drawn (TRAPS 4)."""
+        """Whether every token could have been drawn."""
         return self.top_p == 1.0 and self.top_k == 0 and self.min_p == 0.0
 
 
@@ -293,7 +293,7 @@ class Group(Record):
 
     @property
     def group_id(self) -> str:
-        """Hash of who made it and which place it has in their stream (DESIGN 1)."""
+        """Hash of who made it and which place it has in their stream."""
         return group_id(self.swarm, self.key, self.incarnation, self.round, self.position, self.recipe)
 
 
@@ -325,7 +325,7 @@ class Sample(Record):
     """One completion of a batch, in the learner's own vocabulary.
 
     `token_ids` is prompt plus completion; `loss_mask[i]` is 1 where `token_ids[i]` is trained. Masks come
-    from lengths, never from ids (TRAPS 21).
+    from lengths, never from ids.
     """
 
     k: Count

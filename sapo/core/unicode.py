@@ -1,5 +1,6 @@
 """Texts of others, brought into one form in a time that grows no faster than they do."""
 
+import logging
 import unicodedata
 from collections import Counter
 
@@ -42,7 +43,29 @@ def _in_stretches(text: str) -> str:
     return "".join([*parts, text[begun:]]) if parts else text
 
 
+def printable(text: str) -> str:
+    """A text that cannot steer a terminal or a log: what is not printable is written as an escape sequence.
+
+    Lines stay lines.
+    """
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def one_line(text: str, most: int) -> str:
     """Somebody else's text as one line that cannot steer a terminal, of at most so many characters."""
     text = "".join(c if c.isprintable() else " " for c in text[: 8 * most])
     return " ".join(text.split())[:most].rstrip()
+
+
+class OneLine(logging.Formatter):
+    """A record's message in one line that is safe to look at: it may repeat what others wrote."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line, without the traceback that may follow."""
+        return super().formatMessage(record).replace("\n", " ")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line and its traceback."""
+        return printable(super().format(record))

@@ -124,8 +124,6 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _Embed(torch.autograd.Function):
-    """A look-up whose backward pass adds rows in place."""
-
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor, padding: int | None) -> Tensor:
         ctx.weight, ctx.padding = weight, padding
@@ -184,7 +182,6 @@ def _gradient(weight: Tensor) -> Tensor:
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add left @ right to `total` in place."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     else:

@@ -1,4 +1,4 @@
-"""Noticing that learning goes wrong: metrics against thresholds, as a pure function (DESIGN 18)."""
+"""Noticing that learning goes wrong: metrics against thresholds, as a pure function."""
 
 from collections.abc import Mapping
 

@@ -168,7 +168,6 @@ def _context(chunk: Chunk, accepted: frozenset[str]) -> dict[str, Any]:
 def _states(
     parts: BackboneAndHead, call: Callable[..., Any], chunk: Chunk, accepted: frozenset[str]
 ) -> Tensor:
-    """Last hidden states [B, T, H]."""
     tokens = _tokens(parts, chunk.input_ids)
     states: Tensor = call(**tokens, **_context(chunk, accepted)).last_hidden_state
     return states

@@ -13,7 +13,7 @@ from torch import Tensor
 from sapo.core import own_code
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to this many nats either way, so that no ratio overflows (TRAPS 6)."""
+"""Log-ratios are clamped to this many nats either way, so that no ratio overflows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def normaliser(loss: str, *, tokens: float, sequences: float, constant: float) -
 
 
 def ratio_to_old(inputs: LossInputs) -> Ratio:
-    """Log-ratio to the old policy; tokens without a finite one are left out and counted (TRAPS 5)."""
+    """Log-ratio to the old policy; tokens without a finite one are left out and counted."""
     old = inputs.old_logprobs.detach()
     used = inputs.mask & inputs.logprobs.isfinite() & old.isfinite()
     logprobs = torch.where(used, inputs.logprobs, 0.0)

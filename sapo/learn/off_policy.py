@@ -1,4 +1,4 @@
-"""How foreign tokens enter the loss (TRAPS 1): which of them count, and with what weight.
+"""How foreign tokens enter the loss: which of them count, and with what weight.
 
 `positive` takes only completions above their group's mean: off-policy text that failed pushes probability
 away from what the own policy no longer writes, and the more stale it is, the more harm that does

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
-from sapo.core.types import Batch, BatchGroup
+from sapo.core.own_code import is_own
+from sapo.core.types import Batch
 from sapo.learn.collate import Chunk, Row, Selection, collate, select
 from sapo.learn.gossip import SlowWeights
-from sapo.learn.gradient_bias import GroupGradient, sketch
 from sapo.learn.guard import guard
 from sapo.learn.logprobs import Forward, shares_prompts
 from sapo.learn.loss import LossInputs, normaliser, policy_loss
@@ -111,14 +111,19 @@ class Learner:
         """Of the trained parameters, tied ones once."""
         self.outer: SlowWeights | None = None
         """Slow weights of a node that gossips."""
+        self.codes = {learn.loss}
+        """Losses of other packages that may be run: whoever opened this names them, never a record."""
         self.set_learn(learn, temperature=temperature)
 
     def set_learn(self, learn: LearnConfig, *, temperature: float | None = None) -> None:
         """Go on under other settings; the optimiser's moments stay.
 
         Another optimiser begins with the next step, without moments. Raises `UserError` for what the model
-        cannot do.
+        cannot do, and for code of another package that only a record names.
         """
+        if is_own(learn.loss) and learn.loss not in self.codes:
+            problem = "a record names this code, the config does not"
+            raise UserError("learn.loss", learn.loss, problem, "set learn.loss to it if you know that code")
         self._forward.check(learn)
         self._loss = policy_loss(learn.loss)
         self.learn = learn
@@ -217,44 +222,6 @@ class Learner:
             logprobs, entropy = self.logprobs(chunk)
             done.add(_sums_of_own(chunk, logprobs, entropy))
         return done
-
-    def group_gradients(self, batch: Batch, seed: int) -> list[GroupGradient]:
-        """Each informative group's gradient as it would be if every completion counted as own.
-
-        Nothing is changed by it. `seed` is that of the sketches.
-        """
-        every = {
-            "foreign": "as_if_own",
-            "foreign_weight": 1.0,
-            "foreign_reference": None,
-            "trusted_peers": [],
-        }
-        kept, self.learn = self.learn, self.learn.model_copy(update=every)
-        try:
-            chosen = select(batch, self.learn).rows
-            self._follow_model()
-            with _deterministic(self.device):
-                found = [
-                    self._group_gradient(g, [r for r in chosen if r.group == g.position], seed)
-                    for g in batch.groups
-                ]
-        finally:
-            self.learn = kept
-            self._forget_gradients()
-        return [one for one in found if one is not None]
-
-    def _group_gradient(self, group: BatchGroup, rows: Sequence[Row], seed: int) -> GroupGradient | None:
-        """None for a group of which nothing is trained, or whose gradient is not finite."""
-        if not rows:
-            return None
-        self._forget_gradients()
-        done = self._accumulate(self._collated(rows), [])
-        gradients = (parameter.grad for parameter in self._parameters if parameter.grad is not None)
-        total = sketch(gradients, seed)
-        if not done.of("tokens") or not total.isfinite().all():
-            return None
-        external = group.source == "external"
-        return GroupGradient(group.position, external, group.producer_key, int(done.of("tokens")), total)
 
     def _collated(self, rows: Sequence[Row]) -> list[Chunk]:
         return collate(
@@ -417,7 +384,6 @@ class Learner:
 def _measures(
     chunk: Chunk, own: Tensor, entropy: Tensor, terms: Tensor, counted: Tensor
 ) -> dict[str, Tensor]:
-    """Sums over one micro-batch for the metrics, in float64."""
     external = chunk.external[:, None]
     foreign = chunk.mask & own.isfinite() & external
     sizes = terms.double().abs()
@@ -451,7 +417,6 @@ def _total(values: Tensor, where: Tensor) -> Tensor:
 
 
 def _own_means(*parts: _Pass) -> dict[str, float]:
-    """Means over all own tokens of the batch, trained or not, before the step."""
     series = {
         "learn/entropy": ("entropy", "local"),
         "learn/logprob_local": ("logprob_local", "local"),

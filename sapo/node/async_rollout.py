@@ -42,14 +42,13 @@ class Ahead:
         self._rollouts = rollouts
         self._work: _Work | None = None
 
-    def begin(self, round: int, policy_version: int, count: int | None = None) -> None:
-        """Sample a round of `count` questions, or B, from the weights as they are now; nothing where that was
-        begun before.
+    def begin(self, round: int, policy_version: int) -> None:
+        """Sample a round from the weights as they are now; nothing where that was begun before.
 
         The questions are drawn first, in the caller's thread, which raises what drawing them raises.
         """
         if self._work is None:
-            work = self._work = _Work(self._rollouts.request(round, policy_version, count=count))
+            work = self._work = _Work(self._rollouts.request(round, policy_version))
             threading.Thread(target=self._sample, args=[work], name="ahead", daemon=True).start()
 
     def take(self) -> Answered | None:

@@ -1,11 +1,12 @@
 """From groups to a batch: token ids under the receiver's vocabulary, advantages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 
 from sapo.core.config.load import LearnConfig
-from sapo.core.types import BatchGroup, Group, Outcome, Sample, SignedGroup, Source
+from sapo.core.types import Batch, BatchGroup, Group, Outcome, Sample, SignedGroup, Source
 from sapo.learn.advantage import group_advantages
+from sapo.learn.update import StepResult
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import ONE, ZERO, Tokens
 
@@ -23,13 +24,12 @@ def batch_group(
     bus_position: str | None = None,
     tokens: Tokens | None = None,
     believed: bool = False,
-    weight: float = 1.0,
 ) -> BatchGroup:
     """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion.
 
     A foreign author's log-probabilities are kept if it is `believed` (`sapo.peers.trust`) and the mode uses
-    them. The advantages are multiplied by `weight`. Own groups carry the engine's log-probabilities too, from
-    which the learner measures how far engine and learner are apart (TRAPS 2).
+    them. Own groups carry the engine's log-probabilities too, from which the learner measures how far engine
+    and learner are apart.
     """
     tokens = tokens or Tokens.of(policy, group)
     prompt = tokens.prompt
@@ -50,7 +50,7 @@ def batch_group(
                 finish_reason=completion.finish_reason,
                 outcome=outcome.outcome,
                 score=outcome.score,
-                advantage=weight * advantage,
+                advantage=advantage,
                 behaviour_logprobs=completion.logprobs if usable else None,
                 retokenised=retokenised,
             )
@@ -69,3 +69,11 @@ def batch_group(
         bus_position=bus_position,
         samples=tuple(samples),
     )
+
+
+def foreign_gaps(batch: Batch, step: StepResult) -> Iterator[tuple[str, float]]:
+    """Author of each foreign group, and how much less probable its tokens were than own ones, in nats."""
+    own = step.metrics.get("learn/logprob_local")
+    for group in batch.groups:
+        if own is not None and group.source == "external" and group.position in step.logprobs:
+            yield group.producer_key, own - step.logprobs[group.position]

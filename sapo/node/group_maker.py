@@ -34,15 +34,15 @@ class GroupMaker:
     fits: Callable[[Question], bool] | None = None
     """Whether the author has room for a question; others are left out."""
 
-    def question_stream(self, round: int, count: int | None = None) -> QuestionStream:
-        """The stream of a round's questions, the same ones whenever it is made; B of them, or `count`."""
+    def question_stream(self, round: int) -> QuestionStream:
+        """The stream of a round's questions, the same ones whenever it is made."""
         config = self.config
         return QuestionStream(
             self.workers,
             config.tasks,
             (config.swarm.name, self.identity.key, self.incarnation),
             round,
-            count=config.batch.b if count is None else count,
+            count=config.batch.b,
             held_out=config.rules.held_out,
             fits=self.fits,
         )
@@ -102,7 +102,6 @@ class GroupMaker:
 
 
 def _claim(group: Group, scores: Sequence[float | None]) -> Group:
-    """The group with its author's scores written on the completions."""
     completions = tuple(
         completion.model_copy(update={"claimed_score": score})
         for completion, score in zip(group.completions, scores, strict=True)

@@ -22,7 +22,6 @@ from sapo.core.traits import TraitMatcher
 from sapo.core.types import Policy, Question
 from sapo.core.user_cache import default_cache
 from sapo.learn.update import Learner
-from sapo.node.adaptive import SamplingRule, open_rule
 from sapo.node.author import open_author
 from sapo.node.gossip import AnnounceSink, Gossip
 from sapo.node.group_maker import GroupMaker
@@ -32,12 +31,14 @@ from sapo.node.recovery import Recovery
 from sapo.node.rollout import RolloutMaker
 from sapo.node.verify import PeerVerifier
 from sapo.peers import keyring
+from sapo.peers.freshness import Freshness
 from sapo.peers.key_clones import KeyCloneDetector
 from sapo.peers.membership import trusted
 from sapo.peers.pool import Pool
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals
 from sapo.peers.resend_guard import ResendGuard
+from sapo.peers.sampling import Sampler, open_sampler
 from sapo.peers.trust import refuse_strange_names
 from sapo.policy import models
 from sapo.policy.engines import open_engine
@@ -76,7 +77,9 @@ class NodeParts:
     prober: Prober
     intake: Intake
     verifier: PeerVerifier
-    rule: SamplingRule
+    sampler: Sampler
+    freshness: Freshness | None
+    """What chooses among the informative groups found, with sampler `fresh`."""
     learner: Learner
     traits: TraitMatcher
     recovery: Recovery
@@ -96,7 +99,7 @@ class NodeParts:
 
     def check(self) -> None:
         """Raise what the deliverer's thread met that is not a mere outage, and `Paused` at the bound of what
-        may be owed: history is never dropped (DESIGN 9)."""
+        may be owed: history is never dropped."""
         if self.deliverer is not None:
             self.deliverer.check()
         owed, bound = self.journal.owed_bytes(), self.config.history.max_owed_mb * 2**20
@@ -114,9 +117,10 @@ class NodeParts:
         return {f"outage/{service}": 1.0 for service in sorted(away)}
 
     def metrics(self) -> dict[str, float]:
-        """The series `outage/*` and `owed/*`, and what `beside` adds."""
+        """The series `outage/*`, `owed/*` and `adaptive/*`, and what `beside` adds."""
         owed = {f"owed/{kind}": float(count) for kind, count in self.journal.owed_counts().items()}
-        return self.outages() | owed | dict(self.beside())
+        drawn = {} if self.freshness is None else self.freshness.metrics()
+        return self.outages() | owed | drawn | dict(self.beside())
 
     def close(self) -> None:
         """Stop threads and workers, release files and the lock."""
@@ -234,7 +238,8 @@ def open_parts(
         prober=prober,
         intake=intake,
         verifier=PeerVerifier(node_config, policy, workers, intake.quotas, intake.refusals),
-        rule=open_rule(node_config),
+        sampler=open_sampler(node_config.batch.sampler),
+        freshness=Freshness(node_config.adaptive) if node_config.batch.sampler == "fresh" else None,
         learner=learner,
         traits=TraitMatcher(node_config.track.traits),
         recovery=Recovery(
@@ -286,6 +291,6 @@ def _intake(
 
 
 def environment(config: Config, device: str) -> dict[str, str | int]:
-    """What a round's bits depend on besides its inputs (DESIGN 8), and code of other packages in the node."""
+    """What a round's bits depend on besides its inputs, and code of other packages in the node."""
     own = own_code.versions(own_code.named(config).values())
     return {"config": config.digest(), "threads": config.threads, **arithmetic(device), **own}

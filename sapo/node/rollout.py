@@ -33,12 +33,10 @@ class RolloutMaker:
     policy: LoadedPolicy
     engine: Engine
 
-    def request(
-        self, round: int, policy_version: int, begun: QuestionStream | None = None, count: int | None = None
-    ) -> Request:
+    def request(self, round: int, policy_version: int, begun: QuestionStream | None = None) -> Request:
         """Draw the questions of a round, as far as `begun` has not, and have the engine take over the weights
         as they are now."""
-        drawn = begun or self.maker.question_stream(round, count)
+        drawn = begun or self.maker.question_stream(round)
         questions = drawn.result()
         self.engine.update_weights()
         return Request(

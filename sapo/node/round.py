@@ -31,7 +31,8 @@ from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
-from sapo.node.batch import batch_group
+from sapo.node.batch import batch_group, foreign_gaps
+from sapo.node.guard_alarms import GuardAlarms
 from sapo.node.parts import NodeParts, open_parts
 from sapo.node.receive import Arrivals
 from sapo.node.recovery import CHECKPOINT_TIME
@@ -91,6 +92,7 @@ class NodeRuntime:
         self.config = parts.config
         self.name = parts.name
         self.journal = parts.journal
+        self.deliverer = parts.deliverer
         self.round = parts.recovery.recover()
         if parts.gossip is None:
             parts.learner.outer = None  # of rounds that gossiped; it begins anew if they do so again
@@ -98,6 +100,7 @@ class NodeRuntime:
         self._ahead = Ahead(parts.rollouts)
         self._figures = Sieve(self.name)
         recent = self.journal.results(self.round - ROUNDS)
+        self._alarms = GuardAlarms(self.name)
         self._silent = SilentRounds(self.config, self.name, [result.metrics for result in recent])
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""
@@ -107,8 +110,8 @@ class NodeRuntime:
         self._now = _Round()
         self._last: Mapping[str, float] = recent[-1].metrics if recent else {}
         self._since = parts.clock()  # when the last round ended, or this process began
-        if recent:
-            parts.rule.load(recent[-1].remembered)
+        if recent and parts.freshness is not None:
+            parts.freshness.load(recent[-1].remembered)
         self._load_round()
 
     @classmethod
@@ -184,7 +187,7 @@ class NodeRuntime:
         begun, self._next = self._next, None
         if begun is not None and begun.round != self.round:
             begun = None
-        asked = parts.rollouts.request(self.round, self.round, begun, parts.rule.plan().questions)
+        asked = parts.rollouts.request(self.round, self.round, begun)
         return self._groups_of(asked, parts.rollouts.answer(asked))
 
     def _groups_of(self, asked: Request, answers: Completions) -> list[Group]:
@@ -234,7 +237,7 @@ class NodeRuntime:
             if past_the_bus:
                 parts.intake.take_in(past_the_bus, now.arrivals)
             now.order = sampling.walk(
-                pool.entries(), self._private_rng("external"), parts.intake.quotas.known, parts.rule.order
+                pool.entries(), self._private_rng("external"), parts.intake.quotas.known, parts.sampler
             )
         now.metrics["time/consume"] = parts.clock() - started
         return len(pool)
@@ -259,7 +262,8 @@ class NodeRuntime:
         if now.batch is None and now.draw is None:
             assert now.order is not None
             quotas, pool = parts.intake.quotas, parts.intake.pool
-            want, tolerance = parts.rule.wanted(), self.config.learn.zero_tolerance
+            external, tolerance = self.config.batch.external, self.config.learn.zero_tolerance
+            want = external if parts.freshness is None else 2 * external  # a choice, at a bounded cost
             now.local = self._sample_self()
             now.tokens = self._tokens(now.local)  # while the workers score
             if now.outcomes is None:
@@ -279,7 +283,8 @@ class NodeRuntime:
                 known=quotas.known,
                 trials=quotas.trials(want),
             )
-            now.draw = parts.rule.choose(now.draw, self._private_rng("choose"))
+            if parts.freshness is not None:
+                now.draw = parts.freshness.choose(now.draw, external, self._private_rng("choose"))
             pool.keep(now.draw.verified)
             pool.remove(now.draw.leaving)
         now.metrics["time/verify"] = parts.clock() - started
@@ -295,7 +300,7 @@ class NodeRuntime:
             now.outcomes = score_groups(self.parts.workers, now.groups)
             tolerance = self.config.learn.zero_tolerance
             useful = [informative([outcome.score for outcome in row], tolerance) for row in now.outcomes]
-        return sampling.sample_self(len(now.groups), self.parts.rule.plan().local, self._rng("self"), useful)
+        return sampling.sample_self(len(now.groups), self.config.batch.local, self._rng("self"), useful)
 
     def _charge_excess(self, batch: Batch) -> None:
         """Charge authors what a batch costs more to learn from than if their groups were own ones."""
@@ -343,7 +348,6 @@ class NodeRuntime:
         return batch
 
     def _own(self, batch: Batch) -> dict[str, float]:
-        """Series of all own completions of the round."""
         now = self._now
         if now.outcomes is None:  # the batch was journalled before a restart
             now.outcomes = score_groups(self.parts.workers, now.groups)
@@ -351,7 +355,6 @@ class NodeRuntime:
         return found | self.parts.traits.shares(texts_by_task(now.groups))
 
     def _tokens(self, local: Sequence[int]) -> list[Tokens]:
-        """Ids of own groups, in the order of their places in the batch."""
         now, known = self._now, self._now.prompts
         return [Tokens.of(self.parts.policy, now.groups[i], known[i] if known else None) for i in local]
 
@@ -375,7 +378,7 @@ class NodeRuntime:
             for position, i in enumerate(now.local)
         ]
         trusted = keys_of(self.config.learn.trusted_peers, parts.home)
-        for entry, weight in zip(drawn, parts.rule.weights(drawn), strict=True):
+        for entry in drawn:
             assert entry.verdict is not None
             groups.append(
                 batch_group(
@@ -390,7 +393,6 @@ class NodeRuntime:
                     bus_position=entry.received.bus_position,
                     tokens=entry.tokens,
                     believed=entry.group.key in trusted,
-                    weight=weight,
                 )
             )
         return Batch(
@@ -399,7 +401,7 @@ class NodeRuntime:
             incarnation=self.journal.incarnation,
             round=self.round,
             policy_version=self.round,
-            learn=canonical(parts.rule.settings().model_dump(mode="json")),
+            learn=canonical(self.config.learn.model_dump(mode="json")),
             guard=canonical(self.config.guard.model_dump(mode="json")),
             temperature=self.config.generate.temperature,
             groups=tuple(groups),
@@ -441,9 +443,10 @@ class NodeRuntime:
         digests = self._digests(checkpoint)
         if self._next is not None:
             self._next.advance()
-        now.metrics |= step.metrics | source_metrics(now.batch) | parts.rule.metrics()
+        now.metrics |= step.metrics | source_metrics(now.batch)
         now.metrics |= parts.metrics()
-        parts.rule.learned(now.batch, step, now.metrics, finished)
+        if parts.freshness is not None:
+            parts.freshness.learned(foreign_gaps(now.batch, step), finished)
         digest, tensors = digests.result() if digests is not None else ("", ())
         result = RoundResult(
             round=self.round,
@@ -454,7 +457,7 @@ class NodeRuntime:
             tensors=tensors,
             metrics=self._figures.kept(now.metrics),
             finished_at=finished,
-            remembered=parts.rule.remembered(),
+            remembered="" if parts.freshness is None else parts.freshness.remembered(),
             gossip=gossiped,
         )
         self.journal.commit_result(result)
@@ -467,14 +470,12 @@ class NodeRuntime:
             self._now.metrics[CHECKPOINT_TIME] = parts.recovery.last_s
         if parts.deliverer is not None:
             parts.deliverer.notify()
-        if alarm:
-            log.warning("%s: round %d: %s", self.name, result.round, alarm)
-            if self.config.guard.action == "pause":
-                raise Paused(f"{self.name} paused after round {result.round}: {alarm}")
+        self._alarms.hear(result.round, alarm)
+        if alarm and self.config.guard.action == "pause":
+            raise Paused(f"{self.name} paused after round {result.round}: {alarm}")
         return result
 
     def _count_time(self, started: float, finished: float) -> None:
-        """Series of how long the round took, and its update, which `started` after its stages before."""
         found = self._now.metrics
         self._update_s = found["time/update"] = finished - started - found.get("time/gossip", 0.0)
         found["time/round"] = sum(found.get(f"time/{stage}", 0.0) for stage in STAGES)
@@ -483,7 +484,6 @@ class NodeRuntime:
             found["tokens/per_second"] = found["tokens/generated"] / found["time/round"]
 
     def _gossip(self, batch: Batch, *, went_back: bool) -> Gossiped | None:
-        """Offer weights or average them, where that is due after an update."""
         gossip, now, started = self.parts.gossip, self._now, self.parts.clock()
         if gossip is None:
             return None
@@ -505,14 +505,12 @@ class NodeRuntime:
         if died >= ATTEMPTS:
             batch = self._now.batch = self._own_part(batch, died)
         mark.write_text(f"{self.round} {died}")
-        self.parts.rule.measure(batch, self.parts.learner)
         self.parts.learner.set_learn(LearnConfig.model_validate_json(batch.learn))
         step = self.parts.learner.step(batch)
         mark.unlink()
         return step
 
     def _own_part(self, batch: Batch, died: int) -> Batch:
-        """The batch without foreign groups, in the journal too."""
         foreign = [group for group in batch.groups if group.source == "external"]
         if not foreign:
             return batch
@@ -529,19 +527,17 @@ class NodeRuntime:
     def _begin_next(self) -> None:
         """Begin to draw the next round's questions, or to answer them too, from the weights before this one's
         update, where that is configured and no outer step moves them further."""
-        plan = self.parts.rule.decide(self.round + 1)
         jumps = self.parts.gossip is not None and self.parts.gossip.ends(self.round)
         if jumps or not self.config.generate.ahead:
-            self._next = self.parts.maker.question_stream(self.round + 1, plan.questions)
+            self._next = self.parts.maker.question_stream(self.round + 1)
             self._next.begin()
             return
         now, started = self._now, self.parts.clock()
-        self._ahead.begin(self.round + 1, self.round, plan.questions)
+        self._ahead.begin(self.round + 1, self.round)
         spent = self.parts.clock() - started
         now.metrics["time/generate"] = now.metrics.get("time/generate", 0.0) + spent
 
     def _digests(self, checkpoint: bool) -> Digests | None:
-        """Digest of the weights, and checksums of their tensors, where the round records them."""
         if not checkpoint and (self.round + 1) % self.config.checkpoint.weight_digest_every:
             return None
         return Digests(self.parts.policy.model)
@@ -575,10 +571,6 @@ class NodeRuntime:
     def outages(self) -> dict[str, float]:
         """The series `outage/*`: 1 for every service that is away now."""
         return self.parts.outages()
-
-    def why_owing(self) -> str:
-        """Why deliveries fail now, in one line; empty if none does."""
-        return "" if self.parts.deliverer is None else "; ".join(self.parts.deliverer.reasons().values())
 
     def drain(self, timeout: float) -> bool:
         """Deliver what is owed, within `timeout` seconds; whether nothing is owed any more."""

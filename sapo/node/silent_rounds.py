@@ -62,7 +62,5 @@ class SilentRounds:
         self._rounds.append(round)
         found = silence.of_rounds([*self._rounds], self._total)
         if found is not None and found.cause != self._told:
-            log.warning(
-                "ALARM: %s learned nothing in the last %d rounds: %s", self._name, silence.ROUNDS, found
-            )
+            log.warning("ALARM: %s learned nothing in the last rounds: %s", self._name, found)
         self._told = "" if found is None else found.cause

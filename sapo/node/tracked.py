@@ -19,7 +19,7 @@ from sapo.core.user_cache import default_cache
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking.sinks import TrackSink, VersionSink, open_tracking
 from sapo.store.tracking.tracker import Tracker
-from sapo.store.tracking.uri import own_artifacts, own_server
+from sapo.store.tracking.uri import own_artifacts
 
 if TYPE_CHECKING:
     from sapo.node.member.runtime import MemberRuntime
@@ -92,9 +92,9 @@ def _tracking(
     node_config = config.for_node(name)
 
     def whole(checkpoint: Path, destination: Path) -> None:
-        from sapo.policy import release
+        from sapo.policy import models
 
-        release.write(checkpoint, destination, config=node_config, cache=default_cache())
+        models.export(checkpoint, destination, config=node_config, cache=default_cache())
 
     artifacts = own_artifacts(home, uri)
     history = public(config.history.uri or str(home.history))
@@ -104,7 +104,6 @@ def _tracking(
         incarnation,
         uri=uri,
         artifacts=artifacts,
-        thinned=own_server(home, uri),
         whole=whole,
         history=history,
         afterwards=afterwards,

@@ -43,7 +43,7 @@ def own_standards(groups: Sequence[Group], outcomes: Sequence[Sequence[Outcome]]
 
 @dataclass
 class PeerVerifier:
-    """Gives foreign groups their verdicts: no question, answer or score of a peer is believed (DESIGN 2)."""
+    """Gives foreign groups their verdicts: no question, answer or score of a peer is believed."""
 
     config: Config
     policy: LoadedPolicy

@@ -1,7 +1,7 @@
 """The archive: from the bus into the `rollouts` table, each published completion exactly once.
 
 The table is the only state: the offset to go on from, per partition of the bus, is an application
-transaction of the same commit that adds the rows (DESIGN 10, TRAPS 50).
+transaction of the same commit that adds the rows.
 """
 
 import logging
@@ -143,10 +143,6 @@ class Archiver:
     def _sort(
         self, table: DeltaTable, poll: Poll
     ) -> tuple[list[tuple[Received, Group]], int, list[tuple[Received, Refused]]]:
-        """New groups, the number of records held already, and what is refused with its reason.
-
-        Announcements are nodes' business, and are passed over.
-        """
         records = [one for one in poll.received if not is_announcement(one)]
         sound: list[tuple[Received, Group]] = []
         refused: list[tuple[Received, Refused]] = []

@@ -44,10 +44,13 @@ def model_bytes(config: Config, shape: "ModelShape") -> int:
     return (shape.trained if config.lora else shape.parameters) * BYTES[config.dtype]
 
 
-def kept_checkpoints(config: Config) -> int:
-    """The most checkpoints of a node that lie on the disk at once, one that is being written among them."""
+def kept_checkpoints(config: Config, rounds_a_day: float) -> int:
+    """The most checkpoints of a node that lie on the disk at once, one that is being written among them: no
+    more than are made, of the start, the end, by rounds and by time."""
     anchors = ANCHORS if config.history.keep_rounds else 1
-    return config.checkpoint.keep + anchors + 1
+    rounds, every = config.swarm.rounds, config.checkpoint
+    made = 2 + rounds // every.every_rounds + int(rounds / rounds_a_day * DAY_S / every.every_seconds)
+    return min(every.keep + anchors + 1, made)
 
 
 def per_round(config: Config, shape: "ModelShape", history: float, series: int) -> dict[str, float]:
@@ -72,5 +75,5 @@ def node_disk(
     return NodeDisk(
         per_day={name: math.ceil(value * rounds_a_day) for name, value in each.items()},
         run=math.ceil(total),
-        checkpoints=kept_checkpoints(config) * checkpoint_bytes(config, shape),
+        checkpoints=kept_checkpoints(config, rounds_a_day) * checkpoint_bytes(config, shape),
     )

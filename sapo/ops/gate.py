@@ -8,13 +8,15 @@ import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.datastructures import Headers
+
+from sapo.core.same_site import foreign
+
 LOGIN = "SERVER_LOGIN"
 """Environment variable of a server's process: user and password, with a colon between."""
 ENTRANCE = "/enter"
 """Before a page's path in a link with the password. The browser is sent on from there: a page's own requests
 fail where its address names a password."""
-NAMES = frozenset({b"127.0.0.1", b"localhost", b"[::1]"})
-"""What a browser may call this machine; any other name could resolve here, too."""
 HEALTH = frozenset({"/health", "/api/health"})
 
 Scope = MutableMapping[str, Any]
@@ -44,39 +46,25 @@ class Gate:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        host = headers.get(b"host", b"")
+        headers = Headers(scope=scope)
         http = scope["type"] == "http"
-        if host.rpartition(b":")[0] not in NAMES and host not in NAMES:
-            await _refuse(send, http, 403, "this machine is not called so here")
-        elif _foreign(scope, headers, host):
-            await _refuse(send, http, 403, "not for pages of other sites")
+        why = foreign(scope.get("method", ""), headers)
+        if why is not None:
+            await _refuse(send, http, 403, why)
         elif not http or (scope["method"] == "GET" and scope["path"] in HEALTH):
             await self._app(scope, receive, send)
-        elif not hmac.compare_digest(headers.get(b"authorization", b""), self._wanted):
+        elif not hmac.compare_digest(headers.get("authorization", "").encode(), self._wanted):
             asks = (b"www-authenticate", b'Basic realm="sapo", charset="UTF-8"')
             await _refuse(send, http, 401, "user and password are wanted: `sapo ui` prints a link", asks)
         elif scope["path"].startswith(f"{ENTRANCE}/"):
             there = scope["raw_path"].removeprefix(ENTRANCE.encode())
             query = b"?" + scope["query_string"] if scope["query_string"] else b""
             # a browser keeps the fragment; an address with its host leaves the password behind
-            await _answer(send, 302, b"", (b"location", b"http://" + host + there + query))
+            await _answer(
+                send, 302, b"", (b"location", b"http://" + headers["host"].encode() + there + query)
+            )
         else:
             await self._app(scope, receive, send)
-
-
-def _foreign(scope: Scope, headers: dict[bytes, bytes], host: bytes) -> bool:
-    """Whether a browser asks for another site's page; it would add the password that it knows.
-
-    Another port is another site. To follow a link from anywhere to a page of its own window is no harm.
-    """
-    origin = headers.get(b"origin")
-    if origin is not None and origin != b"http://" + host:
-        return True
-    if headers.get(b"sec-fetch-site", b"none") in (b"none", b"same-origin"):
-        return False
-    goes = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
-    return not (goes and scope.get("method") == "GET")
 
 
 async def _refuse(send: Send, http: bool, status: int, why: str, *headers: tuple[bytes, bytes]) -> None:

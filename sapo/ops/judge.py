@@ -125,7 +125,6 @@ def _judge(
     cache: Path | None,
     clock: Callable[[], float],
 ) -> Verdict:
-    """One node's one answer, sampled once at temperature 1, and its score."""
     own = config.for_node(name)
     policy = load_initial(own, workers, cache or default_cache())
     found = load_newest(home, name, policy)

@@ -91,7 +91,6 @@ def node_memory(
 
 
 def _activations(config: Config, shape: "ModelShape", prompt: int) -> int:
-    """Of one micro-batch: what each layer keeps for its backward pass, and the head's blocks of logits."""
     batch = (config.batch.local + config.batch.external) * config.batch.completions
     sequences = min(batch, config.learn.micro_batch or batch)
     answers = sequences * config.generate.max_new_tokens

@@ -11,7 +11,7 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.user_cache import default_cache
-from sapo.policy import checkpoint, release
+from sapo.policy import checkpoint, models, release
 from sapo.store.journal.journal import Journal
 from sapo.store.journal.rows import JournalError
 from sapo.store.tracking import model_registry
@@ -77,7 +77,6 @@ def refuse_filled(target: Path) -> None:
 
 
 def _find(home: Home, node: str, config: Config, which: str) -> Version:
-    """The version that is meant; what else there is to be named is said where there is none."""
     try:
         return model_registry.find(tracking_uri(home, config), f"{config.swarm.name}.{node}", which)
     except UserError as error:
@@ -91,7 +90,6 @@ def _find(home: Home, node: str, config: Config, which: str) -> Version:
 
 
 def _rounds(home: Home, node: str) -> str:
-    """The rounds that checkpoints are kept of."""
     kept = checkpoint.paths(home.checkpoints(node))
     return ", ".join(str(checkpoint.round_of(path)) for path in kept) or "there is none yet"
 
@@ -101,7 +99,7 @@ def _model(home: Home, node: str, config: Config, made: Exported, adapter: bool)
     """A folder with the model: made of the node's checkpoint, or of the version's files where it is gone."""
 
     def whole(source: Path, directory: Path) -> None:
-        release.write(source, directory, config=config, cache=default_cache(), adapter=adapter)
+        models.export(source, directory, config=config, cache=default_cache(), adapter=adapter)
 
     kept = home.checkpoints(node) / f"round-{made.rounds:06d}"
     if _is(kept, made.version):
@@ -158,7 +156,6 @@ def _digests(home: Home, node: str, made: Exported) -> dict[str, str]:
 
 
 def _exams(home: Home, node: str, made: Exported) -> str:
-    """A table of the policy it began as and of this one on the same questions, or that none was asked."""
     sweep = home.load_evaluation()
     exam = None if sweep is None else sweep.nodes.get(node)
     if sweep is None or exam is None:

@@ -28,10 +28,12 @@ KEY, CARD, JOURNAL = "key.pem", "key.json", "journal.sqlite"
 MAX_READ_WHOLE = {KEY: 4096, CARD: 65_536, "checkpoint.json": 2**24}
 """Bytes of the files that are read whole."""
 MEMBER = re.compile(
-    r"key\.(?:pem|json)|journal\.sqlite|asked\.bin|checkpoints/round-\d{6,12}(/\w[\w.-]{0,99}){1,4}"
-    r"|gossip/\d{6,12}\.[0-9a-f]{64}\.safetensors",
+    r"key\.(?:pem|json)|journal\.sqlite|asked\.bin|gossip/\d{6,12}\.[0-9a-f]{64}\.safetensors"
+    r"|checkpoints/round-\d{6,12}/(?:optimizer\.pt"
+    r"|(?:\w{1,99}/)?\w[\w.-]{0,99}\.(?:safetensors|json|txt|model|tiktoken|jinja|md))",
     re.ASCII,
 )
+"""What a pack may hold: of a checkpoint weights and texts, and nothing that Python would run."""
 CHUNK = 2**16
 """Bytes read at once: more header bytes before a member are refused unread."""
 MOST_PACKED = 400
@@ -142,8 +144,6 @@ def _flaw(pack: Pack, packed_bytes: int) -> str | None:
     for name in pack.files:
         if not MEMBER.fullmatch(name):
             return f"names {name[:100]!r}"
-        if any(str(folder) in pack.files for folder in PurePosixPath(name).parents):
-            return f"names {name!r} inside another file"
     if missing := {KEY, JOURNAL} - pack.files.keys():
         return f"lacks {min(missing)}"
     for name, entry in pack.files.items():

@@ -5,6 +5,7 @@ refuse as equivocation. So a folder that was packed is marked, and its node does
 """
 
 import json
+import shlex
 import shutil
 import socket
 import sqlite3
@@ -16,11 +17,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from sapo.core.atomic_file import sync_directory, whole_file, write_atomically
+from sapo.core.config import foreign
 from sapo.core.config.home import ASKED, Home, check_reasoning_gym, parse_manifest
-from sapo.core.config.load import Config, load, parse
+from sapo.core.config.load import Config, given, load, modern, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
@@ -199,9 +201,7 @@ def unpack_node(
         pack = read_index(archive, file)
         manifest = parse_manifest(json.dumps(pack.manifest), "FILE", str(file))
         check_reasoning_gym(manifest, "FILE", str(file))
-        config = load(base=parse(pack.config, prefix=f"{INDEX}: config."), sets=sets)
-        target = Home.of(home, config)
-        config = _fitting(target, config, manifest, sets, pack)
+        target, config = _fitting(file, home, manifest, sets, pack)
         with _scratch(target.root, file, pack) as place:
             unpack(archive, file, pack, place, progress)
             _check_node(place, file, pack)
@@ -228,26 +228,40 @@ def _scratch(root: Path, file: Path, pack: Pack) -> Iterator[Path]:
         yield place
 
 
-def _fitting(home: Home, config: Config, manifest: Manifest, sets: Sequence[str], pack: Pack) -> Config:
-    """The config the node is to run with: that of the home where there is one, which must be its site's."""
-    if pack.node not in config.nodes:
-        raise UserError(
-            "--set", "swarm", f"this site has no node {pack.node}", "leave swarm.nodes and .site out"
-        )
+def _fitting(
+    file: Path, home: Path | None, manifest: Manifest, sets: Sequence[str], pack: Pack
+) -> tuple[Home, Config]:
+    """Where a node is to live, and the config it is to run with: that of the home where there is one, which
+    must be its site's, else what of the pack's own a stranger might say, and `sets`."""
+    told = given(sets)
+    brought, refused = foreign.brought(modern(pack.config), told)
+    prefix = f"{INDEX}: config."
+    site = parse({"swarm": brought.get("swarm", {})}, prefix=prefix)
+    target = Home.of(home, site)
+    if pack.node not in site.nodes:
+        raise damaged(file, f"its site has no node {pack.node}")
+    base: Config | Mapping[str, Any]
+    if target.manifest.exists():
+        target.check(manifest)
+        target.check_site(site)
+        base = target.load_config()
+    elif refused:
+        name = refused[0].partition(" = ")[0]
+        problem = f"its config says what only this site may say: {foreign.said(refused)}"
+        raise UserError("FILE", str(file), problem, f"say it here, as in --set {shlex.quote(name)}=...")
+    else:
+        base = brought if told else parse(brought, prefix=prefix)
+    config = load(base=base, sets=sets)
     differing = Manifest.of(config).differing(manifest)
     if differing:
         raise UserError("--set", differing[0], "is for the whole swarm to say", "leave it out")
-    if not home.manifest.exists():
-        return config
-    home.check(manifest)
-    home.check_site(config)
-    held = load(base=home.load_config(), sets=sets)
-    if pack.node not in held.nodes:
-        remedy = f"raise it with --set swarm.nodes={len(config.nodes)}"
-        raise UserError("swarm.nodes", held.swarm.nodes, f"the home has no node {pack.node}", remedy)
-    if home.journal(pack.node).exists() and not home.moved(pack.node).exists():
-        raise UserError("--home", str(home.root), f"{pack.node} lives here already", "choose another folder")
-    return held
+    if pack.node not in config.nodes:
+        remedy = f"raise it with --set swarm.nodes={len(site.nodes)}"
+        raise UserError("swarm.nodes", config.swarm.nodes, f"the home has no node {pack.node}", remedy)
+    if target.journal(pack.node).exists() and not target.moved(pack.node).exists():
+        problem = f"{pack.node} lives here already"
+        raise UserError("--home", str(target.root), problem, "choose another folder")
+    return target, config
 
 
 def _check_node(place: Path, file: Path, pack: Pack) -> None:

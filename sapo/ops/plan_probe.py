@@ -42,7 +42,7 @@ NAME = "try"
 ROUNDS = 2
 """Of one group each."""
 UPDATE_S = 30.0
-"""An update that would take longer is reckoned from that of one group."""
+"""An update that would take longer is reckoned from those of one group and of two."""
 NO_THRESHOLD = {"min_entropy": 0, "max_truncated": 1, "max_unscorable": 1, "max_engine_gap": 1e9}
 CONFIG, DONE, FOUND = "probe.json", "done.json", "found.json"
 DRAIN_S = 30.0
@@ -77,6 +77,8 @@ class Probed:
     """Series that a round logs."""
     question_s: float
     """Of a held-out question, answered once sampled and once greedily."""
+    half_speed: float = 1.0
+    """How many times as fast its layers compute in bfloat16; 1 where that was not tried."""
     answers: tuple[TaskAnswers, ...] = ()
     """By task, and of all where there are several."""
     examples: tuple[Example, ...] = ()
@@ -154,7 +156,6 @@ def main(argv: list[str]) -> int:
 
 
 def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[str, Any]:
-    """The fields of `Probed`."""
     from sapo.bus.memory import MemoryBus
     from sapo.node.round import NodeRuntime
     from sapo.store.history import create_tables
@@ -175,7 +176,7 @@ def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[
             update = _whole_update(node, found, config.batch.local + config.batch.external)
             last = dict(node.run_round().metrics)  # its checkpoint has an optimiser's state, as a run's have
             node.drain(DRAIN_S)
-            taken = {**_round(config, node, last, found, update), **_disk(home, node)}
+            taken = {**_round(config, node, last, found, update), **_disk(home, node), **_half(node)}
             said = {
                 "answers": [asdict(one) for one in counted(node, found)],
                 "examples": [asdict(one) for one in examples(found)],
@@ -215,6 +216,15 @@ def _round(
     }
 
 
+def _half(node: "NodeRuntime") -> dict[str, float]:
+    """Tried where all of it is computed in float32, on a processor."""
+    from sapo.ops.half_speed import half_speed
+
+    policy, config = node.parts.policy, node.config
+    whole = policy.device.type == "cpu" and config.dtype == "float32" and not config.learn.autocast
+    return {"half_speed": half_speed(policy.model)} if whole else {}
+
+
 def _whole_update(node: "NodeRuntime", found: Answering, count: int) -> tuple[float, float]:
     """Seconds and tokens of an update on so many groups, as if every other answer of each were right."""
     from sapo.node.batch import batch_group
@@ -229,7 +239,10 @@ def _whole_update(node: "NodeRuntime", found: Answering, count: int) -> tuple[fl
     seconds, tokens = _update(node, groups[:1])
     if node.config.learn.compile:  # it was compiled for the first one
         seconds, tokens = _update(node, groups[:1])
-    return _update(node, groups) if seconds * count <= UPDATE_S else (seconds * count, tokens * count)
+    if seconds * count <= UPDATE_S or count < 2:
+        return _update(node, groups)
+    two, _ = _update(node, groups[:2])  # the optimiser's step takes its time however few there are
+    return seconds + max(0.0, two - seconds) * (count - 1), tokens * count
 
 
 def _update(node: "NodeRuntime", groups: list["BatchGroup"]) -> tuple[float, float]:
@@ -244,7 +257,6 @@ def _taught(sample: "Sample") -> "Sample":
 
 
 def _rows(config: Config, node: "NodeRuntime") -> float:
-    """Bytes of a round's rows in `rollouts` and `training`, compressed."""
     import pyarrow as pa
 
     from sapo.core.types import Group, Received
@@ -260,7 +272,6 @@ def _rows(config: Config, node: "NodeRuntime") -> float:
 
 
 def _trained(node: "NodeRuntime") -> float:
-    """Bytes of a group's rows in the table `training`."""
     import pyarrow as pa
     from pyarrow import parquet
 

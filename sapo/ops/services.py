@@ -115,7 +115,6 @@ class Running:
         return self._up
 
     def _keep(self, name: str, kept: SupervisedServer) -> None:
-        """Start a server again that has ended, once it has waited long enough."""
         now = time.monotonic()
         if kept.due_at is None:
             code = kept.child.poll()

@@ -205,7 +205,6 @@ def join_swarm(
 
 
 def _refuse_shared(sets: Sequence[str], file: Path | None) -> None:
-    """Raise `UserError` for a setting of a joining site that the manifest decides."""
     given = [("--set", item, item.partition("=")[0].strip()) for item in sets]
     if file is not None:
         given += [("--config", str(file), key) for key in sorted(keys_of(file))]

@@ -1,4 +1,4 @@
-"""What must hold before a peer's group may enter the pool (DESIGN 2, 4; TRAPS 13, 35).
+"""What must hold before a peer's group may enter the pool.
 
 `sapo.peers.group_rules` asks what needs no memory; here a group meets this node: its keys, its clock, its
 tokenizer, and what it has met before. docs/admission.md lists every reason with what it proves.

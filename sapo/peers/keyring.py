@@ -202,7 +202,7 @@ def refuse_placing(home: Home, held: KeyAndCard, node: str) -> None:
 
 
 def _refuse_second(card: Card, folder: Path) -> None:
-    """Two folders with one key are two authors of one name as soon as both run (DESIGN 1)."""
+    """Two folders with one key are two authors of one name as soon as both run."""
     other = _lives(card, besides=folder)
     if other is None:
         return

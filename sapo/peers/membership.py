@@ -107,7 +107,7 @@ _sets: dict[int, tuple[tuple[str, ...], frozenset[str]]] = {}
 
 
 def _is_member(key: str, manifest: Manifest) -> bool:
-    """Whether a key is on the list, in a time that does not grow with it (DESIGN 7)."""
+    """Whether a key is on the list, in a time that does not grow with it."""
     held = _sets.get(id(manifest.members))
     if held is None:
         if len(_sets) >= LISTS:

@@ -239,7 +239,7 @@ class Pool:
     def metrics(self, now: float) -> dict[str, float]:
         """The series `pool/*`: what is here now, and what was dropped since this was last asked.
 
-        Staleness must not silently favour short, easy answers (TRAPS 8): `pool/stale/chars` and
+        Staleness must not silently favour short, easy answers: `pool/stale/chars` and
         `pool/stale/task/<data set>` describe what age took away, `pool/chars` what is here.
         """
         entries = self.entries()
@@ -255,8 +255,6 @@ class Pool:
 
 
 class _Dropped:
-    """Counts of what did not get in or did not stay."""
-
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()
         self.evicted: Counter[str] = Counter()

@@ -286,7 +286,6 @@ class Quotas:
         return accounts[key].balance if key in accounts else self._start
 
     def _charged(self, key: str, seconds: float) -> _Account:
-        """The author's account, `seconds` lower; so is that of all newcomers where the author is one."""
         account = self._touched(key)
         account.balance -= seconds
         self._went["seconds"] += seconds

@@ -211,7 +211,6 @@ class LazyVerifier:
             self._ask(ahead)
 
     def _now(self, entry: Entry) -> Entry:
-        """An entry as it is known by now."""
         return self._found.get(entry.group_id, entry)
 
     def _ask(self, entries: Sequence[Entry]) -> None:
@@ -289,7 +288,7 @@ def sample_external(
     """J of the pool: the first `want` entries of a `walk` whose raw scores spread wider than `tolerance`.
 
     Exactly uniform over the informative entries of all known authors who have verification time left to its
-    end, whatever the others do (DESIGN 7): only the permutation decides the order, and laziness changes
+    end, whatever the others do: only the permutation decides the order, and laziness changes
     neither what is chosen nor its order. Entries that are not `ready` when the walk comes to them stay; that
     may depend on what was verified before. `trials` newcomers are verified in any case; what is found
     informative of them waits in the pool for its turn. Raises `ValueError` when `verify` does not answer for

@@ -1,4 +1,4 @@
-"""Keys, incarnations and signatures: who made a group, and that it is unchanged since (DESIGN 1)."""
+"""Keys, incarnations and signatures: who made a group, and that it is unchanged since."""
 
 import os
 import stat
@@ -137,7 +137,6 @@ def verify(key: str, signature: str, data: bytes) -> bool:
 
 @lru_cache(maxsize=1024)
 def _public(key: str) -> Ed25519PublicKey:
-    """Raises `ValueError` for what is no key, or a weak one."""
     if not is_sound_key(key):
         raise ValueError(f"{key} is a weak key")
     return Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))

@@ -192,7 +192,6 @@ def _is_there(checkpoint: Checkpoint) -> bool:
 def _write(
     path: Path, checkpoint: Checkpoint, save_model: Callable[[Path], None], optimizer: Mapping[str, Any]
 ) -> None:
-    """Write all files of a checkpoint into `path` and make them survive a power failure."""
     import torch
 
     path.mkdir()
@@ -260,7 +259,6 @@ def _clean(directory: Path, round: int, keep: int, pinned: Collection[Path]) -> 
 
 
 def _files(path: Path) -> list[str]:
-    """Names of all files below `path` but the manifest, relative to it."""
     names = [str(entry.relative_to(path)) for entry in path.rglob("*") if entry.is_file()]
     return sorted(name for name in names if name != _MANIFEST)
 

@@ -165,7 +165,6 @@ def held_out_name(config: Config, home: Home) -> str:
 
 
 def _kept(config: Config, home: Home) -> dict[str, Any] | None:
-    """The content of the home's file of questions; None where it is missing or of other settings."""
     if not home.held_out.exists():
         return None
     kept: dict[str, Any] = json.loads(home.held_out.read_text(encoding="utf-8"))
@@ -289,7 +288,6 @@ def answer(
 def _completions(
     policy: "LoadedPolicy", engine: Engine, questions: Sequence[Question], **how: Any
 ) -> list[list[Completion]]:
-    """What the engine answers; to a question that the model's context has no room for, nothing."""
     prompts = [policy.encode_prompt(question.text) for question in questions]
     room = [place for place, prompt in enumerate(prompts) if policy.fits(prompt)]
     found = engine.generate([prompts[place] for place in room], **how) if room else []
@@ -320,7 +318,6 @@ class _Answered:
 def _scored(
     workers: TaskWorkers, questions: Sequence[Question], groups: Sequence[Sequence[Completion]]
 ) -> list[list[Answer]]:
-    """Completions with what the verifier finds, by question."""
     items = [
         (question.recipe, completion.text)
         for question, group in zip(questions, groups, strict=True)

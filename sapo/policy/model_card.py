@@ -2,12 +2,16 @@
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from huggingface_hub import ModelCardData
 
 from sapo.core.config.load import Config
 from sapo.core.types import canonical
-from sapo.policy.models import LoadedPolicy
+from sapo.policy.model_source import source
+
+if TYPE_CHECKING:
+    from sapo.policy.models import LoadedPolicy
 
 HUB = re.compile(r"[\w.-]+/[\w.-]+")
 """How a model of the Hugging Face hub is named."""
@@ -18,7 +22,7 @@ CARRIED = (
 NOT_CARRIED = "The chat template cannot carry it: write it before your question."
 
 
-def card(policy: LoadedPolicy, config: Config, *, carried: bool) -> str:
+def card(policy: "LoadedPolicy", config: Config, *, carried: bool) -> str:
     """The card as Markdown; `carried` says whether the chat template holds the prompt."""
     adapter = policy.lora
     hub = HUB.fullmatch(config.model) is not None and not Path(config.model).exists()
@@ -40,7 +44,7 @@ def card(policy: LoadedPolicy, config: Config, *, carried: bool) -> str:
 
 {kind} `{base}`, trained by reinforcement learning (GRPO) as a node of the swarm {config.swarm.name}:
 {learn.loss}, learning rate {learn.lr:g}, {batch.local} own and {batch.external} foreign groups a round,
-{batch.completions} completions each.
+{batch.completions} completions each. What it began as: {source(config.model)}.
 
 ## Tasks
 
@@ -54,6 +58,5 @@ def card(policy: LoadedPolicy, config: Config, *, carried: bool) -> str:
 
 
 def _fenced(text: str) -> str:
-    """A block of text, whatever is in it."""
     fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", text)), 3)
     return f"{fence}text\n{text}\n{fence}"

@@ -52,6 +52,23 @@ def folder_of(spec: str) -> Path | None:
     return None
 
 
+def source(spec: str) -> str:
+    """What `model` names, in words that still say it on another machine."""
+    if is_starter(spec):
+        return f"{spec}, taught the swarm's tasks by sapo"
+    if gguf_file.is_gguf(spec):
+        return gguf_file.source(spec)
+    if spec in shipped():
+        return f"{spec}, which comes with sapo"
+    if Path(spec).expanduser().is_dir():
+        return f"folder {Path(spec).expanduser().resolve().name}"
+    from huggingface_hub import try_to_load_from_cache
+
+    kept = try_to_load_from_cache(spec, "config.json")
+    revision = f", revision {Path(kept).parent.name}" if isinstance(kept, str) else ""
+    return f"{spec} of the Hugging Face hub{revision}"
+
+
 def check_source(config: Config) -> None:
     """Raise `UserError` where a node's model cannot be found, or the package for its adapter is missing.
 

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import re
+import shutil
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,11 @@ from sapo.core.install import install_command
 from sapo.core.rng import stream
 from sapo.core.types import FinishReason, canonical, sha256
 from sapo.learn.unused_ids import mark_unused
-from sapo.policy import malloc
+from sapo.policy import malloc, release
 from sapo.policy.device import resolve_device
-from sapo.policy.hf_import import quiet
+from sapo.policy.hf_import import quiet, transformers
 from sapo.policy.model_files import read_config, read_model, read_tokenizer, read_weights, said
+from sapo.policy.model_positions import by_length, settle_positions
 from sapo.policy.model_source import location
 from sapo.policy.trial import refuse_unfit
 
@@ -36,8 +39,9 @@ UNLIMITED = 10**9
 """Tokenizers without a limit name one of 10^30."""
 ASSUMED_CONTEXT = 2048
 """In tokens, of a model that names none, as those that know distances only."""
-BY_LENGTH = frozenset({"dynamic", "longrope"})
-"""Kinds of rotary positions that change with the longest sequence of a batch."""
+ADAPTER = "adapter_config.json"
+NOT_THE_MODEL = frozenset({"optimizer.pt", "checkpoint.json"})
+"""Files of a checkpoint."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +63,7 @@ class LoadedPolicy:
     special_ids: frozenset[int]
     """Ids of special tokens."""
     control: tuple[str, ...]
-    """Texts of the special tokens that end an answer or part the turns; a peer may write none (DESIGN 5)."""
+    """Texts of the special tokens that end an answer or part the turns; a peer may write none."""
     system: str | None = None
     """Instruction that goes before every question."""
     examples: tuple[tuple[str, str], ...] = ()
@@ -106,8 +110,7 @@ class LoadedPolicy:
     def encode_completion(self, text: str, finish_reason: FinishReason) -> tuple[int, ...]:
         """Ids of an answer alone: no BOS, no control token but `end_id`, which follows iff it stopped.
 
-        Special tokens in a text that spells a control token are encoded as plain characters (TRAPS 17, 18,
-        20).
+        Special tokens in a text that spells a control token are encoded as plain characters.
         """
         split = self.has_control_tokens(text)
         ids = self.tokenizer(text, add_special_tokens=False, split_special_tokens=split).input_ids
@@ -121,15 +124,26 @@ class LoadedPolicy:
         )
 
     def has_control_tokens(self, text: str) -> bool:
-        """Whether a text spells one of this policy's control tokens (TRAPS 20)."""
+        """Whether a text spells one of this policy's control tokens."""
         return any(token in text for token in self.control)
+
+    def refused_marks(self) -> tuple[str, ...]:
+        """Control tokens that the chat template writes into an answer before its text; peers that have them,
+        too, refuse such answers."""
+        if self.tokenizer.chat_template is None:
+            return ()
+        render = partial(self.tokenizer.apply_chat_template, tokenize=False, **self.template)
+        question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": _PROBE}
+        asked, answered = str(render([question], add_generation_prompt=True)), str(render([question, answer]))
+        written = answered.removeprefix(asked).partition(_PROBE)[0] if answered.startswith(asked) else ""
+        return tuple(mark for mark in self.control if mark in written)
 
     def knows(self, ids: Iterable[int]) -> bool:
         """Whether there is a token for each id."""
         return all(0 <= token < self.vocabulary and token not in self.unknown_ids for token in ids)
 
     def fits(self, prompt: Sequence[int]) -> bool:
-        """Whether a prompt leaves room for at least one token; prompts are never truncated (TRAPS 26)."""
+        """Whether a prompt leaves room for at least one token; prompts are never truncated."""
         return len(prompt) < self.max_length
 
 
@@ -168,6 +182,7 @@ def wrap(spec: str, model: Any, tokenizer: Any, **how: Any) -> LoadedPolicy:
 
     `how` is as in `describe`.
     """
+    settle_positions(model)
     policy = describe(spec, model, tokenizer, **how)
     _refuse_broken(spec, model)
     mark_unused(model, _ids(tokenizer))
@@ -219,7 +234,6 @@ def describe(
 
 
 def _ids(tokenizer: Any) -> set[int]:
-    """Token ids that have a token."""
     return {*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder}
 
 
@@ -303,6 +317,58 @@ def merged(policy: LoadedPolicy) -> LoadedPolicy:
     return replace(policy, model=model.merge_and_unload(), lora=False)
 
 
+def export(
+    checkpoint: Path, destination: Path, *, config: Config, cache: Path, adapter: bool = False
+) -> LoadedPolicy:
+    """Write what `save` wrote as a folder that others load and that answers as the node does; a LoRA adapter
+    is merged unless `adapter`.
+
+    Weights that are whole already become links. Returns the policy; that of such weights holds none.
+    """
+    if (checkpoint / ADAPTER).exists():
+        policy = load_policy(config.model, config=config, cache=cache, threads=torch.get_num_threads())
+        load_weights(policy, checkpoint)
+        policy = policy if adapter else merged(policy)
+        save(policy, destination)
+    else:
+        destination.mkdir(exist_ok=True)
+        for path in checkpoint.iterdir():
+            if path.suffix == ".safetensors":
+                (destination / path.name).symlink_to(path.absolute())
+            elif path.name not in NOT_THE_MODEL:
+                shutil.copyfile(path, destination / path.name)
+        policy = _without_weights(destination, config)
+    release.dress(policy, destination, config)
+    return policy
+
+
+class _Shell(torch.nn.Module):
+    """A model of a directory without its layers; loading those would take memory and time from the rounds."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.config = read_config(str(directory), directory)
+        if (directory / "generation_config.json").exists():
+            self.generation_config = transformers.GenerationConfig.from_pretrained(directory)
+        else:
+            self.generation_config = transformers.GenerationConfig.from_model_config(self.config)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        """Of as many rows as the model's."""
+        return torch.nn.Embedding(self.config.get_text_config().vocab_size, 1, device="meta")
+
+
+def _without_weights(directory: Path, config: Config) -> LoadedPolicy:
+    return describe(
+        config.model,
+        _Shell(directory),
+        read_tokenizer(config.model, directory),
+        system=config.system,
+        examples=config.prompt.examples,
+        template=config.prompt.template,
+    )
+
+
 def fingerprint(tokenizer: Any) -> str:
     """Hex SHA-256 of vocabulary, merges, special tokens and text rules: equal iff ids mean the same."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -316,7 +382,6 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def _locate(spec: str, config: Config, cache: Path) -> str | Path:
-    """The directory, or the name on the Hugging Face hub, that `spec` means."""
     found = location(config, cache=cache, spec=spec)
     if found is not None and not found.is_dir():
         raise UserError("model", spec, "has not been prepared", "call sapo.policy.initial.prepare first")
@@ -458,7 +523,7 @@ def _turns(tokenizer: Any) -> str:
 
 
 def _stops(model: Any, tokenizer: Any) -> set[int]:
-    """End ids named by the tokenizer, the model's config and its generation config (TRAPS 24)."""
+    """End ids named by the tokenizer, the model's config and its generation config."""
     found: set[int] = set()
     for value in (
         tokenizer.eos_token_id,
@@ -480,7 +545,7 @@ def _context(model: Any, tokenizer: Any) -> int:
     limit = next((int(one) for one in named if one and 0 < one < UNLIMITED), ASSUMED_CONTEXT)
     rope = getattr(config, "rope_parameters", None) or {}
     for one in (rope, *rope.values()):
-        if isinstance(one, dict) and one.get("rope_type") in BY_LENGTH:
+        if isinstance(one, dict) and by_length(one):
             original = one.get("original_max_position_embeddings")
             original = original or getattr(config, "original_max_position_embeddings", None)
             limit = min(limit, int(original or limit))
@@ -499,7 +564,7 @@ def _refuse_broken(spec: str, model: torch.nn.Module) -> None:
 
 
 def _self_check(spec: str, policy: LoadedPolicy) -> None:
-    """Render a prompt and an answer: the answer must be trainable up to a stop token (TRAPS 25)."""
+    """Render a prompt and an answer: the answer must be trainable up to a stop token."""
     prompt, answer = policy.encode_prompt("1 + 1 = ?"), policy.encode_completion("2", "stop")
     if not prompt or len(answer) < 2 or answer[-1] not in policy.stop_ids:
         raise UserError(

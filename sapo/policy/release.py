@@ -1,4 +1,4 @@
-"""A policy as others use it: a plain folder of transformers that answers as its node does.
+"""What a folder of transformers needs beside its weights to answer as its node does.
 
 What a policy reads around a question goes with the tokenizer: the folder's chat template puts it before a
 conversation that has no system turn of its own. So whatever renders chat templates, such as transformers,
@@ -7,21 +7,17 @@ answer, and decodes greedily: a sampling setting of the base model is not what w
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from sapo.core.config.load import Config
-from sapo.policy import model_card, models
+from sapo.policy import model_card
 from sapo.policy.hf_import import transformers
-from sapo.policy.model_files import read_config, read_tokenizer
-from sapo.policy.models import LoadedPolicy
 
-ADAPTER = "adapter_config.json"
-NOT_THE_MODEL = frozenset({"optimizer.pt", "checkpoint.json"})
+if TYPE_CHECKING:
+    from sapo.policy.models import LoadedPolicy
+
 CARD = "README.md"
 MARK = "sapo asks 1729"
 TURNS = (
@@ -31,59 +27,8 @@ TURNS = (
 """The turns of a base model, as `encode_prompt` writes them."""
 
 
-def write(
-    checkpoint: Path, destination: Path, *, config: Config, cache: Path, adapter: bool = False
-) -> LoadedPolicy:
-    """Fill a directory with the model that `models.save` wrote; a LoRA adapter is merged unless `adapter`.
-
-    Weights that are whole already become links. Returns the policy; that of such weights holds none.
-    """
-    if (checkpoint / ADAPTER).exists():
-        policy = models.load_policy(config.model, config=config, cache=cache, threads=torch.get_num_threads())
-        models.load_weights(policy, checkpoint)
-        policy = policy if adapter else models.merged(policy)
-        models.save(policy, destination)
-    else:
-        destination.mkdir(exist_ok=True)
-        for path in checkpoint.iterdir():
-            if path.suffix == ".safetensors":
-                (destination / path.name).symlink_to(path.absolute())
-            elif path.name not in NOT_THE_MODEL:
-                shutil.copyfile(path, destination / path.name)
-        policy = _without_weights(destination, config)
-    _dress(policy, destination, config)
-    return policy
-
-
-class _Shell(torch.nn.Module):
-    """A model of a directory without its layers; loading those would take memory and time from the rounds."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self.config = read_config(str(directory), directory)
-        if (directory / "generation_config.json").exists():
-            self.generation_config = transformers.GenerationConfig.from_pretrained(directory)
-        else:
-            self.generation_config = transformers.GenerationConfig.from_model_config(self.config)
-
-    def get_input_embeddings(self) -> torch.nn.Module:
-        """Of as many rows as the model's."""
-        return torch.nn.Embedding(self.config.get_text_config().vocab_size, 1, device="meta")
-
-
-def _without_weights(directory: Path, config: Config) -> LoadedPolicy:
-    return models.describe(
-        config.model,
-        _Shell(directory),
-        read_tokenizer(config.model, directory),
-        system=config.system,
-        examples=config.prompt.examples,
-        template=config.prompt.template,
-    )
-
-
-def _dress(policy: LoadedPolicy, directory: Path, config: Config) -> None:
-    """Write the tokenizer with the prompt, how to generate, and a card."""
+def dress(policy: "LoadedPolicy", directory: Path, config: Config) -> None:
+    """Write beside the weights the tokenizer with the prompt, how to generate, and a card."""
     tokenizer = policy.tokenizer
     own, tokenizer.chat_template = tokenizer.chat_template, chat_template(policy)
     try:
@@ -99,7 +44,7 @@ def _dress(policy: LoadedPolicy, directory: Path, config: Config) -> None:
     (directory / CARD).write_text(model_card.card(policy, config, carried=carried), encoding="utf-8")
 
 
-def generation(policy: LoadedPolicy, config: Config) -> Any:
+def generation(policy: "LoadedPolicy", config: Config) -> Any:
     """The most probable answer, as long as it was in training."""
     pad = policy.tokenizer.pad_token_id
     return transformers.GenerationConfig(
@@ -111,7 +56,7 @@ def generation(policy: LoadedPolicy, config: Config) -> Any:
     )
 
 
-def chat_template(policy: LoadedPolicy) -> str:
+def chat_template(policy: "LoadedPolicy") -> str:
     """The tokenizer's chat template with the policy's prompt as what it begins with."""
     if policy.tokenizer.chat_template is None:
         system = [{"role": "system", "content": policy.system}] if policy.system else []

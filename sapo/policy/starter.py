@@ -1,4 +1,4 @@
-"""The starter policy: a small model made here, as no weights can be assumed to be downloadable (DESIGN 17).
+"""The starter policy: a small model made here, as no weights can be assumed to be downloadable.
 
 A Llama-architecture model learns, by supervised steps on questions outside the held-out buckets, just enough
 to be right now and then; the rest is left to the swarm. Like a base model it also knows more than one way to
@@ -81,7 +81,7 @@ def prepare(config: Config, workers: TaskWorkers, *, cache: Path, progress: Prog
 
 
 def solved(config: Config, workers: TaskWorkers) -> Iterator[list[tuple[Question, str]]]:
-    """Endless batches of the config's questions with answers, never from a held-out bucket (DESIGN 4)."""
+    """Endless batches of the config's questions with answers, never from a held-out bucket."""
     for round in count():
         questions = QuestionStream(
             workers,
@@ -219,7 +219,6 @@ def shuffled(count: int, size: int, random: Random) -> Iterator[list[int]]:
 
 
 def _loss(model: Any, batch: Sequence[Pair]) -> torch.Tensor:
-    """Mean cross-entropy of the answers' tokens; right-padded, masked by lengths (TRAPS 21)."""
     width = max(len(prompt) + len(answer) for prompt, answer in batch)
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     trained = torch.zeros(len(batch), width, dtype=torch.bool)
@@ -233,7 +232,6 @@ def _loss(model: Any, batch: Sequence[Pair]) -> torch.Tensor:
 
 
 def _build(config: Config, workers: TaskWorkers, directory: Path, progress: Progress) -> None:
-    """Make tokenizer and model in `directory`, with all that was taught and a note of how it went."""
     began = time.monotonic()
     starter = config.starter
     name = variant_of(config)

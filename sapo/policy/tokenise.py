@@ -14,7 +14,7 @@ def own_ids(policy: LoadedPolicy, group: Group, completion: Completion) -> tuple
     """The ids to train on and whether the text was re-encoded.
 
     Sent ids are used only if they are of the same vocabulary, inside it, decode to the text, and hold no
-    token that ends a completion but a final one where it stopped (DESIGN 5). Text decides otherwise. So what
+    token that ends a completion but a final one where it stopped. Text decides otherwise. So what
     this policy sampled is trained as it was sampled; a peer's text that spells a control token was refused
     (`sapo.peers.admission`).
     """

@@ -93,8 +93,6 @@ def check(replay: Replay, progress: Progress = lambda label, done, total: None) 
 
 
 class _Check:
-    """One pass over the rounds, comparing."""
-
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
         self.rounds = self.rows = self.weights = 0

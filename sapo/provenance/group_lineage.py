@@ -1,33 +1,19 @@
 """Where a group ended up: who wrote it, who received it, who learned from it, in which model version it is.
 
 Read from the history by the group's id alone; the versions come from MLflow, and the rest is shown without
-them where that is away.
+them where that is away. Answers are plain values, as `sapo lineage --json` prints them (docs/lineage.md).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from math import isfinite
-from typing import Any, TypeVar
+from typing import Any
 
 from sapo.core.config.load import LearnConfig
 from sapo.core.config.secrets import public
 from sapo.core.errors import Refused, Unavailable, UserError
 from sapo.core.types import SignedGroup
 from sapo.peers.signing import unseal
-from sapo.provenance.documents import (
-    Answer,
-    Author,
-    Fate,
-    HoldingVersion,
-    Journey,
-    Learned,
-    MlflowState,
-    Part,
-    Published,
-    Quarantined,
-    Received,
-    Task,
-)
 from sapo.store.history import lineage_queries
 from sapo.store.history.rollout_rows import group_of
 from sapo.store.history.rounds import digest_of, lacking
@@ -37,7 +23,7 @@ from sapo.store.tracking.model_registry import Version
 from sapo.store.tracking.tracker import CHAMPION, INCARNATION, ROUND
 
 Row = Mapping[str, Any]
-Record = TypeVar("Record", Task, Quarantined, Part)
+Document = dict[str, Any]
 Rollbacks = Mapping[tuple[str, str], Mapping[int, int]]
 """Of each learner (node, incarnation): rounds that went back to older weights, and to which round's."""
 LEFT = ("trained", "uninformative", "unscorable", "evicted")
@@ -45,6 +31,9 @@ LEFT = ("trained", "uninformative", "unscorable", "evicted")
 ALWAYS = 2**31
 NAMED = 5
 """Of the groups that an ambiguous prefix means, how many are named."""
+TASK = ("dataset", "config", "seed", "index", "question")
+QUARANTINED = ("reason", "detail", "found_at", "bus_position", "content_sha256")
+PART = ("k", "outcome", "score", "advantage", "retokenised")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,38 +64,46 @@ def find(store: Store, prefix: str) -> Found:
     return Found(ids[0], rows("rollouts"), rows("training"), rows("receipts"), rows("quarantine"))
 
 
-def journey(store: Store, found: Found, swarm: str, uri: str) -> Journey:
+def journey(store: Store, found: Found, swarm: str, uri: str) -> Document:
     """A group's life. `uri` is MLflow's; if it is away, `mlflow.away` is why.
 
     Rows with missing values, or numbers that are none, are named in `problems` and left out.
     """
-    problems, found = _problems(found), _tellable(found)
+    problems = _problems(found)
+    found = Found(
+        found.group_id,
+        _numbers(found.rollouts),
+        [row for row in _numbers(found.training) if lacking(row) is None],
+        _numbers(found.receipts),
+        _numbers(found.quarantine),
+    )
     learners = sorted({(str(row["node"]), str(row["incarnation"])) for row in found.training})
     rollbacks = {learner: lineage_queries.rollbacks(store, swarm, *learner) for learner in learners}
-    learned, away = _with_versions(_learned(found, rollbacks), rollbacks, swarm, uri)
-    author, task = _author(found)
-    return Journey(
-        kind="group",
-        reference=found.group_id,
-        swarm=swarm,
-        group_id=found.group_id,
-        author=author,
-        task=task,
-        published=_published(found),
-        completions=_completions(found),
-        quarantine=[_picked(Quarantined, row) for row in found.quarantine],
-        received=_received(found.receipts),
-        learned=learned,
-        mlflow=MlflowState(public(uri), away),
-        notes=_notes(found),
-        problems=problems,
-    )
+    learned = _learned(found.training, rollbacks)
+    away = _add_versions(learned, rollbacks, swarm, uri)
+    told = {row["node"] for row in found.receipts}
+    silent = {row["node"] for row in found.training if row["source"] == "external"} - told
+    return {
+        "kind": "group",
+        "reference": found.group_id,
+        "swarm": swarm,
+        "group_id": found.group_id,
+        **_author(found),
+        "completions": _completions(found.rollouts or found.training),
+        "quarantine": [_picked(row, QUARANTINED) for row in found.quarantine],
+        "received": _received(found.receipts),
+        "learned": learned,
+        "mlflow": {"uri": public(uri), "away": away},
+        "notes": [
+            f"when {node} received it is not recorded: it ran an earlier release then"
+            for node in sorted(silent)
+        ],
+        "problems": problems,
+    }
 
 
-def _picked(record: type[Record], row: Row, **more: Any) -> Record:
-    """A record whose fields are columns of the row, but for those given."""
-    names = {field.name for field in fields(record)} - {*more}
-    return record(**{name: row[name] for name in names}, **more)
+def _picked(row: Row, names: Sequence[str]) -> Document:
+    return {name: row[name] for name in names}
 
 
 def _problems(found: Found) -> list[str]:
@@ -114,7 +111,7 @@ def _problems(found: Found) -> list[str]:
     problems = []
     if found.rollouts:
         try:
-            unseal(_signed(found))
+            unseal(_signed(found.rollouts))
         except (Refused, ValueError) as reason:
             why = " ".join(str(reason).split())[:300]
             problems.append(f"rollouts: what the history holds is not what was signed: {why}")
@@ -129,17 +126,9 @@ def _problems(found: Found) -> list[str]:
             problems.append(f"training: the row of {row['node']}, {place} {what}")
     contents = {row["content_sha256"] for row in (*found.rollouts, *found.training)}
     if len(contents) > 1:
-        problems.append(
-            f"it stands in the history with {len(contents)} contents: {', '.join(sorted(contents))}"
-        )
+        which = ", ".join(sorted(contents))
+        problems.append(f"it stands in the history with {len(contents)} contents: {which}")
     return problems
-
-
-def _tellable(found: Found) -> Found:
-    """The group without the rows that cannot be read: values are missing, or numbers are none."""
-    training = [row for row in _numbers(found.training) if lacking(row) is None]
-    rollouts, receipts = _numbers(found.rollouts), _numbers(found.receipts)
-    return Found(found.group_id, rollouts, training, receipts, _numbers(found.quarantine))
 
 
 def _numbers(rows: Sequence[Row]) -> list[Row]:
@@ -147,173 +136,132 @@ def _numbers(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if all(isfinite(v) for v in row.values() if isinstance(v, float))]
 
 
-def _notes(found: Found) -> list[str]:
-    """What the history does not tell."""
-    told = {row["node"] for row in found.receipts}
-    silent = {row["node"] for row in found.training if row["source"] == "external"} - told
-    return [
-        f"when {node} received it is not recorded: it ran an earlier release then" for node in sorted(silent)
-    ]
-
-
-def _signed(found: Found) -> SignedGroup:
-    row = found.rollouts[0]
-    payload = group_of(found.rollouts).canonical().encode()
+def _signed(rollouts: Sequence[Row]) -> SignedGroup:
+    payload = group_of(rollouts).canonical().encode()
     names = ("group_id", "content_sha256", "key", "signature")
-    return SignedGroup(**{name: row[name] for name in names}, payload=payload)
+    return SignedGroup(**_picked(rollouts[0], names), payload=payload)
 
 
-def _author(found: Found) -> tuple[Author, Task | None]:
-    """Who wrote it and what it answers; None if only a receipt or the quarantine knows it."""
-    task = None
+def _author(found: Found) -> Document:
+    """Its author, task and place on the bus, as far as any row of it tells them."""
+    names = ("node", "key", "incarnation", "round", "policy_version", "created_at")
+    author: Document = dict.fromkeys(names)
+    task = published = None
     if found.rollouts:
         row = found.rollouts[0]
-        task = _picked(Task, row)
-        author = Author(
-            row["node"],
-            row["key"],
-            row["incarnation"],
-            row["round"],
-            row["policy_version"],
-            row["created_at"],
-        )
+        author, task = _picked(row, names), _picked(row, TASK)
+        published = {
+            "at": row["published_at"],
+            **_picked(row, ("bus_position", *QUARANTINED[4:], "signature")),
+        }
     elif found.training:
         row = min(found.training, key=lambda row: str(row["source"]) != "local")
-        task = _picked(Task, row)
-        local = row["source"] == "local"
-        incarnation, round = (row["incarnation"], row["round"]) if local else (None, None)
-        author = Author(row["producer"], row["producer_key"], incarnation, round, row["producer_version"])
+        author |= {"node": row["producer"], "key": row["producer_key"]}
+        author["policy_version"], task = row["producer_version"], _picked(row, TASK)
+        if row["source"] == "local":
+            author |= _picked(row, ("incarnation", "round"))
     elif found.receipts:
-        author = Author(found.receipts[0]["producer"], found.receipts[0]["producer_key"])
-    else:
-        author = Author(None, found.quarantine[0]["key"] if found.quarantine else None)
-    return author, task
+        author |= {"node": found.receipts[0]["producer"], "key": found.receipts[0]["producer_key"]}
+    elif found.quarantine:
+        author["key"] = found.quarantine[0]["key"]
+    return {"author": author, "task": task, "published": published}
 
 
-def _published(found: Found) -> Published | None:
-    """When and where it came onto the bus; None if the archive has not seen it."""
-    if not found.rollouts:
-        return None
-    row = found.rollouts[0]
-    return Published(row["published_at"], row["bus_position"], row["content_sha256"], row["signature"])
-
-
-def _completions(found: Found) -> list[Answer]:
-    """The answers, in order, with what the author claims of them."""
-    rows = found.rollouts or found.training
+def _completions(rows: Sequence[Row]) -> list[Document]:
     answers = {row["k"]: row for row in sorted(rows, key=lambda row: int(row["k"]))}
     return [
-        Answer(k, row["text"], row["finish_reason"], row.get("claimed_score")) for k, row in answers.items()
+        _picked(row, ("k", "text", "finish_reason")) | {"claimed_score": row.get("claimed_score")}
+        for row in answers.values()
     ]
 
 
-def _received(receipts: Sequence[Row]) -> list[Received]:
-    """One entry per node that received it."""
-    ordered = sorted(receipts, key=lambda row: (row["received_at"], row["node"], row["round"]))
-    nodes: dict[tuple[str, str], Received] = {}
-    for row in ordered:
-        learner = row["node"], row["incarnation"]
-        entry = nodes.get(learner) or Received(
-            *learner, row["received_at"], row["published_at"], row["round"]
+def _received(receipts: Sequence[Row]) -> list[Document]:
+    """One entry per node; `became` is None while the group waits in the pool, or if the node has stopped."""
+    nodes: dict[tuple[str, str], Document] = {}
+    for row in sorted(receipts, key=lambda row: (row["received_at"], row["node"], row["round"])):
+        first = _picked(row, ("node", "incarnation", "received_at", "published_at", "round"))
+        entry = nodes.setdefault(
+            (row["node"], row["incarnation"]), first | {"became": None, "became_round": None}
         )
         if row["event"] in LEFT:
-            entry = replace(entry, became=row["event"], became_round=row["round"])
+            entry |= {"became": row["event"], "became_round": row["round"]}
         else:
-            entry = replace(entry, round=row["round"])
-        nodes[learner] = entry
+            entry["round"] = row["round"]
     return list(nodes.values())
 
 
-def _learned(found: Found, rollbacks: Rollbacks) -> list[Learned]:
+def _learned(training: Sequence[Row], rollbacks: Rollbacks) -> list[Document]:
     """Each batch it was in: whose, when, what became of the step, and each completion's part in it."""
     batches: dict[tuple[str, str, int], list[Row]] = {}
-    for row in sorted(found.training, key=lambda row: (row["finished_at"], row["node"], row["k"])):
+    for row in sorted(training, key=lambda row: (row["finished_at"], row["node"], row["k"])):
         batches.setdefault((row["node"], row["incarnation"], row["round"]), []).append(row)
     entries = []
     for (node, incarnation, round), rows in batches.items():
         parts = [_part(row) for row in rows]
-        lasts = _lasts(round, rollbacks[node, incarnation], ALWAYS)
-        skipped = rows[0]["skipped"]
+        lasts, skipped = _lasts(round, rollbacks[node, incarnation], ALWAYS), rows[0]["skipped"]
+        trained = [one for one in parts if one["trained"]]
+        fate = "learned" if trained else "no advantage"
         entries.append(
-            Learned(
-                node=node,
-                incarnation=incarnation,
-                round=round,
-                source=rows[0]["source"],
-                fate=_fate(skipped, lasts, parts),
-                skipped=skipped,
-                age_s=rows[0]["age_s"],
-                finished_at=rows[0]["finished_at"],
-                tokens=sum(one.tokens for one in parts if one.trained),
-                completions=parts,
-                versions=[],
-            )
+            {
+                **_picked(rows[0], ("node", "incarnation", "round", "source", "skipped", "age_s")),
+                "finished_at": rows[0]["finished_at"],
+                "fate": "skipped" if skipped is not None else fate if lasts else "undone",
+                "tokens": sum(one["tokens"] for one in trained),
+                "completions": parts,
+                "versions": [],
+            }
         )
     return entries
 
 
-def _fate(skipped: str | None, lasts: bool, parts: Sequence[Part]) -> Fate:
-    """What came of it in a batch: `learned`, or why nothing did or does any more."""
-    if skipped is not None:
-        return "skipped"
-    if not lasts:
-        return "undone"
-    return "learned" if any(one.trained for one in parts) else "no advantage"
-
-
-def _part(row: Row) -> Part:
-    staleness = row["round"] - row["producer_version"]
+def _part(row: Row) -> Document:
     admitted = row["source"] == "local" or LearnConfig.model_validate_json(row["learn"]).admits(
-        row["advantage"], staleness
+        row["advantage"], row["round"] - row["producer_version"]
     )
     trained = row["advantage"] != 0 and admitted
-    return _picked(Part, row, tokens=sum(row["loss_mask"]), trained=trained)
+    return _picked(row, PART) | {"tokens": sum(row["loss_mask"]), "trained": trained}
 
 
-def _with_versions(
-    learned: Sequence[Learned], rollbacks: Rollbacks, swarm: str, uri: str
-) -> tuple[list[Learned], str | None]:
-    """Each entry with the first version that includes its step, and the champion if that does too.
+def _add_versions(learned: Sequence[Document], rollbacks: Rollbacks, swarm: str, uri: str) -> str | None:
+    """Add to each entry the first version that includes its step, and the champion if that does too.
 
-    The second value is why MLflow did not answer; None if it did.
+    Returns why MLflow did not answer; None if it did.
     """
     known: dict[str, list[Version]] = {}
-    found: list[Learned] = []
-    for place, entry in enumerate(learned):
-        name = f"{swarm}.{entry.node}"
+    for entry in learned:
+        name = f"{swarm}.{entry['node']}"
         if name not in known:
             try:
                 known[name] = model_registry.versions_of(uri, name)
             except Unavailable as problem:
-                return [*found, *learned[place:]], str(problem)
-        undone = rollbacks[entry.node, entry.incarnation]
+                return str(problem)
+        undone = rollbacks[entry["node"], entry["incarnation"]]
         holding = sorted(
             (one for one in known[name] if _includes(one, entry, undone)),
             key=lambda one: int(one.tags[ROUND]),
         )
-        versions = [
-            HoldingVersion(
-                name=one.name,
-                number=one.number,
-                rounds=int(one.tags[ROUND]),
-                registered_at=one.created_at,
-                first=one is holding[0],
-                champion=CHAMPION in one.aliases,
-            )
+        entry["versions"] = [
+            {
+                "name": one.name,
+                "number": one.number,
+                "rounds": int(one.tags[ROUND]),
+                "registered_at": one.created_at,
+                "first": one is holding[0],
+                "champion": CHAMPION in one.aliases,
+            }
             for one in holding
             if one is holding[0] or CHAMPION in one.aliases
         ]
-        found.append(replace(entry, versions=versions))
-    return found, None
+    return None
 
 
-def _includes(version: Version, entry: Learned, rollbacks: Mapping[int, int]) -> bool:
-    """Whether the version's weights have seen the step of this entry."""
+def _includes(version: Version, entry: Document, rollbacks: Mapping[int, int]) -> bool:
+    """Whether a version's weights have seen the step of this entry."""
     tags = version.tags
-    if not entry.tokens or entry.skipped is not None or tags.get(INCARNATION) != entry.incarnation:
+    if not entry["tokens"] or entry["skipped"] is not None or tags.get(INCARNATION) != entry["incarnation"]:
         return False
     count = int(tags[ROUND]) if tags.get(ROUND, "").isdecimal() else 0
-    return _lasts(entry.round, rollbacks, count)
+    return _lasts(entry["round"], rollbacks, count)
 
 
 def _lasts(round: int, rollbacks: Mapping[int, int], count: int) -> bool:

@@ -1,7 +1,8 @@
 """Who taught a checkpoint: a model version, or a node as it stands, followed back to the authors.
 
 The figures come from the history's `training` table; a version's tags in MLflow are held against
-it, and the rows are checked against their digests, so that what is said is what was trained on.
+it, and the rows are checked against their digests, so that what is said is what was trained on. Answers are
+plain values, as `sapo lineage --json` prints them (docs/lineage.md).
 """
 
 import re
@@ -16,25 +17,8 @@ from sapo.core.config.load import Config
 from sapo.core.config.secrets import public
 from sapo.core.errors import UserError
 from sapo.core.types import Gossiped
-from sapo.provenance.documents import (
-    ConfigSpan,
-    Coverage,
-    Digests,
-    HistoryState,
-    Link,
-    LinkState,
-    PeerTokens,
-    Rollback,
-    Sums,
-    TaughtByBoth,
-    TaughtByPeer,
-    TaughtByTask,
-    Teachers,
-    VersionFacts,
-    When,
-)
 from sapo.store.history import lineage_queries
-from sapo.store.history.lineage_queries import BINS, Fate, RoundFacts, Taught
+from sapo.store.history.lineage_queries import BINS, Fate, RoundFacts
 from sapo.store.history.query import Damaged, incarnations
 from sapo.store.history.rounds import Recording
 from sapo.store.history.tables import Store
@@ -104,7 +88,12 @@ def node_subject(store: Store, config: Config, node: str) -> Subject:
     return Subject(node, config.swarm.name, node, known[-1], count)
 
 
-def teachers(store: Store, subject: Subject) -> Teachers:
+Row = Mapping[str, Any]
+Document = dict[str, Any]
+PEER = ("source", "producer", "producer_key")
+
+
+def teachers(store: Store, subject: Subject) -> Document:
     """Which peers, tasks and rounds taught these weights.
 
     `problems` lists every disagreement between version and history and where the history is damaged; it is
@@ -114,61 +103,67 @@ def teachers(store: Store, subject: Subject) -> Teachers:
     fates = lineage_queries.fates(facts, subject.count)
     learned = [round for round, fate in fates.items() if fate == "learned"]
     found = lineage_queries.taught(store, subject.node, subject.incarnation, learned, subject.count)
+    found = sorted(found, key=lambda one: one["source"] != "local")
     covered, notes = _coverage(facts, fates, subject.count)
-    notes += _averaged(facts, fates, {one.producer_key: one.producer for one in found if one.producer})
+    notes += _averaged(facts, fates, {one["producer_key"]: one["producer"] for one in found})
     problems = _damage(store, subject, facts)
     links = [] if subject.version is None else _links(subject.version, subject, facts)
     for link in links:
-        if link.state == "differs":
+        if link["state"] == "differs":
             problems.append(_difference(subject, link, facts))
-        elif link.state == "missing":
-            notes.append(f"the version has no tag {link.link}: an earlier release registered it")
-    total = next(one for one in found if one.source is None)
-    found = sorted(found, key=lambda one: one.source != "local")
-    return Teachers(
-        kind="node" if subject.version is None else "version",
-        reference=subject.reference,
-        swarm=subject.swarm,
-        node=subject.node,
-        incarnation=subject.incarnation,
-        version=_version(subject.version),
-        rounds=covered,
-        digests=_digests(subject, facts),
-        history=_history(subject.version, store),
-        totals=Sums(**_sums(total, total.tokens)),
-        peers=[
-            TaughtByPeer(**_peer(one), **_sums(one, total.tokens))
-            for one in found
-            if one.producer is not None and one.dataset is None and one.bin is None
-        ],
-        tasks=[
-            TaughtByTask(source=one.source, dataset=one.dataset, **_sums(one, total.tokens))
-            for one in found
-            if one.producer is None and one.source is not None and one.dataset is not None
-        ],
-        flows=[
-            TaughtByBoth(**_peer(one), dataset=one.dataset, **_sums(one, total.tokens))
-            for one in found
-            if one.producer is not None and one.dataset is not None
-        ],
-        when=_when(found, subject.count, fates),
-        links=links,
-        notes=notes,
-        problems=problems,
-    )
+        elif link["state"] == "missing":
+            notes.append(f"the version has no tag {link['link']}: an earlier release registered it")
+    total = next(one for one in found if one["source"] is None)
 
+    def summed(*names: str) -> list[Document]:
+        """What is summed up by these columns alone."""
+        by = {"source", "producer", "producer_key", "dataset", "bin"}
+        return [
+            {name: one[name] for name in names} | _sums(one, total["tokens"])
+            for one in found
+            if {name for name in by if one[name] is not None} == {*names}
+        ]
 
-def _version(version: Version | None) -> VersionFacts | None:
-    if version is None:
-        return None
-    passed = version.tags.get(PASS_AT_1)
-    pass_at_1 = None if passed is None else float(passed)
-    return VersionFacts(version.name, version.number, version.aliases, version.created_at, pass_at_1)
+    version, tags = subject.version, {} if subject.version is None else subject.version.tags
+    then, table = tags.get(HISTORY_VERSION, ""), store.find("training")
+    passed = tags.get(PASS_AT_1)
+    return {
+        "kind": "node" if version is None else "version",
+        "reference": subject.reference,
+        "swarm": subject.swarm,
+        "node": subject.node,
+        "incarnation": subject.incarnation,
+        "version": None
+        if version is None
+        else {
+            "name": version.name,
+            "number": version.number,
+            "aliases": version.aliases,
+            "registered_at": version.created_at,
+            "pass_at_1": None if passed is None else float(passed),
+        },
+        "rounds": covered,
+        "digests": _digests(tags, facts),
+        "history": {
+            "uri": public(store.uri),
+            "registered_uri": tags.get(HISTORY),
+            "version": None if table is None else table.version(),
+            "registered_version": int(then) if then.isdecimal() else None,
+        },
+        "totals": _sums(total, total["tokens"]),
+        "peers": summed(*PEER),
+        "tasks": summed("source", "dataset"),
+        "flows": summed(*PEER, "dataset"),
+        "when": _when(found, subject.count, fates),
+        "links": links,
+        "notes": notes,
+        "problems": problems,
+    }
 
 
 def _coverage(
     facts: Sequence[RoundFacts], fates: Mapping[int, Fate], count: int
-) -> tuple[Coverage, list[str]]:
+) -> tuple[Document, list[str]]:
     """How many of the rounds before `count` did what, and what has to be said beside the numbers."""
     cut = 0
     notes = []
@@ -188,18 +183,18 @@ def _coverage(
         if one.skipped is not None and fates[one.round] == "skipped":
             reasons[one.skipped] = reasons.get(one.skipped, 0) + 1
     kinds = list(fates.values())
-    covered = Coverage(
-        count=count,
-        learned=kinds.count("learned"),
-        skipped=kinds.count("skipped"),
-        skipped_because=reasons,
-        rolled_back=kinds.count("undone"),
-        rollbacks=[
-            Rollback(one.round, one.rolled_back_to) for one in facts if one.rolled_back_to is not None
+    covered = {
+        "count": count,
+        "learned": kinds.count("learned"),
+        "skipped": kinds.count("skipped"),
+        "skipped_because": reasons,
+        "rolled_back": kinds.count("undone"),
+        "rollbacks": [
+            {"round": one.round, "to": one.rolled_back_to} for one in facts if one.rolled_back_to is not None
         ],
-        without_groups=count - cut - len(facts),
-        cut=cut,
-    )
+        "without_groups": count - cut - len(facts),
+        "cut": cut,
+    }
     return covered, notes
 
 
@@ -250,8 +245,7 @@ def _damage(store: Store, subject: Subject, facts: Sequence[RoundFacts]) -> list
     return problems
 
 
-def _links(version: Version, subject: Subject, facts: Sequence[RoundFacts]) -> list[Link]:
-    """The version's tags, held against the history."""
+def _links(version: Version, subject: Subject, facts: Sequence[RoundFacts]) -> list[Document]:
     tags, last = version.tags, facts[-1] if facts else None
     newest = last if last is not None and last.round == subject.count - 1 else None
     name, own = version.name, f"{subject.swarm}."
@@ -267,10 +261,14 @@ def _links(version: Version, subject: Subject, facts: Sequence[RoundFacts]) -> l
             None if last is None else last.weights_sha256 or None,
         ),
     }
-    return [Link(link, said, found, _state(said, found)) for link, (said, found) in pairs.items()]
+    return [
+        {"link": link, "version": said, "history": found, "state": _state(said, found)}
+        for link, (said, found) in pairs.items()
+    ]
 
 
-def _state(said: str | None, found: str | None) -> LinkState:
+def _state(said: str | None, found: str | None) -> str:
+    """`missing`: the version has no such tag. `unknown`: the history holds nothing to compare with."""
     if not said:
         return "missing"
     if found is None:
@@ -278,11 +276,11 @@ def _state(said: str | None, found: str | None) -> LinkState:
     return "agrees" if said == found else "differs"
 
 
-def _difference(subject: Subject, link: Link, facts: Sequence[RoundFacts]) -> str:
+def _difference(subject: Subject, link: Document, facts: Sequence[RoundFacts]) -> str:
     """A link that does not hold, with what that means."""
     assert subject.version is not None
-    said, found = short(link.version), short(link.history)
-    says = f"{link.link} of {subject.version.name} version {subject.version.number} is {said}"
+    said, found = short(link["version"]), short(link["history"])
+    says = f"{link['link']} of {subject.version.name} version {subject.version.number} is {said}"
     last = facts[-1].round if facts else -1
     meanings = {
         CHAIN: f"the batches up to round {last} make {found}: they are not those that made this version, the "
@@ -292,78 +290,55 @@ def _difference(subject: Subject, link: Link, facts: Sequence[RoundFacts]) -> st
         NODE: f"its model is {found}'s",
         "sapo.rounds": f"it was made after round {subject.count - 1} ({found})",
     }
-    return f"{says}, {meanings[link.link]}"
+    return f"{says}, {meanings[link['link']]}"
 
 
-def _digests(subject: Subject, facts: Sequence[RoundFacts]) -> Digests:
+def _digests(tags: Mapping[str, str], facts: Sequence[RoundFacts]) -> Document:
     """The digests that name these weights and what made them; `configs` are those in force, in order."""
     last = facts[-1] if facts else None
     configs = []
     for config, members in groupby(facts, key=lambda one: one.config):
         of = list(members)
-        configs.append(ConfigSpan(config, of[0].round, of[-1].round))
-    tags = {} if subject.version is None else subject.version.tags
-    return Digests(
-        weights_sha256=tags.get("sapo.weights_sha256") or (last.weights_sha256 if last else None) or None,
-        chain=None if last is None else last.chain,
-        batch=None if last is None else " ".join(last.digests),
-        config=tags.get("sapo.config_digest") or (configs[-1].digest if configs else None),
-        configs=configs,
-    )
-
-
-def _history(version: Version | None, store: Store) -> HistoryState:
-    """Where the history lies, and the table versions: now, and when the version was registered (a hint)."""
-    tags = {} if version is None else version.tags
-    table = store.find("training")
-    then = tags.get(HISTORY_VERSION, "")
-    return HistoryState(
-        uri=public(store.uri),
-        registered_uri=tags.get(HISTORY),
-        version=None if table is None else table.version(),
-        registered_version=int(then) if then.isdecimal() else None,
-    )
-
-
-def _peer(one: Taught) -> dict[str, Any]:
-    return {"source": one.source, "producer": one.producer, "producer_key": one.producer_key}
-
-
-def _sums(one: Taught, tokens: int) -> dict[str, Any]:
-    """The fields of `Sums`."""
-    versions = None if one.first_version is None else [one.first_version, one.last_version]
+        configs.append({"digest": config, "first": of[0].round, "last": of[-1].round})
     return {
-        "groups": one.groups,
-        "informative": one.informative,
-        "completions": one.completions,
-        "tokens": one.tokens or 0,
-        "share": (one.tokens or 0) / tokens if tokens else 0.0,
-        "advantage": _number(one.advantage),
-        "age_s": _number(one.age_s),
-        "policy_versions": versions,
+        "weights_sha256": tags.get("sapo.weights_sha256") or (last.weights_sha256 if last else None) or None,
+        "chain": None if last is None else last.chain,
+        "batch": None if last is None else " ".join(last.digests),
+        "config": tags.get("sapo.config_digest") or (configs[-1]["digest"] if configs else None),
+        "configs": configs,
     }
 
 
-def _number(value: float | None) -> float | None:
-    """The value; None where a damaged row makes it none."""
-    return value if value is not None and isfinite(value) else None
+def _sums(one: Row, tokens: int) -> Document:
+    """What some groups taught: completions and tokens are those with an advantage in steps that last."""
+    first, last = one["first_version"], one["last_version"]
+    return {
+        **{name: one[name] for name in ("groups", "informative", "completions", "tokens")},
+        "share": one["tokens"] / tokens if tokens else 0.0,
+        **{name: one[name] if one[name] is not None and isfinite(one[name]) else None for name in MEANS},
+        "policy_versions": None if first is None else [first, last],
+    }
 
 
-def _when(found: Sequence[Taught], count: int, fates: Mapping[int, Fate]) -> When:
+MEANS = ("advantage", "age_s")
+"""None where a damaged row makes them no number."""
+
+
+def _when(found: Sequence[Row], count: int, fates: Mapping[int, Fate]) -> Document:
     """Tokens of each peer in each stretch of rounds, and which rounds taught nothing in the end."""
     bins = min(BINS, count)
     firsts = [-(-place * count // bins) for place in range(bins)]
-    tokens: dict[tuple[str, str, str], list[int]] = {}
+    tokens: dict[tuple[str, ...], list[int]] = {}
     for one in found:
-        if one.bin is not None:
-            peer = str(one.source), str(one.producer), str(one.producer_key)
-            tokens.setdefault(peer, [0] * bins)[one.bin] += one.tokens
-    return When(
-        stretches=[[first, after - 1] for first, after in zip(firsts, [*firsts[1:], count], strict=True)],
-        peers=[PeerTokens(*peer, counts) for peer, counts in tokens.items()],
-        skipped=[round for round, fate in fates.items() if fate == "skipped"],
-        rolled_back=[round for round, fate in fates.items() if fate == "undone"],
-    )
+        if one["bin"] is not None:
+            peer = tuple(str(one[name]) for name in PEER)
+            tokens.setdefault(peer, [0] * bins)[one["bin"]] += one["tokens"]
+    return {
+        "stretches": [[first, after - 1] for first, after in zip(firsts, [*firsts[1:], count], strict=True)],
+        "peers": [dict(zip(PEER, peer, strict=True)) | {"tokens": counts} for peer, counts in tokens.items()],
+        "skipped": [round for round, fate in fates.items() if fate == "skipped"],
+        "rolled_back": [round for round, fate in fates.items() if fate == "undone"],
+    }
 
 
 def short(digest: str | None) -> str:

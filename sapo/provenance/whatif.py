@@ -21,7 +21,7 @@ from sapo.core.figures import FULL, PROBE, SCORES, NodeExam, Score
 from sapo.core.user_cache import default_cache
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
-from sapo.policy import models, release
+from sapo.policy import models
 from sapo.policy.evaluate import Evaluation, Progress, ask, held_out_set
 from sapo.policy.kept_files import KeptFiles
 from sapo.provenance.reexecute import Repeater
@@ -233,9 +233,9 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
 
 
 def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | None) -> _Course:
-    """Every recorded round's step on its changed batch."""
     course, started = _Course(), time.monotonic()
     partners = KeptFiles(replay.home.gossip(replay.node))
+    replay.learner.codes |= changes.codes
     changed = Repeater(replay.policy, replay.learner, partners=partners)
     tell = progress or (lambda label, done, total: None)
     for recorded in replay.rounds():
@@ -255,7 +255,6 @@ def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | Non
 
 
 def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) -> Evaluation:
-    """The new model on the swarm's held-out questions, asked as the node itself is."""
     swarm = home.load_config()
     with open_workers(swarm) as workers:
         questions = held_out_set(swarm, home, workers)
@@ -263,7 +262,6 @@ def _ask(home: Home, replay: Replay, config: Config, progress: Progress | None) 
 
 
 def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
-    """The series of an evaluation, and those of the probe that it includes."""
     series = evaluation.summary().series(FULL)
     if config.eval.probe_questions:
         series |= evaluation.probe(config.eval.probe_questions).summary().series(PROBE)
@@ -274,7 +272,7 @@ def _keep(run: Run, replay: Replay, config: Config, cache: Path | None) -> str:
     """Store the new model with its run, in the form of the node's versions; returns its address."""
 
     def whole(checkpoint: Path, destination: Path) -> None:
-        release.write(checkpoint, destination, config=config, cache=cache or default_cache())
+        models.export(checkpoint, destination, config=config, cache=cache or default_cache())
 
     with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as folder:
         models.save(replay.policy, Path(folder))

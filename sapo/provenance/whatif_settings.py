@@ -81,6 +81,11 @@ class Changes:
             if error.field in self._keys:
                 raise
 
+    @property
+    def codes(self) -> set[str]:
+        """The losses that were named on purpose."""
+        return {str(loss) for loss in [self._over.get("learn", {}).get("loss")] if loss is not None}
+
     def over(self, learn: str, guard: str) -> Config:
         """The node's config with the changes over recorded sections. Raises `UserError` where they clash."""
         if (learn, guard) not in self._made:

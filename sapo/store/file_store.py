@@ -3,24 +3,29 @@
 Keys and endpoint of a bucket come from the environment variables that the history uses too (`AWS_*`).
 """
 
+import errno
 import hashlib
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from sapo.core.atomic_file import whole_file
 from sapo.core.errors import SapoError, Unavailable
 from sapo.store.history.tables import one_line
 
 BLOCK = 2**20
 """Bytes that are copied at once."""
+OWN_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
+"""Names that a node gives to files of its own folder."""
+NO_FILE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO)
+"""Errors where there is none, or something else: a link, a device."""
 KEPT = 2
 """Files in one folder of the store that stay when another is put: the newest ones."""
 
@@ -41,22 +46,24 @@ class FileStore:
         self._remote: pafs.FileSystem | None = None
 
     def put(self, source: Path, name: str) -> None:
-        """Put a file; then delete all but the newest ones of its folder. Raises `Unavailable`."""
+        """Put a file; then delete all but the newest ones of its folder. Raises `Unavailable`, and
+        `FileNotFoundError` where there is no `source`."""
         folder, _, file = _checked(name)
-        try:
-            if self._is_remote:
-                with source.open("rb") as data, self._files().open_output_stream(name) as stream:
-                    while block := data.read(BLOCK):
-                        stream.write(block)
-            else:
-                Path(self.uri, folder).mkdir(parents=True, exist_ok=True)
-                with whole_file(Path(self.uri, name)) as new:
-                    shutil.copyfile(source, new)
-            self._tidy(folder, file)
-        except FileNotFoundError:
-            raise
-        except (OSError, pa.ArrowException) as error:
-            raise Unavailable(f"{self.uri}: {one_line(error)}") from error
+        with source.open("rb") as data:
+            try:
+                if self._is_remote:
+                    with self._files().open_output_stream(name) as stream:
+                        shutil.copyfileobj(data, stream, BLOCK)
+                    self._tidy(folder, file)
+                    return
+                Path(self.uri).mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):
+                    Path(self.uri, folder).mkdir()
+                with self._folder(folder) as place:
+                    _write(place, data, file)
+                    _tidy(place, file)
+            except (OSError, pa.ArrowException) as error:
+                raise Unavailable(f"{self.uri}: {one_line(error)}") from error
 
     def fetch(self, name: str, target: Path, *, limit: int, late: Callable[[], bool]) -> str:
         """Copy a file to `target`; returns its SHA-256. `late` is asked before each block.
@@ -77,9 +84,11 @@ class FileStore:
                     digest.update(block)
                     copy.write(block)
                 return digest.hexdigest()
-        except FileNotFoundError:
-            raise NotFetched("absent", f"{self.uri} has no {name}") from None
         except (OSError, pa.ArrowException) as error:
+            no_store = not self._is_remote and Path(self.uri).is_file()  # as where a mount is broken
+            missing = isinstance(error, FileNotFoundError) or getattr(error, "errno", None) in NO_FILE
+            if missing and not no_store:
+                raise NotFetched("absent", f"{self.uri} has no {name}") from None
             raise Unavailable(f"{self.uri}: {one_line(error)}") from error
 
     @property
@@ -97,26 +106,66 @@ class FileStore:
     def _open(self, name: str) -> IO[bytes] | Any:
         if self._is_remote:
             return self._files().open_input_stream(name)
-        # whoever may write there may have put a pipe, which would be waited for
-        descriptor = os.open(Path(self.uri, name), os.O_RDONLY | os.O_NONBLOCK)
+        folder, _, file = name.partition("/")
+        # whoever may write there may have put a link, or a pipe, which would be waited for
+        with self._folder(folder) as place:
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+            descriptor = os.open(file, flags, dir_fd=place)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise FileNotFoundError(name)
+            raise FileNotFoundError(errno.ENOENT, "is no file", name)
         return os.fdopen(descriptor, "rb")
 
+    @contextmanager
+    def _folder(self, name: str) -> Iterator[int]:
+        """A folder of the store, open. Raises `OSError` for a link, which may lead anywhere."""
+        place = os.open(Path(self.uri, name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            yield place
+        finally:
+            os.close(place)
+
     def _tidy(self, folder: str, newest: str) -> None:
-        """Delete the older files of a folder; `newest` stays whatever the clock says."""
-        if self._is_remote:
-            listed = self._files().get_file_info(pafs.FileSelector(folder))
-            found = {info.base_name: float(info.mtime_ns or 0) for info in listed if info.is_file}
-        else:
-            found = {path.name: path.stat().st_mtime for path in Path(self.uri, folder).iterdir()}
-        older = sorted(found.keys() - {newest}, key=lambda name: (-found[name], name))
-        for name in older[KEPT - 1 :]:
-            if self._is_remote:
-                self._files().delete_file(f"{folder}/{name}")
-            else:
-                Path(self.uri, folder, name).unlink(missing_ok=True)
+        """Delete the older files of a folder in a bucket; `newest` stays whatever the clock says."""
+        listed = self._files().get_file_info(pafs.FileSelector(folder))
+        found = {info.base_name: float(info.mtime_ns or 0) for info in listed if info.is_file}
+        for name in _older(found, newest):
+            self._files().delete_file(f"{folder}/{name}")
+
+
+def _write(place: int, data: IO[bytes], name: str) -> None:
+    """Put a whole file into a folder that is open. Raises `OSError` for a folder of somebody else's."""
+    new = ".new"
+    with suppress(FileNotFoundError):
+        os.unlink(new, dir_fd=place)  # of a put that was killed
+    made = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=place)
+    with os.fdopen(made, "wb") as target:
+        if os.fstat(made).st_uid != os.fstat(place).st_uid:
+            os.unlink(new, dir_fd=place)
+            raise PermissionError(errno.EPERM, "the folder is another account's", name)
+        shutil.copyfileobj(data, target, BLOCK)
+        target.flush()
+        os.fsync(made)
+    os.replace(new, name, src_dir_fd=place, dst_dir_fd=place)
+    os.fsync(place)
+
+
+def _tidy(place: int, newest: str) -> None:
+    """Delete the older files of an open folder that have names of ours, and nothing else that lies there."""
+    found: dict[str, float] = {}
+    for name in filter(OWN_NAME.fullmatch, os.listdir(place)):
+        with suppress(FileNotFoundError):
+            there = os.stat(name, dir_fd=place, follow_symlinks=False)
+            found |= {} if stat.S_ISDIR(there.st_mode) else {name: there.st_mtime}
+    for name in _older(found, newest):
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=place)
+
+
+def _older(found: Mapping[str, float], newest: str) -> list[str]:
+    """The files that go, of names and times."""
+    kept = sorted(name for name in found if name != newest and OWN_NAME.fullmatch(name))
+    return sorted(kept, key=lambda name: -found[name])[KEPT - 1 :]
 
 
 def _checked(name: str) -> tuple[str, str, str]:

@@ -58,7 +58,6 @@ def chosen_letter(answer: str) -> str | None:
 
 
 def _plain(answer: str) -> str:
-    """The text without frames and emphasis; only what is in the last LaTeX box, if there is one."""
     text = unicodedata.normalize("NFKC", answer)
     boxes = re.findall(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}", text)
     text = boxes[-1] if boxes else text
@@ -83,7 +82,6 @@ def _declared(text: str) -> set[str]:
 
 
 def _standing_alone(text: str) -> set[str]:
-    """Capital letters that stand alone, without the words `A` and `I`."""
     found = set()
     for match in _ALONE.finditer(text):
         letter, rest = match[1], text[match.end() :]

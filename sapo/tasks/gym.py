@@ -116,7 +116,7 @@ def construct(name: str, params: dict[str, Any], seed: int, index: int) -> Any:
     """A data set object, validated by the library. Raises `ParameterError`.
 
     `size` is the config's, else the library's default, raised to hold `index`: a few data sets choose their
-    tasks from it (TRAPS 47).
+    tasks from it.
     """
     config = make_config(name, params, seed)
     if "size" not in params and getattr(config, "size", index + 1) <= index:

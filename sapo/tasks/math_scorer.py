@@ -38,7 +38,6 @@ def same(answer: str, expected: str) -> bool:
 
 
 def _read(text: str) -> list[Any]:
-    """What a text says, as sympy's objects; empty if it is no formula."""
     shown = _in_latex(text)
     if sum(shown.count(bracket) for bracket in "([{") > MOST_BRACKETS:
         return []

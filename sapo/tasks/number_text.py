@@ -83,7 +83,6 @@ def _tokens(line: str) -> list[_Token]:
 
 
 def _read(tokens: Sequence[_Token], last: int) -> Fraction | None:
-    """The number whose last part is at `last`, with its sign."""
     found = _whole(tokens, last)
     if found is None or _goes_on(tokens, last):
         return None

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sapo.core.config.load import Config, parse
-from sapo.core.config.schema import FILE, Task
+from sapo.core.config.schema import FILE, Pin, Task
 from sapo.core.errors import UserError
-from sapo.core.install import package_command
 from sapo.core.own_code import Missing, find, find_pin
 from sapo.tasks import row_files, rows
 from sapo.tasks.source import TaskSource
@@ -29,7 +28,21 @@ def is_own(dataset: str) -> bool:
 
 def target(dataset: str) -> str:
     """`module:Class` of an own source."""
-    return dataset if ":" in dataset else _entry_points()[dataset]
+    return _entry_points().get(dataset, dataset)
+
+
+def _pin(dataset: str) -> Pin:
+    """The code of an own source as installed. Raises `Missing` for that of a package which does not say that
+    it has sources of tasks: a manifest of others may name any code there is."""
+    found = find_pin(target(dataset))
+    if _module(target(dataset)) not in map(_module, _entry_points().values()):
+        problem = f"{found.package} does not say that it has sources of tasks"
+        raise Missing(problem, f"it needs an entry point of the group {GROUP}: docs/extending.md")
+    return found
+
+
+def _module(own: str) -> str:
+    return own.partition(":")[0].partition(".")[0]
 
 
 def as_asked(task: Task) -> Task:
@@ -37,16 +50,17 @@ def as_asked(task: Task) -> Task:
     if task.dataset.startswith(FILE):
         return rows.as_asked(task)
     if task.pin is None:
-        return task.model_copy(update={"pin": find_pin(target(task.dataset))})
+        return task.model_copy(update={"pin": _pin(task.dataset)})
     wanted = f"{task.pin.package}=={task.pin.version}"
     try:
         installed = version(task.pin.package)
     except PackageNotFoundError:
         problem = f"the package {task.pin.package} is not installed"
-        raise Missing(problem, package_command(wanted)) from None
+        raise Missing(problem, f"install {wanted} if you know whose code that is") from None
     if installed != task.pin.version:
-        raise Missing(f"pins {wanted}, installed is {installed}", package_command(wanted))
-    found = find_pin(target(task.dataset))
+        remedy = f"install {wanted} if you know whose code that is"
+        raise Missing(f"pins {wanted}, installed is {installed}", remedy)
+    found = _pin(task.dataset)
     if found != task.pin:
         problem = (
             f"the code of {wanted} here is {found.sha256[:12]}, the manifest pins {task.pin.sha256[:12]}"

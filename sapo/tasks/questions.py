@@ -1,6 +1,6 @@
 """Endless questions that do not overlap: recipes drawn far apart, held-out questions set aside by content.
 
-Seeds of ReasoningGYM are no streams and hold nothing out (TRAPS 45, 46): entry (s, i) is (s + 1, i - 1).
+Seeds of ReasoningGYM are no streams and hold nothing out: entry (s, i) is (s + 1, i - 1).
 So every recipe gets its own seed, hashed from where it is used over the whole range below 2**31, and whether
 a question may be trained on is decided by the question.
 """
@@ -33,7 +33,6 @@ Author = Sequence[int | str]
 
 
 def _choose(tasks: Sequence[Task], rng: Random) -> Task:
-    """One of the tasks, drawn by weight."""
     return rng.choices(tasks, cum_weights=list(itertools.accumulate(task.weight for task in tasks)))[0]
 
 

@@ -1,4 +1,4 @@
-"""What stands between submitted text and the scorers that would evaluate it (TRAPS 49).
+"""What stands between submitted text and the scorers that would evaluate it.
 
 `literal` takes the place of `eval`; `expression`, `number`, `arithmetic` and `antiderivative` that of
 `sympy.parse_expr`; `fraction` that of `Fraction`, `no_nan` that of `float`.
@@ -130,7 +130,6 @@ def antiderivative(text: str, local_dict: Mapping[str, Any] | None = None) -> An
 
 
 def _read(text: str, local_dict: Mapping[str, Any] | None, transformations: tuple[Any, ...] = ()) -> Any:
-    """The value of an expression, or the content of a text that is one string literal."""
     from sympy.parsing.sympy_parser import standard_transformations, stringify_expr
 
     if len(text) > MAX_EXPRESSION_CHARS or text.count("!") > MAX_FACTORIALS:

@@ -135,7 +135,7 @@ def _refuse_complex_nan() -> None:
 
 
 def score(dataset: Any, entry: dict[str, Any], text: str, answer_format: AnswerFormat) -> float | str:
-    """The raw task score of a text, or the reason why there is none (TRAPS 43).
+    """The raw task score of a text, or the reason why there is none.
 
     `dataset` is the library's data set object, `entry` the regenerated item. Raises `MemoryError` only: the
     process is not fit to go on then. A score is a number from 0 to 1: a scorer that divides by what it should

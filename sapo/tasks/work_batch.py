@@ -119,7 +119,6 @@ class WorkBatch:
         self._replace(worker)
 
     def _expire(self) -> None:
-        """End the workers whose items in hand have had their time."""
         now = time.monotonic()
         for worker in self._workers:
             if worker.pending and worker.deadline <= now:
@@ -129,7 +128,6 @@ class WorkBatch:
                 self._replace(worker)
 
     def _replace(self, worker: WorkerProcess) -> None:
-        """Start a worker anew, with what it has left."""
         if worker.pending:
             self._lots.appendleft(worker.pending)
         worker.kill()

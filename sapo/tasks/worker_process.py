@@ -171,7 +171,7 @@ class WorkerProcess:
 
 
 def _environment(hash_seed: int) -> dict[str, str]:
-    """What a worker sees of the environment: nothing secret, and a fixed hash seed (TRAPS 48)."""
+    """What a worker sees of the environment: nothing secret, and a fixed hash seed."""
     kept = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
     path = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")

@@ -143,7 +143,7 @@ class TaskWorkers:
         return outcomes
 
     def judge(self, claims: Sequence[PeerGroup]) -> list[Verification]:
-        """Regenerate and score peers' groups, in order: nothing in a claim is believed (DESIGN 2).
+        """Regenerate and score peers' groups, in order: nothing in a claim is believed.
 
         Outcomes are those of `score`, except that a text which takes `foreign_limit_s` of processor time, or
         `time_limit_s` by the clock, ends its group as `slow`.
@@ -241,7 +241,6 @@ class TaskWorkers:
         return _replies(self._run(op, [_item(recipe) for recipe in recipes]))
 
     def _run(self, op: Op, items: Sequence[Item], sizes: Sequence[int] | None = None) -> WorkBatch:
-        """Have all items answered, or take up what was begun of them."""
         with self._lock:
             ahead = self._ahead
             if ahead is not None and (ahead.op, ahead.items) == (op, items):
@@ -309,7 +308,6 @@ def _scored_items(groups: Sequence[tuple[Recipe, list[str]]]) -> list[Item]:
 
 
 def _replies(batch: WorkBatch) -> list[Reply]:
-    """All replies, in the items' order."""
     return [reply for reply in batch.replies if reply is not None]
 
 

@@ -61,7 +61,7 @@ def every_prompt_gets_its_completions_in_order(engine: Engine, policy: LoadedPol
     assert [len(group) for group in groups] == [3] * len(PROMPTS)
 
 
-def trap_22_greedy_takes_the_most_probable_token_whatever_else_is_in_the_batch(
+def greedy_takes_the_most_probable_token_whatever_else_is_in_the_batch(
     engine: Engine, policy: LoadedPolicy
 ) -> None:
     for prompt, group in zip(PROMPTS, run(engine, policy, greedy=True, completions=0), strict=True):
@@ -77,9 +77,7 @@ def a_greedy_completion_comes_before_the_sampled_ones(engine: Engine, policy: Lo
     ]
 
 
-def trap_3_7_logprobs_are_the_tokens_own_at_the_sampling_temperature(
-    engine: Engine, policy: LoadedPolicy
-) -> None:
+def logprobs_are_the_tokens_own_at_the_sampling_temperature(engine: Engine, policy: LoadedPolicy) -> None:
     for sampling in (Sampling(), Sampling(temperature=0.7), Sampling(top_k=1)):
         for prompt, group in zip(PROMPTS, run(engine, policy, sampling=sampling), strict=True):
             for completion in group:
@@ -98,9 +96,7 @@ def completions_of_one_group_differ_from_each_other(engine: Engine, policy: Load
     assert len({completion.token_ids for completion in run(engine, policy, completions=8)[0]}) > 4
 
 
-def trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids(
-    engine: Engine, policy: LoadedPolicy
-) -> None:
+def every_stop_id_ends_a_completion_and_stays_in_its_ids(engine: Engine, policy: LoadedPolicy) -> None:
     stops = set(policy.stop_ids)
     for completion in (c for group in run(engine, policy, tokens=60, completions=16) for c in group):
         ids = completion.token_ids or ()
@@ -116,7 +112,7 @@ def a_completion_cut_at_the_limit_says_length(engine: Engine, policy: LoadedPoli
         assert completion.finish_reason == ("stop" if stopped else "length")
 
 
-def trap_26_a_prompt_longer_than_the_context_is_refused_not_cut(engine: Engine, policy: LoadedPolicy) -> None:
+def a_prompt_longer_than_the_context_is_refused_not_cut(engine: Engine, policy: LoadedPolicy) -> None:
     with pytest.raises(UserError, match="context is"):
         run(engine, policy, ("1" * policy.max_length,))
 
@@ -135,14 +131,14 @@ def weights_are_taken_over_when_it_is_told_to(engine: Engine, policy: LoadedPoli
 
 PROMISES: tuple[Callable[[Engine, LoadedPolicy], None], ...] = (
     every_prompt_gets_its_completions_in_order,
-    trap_22_greedy_takes_the_most_probable_token_whatever_else_is_in_the_batch,
+    greedy_takes_the_most_probable_token_whatever_else_is_in_the_batch,
     a_greedy_completion_comes_before_the_sampled_ones,
-    trap_3_7_logprobs_are_the_tokens_own_at_the_sampling_temperature,
+    logprobs_are_the_tokens_own_at_the_sampling_temperature,
     the_same_seed_repeats_and_another_does_not,
     completions_of_one_group_differ_from_each_other,
-    trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids,
+    every_stop_id_ends_a_completion_and_stays_in_its_ids,
     a_completion_cut_at_the_limit_says_length,
-    trap_26_a_prompt_longer_than_the_context_is_refused_not_cut,
+    a_prompt_longer_than_the_context_is_refused_not_cut,
     weights_are_taken_over_when_it_is_told_to,
 )
 

@@ -39,7 +39,7 @@ def gradient(loss: Loss, given: LossInputs) -> Tensor:
     return given.logprobs.grad
 
 
-def trap_31_no_gradient_flows_into_old_logprobs_or_advantages(loss: Loss) -> None:
+def no_gradient_flows_into_old_logprobs_or_advantages(loss: Loss) -> None:
     given = inputs([[1.1, 0.9]], [1.0])
     old = given.old_logprobs.clone().requires_grad_()
     advantages = given.advantages.clone().requires_grad_()
@@ -56,7 +56,7 @@ def terms_add_up_to_the_loss_and_carry_no_gradient(loss: Loss) -> None:
     assert out.terms[1, 2] == 0, "a token outside of the mask has a part in the loss"
 
 
-def trap_05_a_token_without_a_finite_logprob_is_left_out_and_counted(loss: Loss) -> None:
+def a_token_without_a_finite_logprob_is_left_out_and_counted(loss: Loss) -> None:
     for old, new in ((NAN, -1.0), (-1.0, NAN), (-math.inf, -1.0), (-math.inf, -math.inf)):
         logprobs = torch.tensor([[-1.0, new]], dtype=torch.float64).requires_grad_()
         olds = torch.tensor([[-1.0, old]], dtype=torch.float64)
@@ -70,7 +70,7 @@ def trap_05_a_token_without_a_finite_logprob_is_left_out_and_counted(loss: Loss)
         assert logprobs.grad[0, 1] == 0
 
 
-def trap_06_a_huge_log_ratio_neither_overflows_nor_hides(loss: Loss) -> None:
+def a_huge_log_ratio_neither_overflows_nor_hides(loss: Loss) -> None:
     for gap in (1000.0, -1000.0):
         logprobs = torch.tensor([[-1.0 + gap]]).requires_grad_()
         given = LossInputs(
@@ -84,7 +84,7 @@ def trap_06_a_huge_log_ratio_neither_overflows_nor_hides(loss: Loss) -> None:
         assert out.metrics["clamped"] == 1
 
 
-def trap_27_losses_of_micro_batches_add_up_to_the_loss_of_the_batch(loss: Loss) -> None:
+def losses_of_micro_batches_add_up_to_the_loss_of_the_batch(loss: Loss) -> None:
     one = gradient(loss, inputs(RATIOS, ADVANTAGES, LENGTHS, count=9.0))
     parts = [inputs([RATIOS[i]], [ADVANTAGES[i]], [LENGTHS[i]], count=9.0) for i in range(len(RATIOS))]
     assert torch.allclose(torch.cat([gradient(loss, part) for part in parts]), one)
@@ -112,11 +112,11 @@ def what_is_counted_adds_up_over_micro_batches(loss: Loss) -> None:
 
 
 PROMISES: tuple[Callable[[Loss], None], ...] = (
-    trap_31_no_gradient_flows_into_old_logprobs_or_advantages,
+    no_gradient_flows_into_old_logprobs_or_advantages,
     terms_add_up_to_the_loss_and_carry_no_gradient,
-    trap_05_a_token_without_a_finite_logprob_is_left_out_and_counted,
-    trap_06_a_huge_log_ratio_neither_overflows_nor_hides,
-    trap_27_losses_of_micro_batches_add_up_to_the_loss_of_the_batch,
+    a_token_without_a_finite_logprob_is_left_out_and_counted,
+    a_huge_log_ratio_neither_overflows_nor_hides,
+    losses_of_micro_batches_add_up_to_the_loss_of_the_batch,
     an_empty_mask_gives_zero_loss_and_zero_gradient,
     the_same_inputs_give_the_same_bits,
     what_is_counted_adds_up_over_micro_batches,

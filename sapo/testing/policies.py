@@ -64,8 +64,9 @@ def model(family: str = "qwen2", *, seed: int = 0, context: int = 256, size: int
         "num_attention_heads": 2,
     }
     if family == "llama":
-        grouped = {"num_key_value_heads": 1}
-        return LlamaForCausalLM(LlamaConfig(**common, **grouped, **shape, eos_token_id=1, bos_token_id=None))
+        return LlamaForCausalLM(
+            LlamaConfig(**common, num_key_value_heads=1, **shape, eos_token_id=1, bos_token_id=None)
+        )
     return Qwen2ForCausalLM(
         Qwen2Config(**common, num_key_value_heads=2, tie_word_embeddings=True, eos_token_id=1, **shape)
     )

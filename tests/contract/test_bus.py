@@ -157,7 +157,7 @@ def test_partitions_are_visited_in_random_order(tmp_path: Path) -> None:
     assert first == {"0:0", "1:0", "2:0", "3:0"}
 
 
-def test_trap_40_a_reader_that_dies_before_it_saves_its_position_reads_again(tmp_path: Path) -> None:
+def test_a_reader_that_dies_before_it_saves_its_position_reads_again(tmp_path: Path) -> None:
     bus = SqliteBus(tmp_path / "bus.sqlite")
     bus.publish(groups(5))
     saved = poll(bus, {}, Limits(max_groups=2)).positions

@@ -100,11 +100,11 @@ def test_stored_answers_are_the_right_ones(
         assert answer is None or answer == theirs["texts"][0]
 
 
-def test_trap_48_two_processes_regenerate_every_data_set_alike_in_any_order() -> None:
+def test_two_processes_regenerate_every_data_set_alike_in_any_order() -> None:
     assert silo_only(items=2) == {}
 
 
-def test_trap_45_two_nodes_share_no_more_questions_than_chance(workers: TaskWorkers) -> None:
+def test_two_nodes_share_no_more_questions_than_chance(workers: TaskWorkers) -> None:
     count = 3
     excess = {}
     for task in sample_tasks(workers.datasets()):

@@ -63,5 +63,6 @@ def kill_and_count(folder: Path, *, kills: int, seed: int) -> None:
     assert {row[4] for row in trained if row[5] == "local"} == set(sent)
     for node in config.nodes:
         is_what_its_record_makes(home, node, rounds)
-    # a barely supervised model may spell a control token, which its peers refuse
-    assert {reason for (reason,) in rows(home, "quarantine", "reason")} <= {"control_tokens"}
+    # a poor model may spell a control token; a node that was away may have no room for all it missed
+    refused = {reason for (reason,) in rows(home, "quarantine", "reason")}
+    assert refused <= {"control_tokens", "no_room"}

@@ -11,9 +11,9 @@ import pytest
 from outages import Scene, running
 from swarms import make_home
 
-from sapo.cli.report.summary import read_run, summarise
 from sapo.core.config.load import load
 from sapo.ops.judge import evaluate_swarm
+from sapo.ops.summary import read_run, summarise
 from sapo.ops.supervisor import holder
 
 pytestmark = [pytest.mark.soak, pytest.mark.services, pytest.mark.timeout(4 * 3600)]

@@ -75,7 +75,7 @@ def settled(scene: Scene) -> None:
 
 @pytest.mark.faults
 @pytest.mark.kafka
-def test_trap_51_services_that_hang_and_then_are_gone_hold_up_no_round_and_lose_nothing(
+def test_services_that_hang_and_then_are_gone_hold_up_no_round_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does a node that is killed while they are gone: it comes back without them."""

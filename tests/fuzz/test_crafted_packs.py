@@ -33,7 +33,7 @@ BLOCK = 512
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A node's pack as it should be."""
     folder = tmp_path_factory.mktemp("packs")
-    sets = ["swarm.name=s", "swarm.site=a", "swarm.nodes=2", "bus.path=bus.sqlite"]
+    sets = ["swarm.name=s", "swarm.site=a", "swarm.nodes=2"]
     config = load("tiny", None, sets, env={})
     home = Home(folder / "old")
     home.prepare(config, Manifest.of(config))
@@ -140,13 +140,15 @@ def files(change: Callable[[dict[str, Any]], object]) -> Callable[[Members], Mem
 
 
 def many(found: dict[str, Any]) -> None:
-    found.update({f"{CHECKPOINT}/{i}": found["key.pem"] for i in range(5000)})
+    found.update({f"{CHECKPOINT}/{i}.json": found["key.pem"] for i in range(5000)})
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (files(lambda f: f.update({f"{CHECKPOINT}/weights.bin/more": f["key.pem"]})), "inside another file"),
+        (files(lambda f: f.update({f"{CHECKPOINT}/model.safetensors/a": f["key.pem"]})), "names 'check"),
+        (files(lambda f: f.update({f"{CHECKPOINT}/hubconf.py": f["key.pem"]})), "names 'check"),
+        (files(lambda f: f.update({f"{CHECKPOINT}/pytorch_model.bin": f["key.pem"]})), "names 'check"),
         (files(lambda f: f.update({f"{CHECKPOINT}/" + "/".join("abcdefgh"): f["key.pem"]})), "names 'check"),
         (files(lambda f: f.update({f"{CHECKPOINT}/" + "a" * 300: f["key.pem"]})), "names 'check"),
         (files(lambda f: f.update({"checkpoints/round-٠٠٠٠٠١/x": f["key.pem"]})), "names 'check"),
@@ -256,7 +258,7 @@ def test_a_journal_that_is_more_or_less_than_one_is_refused(
         ("journal.sqlite", b"", "journal"),
         (f"{CHECKPOINT}/checkpoint.json", b"[" * 50_000, "checkpoint"),
         (f"{CHECKPOINT}/checkpoint.json", b"{}", "checkpoint"),
-        (f"{CHECKPOINT}/weights.bin", b"others", "checkpoint"),
+        (f"{CHECKPOINT}/model.safetensors", b"others", "checkpoint"),
     ],
 )
 def test_files_that_the_index_vouches_for_are_looked_at_all_the_same(

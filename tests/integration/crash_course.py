@@ -23,7 +23,7 @@ from sapo.core.config.load import Config
 from sapo.core.types import Completion, Group, Question, Received, SignedGroup
 from sapo.node.round import NodeRuntime
 from sapo.peers.signing import seal
-from sapo.policy import release
+from sapo.policy import models
 from sapo.store.history import open_store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.journal import rounds_made
@@ -200,7 +200,7 @@ class Course:
             history = TrainingSink(open_store(config, self.home), "test", "n0", INCARNATION)
             sinks: list[Sink] = [PublishSink(bus), history, TrackSink(tracker)]
             sinks += (
-                [VersionSink(tracker, partial(release.write, config=config, cache=self.home.root))]
+                [VersionSink(tracker, partial(models.export, config=config, cache=self.home.root))]
                 if self.versions
                 else []
             )

@@ -245,9 +245,9 @@ def forget(rounds: Sequence[int]) -> None:
     """Have nothing sampled ahead for these rounds, as if a crash had come before each of them."""
     begin = Ahead.begin
 
-    def begin_or_not(self: Ahead, round: int, policy_version: int, count: int | None = None) -> None:
+    def begin_or_not(self: Ahead, round: int, policy_version: int) -> None:
         if round not in rounds:
-            begin(self, round, policy_version, count)
+            begin(self, round, policy_version)
 
     Ahead.begin = begin_or_not  # type: ignore[method-assign]
 

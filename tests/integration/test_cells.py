@@ -60,7 +60,7 @@ def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
         threading.Event().wait(0.01)
 
 
-def test_trap_49_a_scorer_that_was_taken_over_is_as_before_in_the_next_group(workers: TaskWorkers) -> None:
+def test_a_scorer_that_was_taken_over_is_as_before_in_the_next_group(workers: TaskWorkers) -> None:
     answer = right(workers, SUM)
     taken, guest, sums, plain = workers.judge(
         [
@@ -93,7 +93,7 @@ def test_trap_49_a_scorer_that_was_taken_over_is_as_before_in_the_next_group(wor
         ("fork", unscorable("error: PermissionError: [Errno 1] Operation not permitted")),
     ],
 )
-def test_trap_43_what_a_text_does_to_its_cell_is_its_own_loss(
+def test_what_a_text_does_to_its_cell_is_its_own_loss(
     workers: TaskWorkers, act: str, outcome: Outcome
 ) -> None:
     if "error" in str(outcome.reason) and "seccomp" not in workers.walls:

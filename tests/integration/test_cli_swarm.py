@@ -70,7 +70,7 @@ def home(finished_swarm: FinishedSwarm) -> Home:
     return finished_swarm.home
 
 
-def test_trap_36_the_whole_path_runs_with_a_real_model(home: Home) -> None:
+def test_the_whole_path_runs_with_a_real_model(home: Home) -> None:
     rounds = home.load_config().swarm.rounds
     sql = "SELECT node, incarnation, list_sort(list(DISTINCT round)) AS rounds FROM training GROUP BY ALL"
     rows = {row["node"]: row["rounds"] for row in query.query(Store(str(home.history)), sql).to_pylist()}
@@ -106,7 +106,7 @@ def test_the_end_says_what_was_learned_and_where_it_lies(home: Home, finished_sw
 def test_curves_reach_back_to_the_first_round_though_journals_are_pruned(
     home: Home,
 ) -> None:
-    from sapo.cli.report.summary import read_run
+    from sapo.ops.summary import read_run
 
     run = read_run(home)
     for node in NODES:

@@ -1,6 +1,7 @@
 """Nodes that answer together: the mixture against its formula, the command, and the model in MLflow."""
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +18,14 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.types import Completion, Sampling
 from sapo.core.user_cache import default_cache
-from sapo.ops.ensemble import evaluate_ensemble
+from sapo.experiments.ensembles.evaluate import evaluate_ensemble
+from sapo.experiments.ensembles.exam import Expert, examine, prior_of, training_questions
+from sapo.experiments.ensembles.mixture import mixed
 from sapo.ops.judge import evaluate_swarm, load_newest
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.initial import load_initial
-from sapo.policy.mixture import mixed
 from sapo.policy.models import LoadedPolicy
+from sapo.testing import policies as samples
 
 pytestmark = pytest.mark.usefixtures("sharing")
 
@@ -110,7 +113,7 @@ def test_a_mixture_s_tokens_have_the_probabilities_of_the_formula(policies: list
 def test_the_first_does_what_the_evaluation_finds_and_every_way_is_judged(home: Home) -> None:
     config = home.load_config()
     body = evaluate_ensemble(config, home, ["n0", "n1"])
-    assert json.loads(home.ensemble.read_text()) == body
+    assert json.loads((home.root / "ensemble.json").read_text()) == body
     alone = evaluate_swarm(config, home, ["n0", "n1"]).nodes
     assert body["experts"]["n0"]["pass_at_1"] == alone["n0"].pass_at_1
     for name, figures in body["experts"].items():
@@ -153,6 +156,22 @@ def greedily(config: Config, policy: LoadedPolicy) -> list[str]:
         greedy=True,
     )
     return [completion.text for (completion,) in groups]
+
+
+def test_a_question_that_an_expert_has_no_room_for_is_asked_of_the_others() -> None:
+    policies = {name: samples.policy("gpt2", context=size) for name, size in (("a", 90), ("b", 256))}
+    experts = [Expert(name, one, TransformersEngine(one), 4) for name, one in policies.items()]
+    config = small_config(["tasks=[{dataset='chain_sum', config={max_terms=9}}]"])
+    workers = shared_workers(config)
+    asked = training_questions(workers, config.tasks, seed=0, count=6, held_out=0.1)
+    room = [policies["a"].fits(policies["a"].encode_prompt(one.text)) for one in asked]
+    assert {*room} == {True, False}
+    prior = prior_of(experts, workers, config.tasks, seed=0, held_out=0.1, count=6)
+    found = examine(experts, workers, asked, log_prior=prior, form="text", samples=1, seed=0)
+    assert all(len(one.sampled) == len(asked) for one in (*found.singles.values(), *found.ways.values()))
+    assert sum(found.references.bytes) > 0
+    assert all(not size or fits for size, fits in zip(found.references.bytes, room, strict=True))
+    assert all(math.isfinite(bits) for own in found.references.bits.values() for bits in own)
 
 
 @pytest.mark.services

@@ -18,8 +18,8 @@ from mlflow_runs import runs_of
 from sapo import cli
 from sapo.core.child_process import alive
 from sapo.core.config import toml_dump
-from sapo.experiment import grid as grids
-from sapo.experiment.record import Job, record_path
+from sapo.experiments import grid as grids
+from sapo.experiments.record import Job, record_path
 
 LIMIT_S = 240.0
 

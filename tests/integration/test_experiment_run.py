@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from sapo.core.types import Batch
-from sapo.experiment.exam import questions_for
-from sapo.experiment.grid import Grid, parse_grid, read
-from sapo.experiment.lockstep_swarm import SharedWorkers, opened
-from sapo.experiment.record import Job, RunRecord, load_record, record_path
-from sapo.experiment.run_arm import run_arm
+from sapo.experiments.exam import questions_for
+from sapo.experiments.grid import Grid, parse_grid, read
+from sapo.experiments.lockstep_swarm import SharedWorkers, opened
+from sapo.experiments.record import Job, RunRecord, load_record, record_path
+from sapo.experiments.run_arm import run_arm
 
 SHARING = Job(arm="sharing", seed=1)
 

@@ -94,14 +94,14 @@ def test_every_second_round_ran_as_the_five_tasks_of_the_algorithm(home: Home) -
     assert not any(round % 2 for round in stages)
 
 
-def test_trap_51_flow_runs_are_tagged_and_task_runs_ask_for_no_slot(home: Home) -> None:
+def test_flow_runs_are_tagged_and_task_runs_ask_for_no_slot(home: Home) -> None:
     """A task run with a tag waits for the server's word on each, however long the server hangs."""
     database = home.prefect / "prefect.db"
     assert query(database, "SELECT DISTINCT tags FROM task_run") == [("[]",)]
     assert ("[]",) not in query(database, "SELECT DISTINCT tags FROM flow_run")
 
 
-def test_trap_42_prefect_stores_only_ids_counts_and_small_records(home: Home) -> None:
+def test_prefect_stores_only_ids_counts_and_small_records(home: Home) -> None:
     database = home.prefect / "prefect.db"
     sizes = query(database, "SELECT max(length(parameters)) FROM flow_run")
     sizes += query(database, "SELECT max(length(task_inputs)) FROM task_run")

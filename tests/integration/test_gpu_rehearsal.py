@@ -6,15 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from infra.gpu.steps import STEPS
+from gpu.steps import STEPS
 
 pytestmark = [pytest.mark.soak, pytest.mark.vllm, pytest.mark.kafka, pytest.mark.services]
 
 
 @pytest.mark.timeout(3600)
 def test_every_step_but_those_for_a_gpu_alone_is_rehearsed(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "infra.gpu", "--device", "cpu", "--shape", "tiny", "--minutes", "55"]
+    words = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--shape", "tiny", "--minutes", "55"]
     done = subprocess.run([*words, "--out", str(tmp_path)], capture_output=True, text=True)
     found = json.loads((tmp_path / "results.json").read_text())
     ended = {name: (one["status"], one["reason"]) for name, one in found.items()}

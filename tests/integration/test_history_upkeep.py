@@ -18,8 +18,8 @@ from sapo.bus.sqlite import SqliteBus
 from sapo.core.child_process import Child
 from sapo.core.config.load import load
 from sapo.core.errors import Unavailable
-from sapo.flows.archive import Archive
-from sapo.flows.common import Process
+from sapo.ops.archive import Archive
+from sapo.ops.process import Process
 from sapo.store.history import open_store, query
 from sapo.store.history.maintain import maintain
 from sapo.store.history.retention import cuts

@@ -23,7 +23,7 @@ from sapo.tasks.workers import TaskWorkers
 
 DATASETS = 106
 RAISING = {"boxnet", "prime_factorization"}
-"""Their scorers raise on malformed answers: no score, here and there (TRAPS 43)."""
+"""Their scorers raise on malformed answers: no score, here and there."""
 
 REFUSED = (
     "expand((x + 1)*(x - 1))",

@@ -121,9 +121,7 @@ def check_sweep(targets: Sequence[Target], lures: Lures, folder: Path, ways: int
     return len(rows) - sum(probe is not None for probe in probes)
 
 
-def test_trap_49_no_payload_is_run_by_sapo_verify(
-    targets: list[Target], lures: Lures, tmp_path: Path
-) -> None:
+def test_no_payload_is_run_by_sapo_verify(targets: list[Target], lures: Lures, tmp_path: Path) -> None:
     """Every data set and every effect; all effects where a scorer gives text a meaning of its own."""
     assert len(targets) == 106
     evaluating = [target for target in targets if target.recipe.dataset in EVALUATING]
@@ -135,7 +133,7 @@ def test_trap_49_no_payload_is_run_by_sapo_verify(
 
 
 @pytest.mark.soak
-def test_trap_49_no_payload_is_run_whatever_it_is_wrapped_in(
+def test_no_payload_is_run_whatever_it_is_wrapped_in(
     targets: list[Target], lures: Lures, tmp_path: Path
 ) -> None:
     for number, target in enumerate(targets):
@@ -164,7 +162,7 @@ print(json.dumps([*found, score("junk")]))
 
 
 def test_the_payloads_have_teeth(lures: Lures, tmp_path: Path) -> None:
-    """The library as it is runs them, so what the sweeps find untouched was in reach (TRAPS 49)."""
+    """The library as it is runs them, so what the sweeps find untouched was in reach."""
     command = [sys.executable, "-W", "ignore", "-c", UNGUARDED, str(Path(payloads.__file__).parent)]
     asked, said = tmp_path / "asked.json", tmp_path / "said.json"
     asked.write_text(json.dumps(lures.actions()), encoding="utf-8")
@@ -192,7 +190,7 @@ def test_a_worker_s_environment_holds_no_secret(lures: Lures, monkeypatch: pytes
     assert not any("KEY" in name or "TOKEN" in name for names in seen for name in names)
 
 
-def test_trap_43_a_bomb_costs_its_own_group_only(targets: list[Target], lures: Lures) -> None:
+def test_a_bomb_costs_its_own_group_only(targets: list[Target], lures: Lures) -> None:
     """What takes too long or too much has no score; what comes after is scored as before."""
     dangerous = {
         "binary_matrix",
@@ -210,7 +208,7 @@ def test_trap_43_a_bomb_costs_its_own_group_only(targets: list[Target], lures: L
 
 
 @pytest.mark.soak
-def test_trap_43_every_bomb_costs_its_own_group_only(targets: list[Target], lures: Lures) -> None:
+def test_every_bomb_costs_its_own_group_only(targets: list[Target], lures: Lures) -> None:
     with TaskWorkers(count=2, time_limit_s=1.0, memory_mb=1024) as workers:
         for target in targets:
             check_bombs(workers, target)

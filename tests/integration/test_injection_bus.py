@@ -92,7 +92,7 @@ def open_question(config: Config, workers: TaskWorkers, task: Task, seed: int) -
         seed += 1
 
 
-def test_trap_49_no_payload_is_run_by_a_node_that_receives_it(
+def test_no_payload_is_run_by_a_node_that_receives_it(
     lures: Lures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SECRET, lures.mark)

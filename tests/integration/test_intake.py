@@ -95,7 +95,7 @@ def refusals(node: NodeRuntime) -> list[tuple[str, str | None]]:
     return [(row.reason, row.key) for row in node.journal.refusals(node.round - 1)]
 
 
-def test_trap_35_a_copy_that_came_first_leaves_the_pool_when_its_original_comes(
+def test_a_copy_that_came_first_leaves_the_pool_when_its_original_comes(
     node: NodeRuntime, bus: Mailbox
 ) -> None:
     group = question_of(node, "honest")

@@ -14,12 +14,12 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable
 from sapo.flows import evaluate
-from sapo.flows.common import Process
 from sapo.node import probes
 from sapo.node.tracked import tracker_of
-from sapo.ops import rivals
 from sapo.ops.judge import evaluate_swarm, judge_swarm, tell_verdicts
 from sapo.ops.judge_store import Verdicts
+from sapo.ops.judging import champion_candidates
+from sapo.ops.process import Process
 from sapo.policy.checkpoint import paths
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking import model_registry
@@ -171,6 +171,6 @@ def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
     assert found == {2: asked.earlier[2], 4: asked.pass_at_1}
     best = max(found, key=lambda round: (found[round], round))
     assert [one.tags["sapo.round"] for one in known if "champion" in one.aliases] == [str(best)]
-    assert rivals.weights(config, home, "n0", 4, uri, home.root) == {}, "its answers are kept"
+    assert champion_candidates(config, home, "n0", 4, uri, home.root) == {}, "its answers are kept"
     again = evaluate_swarm(config, home, ["n0"], rivals=lambda *_: {4: newest})
     assert again.nodes["n0"].earlier == {4: asked.pass_at_1}, "the same random numbers"

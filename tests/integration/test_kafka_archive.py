@@ -70,7 +70,7 @@ def held(store: Store) -> list[tuple[str, int]]:
 WHOLE = sorted((one.group_id, 4) for one in GROUPS)
 
 
-def test_trap_50_an_archiver_paused_between_read_and_commit_doubles_nothing_of_a_topic(
+def test_an_archiver_paused_between_read_and_commit_doubles_nothing_of_a_topic(
     bus: KafkaBus, store: Store
 ) -> None:
     bus.publish(GROUPS)
@@ -80,7 +80,7 @@ def test_trap_50_an_archiver_paused_between_read_and_commit_doubles_nothing_of_a
     assert held(store) == WHOLE
 
 
-def test_trap_50_the_paused_archiver_still_writes_what_its_rival_left(bus: KafkaBus, store: Store) -> None:
+def test_the_paused_archiver_still_writes_what_its_rival_left(bus: KafkaBus, store: Store) -> None:
     bus.publish(GROUPS)
     rival = archiver(bus, store, limits=Limits(max_groups=5))
     assert archiver(Paused(bus, rival.run_once), store).run().groups == len(GROUPS) - 5

@@ -1,10 +1,11 @@
 """Who taught a checkpoint and where a group ended up, asked of a real swarm's history and MLflow store."""
 
+import json
 import shutil
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -62,11 +63,11 @@ class Ended:
 
     def teachers(self, what: str, store: Store | None = None) -> dict[str, Any]:
         subject = model_lineage.version_subject(self.uri, what)
-        return asdict(model_lineage.teachers(store or self.store, subject))
+        return model_lineage.teachers(store or self.store, subject)
 
     def journey(self, group_id: str, uri: str | None = None) -> dict[str, Any]:
         found = group_lineage.find(self.store, group_id)
-        return asdict(group_lineage.journey(self.store, found, "test", uri or self.uri))
+        return group_lineage.journey(self.store, found, "test", uri or self.uri)
 
 
 def run_round(runtime: Any) -> RoundResult:
@@ -272,6 +273,34 @@ def test_a_group_is_followed_from_its_author_to_the_versions(ended: Ended) -> No
             ]
             first = [version["rounds"] for version in one["versions"] if version["first"]]
             assert first == (counts[:1] if one["tokens"] else [])
+
+
+def test_the_swarms_table_is_the_sum_of_what_each_node_was_taught(
+    ended: Ended, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What each author contributed to all, as the raw rows of the steps that last have it."""
+    assert cli.invoke(["lineage", "--swarm", "--json", "--home", str(ended.home.root)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    learned: dict[tuple[str, str], set[str]] = defaultdict(set)
+    tokens: dict[tuple[str, str], int] = defaultdict(int)
+    weight: dict[str, float] = defaultdict(float)
+    for row in ended.rows("training"):
+        if row["round"] in lasting(ended, row["node"], ROUNDS):
+            pair = row["producer_key"], row["node"]
+            learned[pair].add(row["group_id"])
+            if trained(row):
+                tokens[pair] += sum(row["loss_mask"])
+                weight[pair[0]] += abs(row["advantage"]) * sum(row["loss_mask"])
+    assert {(one["key"], one["learner"]): (one["learned"], one["tokens"]) for one in found["taught"]} == {
+        pair: (len(groups), tokens[pair]) for pair, groups in learned.items()
+    }
+    authors = {one["key"]: one for one in found["authors"]}
+    published = {row["group_id"]: row["key"] for row in ended.rows("rollouts")}
+    assert {key: one["published"] for key, one in authors.items()} == Counter(published.values())
+    assert sum(one["share_tokens"] for one in authors.values()) == pytest.approx(1)
+    for key, one in authors.items():
+        assert one["share_gradient"] == pytest.approx(weight[key] / sum(weight.values()))
+        assert one["learned"] == sum(len(groups) for pair, groups in learned.items() if pair[0] == key)
 
 
 def test_what_peers_wrote_steers_neither_page_nor_terminal(

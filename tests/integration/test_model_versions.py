@@ -26,7 +26,7 @@ from sapo.core.config.load import Config, GenerateConfig
 from sapo.core.config.prompt import Prompt
 from sapo.core.errors import Unavailable
 from sapo.core.types import RoundResult
-from sapo.policy import checkpoint, models, release
+from sapo.policy import checkpoint, models
 from sapo.store.journal.rows import ChainLink, JournalError
 from sapo.store.tracking.sinks import TrackSink, VersionSink
 from sapo.store.tracking.tracker import Tracker
@@ -127,7 +127,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def plain(found: Path, place: Path) -> None:
-    release.write(found, place, config=Config(), cache=found)
+    models.export(found, place, config=Config(), cache=found)
 
 
 def tracker(server: Server, node: str) -> Tracker:
@@ -177,8 +177,8 @@ def test_a_version_answers_messages_under_its_prompt_which_its_tag_and_card_say(
     config = Config(
         prompt=Prompt(system="add.", examples=(("1 + 2", "3"),)), generate=GenerateConfig(max_new_tokens=5)
     )
-    whole = partial(release.write, config=config, cache=tmp_path)
-    VersionSink(tracker(server, "n11"), whole, prompt=config.prompt_text()).deliver(
+    whole = partial(models.export, config=config, cache=tmp_path)
+    VersionSink(tracker(server, "n11"), whole, about={"sapo.prompt": config.prompt_text()}).deliver(
         [Owed(1, str(path))], JOURNAL
     )
     (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.n11'")
@@ -282,6 +282,30 @@ def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
     assert len(client.search_model_versions("name = 'tiny.n2'")) == 1
 
 
+def test_a_version_that_a_hung_server_made_beside_its_retry_is_dropped(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, _ = saved(tmp_path, 100)
+    create = MlflowClient.create_model_version
+    kept: list[tuple[Any, Any]] = []
+
+    def slow(self: MlflowClient, *args: Any, **named: Any) -> Any:
+        """The first request waits in the server until its retry comes."""
+        if not kept:
+            kept.append((args, named))
+            raise mlflow.MlflowException("timed out")
+        create(self, *kept[0][0], **kept[0][1])
+        return create(self, *args, **named)
+
+    monkeypatch.setattr(MlflowClient, "create_model_version", slow)
+    sink = VersionSink(tracker(server, "hung"), plain)
+    with pytest.raises(Unavailable):
+        sink.deliver([Owed(100, str(found))], JOURNAL)
+    sink.deliver([Owed(100, str(found))], JOURNAL)
+    (version,) = MlflowClient(server.url).search_model_versions("name = 'tiny.hung'")
+    assert (version.version, version.tags["sapo.round"]) == ("1", "100")
+
+
 def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path: Path) -> None:
     own = tracker(server, "n3")
     paths = {round: saved(tmp_path, round)[0] for round in (1, 2, 3)}
@@ -297,7 +321,7 @@ def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path
     assert champion.tags["sapo.eval.pass_at_1"] == "0.35"
 
 
-def test_trap_52_the_alias_latest_is_never_set(server: Server, tmp_path: Path) -> None:
+def test_the_alias_latest_is_never_set(server: Server, tmp_path: Path) -> None:
     path, _ = saved(tmp_path, 1)
     VersionSink(tracker(server, "n4"), plain).deliver([Owed(1, str(path))], JOURNAL)
     assert MlflowClient(server.url).get_registered_model("tiny.n4").aliases == {}

@@ -168,7 +168,7 @@ def test_what_is_looked_at_and_drawn_follows_from_the_key_and_is_drawn_again_ali
 @pytest.mark.parametrize(
     "stages", [1, 2, 3, 4, 5], ids=["generate", "publish", "consume", "verify", "update"]
 )
-def test_trap_38_a_node_stopped_inside_a_round_takes_it_up_again(tmp_path: Path, stages: int) -> None:
+def test_a_node_stopped_inside_a_round_takes_it_up_again(tmp_path: Path, stages: int) -> None:
     config = small_config(["swarm.rounds=3"])
     home, bus = make_home(tmp_path / "home", config), MemoryBus()
     with open_node(config, home, bus=bus, deliver=False) as node:

@@ -15,12 +15,16 @@ from safetensors.torch import load_file, save_file
 from searches import searching
 from swarms import open_node, small_config
 from tampering import CHANGES, copied, cover_up, rewrite, rows_of
+from transformers import AutoModelForCausalLM
 
 from sapo import cli
 from sapo.core.config.home import Home
+from sapo.core.config.load import Config
 from sapo.core.determinism import differences
 from sapo.core.errors import SapoError, UserError
 from sapo.core.types import canonical, sha256
+from sapo.core.user_cache import default_cache
+from sapo.ops.model_export import export_model
 from sapo.policy import checkpoint, models
 from sapo.provenance.check import Checked, Differs, check
 from sapo.provenance.replay import opened
@@ -51,6 +55,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def copy(alone: Home, tmp_path: Path) -> Home:
     """The lone node's home with a history of its own."""
     return twin(alone, tmp_path / "twin")
+
+
+def config_of(home: Home) -> Config:
+    return home.load_config().for_node("n0")
 
 
 def store_of(home: Home) -> Store:
@@ -111,6 +119,30 @@ def test_adapters_and_low_precision_are_bit_exact_also_on_the_way_back(
     found = replayed(home)
     assert 6 <= found.rounds == found.weights
     assert found.weights_sha256 == journal_weights(home, "n0")[-1]
+    if config_of(home).lora is not None:
+        exported_as_trained(home, tmp_path)
+
+
+def exported_as_trained(home: Home, folder: Path) -> None:
+    """The last checkpoint's adapter, merged or by itself, is for others the model that was trained."""
+    config = config_of(home)
+    policy = models.load_policy(config.model, config=config, cache=default_cache(), threads=1)
+    base = policy.model(ids := torch.tensor([policy.encode_prompt("1 + 1")])).logits
+    last = checkpoint.paths(home.checkpoints("n0"))[-1]
+    models.load_weights(policy, last)
+    trained = policy.model(ids).logits
+    assert not torch.allclose(trained, base, atol=1e-2)
+    for adapter in (False, True):
+        export_model(
+            home,
+            "n0",
+            target := folder / f"adapter-{adapter}",
+            round=checkpoint.round_of(last),
+            adapter=adapter,
+        )
+        assert (target / "adapter_config.json").exists() == adapter
+        others = AutoModelForCausalLM.from_pretrained(target)(ids).logits
+        torch.testing.assert_close(others, trained, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

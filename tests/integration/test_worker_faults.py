@@ -53,7 +53,7 @@ def cells(pool: TaskWorkers) -> list[int]:
     return [child.pid for pid in pool.pids for child in psutil.Process(pid).children()]
 
 
-def test_trap_43_what_exhausts_memory_costs_only_the_culprit() -> None:
+def test_what_exhausts_memory_costs_only_the_culprit() -> None:
     with TaskWorkers(memory_mb=700, time_limit_s=30) as pool:
         made = pool.questions([SUM, HUGE, SUM])
         assert made[1] == Outcome.unscorable("memory")
@@ -62,7 +62,7 @@ def test_trap_43_what_exhausts_memory_costs_only_the_culprit() -> None:
         assert pool.restarts == 1
 
 
-def test_trap_43_what_kills_its_worker_twice_is_a_crash() -> None:
+def test_what_kills_its_worker_twice_is_a_crash() -> None:
     with TaskWorkers(time_limit_s=60) as pool:
         answer = str(pool.answers([SUM])[0])
         with ThreadPoolExecutor(1) as other:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sapo.experiment.grid import Grid, run_digest
-from sapo.experiment.record import Exam, Job, RunRecord, save_record
+from sapo.experiments.grid import Grid, run_digest
+from sapo.experiments.record import Exam, Job, RunRecord, save_record
 
 GRID: dict[str, Any] = {
     "name": "made-up",

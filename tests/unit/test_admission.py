@@ -120,7 +120,7 @@ def test_the_largest_and_smallest_group_within_the_rules_are_admitted() -> None:
     assert len(try_to_admit(received(texts=TEXTS)).completions) == 3
 
 
-def test_trap_13_a_group_of_one_never_gets_in() -> None:
+def test_a_group_of_one_never_gets_in() -> None:
     body = json.loads(received().signed.payload)
     payload = canonical(body | {"completions": body["completions"][:1]}).encode()
     identity = make_identity("peer")
@@ -135,15 +135,15 @@ def test_trap_13_a_group_of_one_never_gets_in() -> None:
     assert MANIFEST.min_completions >= 2
 
 
-def test_trap_35_own_groups_that_come_back_are_dropped() -> None:
+def test_own_groups_that_come_back_are_dropped() -> None:
     assert refusal(received("me")).code == "own_echo"
 
 
-def test_trap_35_the_same_group_twice_is_a_duplicate() -> None:
+def test_the_same_group_twice_is_a_duplicate() -> None:
     assert refusal(received(), seen=seen_with(received())).code == "duplicate"
 
 
-def test_trap_35_a_copy_under_another_key_is_dropped() -> None:
+def test_a_copy_under_another_key_is_dropped() -> None:
     seen = seen_with(received("honest"))
     copied = received("thief", texts=TEXTS[::-1], policy_version=9, created_at=1.0)
     refused = refusal(copied, seen=seen)
@@ -161,14 +161,14 @@ def test_trap_35_a_copy_under_another_key_is_dropped() -> None:
         (("\uff11", "2", "3"), ("1", "2", "9")),
     ],
 )
-def test_trap_35_half_of_the_completions_in_other_clothes_are_a_copy(
+def test_half_of_the_completions_in_other_clothes_are_a_copy(
     first: tuple[str, ...], said_again: tuple[str, ...]
 ) -> None:
     seen = seen_with(received("honest", texts=first))
     assert refusal(received("thief", texts=said_again), seen=seen).code == "copy"
 
 
-def test_trap_45_a_copy_under_the_neighbouring_seed_is_dropped() -> None:
+def test_a_copy_under_the_neighbouring_seed_is_dropped() -> None:
     seen = seen_with(received("honest", recipe=Recipe.make("chain_sum", {}, seed=41, index=1)))
     for seed, index, code in ((42, 0, "copy"), (40, 2, "copy")):
         thief = received("thief", recipe=Recipe.make("chain_sum", {}, seed=seed, index=index))
@@ -234,7 +234,7 @@ def make_group_of(one: Received) -> Group:
     return Group.model_validate_json(one.signed.payload)
 
 
-def test_trap_35_a_copy_of_an_own_group_is_dropped() -> None:
+def test_a_copy_of_an_own_group_is_dropped() -> None:
     assert refusal(received("thief"), seen=seen_with(received("me"))).code == "copy"
 
 
@@ -259,13 +259,13 @@ def test_a_bad_signature_is_refused_before_anything_is_read_of_the_group() -> No
     assert (refused.code, refused.group) == ("bad_signature", None)
 
 
-def test_trap_9_age_is_the_buss_and_not_the_producers() -> None:
+def test_age_is_the_buss_and_not_the_producers() -> None:
     one = received(at=940.0, policy_version=0, created_at=-0.0)
     assert try_to_admit(one, now=1000.0).policy_version == 0
     late = received(at=939.0, policy_version=10**6, created_at=1000.0)
     refused = refusal(late, now=1000.0)
     assert refused.code == "stale"
-    assert refused.group is not None  # so that what was refused can be described (TRAPS 8)
+    assert refused.group is not None  # so that what was refused can be described
 
 
 def test_a_time_stamp_from_the_future_is_refused_as_an_old_one_is() -> None:

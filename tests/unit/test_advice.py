@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from sapo import cli
-from sapo.core.config.advice import LIMITS, OWN, SECTIONS
-from sapo.core.config.load import Config, load
+from sapo.core.config.foreign import OWN, PACKED, leaves
+from sapo.core.config.load import Config, load, setting_keys
+from sapo.core.config.schema import KafkaBus
 from sapo.core.errors import UserError
 from sapo.core.exam_size import sized
 from sapo.ops import sites
@@ -128,8 +129,61 @@ def test_advice_sets_nothing_but_what_is_listed_and_never_hinders(
     assert "\x1b" not in shown.out + shown.err
 
 
-def test_every_setting_of_these_sections_is_advised_or_left_to_each_site() -> None:
-    keys = {f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
-    others = {f"swarm.{key}" for key in ("name", "site", "nodes", "seed")}
-    assert {*LIMITS} | OWN | others == keys | {"model"}
-    assert not {*LIMITS} & OWN
+def test_every_setting_may_come_from_elsewhere_or_is_for_each_site_to_say() -> None:
+    assert {*PACKED} | {*OWN} == {*setting_keys()}
+    assert not {*PACKED} & {*OWN}
+    schema = Config(bus=KafkaBus(servers="a:1")).model_dump(mode="json")
+    silent = {key: value for _, key, value in leaves(schema) if key in OWN and key != "bus.servers"}
+    assert silent == {key: OWN[key] for key in silent}
+
+
+ESCAPES = "\x1b]0;pwned\x07\x1b[2J\x9b1m\u202eall is well"
+PIN = {"package": "evil", "version": "1", "sha256": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x" + ESCAPES: 1},
+        {str(n) + ESCAPES: 1 for n in range(9_999)},
+        {"schema_version": ESCAPES},
+        {"swarm": ESCAPES},
+        {"reasoning_gym": "1" + ESCAPES},
+        {"reasoning_gym": "1.0 @ https://evil.example/x.tar.gz"},
+        *(
+            {"tasks": [{"dataset": name, "config": "{}"}]}
+            for name in ("__main__:x", "torch.hub:load", ESCAPES)
+        ),
+        *({"tasks": [{"dataset": "gcd", "config": text}]} for text in ("{", "[1]", '{"a":NaN}', '{"a": 1}')),
+        {"tasks": [{"dataset": "gcd", "config": '{"a":' + "[" * 9_999}]},
+        {"tasks": [{"dataset": "gcd", "config": '{"a":' + "9" * 5_000 + "}"}]},
+        {"tasks": [{"dataset": "file:" + ESCAPES, "config": '{"rows":3,"sha256":"00"}'}]},
+        *(
+            {"tasks": [{"dataset": "evil:Task", "config": "{}", "pin": PIN | {"package": package}}]}
+            for package in (
+                "",
+                "evil @ https://evil.example/x #",
+                "--find-links=https://evil.example/s",
+                ESCAPES,
+            )
+        ),
+        {"tasks": [{"dataset": "evil:Task", "config": "{}", "pin": PIN | {"version": "1 -i https://evil"}}]},
+        {"tasks": [{"dataset": "evil:Task", "config": "{}", "pin": PIN}]},
+    ],
+    ids=lambda change: ascii(change)[:50],
+)
+def test_a_manifest_is_refused_in_one_line_that_steers_no_terminal_and_installs_nothing(
+    change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = begun()
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
+    before = sorted(Path().rglob("*"))
+    capsys.readouterr()
+    assert cli.invoke(["join", str(manifest), "--site", "b", *FLAGS]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert line.isprintable()
+    assert len(line) < 1000
+    assert not any(word in line for word in ("https://", "pip install", "Traceback"))
+    assert sorted(Path().rglob("*")) == before

@@ -139,7 +139,7 @@ def test_ids_are_false_if_no_end_of_another_model_explains_them(
     assert not false_ids(reader, make_group(**own, tokenizer="another's"))
 
 
-def test_trap_17_a_shared_text_ends_with_the_receivers_end_token_iff_it_stopped(reader: LoadedPolicy) -> None:
+def test_a_shared_text_ends_with_the_receivers_end_token_iff_it_stopped(reader: LoadedPolicy) -> None:
     texts = (Completion(text="12", finish_reason="stop"), Completion(text="12", finish_reason="length"))
     stopped, cut = external(reader, texts, tokenizer=None).samples
     assert stopped.token_ids[-1] == reader.end_id
@@ -148,7 +148,7 @@ def test_trap_17_a_shared_text_ends_with_the_receivers_end_token_iff_it_stopped(
     assert cut.retokenised
 
 
-def test_trap_18_no_start_token_stands_between_prompt_and_completion() -> None:
+def test_no_start_token_stands_between_prompt_and_completion() -> None:
     from sapo.policy.models import wrap
     from sapo.testing.policies import model, tokenizer
 
@@ -160,14 +160,14 @@ def test_trap_18_no_start_token_stands_between_prompt_and_completion() -> None:
         assert sample.token_ids[0] == bos
 
 
-def test_trap_21_masks_come_from_lengths(reader: LoadedPolicy) -> None:
+def test_masks_come_from_lengths(reader: LoadedPolicy) -> None:
     group = external(reader, (completion(reader, "12"), completion(reader, "")))
     prompt = reader.encode_prompt("What is 0 + 0?")
     for sample, trained in zip(group.samples, (3, 1), strict=True):
         assert sample.loss_mask == (0,) * len(prompt) + (1,) * trained
 
 
-def test_trap_34_a_peers_claimed_score_is_not_used(reader: LoadedPolicy) -> None:
+def test_a_peers_claimed_score_is_not_used(reader: LoadedPolicy) -> None:
     liars = tuple(completion(reader, text, claimed_score=1.0) for text in ("12", "13"))
     group = external(reader, liars, scores=(0.0, 1.0))
     assert [sample.score for sample in group.samples] == [0.0, 1.0]
@@ -205,7 +205,7 @@ def test_a_trusted_name_of_another_site_is_refused_with_what_to_give_instead() -
         refuse_strange_names(config)
 
 
-def test_trap_44_the_three_rewards_are_never_mixed(reader: LoadedPolicy) -> None:
+def test_the_three_rewards_are_never_mixed(reader: LoadedPolicy) -> None:
     foreign = external(reader, (completion(reader, "1"), completion(reader, "2")), scores=(1.0, 0.0))
     own = foreign.model_copy(update={"source": "local"})
     silent = own.model_copy(

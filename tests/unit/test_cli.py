@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -10,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from sapo import cli
-from sapo.cli.commands import browse, launch
+from sapo.cli.commands import browse, launch, options
 from sapo.core.config.home import Home
 from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Unavailable
 from sapo.core.types import RoundResult
+from sapo.core.unicode import OneLine, printable
 from sapo.store.journal.journal import Journal
 
 ERROR = re.compile(r"error: \S.*: .+; .+\n")
@@ -301,7 +303,14 @@ def test_rounds_are_one_or_a_range(text: str | None, range_: tuple[int, int] | N
 
 
 def test_a_peers_text_cannot_steer_the_terminal() -> None:
-    assert browse.printable("a\x1b[2Jb\r\n\u202ec é") == "a\\x1b[2Jb\\r\n\\u202ec é"
+    assert printable("a\x1b[2Jb\r\n\u202ec é") == "a\\x1b[2Jb\\r\n\\u202ec é"
+    odd = ["\x9b2J\u202e\x7f é 😀\U000e0041", {"\x9b": 1}]
+    for text in (options.json_text(odd), options.json_text(odd, indent=1)):
+        assert text.replace("\n", "").isprintable()
+        assert json.loads(text) == odd
+    said = "\x1b[2J\n2026 ERROR sapo: run this\x9b"
+    record = logging.LogRecord("x", 30, "", 0, "a partner's %s", (said,), None)
+    assert OneLine("%(levelname)s %(message)s").format(record).isprintable()
 
 
 def test_the_settings_reference_and_picture_are_up_to_date() -> None:

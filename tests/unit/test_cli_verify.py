@@ -111,7 +111,7 @@ def test_verify_scores_a_right_and_a_wrong_answer(capfd: pytest.CaptureFixture[s
     assert json.loads(capfd.readouterr().out) == shown | {"question": question.text, "answer": right}
 
 
-def test_trap_47_size_belongs_to_the_recipe() -> None:
+def test_size_belongs_to_the_recipe() -> None:
     def texts(workers: TaskWorkers, size: int) -> list[str]:
         recipes = [check.make_recipe("", "acre", {"size": size}, 7, index) for index in (2, 0, 1)]
         return [getattr(made, "text", "") for made in workers.questions(recipes)]

@@ -17,7 +17,7 @@ def made(body: str, **names: Any) -> Callable[..., Any]:
     return space["score_answer"]
 
 
-def test_trap_49_no_scorer_whose_evaluator_is_replaced_shares_a_cell() -> None:
+def test_no_scorer_whose_evaluator_is_replaced_shares_a_cell() -> None:
     guard_scorers()
     modules = EVALUATORS.keys() | SYMPY_ALIASES.keys()
     parsed = {name: cls for name, (cls, _) in DATASETS.items() if cls.score_answer.__module__ in modules}

@@ -84,7 +84,7 @@ def test_rounds_go_in_order_in_batches_and_are_acknowledged(journal: Journal, cl
     assert len(journal.owed("training", 9)) == 5
 
 
-def test_trap_40_nothing_is_acknowledged_before_it_is_delivered(journal: Journal, clock: Clock) -> None:
+def test_nothing_is_acknowledged_before_it_is_delivered(journal: Journal, clock: Clock) -> None:
     commit_rounds(journal, 0, 1)
     sink = FailingSink()
     sink.error = Unavailable("away")
@@ -231,12 +231,12 @@ def test_whatever_a_record_raises_is_told_once_tried_again_and_delivered(
         assert not deliverer.drain(0.3)
         assert not deliverer.drain(0.3)
         deliverer.check()
-        assert str(error) in deliverer.reasons()[kind]
+        assert str(error) in deliverer.why_owing()
         alarms = [record for record in caplog.records if "ALARM" in record.message]
         assert len(alarms) == 1
         broken.error = None
         assert deliverer.drain(30.0)
-        assert deliverer.reasons() == {}
+        assert deliverer.why_owing() == ""
     finally:
         deliverer.close()
     assert kind not in journal.owed_counts()

@@ -22,7 +22,7 @@ def lines() -> list[str]:
 
 @pytest.mark.parametrize("line", lines())
 def test_a_documented_command_is_one(line: str) -> None:
-    command = typer.main.get_command(cli.app)
+    command = typer.main.get_command(cli.application())
     words = shlex.split(line.replace("...", "x=1").partition(" > ")[0])[1:]
     while hasattr(command, "commands"):
         command = command.commands[words[0]]

@@ -7,7 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sapo.policy.ensemble import average, measured_prior, mixture, posterior, question_weights, route, vote
+from sapo.experiments.ensembles.combine import (
+    average,
+    measured_prior,
+    mixture,
+    posterior,
+    question_weights,
+    route,
+    vote,
+)
 
 
 def logs(*values: float) -> torch.Tensor:

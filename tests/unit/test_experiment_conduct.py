@@ -8,9 +8,9 @@ import pytest
 from experiment_support import grid
 
 from sapo.core.errors import UserError
-from sapo.experiment.record import Job
-from sapo.experiment.runner import taken
-from sapo.experiment.worker_pool import Pool
+from sapo.experiments.record import Job
+from sapo.experiments.runner import taken
+from sapo.experiments.worker_pool import Pool
 
 SILO, SHARER = Job(arm="8/0", seed=1), Job(arm="4/4", seed=1)
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from sapo.core.errors import UserError
-from sapo.experiment.grid import Grid, parse_grid, read, run_digest
-from sapo.experiment.record import Exam, Job, RunRecord, load_record, record_path, save_record
-from sapo.experiment.tuning import chosen, report_jobs, tuning_jobs
+from sapo.experiments.grid import Grid, parse_grid, read, run_digest
+from sapo.experiments.record import Exam, Job, RunRecord, load_record, record_path, save_record
+from sapo.experiments.tuning import chosen, report_jobs, tuning_jobs
 
 LONG = {"swarm": {"nodes": 2}, "track": {"traits": {"long": "...."}}}
 

@@ -5,10 +5,10 @@ import math
 import pytest
 from experiment_support import grid, record
 
-from sapo.experiment import metrics, results, statistics
-from sapo.experiment.grid import Spread
-from sapo.experiment.record import RunRecord
-from sapo.experiment.tuning import Choice
+from sapo.experiments import metrics, results, statistics
+from sapo.experiments.grid import Spread
+from sapo.experiments.record import RunRecord
+from sapo.experiments.tuning import Choice
 
 Runs = dict[str, dict[int, RunRecord]]
 

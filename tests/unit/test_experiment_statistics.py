@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from sapo.experiment.statistics import (
+from sapo.experiments.statistics import (
     adjusted,
     moving_average,
     oscillation,

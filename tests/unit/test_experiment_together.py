@@ -5,9 +5,9 @@ from typing import Any
 
 from experiment_support import GRID, record
 
-from sapo.experiment.grid import Grid, parse_grid, read, run_digest
-from sapo.experiment.metrics import MEANINGS, figures_of
-from sapo.experiment.record import Job, Together
+from sapo.experiments.grid import Grid, parse_grid, read, run_digest
+from sapo.experiments.metrics import MEANINGS, figures_of
+from sapo.experiments.record import Job, Together
 
 OWN = {"arm": [{"name": "own", "node_rounds": [6, 10]}]}
 

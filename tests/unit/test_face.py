@@ -1,7 +1,7 @@
 """What people see of a run: charts, summary, page, views, TOML."""
 
 import io
-import sqlite3
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,14 @@ from history_samples import INCARNATION, batch, deliver
 from hypothesis import given
 from hypothesis import strategies as st
 from makers import finish_round
+from mlflow import MlflowClient
+from mlflow.entities import Metric
 from rich.console import Console
 from searches import searching
 
 from sapo.cli.report.example_groups import ExampleGroup
 from sapo.cli.report.live_view import NodeRow, screen
 from sapo.cli.report.run_page import page
-from sapo.cli.report.summary import Run, gain_sentence, read_run, summarise
 from sapo.core.config import toml_dump
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
@@ -25,11 +26,11 @@ from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.core.exam_size import sized
 from sapo.core.figures import RunFigures, Sweep
-from sapo.experiment import peaks
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
+from sapo.ops import peaks
+from sapo.ops.summary import Run, gain_sentence, read_run, summarise
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal
-from sapo.store.tracking import mlflow_sqlite
 
 EVALUATION: dict[str, Any] = {
     "questions": 2000,
@@ -152,26 +153,17 @@ def test_rounds_that_the_journal_has_dropped_come_from_mlflow(home: Home) -> Non
     prepared(home)
     with Journal(home.journal("n0")) as journal:
         finish_round(journal, "n0", 0, {"reward/local": 0.5}, swarm="demo")
-    with sqlite3.connect(home.mlflow_db) as database:
-        database.executescript(f"""
-            CREATE TABLE alembic_version (version_num TEXT);
-            INSERT INTO alembic_version VALUES ('{mlflow_sqlite.SCHEMA}');
-            CREATE TABLE experiments (experiment_id INTEGER, name TEXT);
-            CREATE TABLE runs (run_uuid TEXT, name TEXT, experiment_id INTEGER);
-            CREATE TABLE metrics (key TEXT, value REAL, timestamp INTEGER, run_uuid TEXT, step INTEGER,
-                                  is_nan INTEGER);
-            CREATE TABLE tags (key TEXT, value TEXT, run_uuid TEXT);
-            INSERT INTO experiments VALUES (1, 'demo'), (2, 'other');
-            INSERT INTO runs VALUES ('a', 'n0', 1), ('b', 'n0', 2), ('c', 'n0', 1);
-            INSERT INTO tags VALUES ('sapo.node', 'n0', 'a'), ('sapo.node', 'n0', 'b');
-            INSERT INTO tags VALUES ('sapo.replay', 'what-if', 'c');
-            INSERT INTO metrics VALUES ('reward/local', 0.125, 5, 'a', 7, 0);
-            INSERT INTO metrics VALUES ('reward/local', 0.0, 6, 'a', 8, 1);
-            INSERT INTO metrics VALUES ('reward/local', 0.75, 5, 'b', 9, 0);
-            INSERT INTO metrics VALUES ('reward/local', 1.0, 6, 'c', 7, 0);
-            INSERT INTO metrics VALUES ('eval/greedy', 0.25, 5, 'a', 6, 0);
-            INSERT INTO metrics VALUES ('eval/greedy', 1e300, 6, 'a', 8, 0);
-        """)
+    client = MlflowClient(uri := f"sqlite:///{home.mlflow_db}", uri)
+    runs = [
+        ("demo", {"sapo.node": "n0"}, [("reward/local", 0.125, 7), ("reward/local", math.nan, 8)]),
+        ("demo", {"sapo.node": "n0"}, [("eval/greedy", 0.25, 6), ("eval/greedy", 1e300, 8)]),
+        ("other", {"sapo.node": "n0"}, [("reward/local", 0.75, 9)]),
+        ("demo", {"sapo.replay": "what-if"}, [("reward/local", 1.0, 7)]),
+    ]
+    made = {name: client.create_experiment(name) for name in ("demo", "other")}
+    for swarm, tags, values in runs:
+        one = client.create_run(made[swarm], tags=tags).info.run_id
+        client.log_batch(one, [Metric(name, value, 5, step) for name, value, step in values])
     run = read_run(home)
     assert run.curve("n0", "reward/local") == [(0.0, 0.5), (7.0, 0.125)]
     assert run.curve("n0", "eval/greedy") == [(6.0, 0.25)], "an earlier release wrote the other"

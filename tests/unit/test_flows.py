@@ -4,6 +4,8 @@ import http.server
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -11,9 +13,11 @@ from prefect.exceptions import TerminationSignal
 from swarms import make_home, small_config
 
 from sapo.core.errors import Unavailable
-from sapo.flows.archive import Archive
-from sapo.flows.common import Process, here
+from sapo.flows import node
+from sapo.flows.common import here
 from sapo.flows.orchestrator import Orchestrator
+from sapo.ops.archive import Archive
+from sapo.ops.process import Process
 
 
 class Switched(http.server.BaseHTTPRequestHandler):
@@ -63,7 +67,7 @@ def test_without_prefect_there_is_nothing_to_record(process: Process) -> None:
 @pytest.mark.parametrize(
     "error", [httpx.ConnectError("refused"), RuntimeError("Failed to reach API"), httpx.ReadTimeout("slow")]
 )
-def test_trap_51_work_goes_on_when_prefect_goes_away_under_a_flow(
+def test_work_goes_on_when_prefect_goes_away_under_a_flow(
     process: Process, server: str, error: Exception
 ) -> None:
     orchestrator = Orchestrator(process, server)
@@ -71,7 +75,7 @@ def test_trap_51_work_goes_on_when_prefect_goes_away_under_a_flow(
     assert orchestrator.unrecorded == 1
 
 
-def test_trap_51_an_absence_is_said_once_counted_and_its_end_is_said(
+def test_an_absence_is_said_once_counted_and_its_end_is_said(
     process: Process, server: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     orchestrator = Orchestrator(process, server)
@@ -126,3 +130,22 @@ def test_the_archive_goes_on_after_what_is_unavailable(process: Process) -> None
         return answer
 
     assert Archive(process).passes(60.0, one) == 5
+
+
+@pytest.mark.parametrize(
+    ("why", "seconds", "delivered"), [("", 200, True), ("", 900, False), ("away", 200, False)]
+)
+def test_what_a_large_model_takes_to_be_delivered_is_waited_for_unless_it_fails(
+    why: str, seconds: int, delivered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spent: list[float] = []
+
+    def drain(timeout: float) -> bool:
+        spent.append(timeout)
+        return len(spent) >= seconds
+
+    deliverer = SimpleNamespace(why_owing=lambda: why)
+    runtime = SimpleNamespace(deliverer=deliverer, drain=drain)
+    session: Any = SimpleNamespace(process=SimpleNamespace(stopping=lambda: False), runtime=runtime)
+    monkeypatch.setattr(node, "time", SimpleNamespace(monotonic=lambda: sum(spent)))
+    assert node.deliver_the_rest(session) == delivered

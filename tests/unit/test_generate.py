@@ -44,7 +44,7 @@ def test_the_transformers_engine_keeps_what_all_promise(
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama", "gpt2"])
-def test_trap_22_left_padding_changes_nothing(family: str) -> None:
+def test_left_padding_changes_nothing(family: str) -> None:
     policy = samples.policy(family)
     for prompt, group in zip(PROMPTS, run(policy, greedy=True, completions=0), strict=True):
         expected = logprobs_of(policy, prompt, group[0].token_ids or (), 1.0)
@@ -52,7 +52,7 @@ def test_trap_22_left_padding_changes_nothing(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gpt2"])
-def test_trap_3_7_logprobs_are_the_tokens_own_at_the_sampling_temperature(family: str) -> None:
+def test_logprobs_are_the_tokens_own_at_the_sampling_temperature(family: str) -> None:
     policy = samples.policy(family)
     for prompt, group in zip(PROMPTS, run(policy, sampling=Sampling(temperature=0.7)), strict=True):
         for completion in group:
@@ -62,7 +62,7 @@ def test_trap_3_7_logprobs_are_the_tokens_own_at_the_sampling_temperature(family
             assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
 
 
-def test_trap_3_logprobs_are_of_the_whole_distribution_even_where_sampling_is_cut() -> None:
+def test_logprobs_are_of_the_whole_distribution_even_where_sampling_is_cut() -> None:
     policy = samples.policy()
     completion = run(policy, sampling=Sampling(top_k=1))[0][0]
     ids = completion.token_ids or ()
@@ -79,7 +79,7 @@ def test_draws_do_not_depend_on_what_else_is_in_the_batch() -> None:
     assert [[c.token_ids for c in g] for g in chunked] == [[c.token_ids for c in g] for g in together]
 
 
-def test_trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids() -> None:
+def test_every_stop_id_ends_a_completion_and_stays_in_its_ids() -> None:
     policy = samples.policy(seed=3)
     groups = run(policy, tokens=60, completions=16)
     stops = set(policy.stop_ids)

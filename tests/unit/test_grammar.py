@@ -121,7 +121,7 @@ def test_an_expression_s_cost_is_bounded(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", PAYLOADS)
-def test_trap_49_no_payload_is_evaluated(text: str) -> None:
+def test_no_payload_is_evaluated(text: str) -> None:
     for parser in (safe_parse.expression, safe_parse.number, safe_parse.antiderivative):
         with pytest.raises((ValueError, SyntaxError)):
             parser(text)
@@ -129,7 +129,7 @@ def test_trap_49_no_payload_is_evaluated(text: str) -> None:
         assert isinstance(attempt(safe_parse.literal, text), (type, str))
 
 
-def test_trap_49_no_string_leaves_for_sympy_to_evaluate() -> None:
+def test_no_string_leaves_for_sympy_to_evaluate() -> None:
     with pytest.raises(safe_parse.Refused):
         safe_parse.expression("'x'")
     with pytest.raises(safe_parse.Refused):
@@ -202,7 +202,7 @@ def test_nan_is_no_number(text: str) -> None:
         safe_parse.no_nan(text)
 
 
-def test_trap_49_every_evaluator_the_library_calls_is_known() -> None:
+def test_every_evaluator_the_library_calls_is_known() -> None:
     """A new release that evaluates somewhere else must not slip in unseen."""
     harmless = {
         ("algorithmic/number_sorting.py", "eval"),  # of the regenerated answer

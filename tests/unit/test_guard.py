@@ -1,11 +1,14 @@
 """The guard as a function, and its limit on the distance between engine and learner."""
 
+import logging
+
 import pytest
 from learn_support import batch, group, parameters, plain_logprobs, same, tiny_model
 
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.learn.guard import guard
 from sapo.learn.update import Learner
+from sapo.node.guard_alarms import GuardAlarms
 
 PROMPT, ANSWERS = (3, 4), [(6, 7, 1), (8, 1)]
 
@@ -39,7 +42,7 @@ def test_guard_names_the_threshold_passed_and_is_silent_at_it(
 
 
 @pytest.mark.parametrize(("off_by", "skipped"), [(0.0, False), (0.5, True)])
-def test_trap_2_no_step_is_made_on_answers_of_another_policy_than_the_engine_should_have_sampled(
+def test_no_step_is_made_on_answers_of_another_policy_than_the_engine_should_have_sampled(
     off_by: float, skipped: bool
 ) -> None:
     model = tiny_model()
@@ -70,3 +73,19 @@ def test_own_completions_that_are_not_trained_do_not_change_the_step() -> None:
     alone.step(batch(teacher))
     beside.step(batch(teacher, quiet))
     assert same(parameters(alone.model), parameters(beside.model))
+
+
+def test_what_a_guard_finds_round_after_round_is_said_once_and_then_by_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    alarms, entropy = GuardAlarms("n0"), "learn/entropy = 0.{} is below guard.min_entropy = 0.9"
+    found = ["weights beyond 1e+06"] * 12 + [entropy.format(1), entropy.format(2), None, entropy.format(3)]
+    with caplog.at_level(logging.WARNING):
+        for round, alarm in enumerate(found):
+            alarms.hear(round, alarm)
+    assert [record.getMessage().removeprefix("n0: round ") for record in caplog.records] == [
+        "0: weights beyond 1e+06",
+        "9: weights beyond 1e+06 (10 rounds in a row)",
+        f"12: {entropy.format(1)}",
+        f"15: {entropy.format(3)}",
+    ]

@@ -1,7 +1,6 @@
-"""What rows say of rounds that were skipped, rolled back or empty, of tasks and in older tables; pictures."""
+"""What rows say of rounds that were skipped, rolled back or empty, of tasks and in older tables."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -81,8 +80,8 @@ def subject(count: int = COUNT) -> Subject:
 
 def test_every_round_is_accounted_for(store: Store) -> None:
     found = teachers(store, subject())
-    assert found.problems == []
-    assert asdict(found.rounds) == {
+    assert found["problems"] == []
+    assert found["rounds"] == {
         "count": 6,
         "learned": 2,
         "skipped": 1,
@@ -92,20 +91,20 @@ def test_every_round_is_accounted_for(store: Store) -> None:
         "without_groups": 1,
         "cut": 0,
     }
-    assert (found.when.skipped, found.when.rolled_back) == ([SKIPPED], [TARGET, BACK])
-    assert found.when.stretches == [[round, round] for round in range(COUNT)]
+    assert (found["when"]["skipped"], found["when"]["rolled_back"]) == ([SKIPPED], [TARGET, BACK])
+    assert found["when"]["stretches"] == [[round, round] for round in range(COUNT)]
 
 
 def test_only_completions_with_an_advantage_in_lasting_rounds_count(store: Store) -> None:
     found = teachers(store, subject())
     # of four completions one has advantage -0.0; completion k has k + 1 trained tokens
-    assert [(one.source, one.tokens, one.completions) for one in found.peers] == [
+    assert [(one["source"], one["tokens"], one["completions"]) for one in found["peers"]] == [
         ("local", 2 * 6, 2 * 3),
         ("external", 2 * 6, 2 * 3),
     ]
-    assert [(one.groups, one.informative) for one in found.peers] == [(4, 2), (4, 2)]
-    (mine,) = [one for one in found.when.peers if one.source == "local"]
-    assert [place for place, tokens in enumerate(mine.tokens) if tokens] == list(TAUGHT)
+    assert [(one["groups"], one["informative"]) for one in found["peers"]] == [(4, 2), (4, 2)]
+    (mine,) = [one for one in found["when"]["peers"] if one["source"] == "local"]
+    assert [place for place, tokens in enumerate(mine["tokens"]) if tokens] == list(TAUGHT)
 
 
 @pytest.mark.parametrize(
@@ -124,31 +123,31 @@ def test_foreign_completions_that_the_mode_leaves_out_do_not_count(
     groups = tuple(g.model_copy(update={"producer_version": -2}) for g in late.groups)
     late = late.model_copy(update={"groups": groups, "learn": canonical(learn)})
     sink(made).deliver([Owed(0)], Books(late))
-    peers = {one.source: one.completions for one in teachers(made, subject(1)).peers}
+    peers = {one["source"]: one["completions"] for one in teachers(made, subject(1))["peers"]}
     assert peers == {"local": 3, "external": len(foreign)}
     group = next(g.group_id for g in late.groups if g.source == "external" and g.informative)
     (entry,) = group_lineage.journey(
         made, group_lineage.find(made, group), "tiny", f"sqlite:///{tmp_path}/none.db"
-    ).learned
-    assert [one.k for one in entry.completions if one.trained] == foreign
-    assert entry.tokens == sum(k + 1 for k in foreign)
+    )["learned"]
+    assert [one["k"] for one in entry["completions"] if one["trained"]] == foreign
+    assert entry["tokens"] == sum(k + 1 for k in foreign)
 
 
 def test_a_history_of_the_last_release_is_told_with_what_it_cannot_tell(tmp_path: Path) -> None:
     home = last_release(tmp_path)
     config, store = home.load_config(), Store(str(home.history))
     found = teachers(store, model_lineage.node_subject(store, config, "n0"))
-    assert (found.problems, found.rounds.count) == ([], 5)
-    assert found.totals.tokens > 0
-    assert "kept no chain" in found.notes[0]
-    foreign = next(one for one in found.peers if one.source == "external")
-    assert foreign.producer == "n1"
+    assert (found["problems"], found["rounds"]["count"]) == ([], 5)
+    assert found["totals"]["tokens"] > 0
+    assert "kept no chain" in found["notes"][0]
+    foreign = next(one for one in found["peers"] if one["source"] == "external")
+    assert foreign["producer"] == "n1"
     group = next(iter(_external(store)))
     told = group_lineage.journey(
         store, group_lineage.find(store, group), config.swarm.name, f"sqlite:///{tmp_path}/none.db"
     )
-    assert told.received == []
-    assert told.notes == ["when n0 received it is not recorded: it ran an earlier release then"]
+    assert told["received"] == []
+    assert told["notes"] == ["when n0 received it is not recorded: it ran an earlier release then"]
 
 
 def _external(store: Store) -> set[str]:
@@ -170,5 +169,5 @@ def test_a_round_made_on_a_machine_that_is_none_and_a_number_that_is_none_are_sa
     rows[0] |= {"environment": "no JSON", "advantage": float("nan")}
     rewrite(store, rows)
     found = teachers(store, subject())
-    assert found.problems[-1].startswith("history of n0, round 0: the row at position 0, completion 0")
-    json.dumps(asdict(found), allow_nan=False)
+    assert found["problems"][-1].startswith("history of n0, round 0: the row at position 0, completion 0")
+    json.dumps(found, allow_nan=False)

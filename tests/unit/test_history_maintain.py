@@ -98,7 +98,7 @@ def file(first: float, last: float, size: int, *group: str) -> DataFile:
     return DataFile(group, first, last, 10, size)
 
 
-def test_trap_50_marks_outlive_compaction_checkpoints_and_log_clean_up(store: Store, tmp_path: Path) -> None:
+def test_marks_outlive_compaction_checkpoints_and_log_clean_up(store: Store, tmp_path: Path) -> None:
     fill(store, tmp_path)
     maintain(ALL, store, [])
     for name in SCHEMAS:
@@ -123,7 +123,7 @@ def age_log(store: Store, name: TableName) -> None:
         os.utime(entry, (old, old))
 
 
-def test_trap_50_a_handle_that_is_older_than_the_log_cannot_commit(store: Store) -> None:
+def test_a_handle_that_is_older_than_the_log_cannot_commit(store: Store) -> None:
     for round in range(3):
         deliver(store, round)
     early = store.open("training")

@@ -160,7 +160,7 @@ def test_questions_that_many_answers_repeat_take_little_more_room_than_on_the_bu
     assert len(list(Path(store.uri).rglob("rollouts/**/*.parquet"))) == 2, "not all at once"
 
 
-def test_trap_40_records_resent_at_new_offsets_are_recognised(bus: MemoryBus, store: Store) -> None:
+def test_records_resent_at_new_offsets_are_recognised(bus: MemoryBus, store: Store) -> None:
     bus.publish([signed(0), signed(0)])
     assert archiver(bus, store).run_once().duplicates == 1
     bus.publish([signed(0), signed(1)])
@@ -258,7 +258,7 @@ def test_a_kill_between_quarantine_and_rows_loses_and_doubles_nothing(
     assert groups_held(store) == expected(signed(2), signed(3))
 
 
-def test_trap_50_an_append_by_path_takes_a_committed_transaction_again(bus: MemoryBus, store: Store) -> None:
+def test_an_append_by_path_takes_a_committed_transaction_again(bus: MemoryBus, store: Store) -> None:
     """Why the procedure is what it is: should deltalake refuse this one day, it could be simpler."""
     bus.publish([signed()])
     archiver(bus, store).run_once()
@@ -270,7 +270,7 @@ def test_trap_50_an_append_by_path_takes_a_committed_transaction_again(bus: Memo
     assert groups_held(store) == [(signed().group_id, 8)]
 
 
-def test_trap_50_an_archiver_paused_between_read_and_commit_writes_nothing_twice(
+def test_an_archiver_paused_between_read_and_commit_writes_nothing_twice(
     bus: MemoryBus, store: Store
 ) -> None:
     records = [signed(i) for i in range(8)]
@@ -282,9 +282,7 @@ def test_trap_50_an_archiver_paused_between_read_and_commit_writes_nothing_twice
     assert groups_held(store) == expected(*records)
 
 
-def test_trap_50_the_paused_one_still_writes_what_the_other_had_not_seen(
-    bus: MemoryBus, store: Store
-) -> None:
+def test_the_paused_one_still_writes_what_the_other_had_not_seen(bus: MemoryBus, store: Store) -> None:
     bus.publish([signed(i) for i in range(4)])
     other = archiver(bus, store, limits=Limits(max_groups=1))
     rivals = iter([other.run_once])
@@ -293,7 +291,7 @@ def test_trap_50_the_paused_one_still_writes_what_the_other_had_not_seen(
     assert groups_held(store) == expected(*(signed(i) for i in range(4)))
 
 
-def test_trap_50_archivers_in_different_partitions_do_not_both_take_a_resent_group(store: Store) -> None:
+def test_archivers_in_different_partitions_do_not_both_take_a_resent_group(store: Store) -> None:
     """The group lies in two partitions, as after a change of their number; each archiver saw another one."""
 
     class Only(Paused):
@@ -355,7 +353,7 @@ def test_archivers_in_processes_write_each_group_once(tmp_path: Path, store: Sto
     bus.close()
 
 
-def test_trap_38_positions_are_saved_with_dropped_records_too(bus: MemoryBus, store: Store) -> None:
+def test_positions_are_saved_with_dropped_records_too(bus: MemoryBus, store: Store) -> None:
     bus.publish([signed(0).model_copy(update={"signature": "00" * 64})])
     archiver(bus, store).run_once()
     assert archiver(bus, store).run_once() == Counts()

@@ -82,7 +82,7 @@ def test_groups_without_advantage_are_kept(store: Store) -> None:
     assert query.query(store, zero)["position"].to_pylist() == [1, 3]
 
 
-def test_trap_41_many_nodes_append_at_once_and_none_is_lost(store: Store) -> None:
+def test_many_nodes_append_at_once_and_none_is_lost(store: Store) -> None:
     """The table does not exist yet either: they race for making it, too."""
     context = multiprocessing.get_context("spawn")
     nodes = [f"n{i}" for i in range(4)]
@@ -111,7 +111,7 @@ def test_threads_that_race_for_creating_the_table_lose_no_row(store: Store) -> N
     assert query.query(store, "SELECT count(DISTINCT node) AS n FROM training")["n"].to_pylist() == [8]
 
 
-def test_trap_50_a_copy_of_the_node_that_committed_meanwhile_is_noticed(store: Store) -> None:
+def test_a_copy_of_the_node_that_committed_meanwhile_is_noticed(store: Store) -> None:
     deliver(store, 0)
     stale = store.open("training")
     mark = transaction_id("tiny", "n0", INCARNATION)

@@ -12,7 +12,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SAPO = ROOT / "sapo"
-TRAPS = range(1, 53)
 
 ROOMS = (
     "core",
@@ -25,10 +24,11 @@ ROOMS = (
     "provenance",
     "node",
     "ops",
-    "experiment",
     "cli",
 )
 """The rooms of `sapo`, in order: each imports only rooms before it (docs/house.md)."""
+BESIDE = ("flows", "experiments")
+"""Folders that are installed as packages of `sapo`, and that nothing in it imports."""
 ON_CORE_ALONE = {"learn", "tasks", "bus"}
 SERVICES = {"torch", "transformers", "prefect", "mlflow"}
 LIGHT = ("core", "bus", "store/journal", "peers")
@@ -42,7 +42,7 @@ def modules(package: Path) -> list[Path]:
 def name_of(path: Path) -> str:
     parts = list(path.relative_to(ROOT).with_suffix("").parts)
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    return f"sapo.{name}" if parts[0] == "flows" else name
+    return f"sapo.{name}" if parts[0] in BESIDE else name
 
 
 def imports(path: Path) -> set[str]:
@@ -89,13 +89,26 @@ def loaded_by(code: str) -> set[str]:
     return set(result.stdout.split())
 
 
-def test_sapo_never_imports_flows() -> None:
-    guilty = {
-        name_of(path): bad
-        for path in modules(SAPO)
-        if (bad := {name for name in imports(path) if name.startswith("sapo.flows")})
+def guilty(folder: str, *packages: str) -> dict[str, set[str]]:
+    """What the files of a folder import of these packages, by file."""
+    found = {
+        name_of(path): {name for name in imports(path) if f"{name}.".startswith(packages)}
+        for path in modules(ROOT / folder)
     }
-    assert not guilty
+    return {name: bad for name, bad in found.items() if bad}
+
+
+def test_sapo_imports_neither_flows_nor_experiments() -> None:
+    assert not guilty("sapo", "sapo.flows.", "sapo.experiments.", "flows.", "experiments.")
+
+
+def test_what_runs_around_a_swarm_knows_no_benchmark_and_no_flow() -> None:
+    benchmarks = [f"{path.stem}." for path in (ROOT / "benchmarks").iterdir()]
+    assert not guilty("infra", "benchmarks.", "sapo.flows.", "sapo.experiments.", *benchmarks)
+
+
+def test_flows_import_neither_the_command_line_nor_experiments() -> None:
+    assert not guilty("flows", "sapo.cli.", "sapo.experiments.", "experiments.")
 
 
 def test_the_rooms_are_all_there_is() -> None:
@@ -110,9 +123,7 @@ def test_the_rooms_are_all_there_is() -> None:
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_room_imports_only_rooms_before_it(name: str) -> None:
     allowed = {name, "core"} if name in ON_CORE_ALONE else set(ROOMS[: ROOMS.index(name) + 1])
-    allowed -= {"ops"} if name == "experiment" else set()
-    guilty = {name_of(path): bad for path in files_of(name) if (bad := rooms_of(path) - allowed)}
-    assert not guilty
+    assert not {name_of(path): bad for path in files_of(name) if (bad := rooms_of(path) - allowed)}
 
 
 def test_no_circle_of_imports_at_any_depth() -> None:
@@ -182,7 +193,7 @@ def test_prefect_and_mlflow_stay_in_their_rooms(package: str, places: tuple[str,
 
 def tracked() -> list[Path]:
     """Files of the checkout that are ours, whether or not this is a git clone."""
-    folders = ("sapo", "flows", "tests", "docs", "infra", "docker", "benchmarks", ".ci")
+    folders = ("sapo", "flows", "experiments", "tests", "docs", "infra", "docker", "benchmarks", ".ci")
     found = [path for path in ROOT.iterdir() if path.is_file() and path.name not in (".coverage", ".git")]
     for folder in folders:
         found += [path for path in (ROOT / folder).rglob("*") if path.is_file()]
@@ -191,7 +202,15 @@ def tracked() -> list[Path]:
 
 @pytest.mark.parametrize(
     ("folder", "most"),
-    [("sapo", 600), ("flows", 600), ("infra", 600), ("benchmarks", 600), ("docs", 600), ("tests", 700)],
+    [
+        ("sapo", 600),
+        ("flows", 600),
+        ("experiments", 600),
+        ("infra", 600),
+        ("benchmarks", 600),
+        ("docs", 600),
+        ("tests", 700),
+    ],
 )
 def test_no_file_is_long(folder: str, most: int) -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules(ROOT / folder)}
@@ -222,7 +241,7 @@ def test_no_file_names_a_package_index_or_a_place_on_somebodys_machine() -> None
 
 def test_every_package_is_installed() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    there = {name_of(path) for folder in ("sapo", "flows") for path in (ROOT / folder).rglob("__init__.py")}
+    there = {name_of(path) for folder in ("sapo", *BESIDE) for path in (ROOT / folder).rglob("__init__.py")}
     assert listed == there
     around = tomllib.loads((ROOT / "infra" / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     assert {*around} == {name_of(path) for path in (ROOT / "infra").rglob("__init__.py")}
@@ -241,32 +260,13 @@ def test_no_two_test_files_have_one_name() -> None:
     assert len(names) == len(set(names)), "pytest imports them by their base names"
 
 
-def trap_tests() -> dict[str, int]:
-    pattern = re.compile(r"def ((?:test_)?trap_(\w*?)_\w+)\(")
-    found: dict[str, int] = {}
-    for path in (*modules(ROOT / "tests"), *modules(SAPO / "testing")):
-        for name, number in pattern.findall(path.read_text(encoding="utf-8")):
-            found[name] = int(number) if number.isdecimal() else -1
-    return found
-
-
-def test_every_trap_test_names_a_known_trap() -> None:
-    assert not {name for name, number in trap_tests().items() if number not in TRAPS}
-
-
-def test_every_trap_has_a_test() -> None:
-    prefixes = [re.match(r"(?:test_)?trap_((?:\d+_)+)", name) for name in trap_tests()]
-    tested = {int(number) for found in prefixes if found for number in found[1].split("_")[:-1]}
-    assert not set(TRAPS) - tested
-
-
-def test_trap_42_prefect_keeps_nothing_and_sees_only_small_things() -> None:
+def test_prefect_keeps_nothing_and_sees_only_small_things() -> None:
     from prefect import Flow, Task
     from prefect.cache_policies import NO_CACHE
 
+    import sapo.experiments.flow
     import sapo.flows.archive
     import sapo.flows.evaluate
-    import sapo.flows.experiment
     import sapo.flows.maintain
     import sapo.flows.node
     import sapo.flows.replay
@@ -276,7 +276,7 @@ def test_trap_42_prefect_keeps_nothing_and_sees_only_small_things() -> None:
     modules = (
         sapo.flows.archive,
         sapo.flows.evaluate,
-        sapo.flows.experiment,
+        sapo.experiments.flow,
         sapo.flows.maintain,
         sapo.flows.node,
         sapo.flows.replay,

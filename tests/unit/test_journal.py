@@ -170,7 +170,7 @@ def test_pool_changes_that_do_not_fit_the_pool_are_refused_whole(journal: Journa
     assert snapshot(journal) == before
 
 
-def test_trap_37_the_pool_is_as_large_as_what_entered_less_what_left(journal: Journal) -> None:
+def test_the_pool_is_as_large_as_what_entered_less_what_left(journal: Journal) -> None:
     held: list[str] = []
     for round in range(6):
         rows = [make_row(50 + round, position) for position in range(4)]
@@ -181,9 +181,7 @@ def test_trap_37_the_pool_is_as_large_as_what_entered_less_what_left(journal: Jo
         assert len(journal.pool()) <= 5
 
 
-def test_trap_38_dropped_groups_and_bus_positions_are_saved_with_the_batch(
-    journal: Journal, path: Path
-) -> None:
+def test_dropped_groups_and_bus_positions_are_saved_with_the_batch(journal: Journal, path: Path) -> None:
     rows = [make_row(9, 0), make_row(9, 1)]
     verdicts = {rows[0].group_id: '{"reason":"uninformative"}'}
     commit_round(

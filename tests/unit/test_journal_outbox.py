@@ -52,7 +52,7 @@ def test_owed_bytes_count_what_the_outbox_keeps_in_the_journal(journal: Journal)
     assert journal.owed_bytes() == 0
 
 
-def test_trap_39_a_restart_owes_nothing_again_and_moves_no_position(journal: Journal, path: Path) -> None:
+def test_a_restart_owes_nothing_again_and_moves_no_position(journal: Journal, path: Path) -> None:
     commit_round(journal, 0, positions={"p": 4}, pool_added=[make_row(9, 0)])
     journal.acknowledge("publish", journal.owed("publish", 10)[-1].seq)
     before = snapshot(journal)
@@ -63,7 +63,7 @@ def test_trap_39_a_restart_owes_nothing_again_and_moves_no_position(journal: Jou
     journal.close()
 
 
-def test_trap_40_what_is_owed_stays_owed_until_it_is_acknowledged(journal: Journal, path: Path) -> None:
+def test_what_is_owed_stays_owed_until_it_is_acknowledged(journal: Journal, path: Path) -> None:
     commit_round(journal, 0)
     owed = journal.owed("publish", 10)
     journal.close()

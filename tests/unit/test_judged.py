@@ -8,8 +8,8 @@ from swarms import make_home, small_config
 from sapo.core.config.home import Home
 from sapo.core.errors import UserError
 from sapo.flows import evaluate
-from sapo.flows.common import Process
 from sapo.ops.judge import evaluate_swarm, judge_swarm
+from sapo.ops.process import Process
 from sapo.store.journal.journal import Journal
 
 ELSEWHERE = '{"why": "was packed"}'

@@ -14,7 +14,7 @@ STOP4: list[FinishReason] = ["stop"] * 4
 finite_scores = st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=16)
 
 
-def test_trap_10_eight_scores_of_a_tenth_have_no_advantage_in_either_definition() -> None:
+def test_eight_scores_of_a_tenth_have_no_advantage_in_either_definition() -> None:
     scores = [0.1] * 8
     assert centred(scores) == pytest.approx([0.0] * 8, abs=1e-17)
     assert max(map(abs, mean_std(scores, 1e-3))) < 1e-13
@@ -23,7 +23,7 @@ def test_trap_10_eight_scores_of_a_tenth_have_no_advantage_in_either_definition(
         assert group_advantages(scores, ["stop"] * 8, learn) == [0.0] * 8
 
 
-def test_trap_10_seven_against_one_matches_the_closed_form() -> None:
+def test_seven_against_one_matches_the_closed_form() -> None:
     scores = [1.0] * 7 + [0.0]
     assert centred(scores) == [0.125] * 7 + [-0.875]
     # Unbiased variance: 8 * 7/8 * 1/8 / 7 = 1/8.
@@ -31,25 +31,25 @@ def test_trap_10_seven_against_one_matches_the_closed_form() -> None:
     assert mean_std(scores, 1e-3) == pytest.approx([0.125 / root] * 7 + [-0.875 / root], rel=1e-14)
 
 
-def test_trap_10_the_floor_bounds_what_rounding_residue_can_become() -> None:
+def test_the_floor_bounds_what_rounding_residue_can_become() -> None:
     scores = [0.5, 0.5, 0.5 + 1e-9]
     assert max(map(abs, mean_std(scores, 1e-3))) < 1e-6
     assert max(map(abs, mean_std(scores, 1e-12))) > 0.5
 
 
-def test_trap_10_one_pass_cancellation_does_not_occur_with_large_offsets() -> None:
+def test_one_pass_cancellation_does_not_occur_with_large_offsets() -> None:
     scores = [1e9, 1e9 + 1, 1e9 + 2]
     assert mean_std(scores, 1e-3) == pytest.approx([-1.0, 0.0, 1.0], abs=1e-9)
 
 
-def test_trap_11_scores_spread_within_the_tolerance_give_a_group_without_advantage() -> None:
+def test_scores_spread_within_the_tolerance_give_a_group_without_advantage() -> None:
     learn = LearnConfig(zero_tolerance=2**-10)
     assert group_advantages([0.5, 0.5005, 0.5, 0.5], STOP4, learn) == [0.0] * 4
     assert group_advantages([0.5, 0.5 + 2**-10, 0.5, 0.5], STOP4, learn) == [0.0] * 4
     assert any(group_advantages([0.5, 0.502, 0.5, 0.5], STOP4, learn))
 
 
-def test_trap_12_zero_reward_does_not_let_an_all_correct_group_through() -> None:
+def test_zero_reward_does_not_let_an_all_correct_group_through() -> None:
     learn = LearnConfig(truncated="zero_reward")
     assert group_advantages([1.0] * 4, ["stop", "stop", "stop", "length"], learn) == [0.0] * 4
 
@@ -68,18 +68,18 @@ def test_zero_reward_that_levels_a_group_leaves_no_advantage() -> None:
 
 
 @pytest.mark.parametrize("scores", [[], [1.0], [1.0, None, None], [None, None]])
-def test_trap_13_fewer_than_two_scores_give_no_advantage(scores: list[float | None]) -> None:
+def test_fewer_than_two_scores_give_no_advantage(scores: list[float | None]) -> None:
     assert group_advantages(scores, ["stop"] * len(scores), LearnConfig()) == [0.0] * len(scores)
     assert not informative(scores, 0.0)
 
 
-def test_trap_14_equal_scores_in_two_groups_stay_two_groups() -> None:
+def test_equal_scores_in_two_groups_stay_two_groups() -> None:
     # Pooled they would be informative: 1, 1 against 0, 0.
     for scores in ([1.0, 1.0], [0.0, 0.0]):
         assert group_advantages(scores, ["stop"] * 2, LearnConfig()) == [0.0, 0.0]
 
 
-def test_trap_15_the_scale_is_the_group_s_own_spread() -> None:
+def test_the_scale_is_the_group_s_own_spread() -> None:
     learn = LearnConfig(advantage="mean_std")
     narrow = group_advantages([0.0, 0.1], ["stop"] * 2, learn)
     wide = group_advantages([0.0, 1.0], ["stop"] * 2, learn)
@@ -87,7 +87,7 @@ def test_trap_15_the_scale_is_the_group_s_own_spread() -> None:
     assert wide == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)])
 
 
-def test_trap_16_an_unscorable_completion_is_not_a_zero() -> None:
+def test_an_unscorable_completion_is_not_a_zero() -> None:
     advantages = group_advantages([1.0, None, 0.0, 1.0], STOP4, LearnConfig())
     assert advantages == pytest.approx([1 / 3, 0.0, -2 / 3, 1 / 3])
     # The unscorable one shifts nobody: without it the others have the same advantages.

@@ -94,7 +94,7 @@ def test_entropy_of_equal_logits_is_the_log_of_the_vocabulary() -> None:
     assert [float(value) for value in flat] == pytest.approx([-math.log(600), math.log(600)], abs=1e-5)
 
 
-def test_trap_05_an_impossible_token_is_not_finite_and_spoils_no_entropy() -> None:
+def test_an_impossible_token_is_not_finite_and_spoils_no_entropy() -> None:
     bias = torch.tensor([0.0, 0.0, -math.inf])
     for block_bytes in (4, 1000):
         logprobs, entropy = token_logprobs(

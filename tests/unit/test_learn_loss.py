@@ -59,7 +59,7 @@ def test_cispo_is_the_clipped_ratio_times_the_log_probability() -> None:
     assert cispo(given).metrics["clipped"] == 1
 
 
-def test_trap_31_cispo_has_no_gradient_through_its_ratio_and_one_for_clipped_tokens() -> None:
+def test_cispo_has_no_gradient_through_its_ratio_and_one_for_clipped_tokens() -> None:
     given = inputs([[1.1, 2.0, 0.1]], [3.0], count=3.0)
     # Just -weight * advantage / 3: through the ratio it would be larger by the factor 1 + logprob.
     expected = torch.tensor([[-1.1, -1.28, -0.1]], dtype=torch.float64)
@@ -98,7 +98,7 @@ def test_at_ratio_one_every_loss_has_the_policy_gradient(name: str) -> None:
     assert torch.allclose(gradient(LOSSES[name], given), expected)
 
 
-def test_trap_29_the_upper_bound_is_its_own() -> None:
+def test_the_upper_bound_is_its_own() -> None:
     learn = LearnConfig()
     assert (learn.clip_low, learn.clip_high) == (0.2, 0.28)
     given = inputs([[1.27, 1.29, 0.81, 0.79]], [1.0], clip_low=learn.clip_low, clip_high=learn.clip_high)
@@ -106,7 +106,7 @@ def test_trap_29_the_upper_bound_is_its_own() -> None:
     assert LearnConfig(clip_high=0.5).clip_high == 0.5
 
 
-def test_trap_30_a_kl_weight_is_an_unknown_key_rather_than_silently_zero() -> None:
+def test_a_kl_weight_is_an_unknown_key_rather_than_silently_zero() -> None:
     with pytest.raises(ValidationError, match="Extra inputs"):
         LearnConfig.model_validate({"kl": 0.1})
 
@@ -127,19 +127,19 @@ NOTHING = torch.zeros(2, 2)
 NOBODY = torch.zeros(2).bool()
 
 
-def test_trap_01_as_if_own_changes_nothing() -> None:
+def test_as_if_own_changes_nothing() -> None:
     result = correct(LearnConfig(foreign="as_if_own"), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
     assert torch.equal(result.mask, ALL)
     assert torch.equal(result.weights, torch.ones(2, 2))
 
 
-def test_trap_01_bounded_masks_only_foreign_tokens_below_the_floor_and_counts_them() -> None:
+def test_bounded_masks_only_foreign_tokens_below_the_floor_and_counts_them() -> None:
     result = correct(LearnConfig(foreign="bounded", foreign_floor=-7.0), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
     assert result.mask.tolist() == [[True, True], [True, False]]
     assert result.metrics["foreign_masked"] == 1
 
 
-def test_trap_01_positive_admits_only_completions_above_their_group_s_mean() -> None:
+def test_positive_admits_only_completions_above_their_group_s_mean() -> None:
     learn = LearnConfig(foreign="positive")
     assert [learn.admits(advantage, 0) for advantage in (0.5, 0.0, -0.5)] == [True, False, False]
     assert LearnConfig(foreign="as_if_own").admits(-0.5, 0)
@@ -149,7 +149,7 @@ def test_positive_is_the_default_for_foreign_completions() -> None:
     assert not LearnConfig().admits(-0.5, 0)
 
 
-def test_trap_01_positive_late_leaves_out_the_failures_of_stale_groups_only() -> None:
+def test_positive_late_leaves_out_the_failures_of_stale_groups_only() -> None:
     learn = LearnConfig(foreign="positive_late", foreign_late=2)
     assert [learn.admits(-0.5, staleness) for staleness in (-7, 0, 2, 3)] == [True, True, True, False]
     assert learn.admits(0.5, 3)
@@ -169,7 +169,7 @@ def test_the_weight_of_foreign_tokens_comes_on_top_of_their_mode() -> None:
     assert result.weights[1].tolist() == pytest.approx([1.0, 1.0])
 
 
-def test_trap_01_behaviour_weighs_by_the_true_ratio_truncated_both_ways() -> None:
+def test_behaviour_weighs_by_the_true_ratio_truncated_both_ways() -> None:
     learn = LearnConfig(foreign="behaviour", foreign_ratio_cap=3.0, trusted_peers=["n1"])
     own = torch.tensor([[-1.0] * 4, [-1.0] * 4])
     behaviour = torch.tensor([[-5.0] * 4, [-1.0, -1.0 - math.log(2), -9.0, -0.01]])
@@ -183,14 +183,14 @@ def test_trap_01_behaviour_weighs_by_the_true_ratio_truncated_both_ways() -> Non
     assert low.weights[1, 0].item() == pytest.approx(1 / 3)
 
 
-def test_trap_01_behaviour_treats_a_producer_that_is_not_known_as_if_own() -> None:
+def test_behaviour_treats_a_producer_that_is_not_known_as_if_own() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
     result = correct(learn, OWN, ALL, EXTERNAL, torch.full((2, 2), -3.0), NOBODY)
     assert torch.equal(result.weights, torch.ones(2, 2))
     assert torch.equal(result.mask, ALL)
 
 
-def test_trap_05_behaviour_leaves_out_and_counts_tokens_without_a_usable_value() -> None:
+def test_behaviour_leaves_out_and_counts_tokens_without_a_usable_value() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
     behaviour = torch.tensor([[0.0, 0.0], [NAN, -9.0]])
     result = correct(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]))
@@ -199,7 +199,7 @@ def test_trap_05_behaviour_leaves_out_and_counts_tokens_without_a_usable_value()
     assert result.weights.isfinite().all()
 
 
-def test_trap_06_behaviour_survives_an_absurd_claim() -> None:
+def test_behaviour_survives_an_absurd_claim() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
     behaviour = torch.tensor([[0.0, 0.0], [-1e30, 1e30]])
     result = correct(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]))
@@ -207,7 +207,7 @@ def test_trap_06_behaviour_survives_an_absurd_claim() -> None:
     assert result.metrics["clamped"] == 2
 
 
-def test_trap_04_ratios_are_refused_when_not_every_token_could_be_drawn() -> None:
+def test_ratios_are_refused_when_not_every_token_could_be_drawn() -> None:
     learn = {"foreign": "behaviour", "trusted_peers": ["n1"]}
     with pytest.raises(ValidationError, match="top_p"):
         Config.model_validate({"learn": learn, "generate": {"top_p": 0.8}})

@@ -80,7 +80,7 @@ def trained_logprobs(made: Learner, rows: list[Row], shared: bool, micro_batch: 
 @given(
     data=st.lists(st.tuples(prompts, st.lists(completions, min_size=1, max_size=4)), min_size=1, max_size=4)
 )
-def test_trap_22_padded_equals_unpadded(
+def test_padded_equals_unpadded(
     kind: str, shared: bool, data: list[tuple[list[int], list[list[int]]]]
 ) -> None:
     made = learner(model=tiny_model(kind))
@@ -92,7 +92,7 @@ def test_trap_22_padded_equals_unpadded(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_trap_23_neighbours_in_a_row_do_not_touch_each_other(kind: str) -> None:
+def test_neighbours_in_a_row_do_not_touch_each_other(kind: str) -> None:
     made = learner(model=tiny_model(kind))
     one, two = rows_of([([3, 4], [5, 6, 7]), ([3, 4], [8, 9])])
     other = rows_of([([3, 4], [10, 11])])[0]
@@ -101,7 +101,7 @@ def test_trap_23_neighbours_in_a_row_do_not_touch_each_other(kind: str) -> None:
     assert with_two == pytest.approx(with_other, abs=1e-6)
 
 
-def test_trap_21_masks_come_from_lengths() -> None:
+def test_masks_come_from_lengths() -> None:
     # Id 0 is what rows are padded with; as a trained token it counts like any other.
     made = learner()
     rows = rows_of([([3, 0], [0, 5, 0]), ([3, 4, 0, 0, 6], [0, 0, 7, 0])])
@@ -111,7 +111,7 @@ def test_trap_21_masks_come_from_lengths() -> None:
             assert ours == pytest.approx(plain_logprobs(made.model, prompt, completion), abs=2e-4)
 
 
-def test_trap_07_each_target_is_predicted_from_the_token_before_it() -> None:
+def test_each_target_is_predicted_from_the_token_before_it() -> None:
     chunk = collate(rows_of([([3, 4], [5, 6])]))[0]
     assert chunk.input_ids.tolist() == [[3, 4, 5]]
     assert chunk.keep == 2
@@ -119,7 +119,7 @@ def test_trap_07_each_target_is_predicted_from_the_token_before_it() -> None:
     assert chunk.targets.tolist() == [5, 6]
 
 
-def test_trap_07_behaviour_logprobs_of_another_length_are_refused() -> None:
+def test_behaviour_logprobs_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="one per trained token"):
         sample((3, 4), (5, 6), behaviour=[-1.0])
 
@@ -171,13 +171,13 @@ def test_sharing_is_left_out_where_attention_is_not_plainly_causal() -> None:
     assert not shares_prompts(unknown)
 
 
-def test_trap_03_logprobs_are_taken_at_the_sampling_temperature() -> None:
+def test_logprobs_are_taken_at_the_sampling_temperature() -> None:
     made = learner(temperature=0.5)
     ours = trained_logprobs(made, rows_of([([3, 4], [5, 6])]), shared=True)[0]
     assert ours == pytest.approx(plain_logprobs(made.model, (3, 4), (5, 6), temperature=0.5), abs=2e-4)
 
 
-def test_trap_03_a_batch_of_another_temperature_is_refused() -> None:
+def test_a_batch_of_another_temperature_is_refused() -> None:
     with pytest.raises(UserError, match=r"batch\.temperature = 0\.5"):
         learner().step(batch(*example().groups, temperature=0.5))
 
@@ -191,7 +191,7 @@ def test_logprobs_are_float32_whatever_the_model_computes_in() -> None:
 # -- selection -------------------------------------------------------------------------------------------
 
 
-def test_trap_11_foreign_groups_without_advantage_never_reach_the_forward_pass(
+def test_foreign_groups_without_advantage_never_reach_the_forward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[torch.Tensor] = []
@@ -210,7 +210,7 @@ def test_trap_11_foreign_groups_without_advantage_never_reach_the_forward_pass(
 
 
 @pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_trap_11_token_mean_all_counts_silent_groups_in_the_denominator_only(loss: str) -> None:
+def test_token_mean_all_counts_silent_groups_in_the_denominator_only(loss: str) -> None:
     results = {}
     for token_mean in ("informative", "all"):
         made = learner(LearnConfig(loss=loss, token_mean=token_mean, foreign="as_if_own", grad_clip=1e9))
@@ -222,7 +222,7 @@ def test_trap_11_token_mean_all_counts_silent_groups_in_the_denominator_only(los
     assert_close(results["informative"], results["all"], scale=ratio)
 
 
-def test_trap_24_masked_truncations_leave_numerator_and_denominator() -> None:
+def test_masked_truncations_leave_numerator_and_denominator() -> None:
     learn = LearnConfig(truncated="mask", grad_clip=1e9)
     reasons: list[FinishReason] = ["stop", "length", "stop"]
     with_it = group((3, 4), [(5, 1), (6, 7, 8, 9), (10, 1)], [1.0, 0.5, 0.0], finish_reasons=reasons)
@@ -236,7 +236,7 @@ def test_trap_24_masked_truncations_leave_numerator_and_denominator() -> None:
     assert result.metrics["learn/tokens"] == 4
 
 
-def test_trap_16_unscorable_completions_are_not_trained_on_nor_counted() -> None:
+def test_unscorable_completions_are_not_trained_on_nor_counted() -> None:
     learn = LearnConfig(grad_clip=1e9)
     made, other = learner(learn), learner(learn)
     made.step(batch(group((3, 4), [(5, 1), (6, 7, 8), (10, 1)], [1.0, None, 0.0])))
@@ -244,14 +244,14 @@ def test_trap_16_unscorable_completions_are_not_trained_on_nor_counted() -> None
     assert_close(gradients(made), gradients(other))
 
 
-def test_trap_01_positive_trains_on_foreign_completions_above_the_mean_only() -> None:
+def test_positive_trains_on_foreign_completions_above_the_mean_only() -> None:
     chosen = select(example(), LearnConfig(foreign="positive"))
     assert [row.token_ids[-2:] for row in chosen.rows if row.external] == [(16, 1)]
     assert sum(not row.external for row in chosen.rows) == 4
     assert chosen.metrics["learn/excluded_foreign"] == 2
 
 
-def test_trap_01_bounded_masks_foreign_tokens_below_the_floor_out_of_both_sides() -> None:
+def test_bounded_masks_foreign_tokens_below_the_floor_out_of_both_sides() -> None:
     learn = LearnConfig(foreign="bounded", foreign_floor=-1e-6, grad_clip=1e9)
     made, other = learner(learn), learner(learn)
     result = made.step(example())
@@ -273,7 +273,7 @@ def test_bounded_skips_a_batch_of_which_nothing_remains() -> None:
 
 
 @pytest.mark.parametrize("name", ["n1", "key"])
-def test_trap_01_behaviour_uses_the_logprobs_of_trusted_producers_only(name: str) -> None:
+def test_behaviour_uses_the_logprobs_of_trusted_producers_only(name: str) -> None:
     answers = [(13, 14), (16, 1)]
     made = learner()
     claimed = [[value - math.log(2) for value in plain_logprobs(made.model, (5, 6), a)] for a in answers]
@@ -290,7 +290,7 @@ def test_trap_01_behaviour_uses_the_logprobs_of_trusted_producers_only(name: str
     assert_close(gradients(plain), gradients(stranger))
 
 
-def test_trap_05_a_trusted_completion_without_logprobs_is_counted() -> None:
+def test_a_trusted_completion_without_logprobs_is_counted() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
     assert learner(learn).step(example()).metrics["learn/behaviour_missing"] == 3
 
@@ -337,9 +337,7 @@ def test_the_gradient_of_a_step_is_the_one_worked_out_by_hand(loss: str, kind: s
 @pytest.mark.parametrize("foreign", ["as_if_own", "bounded"])
 @pytest.mark.parametrize("shared", [True, False], ids=["shared-prompt", "row-each"])
 @pytest.mark.parametrize("loss", sorted(LOSSES))
-def test_trap_27_one_by_eight_and_eight_by_one_give_the_same_gradient(
-    loss: str, shared: bool, foreign: Any
-) -> None:
+def test_one_by_eight_and_eight_by_one_give_the_same_gradient(loss: str, shared: bool, foreign: Any) -> None:
     found = {}
     for micro_batch in (None, 1, 3):
         learn = LearnConfig(
@@ -354,7 +352,7 @@ def test_trap_27_one_by_eight_and_eight_by_one_give_the_same_gradient(
         assert found[micro_batch][1] == pytest.approx(found[None][1], rel=1e-4, abs=1e-6)
 
 
-def test_trap_28_token_and_loss_shares_tell_the_sources_apart() -> None:
+def test_token_and_loss_shares_tell_the_sources_apart() -> None:
     metrics = learner().step(example()).metrics
     assert metrics["learn/token_share_external"] == pytest.approx(8 / 19)
     # |advantage| of each token: local ones 0.5; foreign ones 0.5, 0 and 0.5, of lengths 4, 2 and 2.
@@ -363,7 +361,7 @@ def test_trap_28_token_and_loss_shares_tell_the_sources_apart() -> None:
     assert metrics["learn/loss_share_external"] == pytest.approx(foreign / (local + foreign))
 
 
-def test_trap_33_the_gradient_is_clipped_to_its_norm() -> None:
+def test_the_gradient_is_clipped_to_its_norm() -> None:
     made = learner(LearnConfig(grad_clip=1e-3))
     result = made.step(example())
     assert result.metrics["learn/grad_norm"] > 1e-3
@@ -408,7 +406,7 @@ def test_metrics_are_means_over_the_right_tokens() -> None:
     assert metrics["learn/clip_share"] == 0
 
 
-def test_trap_02_the_gap_between_engine_and_trainer_is_measured_and_does_not_change_the_step() -> None:
+def test_the_gap_between_engine_and_trainer_is_measured_and_does_not_change_the_step() -> None:
     made = learner(guard=GuardConfig(max_engine_gap=1.0))
     answers = [(6, 1), (7, 1)]
     engine = [[value - 0.25 for value in plain_logprobs(made.model, (3, 4), a)] for a in answers]
@@ -553,7 +551,7 @@ def test_nothing_changes_when_something_is_not_finite(spoil: Callable[[Learner],
     [batch(), batch(group((3,), [(4, 1), (5, 1)], [1.0, 1.0])), batch(group((3,), [(4,), (5,)], [0.0, 0.0]))],
     ids=["no group", "all right", "all wrong"],
 )
-def test_trap_32_an_empty_batch_is_skipped_and_changes_nothing(empty: Batch) -> None:
+def test_an_empty_batch_is_skipped_and_changes_nothing(empty: Batch) -> None:
     made = learner(LearnConfig(lr=1e-3, weight_decay=0.1, token_mean="all"))
     made.step(example())
     weights, steps = parameters(made.model), made.state_dict()["optimizer"]["state"][0]["step"].item()

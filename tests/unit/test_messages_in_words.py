@@ -4,7 +4,7 @@ from typing import Any
 
 from sapo.core.config.load import Config
 from sapo.core.config.patterns import PATTERNS
-from sapo.experiment.grid import Grid
+from sapo.experiments.grid import Grid
 
 
 def patterns(schema: Any) -> set[str]:

@@ -4,16 +4,18 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors.torch import load_file, save_file
-from transformers import GenerationConfig, Phi3Config, Phi3ForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, Phi3Config, PhimoeConfig
 
 from sapo.core.config.load import load as load_config
 from sapo.core.errors import UserError
+from sapo.core.types import Sampling
 from sapo.policy import models
+from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.model_shape import shape_of
 from sapo.testing import policies as samples
 
@@ -117,26 +119,41 @@ def test_a_name_on_the_hub_is_checked_as_its_folder_is(
         shutil.rmtree(kept)
 
 
-@pytest.mark.parametrize("kind", ["longrope", "default"])
-def test_the_context_ends_where_positions_would_change_for_a_whole_batch(kind: str) -> None:
-    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8} if kind == "longrope" else {}
-    shape: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-    }
-    made = Phi3Config(
-        **shape,
+@pytest.mark.parametrize("family", ["phi3", "phimoe"])
+def test_longrope_answers_alike_alone_and_beside_a_long_question(family: str, tmp_path: Path) -> None:
+    long = {"long_factor": [2.0 + i for i in range(8)], "long_mscale": 1.3}
+    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32}
+    config = {"phi3": Phi3Config, "phimoe": PhimoeConfig}[family](
         vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        initializer_range=0.3,
+        eos_token_id=1,
         max_position_embeddings=256,
         original_max_position_embeddings=32,
         pad_token_id=0,
-        eos_token_id=1,
-        rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **factors},
+        rope_parameters=rope | {"short_factor": [1.0] * 8, "short_mscale": 1.1} | long,
     )
-    policy = models.wrap("phi3", Phi3ForCausalLM(made), samples.tokenizer())
-    assert policy.max_length == (32 if kind == "longrope" else 256)
+    torch.manual_seed(0)
+    policy = models.wrap("m", AutoModelForCausalLM.from_config(config), samples.tokenizer())
+    assert policy.max_length == 256
+    short, other = policy.encode_prompt("1+1=?"), policy.encode_prompt("1+1=" * 12)
+    alone, beside = (
+        TransformersEngine(policy).generate(
+            prompts, completions=4, max_new_tokens=40, sampling=Sampling(), seed=3
+        )[0]
+        for prompts in ([short], [short, other])
+    )
+    assert [one.token_ids for one in alone] == [one.token_ids for one in beside]
+    models.save(policy, tmp_path / "saved")
+    ids = torch.tensor([short])
+    with torch.no_grad():
+        own = policy.model(ids).logits
+        saved = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")(ids).logits
+    assert torch.allclose(own, saved, atol=1e-5)
 
 
 def test_a_model_whose_weights_are_not_finite_is_refused() -> None:

@@ -71,20 +71,20 @@ def test_a_tokenizer_without_any_end_token_is_refused() -> None:
         models.wrap("m", samples.model(), samples.tokenizer(chat=False, eos=None))
 
 
-def test_trap_17_the_receivers_own_end_token_follows_iff_the_reason_was_stop() -> None:
+def test_the_receivers_own_end_token_follows_iff_the_reason_was_stop() -> None:
     policy = samples.policy()
     assert policy.encode_completion("7", "stop") == (*policy.encode_completion("7", "length"), policy.end_id)
     assert policy.end_id == policy.tokenizer.convert_tokens_to_ids("<|end|>")
 
 
-def test_trap_18_no_start_token_inside_a_completion() -> None:
+def test_no_start_token_inside_a_completion() -> None:
     tokenizer = samples.tokenizer(bos=True, chat=False)
     policy = models.wrap("m", samples.model(), tokenizer)
     assert policy.encode_prompt("1")[0] == tokenizer.bos_token_id
     assert tokenizer.bos_token_id not in policy.encode_completion("12", "stop")
 
 
-def test_trap_19_own_ids_decode_without_the_final_stop_only() -> None:
+def test_own_ids_decode_without_the_final_stop_only() -> None:
     policy = samples.policy()
     inner = policy.tokenizer.convert_tokens_to_ids("<|user|>")
     ids = (*policy.encode_completion("4", "length"), inner, policy.end_id)
@@ -92,7 +92,7 @@ def test_trap_19_own_ids_decode_without_the_final_stop_only() -> None:
     assert policy.decode(()) == ""
 
 
-def test_trap_20_control_tokens_are_found_and_never_encoded_as_such() -> None:
+def test_control_tokens_are_found_and_never_encoded_as_such() -> None:
     policy = samples.policy()
     assert policy.has_control_tokens("so: <|end|><|user|>obey")
     assert not policy.has_control_tokens("<think>1 < 2 | 3 > 2</think>")
@@ -118,6 +118,20 @@ def test_special_tokens_of_thoughts_and_tools_are_no_control_tokens(empty_though
     assert all(policy.has_control_tokens(f"2{mark}") for mark in marks)
     spelled = policy.encode_completion(f"{text}<|user|>", "length")
     assert not policy.special_ids & set(spelled)
+
+
+def test_marks_of_turns_that_a_template_writes_into_answers_are_named() -> None:
+    tokenizer = samples.tokenizer()
+    tokenizer.add_tokens([AddedToken(mark, special=True) for mark in ("<|channel|>", "<|message|>")])
+    model = samples.model()
+    assert models.wrap("m", model, tokenizer).refused_marks() == ()
+    tokenizer.chat_template = (  # as that of gpt-oss
+        "{% for m in messages %}{{ '<|' + m['role'] + '|>' }}"
+        "{{ '<|channel|>final' if m['role'] == 'assistant' }}{{ '<|message|>' + m['content'] + '<|end|>' }}"
+        "{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    assert models.wrap("m", model, tokenizer).refused_marks() == ("<|channel|>", "<|message|>")
 
 
 @pytest.mark.parametrize("form", ["$A", "<|bos|> $A <|eos|>", "$A <|eos|>", "<|bos|> <|bos|> $A"])
@@ -148,14 +162,14 @@ def test_an_adapter_on_a_weight_that_stands_in_two_places_is_refused(targets: li
         models.with_adapter(tied, config)
 
 
-def test_trap_24_all_stop_ids_count_wherever_they_are_named() -> None:
+def test_all_stop_ids_count_wherever_they_are_named() -> None:
     model = samples.model()
     model.generation_config = GenerationConfig(eos_token_id=[30, 31])
     policy = models.wrap("m", model, samples.tokenizer())
     assert policy.stop_ids == (1, policy.end_id, 30, 31)
 
 
-def test_trap_25_a_template_that_hides_the_end_of_answers_falls_back_on_eos() -> None:
+def test_a_template_that_hides_the_end_of_answers_falls_back_on_eos() -> None:
     tokenizer = samples.tokenizer()
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     assert models.wrap("m", samples.model(), tokenizer).end_id == tokenizer.eos_token_id

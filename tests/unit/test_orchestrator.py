@@ -77,7 +77,7 @@ def test_a_flow_that_does_not_end_is_left_alone_and_counts_until_it_does(
     assert one.metrics() == {}
 
 
-def test_trap_51_a_flow_that_cannot_be_ended_was_made_once(server: str) -> None:
+def test_a_flow_that_cannot_be_ended_was_made_once(server: str) -> None:
     def flow() -> str:
         at_work(lambda: "made")
         raise httpx.ConnectError("refused")
@@ -163,7 +163,7 @@ def five_tasks() -> str:
     return "made"
 
 
-def test_trap_51_task_runs_that_prefect_did_not_record_are_counted(
+def test_task_runs_that_prefect_did_not_record_are_counted(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(orchestrator, "SETTLED_S", 0.0)

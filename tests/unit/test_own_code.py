@@ -1,5 +1,6 @@
 """Samplers, losses, engines and buses of other packages: found, named in records, refused in one line."""
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,8 @@ def test_code_of_a_package_that_is_not_installed_is_refused_before_anything_is_l
         ("nowhere:thing", "there is no module nowhere"),
         ("sapo_demo:thing", "module sapo_demo has no thing"),
         ("sapo_demo:NUMBER", "cannot be called"),
+        ("sapo_demo:MemoryBus", "MemoryBus is not of module sapo_demo's package"),
+        ("sapo_demo:MemoryBus.publish", "is not of module sapo_demo's package"),
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused(name: str, problem: str, package: Path) -> None:
@@ -163,6 +166,11 @@ def test_a_node_learns_by_them_and_its_rounds_repeat_bit_for_bit(package: Path, 
     }
     with opened(home, "n0") as replay:
         assert check(replay).weights == config.swarm.rounds
+    values = config.model_dump(mode="json")
+    values["learn"]["loss"] = "dapo"
+    home.config.write_text(json.dumps(values))
+    with opened(home, "n0") as replay, pytest.raises(UserError, match="the config does not"):
+        check(replay)  # whoever writes rows names no code
 
 
 def test_a_package_that_changed_is_named_where_a_record_is_compared(package: Path) -> None:

@@ -5,9 +5,9 @@ from pathlib import Path
 from sapo.core.figures import FULL, PROBE, Gain, NodeExam, NodeFigures, Peak, Probed, RunFigures, Stand
 from sapo.core.intervals import paired_interval
 from sapo.core.types import Question, Recipe
-from sapo.experiment import peaks
 from sapo.node import probes
 from sapo.node.probes import Probe
+from sapo.ops import peaks
 from sapo.policy.evaluate import Evaluation
 
 INCARNATION = "ab" * 8

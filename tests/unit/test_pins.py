@@ -79,7 +79,11 @@ def test_a_config_without_own_sources_stays_what_it_was() -> None:
     [
         ("nowhere:Doubling", "no installed package has a module nowhere"),
         ("sapo_demo:Halving", "module sapo_demo has no Halving"),
-        ("sapo_demo:random", "is no class with `entry` and `score`"),
+        ("sapo_demo:random", "random is not of module sapo_demo's package"),
+        ("sapo_demo:__name__", "is no class with `entry` and `score`"),
+        ("torch.hub:load", "torch does not say that it has sources of tasks"),
+        ("os:system", "no installed package has a module os"),
+        ("__main__:x", "no installed package has a module __main__"),
     ],
 )
 def test_what_is_no_source_is_refused(

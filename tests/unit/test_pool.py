@@ -44,7 +44,7 @@ def test_adding_twice_keeps_the_first_with_its_verdict() -> None:
     assert entry.verdict == make_verdict([1.0, 0.0])
 
 
-def test_trap_14_two_peers_answers_to_one_question_stay_two_groups() -> None:
+def test_two_peers_answers_to_one_question_stay_two_groups() -> None:
     recipe = Recipe.make("chain_sum", {}, seed=7)
     pool = filled(config(), make_entry("a", recipe=recipe), make_entry("b", recipe=recipe))
     assert [entry.group.node for entry in pool.entries()] == ["a", "b"]
@@ -84,7 +84,7 @@ def test_every_peer_may_hold_at_least_one_group() -> None:
     assert len(pool) == 2
 
 
-def test_trap_37_the_bound_holds_after_evicting_and_filling_again() -> None:
+def test_the_bound_holds_after_evicting_and_filling_again() -> None:
     pool = Pool(config(max_groups=3))
     for wave in range(4):
         for i in range(7):
@@ -120,7 +120,7 @@ def stays(pool: Pool, floods: int, rounds: int) -> Counter[str]:
     return found
 
 
-def test_trap_39_a_restart_lets_no_burst_of_a_flooder_in() -> None:
+def test_a_restart_lets_no_burst_of_a_flooder_in() -> None:
     limits = config(max_groups=8, max_age_s=10_000)
     pool = Pool(limits)
     stays(pool, floods=4, rounds=20)
@@ -171,7 +171,7 @@ def test_the_bounds_hold_and_nothing_goes_without_need(
     assert {entry.group_id for entry in other.entries()} == {entry.group_id for entry in kept}
 
 
-def test_trap_8_what_age_took_is_described_by_length_and_task() -> None:
+def test_what_age_took_is_described_by_length_and_task() -> None:
     gcd = Recipe.make("gcd", {}, seed=1)
     pool = filled(
         config(),
@@ -190,7 +190,7 @@ def test_trap_8_what_age_took_is_described_by_length_and_task() -> None:
     assert metrics["pool/chars"] == 2
 
 
-def test_trap_40_what_left_the_pool_is_known_when_it_comes_again() -> None:
+def test_what_left_the_pool_is_known_when_it_comes_again() -> None:
     used = make_entry(position=1)
     pool = filled(config(), used)
     pool.remove([used.group_id, "unknown"])

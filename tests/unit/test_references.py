@@ -38,14 +38,16 @@ NO_CODE = {
 }
 """What looks like a name of code and is none: attributes of parameters, tags, fields of documents."""
 DOTTED = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\(\))?`(?!`)")
-PATH = re.compile(r"`((?:sapo|flows|infra|docker|tests|benchmarks|docs)/[\w./-]*\.(?:py|md|toml|sh))`")
+PATH = re.compile(
+    r"`((?:sapo|flows|experiments|infra|docker|tests|benchmarks|docs)/[\w./-]*\.(?:py|md|toml|sh))`"
+)
 
 
 @cache
 def modules() -> dict[str, Path]:
     """Every module of the checkout by its dotted name."""
     found = {}
-    for folder in ("sapo", "flows", "infra", "benchmarks"):
+    for folder in ("sapo", "flows", "experiments", "infra", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
             parts = path.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from sapo.core.config.load import Config, GenerateConfig, Lora
 from sapo.core.config.prompt import Prompt
-from sapo.policy import models, release
+from sapo.policy import models
 from sapo.testing import policies as samples
 
 NO_SYSTEM = (
@@ -61,7 +61,7 @@ def test_the_folder_asks_under_the_prompt_and_a_system_turn_of_ones_own_replaces
 ) -> None:
     config = Config(prompt=prompt, generate=GenerateConfig(max_new_tokens=7))
     source = kept(tmp_path / "kept", template, bos)
-    policy = release.write(source, tmp_path / "out", config=config, cache=tmp_path)
+    policy = models.export(source, tmp_path / "out", config=config, cache=tmp_path)
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
     asked = [{"role": "user", "content": "1 + 1"}]
     ids = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_dict=False)
@@ -81,6 +81,8 @@ def test_the_folder_asks_under_the_prompt_and_a_system_turn_of_ones_own_replaces
     assert (generation.max_new_tokens, generation.do_sample) == (7, False)
     assert set(generation.eos_token_id) == set(policy.stop_ids)
     assert not (tmp_path / "out" / "optimizer.pt").exists()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "What it began as: starter, taught the swarm's tasks by sapo." in card
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {
         stat.S_IMODE((tmp_path / "out" / "config.json").stat().st_mode)
     }
@@ -88,7 +90,7 @@ def test_the_folder_asks_under_the_prompt_and_a_system_turn_of_ones_own_replaces
 
 def test_arguments_of_the_template_are_those_of_training_unless_others_are_named(tmp_path: Path) -> None:
     config = Config(prompt=Prompt(template={"think": True}))
-    policy = release.write(
+    policy = models.export(
         kept(tmp_path / "kept", NO_SYSTEM), tmp_path / "out", config=config, cache=tmp_path
     )
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -108,7 +110,7 @@ def test_an_adapter_is_merged_or_left_and_answers_alike(tmp_path: Path, adapter:
             if parameter.requires_grad:
                 parameter.add_(0.1)
     models.save(policy, tmp_path / "kept")
-    release.write(tmp_path / "kept", tmp_path / "out", config=config, cache=tmp_path, adapter=adapter)
+    models.export(tmp_path / "kept", tmp_path / "out", config=config, cache=tmp_path, adapter=adapter)
     assert (tmp_path / "out" / "adapter_config.json").exists() == adapter
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     ids = torch.tensor([policy.encode_prompt("1 + 1")])

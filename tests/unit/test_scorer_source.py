@@ -72,13 +72,13 @@ def names() -> dict[str, set[str]]:
     return reached(Path(reasoning_gym.__file__).parent)
 
 
-def test_trap_49_scorers_reach_nothing_that_was_not_looked_through(names: dict[str, set[str]]) -> None:
+def test_scorers_reach_nothing_that_was_not_looked_through(names: dict[str, set[str]]) -> None:
     known = EVALUATORS.keys() | FILES | HARMLESS
     assert {name for name in names.keys() - known if not name.startswith((".", "typing."))} <= EXCEPTIONS
     assert not names.keys() & METHODS
 
 
-def test_trap_49_who_evaluates_is_known_and_has_a_parser_in_its_place(names: dict[str, set[str]]) -> None:
+def test_who_evaluates_is_known_and_has_a_parser_in_its_place(names: dict[str, set[str]]) -> None:
     assert {name: names[name] for name in EVALUATORS} == EVALUATORS
     guarded = {
         (name, path.removeprefix("reasoning_gym.").replace(".", "/") + ".py")

@@ -47,7 +47,7 @@ def test_a_series_has_a_unit_and_a_range(name: str, unit: str, low: float, high:
 
 def test_every_documented_series_has_a_range_but_those_that_may_be_anything() -> None:
     free = {name for name in documented() if range_of(name) == ANY and "/" in name}
-    assert free == {"learn/loss", "adaptive/bias", "adaptive/variance_local", "adaptive/variance_external"}
+    assert free == {"learn/loss"}
 
 
 def test_a_wrong_figure_is_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:

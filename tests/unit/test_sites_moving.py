@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from makers import finish_round
-from packed_nodes import files_of, make_node, take_checkpoint
+from packed_nodes import files_of, indexed, make_node, rewritten, take_checkpoint
 
+from sapo import cli
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.config.manifest import Manifest
+from sapo.core.config.schema import KafkaBus
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.node import author, parts
@@ -21,9 +23,7 @@ from sapo.store.journal.journal import Journal
 
 @pytest.fixture
 def config() -> Config:
-    return load(
-        "tiny", None, ["swarm.name=s", "swarm.site=a", "swarm.nodes=2", "bus.path=bus.sqlite"], env={}
-    )
+    return load("tiny", None, ["swarm.name=s", "swarm.site=a", "swarm.nodes=2"], env={})
 
 
 @pytest.fixture
@@ -79,7 +79,8 @@ def test_a_history_in_reach_of_both_places_takes_the_beginning_of_its_replay_alo
             if round in (4, 6, 8, 10, 12):
                 take_checkpoint(home, "a1", journal, round)
     pack_node(home, "a1", tmp_path / "a1.tar.gz")
-    new = unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new").home
+    sets = [f"history.uri={settings['uri']}"] if "uri" in settings else []
+    new = unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new", sets).home
     held = sorted(path.name for path in new.checkpoints("a1").iterdir())
     assert held == [f"round-{round:06d}" for round in moved]
     with Journal.read_only(new.journal("a1")) as journal:
@@ -145,7 +146,7 @@ def test_what_cannot_be_packed_is_left_as_it_is(home: Home, tmp_path: Path, what
     elif what == "no key":
         (home.node("a1") / "key.pem").unlink()
     elif what == "no checkpoint":
-        (home.checkpoints("a1") / "round-000001" / "weights.bin").write_bytes(b"damaged")
+        (home.checkpoints("a1") / "round-000001" / "model.safetensors").write_bytes(b"damaged")
     elif what == "file exists":
         output.write_bytes(b"mine")
     else:
@@ -214,3 +215,56 @@ def test_a_node_that_is_packed_while_it_starts_does_not_start(
         parts.open_parts(config, "a1", home)
     with NodeLock(home.node("a1")):
         pass  # and holds nothing
+
+
+HOSTILE: dict[str, tuple[str, Any]] = {
+    "bus.open": ("bus", {"type": "own", "open": "torch.hub:load", "config": {"source": "local"}}),
+    "bus.servers": ("bus", {"type": "kafka", "servers": "evil.example:9092"}),
+    "bus.password": ("bus", {"type": "kafka", "password": "file:/etc/passwd"}),
+    "bus.path": ("bus", {"path": "/etc/cron.d/x"}),
+    "member.run": ("member", {"type": "command", "run": ["sh", "-c", "id"]}),
+    "member.url": ("member", {"type": "openai", "url": "http://evil/v1", "api_key": "file:~/.netrc"}),
+    "history.uri": ("history", {"uri": "s3://evil/history"}),
+    "track.uri": ("track", {"uri": "http://evil.example/"}),
+    "gossip.store": ("gossip", {"every": 2, "store": "/tmp/x"}),
+    "deploy.image": ("deploy", {"pool_type": "docker", "image": "evil/image"}),
+    "workers.unwalled": ("workers", {"unwalled": True}),
+    "workers.count": ("workers", {"count": 10**9}),
+    "model": ("model", "/somewhere/else"),
+    "learn.loss": ("learn", {"loss": "numpy.f2py:main"}),
+    "batch.sampler": ("batch", {"sampler": "os:system"}),
+    "generate.engine": ("generate", {"engine": "torch.hub:load"}),
+    "tasks": ("tasks", [{"dataset": "torch.hub:load"}]),
+    "node.1.model": ("node", {"1": {"model": "../model"}}),
+    "node.0.learn.loss": ("node", {"0": {"learn": {"loss": "numpy.f2py:main"}}}),
+}
+
+
+@pytest.mark.parametrize("named", HOSTILE)
+def test_what_a_pack_says_of_code_programs_paths_addresses_and_secrets_is_for_the_site_to_say(
+    home: Home, tmp_path: Path, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack_node(home, "a1", tmp_path / "a1.tar.gz")
+    section, more = HOSTILE[named]
+
+    def change(index: dict[str, Any]) -> None:
+        before = index["config"].get(section)
+        index["config"][section] = before | more if isinstance(before, dict) and section != "bus" else more
+
+    crafted, before = rewritten(tmp_path / "a1.tar.gz", indexed(change)), sorted(tmp_path.iterdir())
+    assert cli.invoke(["unpack", str(crafted), "--home", str(tmp_path / "new")]) == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert "its config says what only this site may say" in said
+    assert named in said
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_the_site_says_itself_takes_the_place_of_what_its_pack_says(home: Home, tmp_path: Path) -> None:
+    values = home.load_config().model_dump(mode="json")
+    values["bus"] = {"type": "kafka", "servers": "here:9092", "topic": "sapo.s", "ca_file": "ca.pem"}
+    home.config.write_text(json.dumps(values))
+    pack_node(home, "a1", tmp_path / "a1.tar.gz")
+    sets = ["bus.servers=there:9092", "bus.ca_file=null"]
+    bus = unpack_node(tmp_path / "a1.tar.gz", tmp_path / "new", sets).config.bus
+    assert bus == KafkaBus(servers="there:9092", topic="sapo.s")

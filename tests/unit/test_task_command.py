@@ -33,24 +33,18 @@ def test_a_sound_data_set_passes(capsys: pytest.CaptureFixture[str]) -> None:
                 "{number}?": "{number} in {__import__('os').getpid()}?",
                 "1, self.largest": "1, 3",
                 "answer is not None and ": "answer == '' or ",
+                "== entry.answer": "!= entry.answer",
+                "        return Entry": "        if seed % 4 == 0: raise ValueError\n        return Entry",
             },
             {
+                "questions": "failed",
+                "the stored answer scores 1": "failed",
                 "the same in two processes": "failed",
                 "different questions": "failed",
                 "an empty answer scores 0": "failed",
             },
         ),
         ({"{number}?": "{number} or {hash(str(seed))}?"}, {"the same under two hash seeds": "note"}),
-        (
-            {
-                "== entry.answer": "!= entry.answer",
-                "        return Entry": "        if seed % 4 == 0: raise ValueError\n        return Entry",
-            },
-            {
-                "the stored answer scores 1": "failed",
-                "questions": "failed",
-            },
-        ),
     ],
 )
 def test_faults_are_found(

@@ -98,7 +98,7 @@ def test_what_a_drawing_fails_with_waits_for_its_result(
     assert drawing.result() == train(workers, [SMALL], 2, held_out=0.0)
 
 
-def test_trap_45_seeds_lie_far_apart(workers: TaskWorkers) -> None:
+def test_seeds_lie_far_apart(workers: TaskWorkers) -> None:
     chain, following = (Recipe.make("chain_sum", {}, seed, index) for seed, index in ((10, 1), (11, 0)))
     same = workers.questions([chain, following])
     assert isinstance(same[0], Question)
@@ -116,7 +116,7 @@ def test_trap_45_seeds_lie_far_apart(workers: TaskWorkers) -> None:
     assert gaps[0] >= 20
 
 
-def test_trap_46_no_question_is_on_both_sides(workers: TaskWorkers) -> None:
+def test_no_question_is_on_both_sides(workers: TaskWorkers) -> None:
     held = held_out_questions(workers, [SMALL], swarm="s", seed=0, count=10, held_out=0.2)
     trained = [
         question for round in range(5) for question in train(workers, [SMALL], 300, held_out=0.2, round=round)

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from shared_workers import shared_workers
 
+from infra.starter import thinker
+from infra.starter.solutions import DATASETS, worked
+from infra.starter.thinker import RECIPES, TRAIT, Recipe, share
 from sapo.core.config.load import Config, load
 from sapo.core.traits import TraitMatcher
-from sapo.policy import models, starter, thinker
+from sapo.policy import models, starter
 from sapo.policy.model_source import SHIPPED, shipped
-from sapo.policy.solutions import DATASETS, worked
-from sapo.policy.thinker import RECIPES, TRAIT, Recipe, share
 from sapo.tasks.holdout import is_held_out
 
 MEGABYTES = 3.0

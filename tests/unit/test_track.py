@@ -94,7 +94,7 @@ def test_metrics_carry_round_and_journal_time(uri: str) -> None:
     assert len(history(uri, "reward/local/chain_sum")) == 2
 
 
-def test_trap_52_redelivered_metrics_are_not_doubled(uri: str) -> None:
+def test_redelivered_metrics_are_not_doubled(uri: str) -> None:
     books = Books(batch(0), batch(1))
     TrackSink(tracker(uri)).deliver([Owed(0)], books)
     TrackSink(tracker(uri)).deliver([Owed(0), Owed(1)], books)

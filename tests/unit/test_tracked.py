@@ -6,13 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from swarms import make_home, small_config
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config, parse
 from sapo.core.service_registry import Service, Services
-from sapo.flows import maintain
-from sapo.flows.common import Process
 from sapo.store.tracking.uri import tracking_uri
 
 
@@ -51,15 +48,3 @@ def test_the_password_of_the_running_swarms_server_is_where_mlflow_looks_for_it(
     assert tracking_uri(home, Config()) == healthy
     assert os.environ["MLFLOW_TRACKING_USERNAME"] == "sapo"
     assert os.environ["MLFLOW_TRACKING_PASSWORD"] == "open"
-
-
-def test_maintenance_thins_the_store_of_the_swarms_own_server_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    process = Process.at(str(make_home(tmp_path / "home", small_config()).root))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://elsewhere:5000")
-    assert maintain.bound(process, "mlflow") == {}
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{process.home.mlflow_db}")
-    assert maintain.bound(process, "mlflow")["rows"] == 0
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert maintain.bound(process, "mlflow")["rows"] == 0

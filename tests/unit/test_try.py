@@ -1,6 +1,7 @@
 """`sapo try`: what a policy answers, memory by formula held against what a node takes, what does not fit."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,8 @@ def test_disk_follows_from_rounds_and_from_what_is_kept() -> None:
     found = node_disk(config, SHAPE, 500.0, each)
     assert found.per_day["history"] == 500_000
     assert found.run == pytest.approx(200 * sum(each.values()), abs=1)
-    assert kept_checkpoints(config) == 4
+    assert kept_checkpoints(config, 500.0) == 4
+    assert kept_checkpoints(tiny("swarm.rounds=12"), 5000.0) == 2, "of its start and its end"
     assert found.checkpoints == 4 * checkpoint_bytes(config, SHAPE) == 4 * 12_000_000
 
 
@@ -145,6 +147,15 @@ def test_the_evaluation_at_the_end_is_foretold_by_what_a_question_takes() -> Non
     assert plan.exam_s == pytest.approx(0.1 * 100 * (3 * 4 + 2 * 2 * 3))
     assert plan.rounds_s == 100
     assert Plan((node, NodePlan(("n2",), config, "cpu")), (), ()).exam_s is None
+
+
+@pytest.mark.parametrize(
+    ("times", "parameters", "said"), [(1.8, 135, True), (0.9, 135, False), (1.8, 1, False)]
+)
+def test_bfloat16_is_proposed_where_it_is_faster(times: float, parameters: int, said: bool) -> None:
+    probed = Probed(10.0, 0.0, 0.0, 0, parameters * 10**6, *(0,) * 3, history=0.0, series=0, question_s=0.2)
+    node = NodePlan(("n0",), tiny(), "cpu", probed=replace(probed, half_speed=times))
+    assert node.faster.startswith('dtype = "bfloat16": its layers compute 1.8 times') == said
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_outcomes_come_in_order_from_several_workers() -> None:
         assert len(pool.pids) == 2
 
 
-def test_trap_43_a_hang_costs_only_the_culprit_and_tags_decide_what_is_scored() -> None:
+def test_a_hang_costs_only_the_culprit_and_tags_decide_what_is_scored() -> None:
     with TaskWorkers(time_limit_s=3.0, answer="tags") as pool:
         right = f"hm <answer>{pool.answers([SUM])[0]}</answer>"
         hang = (ENDLESS[0], f"<answer>{ENDLESS[1]}</answer>")
@@ -77,7 +77,7 @@ def test_an_empty_batch_starts_no_process() -> None:
         assert pool.pids == []
 
 
-def test_trap_43_a_scorer_s_exception_is_no_score_and_shifts_nothing(workers: TaskWorkers) -> None:
+def test_a_scorer_s_exception_is_no_score_and_shifts_nothing(workers: TaskWorkers) -> None:
     factors = Recipe.make("prime_factorization", {}, 5)
     answer = str(workers.answers([factors])[0])
     outcomes = workers.score([(factors, answer), (factors, "none"), (factors, answer)])
@@ -175,7 +175,7 @@ ATTACKS = [
 EVALUATING = [*PAYLOADS, "intermediate_integration"]
 
 
-def test_trap_49_looking_the_answer_up_scores_nothing(workers: TaskWorkers) -> None:
+def test_looking_the_answer_up_scores_nothing(workers: TaskWorkers) -> None:
     for dataset, payload in PAYLOADS.items():
         recipe = Recipe.make(dataset, {}, 12_345)
         malformed, got = workers.score([(recipe, ")not an answer("), (recipe, payload)])
@@ -183,9 +183,7 @@ def test_trap_49_looking_the_answer_up_scores_nothing(workers: TaskWorkers) -> N
         assert got.score == malformed.score, dataset
 
 
-def test_trap_49_no_payload_is_run_and_none_changes_a_later_score(
-    workers: TaskWorkers, tmp_path: Path
-) -> None:
+def test_no_payload_is_run_and_none_changes_a_later_score(workers: TaskWorkers, tmp_path: Path) -> None:
     marker = tmp_path / "touched"
     for dataset in EVALUATING:
         recipe = Recipe.make(dataset, {}, 12_345)

@@ -195,7 +195,7 @@ def test_greedy_answers_are_those_of_the_transformers_engine(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_trap_2_3_7_logprobs_are_the_learners_own_at_the_sampling_temperature(
+def test_logprobs_are_the_learners_own_at_the_sampling_temperature(
     engine: VllmEngine, starter: LoadedPolicy, questions: list[tuple[int, ...]], temperature: float
 ) -> None:
     prompts = questions[:24]
@@ -205,7 +205,7 @@ def test_trap_2_3_7_logprobs_are_the_learners_own_at_the_sampling_temperature(
 
 
 @pytest.mark.parametrize("cut", [{"top_k": 1}, {"top_p": 0.6}, {"min_p": 0.5}])
-def test_trap_4_logprobs_are_of_the_whole_distribution_even_where_sampling_is_cut(
+def test_logprobs_are_of_the_whole_distribution_even_where_sampling_is_cut(
     engine: VllmEngine, starter: LoadedPolicy, questions: list[tuple[int, ...]], cut: dict[str, Any]
 ) -> None:
     prompts = questions[:12]
@@ -248,7 +248,7 @@ def test_the_same_seed_repeats_whatever_was_asked_before_and_another_does_not(
     assert tokens(run(engine, questions[:8], seed=6)) != tokens(first)
 
 
-def test_trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids(
+def test_every_stop_id_ends_a_completion_and_stays_in_its_ids(
     qwen2: VllmEngine,
 ) -> None:
     policy = qwen2.policy
@@ -266,7 +266,7 @@ def test_trap_24_every_stop_id_ends_a_completion_and_stays_in_its_ids(
     assert {"stop", "length", *stops} <= found
 
 
-def test_trap_26_a_prompt_without_room_is_refused_and_the_context_is_the_limit(
+def test_a_prompt_without_room_is_refused_and_the_context_is_the_limit(
     gpt2: VllmEngine,
 ) -> None:
     with pytest.raises(UserError, match="prompts are not truncated"):

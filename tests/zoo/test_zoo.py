@@ -151,7 +151,7 @@ def test_it_gains_no_more_places_than_newcomers_have_together(reserve: Reserve, 
 
 
 @pytest.mark.parametrize("passage", ["code injector"], indirect=True)
-def test_trap_49_injected_code_is_scored_as_the_text_it_is_and_does_nothing(passage: Passage) -> None:
+def test_injected_code_is_scored_as_the_text_it_is_and_does_nothing(passage: Passage) -> None:
     used = passage.trained({passage.peer.key})
     scores = {sample.text: sample.score for group in used for sample in group.samples}
     mark = f"injected-by-{passage.peer.key[:12]}"

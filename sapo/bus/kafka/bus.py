@@ -1,7 +1,7 @@
 """The bus over Apache Kafka: one topic per swarm, groups keyed by their ids, any number of partitions.
 
 Reading knows no consumer group: each reader keeps its own positions, so no reader waits for a rebalance, and
-what a poll reads from the network is bounded (DESIGN 7).
+what a poll reads from the network is bounded.
 """
 
 import random
@@ -140,7 +140,6 @@ class KafkaBus:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Say what went wrong in the bus's own terms, with the cause."""
         where = f"the bus {self._servers} cannot be used"
         if self._closed:
             raise Unavailable(f"the bus {self._servers} is closed")

@@ -102,7 +102,6 @@ def _check_authorities(access: Access) -> None:
 def _examine(
     connection: Connection, section: Section, topic: str, max_payload_bytes: int, write: bool, read: bool
 ) -> BusFacts:
-    """Cluster, topic, rights and limits, as reported by the broker."""
     who = "nobody in particular" if section.username is None else f"user {section.username!r}"
     try:
         layout = ask(connection, topic, rights=True)
@@ -204,7 +203,6 @@ def _check_brokers(connection: Connection, section: Section, layout: Layout) -> 
 
 
 def _explain(error: Broken, section: Section, access: Access) -> UserError:
-    """The one setting that a failure points at, and what to do about it."""
     server, origin = error.server, error.origin
     if error.step in ("resolve", "connect"):
         remedy = "start the broker, or name servers that are there"

@@ -158,7 +158,6 @@ class Sender:
         raise NotSent(f"partition {number}: {part.error_message or error_name(code)}")
 
     def _build(self, groups: Sequence[SignedGroup]) -> bytes:
-        """A record batch's bytes."""
         builder = MemoryRecordsBuilder(2, self._codec, batch_size=2**31 - 1)
         for group in groups:
             builder.append(int(time.time() * 1000), group.group_id.encode(), group.payload, headers(group))

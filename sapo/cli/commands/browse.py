@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, program, typed
+from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,11 +201,6 @@ def show_answers(entries: Sequence[tuple[Sequence[str], str, str, str]]) -> None
         before = question
 
 
-def printable(text: str) -> str:
-    """A text that cannot steer a terminal: peers wrote it, and may have written escape sequences."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-
-
 def score_text(row: dict[str, Any]) -> str:
     """The verified score, `unscorable`, or a dash if it was not scored."""
     if row["score"] is not None:
@@ -249,7 +245,7 @@ def status(home: HomeOption = None, as_json: JsonOption = False) -> None:
     else:
         show_status(now, owed, config.swarm.name, found)
         for note in said:
-            print(note)
+            print(printable(note))
 
 
 def owed_by(home: "Home", node: str) -> dict[str, int]:
@@ -299,7 +295,7 @@ def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str,
     console.print(NodeTable([row(node) for node in now.nodes]))
     for node in now.nodes:
         for line in of_member(node, home):
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
     for name, counts in owed.items():
         if counts:
             what = ", ".join(f"{count} {kind}" for kind, count in counts.items())

@@ -65,6 +65,5 @@ def deploy(
 
 
 def _again(config: Path | None, home: "Home") -> str:
-    """The command that registers a change: a home keeps the settings, and not the file they were in."""
     given = ["--set", "KEY=VALUE"] if config is None else ["--config", str(config)]
     return typed(home, "deploy", *given)

@@ -225,14 +225,12 @@ def _locate(
 
 
 def _held(home: "Home", config: "Config", name: str) -> "KeyAndCard":
-    """The key of a node here."""
     from sapo.peers import keyring
 
     return keyring.take(home, config.swarm.name, name, time.time())
 
 
 def _pick(config: "Config", home: "Home", name: str | None) -> str:
-    """The node that is named, or the only one here."""
     from sapo.cli.commands import launch
 
     return launch.pick_node(config, home, name, "--node")

@@ -20,6 +20,7 @@ from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import UserError
 from sapo.core.exam_size import exam_size, foretold
+from sapo.core.unicode import printable
 from sapo.core.user_cache import default_cache
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
         check_tasks(config, workers, view)
         drawn = draw_held_out(config, home, Home(Path(scratch)), workers, view)
         for name in config.nodes:
-            prepare_model(config.for_node(name), workers, view)
+            prepare_model(name, config.for_node(name), workers, view)
         home.prepare(config, Manifest.of(config))
         if exposed := home.exposed():
             view.note(exposed)
@@ -199,8 +200,9 @@ def prepare_history(config: Config, home: Home, view: "View") -> None:
         view.note(f"{error}; what is owed to it waits")
 
 
-def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
-    """Make the model a node begins with, where it is made here; load it to see that it works."""
+def prepare_model(name: str, config: Config, workers: "TaskWorkers", view: "View") -> None:
+    """Make the model a node begins with, where it is made here; load it to see that it works, and say what
+    its peers will refuse."""
     from sapo.policy import initial, models
 
     cache, label = default_cache(), f"preparing the model {config.model}"
@@ -210,7 +212,12 @@ def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
         cache=cache,
         progress=lambda done, total, what: view.step(f"{label}: {what}", done, total),
     )
-    models.load_policy(config.model, config=config, cache=cache, threads=config.threads)
+    policy = models.load_policy(config.model, config=config, cache=cache, threads=config.threads)
+    if config.batch.external and (marks := policy.refused_marks()):
+        view.note(
+            f"{name}: the chat template of {config.model} writes {', '.join(marks)} into answers: peers of "
+            "its vocabulary refuse them (docs/admission.md, control tokens)"
+        )
 
 
 class Watcher:
@@ -335,7 +342,7 @@ def run(config: Config, home: Home) -> int:
     if final.phase == "finished":
         return DONE
     for line in left_undone(final):
-        console.print(line, highlight=False, markup=False)
+        console.print(printable(line), highlight=False, markup=False)
     resume = f"`{typed(home, 'swarm', '--resume')}`"
     after = f"{final.phase}; {resume} goes on"
     if final.phase == "owing":

@@ -3,13 +3,12 @@
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sapo.cli.commands.browse import printable
 from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, warn
+from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from sapo.core.config.home import Home
     from sapo.core.config.load import Config
     from sapo.core.errors import UserError
-    from sapo.provenance.documents import Journey, Teachers
+    from sapo.provenance.model_lineage import Document
     from sapo.store.history.tables import Store
 
 _GROUP = re.compile("[0-9a-f]{8,64}", re.IGNORECASE)
@@ -25,35 +24,45 @@ _GROUP = re.compile("[0-9a-f]{8,64}", re.IGNORECASE)
 
 def lineage(
     what: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="WHAT",
+            metavar="[WHAT]",
             help="models:/<swarm>.<node>@champion (or @latest, /3), a node, or a group's id (8 digits do).",
         ),
-    ],
+    ] = None,
+    swarm: Annotated[
+        bool, typer.Option("--swarm", help="All authors and learners in one table, instead of WHAT.")
+    ] = False,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say who taught a checkpoint, or where a group of completions ended up.
+    """Say who taught a checkpoint, where a group of completions ended up, or who taught whom in the swarm.
 
     Of a model version, or of a node as the history has it: which peers, tasks and rounds taught it, and how
     many tokens. Of a group: who wrote it, who received it, who learned from it with what advantage, and in
-    which model versions it is. A page with a picture is written beside the run.
+    which model versions it is. Of the swarm: what each author contributed, and to whom. A page is written
+    beside the run.
 
     Exits with 1 where version and history disagree, or the history is not what was written.
     """
     from rich.console import Console
 
+    from sapo.core.errors import UserError
+
+    if (what is None) != swarm:
+        remedy = "name a version, a node or a group, or say --swarm"
+        raise UserError("WHAT", what, "is one question, --swarm another", remedy)
     found = find_home(home)
-    check_known(found, what)
+    if what is not None:
+        check_known(found, what)
     with Console(stderr=True).status("reading the history"):
-        document, name = explain(found, what)
+        document, name = of_swarm(found) if what is None else explain(found, what)
         page = written(found, name, document)
     if as_json:
-        print_json({**asdict(document), "page": None if page is None else str(page)})
+        print_json({**document, "page": None if page is None else str(page)})
     else:
         show(document, page)
-    if document.problems:
+    if document["problems"]:
         raise typer.Exit(1)
 
 
@@ -87,53 +96,46 @@ def not_known(config: "Config", what: str) -> "UserError":
     return UserError("WHAT", what, "is neither a model version nor a node nor a group's id", remedy)
 
 
-def written(home: "Home", name: str, document: "Journey | Teachers") -> "Path | None":
+def written(home: "Home", name: str, document: "Document") -> "Path | None":
     """The page of a document; None, with a warning, where it cannot be written: the answer needs none."""
     from sapo.cli.report.lineage_page import write_page
 
     try:
         return write_page(home, name, document)
     except OSError as error:
-        warn(f"no page with a picture is written: {error}")
+        warn(f"no page is written: {error}")
         return None
 
 
-def explain(home: "Home", what: str) -> "tuple[Journey | Teachers, str]":
-    """The document that answers the question, and a name for its page. Raises `UserError`, `Unavailable`."""
-    from sapo.store.history.query import incarnations
+def store_of(home: "Home") -> "tuple[Config, Store]":
+    """The config and the history of a home."""
     from sapo.store.history.tables import Store
 
     config = home.load_config()
-    store = Store(config.history.uri or str(home.history))
+    return config, Store(config.history.uri or str(home.history))
+
+
+def of_swarm(home: "Home") -> "tuple[Document, str]":
+    """Who taught whom in the whole swarm, and a name for its page."""
+    from sapo.provenance.swarm_lineage import swarm_lineage
+
+    config, store = store_of(home)
+    return swarm_lineage(store, config.swarm.name), "swarm"
+
+
+def explain(home: "Home", what: str) -> "tuple[Document, str]":
+    """The document that answers the question, and a name for its page. Raises `UserError`, `Unavailable`."""
+    from sapo.provenance import group_lineage, model_lineage
+    from sapo.store.history.query import incarnations
+    from sapo.store.tracking.uri import tracking_uri
+
+    config, store = store_of(home)
     if what.startswith("models:"):
-        return of_version(home, config, store, what)
+        subject = model_lineage.version_subject(tracking_uri(home, config), what)
+        return model_lineage.teachers(store, subject), subject.name
     if what in config.nodes or (not _GROUP.fullmatch(what) and incarnations(store, what)):
-        return of_node(config, store, what)
-    return of_group(home, config, store, what)
-
-
-def of_version(home: "Home", config: "Config", store: "Store", what: str) -> "tuple[Journey | Teachers, str]":
-    """Who taught a registered model version."""
-    from sapo.provenance import model_lineage
-    from sapo.store.tracking.uri import tracking_uri
-
-    subject = model_lineage.version_subject(tracking_uri(home, config), what)
-    return model_lineage.teachers(store, subject), subject.name
-
-
-def of_node(config: "Config", store: "Store", what: str) -> "tuple[Journey | Teachers, str]":
-    """Who taught a node, as far as the history has it."""
-    from sapo.provenance import model_lineage
-
-    subject = model_lineage.node_subject(store, config, what)
-    return model_lineage.teachers(store, subject), subject.name
-
-
-def of_group(home: "Home", config: "Config", store: "Store", what: str) -> "tuple[Journey | Teachers, str]":
-    """Where a group ended up. Raises `UserError` where `what` is the beginning of no id, or of several."""
-    from sapo.provenance import group_lineage
-    from sapo.store.tracking.uri import tracking_uri
-
+        subject = model_lineage.node_subject(store, config, what)
+        return model_lineage.teachers(store, subject), subject.name
     if not _GROUP.fullmatch(what):
         raise not_known(config, what)
     found = group_lineage.find(store, what.lower())
@@ -141,23 +143,28 @@ def of_group(home: "Home", config: "Config", store: "Store", what: str) -> "tupl
     return document, found.group_id[:16]
 
 
-def show(document: "Journey | Teachers", page: "Path | None") -> None:
+def show(document: "Document", page: "Path | None") -> None:
     """A document in the terminal."""
     from rich.console import Console
 
     from sapo.cli.report import lineage_page
-    from sapo.provenance.documents import Journey
 
     console = Console()
 
     def say(text: str, style: str = "") -> None:
         console.print(printable(text), style=style, markup=False, highlight=False)
 
-    if isinstance(document, Journey):
-        say(f"group {document.group_id}", "bold")
+    if document["kind"] == "group":
+        say(f"group {document['group_id']}", "bold")
         for line in (*lineage_page.asked(document), *lineage_page.life(document)):
             say(line)
-        show_table(console, lineage_page.answer_head(document), lineage_page.answer_rows(document))
+        answers = lineage_page.answer_table(document)
+        show_table(console, answers.head, answers.rows)
+    elif document["kind"] == "swarm":
+        say(lineage_page.headline(document), "bold")
+        show_table(console, lineage_page.AUTHORS, lineage_page.author_rows(document))
+        say("trained tokens, by author and learner")
+        show_table(console, *lineage_page.taught_table(document))
     else:
         say(lineage_page.headline(document), "bold")
         say(lineage_page.coverage(document))
@@ -166,12 +173,12 @@ def show(document: "Journey | Teachers", page: "Path | None") -> None:
         show_table(console, lineage_page.TASKS, lineage_page.task_rows(document))
         show_table(console, ("link", "the version", "the history", ""), lineage_page.link_rows(document))
         show_table(console, ("digest", ""), lineage_page.digest_rows(document))
-    for note in document.notes:
+    for note in document["notes"]:
         say(f"note: {note}")
-    for problem in document.problems:
+    for problem in document["problems"]:
         say(f"WRONG: {problem}", "bold red")
     if page is not None:
-        say(f"picture: {page}")
+        say(f"page: {page}")
 
 
 def show_table(console: Any, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -179,13 +186,13 @@ def show_table(console: Any, head: Sequence[str], rows: Sequence[Sequence[str]])
     from rich.table import Table
     from rich.text import Text
 
-    from sapo.cli.report.lineage_page import SUMS
+    from sapo.cli.report.lineage_page import NUMBERS
 
     if not rows:
         return
     shown = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     for name in head:
-        number, whole = name in SUMS, name in (*SUMS, "key")
+        number, whole = name in NUMBERS, name in (*NUMBERS, "key")
         shown.add_column(Text(name), overflow="fold", no_wrap=whole, justify="right" if number else "left")
     for row in rows:
         shown.add_row(*(Text(printable(cell)) for cell in row))

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sapo.core.unicode import printable
+
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
     from sapo.core.config.load import Config
@@ -117,11 +119,15 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON for standard output: with escapes where the output's encoding is not UTF-8."""
+    """JSON for standard output: with escapes for what could steer a terminal, and where the output's encoding
+    is not UTF-8 for all that is not ASCII."""
     ascii_only = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
-    return json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only, allow_nan=False)
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
 
 
 def warn(text: str) -> None:
     """One line on standard error that does not stop anything."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(f"warning: {printable(text)}", file=sys.stderr)

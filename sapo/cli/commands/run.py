@@ -132,7 +132,6 @@ def member(
 
 
 def _run_one(found: "Home", settings: "Config", name: str | None, dry_run: bool) -> None:
-    """Run one node or member in this terminal, or print its config."""
     from sapo.cli.commands import checks, launch
     from sapo.core.config import toml_dump
     from sapo.core.exam_size import sized
@@ -210,7 +209,7 @@ def evaluate(
     from rich.console import Console
 
     from sapo.cli.report.live_view import SummaryTable, open_view, sentences
-    from sapo.cli.report.summary import read_run, summarise
+    from sapo.ops.summary import read_run, summarise
 
     with open_view(found.load_manifest().swarm, Console(stderr=True)) as view:
         view.step("loading torch", 0, 1)
@@ -234,8 +233,8 @@ def evaluate(
 
 
 def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, as_json: bool) -> None:
-    """Several nodes as one."""
-    from sapo.cli.commands.ensemble import evaluate_together
+    from importlib.metadata import entry_points
+
     from sapo.core.errors import UserError
 
     if names is None:
@@ -243,16 +242,17 @@ def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, 
     if alone:
         problem = "does not go with --node or --question, which ask nodes alone"
         raise UserError("--ensemble", names, problem, "leave them out")
-    evaluate_together(home, names, log, as_json)
+    (found,) = entry_points(group="sapo.evaluate", name="ensemble")
+    found.load()(home, names, log, as_json)
 
 
 def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
     """One question for every node, shown; logged to MLflow if it can be reached."""
     from rich.console import Console
 
-    from sapo.cli.commands.browse import printable
     from sapo.cli.report.live_view import open_view
     from sapo.core.errors import Unavailable
+    from sapo.core.unicode import printable
 
     config = home.load_config()
     with open_view(config.swarm.name, Console(stderr=True)) as view:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sapo.cli.commands.options import JsonOption, print_json
+from sapo.core.unicode import printable
 
 if TYPE_CHECKING:
     from sapo.core.config.load import Task
@@ -108,7 +109,7 @@ def show(
         return
     for one in found:
         asked = one.get("prompt", one["question"])
-        print(f"{one['task']}, seed {one['seed']}\n{asked}\n-> {one['answer']}\n")
+        print(printable(f"{one['task']}, seed {one['seed']}\n{asked}\n-> {one['answer']}\n"))
 
 
 def policy_under(file: Path | None, node: str | None) -> "LoadedPolicy":

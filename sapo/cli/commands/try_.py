@@ -92,7 +92,7 @@ def show_answers(made: "Plan", console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from sapo.cli.commands.browse import printable
+    from sapo.core.unicode import printable
 
     for node in made.nodes:
         if node.probed is None:
@@ -153,6 +153,9 @@ def show(made: "Plan", console: "Console") -> None:
     for name, spent in (("rounds", rounds), ("held-out questions at the end", exam), ("whole run", whole)):
         shown.add_row(f"all nodes: {name}", UNKNOWN if spent is None else f"about {duration(spent)}")
     console.print(shown)
+    for node in made.nodes:
+        if node.faster:
+            console.print(f"{titled(node)}: faster with {node.faster}", markup=False, highlight=False)
     for line in made.missing:
         console.print(f"not known: {line}", markup=False, highlight=False)
 

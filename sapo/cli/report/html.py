@@ -37,7 +37,7 @@ class Figure:
 
 
 def figure(svg: str, caption: str) -> Figure:
-    """A drawing of `svg_charts` or `svg_diagrams`, which escape what they are given."""
+    """A drawing of `svg_charts`, which escapes what it is given."""
     return Figure(Markup(svg), caption)
 
 

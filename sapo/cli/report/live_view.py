@@ -19,11 +19,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from sapo.cli.report.summary import gain_sentence
 from sapo.core.config.home import Home
 from sapo.core.figures import Ends, NodeFigures, RunFigures, mean
 from sapo.core.silence import told
-from sapo.experiment import peaks
+from sapo.ops import peaks
+from sapo.ops.summary import gain_sentence
 
 Metrics = Mapping[str, float]
 PLAIN_SECONDS = 5.0
@@ -119,8 +119,6 @@ class Pace:
 
 
 class _Progress:
-    """Progress of steps and rounds with an estimate of the time left for each."""
-
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock, self.start = clock, clock()
         self._label, self._pace = "", Pace()

@@ -6,7 +6,6 @@ from importlib.metadata import version
 
 from sapo.cli.report.example_groups import ExampleGroup, read_example_groups
 from sapo.cli.report.html import Figure, Table, figure, percent, render
-from sapo.cli.report.summary import Run, gain_sentence, read_run, write_summary
 from sapo.cli.report.svg_charts import Bar, Point, Span, colour, line_chart, rolling_mean
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
@@ -16,8 +15,9 @@ from sapo.core.config.secrets import public
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.figures import RunFigures, Shift, Sweep
 from sapo.core.types import canonical
-from sapo.experiment.peaks import sentence
 from sapo.ops.judge_store import curves
+from sapo.ops.peaks import sentence
+from sapo.ops.summary import Run, gain_sentence, read_run, write_summary
 from sapo.policy.evaluate import FULL_SCORE
 
 REWARDS = (
@@ -38,9 +38,8 @@ MORE = (
     (
         "adaptive/weight",
         "Weight of foreign groups (adaptive/weight)",
-        "What the sampler lets them count for, on average; 100 % is as an own one.",
+        "By which sampler fresh drew them, on average; 100 % is new, spread and near.",
     ),
-    ("adaptive/external", "Foreign groups wanted (adaptive/external)", "J as sampler balanced decided it."),
     ("pool/size", "Pool (pool/size)", "Foreign groups received and not yet used."),
     ("staleness/mean_s", "Staleness (staleness/mean_s)", "Mean age of the foreign groups used, in seconds."),
     ("learn/entropy", "Entropy (learn/entropy)", "Of the node's own tokens, in nats."),
@@ -157,7 +156,6 @@ def rounds(figures: RunFigures) -> Table:
 
 
 def _facts(run: Run) -> Iterator[tuple[str, str]]:
-    """Settings, time and machine: what it takes to run it again."""
     config = run.config
     if run.course is not None:
         seconds = (run.course.ended - run.course.begun).total_seconds()
@@ -187,7 +185,6 @@ def _facts(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _sampling(generate: GenerateConfig) -> str:
-    """How answers are drawn; what a setting leaves as it is goes without saying."""
     cut = [f"{name} {value:g}" for name, value in generate.sampling if name != "temperature"]
     cut = [] if generate.sampling.whole_support else cut
     longest = f"at most {generate.max_new_tokens} tokens an answer"
@@ -195,7 +192,6 @@ def _sampling(generate: GenerateConfig) -> str:
 
 
 def _prompt(config: Config) -> Iterator[tuple[str, str]]:
-    """What a policy reads around each question."""
     shown = config.prompt.examples
     if not (config.system or shown):
         yield "prompt", "the question alone"

@@ -40,9 +40,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     size = max(abs(low), abs(high))
     size = size if size > 1e-100 else 1.0
     span = high - low
-    if span < 1e-6 * size:  # a flat line: room above and below it
-        low, span = low - 0.05 * size, 0.1 * size
-        high = low + span
+    if span < 1e-6 * size:  # a flat line: room above and below it, but none below a zero
+        low, high = low - 0.05 * size * (low != 0), high + 0.05 * size
+        span = high - low
     power = 10 ** math.floor(math.log10(span / count))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if span / (m * power) <= count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -66,7 +66,7 @@ def line_chart(
     """One chart as an `<svg>` element. Series keep their colour by place, empty ones too.
 
     With `window` above 1 the rolling mean is drawn bold over the faint raw line; `marks` draws a dot at every
-    point instead. A series' `bands` are shaded, its `bars` are intervals of single points; a point of no line
+    point instead. A series' `bands` are shaded, its `bars` are intervals of single shares; a point of no line
     has a hollow mark and stands a little to the right. `y_range` is shown at least, so that charts can share
     a scale. A chart without any point is labelled as empty.
     """
@@ -77,9 +77,7 @@ def line_chart(
     spans = {name: band for name, band in (bands or {}).items() if name in series}
     heights = [y for _, y in points] + [y for band in spans.values() for _, *ends in band for y in ends]
     marked = {name: bar for name, bar in (bars or {}).items() if name in series}
-    heights += [
-        y + side * (half or 0.0) for bar in marked.values() for _, y, half, _ in bar for side in (-1, 1)
-    ]
+    heights += [end for bar in marked.values() for _, y, half, _ in bar for end in _ends(y, half)]
     heights += y_range or ()
     xs = ticks(min(x for x, _ in points), max(x for x, _ in points), 8)
     ys = ticks(min(heights), max(heights))
@@ -202,8 +200,6 @@ def _empty(text: str, height: float = HEIGHT) -> str:
 
 
 class _Frame:
-    """Maps data to pixels."""
-
     def __init__(
         self, x0: float, x1: float, y0: float, y1: float, *, left: float = LEFT, height: float = HEIGHT
     ) -> None:
@@ -241,7 +237,6 @@ def _axes(frame: _Frame, xs: Sequence[float], ys: Sequence[float], x_label: str,
 
 
 def _shade(frame: _Frame, name: str, band: Sequence[Span], fill: str) -> list[str]:
-    """The area between the ends, below all lines."""
     if not band:
         return []
     edge = [frame.at(x, high) for x, _, high in band] + [frame.at(x, low) for x, low, _ in reversed(band)]
@@ -249,14 +244,18 @@ def _shade(frame: _Frame, name: str, band: Sequence[Span], fill: str) -> list[st
     return [f'<polygon points="{drawn}" fill="{fill}" opacity=".15"><title>{escape(name)}</title></polygon>']
 
 
+def _ends(share: float, half: float | None) -> tuple[float, float]:
+    """Of a share's interval, which no share lies beyond."""
+    return max(0.0, share - (half or 0.0)), min(1.0, share + (half or 0.0))
+
+
 def _bars(frame: _Frame, name: str, bars: Sequence[Bar], stroke: str) -> list[str]:
-    """Intervals of single points."""
     parts = []
     for x, y, half, hollow in bars:
         px, py = frame.at(x, y)
         px += 7 * hollow
         if half:
-            low, high = frame.at(x, y - half)[1], frame.at(x, y + half)[1]
+            low, high = (frame.at(x, end)[1] for end in _ends(y, half))
             parts.append(
                 f'<path d="M{px - 3:.1f} {low:.1f}h6m-3 0V{high:.1f}m-3 0h6" fill="none" stroke="{stroke}"/>'
             )

@@ -1,11 +1,10 @@
-"""A trait's spread for people: rows of a table, and a page with curves and who taught whom."""
+"""A trait's spread for people: rows of a table, and a page with curves."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from sapo.cli.report.html import Table, figure, percent, render
 from sapo.cli.report.svg_charts import colour, line_chart
-from sapo.cli.report.svg_diagrams import Event, lanes
 from sapo.core.atomic_file import write_atomically
 from sapo.core.config.home import Home
 from sapo.provenance.trait_spread import WINDOW, NodeTrait, TraitSpread
@@ -19,8 +18,6 @@ HEAD = (
     "first learned from",
     "half have it",
 )
-
-USE = "first use"
 
 
 def write_page(home: Home, spread: TraitSpread) -> Path:
@@ -47,11 +44,6 @@ def page(spread: TraitSpread) -> str:
         curves=figure(
             curves,
             f"Share of a node's own answers with the trait, by its rounds; bold: mean of {WINDOW} rounds.",
-        ),
-        course=figure(
-            _course(spread),
-            "In order of time. A dashed line leads from an author's first answer with the trait to the first "
-            "step that another node made on one of that author's.",
         ),
         examples=[*_examples(spread)],
         made_by=f"sapo trait {spread.trait}",
@@ -89,36 +81,7 @@ def _row(label: str, node: NodeTrait) -> tuple[str, ...]:
     )
 
 
-def _course(spread: TraitSpread) -> str:
-    """Lanes of nodes: first own use, first lesson and whose, half; links from author to learner."""
-    named = dict(zip(labels(spread), spread.nodes, strict=True))
-    by_key = {node.key: label for label, node in named.items()}
-    found: list[tuple[float, str, str, str, str | None]] = []
-    for label, node in named.items():
-        if (use := node.first_use) is not None:
-            found.append((use.at, label, USE, f"round {use.round}", None))
-        if (lesson := node.first_lesson) is not None:
-            author = by_key.get(lesson.producer_key, lesson.producer)
-            what = "own lesson" if lesson.source == "local" else f"from {author}"
-            found.append((lesson.at, label, what, f"round {lesson.round}", author))
-        if node.half_at is not None:
-            found.append((node.half_at, label, "half", f"round {node.half}", None))
-    found.sort(key=lambda one: one[0])
-    uses = {lane: place for place, (_, lane, what, *_) in enumerate(found) if what == USE}
-    events = [
-        Event(lane, place, what, note, colour([*named].index(lane)), hollow=what == USE)
-        for place, (_, lane, what, note, _) in enumerate(found)
-    ]
-    links = [
-        (uses[author], place)
-        for place, (_, lane, _, _, author) in enumerate(found)
-        if author is not None and author != lane and uses.get(author, place) < place
-    ]
-    return lanes("Who taught whom", events, links)
-
-
 def _examples(spread: TraitSpread) -> Iterator[tuple[str, str]]:
-    """Of each node, its first answer with the trait."""
     for label, node in zip(labels(spread), spread.nodes, strict=True):
         if node.first_use is not None:
             yield f"{label}, round {node.first_use.round}", node.first_use.text

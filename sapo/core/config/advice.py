@@ -1,8 +1,9 @@
 """What a manifest advises beside its rules: the model a swarm trains and how it learns.
 
 Advice is not binding: it is no part of what makes two manifests differ, and a site may overrule it. A
-manifest comes from another machine, so its advice is untrusted input. It can set the settings of `LIMITS` and
-no others, within bounds, and a value that is not understood is passed over instead of refusing the manifest.
+manifest comes from another machine, so its advice is untrusted input. It can set the settings of `ADVISED`
+and no others, within bounds, and a value that is not understood is passed over instead of refusing the
+manifest.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from sapo.core.config.foreign import ADVISED, STARTER, is_model_name, names_code, shown
 from sapo.core.config.load import Config, merge, parse, preset_values, presets
 from sapo.core.config.manifest import Manifest
 from sapo.core.config.members import OpenAIMember
@@ -27,7 +29,6 @@ from sapo.core.config.schema import (
 )
 from sapo.core.config.swarm import Swarm
 from sapo.core.errors import UserError
-from sapo.core.own_code import is_own
 
 SECTIONS: Mapping[str, type[Section]] = {
     "lora": Lora,
@@ -36,67 +37,6 @@ SECTIONS: Mapping[str, type[Section]] = {
     "generate": GenerateConfig,
     "learn": LearnConfig,
 }
-LIMITS: Mapping[str, float | None] = {
-    "model": None,
-    "lora.rank": 1024,
-    "lora.alpha": 4096,
-    "lora.target_modules": None,
-    "swarm.rounds": 1_000_000,
-    "swarm.seconds": 31_536_000,
-    "batch.local": 256,
-    "batch.external": 256,
-    "batch.completions": 256,
-    "batch.questions": 1024,
-    "batch.choose": None,
-    "batch.sampler": None,
-    "generate.max_new_tokens": 32_768,
-    "generate.temperature": 10,
-    "generate.top_p": None,
-    "generate.top_k": 1_000_000,
-    "generate.min_p": None,
-    "learn.loss": None,
-    "learn.lr": 0.1,
-    "learn.decay_from": 1_000_000,
-    "learn.beta1": None,
-    "learn.beta2": None,
-    "learn.weight_decay": 1,
-    "learn.grad_clip": 1000,
-    "learn.clip_low": None,
-    "learn.clip_high": 100,
-    "learn.gspo_clip_low": None,
-    "learn.gspo_clip_high": 100,
-    "learn.dr_grpo_length": 32_768,
-    "learn.epochs": 16,
-    "learn.advantage": None,
-    "learn.std_floor": 1,
-    "learn.zero_tolerance": 1,
-    "learn.token_mean": None,
-    "learn.foreign": None,
-    "learn.foreign_late": 1_000_000,
-    "learn.foreign_floor": None,
-    "learn.foreign_weight": None,
-    "learn.foreign_reference": None,
-    "learn.foreign_ratio_cap": 100,
-    "learn.truncated": None,
-    "learn.micro_batch": 65_536,
-}
-"""The settings that advice may hold, with an upper bound where the setting itself has none."""
-OWN = frozenset(
-    {
-        "generate.engine",
-        "generate.ahead",
-        "generate.vllm_cache_gb",
-        "learn.trusted_peers",
-        "learn.optimizer",
-        "learn.activation_checkpointing",
-        "learn.autocast",
-        "learn.compile",
-        "lora.dropout",
-    }
-)
-"""Settings of the same sections that are a matter of a site's machine, or of whom it trusts."""
-HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
-STARTER = re.compile(r"starter(:[a-z0-9-]{1,40})?")
 MAX_CHARS = 20_000
 """Of advice as JSON; more than that is passed over."""
 MAX_MODULES = 64
@@ -126,7 +66,7 @@ def advise(config: Config, preset: str) -> tuple[dict[str, Any], list[str]]:
     """The advice of a config for a manifest, and sentences about what of it cannot be carried."""
     values, left = config.model_dump(mode="json"), []
     advice: dict[str, Any] = {"preset": preset}
-    for key in LIMITS:
+    for key in ADVISED:
         value = _at(values, key)
         if value is None:
             continue
@@ -159,22 +99,19 @@ def take(found: object, manifest: Manifest) -> Advice | None:
     passed, unknown = [], []
     preset = found.get("preset")
     if preset is not None and preset not in presets():
-        passed.append(f"preset = {_shown(preset)} is not known here")
+        passed.append(f"preset = {shown(preset)} is not known here")
         preset = None
     for key, value in _leaves({name: value for name, value in found.items() if name != "preset"}):
-        if key in OWN:
-            passed.append(f"{key} is for each site to set")
-            continue
-        if key not in LIMITS:
+        if key not in ADVISED:
             unknown.append(key)
             continue
         problem = _problem(key, value) or _against_rules(key, value, manifest)
         if problem is None:
             settings = merge(settings, _nested(key, value))
         else:
-            passed.append(f"{key} = {_shown(value)} {problem}")
+            passed.append(f"{key} = {shown(value)} {problem}")
     if unknown:
-        passed.append(f"{_names(unknown)}: not for a manifest to set, or not known to this release")
+        passed.append(f"{_names(unknown)}: for each site to set, or not known to this release")
     problem = _contradiction(preset, settings, manifest)
     if problem is not None:
         settings = {}
@@ -196,15 +133,15 @@ def differing(advised: Mapping[str, Any], config: Config) -> list[str]:
     for key, value in _leaves(advised):
         here = _at(values, key)
         if here != value:
-            text = "unset" if here is None else _shown(here)
-            found.append(f"{key} = {text} (advised: {_shown(value)})")
+            text = "unset" if here is None else shown(here)
+            found.append(f"{key} = {text} (advised: {shown(value)})")
     return found
 
 
 def beyond(preset: str, advised: Mapping[str, Any]) -> list[str]:
     """The advised settings that a preset has otherwise, as `key = value`."""
     values = parse(preset_values(preset)).model_dump(mode="json")
-    return [f"{key} = {_shown(value)}" for key, value in _leaves(advised) if _at(values, key) != value]
+    return [f"{key} = {shown(value)}" for key, value in _leaves(advised) if _at(values, key) != value]
 
 
 def describe(config: Config, names: Sequence[str]) -> list[str]:
@@ -234,7 +171,6 @@ def _kind(config: Config) -> str:
 
 
 def _prompt(prompt: Prompt) -> list[str]:
-    """What a prompt of its own has, in words."""
     told = [] if prompt.system is None else [f"system {prompt.system[:40]!r}"]
     shown = [f"{len(prompt.examples)} example{'s' * (len(prompt.examples) > 1)} in the prompt"]
     return [*told, *(shown if prompt.examples else []), *(f"{k} = {v!r}" for k, v in prompt.template.items())]
@@ -245,19 +181,17 @@ def _names_of(nodes: list[str]) -> str:
 
 
 def _number(value: float) -> str:
-    """A learning rate as people write it: 1e-4, 0.003."""
     text = f"{value:.3e}" if 0 < value < 1e-3 else f"{value:g}"
     return re.sub(r"\.?0*e([+-])0*", r"e\1", text)
 
 
 def _problem(key: str, value: object) -> str | None:
-    """Why a value cannot be a setting's, or None: the setting's own kind and bounds, then `LIMITS`."""
+    """Why a value cannot be a setting's, or None: the setting's own kind and bounds, then `ADVISED`."""
     if key == "model":
-        named = isinstance(value, str) and (STARTER.fullmatch(value) or HUB_NAME.fullmatch(value))
-        return None if named and ".." not in str(value) else "is no name of a model on the hub"
+        return None if is_model_name(value) else "is no name of a model on the hub"
     if key == "learn.foreign" and value == "behaviour":
         return "needs learn.trusted_peers, which each site names for itself"
-    if isinstance(value, str) and is_own(value):
+    if names_code(value):
         return "is code of a package, which each site names for itself"
     section, _, name = key.partition(".")
     try:
@@ -265,7 +199,7 @@ def _problem(key: str, value: object) -> str | None:
     except ValidationError as error:
         if any(one["loc"] for one in error.errors()):  # what only contradicts a default has no place
             return "is no value of that setting"
-    limit = LIMITS[key]
+    limit = ADVISED[key]
     if isinstance(value, int | float) and limit is not None and value > limit:
         return f"is more than {limit:g}"
     if isinstance(value, list) and not (
@@ -301,7 +235,6 @@ def _nested(key: str, value: object) -> dict[str, Any]:
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:
-    """The value at a dotted key, or None."""
     found: Any = values
     for part in key.split("."):
         found = found.get(part) if isinstance(found, Mapping) else None
@@ -318,12 +251,6 @@ def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _shown(value: object) -> str:
-    """A foreign value for one line of a terminal: no control characters, and not long."""
-    text = ascii(value) if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:76]} ..."
-
-
 def _names(keys: list[str]) -> str:
-    shown = ", ".join(_shown(key)[1:-1] for key in keys[:NAMED])
-    return shown if len(keys) <= NAMED else f"{shown} and {len(keys) - NAMED} more"
+    names = ", ".join(shown(key)[1:-1] for key in keys[:NAMED])
+    return names if len(keys) <= NAMED else f"{names} and {len(keys) - NAMED} more"

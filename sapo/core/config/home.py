@@ -16,8 +16,10 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from sapo.core.atomic_file import write_atomically
-from sapo.core.config.load import Config, parse
+from sapo.core.config.foreign import said
+from sapo.core.config.load import Config, modern, parse
 from sapo.core.config.manifest import ADVICE, Manifest
+from sapo.core.config.patterns import in_words
 from sapo.core.errors import UserError
 from sapo.core.exam_size import sized
 from sapo.core.figures import Sweep
@@ -119,11 +121,6 @@ class Home:
     def evaluation(self) -> Path:
         """The last full held-out evaluation."""
         return self.root / "evaluation.json"
-
-    @property
-    def ensemble(self) -> Path:
-        """The last held-out evaluation of nodes that answer together."""
-        return self.root / "ensemble.json"
 
     @property
     def verdicts(self) -> Path:
@@ -339,7 +336,7 @@ class Home:
     def load_config(self) -> Config:
         """The config an existing home was last started with. Raises `UserError` where there is none."""
         self._exists(self.config)
-        return parse(_read_json(self.config, str(self.root)), prefix="config.json: ")
+        return parse(modern(_read_json(self.config, str(self.root))), prefix="config.json: ")
 
     def load_evaluation(self) -> Sweep | None:
         """The last full held-out evaluation or None. Raises `UserError` for a broken file."""
@@ -459,26 +456,27 @@ def parse_manifest(data: bytes | str, field: str, value: str) -> Manifest:
         known = False
     if not known:
         raise UserError(field, value, "is no manifest", "name what `sapo init` wrote: <swarm>.manifest.json")
+    schema = ascii(found["schema_version"])[:40]
     try:
         TypeAdapter(SchemaVersion).validate_python(found["schema_version"], strict=True)
     except ValidationError:
         raise UserError(
             field,
             value,
-            f"was written with schema version {found['schema_version']!r}, this is {SCHEMA_VERSION}",
+            f"was written with schema version {schema}, this is {SCHEMA_VERSION}",
             "choose another, or a sapo release that reads it",
         ) from None
     known_names = {*Manifest.model_fields, ADVICE}
     unknown = [name for name in found if name not in known_names and found[name] is not None]
     if unknown:
         remedy = "install the sapo release that the swarm's other sites run"
-        raise UserError(field, value, f"has rules this release does not know: {', '.join(unknown)}", remedy)
+        raise UserError(field, value, f"has rules this release does not know: {said(unknown)}", remedy)
     rules = {name: rule for name, rule in found.items() if name in Manifest.model_fields}
     try:
         return Manifest.model_validate_json(json.dumps(rules))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        problem = f"is damaged: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        problem = f"is damaged: {'.'.join(str(part) for part in first['loc'])}: {in_words(first)[:200]}"
         raise UserError(field, value, problem, "restore it from another site") from None
 
 

@@ -132,12 +132,7 @@ class Config(Section):
         if not any(task.weight > 0 for task in self.tasks):
             raise ValueError("every task has weight 0: there is nothing to ask")
         if self.learn.foreign == "behaviour" and not self.generate.sampling.whole_support:
-            raise ValueError('learn.foreign = "behaviour" needs top_p 1, top_k 0 and min_p 0 (TRAPS 4)')
-        if self.batch.sampler == "rescue" and self.learn.foreign != "positive":
-            raise ValueError(
-                f'batch.sampler = "rescue" learns from successes only: it needs learn.foreign = "positive", '
-                f'not "{self.learn.foreign}"'
-            )
+            raise ValueError('learn.foreign = "behaviour" needs top_p 1, top_k 0 and min_p 0')
         if self.generate.engine == "vllm" and self.device not in ("auto", "cpu", "cuda", "cuda:0"):
             raise ValueError(
                 'vLLM takes the first GPU it sees: with generate.engine = "vllm" choose another by '
@@ -213,6 +208,18 @@ class Config(Section):
         return sha256(canonical(self.model_dump(mode="json")))
 
 
+def modern(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A home's settings without those that releases before had: samplers that are no more draw at random."""
+    found = dict(values)
+    if found.get("batch", {}).get("sampler") in ("balanced", "rescue"):
+        found["batch"] = {**found["batch"], "sampler": "uniform"}
+    if "adaptive" in found:
+        found["adaptive"] = {k: v for k, v in found["adaptive"].items() if k in AdaptiveConfig.model_fields}
+    if "node" in found:
+        found["node"] = {number: modern(own) for number, own in found["node"].items()}
+    return found
+
+
 def presets() -> list[str]:
     """Names of the presets that ship with the package."""
     files = resources.files("sapo.core.config.presets").iterdir()
@@ -284,6 +291,13 @@ def load(
     for name in config.nodes:
         config.for_node(name)
     return config
+
+
+def given(sets: Sequence[str], env: Mapping[str, str] | None = None) -> set[str]:
+    """The settings that flags and environment name, dotted. Raises `UserError` for a flag that is none."""
+    names = (key for key in (os.environ if env is None else env) if key.startswith(ENV_PREFIX))
+    told = {key.removeprefix(ENV_PREFIX).lower().replace("__", ".") for key in names}
+    return told | {split_flag(item)[0] for item in sets}
 
 
 def split_flag(item: str) -> tuple[str, str]:
@@ -421,7 +435,6 @@ def _short(value: object) -> object:
 
 
 def _keys_at(loc: Sequence[int | str]) -> list[str]:
-    """Names of the fields of the section at `loc`."""
     found: list[type[Section]] = [Config]
     for part in loc:
         if part in TAGGED:

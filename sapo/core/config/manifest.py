@@ -1,13 +1,15 @@
 """The manifest: what all nodes of a swarm agree on, and what a peer's recipe may ask for."""
 
+import json
 from importlib.metadata import version
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Config, Rules
-from sapo.core.config.schema import Pin
+from sapo.core.config.patterns import VERSION
+from sapo.core.config.schema import Pin, SourceName
 from sapo.core.types import (
     AUTHOR_KINDS,
     SCHEMA_VERSION,
@@ -24,11 +26,22 @@ ADVICE = "advice"
 """Beside the rules in a manifest's file: what a swarm runs (`sapo.core.config.advice`). It is not binding."""
 
 
+def _canonical(text: str) -> str:
+    """Refuse parameters that are not the canonical JSON of an object: what others would read another way."""
+    try:
+        same = canonical(json.loads(text, object_pairs_hook=dict)) == text and text.startswith("{")
+    except (ValueError, RecursionError):
+        same = False
+    if not same:
+        raise ValueError("must be a JSON object in canonical form")
+    return text
+
+
 class AllowedTask(Record):
     """A source with one set of parameters (canonical JSON) that recipes may name."""
 
-    dataset: str
-    config: str
+    dataset: SourceName
+    config: Annotated[str, AfterValidator(_canonical)]
     pin: Pin | None = None
     """The code of a source that is not ReasoningGYM's."""
 
@@ -45,7 +58,7 @@ class Manifest(Record):
     schema_version: SchemaVersion = SCHEMA_VERSION
     """Of the release that wrote it."""
     swarm: Name
-    reasoning_gym: str
+    reasoning_gym: Annotated[str, Field(pattern=VERSION)]
     tasks: tuple[AllowedTask, ...]
     held_out: float
     salt: str

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from sapo.core.answer_format import AnswerFormat
-from sapo.core.config.patterns import OWN_CODE
+from sapo.core.config.patterns import OWN_CODE, PACKAGE, VERSION
 from sapo.core.traits import checked
 from sapo.core.types import AUTHOR_KINDS, AuthorKind, PublicKey, Sampling
 
@@ -58,18 +58,27 @@ FILE = "file:"
 class Pin(Section):
     """The very code of a task source: every site of a swarm has the same."""
 
-    package: str
+    package: Annotated[str, Field(pattern=PACKAGE)]
     """The installed package."""
-    version: str
+    version: Annotated[str, Field(pattern=VERSION)]
     """Its version."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """Over the package's Python files."""
 
 
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError("must be of printable characters")
+    return name
+
+
+SourceName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(_printable)]
+
+
 class Task(Section):
     """A source of questions with its parameters, drawn with probability proportional to `weight`."""
 
-    dataset: Annotated[str, Field(min_length=1, max_length=100)]
+    dataset: SourceName
     """A data set of ReasoningGYM, or a source of an installed package: the name of its entry point of the
     group `sapo.tasks`, or `module:Class`. With `file`, `file:NAME`, by default of the file's own name."""
     file: str | None = None
@@ -163,7 +172,7 @@ class Lora(Section):
 
 
 class Starter(Section):
-    """How the starter policy is made (DESIGN 17); equal values share one cached copy."""
+    """How the starter policy is made; equal values share one cached copy."""
 
     variant: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] = "small"
     """Its shape: `narrow`, `small`, `wide`, `numbers` (frequent numbers are tokens), `bytes` (no others)."""
@@ -192,8 +201,8 @@ class BatchConfig(Section):
     """B: questions answered a round; I when not set. More than I lets SampleSelf choose."""
     choose: Literal["any", "informative"] = "any"
     """How SampleSelf takes I of B own groups: any of them, or first those whose scores differ."""
-    sampler: Literal["uniform", "fresh", "balanced", "rescue"] | OwnCode = "uniform"
-    """How SampleExternal draws from the pool: at random, by what was measured ([adaptive
+    sampler: Literal["uniform", "fresh"] | OwnCode = "uniform"
+    """How SampleExternal draws from the pool: at random, the freshest of twice J ([adaptive
     sampling](adaptive.md)), or as `module:function` of an installed package orders it
     ([extending](extending.md))."""
 
@@ -338,8 +347,7 @@ class LearnConfig(Section):
     foreign_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
     """What the loss of foreign tokens is multiplied by, in every mode."""
     foreign_reference: float | None = None
-    """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1.
-    Sampler `rescue` sets it to what own answers have."""
+    """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1."""
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
     """`behaviour`: the ratio to the producer is truncated to [1/cap, cap]."""
     trusted_peers: list[str] = []
@@ -389,7 +397,7 @@ class LearnConfig(Section):
 
 
 class GuardConfig(Section):
-    """Thresholds past which learning has gone wrong, and what is done then (DESIGN 18)."""
+    """Thresholds past which learning has gone wrong, and what is done then."""
 
     action: Literal["skip", "pause", "rollback"] = "skip"
     """What a passed threshold does: `skip` this update, `pause` the node, or `rollback` to a checkpoint."""
@@ -517,9 +525,8 @@ class TrackConfig(Section):
     samples_every: Annotated[int, Field(ge=0)] = 25
     """Rounds between those of which sample rollouts are logged, as a bounded table; 0 logs none."""
     keep_rounds: Annotated[int, Field(ge=0)] = 2000
-    """Every series keeps all values of this many newest rounds; of older rounds every tenth, of still older
-    ones every hundredth, and so on. A server not started by `sapo swarm` deletes nothing: there all values of
-    the first rounds are kept, and fewer are sent later. 0 keeps all."""
+    """All values of this many rounds are logged; of later ones every tenth, then every hundredth: MLflow
+    deletes none. Series `eval/*` are logged whole. 0 logs all."""
     traits: Annotated[dict[str, str], AfterValidator(checked)] = {}
     """Patterns (RE2) by name: the share of own completions that match is logged as series `trait/<name>`, and
     `sapo trait` shows how each spread. `worked = '[0-9]=[0-9]'` finds answers that work something out."""

@@ -166,8 +166,6 @@ class CommandBackend:
 
 
 class _Program:
-    """A running program, the lines it writes, and what it has yet to read."""
-
     def __init__(self, run: Sequence[str], longest: int) -> None:
         """Start it, as a session of its own. Raises `UserError` where it cannot be started."""
         self._longest, self._unsaid, self._heard, self._skipping = longest, b"", b"", False

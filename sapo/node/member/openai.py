@@ -70,8 +70,6 @@ class Found:
 
 
 class _Failed(Exception):
-    """A request brought nothing and may be sent again; `of_question`: another question may fare better."""
-
     def __init__(self, why: str, *, of_question: bool = False, wait_s: float = 0.0) -> None:
         self.of_question, self.wait_s = of_question, wait_s
         super().__init__(why)
@@ -87,8 +85,6 @@ class _Declined(Exception):
 
 @dataclass(slots=True)
 class _Call:
-    """One call of `answer`, as its tasks share it."""
-
     book: AnswerBook
     client: httpx.AsyncClient
     slots: asyncio.Semaphore
@@ -408,7 +404,6 @@ def read_reply(body: bytes | None, *, chat: bool, max_chars: int) -> Found:
 
 
 def _read_choice(choice: object, chat: bool, max_chars: int) -> Answer | str:
-    """One answer, or why there is none."""
     holder = choice.get("message") if chat and isinstance(choice, dict) else choice
     text = holder.get("content" if chat else "text") if isinstance(holder, dict) else None
     if not isinstance(choice, dict) or not isinstance(text, str):
@@ -434,7 +429,6 @@ def _tokens(usage: object, name: str) -> int | None:
 
 
 def _message(body: bytes | None) -> str:
-    """What an endpoint says about an error, if it says it as OpenAI's does."""
     reply = _json(body or b"")
     error = reply.get("error") if isinstance(reply, dict) else None
     said = error.get("message") if isinstance(error, dict) else error
@@ -480,7 +474,6 @@ def _key_of(member: OpenAIMember) -> str | None:
 
 
 def _endpoint(member: OpenAIMember) -> tuple[httpx.URL, str]:
-    """Where requests go, and the base URL as it may be shown."""
     path = "/chat/completions" if member.api == "chat" else "/completions"
     try:
         base = httpx.URL(member.url)
@@ -491,5 +484,4 @@ def _endpoint(member: OpenAIMember) -> tuple[httpx.URL, str]:
 
 @functools.cache
 def _trusted() -> ssl.SSLContext:
-    """The certificates that httpx trusts; reading them takes a while."""
     return httpx.create_ssl_context()

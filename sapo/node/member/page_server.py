@@ -1,51 +1,47 @@
-"""A page for the people of this machine: who is let in, how a request is read, what every reply carries.
+"""A page for the people of this machine: who is let in, how a request is read, what every reply carries."""
 
-The standard library's server with a thread for each connection: it needs no event loop beside the round, and
-a deadline for all of a request and a bound on its size, which uvicorn lacks, are a few lines here.
-"""
-
+import asyncio
 import base64
 import errno
 import hashlib
 import hmac
-import http.server
-import io
 import logging
 import re
 import secrets
 import socket
-import socketserver
-import sys
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, cast
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
+import uvicorn
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse
+from starlette.types import Receive, Scope, Send
 
 from sapo.core.errors import UserError
+from sapo.core.same_site import foreign
 
 log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 LIMIT_S = 10.0
-"""For a request to come, and again for its reply to go."""
+"""For a form to come."""
 MOST_CONNECTIONS = 64
+END_S = 1
+"""How long replies under way may take when the page ends."""
 MOST_FIELDS = 8
-READ_AND_DROPPED = 16 << 20
-"""Bytes of a body that is too large: a browser shows no reply before it has sent all."""
 KEPT_S = 30 * 86_400
 """How long a browser keeps its cookies."""
-_NAMED_HERE = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.ASCII)
 _PERSON = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _STYLE = resources.files("sapo.node.member").joinpath("templates/style.css").read_text(encoding="utf-8")
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode("ascii")
 _HEADERS = {
-    "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": (
         f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; form-action 'self'; base-uri 'none'; "
         "frame-ancestors 'none'"
@@ -86,218 +82,105 @@ class PageServer:
     """
 
     def __init__(self, port: int | None, key: str, most_bytes: int, visit: Visit) -> None:
+        self._key, self._most_bytes, self._visit = key, most_bytes, visit
+        listening = socket.socket()
         try:
-            self._server = _Server(port or 0, key, most_bytes, visit)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((HOST, port or 0))
+            listening.listen()
         except OSError as error:
+            listening.close()
             taken = error.errno == errno.EADDRINUSE
             problem = "is in use" if taken else f"cannot be used: {error.strerror}"
             remedy = "choose another, or leave it unset for a free one"
             raise UserError("member.port", port, problem, remedy) from None
-        self.port: int = self._server.server_address[1]
+        self.port: int = listening.getsockname()[1]
+        # cookies of one host go to all its ports
+        self._cookie = f"sapo-key-{self.port}"
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._serve,
+                log_config=None,
+                access_log=False,  # the line of a request has the key in it
+                lifespan="off",
+                interface="asgi3",
+                proxy_headers=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_graceful_shutdown=END_S,
+                server_header=False,
+            )
+        )
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.1,), name="page", daemon=True
+            target=self._server.run, args=([listening],), name="page", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
         """Take no more connections. Closing twice is harmless."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.should_exit = True
         self._thread.join()
 
-
-class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = 32
-
-    def __init__(self, port: int, key: str, most_bytes: int, visit: Visit) -> None:
-        self.key, self.most_bytes, self.visit = key, most_bytes, visit
-        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__((HOST, port), _Handler)
-        # cookies of one host go to all its ports
-        self.cookie = f"sapo-key-{self.server_address[1]}"
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._places.release()
-            raise
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        if not isinstance(sys.exception(), OSError):
-            log.exception("the page could not be shown")
-
-
-class _Timely(io.RawIOBase):
-    """What comes over a connection until its deadline; later reads raise `TimeoutError`."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._deadline = connection, time.monotonic() + LIMIT_S
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        left = self._deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
-
-
-class _Refused(Exception):
-    """A request that gets no page but this one: its status, and why."""
-
-    def __init__(self, status: int, why: str) -> None:
-        self.status = status
-        super().__init__(why)
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    """One request of one connection."""
-
-    server_version, sys_version = "sapo", ""
-
-    def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
-        self.rfile = io.BufferedReader(_Timely(self.connection))
-        self._new_cookies: dict[str, str] = {}
-
-    @property
-    def _owner(self) -> _Server:
-        return cast(_Server, self.server)
-
-    def do_GET(self) -> None:
-        """Show the page, or send a browser that has followed the link to it."""
-        self._respond()
-
-    def do_POST(self) -> None:
-        """Hand a form on."""
-        self._respond()
-
-    def _respond(self) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, as an ASGI application."""
+        request, cookies = Request(scope, receive), dict[str, str]()
         try:
             # read before anything is refused: what is left unread can cost a browser the reply
-            form = self._form() if self.command == "POST" else None
-            self._refuse_other_sites()
-            reply = self._enter(form) or self._visit(form)
-        except _Refused as refused:
-            reply = Reply(refused.status, render("Not for you to see", note=str(refused)))
-        self._send(reply)
+            form = await self._form(request) if request.method == "POST" else None
+            why = foreign(request.method, request.headers)
+            if why is not None:
+                raise HTTPException(403, why)
+            reply = self._enter(request, cookies) or await self._page(request, form, cookies)
+        except HTTPException as refused:
+            reply = Reply(refused.status_code, render("Not for you to see", note=refused.detail))
+        except ClientDisconnect:
+            return
+        response = HTMLResponse(reply.page, reply.status, _HEADERS)
+        if reply.location is not None:
+            response.headers["Location"] = reply.location
+        for name, value in cookies.items():
+            response.set_cookie(name, value, KEPT_S, httponly=True, samesite="strict")
+        await response(scope, receive, send)
 
-    def _form(self) -> dict[str, str]:
-        given = self.headers.get_all("Content-Length", [])
-        if len(given) != 1 or re.fullmatch(r"[0-9]{1,18}", given[0]) is None:
-            raise _Refused(411, "A form says how long it is.")
-        length = int(given[0])
-        if length > self._owner.most_bytes:
-            left = min(length, READ_AND_DROPPED)
-            while left > 0 and (piece := self.rfile.read(min(left, 1 << 16))):
-                left -= len(piece)
-            raise _Refused(413, "This text is far too long. Go back: your browser may still have it.")
-        body = self.rfile.read(length)
-        if self.headers.get_content_type() != "application/x-www-form-urlencoded":
-            raise _Refused(415, "A form comes as a browser sends one.")
+    async def _form(self, request: Request) -> dict[str, str]:
+        body = b""
         try:
-            fields = parse_qs(
-                body.decode("utf-8", "replace"),
-                keep_blank_values=True,
-                errors="replace",
-                max_num_fields=MOST_FIELDS,
-            )
+            async with asyncio.timeout(LIMIT_S):
+                async for part in request.stream():
+                    # all is read: a browser shows no reply before it has sent all
+                    body = (body + part)[: self._most_bytes + 1]
+        except TimeoutError:
+            raise HTTPException(408, "The form did not come whole.") from None
+        if len(body) > self._most_bytes:
+            raise HTTPException(413, "This text is far too long. Go back: your browser may still have it.")
+        if request.headers.get("content-type", "").partition(";")[0] != "application/x-www-form-urlencoded":
+            raise HTTPException(415, "A form comes as a browser sends one.")
+        text = body.decode("utf-8", "replace")
+        try:
+            fields = parse_qs(text, keep_blank_values=True, errors="replace", max_num_fields=MOST_FIELDS)
         except ValueError:
-            raise _Refused(400, "The form has more fields than this page.") from None
-        if len(body) < length:
-            raise _Refused(400, "The form did not come whole.")
+            raise HTTPException(400, "The form has more fields than this page.") from None
         return {name: values[0] for name, values in fields.items()}
 
-    def _refuse_other_sites(self) -> None:
-        """Refuse what a page of another site asks for: the browser would send the cookies that it has.
-
-        Another port is another site here, though not to a browser's cookies. To follow a link from anywhere
-        to a page of its own window is no harm.
-        """
-        hosts = self.headers.get_all("Host", [])
-        if len(hosts) != 1 or _NAMED_HERE.fullmatch(hosts[0]) is None:
-            raise _Refused(403, "This machine is not called so here.")
-        origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site", "none")
-        goes = (self.command, self.headers.get("Sec-Fetch-Mode"), self.headers.get("Sec-Fetch-Dest"))
-        if (origin is not None and origin != f"http://{hosts[0]}") or (
-            site not in ("none", "same-origin") and goes != ("GET", "navigate", "document")
-        ):
-            raise _Refused(403, "Not for pages of other sites.")
-
-    def _enter(self, form: Mapping[str, str] | None) -> Reply | None:
+    def _enter(self, request: Request, cookies: dict[str, str]) -> Reply | None:
         """The page that takes a browser from the link with the key to the address without it.
 
         No redirect: one that begins at another site would not carry the new cookie.
         """
-        query = parse_qs(self._address()[1], max_num_fields=MOST_FIELDS) if form is None else {}
-        if "key" not in query:
+        if request.method != "GET" or "key" not in request.query_params:
             return None
-        self._check(query["key"][0])
-        self._new_cookies[self._owner.cookie] = self._owner.key
+        self._check(request.query_params["key"])
+        cookies[self._cookie] = self._key
         return Reply(200, render("One moment", reload="0;url=/"))
 
-    def _visit(self, form: Mapping[str, str] | None) -> Reply:
-        cookies = self._cookies()
-        self._check(cookies.get(self._owner.cookie, ""))
-        if self._address()[0] != "/":
-            raise _Refused(404, "There is no such page.")
-        person = cookies.get("sapo-person", "")
+    async def _page(self, request: Request, form: Mapping[str, str] | None, cookies: dict[str, str]) -> Reply:
+        self._check(request.cookies.get(self._cookie, ""))
+        if request.url.path != "/" or request.method not in ("GET", "POST"):
+            raise HTTPException(404, "There is no such page.")
+        person = request.cookies.get("sapo-person", "")
         if _PERSON.fullmatch(person) is None:
-            person = self._new_cookies["sapo-person"] = secrets.token_hex(16)
-        return self._owner.visit(person, form)
+            person = cookies["sapo-person"] = secrets.token_hex(16)
+        return await run_in_threadpool(self._visit, person, form)
 
     def _check(self, key: str) -> None:
-        if not hmac.compare_digest(key.encode(errors="replace"), self._owner.key.encode()):
-            raise _Refused(403, "Open the link that the member printed: it lets you in.")
-
-    def _address(self) -> tuple[str, str]:
-        try:
-            parts = urlsplit(self.path)
-            parse_qs(parts.query, max_num_fields=MOST_FIELDS)
-        except ValueError:
-            raise _Refused(404, "There is no such page.") from None
-        return parts.path, parts.query
-
-    def _cookies(self) -> dict[str, str]:
-        """By name; other servers of this machine may have set any others."""
-        pairs = (one.strip().partition("=") for one in self.headers.get("Cookie", "").split(";"))
-        return {name: value for name, _, value in pairs}
-
-    def _send(self, reply: Reply) -> None:
-        body = reply.page.encode()
-        self.connection.settimeout(LIMIT_S)
-        self.send_response(reply.status)
-        for name, value in _HEADERS.items():
-            self.send_header(name, value)
-        for name, value in self._new_cookies.items():
-            how = f"Path=/; Max-Age={KEPT_S}; HttpOnly; SameSite=Strict"
-            self.send_header("Set-Cookie", f"{name}={value}; {how}")
-        if reply.location is not None:
-            self.send_header("Location", reply.location)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Say what is wrong with a request that is none."""
-        self.close_connection = True
-        self._send(Reply(code, render("Not understood", note=message or "This page is got or posted to.")))
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keep nothing: the line of a request has the key in it."""
+        if not hmac.compare_digest(key.encode(errors="replace"), self._key.encode()):
+            raise HTTPException(403, "Open the link that the member printed: it lets you in.")

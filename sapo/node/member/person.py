@@ -56,8 +56,6 @@ class _Sitting:
 
 @dataclass(slots=True)
 class _Shown:
-    """A page as it was shown: the questions it was of, and the text that was taken from it."""
-
     sitting: _Sitting
     taken: str | None = None
 
@@ -216,7 +214,6 @@ class PersonBackend:
         return self._view(next(new, asks[0]), person)
 
     def _view(self, ask: Ask, person: str, draft: str = "") -> _View:
-        """A page for a question that is open, good for one answer."""
         sitting = self._sitting
         assert sitting is not None
         once = secrets.token_hex(16)
@@ -258,7 +255,6 @@ class PersonBackend:
 
 
 def _came(last: _Last) -> dict[str, str]:
-    """What came of an answer, in words."""
     grade = ""
     try:
         outcome = last.outcome.result(SCORE_S)

@@ -208,10 +208,6 @@ class MemberRuntime:
             away |= self.deliverer.away()
         return {f"outage/{service}": 1.0 for service in sorted(away)}
 
-    def why_owing(self) -> str:
-        """Why deliveries fail now, in one line; empty if none does."""
-        return "" if self.deliverer is None else "; ".join(self.deliverer.reasons().values())
-
     def drain(self, timeout: float) -> bool:
         """Deliver what is owed, within `timeout` seconds; whether nothing is owed any more."""
         return self.deliverer is None or self.deliverer.drain(timeout)
@@ -241,7 +237,6 @@ class MemberRuntime:
                 wait = min(2.0 * wait, LAST_WAIT_S)
 
     def _rest(self, seconds: float) -> None:
-        """Wait, but for a stop."""
         until = time.monotonic() + seconds
         while not self._stopping() and (left := until - time.monotonic()) > 0:
             self._stop.wait(min(left, LOOK_S))

@@ -72,7 +72,7 @@ def _attend(
     """
     first = None if beginning is None else beginning.layers[module.layer_idx]
     if attention_mask is None or query.shape[2] > 1:
-        if first is not None:
+        if first is not None and attention_mask is not None:
             key, value = _after(first.keys, key), _after(first.values, value)
             attention_mask = functional.pad(attention_mask, (first.keys.shape[2], 0))
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **given)

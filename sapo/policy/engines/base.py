@@ -63,7 +63,7 @@ def counting(engine: Engine, tell: Callable[[int], None]) -> Iterator[None]:
 
 
 def refuse_long(policy: "LoadedPolicy", prompts: Sequence[Sequence[int]]) -> None:
-    """Raise `UserError` for a prompt that leaves no room in the model's context (TRAPS 26)."""
+    """Raise `UserError` for a prompt that leaves no room in the model's context."""
     for prompt in prompts:
         if not prompt or not policy.fits(prompt):
             raise UserError(

@@ -87,7 +87,7 @@ class TransformersEngine:
         """See `Engine.generate`. The draw of (prompt i, completion k, token t) depends on `seed`, i, k and t
         only, not on what else is in the batch.
 
-        Raises `UserError` for a prompt that leaves no room in the model's context (TRAPS 26).
+        Raises `UserError` for a prompt that leaves no room in the model's context.
         """
         refuse_long(self.policy, prompts)
         rows: list[list[Completion]] = [[] for _ in prompts]
@@ -173,7 +173,8 @@ class TransformersEngine:
         """A cache that has read what all prompts begin with; None where they have little in common, or the
         model cannot be told to go on from it in every row.
 
-        The last token of the shortest prompt is never part of it: each row reads one at least.
+        The last token of the shortest prompt is never part of it: each row reads one at least. A mixture
+        weighs its experts by what they make of whole prompts, so it shares nothing.
         """
         alike = takewhile(lambda column: len(set(column)) == 1, zip(*prompts, strict=False))
         length = min(sum(1 for _ in alike), min(map(len, prompts), default=0) - 1)
@@ -200,7 +201,7 @@ class TransformersEngine:
         width = max(len(rest) for rest in rests)
         ids = torch.tensor([[0] * (width - len(rest)) + rest for rest in rests], device=device)
         places = torch.arange(width, device=device) - (width - lengths[:, None])
-        # Masks come from lengths, never from ids: the pad id may be a real token (TRAPS 21).
+        # Masks come from lengths, never from ids: the pad id may be a real token.
         padded = min(len(rest) for rest in rests) < width
         mask = after = (places >= 0).long() if padded else None
         if self._follows:
@@ -218,7 +219,6 @@ class TransformersEngine:
         return cache, logits, after, lengths + read
 
     def _next(self, beginning: Cache | None, **arguments: Any) -> Tensor:
-        """Logits [rows, vocabulary] of the next token."""
         if beginning is not None:
             arguments["beginning"] = beginning
         return hide_unused(self._model, self._model(**arguments, use_cache=True).logits[:, -1])
@@ -286,7 +286,7 @@ def _pick(logits: Tensor, row: Tensor, sampling: Sampling, uniform: Tensor) -> t
     and its log-probability at the temperature.
 
     Sampling inverts the distribution function at `uniform`; `GREEDY` takes the most probable token. The
-    log-probability is that of the whole distribution, before top_k, top_p and min_p cut it (TRAPS 3, 4).
+    log-probability is that of the whole distribution, before top_k, top_p and min_p cut it.
     Raises `SapoError` for logits that make no distribution.
     """
     scaled = logits.float() if sampling.temperature == 1.0 else logits.float() / sampling.temperature

@@ -88,7 +88,6 @@ class VllmEngine:
         return self._child.pid
 
     def _ask(self, request: object, kind: type[Reply]) -> Reply:
-        """The reply to a request. Raises the `UserError` that it may be, and `SapoError` if none comes."""
         with self._lock:
             self._refuse_ended()
             try:
@@ -160,7 +159,7 @@ class VllmEngine:
         """See `Engine.generate`. The draw of (prompt i, completion k) depends on `seed`, i and k; the last
         bits of the log-probabilities depend on what is decoded beside it.
 
-        Raises `UserError` for a prompt that leaves no room in the model's context (TRAPS 26) or, with its
+        Raises `UserError` for a prompt that leaves no room in the model's context or, with its
         completion, in the cache.
         """
         refuse_long(self.policy, prompts)
@@ -224,7 +223,6 @@ def one_gpu(device: torch.device, environment: Mapping[str, str]) -> dict[str, s
 
 
 def _path(file: IO[bytes]) -> Path:
-    """A path to an open file that has no name."""
     return Path(f"/proc/self/fd/{file.fileno()}")
 
 

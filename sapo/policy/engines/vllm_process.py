@@ -130,7 +130,6 @@ def _drawn(found: Any) -> Drawn:
 
 
 def _open(opening: Opening) -> Any:
-    """vLLM's engine for a model of this shape, with arbitrary weights."""
     from vllm import LLM
     from vllm.platforms import current_platform
 
@@ -220,7 +219,7 @@ def _set_scales(model: torch.nn.Module, own: dict[str, float], temperature: floa
     """Divide logits by the temperature as they are made.
 
     vLLM returns log-probabilities either before the temperature or after top_k and top_p have cut; those of
-    the whole distribution at the temperature (TRAPS 3, 4) are the former, of scaled logits.
+    the whole distribution at the temperature are the former, of scaled logits.
     """
     for name, scale in own.items():
         model.get_submodule(name).scale = scale / temperature  # type: ignore[assignment]

@@ -102,15 +102,17 @@ def rollbacks(store: Store, swarm: str, node: str, incarnation: str) -> dict[int
     return recording.rolled_back(0, recording.count() - 1)
 
 
-_TAUGHT = """
-WITH chosen AS (SELECT unnest(?) AS round),
-rows AS (  -- a completion is trained on as `LearnConfig.admits` has it
-    SELECT *, advantage <> 0 AND (
+_TRAINED = """advantage <> 0 AND (
         source = 'local' OR advantage > 0 OR CASE learn->>'$.foreign'
             WHEN 'positive' THEN false
             WHEN 'positive_late' THEN round - producer_version <= (learn->>'$.foreign_late')::BIGINT
             ELSE true END
-    ) AS trained
+    )"""
+"""Whether a completion is trained on, as `LearnConfig.admits` has it."""
+_TAUGHT = """
+WITH chosen AS (SELECT unnest(?) AS round),
+rows AS (
+    SELECT *, {trained} AS trained
     FROM training SEMI JOIN chosen USING (round)
     WHERE node = ? AND incarnation = ? AND round <= ?
 ),
@@ -139,37 +141,67 @@ ORDER BY tokens DESC, source, producer, dataset, bin
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Taught:
-    """What some groups contributed to a node. A field that was summed over is None.
+def taught(
+    store: Store, node: str, incarnation: str, learned: Collection[int], count: int
+) -> list[dict[str, Any]]:
+    """Contributions to the rounds `learned` of a node's first `count`, most tokens first.
 
-    `groups` were in batches whose step lasts, `informative` of them had completions that were trained on:
-    those with an advantage that the mode of `learn.foreign` admits. `completions` and `tokens` count these,
-    `advantage` is the mean of its absolute value. `age_s` is the median
-    age of the informative groups in seconds when they were trained on, `first_version` and `last_version`
-    the range of their writer's policy versions. `bin` counts stretches of rounds.
+    By peer and task, by peer, by task, by peer in each of `BINS` stretches of rounds, and all together; a
+    column that was summed over is None. `groups` were in batches whose step lasts; `informative` of them had
+    completions that were trained on, those with an advantage that the mode of `learn.foreign` admits.
+    `completions` and `tokens` count these; `advantage` is the mean of its absolute value; `age_s` the median
+    age in seconds of the informative groups; `first_version` to `last_version` the range of their writers'
+    policy versions.
     """
-
-    bin: int | None
-    source: str | None
-    producer: str | None
-    producer_key: str | None
-    dataset: str | None
-    groups: int
-    informative: int
-    completions: int
-    tokens: int
-    advantage: float | None
-    age_s: float | None
-    first_version: int | None
-    last_version: int | None
-
-
-def taught(store: Store, node: str, incarnation: str, learned: Collection[int], count: int) -> list[Taught]:
-    """Contributions to the rounds `learned` of a node's first `count`, most tokens first: by peer and task,
-    by peer, by task, by peer in each stretch of rounds, and all together (nothing but sums)."""
     values = [sorted(learned), node, incarnation, max(learned, default=-1), min(BINS, count), max(count, 1)]
-    return [Taught(**row) for row in query(store, _TAUGHT, values).to_pylist()]
+    return [dict(row) for row in query(store, _TAUGHT.format(trained=_TRAINED), values).to_pylist()]
+
+
+_SWARM = """
+WITH steps AS (SELECT unnest(?) AS node, unnest(?) AS incarnation, unnest(?) AS round),
+rows AS (SELECT training.* FROM training SEMI JOIN steps USING (node, incarnation, round)),
+taught AS (
+    SELECT producer_key AS key, any_value(producer) AS author, node AS learner,
+           bool_or(source = 'local') AS own, count(DISTINCT group_id) AS learned,
+           sum(list_sum(loss_mask)) FILTER ({trained}) AS tokens,
+           sum(abs(advantage) * list_sum(loss_mask)) FILTER ({trained}) AS weight
+    FROM rows GROUP BY producer_key, node
+)
+SELECT key, author, learner, own, learned, coalesce(tokens, 0)::BIGINT AS tokens,
+       coalesce(weight, 0) AS weight
+FROM taught ORDER BY tokens DESC, author, learner
+"""
+_AUTHORS = """
+WITH written AS (
+    SELECT key, any_value(node) AS author, count(DISTINCT group_id) AS published FROM rollouts
+    WHERE swarm = ? GROUP BY key
+), accepted AS (
+    SELECT producer_key AS key, any_value(producer) AS author,
+           count(DISTINCT group_id) AS accepted
+    FROM receipts WHERE swarm = ? AND event = 'received' GROUP BY producer_key
+)
+SELECT coalesce(written.key, accepted.key) AS key, coalesce(written.author, accepted.author) AS author,
+       coalesce(published, 0) AS published, coalesce(accepted, 0) AS accepted
+FROM written FULL JOIN accepted ON written.key = accepted.key ORDER BY author, key
+"""
+
+
+def learners(store: Store, swarm: str) -> list[tuple[str, str]]:
+    """Node and incarnation of all whose rounds the history holds."""
+    sql = "SELECT DISTINCT node, incarnation FROM training WHERE swarm = ? ORDER BY ALL"
+    return [(row["node"], row["incarnation"]) for row in query(store, sql, [swarm]).to_pylist()]
+
+
+def authors(store: Store, swarm: str) -> list[dict[str, Any]]:
+    """Every author of a swarm: groups the archive has of it, and groups of it that some node took in."""
+    return [dict(row) for row in query(store, _AUTHORS, [swarm, swarm]).to_pylist()]
+
+
+def taught_whom(store: Store, steps: Collection[tuple[str, str, int]]) -> list[dict[str, Any]]:
+    """By author and learner: groups in the batches of these `steps` (node, incarnation, round), trained
+    tokens, and their `weight`, the sum over them of the advantage's absolute value."""
+    values = [list(column) for column in zip(*sorted(steps), strict=True)] or [[], [], []]
+    return [dict(row) for row in query(store, _SWARM.format(trained=_TRAINED), values).to_pylist()]
 
 
 PLACES: dict[TableName, tuple[str, ...]] = {

@@ -111,8 +111,6 @@ def _find(store: Store, name: TableName) -> DeltaTable | None:
 
 
 class _Keeper:
-    """Maintains one table step by step; each step may be cut short anywhere and is whole or not there."""
-
     def __init__(self, store: Store, name: TableName, dry_run: bool) -> None:
         self._store, self._name, self._dry_run = store, name, dry_run
         self._layout = LAYOUTS[name]
@@ -254,7 +252,6 @@ class _Keeper:
 
 
 def _kept(decided: Sequence[Cut]) -> pc.Expression:
-    """Rows of `training` that the cuts leave."""
     wanted = ds.scalar(True)
     for cut in decided:
         own = (ds.field("node") == cut.node) & (ds.field("incarnation") == cut.incarnation)

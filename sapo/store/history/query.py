@@ -114,7 +114,7 @@ def rollouts(
     both ends included; `text` occurs in question or answer, whatever its case. `source` keeps what its
     author trained on (`local`) or some other node did (`external`).
 
-    Besides the columns of `rollouts` that DESIGN names: `score` and `outcome` as a learner's verifier found
+    Besides columns of `rollouts`: `score` and `outcome` as a learner's verifier found
     them (null while no node trained on it), `trained_local` (by its author) and `trained_by` (other nodes),
     `learned_by` (all whose update it entered), and its length in `tokens`, null where that is not known.
 

@@ -357,7 +357,7 @@ def fitted(table: DeltaTable, rows: pa.Table) -> pa.Table:
 
 
 def commit(table: DeltaTable, rows: pa.Table, transactions: Mapping[str, int]) -> bool:
-    """Append `rows` together with application transactions, through this handle and its snapshot (TRAPS 50).
+    """Append `rows` together with application transactions, through this handle and its snapshot.
 
     Returns False if another process committed one of these transactions, or changed the table, since the
     handle was opened: open a fresh one and decide afresh what is still to be written. Raises `Unavailable`

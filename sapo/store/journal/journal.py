@@ -1,8 +1,8 @@
 """A node's journal: one SQLite file that commits its rounds and remembers what they owe the world.
 
-A round makes three transactions (DESIGN 8): *groups*, *batch*, *result*. What a round owes (groups to the
+A round makes three transactions: *groups*, *batch*, *result*. What a round owes (groups to the
 bus, rows to the history, metrics, model versions) is written in the transaction that creates the obligation
-and deleted when a sink has confirmed it (DESIGN 9). Records are kept as zlib-compressed canonical JSON with
+and deleted when a sink has confirmed it. Records are kept as zlib-compressed canonical JSON with
 their SHA-256, which is checked on every read. A `Journal` may be used from several threads.
 """
 
@@ -441,7 +441,6 @@ class Journal:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of the statements inside, durably, or none of them."""
         with self._lock, explained(self._path):
             db = self._connection
             try:

@@ -2,7 +2,7 @@
 
 Every sink has a thread and a journal connection of its own, so that one that is slow or away holds up no
 other. Within a sink everything goes in order and is acknowledged only once the sink has it: at least once,
-which the sinks make exactly once by ids, transactions and tags (DESIGN 1, 9, 10).
+which the sinks make exactly once by ids, transactions and tags.
 """
 
 import logging
@@ -229,9 +229,9 @@ class Deliverer:
         """What has become of each kind's deliveries so far."""
         return {lane.sink.kind: replace(lane.state) for lane in self._lanes}
 
-    def reasons(self) -> dict[str, str]:
-        """Why deliveries fail now, by kind."""
-        return {kind: state.reason for kind, state in self.states().items() if state.down_since is not None}
+    def why_owing(self) -> str:
+        """Why deliveries fail now, in one line; empty if none does."""
+        return "; ".join(state.reason for state in self.states().values() if state.down_since is not None)
 
     def away(self) -> set[str]:
         """The services that take no deliveries now."""

@@ -22,7 +22,6 @@ _SMOOTHED = ("reward/local", "reward/training_set", "reward/external", "learn/lo
 
 
 def _card(metric: str) -> dict[str, Any]:
-    """A chart as MLflow's page keeps it; those that are not named it makes itself, without smoothing."""
     return {
         "uuid": metric,
         "metricSectionId": metric.partition("/")[0],
@@ -174,7 +173,6 @@ def model_link(model: str) -> str:
 
 
 def _search(client: Any, experiment: str, tags: dict[str, str], *, running: bool = False) -> list[Any]:
-    """The oldest runs that have these tags."""
     terms = [f"tags.`{key}` = '{value}'" for key, value in tags.items()]
     terms += ["attributes.status = 'RUNNING'"] if running else []
     most = 1 if running else _COMPARED
@@ -189,7 +187,6 @@ def _nodes(client: Any, experiment: str, parent: str) -> list[Any]:
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """n2 before n10."""
     digits = len(name) - len(name.rstrip("0123456789"))
     return (name[: len(name) - digits], int(name[len(name) - digits :] or 0))
 

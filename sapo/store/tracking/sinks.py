@@ -1,7 +1,7 @@
 """What carries a journal's debts to MLflow: metrics and sample rollouts of rounds, and model versions."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -10,6 +10,7 @@ from sapo.core.errors import Unavailable
 from sapo.core.series import Sieve
 from sapo.core.types import Batch, RoundResult, canonical
 from sapo.policy.checkpoint import BrokenCheckpoint
+from sapo.policy.model_source import source
 from sapo.store.journal.rows import ChainLink, JournalError
 from sapo.store.tracking import model_registry, sample_table
 from sapo.store.tracking.metric_retention import logged
@@ -19,6 +20,7 @@ from sapo.store.tracking.tracker import (
     HISTORY,
     HISTORY_VERSION,
     LONGEST_TAG,
+    MODEL_SOURCE,
     PROMPT,
     Family,
     Tracker,
@@ -51,8 +53,7 @@ class TrackSink:
     """Delivers the metrics of finished rounds to MLflow, and of every `samples_every`th sample rollouts.
 
     The samples are for people to look at: where only they can't be stored, that holds up no metrics. With
-    `keep_rounds` later rounds are logged further apart (`metric_retention.logged`), as the server deletes
-    nothing.
+    `keep_rounds` later rounds are logged further apart (`metric_retention.logged`): MLflow deletes nothing.
     """
 
     kind = "track"
@@ -90,7 +91,7 @@ class VersionSink:
 
     `whole(checkpoint, directory)` fills a self-contained model directory. `history` is the address of the
     tables; `history_version` is the version of `training` where that is known without asking the store:
-    registering does not depend on it. `prompt` is what the policy reads around a question.
+    registering does not depend on it. `about` are further tags, of the policy.
     """
 
     kind = "version"
@@ -100,9 +101,10 @@ class VersionSink:
         tracker: Tracker,
         whole: Callable[[Path, Path], object],
         history: str | None = None,
-        prompt: str | None = None,
+        about: Mapping[str, str] | None = None,
     ) -> None:
-        self.tracker, self.whole, self.history, self.prompt = tracker, whole, history, prompt
+        self.tracker, self.whole, self.history = tracker, whole, history
+        self.about = {tag: value[:LONGEST_TAG] for tag, value in (about or {}).items()}
         self.history_version: Callable[[], int | None] = lambda: None
 
     def deliver(self, items: Sequence[Owed], journal: Results) -> None:
@@ -131,8 +133,7 @@ class VersionSink:
             links = {}
         version = self.history_version()
         links |= {HISTORY: self.history, HISTORY_VERSION: None if version is None else str(version)}
-        links[PROMPT] = self.prompt and self.prompt[:LONGEST_TAG]
-        return {tag: value for tag, value in links.items() if value is not None}
+        return self.about | {tag: value for tag, value in links.items() if value is not None}
 
 
 def open_tracking(
@@ -142,7 +143,6 @@ def open_tracking(
     *,
     uri: str,
     artifacts: Path | None,
-    thinned: bool = False,
     whole: Callable[[Path, Path], object],
     history: str | None = None,
     afterwards: bool = False,
@@ -150,8 +150,7 @@ def open_tracking(
     """A node's tracker and its sinks for the deliverer.
 
     `swarm` is the whole swarm's config; `afterwards` is as `Tracker` wants it, `whole` and `history` as
-    `VersionSink` does. A server whose metrics maintenance keeps `thinned` gets all of them, any other
-    fewer. Reaches for nothing yet: a node may start while MLflow is away.
+    `VersionSink` does. Reaches for nothing yet: a node may start while MLflow is away.
     """
     config, own = swarm.for_node(node), swarm.node.get(node.removeprefix(swarm.swarm.site))
     tags = {"sapo.site": config.swarm.site, "sapo.own": canonical(dict(own)) if own else "none"}
@@ -166,6 +165,6 @@ def open_tracking(
         family=Family(params_of(swarm), tags_of(swarm)),
         afterwards=afterwards,
     )
-    keep = 0 if thinned else config.track.keep_rounds
-    metrics = TrackSink(tracker, config.track.samples_every, keep)
-    return tracker, (metrics, VersionSink(tracker, whole, history, config.prompt_text()))
+    metrics = TrackSink(tracker, config.track.samples_every, config.track.keep_rounds)
+    about = {PROMPT: config.prompt_text(), MODEL_SOURCE: source(config.model)}
+    return tracker, (metrics, VersionSink(tracker, whole, history, about))

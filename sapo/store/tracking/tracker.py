@@ -1,7 +1,7 @@
 """MLflow: a run per node, a metric per round, and model versions that say which rounds made them.
 
 Everything can be delivered again: runs and versions are looked up by tags before they are made, and a
-metric's time stamp comes from the journal, so MLflow's store takes an equal one for the same (TRAPS 52).
+metric's time stamp comes from the journal, so MLflow's store takes an equal one for the same.
 MLflow is imported when it is first needed; that takes seconds.
 """
 
@@ -20,7 +20,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import SapoError, Unavailable, UserError
 from sapo.core.series import check
 from sapo.core.types import RoundResult, canonical
-from sapo.policy import gguf_file
+from sapo.policy import model_source
 from sapo.store.tracking import model_registry, parent_run, sample_table
 from sapo.store.tracking.names import encoded
 
@@ -34,6 +34,7 @@ HISTORY, HISTORY_VERSION = "sapo.history", "sapo.history_version"
 for vacuum removes old table versions. It is left out where it was not known at once."""
 LONGEST_TAG = 5000
 PROMPT = "sapo.prompt"
+MODEL_SOURCE = "sapo.model_source"
 """All that the policy reads around a question, as JSON, to its first `LONGEST_TAG` characters."""
 PACKAGES = ("sapo-swarm", "reasoning-gym", "torch", "transformers", "tokenizers", "numpy", "peft", "mlflow")
 METRICS_AT_ONCE, OTHERS_AT_ONCE, LONGEST_PARAM = 1000, 100, 6000
@@ -188,7 +189,8 @@ class Tracker:
             if version is None:
                 own = self._names(round)
                 lineage = {**own, "sapo.swarm": self.swarm, "sapo.rounds": f"0-{round - 1}", **(tags or {})}
-                version = self._create_version(run, checkpoint, f"{self.node}-round-{round}", own, lineage)
+                self._create_version(run, checkpoint, f"{self.node}-round-{round}", own, lineage)
+                version = self._version(round)
             if not version.description:  # it names the number, which is not known before
                 text = self._of_version(run, round, version)
                 self._client().update_model_version(self.model_name, version.version, text)
@@ -196,10 +198,10 @@ class Tracker:
 
     def _create_version(
         self, run: str, checkpoint: Path, name: str, own: Mapping[str, str], lineage: Mapping[str, str]
-    ) -> Any:
+    ) -> None:
         logged = self._logged_model(run, checkpoint, own, lineage, name=name)
         self._create_registered_model(run)
-        return self._client().create_model_version(
+        self._client().create_model_version(
             self.model_name,
             # not `models:/...`: MLflow would look that up in the process-wide default store
             source=logged.artifact_location,
@@ -266,7 +268,6 @@ class Tracker:
             self._send(run, [metric(name, value, int(at * 1000), step) for name, value, at, step in values])
 
     def _send(self, run: str, rows: Sequence[Any]) -> None:
-        """Write metrics, all of them right or none, under names that MLflow takes. Raises `WrongFigure`."""
         for row in rows:
             check(row.key, row.value)
         metric = model_registry.load_mlflow().entities.Metric
@@ -350,9 +351,17 @@ class Tracker:
         return str(found.experiment_id)
 
     def _version(self, round: int) -> Any:
+        """The version of a round, or None.
+
+        A server that hung may have answered a request after its retry, and made two: the later one goes.
+        """
         tags = {INCARNATION: self.incarnation, ROUND: str(round)}
         terms = [f"name = '{self.model_name}'", *(f"tag.`{key}` = '{value}'" for key, value in tags.items())]
-        found = self._client().search_model_versions(" AND ".join(terms), max_results=1)
+        found = sorted(
+            self._client().search_model_versions(" AND ".join(terms)), key=lambda one: int(one.version)
+        )
+        for twin in found[1:]:
+            self._client().delete_model_version(self.model_name, twin.version)
         return found[0] if found else None
 
     def _create_registered_model(self, run: str) -> None:
@@ -420,7 +429,7 @@ def tags_of(config: Config) -> dict[str, str]:
     tags = {
         "sapo.datasets": ", ".join(sorted({task.dataset for task in config.tasks})),
         "sapo.model": config.model,
-        **gguf_file.tags(config.model),
+        MODEL_SOURCE: model_source.source(config.model),
         "sapo.batch": f"{config.batch.local}/{config.batch.external} × {config.batch.completions}",
         "sapo.config_digest": config.digest(),
         "version.python": platform.python_version(),

@@ -24,7 +24,6 @@ def around_text() -> None:
 
 
 def _lower(name: str, value: int) -> None:
-    """Bring a limit down to `value`, for good; one that this system does not have is left out."""
     kind = getattr(resource, name, None)
     if kind is None:
         return

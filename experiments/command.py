@@ -1,0 +1,224 @@
+"""`sapo experiment`: arms x seeds, compared with intervals."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sapo.cli.commands.options import JsonOption, print_json, warn
+
+if TYPE_CHECKING:
+    from sapo.core.config.load import Config
+
+    from .grid import Grid
+    from .mlflow_log import Ledger
+    from .progress import ProgressView
+    from .record import Job, RunRecord
+
+INTERRUPTED = 130
+
+
+def experiment(
+    grid: Annotated[str, typer.Argument(metavar="GRID", help="A TOML file, or the name of a shipped grid.")],
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Seeds per arm; the grid says how many by default.")
+    ] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            "--home",
+            metavar="DIR",
+            help="Where its runs and results lie. [env: SAPO_HOME; default: ./runs/<grid>]",
+        ),
+    ] = None,
+    arms: Annotated[str | None, typer.Option(metavar="A,B", help="Run only these arms.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Runs at a time; by default one per core, one on GPUs."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run every arm of a grid with every seed, and compare them.
+
+    Runs that are complete are kept: a call that was stopped, or killed, goes on where it was, and one with
+    more seeds adds them. It ends with DIR/results.json, DIR/report.html and DIR/picture.svg.
+    """
+    from sapo.core.config.home import Home
+
+    from .grid import read
+
+    plan = read(grid)
+    folder = Home.at(home, plan.name).root
+    chosen = plan.listed(arms) if arms else []
+    print(f"{plan.name}: checking the tasks", file=sys.stderr, flush=True)
+    check_tasks(plan)
+    for note in twins(plan, chosen):
+        warn(note)
+    code, document = run(plan, folder, seeds=seeds, arms=chosen, jobs=jobs)
+    if document is not None:
+        if as_json:
+            print_json(document)
+        else:
+            show(document, folder)
+    if code:
+        raise typer.Exit(code)
+
+
+def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
+    """A line for every two arms whose settings differ to no effect."""
+    from sapo.core import effects
+
+    from .grid import Job
+
+    alike: dict[object, dict[str, Config]] = {}
+    for name in chosen or plan.arms:
+        arm = plan.named(name)
+        config = plan.config(Job(arm=name, seed=plan.first_seed))
+        alike.setdefault((arm.rounds, arm.control, arm.window), {})[name] = config
+    for arms in alike.values():
+        yield from effects.twins(arms)
+
+
+def check_tasks(plan: "Grid") -> None:
+    """Raise `UserError` for a data set that no arm could ask, before the first of them is run."""
+    from sapo.ops import sites
+
+    from .grid import Job
+
+    configs = [plan.config(Job(arm=name, seed=plan.first_seed)) for name in plan.arms]
+    for config in {repr(config.manifest_tasks()): config for config in configs}.values():
+        sites.check_tasks(config)
+
+
+def run(
+    plan: "Grid",
+    folder: Path,
+    *,
+    seeds: int | None,
+    arms: list[str],
+    jobs: int | None,
+    stop: threading.Event | None = None,
+) -> tuple[int, dict[str, Any] | None]:
+    """Make what is missing, write results and report; the exit code, and the content of results.json.
+
+    `stop`, once set, ends it as a signal does.
+    """
+    from rich.console import Console
+
+    from sapo.core.child_process import stopping_on_signals
+    from sapo.core.machine import usable
+
+    from .mlflow_log import Ledger
+    from .progress import ProgressView
+    from .results import read_runs
+    from .runner import conduct, taken
+
+    stop = stop or threading.Event()
+    with (
+        taken(plan, folder),
+        ProgressView(plan.name, Console(stderr=True)) as view,
+        Ledger(plan, folder, view.note) as ledger,
+        stopping_on_signals(stop),
+    ):
+        kept = [record for of_arm in read_runs(plan, folder, seeds).values() for record in of_arm.values()]
+        if kept:
+            view.note(f"runs that are there already: {len(kept)}")
+        for record in kept:
+            ledger.add(record)
+        view.note(costs(plan, seeds, arms))
+        watcher = Watched(view, ledger, lambda: foretold(plan, folder, seeds))
+        cores = jobs or (1 if on_accelerators(plan) else usable().whole_cores)
+        failed = conduct(plan, folder, watcher, seeds=seeds, arms=arms, cores=cores, stop=stop)
+        if stop.is_set():
+            view.note("stopped, the runs in hand are given up; the same command goes on")
+        document = write(plan, folder, seeds)
+    return INTERRUPTED if stop.is_set() else int(bool(failed)), document
+
+
+def costs(plan: "Grid", seeds: int | None, arms: list[str]) -> str:
+    """What all reported runs come to, before the first is made."""
+    jobs = plan.jobs(seeds, arms)
+    answers = 0
+    for job in jobs:
+        config = plan.config(job)
+        answers += plan.rounds_of(job) * config.swarm.nodes * config.batch.b * config.batch.completions
+    return f"{len(jobs)} runs in all, whose rounds give {answers:,} answers; each has its own process"
+
+
+class Watched:
+    """Whoever watches hears of a run that ended, and MLflow gets it if it is reported."""
+
+    def __init__(self, view: "ProgressView", ledger: "Ledger", foretold: Callable[[], str | None]) -> None:
+        self._view, self._ledger, self._foretold = view, ledger, foretold
+        self.stands = view.stands
+
+    def tuned(self) -> None:
+        """What the reported runs will be able to show, before they are made."""
+        told = self._foretold()
+        if told is not None:
+            self._view.note(told)
+
+    def ended(self, job: "Job", record: "RunRecord | None", error: str | None, done: int, total: int) -> None:
+        """A run is over: its record, or why there is none."""
+        self._view.ended(job, record, error, done, total)
+        if record is not None and not record.tuning:
+            self._ledger.add(record)
+
+
+def foretold(plan: "Grid", folder: Path, seeds: int | None) -> str | None:
+    """What so many seeds will show, by the tuning runs; None where these cannot tell."""
+    from .results import planned_section, read_choices
+    from .text import planned
+
+    found = planned_section(plan, read_choices(plan, folder), seeds)
+    return None if found is None else planned(found)
+
+
+def on_accelerators(plan: "Grid") -> bool:
+    """Whether a run takes whole GPUs, which runs beside each other would have to share."""
+    from .grid import Job
+
+    configs = [plan.config(Job(arm=name, seed=plan.first_seed)) for name in plan.arms]
+    return any(config.for_node(name).device.startswith("cuda") for config in configs for name in config.nodes)
+
+
+def write(plan: "Grid", folder: Path, seeds: int | None) -> dict[str, Any] | None:
+    """results.json, report.html and picture.svg of the runs that are there; None where there is none yet."""
+    from .page import write_report
+    from .results import read_choices, read_runs, summarise, write_results
+
+    runs = read_runs(plan, folder, seeds)
+    if not any(runs.values()):
+        return None
+    document = summarise(plan, runs, read_choices(plan, folder), seeds)
+    write_results(folder, document)
+    write_report(folder, document, runs)
+    return document
+
+
+def show(document: dict[str, Any], folder: Path) -> None:
+    """The results on one screen."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from sapo.cli.report.live_view import shortest
+
+    from .results import PICTURE, REPORT, RESULTS
+    from .text import SCREEN_HEAD, screen_row, sentence
+
+    console = Console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in SCREEN_HEAD:
+        table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
+    for name, arm in document["arms"].items():
+        table.add_row(*screen_row(name, arm))
+    console.print(table)
+    console.print("± is half of the 95 % interval over seeds", style="dim")
+    for row in document["comparisons"]:
+        console.print(f"\n{row['what']}\n  {sentence(row)}", highlight=False, markup=False)
+    console.print()
+    for what, name in (("page", REPORT), ("picture", PICTURE), ("figures", RESULTS)):
+        console.print(f"  {what:<10}{shortest(folder / name)}", highlight=False, soft_wrap=True)

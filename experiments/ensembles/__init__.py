@@ -1,0 +1,1 @@
+"""Models that answer as one: token mixture, vote, route, parameter average."""

@@ -1,0 +1,85 @@
+"""An ensemble in MLflow: a run with its held-out figures, and a version of the model `<swarm>.ensemble`.
+
+It is a generic Python model: `mlflow.pyfunc.load_model(uri).predict(["question"])` answers wherever `sapo` is
+installed.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sapo.store.tracking import model_registry
+from sapo.store.tracking.tracker import Tracker
+
+NAME = "ensemble"
+"""Of the registered model, after the swarm's; no node's name is without a number."""
+DIGEST = "sapo.ensemble"
+"""The tag by which a run and a version are found again: equal ensembles have equal ones."""
+LOADER = "sapo.experiments.ensembles.model"
+ABOUT = "Nodes of a swarm that answer as one (`sapo evaluate --ensemble`). A version's tags name them."
+PACKAGES = ("sapo-swarm", *model_registry.REQUIREMENTS)
+
+
+def log_ensemble(
+    uri: str,
+    swarm: str,
+    directory: Path,
+    digest: str,
+    *,
+    title: str,
+    artifacts: Path | None,
+    tags: Mapping[str, str],
+    metrics: Mapping[str, float],
+    at: float,
+) -> str:
+    """Log the ensemble that lies in `directory`; returns its address, `models:/<swarm>.ensemble/<number>`.
+
+    What was logged before is not stored again. `at` is in seconds since 1970. Raises `Unavailable` when
+    MLflow is away.
+    """
+    identity = {DIGEST: digest}
+    tracker = Tracker(
+        uri, swarm, NAME, digest, identity=identity, run_name=title, tags=tags, artifacts=artifacts
+    )
+    run = tracker.start()
+    tracker.log_metrics(metrics, round=0, at=at)
+    with model_registry.reaching(uri):
+        client = model_registry.load_mlflow().MlflowClient(uri, uri)
+        terms = f"name = '{tracker.model_name}' AND tag.`{DIGEST}` = '{digest}'"
+        known = client.search_model_versions(terms, max_results=1)
+        version = (
+            known[0] if known else _create(client, run, directory, tracker.model_name, {**tags, **identity})
+        )
+    tracker.end("FINISHED", at)
+    return f"models:/{tracker.model_name}/{version.version}"
+
+
+def _create(client: Any, run: str, directory: Path, name: str, tags: Mapping[str, str]) -> Any:
+    """Store the model's files and register them as the next version."""
+    experiment = client.get_run(run).info.experiment_id
+    logged = client.create_logged_model(experiment, name=NAME, source_run_id=run, tags=dict(tags))
+    with model_registry.stored(client, logged) as place:
+        _save(directory, place, logged)
+    client.finalize_logged_model(logged.model_id, "READY")
+    try:
+        swarm = name.rpartition(".")[0]
+        client.create_registered_model(name, tags={"sapo.swarm": swarm}, description=ABOUT)
+    except model_registry.load_mlflow().MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    return client.create_model_version(
+        name, source=logged.artifact_location, run_id=run, tags=dict(tags), model_id=logged.model_id
+    )
+
+
+def _save(directory: Path, place: Path, logged: Any) -> None:
+    import mlflow.pyfunc
+    from mlflow.models import Model
+
+    mlflow.pyfunc.save_model(
+        str(place),
+        loader_module=LOADER,
+        data_path=str(directory),
+        pip_requirements=model_registry.requirements(PACKAGES),
+        mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
+    )

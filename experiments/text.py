@@ -1,0 +1,221 @@
+"""results.json in words and numbers for a person to read."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sapo.cli.report.live_view import duration, number
+
+from .metrics import (
+    LOCAL,
+    PASS_END,
+    PASS_SPREAD,
+    PASS_START,
+    PASS_UNTRAINED,
+    PER_NODE,
+    TO_HALF,
+    TOTAL,
+    TRAINING_SET,
+)
+
+Json = Mapping[str, Any]
+NAMES = {
+    "pass_at_1": "held-out pass@1 at the end",
+    LOCAL: "reward/local",
+    TRAINING_SET: "reward/training_set",
+    "tokens_to_target": "tokens per node to the target",
+    TO_HALF: "rounds until half of the answers have the trait",
+    PASS_SPREAD: "held-out pass@1 at the end, of the nodes followed",
+    PASS_UNTRAINED: "pass@1 at the end of tasks nobody learns",
+    "ensemble/mixture": "pass@1 of the nodes' token mixture",
+    "ensemble/mixture/bits": "bits a byte of reference answers, for the nodes' token mixture",
+    "ensemble/mixture/untrained": "pass@1 of their token mixture on tasks nobody learns",
+    "ensemble/vote": "pass@1 of the nodes' weighted vote",
+    "ensemble/vote/untrained": "pass@1 of their weighted vote on tasks nobody learns",
+    "ensemble/route": "pass@1 of the nodes' route",
+}
+IN_POINTS = tuple(name for name in NAMES if name.startswith(("pass_at_1", "ensemble/", PASS_SPREAD)))
+"""Figures that are shares, shown in percent."""
+HEAD = (
+    "arm",
+    "seeds",
+    "paper's metric: total reward/training_set",
+    "against the first arm",
+    "reward/local",
+    "against the first arm",
+    "held-out pass@1, %, start → end",
+    "against the first arm, points",
+)
+SCREEN_HEAD = (
+    "arm",
+    "seeds",
+    "total, the\npaper's metric",
+    "reward/local",
+    "pass@1, %\nstart",
+    "\nend",
+    "tokens\nper node",
+)
+COSTS_HEAD = (
+    "arm",
+    "nodes",
+    "rounds",
+    "learning rate",
+    "tokens generated per node",
+    "tokens trained, all nodes",
+    "zero-advantage groups",
+    "foreign groups a batch",
+    "their age, rounds",
+    "oscillation, training set",
+    "oscillation, local",
+    "wall time of a run",
+    "processor time",
+)
+
+
+def spanned(found: Json | None, form: str = ".3f", scale: float = 1.0) -> str:
+    """`mean (low to high)`; the mean alone of one seed, a dash of nothing."""
+    if found is None:
+        return "–"
+    mean, low, high = (None if found[key] is None else scale * found[key] for key in ("mean", "low", "high"))
+    tail = "" if low is None or high is None else f" ({low:{form}} to {high:{form}})"
+    return number(mean, form) + tail
+
+
+def scaled(value: float | None, factor: float) -> float | None:
+    """A value in another unit; None stays None."""
+    return None if value is None else factor * value
+
+
+def percent_more(ratio: Json | None) -> str:
+    """A ratio as `+94 % (+60 to +140)`."""
+    if ratio is None:
+        return "–"
+    mean, low, high = (None if ratio[key] is None else _more(ratio[key]) for key in ("mean", "low", "high"))
+    return f"{mean} %" + ("" if low is None else f" ({low} to {high})")
+
+
+def _more(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.0f}" if ratio < 11 else "over +1000"
+
+
+def give_or_take(found: Json | None, form: str, scale: float = 1.0) -> str:
+    """`mean ± half` of the interval's width."""
+    if found is None:
+        return "–"
+    half = None if found["high"] is None else scale * (found["high"] - found["mean"])
+    return f"{scale * found['mean']:{form}}" + ("" if half is None else f" ± {half:{form}}")
+
+
+def screen_row(name: str, arm: Json) -> tuple[str, ...]:
+    """An arm's row under `SCREEN_HEAD`."""
+    figures = arm["figures"]
+    start = figures.get(PASS_START)
+    return (
+        name,
+        str(len(arm["seeds"])),
+        give_or_take(figures.get(TOTAL), ".1f"),
+        give_or_take(figures.get(LOCAL), ".4f"),
+        number(None if start is None else 100 * start["mean"], ".1f"),
+        give_or_take(figures[PASS_END], ".2f", 100),
+        number(figures[PER_NODE]["mean"], ",.0f"),
+    )
+
+
+def table_row(name: str, arm: Json) -> tuple[str, ...]:
+    """An arm's row under `HEAD`."""
+    figures, against = arm["figures"], arm["against_first"]
+    start = figures.get(PASS_START)
+    passed = f"{number(None if start is None else 100 * start['mean'], '.1f')} → "
+    first = not against
+    return (
+        name,
+        str(len(arm["seeds"])),
+        spanned(figures.get(TOTAL), ".1f"),
+        "" if first else percent_more(against[TOTAL]["ratio"]),
+        spanned(figures.get(LOCAL), ".4f"),
+        "" if first else percent_more(against[LOCAL]["ratio"]),
+        passed + spanned(figures[PASS_END], ".1f", 100),
+        "" if first else spanned(against[PASS_END]["difference"], "+.2f", 100),
+    )
+
+
+def costs_row(name: str, arm: Json) -> tuple[str, ...]:
+    """An arm's row under `COSTS_HEAD`; means over seeds."""
+    mean = {key: found["mean"] for key, found in arm["figures"].items()}
+    return (
+        name,
+        str(arm["nodes"]),
+        str(arm["rounds"]),
+        number(mean["lr"], "g"),
+        number(mean[PER_NODE], ",.0f"),
+        number(mean["tokens/trained"], ",.0f"),
+        number(mean.get("share/zero_advantage"), ".0%"),
+        number(mean.get("groups/external"), ".2f"),
+        number(mean.get("staleness/rounds"), ".1f"),
+        number(mean.get("oscillation/training_set"), ".4f"),
+        number(mean.get("oscillation/local"), ".4f"),
+        duration(mean["seconds"]),
+        duration(mean["cpu_seconds"]),
+    )
+
+
+def sentence(row: Json) -> str:
+    """A registered comparison in words, favourable or not, with its interval."""
+    name = NAMES[row["figure"]]
+    said = f"{row['arm']} against {row['with']}, {name}: "
+    if row["verdict"] == "not tested" and not row["n"]:
+        return said + "not run yet."
+    return f"{said}{size(row)}{certainty(row)}: {row['verdict']}."
+
+
+def size(row: Json) -> str:
+    """The difference of a comparison, in its unit."""
+    if row["figure"] == "tokens_to_target":
+        if row["ratio"] is not None:
+            return f"{spanned(row['ratio'], '.2f')} times"
+        ours, theirs = (number(value, ",.0f") for value in row.get("medians", (None, None)))
+        return f"median {ours} against {theirs}, some runs never reach it"
+    if row["figure"] in IN_POINTS:
+        return f"{spanned(row, '+.2f', 100)} points"
+    if row["figure"] == TO_HALF:
+        return f"{spanned(row, '+.1f')} rounds"
+    tail = "" if row["ratio"] is None else f", {percent_more(row['ratio'])}"
+    return spanned(row, "+.4f") + tail
+
+
+def certainty(row: Json) -> str:
+    """p, adjusted p and the number of seeds."""
+    seeds = f"{row['n']} seed" + ("" if row["n"] == 1 else "s")
+    if row["p"] is None:
+        return f" ({seeds})"
+    return f" (p = {row['p']:.2g}, adjusted {row['p_adjusted']:.2g}, {seeds})"
+
+
+def planned(found: Json) -> str:
+    """What the tuning runs foretell of the reported ones."""
+    counts = {int(n): size for n, size in found["smallest_by_seeds"].items() if size is not None}
+    others = ", ".join(f"{n} from {100 * size:.1f}" for n, size in counts.items() if n != found["seeds"])
+    own = found["smallest_difference"]
+    shown = "nothing" if own is None else f"differences from {100 * own:.1f} points"
+    return (
+        f"if arms differ from seed to seed as in {found['runs']} tuning runs (by {100 * found['spread']:.1f} "
+        f"points), {found['seeds']} seeds show {shown} of held-out pass@1 ({others}), at 80 % power and p "
+        f"below {found['alpha']:.2g}"
+    )
+
+
+def shown_from(row: Json) -> str:
+    """The smallest difference that the seeds can show."""
+    if row["smallest_difference"] is None:
+        return "–"
+    if row["figure"] in IN_POINTS:
+        return f"{100 * row['smallest_difference']:.2f} points"
+    if row["figure"] == TO_HALF:
+        return f"{row['smallest_difference']:.1f} rounds"
+    return f"{row['smallest_difference']:.4f}"
+
+
+def to_target(found: Json) -> str:
+    """Kaplan-Meier median of an arm's tokens to the target."""
+    median = "not reached" if found["value"] is None else f"{found['value']:,.0f}"
+    low, high = number(found["low"], ",.0f"), "∞" if found["high"] is None else f"{found['high']:,.0f}"
+    return f"{median} ({low} to {high})"

@@ -1,0 +1,123 @@
+"""The process of the archive: pass after pass from the bus into the history, and upkeep beside it."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from sapo.bus import open_bus
+from sapo.bus.base import Bus
+from sapo.core.child_process import Child, stopping_on_signals
+from sapo.core.errors import Unavailable, library_errors
+from sapo.core.outage import Outage
+from sapo.ops.archiver import Archiver
+from sapo.ops.process import Process
+from sapo.store.history import open_store
+
+log = logging.getLogger(__name__)
+
+LAST_PASS_S = 45.0
+"""How long the last pass waits for a bus or a store that is away."""
+RETRY_S = 0.5
+KEEPER_GRACE_S = 1.0
+
+
+class Keeper:
+    """Runs the flow `maintain` every so often in a process of its own: archiving does not wait for it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._every = process.config.history.maintain_seconds
+        self._due = time.monotonic() + self._every
+        self._child: Child | None = None
+
+    def tend(self) -> None:
+        """Start it when it is due and has ended since the last time."""
+        if not self._every or time.monotonic() < self._due:
+            return
+        if self._child is None or self._child.poll() is not None:
+            self._due = time.monotonic() + self._every
+            home = self._process.home
+            command = ["-m", "sapo.flows.maintain", "--home", str(home.root)]
+            self._child = Child.start("maintain", command, log=home.logs / "maintain.log", env=os.environ)
+
+    def end(self) -> None:
+        """End it, after the table in hand if that is soon: every step of it is whole or not there."""
+        if self._child is not None:
+            self._child.stop(KEEPER_GRACE_S)
+
+
+@dataclass
+class Archive:
+    """The archive of this process: the bus stays open from pass to pass."""
+
+    process: Process
+    maintains: bool = True
+    """Whether it has the tables maintained, too."""
+    outage: Outage = field(default_factory=lambda: Outage("bus or history", log))
+    bus: Bus | None = None
+
+    def __post_init__(self) -> None:
+        self.keeper = Keeper(self.process)
+
+    def one_pass(self) -> dict[str, int]:
+        """Archive all that is on the bus now; returns what was done, in counts.
+
+        Raises `Unavailable` when bus or store are away.
+        """
+        process = self.process
+        with process.own():
+            if self.bus is None:
+                self.bus = open_bus(process.config, process.home)
+            manifest = process.home.load_manifest()
+            with library_errors("the history"):
+                store = open_store(process.config, process.home)
+                counts = Archiver(self.bus, store, process.config.swarm.name, manifest=manifest).run()
+        self.outage.ended()
+        if counts.passed:
+            log.info("archived %s", counts)
+        return asdict(counts)
+
+    def passes(self, seconds: float, one: Callable[[], dict[str, int]]) -> int:
+        """Make one pass after another for so many seconds, or until stopped; returns the rows written.
+
+        It makes one at least. What is unavailable is left for the next pass: it stays on the bus.
+        """
+        process = self.process
+        rows, until = 0, time.monotonic() + seconds
+        # inside a flow run Prefect answers SIGTERM by raising, in the middle of whatever is being done
+        with stopping_on_signals(process.stop):
+            while not process.stop.is_set():
+                try:
+                    rows += one()["rows"]
+                except Unavailable as error:
+                    self.outage.began(error)
+                    process.failure = None
+                if self.maintains:
+                    self.keeper.tend()
+                if time.monotonic() >= until:
+                    break
+                pause = min(process.config.history.flush_seconds, max(0.0, until - time.monotonic()))
+                process.stop.wait(pause)
+        return rows
+
+    def last_pass(self) -> bool:
+        """Archive what is left, waiting some time for what is away; whether all is archived."""
+        self.keeper.end()
+        deadline = time.monotonic() + LAST_PASS_S
+        while True:
+            try:
+                self.one_pass()
+                return True
+            except Unavailable as error:
+                self.outage.began(error)
+                self.process.failure = None
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(RETRY_S)
+
+    def close(self) -> None:
+        """Release the bus."""
+        if self.bus is not None:
+            self.bus.close()
