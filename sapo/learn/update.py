@@ -20,7 +20,7 @@ from sapo.core.types import Batch
 from sapo.learn.collate import Chunk, Row, Selection, collate, select
 from sapo.learn.gossip import SlowWeights
 from sapo.learn.guard import guard
-from sapo.learn.logprobs import Forward, shares_prompts
+from sapo.learn.logprobs import Beginning, Forward, shares_prompts
 from sapo.learn.loss import LossInputs, normaliser, policy_loss
 from sapo.learn.off_policy import correct
 from sapo.learn.optimizer import apply_settings, open_optimizer
@@ -218,8 +218,10 @@ class Learner:
     def _measure(self, rows: Sequence[Row]) -> _Pass:
         """Log-probabilities and entropy of completions that are not trained."""
         done = _Pass()
-        for chunk in self._collated(rows) if rows else ():
-            logprobs, entropy = self.logprobs(chunk)
+        chunks = self._collated(rows) if rows else []
+        beginning = self._forward.begin(chunks, self.learn) if chunks else None
+        for chunk in chunks:
+            logprobs, entropy = self.logprobs(chunk, beginning)
             done.add(_sums_of_own(chunk, logprobs, entropy))
         return done
 
@@ -228,6 +230,7 @@ class Learner:
             rows,
             micro_batch=self.learn.micro_batch,
             shared=self._shared,
+            begin=self._forward.may_begin(self.learn),
             device=self.device,
             dtype=self._parameters[0].dtype,
         )
@@ -275,8 +278,9 @@ class Learner:
         done = _Pass()
         learn = self.learn
         gspo = learn.loss == "gspo"
+        beginning = self._forward.begin(chunks, learn)
         for number, chunk in enumerate(chunks):
-            logprobs, entropy = self.logprobs(chunk)
+            logprobs, entropy = self.logprobs(chunk, beginning)
             own = logprobs.detach()
             if len(old) == number:
                 old.append(own)
@@ -300,14 +304,16 @@ class Learner:
             foreign_own = own[chunk.mask & chunk.external[:, None] & own.isfinite()]
             if foreign_own.numel():
                 done.lowest_foreign = min(done.lowest_foreign, float(foreign_own.min()))
+        if beginning is not None:
+            beginning.backward()
         return done
 
-    def logprobs(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+    def logprobs(self, chunk: Chunk, beginning: Beginning | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability [S, W] of every trained token at the sampling temperature, and entropy in nats.
 
         Float32 whatever the model computes in. Entropy has no gradient.
         """
-        return self._forward(chunk, self.learn, self.temperature)
+        return self._forward(chunk, self.learn, self.temperature, beginning)
 
     def _normaliser(self, done: _Pass, chosen: Selection) -> float:
         return normaliser(
