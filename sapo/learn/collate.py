@@ -104,8 +104,10 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a sequence stands: row, column of its prompt (below 0 if its first tokens are left out), column of
-    its completion."""
+    """Where a sequence stands: row, column of its prompt, column of its completion.
+
+    The prompt's column is below 0 where tokens before it were left out.
+    """
 
     row: int
     trunk: int
@@ -311,8 +313,10 @@ def _padded(lists: Iterable[Sequence], value: object) -> list[list]:
 
 
 def _split(row: Row, skipped: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Prompt but for its first tokens, and the part of the completion that is input: the last trained token only
-    is a target."""
+    """Prompt without the tokens that are left out, and the part of the completion that is input.
+
+    The last trained token is a target only.
+    """
     end = len(row.loss_mask) - 1 - row.loss_mask[::-1].index(1)
     return row.token_ids[skipped : row.start], row.token_ids[row.start : end]
 
