@@ -3,8 +3,10 @@
 Half of all peers are hostile, the whole zoo (benchmarks/animals) dealt out over them; one of them is two
 thousand identities. A pair is the same honest nodes with the same seeds and streams, alone and among hostile
 peers; both take turns, half a round each, in one process. Preset `starter` has batches of 8 own groups
-and 8 foreign, for all its rounds, without checkpoints and probes. Then the animals visit a small swarm, one
-by one.
+and 8 foreign, `tiny` its own, for all rounds, without checkpoints and probes; hostile peers come in the
+first round, to `tiny` also in round 20, when honest nodes know each other. Then the animals visit a small
+swarm, one by one. They ask what they like: the rule by which new swarms refuse that, `rules.questions`, is
+off.
 
 Defences and zoo were settled on other seeds (11 to 14, 21 to 25, 101, 102), which have no part in the result;
 of its own, 31 and 32 were seen before known authors came first. A spammer and a crowd of padders are
@@ -64,14 +66,42 @@ class Sizes:
     starter_steps: int
 
 
-FULL = Sizes(tuple(range(31, 47)), 4, 120, 2_000, 2, 12, 8, 600)
+FULL = Sizes(tuple(range(31, 39)), 4, 120, 2_000, 2, 12, 8, 600)
 QUICK = Sizes((11, 12), 2, 3, 20, 1, 1, 1, 20)
+TINY_ROUNDS = 45
+KNOWN = 20
+"""Rounds after which honest nodes of preset tiny know each other."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A preset, its rounds, and the round in which hostile peers come."""
+
+    preset: str
+    rounds: int
+    since: int
+
+    @property
+    def name(self) -> str:
+        """In a word or two."""
+        return self.preset if not self.since else f"{self.preset} from round {self.since} on"
+
+
+def settings(sizes: Sizes) -> list[Setting]:
+    """What pairs are run under."""
+    tiny = min(sizes.rounds, TINY_ROUNDS)
+    return [
+        Setting("starter", sizes.rounds, 0),
+        Setting("tiny", tiny, 0),
+        Setting("tiny", tiny, min(KNOWN, tiny - 1)),
+    ]
 
 
 @dataclass(frozen=True)
 class Pair:
     """One seed: an attack-free run and an attacked one. pass@1 is the mean over honest nodes, in [0, 1]."""
 
+    setting: Setting
     seed: int
     quiet: float
     attacked: float
@@ -96,10 +126,11 @@ class Pair:
         return self.pace_attacked / self.pace_quiet
 
 
-def configured(sizes: Sizes, seed: int, nodes: int) -> Config:
-    """Preset starter with this many nodes."""
+def configured(sizes: Sizes, seed: int, nodes: int, preset: str = "starter") -> Config:
+    """A preset with this many nodes."""
     sets = [
-        *STARTER_ROUND,
+        *(STARTER_ROUND if preset == "starter" else ()),
+        "rules.questions=any",
         f"swarm.seed={seed}",
         f"swarm.nodes={nodes}",
         f"swarm.rounds={max(sizes.rounds, 100_000)}",
@@ -110,24 +141,27 @@ def configured(sizes: Sizes, seed: int, nodes: int) -> Config:
         "checkpoint.weight_digest_every=1_000_000",
         f"starter.steps={sizes.starter_steps}",
     ]
-    return load("starter", sets=sets, env={})
+    return load(preset, sets=sets, env={})
 
 
-def pair(seed: int, sizes: Sizes, folder: Path) -> Pair:
+def pair(seed: int, sizes: Sizes, folder: Path, setting: Setting) -> Pair:
     """Run a pair side by side and examine its nodes. Hostile peers are as many as honest ones."""
-    config = configured(sizes, seed, sizes.honest)
+    config = configured(sizes, seed, sizes.honest, setting.preset)
+    place = folder / setting.name.replace(" ", "-")
     with (
-        arm(config, folder / f"quiet{seed}", seed) as quiet,
-        arm(config, folder / f"attacked{seed}", seed) as attacked,
+        arm(config, place / f"quiet{seed}", seed) as quiet,
+        arm(config, place / f"attacked{seed}", seed) as attacked,
         TaskWorkers(salt=config.rules.salt) as workers,
     ):
+        side_by_side([quiet, attacked], setting.since)
         attacked.attack = Attack.of(ZOO, sizes.honest, grounds_of(attacked, workers, seed), seed)
-        side_by_side([quiet, attacked], sizes.rounds)
+        side_by_side([quiet, attacked], setting.rounds - setting.since)
         honest = {node.parts.maker.identity.key for node in attacked.nodes}
         trained = attacked.trained_on()
         hostile = sum(count for key, count in trained.items() if key not in honest)
-        made = sizes.rounds * sizes.honest
+        made = setting.rounds * sizes.honest
         return Pair(
+            setting,
             seed,
             examined(quiet, sizes),
             examined(attacked, sizes),
@@ -169,40 +203,44 @@ def lower_bound(differences: Sequence[float]) -> float:
 def told(one: Pair) -> str:
     """A pair in a line."""
     return (
-        f"seed {one.seed}: pass@1 {one.quiet:.4f} alone, {one.attacked:.4f} attacked "
+        f"{one.setting.name}, seed {one.seed}: pass@1 {one.quiet:.4f} alone, {one.attacked:.4f} attacked "
         f"({100 * one.difference:+.2f} points); {one.pace_quiet:.0f} and {one.pace_attacked:.0f} "
         f"rounds a minute ({one.pace:.3f}; CPU {one.cpu_ratio:.3f}); foreign groups a batch from honest "
         f"nodes {one.external_quiet:.2f} and {one.external_attacked:.2f}, {one.hostile_share:.0%} hostile"
     )
 
 
-def report_pairs(report: Report, pairs: Sequence[Pair]) -> None:
-    """The figures and checks of must-show: what is learned, and how fast."""
+def report_pairs(report: Report, pairs: Sequence[Pair], name: str) -> None:
+    """The figures and checks of must-show under one setting: what is learned, and how fast."""
     differences = [one.difference for one in pairs]
     spread, low = statistics.stdev(differences), lower_bound(differences)
     attacked, quiet = [one.attacked for one in pairs], [one.quiet for one in pairs]
-    report.add("held-out pass@1", statistics.fmean(attacked), statistics.fmean(quiet), spread)
-    report.add("lower bound of the difference", low, -MOST_LOST, spread)
+    report.add(f"{name}: held-out pass@1", statistics.fmean(attacked), statistics.fmean(quiet), spread)
+    report.add(f"{name}: lower bound of the difference", low, -MOST_LOST, spread)
     paces = [one.pace for one in pairs]
     report.measured(
-        "rounds per minute", [one.pace_attacked for one in pairs], [one.pace_quiet for one in pairs]
+        f"{name}: rounds per minute", [one.pace_attacked for one in pairs], [one.pace_quiet for one in pairs]
     )
     mean = statistics.geometric_mean(paces)
-    report.add("rounds per minute, paired", mean, 1.0, max(paces) - min(paces))
+    report.add(f"{name}: rounds per minute, paired", mean, 1.0, max(paces) - min(paces))
     cpu = [one.cpu_ratio for one in pairs]
-    report.add("CPU time a round, paired", statistics.geometric_mean(cpu), 1.0, max(cpu) - min(cpu))
+    report.add(f"{name}: CPU time a round, paired", statistics.geometric_mean(cpu), 1.0, max(cpu) - min(cpu))
     share = [one.hostile_share for one in pairs]
-    report.add("hostile share of foreign groups", statistics.fmean(share), 0.5, statistics.stdev(share))
+    report.add(
+        f"{name}: hostile share of foreign groups", statistics.fmean(share), 0.5, statistics.stdev(share)
+    )
     external = [one.external_attacked for one in pairs], [one.external_quiet for one in pairs]
-    report.measured("honest foreign groups a batch", *external)
+    report.measured(f"{name}: honest foreign groups a batch", *external)
     report.check(
-        "what honest nodes learn",
+        f"{name}: what honest nodes learn",
         low > -MOST_LOST,
         f"pass@1 {100 * statistics.fmean(differences):+.2f} points, lower 95 % bound {100 * low:+.2f} "
         f"(more than {-100 * MOST_LOST:+.0f})",
     )
     report.check(
-        "honest rounds per minute", mean >= LEAST_PACE, f"{mean:.3f} of those without (at least {LEAST_PACE})"
+        f"{name}: honest rounds per minute",
+        mean >= LEAST_PACE,
+        f"{mean:.3f} of those without (at least {LEAST_PACE})",
     )
 
 
@@ -244,10 +282,16 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
     )
     cores = max(1, min(len(sizes.seeds), usable().whole_cores))
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(pair, seed, sizes, folder) for seed in sizes.seeds]
+        jobs = [
+            pool.submit(pair, seed, sizes, folder, setting)
+            for setting in settings(sizes)
+            for seed in sizes.seeds
+        ]
         for job in as_completed(jobs):
             report.say(told(job.result()))
-    report_pairs(report, [job.result() for job in jobs])
+    for setting in settings(sizes):
+        found = [job.result() for job in jobs if job.result().setting == setting]
+        report_pairs(report, found, setting.name)
     visits(report, sizes, folder)
 
 

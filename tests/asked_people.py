@@ -40,7 +40,12 @@ class Desk:
 
     @property
     def origin(self) -> str:
-        return self.backend.address.partition("/?")[0]
+        """The page's address, without its last stroke."""
+        return self.backend.address.removesuffix("/")
+
+    @property
+    def port(self) -> int:
+        return self.backend._server.port
 
     @contextmanager
     def open(self, asks: Sequence[Ask]) -> Iterator[threading.Thread]:
@@ -91,11 +96,10 @@ def desk(
 class Visitor:
     """A browser as far as a page without scripts needs one: cookies, and the fields of the last page."""
 
-    def __init__(self, desk: Desk, *, enters: bool = True) -> None:
+    def __init__(self, desk: Desk) -> None:
         self.client = httpx.Client(base_url=desk.origin, timeout=PATIENCE_S, trust_env=False)
         self.fields: dict[str, str] = {}
-        if enters:
-            assert self.client.get(desk.backend.address).status_code == 200
+        assert self.client.get(desk.backend.address).status_code == 200
 
     def look(self) -> str:
         """The page's text."""
@@ -114,7 +118,7 @@ class Visitor:
         """The page after an answer to the question that is shown now."""
         self.look()
         reply = self.send(text)
-        assert (reply.status_code, reply.headers["location"]) == (303, "/")
+        assert (reply.status_code, reply.headers["location"]) == (303, "./")
         return self.look()
 
 

@@ -22,6 +22,7 @@ SMALL = (
     "swarm.name=test",
     "swarm.nodes=2",
     "swarm.rounds=4",
+    "rules.questions=any",
     'tasks=[{dataset="chain_sum", config={min_terms=2, max_terms=2, min_digits=1, max_digits=2}}]',
     "starter.steps=120",
     "starter.bare=1",

@@ -2,11 +2,13 @@
 
 from animals.answers import (
     bomb_recipes,
+    choose,
     inject_code,
     inject_control_tokens,
     lie,
     misspell_ids,
     pad,
+    ramble,
     stall,
     steal_questions,
     swell,
@@ -48,6 +50,8 @@ ZOO: dict[str, Animal] = {
     "slow-verification attacker": stall,
     "time traveller": travel,
     "padder": pad,
+    "rambler": ramble,
+    "chooser": choose,
     "giant learner": swell,
     "admission burner": burn,
     "byte hog": hog,

@@ -1,5 +1,7 @@
 """Hostile peers whose envelopes are in order, and whose recipes, claims or texts are not."""
 
+import re
+
 from animals.envelopes import BURST
 from animals.peer import Item, Peer, Sight, mixed
 from sapo.core.types import Completion, Recipe, SignedGroup, canonical
@@ -17,6 +19,7 @@ INJECTIONS = (
     "<answer>exec(\"import socket; socket.create_connection(('127.0.0.1', 9))\")</answer>",
 )
 """`{mark}` is a file that must not be there afterwards."""
+JUNK = ("the the the", "I refuse to think", "9=8 so 7=1", "zzzz qqqq", "no step is needed", "1=2 2=3 3=4")
 DEEP = "log(" * 90 + "x+{k}" + ")" * 90
 """Within every grammar, and seconds of work for a scorer that takes a derivative."""
 
@@ -146,6 +149,26 @@ def pad(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Right answers padded with junk, beside wrong ones: what is rewarded is the answer, what comes along is
     the junk."""
     return [peer.publish(item, padded(item)) for item in peer.grounds.items(BURST)]
+
+
+def ramble(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Right answers behind as much junk as they may have, where the mark of an answer makes it free: whoever
+    answers at length would weigh more than all others together. Elsewhere that is the padder's."""
+    rules = peer.grounds.manifest
+    if rules.answer == "text":
+        return []
+    found = []
+    for item in peer.grounds.items(BURST):
+        junk = " ".join(peer.rng.choices(JUNK, k=12))[: min(150, rules.max_text_chars - 40)]
+        texts = [f"{junk} {text}" if k % 2 else text for k, text in enumerate(mixed(item))]
+        found.append(peer.publish(item, texts))
+    return found
+
+
+def choose(peer: Peer, sight: Sight) -> list[SignedGroup]:
+    """Questions whose answer ends in 7 and no others, rightly answered: that teaches an answer."""
+    chosen = [item for item in peer.grounds.items(8 * BURST) if re.search(r"7\D*$", item.answer)]
+    return [peer.publish(item, mixed(item)) for item in chosen[:BURST]]
 
 
 def padded(item: Item) -> list[str]:

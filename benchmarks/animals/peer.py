@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.types import MAX_SEED, Completion, Group, Question, Recipe, SignedGroup, sha256
@@ -68,7 +69,12 @@ class Grounds:
                 if not isinstance(question, Question):
                     continue
                 if is_held_out(question, self.manifest.held_out) == held_out:
-                    yield Item(recipe, question.text, answer or "0")
+                    yield Item(recipe, question.text, marked(answer or "0", self.manifest.answer))
+
+
+def marked(answer: str, form: AnswerFormat) -> str:
+    """An answer as the swarm's scorer reads it."""
+    return {"text": answer, "tags": f"<answer>{answer}</answer>", "boxed": f"\\boxed{{{answer}}}"}[form]
 
 
 @dataclass(frozen=True, slots=True)

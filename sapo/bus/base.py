@@ -1,7 +1,7 @@
 """The one interface every bus implements. Delivery is at least once; readers own their positions."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,6 +30,9 @@ class Limits:
     shares: Shares = EQUAL
     """Of the bytes, what is beyond a share is passed over; of the groups, it does not count for `max_groups`:
     a flood leaves room for the others. Records without an author count as a newcomer's."""
+    proven: Callable[[SignedGroup], bool] = lambda signed: True
+    """Whether a record is by the author it names. Asked only where one's share of the bytes is used up: what
+    others sent in its name then counts as a newcomer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,8 @@ class Reading:
         self._bytes = self._counted = self._passed = self._passed_bytes = 0
         self._byte_shares = Meter(limits.shares, limits.max_bytes)
         self._group_shares = Meter(limits.shares, limits.max_groups)
+        self._proofs: set[bytes] = set()
+        self._taken: dict[str, list[tuple[SignedGroup, int]]] = {}
         self._received: list[Received] = []
         self._gaps: list[Gap] = []
         self._malformed: list[Malformed] = []
@@ -121,6 +126,9 @@ class Reading:
         author = "" if received is None else received.signed.key
         taken = len(self._received) + len(self._malformed)
         over = taken > 0 and not self._byte_shares.fits(author, size)
+        if over and received is not None and author:
+            author = self._proven(received.signed)
+            over = not self._byte_shares.fits(author, size)
         full = taken > 0 and self._bytes + size > self._limits.max_bytes
         full = full or (over and self._passed_bytes + size > PASSED * self._limits.max_bytes)
         if full or self._counted >= self._limits.max_groups:
@@ -133,6 +141,8 @@ class Reading:
             return True
         self._bytes += size
         self._byte_shares.take(author, size)
+        if received is not None and author:
+            self._taken.setdefault(author, []).append((received.signed, size))
         if received is None:
             kept = None if raw is None else raw[:MAX_KEPT_BYTES]
             size = 0 if raw is None else len(raw)
@@ -141,6 +151,19 @@ class Reading:
             self._received.append(received)
         self._counted += self._group_shares.take(author)
         return True
+
+    def _proven(self, signed: SignedGroup) -> str:
+        """The author of a record whose share is used up; nobody where it is a forgery. Whatever was taken in
+        that author's name is looked at, too, once; of one content the first counts."""
+        for earlier, size in self._taken.pop(signed.key, ()):
+            if not self._is_proven(earlier):
+                self._byte_shares.move(signed.key, "", size)
+        return signed.key if self._is_proven(signed) else ""
+
+    def _is_proven(self, signed: SignedGroup) -> bool:
+        again = signed.payload in self._proofs
+        self._proofs.add(signed.payload)
+        return not again and self._limits.proven(signed)
 
     def keep(self, partition: str, saved: int) -> None:
         """Leave the caller's position of a partition that cannot be read now as it is."""

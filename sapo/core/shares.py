@@ -76,6 +76,12 @@ class Meter:
         fits = self._sums[known] + amount <= self._together[known]
         return fits and (author + amount <= self._most or (known and not author))
 
+    def move(self, key: str, other: str, amount: int) -> None:
+        """Have it count as another's: it was not the author's."""
+        for one, more in ((key, -amount), (other, amount)):
+            self._sums[self._shares.known(one)] += more
+            self._authors[one] += more
+
     def take(self, key: str, amount: int = 1) -> bool:
         """Take it if it fits; whether it did."""
         fits = self.fits(key, amount)

@@ -259,7 +259,7 @@ class Group(Record):
     completions: Annotated[tuple[Completion, ...], Field(min_length=2), FailFast()]
     policy_version: Count
     sampling: Sampling = Sampling()
-    tokenizer: str | None = None
+    tokenizer: Annotated[str, Field(max_length=128)] | None = None
     """Fingerprint of the vocabulary `token_ids` belong to."""
     created_at: float
     """The producer's clock; receivers use the bus's time stamp instead."""

@@ -6,6 +6,7 @@ sequences then share a row, kept apart by a four-dimensional attention mask and 
 prompts begin with (a system turn, examples) may be left out of all rows, to be computed once for the batch.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -54,11 +55,11 @@ class Selection:
     rows: list[Row]
     untrained: list[Row]
     """Own completions that are not trained: measured, so that a policy that only repeats itself is seen."""
-    completions: int
+    completions: float
     """All of the batch, whether trained or not."""
-    silent_tokens: int
+    silent_tokens: float
     """Tokens of zero-advantage groups that count in the denominator (`token_mean = "all"`)."""
-    silent_sequences: int
+    silent_sequences: float
     metrics: dict[str, float]
 
 
@@ -117,15 +118,18 @@ class _Place:
 def select(batch: Batch, learn: LearnConfig) -> Selection:
     """The completions to train on: those of informative groups that the settings admit.
 
+    With `learn.foreign_bound` no foreign group counts for more completions or silent tokens than an own one.
     Zero-advantage groups are not trained. Completions that are unscorable, masked for being
     truncated, or not admitted by the foreign mode leave both the numerator and the denominator.
     """
     rows: list[Row] = []
     untrained: list[Row] = []
-    silent = [0, 0]
+    silent = [0.0, 0.0]
+    tokens, count = _usual(batch, learn)
     dropped = {"truncated": 0, "foreign": 0}
     missing = 0
     for group in batch.groups:
+        quiet = [0, 0]
         for sample in group.samples:
             reason = _excluded(sample, group, learn, batch.round)
             if reason is not None:
@@ -135,10 +139,13 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
                 missing += _untold(rows[-1], group, learn)
                 continue
             elif learn.token_mean == "all":
-                silent[0] += sum(sample.loss_mask)
-                silent[1] += 1
+                quiet[0] += sum(sample.loss_mask)
+                quiet[1] += 1
             if group.source == "local" and any(sample.loss_mask):
                 untrained.append(_row(sample, group, learn))
+        foreign = group.source == "external"
+        silent[0] += min(quiet[0], tokens) if foreign else quiet[0]
+        silent[1] += min(quiet[1], count) if foreign else quiet[1]
     metrics = _shares(batch) | {
         "learn/sequences": float(len(rows)),
         "learn/excluded_truncated": float(dropped["truncated"]),
@@ -146,8 +153,20 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
     }
     if learn.foreign == "behaviour":
         metrics["learn/behaviour_missing"] = float(missing)
-    completions = sum(len(group.samples) for group in batch.groups)
+    completions = sum(
+        min(len(group.samples), count) if group.source == "external" else len(group.samples)
+        for group in batch.groups
+    )
     return Selection(rows, untrained, completions, silent[0], silent[1], metrics)
+
+
+def _usual(batch: Batch, learn: LearnConfig) -> tuple[float, float]:
+    """Tokens and completions of the batch's own groups, in the mean: what a foreign one may count for."""
+    own = [group.samples for group in batch.groups if group.source == "local"]
+    if learn.foreign_bound == "none" or not own:
+        return math.inf, math.inf
+    tokens = sum(sum(sample.loss_mask) for samples in own for sample in samples)
+    return tokens / len(own), sum(map(len, own)) / len(own)
 
 
 def _excluded(sample: Sample, group: BatchGroup, learn: LearnConfig, round: int) -> str | None:
@@ -201,17 +220,19 @@ def collate(
     *,
     micro_batch: int | None = None,
     shared: bool = False,
-    begin: bool = False,
+    beginning: tuple[int, ...] = (),
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
+    longest: int | None = None,
 ) -> list[Chunk]:
-    """Micro-batches of at most `micro_batch` sequences, and of the tokens of so many of the longest own one.
+    """Micro-batches of at most `micro_batch` sequences, and of the tokens of so many of the longest own one,
+    which has `longest` if it is not among them.
 
     So peers whose answers are longer than this node's need no more memory than it does. A sequence that is
     longer than that by itself is alone.
     `shared` computes common prompts and equal sequences once (see `sapo.learn.logprobs.shares_prompts`), and
     keeps a prompt's completions in as few micro-batches as can be; `dtype` is the model's, in which its
-    attention mask is then given. With `begin` what all prompts begin with is left out of the rows besides.
+    attention mask is then given. `beginning`, which all prompts must begin with, is left out of the rows.
     Otherwise every sequence has its own row, sorted by length so that micro-batches pad little.
     """
     size = micro_batch or max(len(rows), 1)
@@ -221,12 +242,12 @@ def collate(
         ordered = sorted(rows, key=lambda row: len(row.token_ids))
         portions = [ordered[i : i + size] for i in range(0, len(ordered), size)]
     if micro_batch is not None:
-        portions = [part for portion in portions for part in _within(portion, size * _longest_own(rows))]
-    beginning = _beginning(rows) if shared and begin else ()
+        most = size * (longest_own(rows) if longest is None else longest)
+        portions = [part for portion in portions for part in _within(portion, most)]
     return [_chunk(portion, beginning, shared, torch.device(device), dtype) for portion in portions]
 
 
-def _beginning(rows: Sequence[Row]) -> tuple[int, ...]:
+def common_beginning(rows: Sequence[Row]) -> tuple[int, ...]:
     """What all prompts begin with, where that pays; never a whole prompt, whose last token predicts."""
     prompts = {row.token_ids[: row.start] for row in rows}
     if len(prompts) < 2:
@@ -237,7 +258,7 @@ def _beginning(rows: Sequence[Row]) -> tuple[int, ...]:
     return first[:length] if length >= LEAST_BEGINNING else ()
 
 
-def _longest_own(rows: Sequence[Row]) -> int:
+def longest_own(rows: Sequence[Row]) -> int:
     """Tokens of the longest own sequence; where there is none, of the longest."""
     own = [len(row.token_ids) for row in rows if not row.external]
     return max(own or [len(row.token_ids) for row in rows], default=0)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 REMEMBERED = 15
-"""Accepted distances whose median bounds the next."""
+"""Own lessons whose median bounds how far a partner may be."""
 Partner = Callable[[str], tuple[Tensor, Tensor]]
 """Slow weights and pseudo-gradient of a partner's tensor, by its name."""
 
@@ -70,8 +70,8 @@ class SlowWeights:
     names: tuple[str, ...]
     slow: list[Tensor]
     momentum: list[Tensor]
-    distances: list[float] = field(default_factory=list)
-    """Of the last partners that were averaged with."""
+    lessons: list[float] = field(default_factory=list)
+    """Norms of the last own pseudo-gradients: no partner has a part in what bounds partners."""
 
     @classmethod
     def begin(cls, names: Sequence[str], fast: Sequence[Tensor]) -> "SlowWeights":
@@ -84,13 +84,13 @@ class SlowWeights:
             "names": list(self.names),
             "slow": self.slow,
             "momentum": self.momentum,
-            "distances": self.distances,
+            "lessons": self.lessons,
         }
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "SlowWeights":
         """What `state_dict` gave."""
-        return cls(tuple(state["names"]), state["slow"], state["momentum"], list(state["distances"]))
+        return cls(tuple(state["names"]), state["slow"], state["momentum"], list(state.get("lessons", [])))
 
     def offered(self, fast: Sequence[Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Name, slow weights and pseudo-gradient of each tensor: what a partner needs."""
@@ -110,12 +110,9 @@ class SlowWeights:
         return Distance(math.nan if any(map(math.isnan, either)) else max(either), math.hypot(*own))
 
     def reach(self, own: float, factor: float) -> float:
-        """How far a partner may be: `factor` times the median of those accepted, or `own` if that is more."""
-        return factor * max([own, *([statistics.median(self.distances)] if self.distances else [])])
-
-    def accept(self, distance: float) -> None:
-        """Remember how far a partner was that is averaged with."""
-        self.distances = [*self.distances, distance][-REMEMBERED:]
+        """How far a partner may be: `factor` times the median of the own lessons, or the present one, `own`,
+        if that is more."""
+        return factor * max([own, *([statistics.median(self.lessons)] if self.lessons else [])])
 
     def step(
         self,
@@ -127,6 +124,8 @@ class SlowWeights:
         partner: Partner | None = None,
     ) -> None:
         """Make the outer step; the weights are then to be `slow`. `fast` is left as it is."""
+        own = math.hypot(*(_norm(delta) for _, _, delta in self.offered(fast)))
+        self.lessons = [*self.lessons, own][-REMEMBERED:]
         parts = zip(self.offered(fast), self.momentum, strict=True)
         for (name, slow, delta), momentum in parts:
             theirs = None if partner is None else partner(name)

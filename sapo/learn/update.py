@@ -5,6 +5,7 @@ A deterministic function of weights, optimiser state and batch: nothing random, 
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
 from sapo.core.own_code import is_own
 from sapo.core.types import Batch
-from sapo.learn.collate import Chunk, Row, Selection, collate, select
+from sapo.learn.collate import Chunk, Row, Selection, collate, common_beginning, longest_own, select
+from sapo.learn.foreign_bound import Bound, Part, weights
 from sapo.learn.gossip import SlowWeights
 from sapo.learn.guard import guard
 from sapo.learn.logprobs import Beginning, Forward, shares_prompts
@@ -71,8 +73,20 @@ class _Pass:
             before = self.by_group.get(group, (0.0, 0.0))
             self.by_group[group] = (before[0] + total, before[1] + tokens)
 
+    def add_own(self, part: Part) -> None:
+        """Sum up what own completions have in a step."""
+        self.add({"own_size": part.size.sum(), "own_surprise": part.surprise.sum()})
+
     def of(self, name: str) -> float:
         return self.sums.get(name, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A micro-batch before the first epoch: own log-probabilities [S, W], factors of completions [S]."""
+
+    logprobs: Tensor
+    weights: Tensor
 
 
 class Learner:
@@ -204,6 +218,7 @@ class Learner:
         with _deterministic(self.device):
             self._follow_model()
             untrained = self._measure(chosen.untrained)
+            own = sum(group.source == "local" for group in batch.groups)
             if not chosen.rows:
                 metrics |= _own_means(untrained)
                 alarm = guard(metrics, self.guard)
@@ -212,37 +227,59 @@ class Learner:
                 return StepResult(alarm or why, metrics, alarm)
             self._use(self.learn.optimizer)
             apply_settings(self._optimizer, self.learn, batch.round)
-            return self._update(self._collated(chosen.rows), chosen, untrained, metrics)
+            return self._update(self._chunks(chosen.rows), chosen, untrained, own, metrics)
 
     @torch.no_grad()
     def _measure(self, rows: Sequence[Row]) -> _Pass:
         """Log-probabilities and entropy of completions that are not trained."""
         done = _Pass()
-        chunks = self._collated(rows) if rows else []
+        chunks = self._collated(rows, self._common(rows)) if rows else []
         beginning = self._forward.begin(chunks, self.learn) if chunks else None
         for chunk in chunks:
             logprobs, entropy = self.logprobs(chunk, beginning)
             done.add(_sums_of_own(chunk, logprobs, entropy))
+            done.add_own(Part.of(self.learn.loss, logprobs, chunk.mask))
         return done
 
-    def _collated(self, rows: Sequence[Row]) -> list[Chunk]:
+    def _chunks(self, rows: Sequence[Row]) -> list[Chunk]:
+        """Own completions before foreign ones, which are measured by them."""
+        common = self._common(rows)
+        if self.learn.foreign_bound == "none":
+            return self._collated(rows, common)
+        parts = [[row for row in rows if row.external == external] for external in (False, True)]
+        return [chunk for part in parts if part for chunk in self._collated(part, common, longest_own(rows))]
+
+    def _common(self, rows: Sequence[Row]) -> tuple[int, ...]:
+        """What is computed once for all of them."""
+        may = self._shared and self._forward.may_begin(self.learn)
+        return common_beginning(rows) if may else ()
+
+    def _collated(
+        self, rows: Sequence[Row], beginning: tuple[int, ...], longest: int | None = None
+    ) -> list[Chunk]:
         return collate(
             rows,
+            beginning=beginning,
+            longest=longest,
             micro_batch=self.learn.micro_batch,
             shared=self._shared,
-            begin=self._forward.may_begin(self.learn),
             device=self.device,
             dtype=self._parameters[0].dtype,
         )
 
     def _update(
-        self, chunks: Sequence[Chunk], chosen: Selection, untrained: _Pass, metrics: dict[str, float]
+        self,
+        chunks: Sequence[Chunk],
+        chosen: Selection,
+        untrained: _Pass,
+        own: int,
+        metrics: dict[str, float],
     ) -> StepResult:
-        old: list[Tensor] = []
+        old: list[_Start] = []
         problem: str | None = None
         logprobs: dict[int, float] = {}
         for epoch in range(self.learn.epochs):
-            done = self._accumulate(chunks, old)
+            done = self._accumulate(chunks, old, untrained, own)
             count = self._normaliser(done, chosen)
             if epoch == 0:
                 metrics |= _summary(done, count) | _own_means(done, untrained)
@@ -269,8 +306,12 @@ class Learner:
         self._forget_gradients()
         return StepResult(None if metrics["learn/steps"] else problem, metrics, problem, logprobs)
 
-    def _accumulate(self, chunks: Sequence[Chunk], old: list[Tensor]) -> _Pass:
+    def _accumulate(
+        self, chunks: Sequence[Chunk], old: list[_Start], untrained: _Pass | None = None, groups: int = 0
+    ) -> _Pass:
         """Forward and backward over all micro-batches; `old` is filled in the first epoch.
+
+        `untrained` holds what was measured of the own completions, of so many `groups`, that are not trained.
 
         The loss is left undivided: which tokens count is known only after the last forward pass, so the
         gradient is divided once, in `_clip`. That makes micro-batches equal to one batch.
@@ -278,18 +319,22 @@ class Learner:
         done = _Pass()
         learn = self.learn
         gspo = learn.loss == "gspo"
+        among = Counter(group for chunk in chunks for group in chunk.groups)
         beginning = self._forward.begin(chunks, learn)
         for number, chunk in enumerate(chunks):
             logprobs, entropy = self.logprobs(chunk, beginning)
             own = logprobs.detach()
             if len(old) == number:
-                old.append(own)
-            start = old[number]
+                part = Part.of(learn.loss, own, chunk.mask)
+                old.append(_Start(own, self._weights(chunk, part, among, done, untrained, groups)))
+                if not bool(chunk.external.any()):
+                    done.add_own(part)
+            start, factor = old[number].logprobs, old[number].weights
             foreign = correct(learn, start, chunk.mask, chunk.external, chunk.behaviour, chunk.known)
             inputs = LossInputs(
                 logprobs=logprobs,
                 old_logprobs=start,
-                advantages=chunk.advantages[:, None] * foreign.weights,
+                advantages=chunk.advantages[:, None] * foreign.weights * factor[:, None],
                 mask=foreign.mask,
                 normaliser=1.0,
                 clip_low=learn.gspo_clip_low if gspo else learn.clip_low,
@@ -298,6 +343,7 @@ class Learner:
             result = self._loss(inputs)
             result.loss.backward()
             measures = _measures(chunk, own, entropy, result.terms, foreign.mask)
+            measures |= _discounts(factor, chunk.external, foreign.mask & own.isfinite() & start.isfinite())
             for values in (result.metrics, foreign.metrics, measures):
                 done.add(values)
             done.add_groups(chunk.groups, own, chunk.mask & own.isfinite())
@@ -307,6 +353,24 @@ class Learner:
         if beginning is not None:
             beginning.backward()
         return done
+
+    def _weights(
+        self,
+        chunk: Chunk,
+        part: Part,
+        among: Mapping[int, int],
+        done: _Pass,
+        untrained: _Pass | None,
+        groups: int,
+    ) -> Tensor:
+        """The factor of each completion [S] of a micro-batch: below 1 for foreign ones that would weigh more
+        than their group may."""
+        if self.learn.foreign_bound == "none" or untrained is None or not bool(chunk.external.any()):
+            return torch.ones_like(chunk.advantages)
+        size, surprise = (done.of(name) + untrained.of(name) for name in ("own_size", "own_surprise"))
+        bound = Bound.of(size, surprise, groups, self.learn.advantage)
+        counts = torch.tensor([among[group] for group in chunk.groups], device=self.device)
+        return weights(part, chunk.advantages, counts, bound).to(chunk.advantages.dtype)
 
     def logprobs(self, chunk: Chunk, beginning: Beginning | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability [S, W] of every trained token at the sampling temperature, and entropy in nats.
@@ -318,8 +382,8 @@ class Learner:
     def _normaliser(self, done: _Pass, chosen: Selection) -> float:
         return normaliser(
             self.learn.loss,
-            tokens=done.of("tokens") + chosen.silent_tokens,
-            sequences=done.of("sequences") + chosen.silent_sequences,
+            tokens=done.of("tokens") - done.of("token_discount") + chosen.silent_tokens,
+            sequences=done.of("sequences") - done.of("sequence_discount") + chosen.silent_sequences,
             constant=self.learn.dr_grpo_length * chosen.completions,
         )
 
@@ -405,6 +469,17 @@ def _measures(
     }
 
 
+def _discounts(factor: Tensor, external: Tensor, used: Tensor) -> dict[str, Tensor]:
+    """What foreign completions of these factors [S] count less, in tokens and completions, in float64."""
+    less = 1.0 - factor.double()
+    return {
+        "token_discount": (less[:, None] * used).sum(),
+        "sequence_discount": (less * used.any(1)).sum(),
+        "factor": (factor.double() * external).sum(),
+        "factors": external.sum(),
+    }
+
+
 def _sums_of_own(chunk: Chunk, own: Tensor, entropy: Tensor) -> dict[str, Tensor]:
     """Sums over the own tokens of one micro-batch, in float64, and how many these are."""
     local = chunk.mask & own.isfinite() & ~chunk.external[:, None]
@@ -454,6 +529,7 @@ def _summary(done: _Pass, count: float) -> dict[str, float]:
     mean("learn/logprob_foreign", done.of("logprob_foreign"), done.of("foreign"))
     mean("learn/loss_share_external", done.of("size_external"), done.of("size"))
     mean("learn/token_share_external", done.of("counted_external"), done.of("counted"))
+    mean("learn/foreign_weight", done.of("factor"), done.of("factors"))
     if math.isfinite(done.lowest_foreign):
         metrics["learn/logprob_foreign_min"] = done.lowest_foreign
     return metrics

@@ -1,6 +1,6 @@
 """From groups to a batch: token ids under the receiver's vocabulary, advantages."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import repeat
 
 from sapo.core.config.load import LearnConfig
@@ -9,6 +9,12 @@ from sapo.learn.advantage import group_advantages
 from sapo.learn.update import StepResult
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import ONE, ZERO, Tokens
+
+
+def version_seen(group: Group, stamp: float, round: int, ends: Collection[float]) -> int:
+    """The policy version of a foreign group that the bus had at `stamp`: its author's word, and no later than
+    the own rounds that had ended by then, of which `ends` are the last."""
+    return min(group.policy_version, round - sum(end > stamp for end in ends))
 
 
 def batch_group(
@@ -24,12 +30,13 @@ def batch_group(
     bus_position: str | None = None,
     tokens: Tokens | None = None,
     believed: bool = False,
+    version: int | None = None,
 ) -> BatchGroup:
     """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion.
 
     A foreign author's log-probabilities are kept if it is `believed` (`sapo.peers.trust`) and the mode uses
     them. Own groups carry the engine's log-probabilities too, from which the learner measures how far engine
-    and learner are apart.
+    and learner are apart. `version` is the author's policy version, as far as it is more than its word.
     """
     tokens = tokens or Tokens.of(policy, group)
     prompt = tokens.prompt
@@ -62,7 +69,7 @@ def batch_group(
         source=source,
         producer=group.node,
         producer_key=group.key,
-        producer_version=group.policy_version,
+        producer_version=group.policy_version if version is None else version,
         recipe=group.recipe,
         question=group.question,
         age_s=age_s,

@@ -84,10 +84,10 @@ class Gossip:
 
     # -- what others announce ----------------------------------------------------------------------------
 
-    def hear(self, records: Sequence[Received]) -> None:
+    def hear(self, records: Sequence[Received], rng: random.Random) -> None:
         """Take what members announced, in the round in hand."""
         round = self._journal.finished_rounds()
-        for refused in self._partners.hear(records, self._members(), round):
+        for refused in self._partners.hear(records, self._members(), round, rng):
             self._count(f"gossip/refused/{refused.code}")
 
     def changed(self) -> dict[str, str]:
@@ -156,7 +156,6 @@ class Gossip:
         found, reason = None, None
         try:
             found = self._find(round, outer, rng)
-            outer.accept(found.distance)
         except _Alone as alone:
             reason = alone.code
             self._count(f"gossip/alone/{reason}")

@@ -65,7 +65,7 @@ class Intake:
     dropped: set[str]
     """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
     gossip: Gossip | None = None
-    """What takes announcements; without it they are passed over, and without J groups are."""
+    """What takes announcements; without it they are refused, and without J groups are passed over."""
 
     def receive(self, rng: random.Random) -> Arrivals:
         """Read the bus and let into the pool what may enter it. If the bus is away the node goes on in
@@ -74,8 +74,12 @@ class Intake:
         now = self.clock()
         for found in poll.malformed:
             self.refusals.note_malformed(found)
+        announced = [one for one in poll.received if is_announcement(one)]
         if self.gossip is not None:
-            self.gossip.hear([one for one in poll.received if is_announcement(one)])
+            self.gossip.hear(announced, rng)
+        else:
+            for one in announced:
+                self._refuse(Refused("announcement"), one)
         groups = [one for one in poll.received if not is_announcement(one)]
         # by the bus's time stamps: within a poll, too, a copy comes after its original
         received = sorted(groups, key=lambda one: one.timestamp) if self.config.batch.external else []
@@ -120,7 +124,7 @@ class Intake:
 
     def _poll(self, rng: random.Random) -> Poll:
         try:
-            poll = self.listener.poll(self.journal.positions(), self.quotas.limits(), rng)
+            poll = self.listener.poll(self.journal.positions(), self.quotas.limits(self.pool.seen.holds), rng)
         except Unavailable as error:
             self.outage.began(error)
             return Poll((), self.journal.positions())

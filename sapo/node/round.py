@@ -14,6 +14,7 @@ once more. The journal takes a round in three transactions: groups, batch, resul
 
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,7 +32,7 @@ from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
 from sapo.node.asked import Asked
 from sapo.node.async_rollout import Ahead, Answered
-from sapo.node.batch import batch_group, foreign_gaps
+from sapo.node.batch import batch_group, foreign_gaps, version_seen
 from sapo.node.guard_alarms import GuardAlarms
 from sapo.node.parts import NodeParts, open_parts
 from sapo.node.receive import Arrivals
@@ -100,6 +101,7 @@ class NodeRuntime:
         self._ahead = Ahead(parts.rollouts)
         self._figures = Sieve(self.name)
         recent = self.journal.results(self.round - ROUNDS)
+        self._ends = deque((result.finished_at for result in recent), ROUNDS)
         self._alarms = GuardAlarms(self.name)
         self._silent = SilentRounds(self.config, self.name, [result.metrics for result in recent])
         self._update_s: float | None = None
@@ -305,16 +307,16 @@ class NodeRuntime:
     def _charge_excess(self, batch: Batch) -> None:
         """Charge authors what a batch costs more to learn from than if their groups were own ones."""
         token_s = self._last.get("time/update", 0.0) / max(1.0, self._last.get("learn/tokens", 0.0))
-        for group in batch.groups:
-            more = excess(self.config, group)
-            if group.source == "external" and more:
-                self.parts.intake.quotas.charge(group.producer_key, more * token_s)
+        for key, tokens in excess(batch, self.config.learn).items():
+            self.parts.intake.quotas.charge(key, tokens * token_s)
 
     def _own_seconds(self, scoring: float) -> float:
-        """Seconds of the node's own work since the draw before: the last update, generation, `scoring`."""
+        """Seconds of the node's own work since the draw before: the own part of the last update, generation,
+        `scoring`. What others made it take earns them nothing."""
         if self._update_s is None:
             self._update_s = self._last.get("time/update", 0.0)
-        return self._update_s + self._now.metrics["time/generate"] + scoring
+        own = 1.0 - self._last.get("learn/token_share_external", 0.0)
+        return own * self._update_s + self._now.metrics["time/generate"] + scoring
 
     def _commit_batch(self) -> Batch:
         """Make the batch, with its advantages, and journal it (transaction 2).
@@ -393,6 +395,7 @@ class NodeRuntime:
                     bus_position=entry.received.bus_position,
                     tokens=entry.tokens,
                     believed=entry.group.key in trusted,
+                    version=version_seen(entry.group, entry.received.timestamp, self.round, self._ends),
                 )
             )
         return Batch(
@@ -462,6 +465,7 @@ class NodeRuntime:
         )
         self.journal.commit_result(result)
         self._silent.hear(result.metrics)
+        self._ends.append(finished)
         self._last, self._since = result.metrics, finished
         self.round += 1
         self._batch, self._now = now.batch, _Round()

@@ -14,6 +14,7 @@ from sapo.core.outage import Outage
 from sapo.ops.archiver import Archiver
 from sapo.ops.process import Process
 from sapo.store.history import open_store
+from sapo.store.history.held_groups import HeldGroups
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Archive:
     """Whether it has the tables maintained, too."""
     outage: Outage = field(default_factory=lambda: Outage("bus or history", log))
     bus: Bus | None = None
+    held: HeldGroups | None = None
 
     def __post_init__(self) -> None:
         self.keeper = Keeper(self.process)
@@ -73,7 +75,9 @@ class Archive:
             manifest = process.home.load_manifest()
             with library_errors("the history"):
                 store = open_store(process.config, process.home)
-                counts = Archiver(self.bus, store, process.config.swarm.name, manifest=manifest).run()
+                self.held = self.held or HeldGroups(process.home.archive_index)
+                swarm = process.config.swarm.name
+                counts = Archiver(self.bus, store, swarm, manifest=manifest, held=self.held).run()
         self.outage.ended()
         if counts.passed:
             log.info("archived %s", counts)
@@ -121,3 +125,5 @@ class Archive:
         """Release the bus."""
         if self.bus is not None:
             self.bus.close()
+        if self.held is not None:
+            self.held.close()

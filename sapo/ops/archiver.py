@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from sapo.bus.base import MAX_KEPT_BYTES, Bus, Gap, Limits, Malformed, Poll, Positions
@@ -23,7 +22,8 @@ from sapo.peers.announcements import is_announcement
 from sapo.peers.group_rules import keeps_to
 from sapo.peers.rejections import is_signed
 from sapo.peers.signing import unseal
-from sapo.store.history.data_files import admitting, columns_of
+from sapo.store.history.data_files import columns_of
+from sapo.store.history.held_groups import HeldGroups
 from sapo.store.history.rollout_rows import rollout_rows, split_position
 from sapo.store.history.tables import QUARANTINE, ROLLOUTS, Store, commit, until_committed
 
@@ -75,7 +75,9 @@ class Archiver:
         manifest: Manifest | None = None,
         limits: Limits | None = None,
         clock: Callable[[], float] = time.time,
+        held: HeldGroups | None = None,
     ) -> None:
+        self.held = held or HeldGroups()
         self.bus, self.store, self.swarm, self.clock = bus, store, swarm, clock
         self.manifest = manifest
         self.limits = limits or Limits(max_bytes=POLL_BYTES)
@@ -153,7 +155,7 @@ class Archiver:
                 # the one that was raised names frames, and pydantic's errors: kept in one of these frames it
                 # would make a circle that Python cannot collect, and the poll would stay in memory for good
                 refused.append((received, Refused(reason.code, reason.detail, reason.group)))
-        held = _held(self.store, table, [group for _, group in sound])
+        held = self._held_of(table, {group.group_id for _, group in sound})
         new: list[tuple[Received, Group]] = []
         for received, group in sound:
             content = received.signed.content_sha256
@@ -164,6 +166,14 @@ class Archiver:
             elif first != content:
                 refused.append((received, Refused("equivocation", f"{first} has this id", group)))
         return new, len(records) - len(new) - len(refused), refused
+
+    def _held_of(self, table: DeltaTable, group_ids: set[str]) -> dict[str, str]:
+        """Which of these groups the table holds, with their content digests."""
+        if not group_ids:
+            return {}
+        options = self.store.storage_options()
+        self.held.follow(table, lambda files: columns_of(table, options, files, _HELD))
+        return self.held.digests(group_ids)
 
     def _unseal(self, received: Received) -> Group:
         if self.manifest is not None:
@@ -270,20 +280,3 @@ def sampled(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any
         else:
             same[-1]["count"] += row["count"]
     return [row for same in kept.values() for row in same]
-
-
-def _held(store: Store, table: DeltaTable, groups: Sequence[Group]) -> dict[str, str]:
-    """Which of these groups the table holds, with their content digests.
-
-    The rounds are part of the ids: files whose statistics admit none of these very rounds are not opened, not
-    even those between a low round and a high one.
-    """
-    if not groups:
-        return {}
-    files = admitting(table, "round", {group.round for group in groups})
-    wanted = pa.array(sorted({group.group_id for group in groups}))
-    held: dict[str, str] = {}
-    for rows in columns_of(table, store.storage_options(), files, _HELD):
-        found = rows.filter(pc.is_in(rows["group_id"], value_set=wanted))
-        held.update(zip(*(found[name].to_pylist() for name in _HELD), strict=True))
-    return held

@@ -246,8 +246,8 @@ def _fitting(
         target.check_site(site)
         base = target.load_config()
     elif refused:
-        name = refused[0].partition(" = ")[0]
-        problem = f"its config says what only this site may say: {foreign.said(refused)}"
+        name = next(iter(refused))
+        problem = f"its config says what only this site may say: {foreign.said_with_values(refused)}"
         raise UserError("FILE", str(file), problem, f"say it here, as in --set {shlex.quote(name)}=...")
     else:
         base = brought if told else parse(brought, prefix=prefix)

@@ -7,7 +7,7 @@ is; an earlier one refuses it as `malformed`, which harms nobody.
 
 import json
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -30,8 +30,9 @@ from sapo.peers.signing import Identity, verify
 PREFIX = b'{"announcement":'
 MAX_BYTES = 2048
 """Of a payload."""
-LOOKS = 8
-"""Records under one key that are looked at in a poll, the newest first: anybody can name a key."""
+LOOKS = 4000
+"""Records of members' that are looked at in a poll; any of them where there are more. Anybody can name a key,
+or send again what a member once signed."""
 
 
 class Announcement(Record):
@@ -64,7 +65,7 @@ class Announcement(Record):
 
 def is_announcement(received: Received) -> bool:
     """Whether a record is meant to be an announcement; nothing of it is checked."""
-    return received.signed.payload.startswith(PREFIX)
+    return received.signed.payload.startswith(PREFIX) and len(received.signed.payload) <= MAX_BYTES
 
 
 def announce(announcement: Announcement, identity: Identity) -> SignedGroup:
@@ -131,32 +132,28 @@ class Partners:
         self._known = {heard.announcement.key: heard for heard in known}
         self._changed: dict[str, str] = {}
 
-    def hear(self, records: Iterable[Received], members: Collection[str], round: int) -> list[Refused]:
+    def hear(
+        self, records: Sequence[Received], members: Collection[str], round: int, rng: random.Random
+    ) -> list[Refused]:
         """Take the newest announcement of each member, in the node's own round; returns what is refused.
 
         Besides those of `read` there are the codes `not_member`, `stale` (made longer ago than `max_age_s`
         when the bus stamped it), `replayed` (not newer than what is known of its author) and `another_model`.
         Own ones are passed over.
         """
-        refused: list[Refused] = []
-        looks: dict[str, int] = {}
-        done: set[str] = set()
-        for received in sorted(records, key=lambda one: -one.timestamp):
-            key = received.signed.key
-            if key == self._own or key in done:
-                continue
-            if key not in members:
-                refused.append(Refused("not_member", f"{key} is not in gossip.members"))
-                continue
-            looks[key] = looks.get(key, 0) + 1
-            if looks[key] > LOOKS:
+        others = [one for one in records if one.signed.key != self._own]
+        strangers = [one.signed.key for one in others if one.signed.key not in members]
+        refused = [Refused("not_member", f"{key} is not in gossip.members") for key in strangers]
+        some = [one for one in others if one.signed.key in members]
+        taken: set[str] = set()
+        for received in sorted(rng.sample(some, min(LOOKS, len(some))), key=lambda one: -one.timestamp):
+            if received.signed.key in taken:
                 continue
             try:
                 self._take(received, round)
+                taken.add(received.signed.key)
             except Refused as reason:
                 refused.append(Refused(reason.code, reason.detail))
-            else:
-                done.add(key)
         return refused
 
     def _take(self, received: Received, round: int) -> None:

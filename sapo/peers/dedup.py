@@ -17,8 +17,9 @@ ALIKE = 0.5
 """Share of the smaller group's completions that the other also has, from which on they are one text."""
 CROWD = 64
 """Groups that answer one question: whatever else is said to it is nothing new."""
-VARIED = 3
-"""Different texts from which on a group's answers to a row are no chance."""
+VARIED, MANY, MOST = 3, 5, 0.75
+"""Answers to a row are no chance if all are the same as another group's, `VARIED` texts or more, or `MOST` of
+the texts of two groups that have `MANY` different ones."""
 _DIGITS = 10
 _QUESTION = 16
 _NO_LETTERS = re.compile(r"[\W_]+")
@@ -31,6 +32,7 @@ class DedupIndex:
     def __init__(self, limit: int = 10_000, shares: Shares = EQUAL) -> None:
         self._limit, self._shares = limit, shares
         self._met: dict[str, SeenGroup] = {}
+        self._contents: set[str] = set()
         self._questions: dict[str, list[str]] = {}
         self._forgotten: list[str] = []
         self._last: tuple[Group | None, str] = (None, "")
@@ -58,6 +60,7 @@ class DedupIndex:
         if met.group_id in self._met:
             return
         self._met[met.group_id] = met
+        self._contents.add(met.content_sha256)
         if ":" in met.fingerprint:
             self._questions.setdefault(met.fingerprint[:_QUESTION], []).append(met.group_id)
         if len(self._met) > self._limit:
@@ -68,23 +71,23 @@ class DedupIndex:
         met = self._met.get(group_id)
         return None if met is None else met.content_sha256
 
+    def holds(self, content_sha256: str) -> bool:
+        """Whether a group of this very content is remembered."""
+        return content_sha256 in self._contents
+
     def alike(self, group: Group) -> SeenGroup | None:
         """Another group that answers the same question in the same words, if one is remembered.
 
         Honest nodes never repeat a question; beyond `CROWD` groups on one, every further group is a copy. But
-        the rows of a file are few, and asked again and again: there a copy has all the same texts, of which
-        three or more differ.
+        the rows of a file are few, and asked again and again, and some answers are given by many: there a
+        copy has all the same texts, three or more, or most of the same of many (`_says_again`).
         """
         mark = self.mark(group)
-        if group.recipe.dataset.startswith(FILE):
-            same = [one for one in self._questions.get(mark[:_QUESTION], ()) if one != group.group_id]
-            varied = len(_texts(mark)) >= VARIED
-            return next(
-                (self._met[one] for one in same if varied and self._met[one].fingerprint == mark), None
-            )
         others = [
             self._met[one] for one in self._questions.get(mark[:_QUESTION], ()) if one != group.group_id
         ]
+        if group.recipe.dataset.startswith(FILE):
+            return next((met for met in others if _says_again(mark, met.fingerprint)), None)
         for met in others[:CROWD]:
             if met.key == group.key or _alike(mark, met.fingerprint):
                 return met
@@ -105,7 +108,9 @@ class DedupIndex:
             self._forgotten.append(group_id)
 
     def _drop(self, group_id: str) -> None:
-        question = self._met.pop(group_id).fingerprint[:_QUESTION]
+        met = self._met.pop(group_id)
+        self._contents.discard(met.content_sha256)
+        question = met.fingerprint[:_QUESTION]
         if group_id in self._questions.get(question, ()):
             self._questions[question].remove(group_id)
             if not self._questions[question]:
@@ -137,6 +142,14 @@ def _alike(one: str, other: str) -> bool:
     mine, theirs = _texts(one), _texts(other)
     common = sum((mine & theirs).values())
     return common >= ALIKE * min(mine.total(), theirs.total())
+
+
+def _says_again(one: str, other: str) -> bool:
+    """Whether two groups' answers to a row are the same by more than chance."""
+    mine, theirs = _texts(one), _texts(other)
+    fewer = min(len(mine), len(theirs))
+    most = fewer >= MANY and len(mine & theirs) >= MOST * fewer
+    return most or (one == other and fewer >= VARIED)
 
 
 def _texts(mark: str) -> Counter[str]:

@@ -4,11 +4,13 @@ These checks need no memory, so the archive makes them too: it takes all that an
 """
 
 from sapo.core.config.manifest import Manifest
+from sapo.core.config.schema import FILE
 from sapo.core.errors import Refused
 from sapo.core.types import MAX_QUESTION, Completion, Group, Received, SignedGroup
 from sapo.peers.membership import check, closed_to
 from sapo.peers.signing import unseal
 from sapo.tasks.holdout import bucket
+from sapo.tasks.questions import PATIENT_ATTEMPTS, drawn_by
 
 SPARE_TOKENS = 16
 """Ids that a text may have beyond one per byte, for marks that no text shows at its beginning and end."""
@@ -42,8 +44,9 @@ def check_rules(group: Group, manifest: Manifest, timestamp: float) -> None:
     """Raise `Refused` for a signed group, stamped by the bus at `timestamp`, that breaks the swarm's rules.
 
     Codes: `wrong_swarm`, those of `sapo.peers.membership.check`, `author_kind`, `malformed` (a question
-    above `MAX_QUESTION`, an index above `MAX_INDEX`), `recipe` (not in the manifest), `group_size`,
-    `text_too_long`, `too_many_tokens` (more ids than the text can have), `logprobs` (above 0), `held_out`.
+    above `MAX_QUESTION`, an index above `MAX_INDEX`), `recipe` (not in the manifest), `not_drawn`,
+    `group_size`, `text_too_long`, `too_many_tokens` (more ids than the text can have), `logprobs` (above 0),
+    `held_out`.
     """
     if group.swarm != manifest.swarm:
         raise Refused("wrong_swarm", group.swarm, group)
@@ -61,6 +64,9 @@ def check_rules(group: Group, manifest: Manifest, timestamp: float) -> None:
         raise Refused("group_size", f"{size} completions", group)
     for completion in group.completions:
         _check_completion(completion, group, manifest)
+    picked = manifest.questions == "drawn" and not group.recipe.dataset.startswith(FILE)
+    if picked and not drawn_by(group, PATIENT_ATTEMPTS):
+        raise Refused("not_drawn", "its author's key and round draw another question", group)
     # the claimed question is compared with the regenerated one before use, so its bucket is the true one
     if bucket(group.question, manifest.salt) < manifest.held_out:
         raise Refused("held_out", "nobody may train on this question", group)

@@ -28,9 +28,10 @@ from typing import TypeVar
 
 from sapo.bus.base import Limits
 from sapo.core.config.load import PoolConfig
-from sapo.core.shares import Meter, Shares, everybody
-from sapo.core.types import Received
+from sapo.core.shares import Meter, Shares, everybody, nobody
+from sapo.core.types import Received, sha256
 from sapo.peers.pool import places_of
+from sapo.peers.signing import verify
 from sapo.store.journal.rows import PeerRow
 
 T = TypeVar("T")
@@ -61,13 +62,22 @@ class _Account:
     """The round in which the author became known."""
 
 
-def limits(config: PoolConfig, known: Callable[[str], bool] = everybody, reach: int = 1) -> Limits:
-    """How much of the bus a round reads: `reach` times as many groups as the pool has places."""
+def limits(
+    config: PoolConfig,
+    known: Callable[[str], bool] = everybody,
+    reach: int = 1,
+    holds: Callable[[str], bool] = nobody,
+) -> Limits:
+    """How much of the bus a round reads: `reach` times as many groups as the pool has places. A record is
+    proven by its signature, unless the node `holds` its very content: anybody can send that again."""
     return Limits(
         max_bytes=config.poll_bytes,
         max_groups=reach * config.max_groups,
         tail=config.tail,
         shares=Shares(config.max_peer_share, config.newcomer_share, known),
+        proven=lambda signed: (
+            verify(signed.key, signed.signature, signed.payload) and not holds(sha256(signed.payload))
+        ),
     )
 
 
@@ -125,9 +135,9 @@ class Quotas:
         """All who are known now."""
         return frozenset(self._known) | (self._trusted - self._new.keys())
 
-    def limits(self) -> Limits:
+    def limits(self, holds: Callable[[str], bool] = nobody) -> Limits:
         """How much of the bus is read: past forgeries, where the last poll had many for each good record."""
-        return limits(self.config, self.known_keys().__contains__, max(1, self._reach))
+        return limits(self.config, self.known_keys().__contains__, max(1, self._reach), holds)
 
     # --- before signatures are checked -----------------------------------------------------------------
 

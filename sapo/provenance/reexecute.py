@@ -102,8 +102,6 @@ class Repeater:
                 pair = averaged_with(self._partners, round, done.file, trained(self.policy)).pair
             except Unusable as error:
                 raise Mismatch(f"round {round} cannot be averaged again: {error}") from None
-        if done.distance is not None:
-            outer.accept(done.distance)
         factors = {"alpha": done.alpha, "beta": done.beta, "gamma": done.gamma}
         outer.step(self.learner.weights(), **factors, partner=pair)
         self.learner.land()

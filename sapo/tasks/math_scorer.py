@@ -8,9 +8,11 @@ alarm signal, and that is the worker's (`worker_main.Watch`): it is off, and the
 
 import logging
 import re
+from math import gcd
 from typing import Any
 
 import math_verify
+import sympy
 
 CONFIG = (math_verify.LatexExtractionConfig(boxed_match_priority=0),)
 """What is boxed comes first, then what is called the final answer, then the last formula."""
@@ -26,15 +28,73 @@ _PLAIN = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:\s*/\s*\d+(?:\.\d+)?)?")
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time limit is off
 
 
-def same(answer: str, expected: str) -> bool:
-    """Whether an answer's formula is worth the expected one.
+_TO_DO = (
+    *(sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative, sympy.Max, sympy.Min),
+    *(sympy.binomial, sympy.factorial, sympy.floor, sympy.ceiling),
+)
+_DONE_BY_READING = re.compile(r"\\(?:gcd|lcm|det|[bp]mod|[dt]?binom|choose)|matrix|\d!")
+"""Work that is left to the reader: by sympy's names, and by LaTeX's where reading does it."""
+_FRACTION = re.compile(r"\\[dtc]?frac\s*\{?\s*(\d+)\s*\}?\s*\{?\s*(\d+)|(\d+)\s*/\s*(\d+)")
+_DRESS = re.compile(r"\\(?:left|right|displaystyle|boxed)\b|\\[,;:! $()\[\]]|[\s${}]")
+"""What is left out where formulas are compared as they are written."""
+
+
+def same(answer: str, expected: str, question: str = "") -> bool:
+    """Whether an answer's formula is worth the expected one, and none that leaves the work to the reader.
+
+    Such is one that stands in the question, unless a number; one with a sum, integral, limit or the like that
+    is not expected; and where a number is expected, whatever is not a number or a fraction in lowest terms.
 
     Raises `ValueError` if what is expected holds none. Whatever sympy raises makes the answer a wrong one.
     """
     wanted, found = _read(expected), _read(answer)
     if not wanted:
         raise ValueError(f"the row's answer {expected!r} holds no formula")
-    return bool(found) and math_verify.verify(wanted, found, timeout_seconds=None)
+    if not found or not math_verify.verify(wanted, found, timeout_seconds=None):
+        return False
+    text = _last_formula(_in_latex(answer))
+    if _bare(text) == _bare(_last_formula(_in_latex(expected))):
+        return True
+    if any(_to_do(one) - set().union(*map(_to_do, wanted)) for one in found) or _DONE_BY_READING.search(text):
+        return False
+    if all(_is_number(one) for one in wanted):
+        return all(_is_number(one) for one in found) and _in_lowest_terms(text)
+    return _bare(text) not in _bare(question)
+
+
+def _to_do(formula: Any) -> set[type]:
+    return {kind for kind in _TO_DO if formula.has(kind)}
+
+
+def _is_number(formula: Any) -> bool:
+    """Whether a formula is a number, as a percentage or with a power of ten too, or says that x is one."""
+    if isinstance(formula, sympy.Equality):
+        formula = formula.rhs
+    whole = [one for one in sympy.Mul.make_args(formula) if not _is_unit(one)]
+    return len(whole) <= 1 and all(isinstance(one, sympy.Number) for one in whole)
+
+
+def _is_unit(formula: Any) -> bool:
+    """Whether a factor is a hundredth, or a power of ten."""
+    if isinstance(formula, sympy.UnevaluatedExpr):
+        return bool(formula.args[0] == sympy.Rational(1, 100))
+    return isinstance(formula, sympy.Pow) and formula.base == 10 and isinstance(formula.exp, sympy.Integer)
+
+
+def _in_lowest_terms(formula: str) -> bool:
+    fractions = ([int(one) for one in found if one] for found in _FRACTION.findall(formula))
+    return all(gcd(above, below) == 1 < below for above, below in fractions)
+
+
+def _last_formula(shown: str) -> str:
+    """The last formula of a text as it is written."""
+    marked = [one for one in re.split(r"\$|\\\(|\\\)|\\\[|\\\]", shown) if one.strip(" .\n")]
+    return marked[-1] if marked else ""
+
+
+def _bare(formula: str) -> str:
+    """A formula without what does not change it."""
+    return _DRESS.sub("", formula).rstrip(".,")
 
 
 def _read(text: str) -> list[Any]:

@@ -5,6 +5,7 @@ A task names its source by `dataset`: a data set of ReasoningGYM, an entry point
 package, and only task workers call it.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -15,6 +16,7 @@ from sapo.core.config.load import Config, parse
 from sapo.core.config.schema import FILE, Pin, Task
 from sapo.core.errors import UserError
 from sapo.core.own_code import Missing, find, find_pin
+from sapo.core.types import canonical
 from sapo.tasks import row_files, rows
 from sapo.tasks.source import TaskSource
 
@@ -83,10 +85,19 @@ def missing(tasks: Sequence[Task]) -> dict[str, Missing]:
 
 
 def usable(tasks: Sequence[Task]) -> list[str]:
-    """The own sources that can be used here, as `load` takes them: their names, a file's with its path."""
+    """The own sources that can be used here, as `load` takes them: their names; of a file also its path, and
+    the columns that are asked."""
     lacking = missing(tasks)
-    own = [task for task in tasks if is_own(task.dataset) and task.dataset not in lacking]
-    return sorted({task.dataset if task.file is None else f"{task.dataset}={task.file}" for task in own})
+    own = {task.dataset for task in tasks if is_own(task.dataset) and task.dataset not in lacking}
+    files = {
+        (task.dataset, task.file): {
+            name for one in tasks if one.file == task.file for name in rows.columns_of(one.config)
+        }
+        for task in tasks
+        if task.dataset in own and task.file is not None
+    }
+    read = [canonical([dataset, file, *sorted(names)]) for (dataset, file), names in files.items()]
+    return sorted([*read, *(own - {dataset for dataset, _ in files})])
 
 
 def with_pins(config: Config) -> Config:
@@ -124,17 +135,25 @@ def left_to_others(tasks: Sequence[Task]) -> list[Task]:
     return [task.model_copy(update={"weight": 0.0}) if task.dataset in lacking else task for task in tasks]
 
 
-def load(own: str) -> tuple[str, Callable[..., TaskSource]]:
-    """Name and class of one of `usable`, imported or read. Raises `Missing` for what is no source."""
-    dataset, _, path = own.partition("=")
-    if path:
-        return dataset, partial(rows.Rows, row_files.read_table(Path(path)))
+def name_of(own: str) -> str:
+    """The data set that one of `usable` is."""
+    return str(json.loads(own)[0]) if own.startswith("[") else own
+
+
+def load(own: str) -> Callable[[], Callable[..., TaskSource]]:
+    """What gives the class of one of `usable`, which is imported or read here. A file is looked at by the
+    call, behind walls. Raises `Missing` for what is no source."""
+    dataset = name_of(own)
+    if dataset != own:
+        _, file, *columns = json.loads(own)
+        data, ending = row_files.read_file(Path(file)), Path(file).suffix
+        return lambda: partial(rows.Rows, row_files.read_table(data, ending, columns))
     found = find(target(dataset))
     if not isinstance(found, type) or not all(
         callable(getattr(found, one, None)) for one in ("entry", "score")
     ):
         raise Missing(f"{target(dataset)} is no class with `entry` and `score`", "see docs/extending.md")
-    return dataset, found
+    return lambda: found
 
 
 @cache

@@ -27,6 +27,8 @@ MAX_ATTEMPTS = 200
 """Recipes tried for one place before a task counts as giving no questions to train on."""
 LIKELY_ATTEMPTS = 16
 """Recipes within which a place finds its question, whatever share is held out, but for one in thousands."""
+PATIENT_ATTEMPTS = 64
+"""Recipes within which a place surely finds one, even if half of all questions are too long for its model."""
 _CHUNK = 256
 Author = Sequence[int | str]
 """Who asks: a node's swarm, public key and incarnation. Whoever holds another key asks something else."""
@@ -198,8 +200,8 @@ def rows_of(task: Task) -> int | None:
     return int(task.config.get("rows", 0)) if task.dataset.startswith(FILE) else None
 
 
-def drawn_by(group: Group) -> bool:
-    """Whether a group's question is one that its author was to draw for its place.
+def drawn_by(group: Group, attempts: int = LIKELY_ATTEMPTS) -> bool:
+    """Whether a group's question is one that its author was to draw for its place, within so many attempts.
 
     The seed of a recipe does not depend on the tasks, nor on any setting of its author's; a row does, so no
     row is known to be anybody's.
@@ -209,7 +211,7 @@ def drawn_by(group: Group) -> bool:
         return False
     path = (group.swarm, group.key, group.incarnation, group.round, "question", group.position)
     task = Task(dataset=recipe.dataset, config=recipe.params)
-    return any(_pick([task], seeds.rng(*path, attempt)) == recipe for attempt in range(LIKELY_ATTEMPTS))
+    return any(_pick([task], seeds.rng(*path, attempt)) == recipe for attempt in range(attempts))
 
 
 def held_out_questions(

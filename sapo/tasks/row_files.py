@@ -3,8 +3,10 @@
 import csv
 import io
 import json
+import os
+import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -16,35 +18,45 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MOST_ROWS = 1_000_000
+MOST_BYTES = 500_000_000
 ENDINGS = (".parquet", ".jsonl", ".csv")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns in the order of the file; a cell without a value is None."""
+    """The columns that were asked for, among the file's `names`; a cell without a value is None."""
 
     names: Sequence[str]
-    columns: Sequence[Sequence[Any]]
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.columns[0]) if self.columns else 0
+    columns: Mapping[str, Sequence[Any]]
+    num_rows: int
 
 
-def read_table(file: Path) -> Table:
-    """Read a file by the ending of its name. Raises `Missing`."""
+def read_file(file: Path) -> bytes:
+    """A file that can be a table, unread. Raises `Missing`."""
     if file.suffix not in ENDINGS:
         raise Missing("is of no kind that can be read", f"its name has to end in {', '.join(ENDINGS)}")
     try:
-        if file.suffix == ".parquet":
-            table = _parquet(file)
-        else:
-            text = _text(file)
-            table = _json_lines(text) if file.suffix == ".jsonl" else _csv(text)
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as data:
+            about = os.fstat(data.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise Missing("is no file", "name a file of rows")
+            if about.st_size > MOST_BYTES:
+                problem = f"has {about.st_size / 1e6:,.0f} MB; at most {MOST_BYTES / 1e6:.0f} can be read"
+                raise Missing(problem, "choose among its rows")
+            return data.read(MOST_BYTES)
     except FileNotFoundError:
         raise Missing("there is no such file", "name one that there is") from None
     except OSError as error:
         raise _unreadable(error, file.suffix) from None
+
+
+def read_table(data: bytes, ending: str, columns: Sequence[str]) -> Table:
+    """Read these columns of a file's bytes, by the ending of its name. Raises `Missing`."""
+    if ending == ".parquet":
+        table = _parquet(data, columns)
+    else:
+        text = _text(data)
+        table = _json_lines(text, columns) if ending == ".jsonl" else _csv(text, columns)
     if not table.num_rows:
         raise _count("0")
     return table
@@ -58,9 +70,8 @@ def _unreadable(why: object, ending: str) -> Missing:
     return Missing(f"cannot be read: {' '.join(str(why).split())}", f"write it as its name says, {ending}")
 
 
-def _text(file: Path) -> str:
+def _text(data: bytes) -> str:
     """The text of a UTF-8 file. Raises `Missing`, with the line, for another encoding."""
-    data = file.read_bytes()
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -72,7 +83,7 @@ def _text(file: Path) -> str:
     return text
 
 
-def _csv(text: str) -> Table:
+def _csv(text: str, columns: Sequence[str]) -> Table:
     csv.field_size_limit(sys.maxsize)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     names: Sequence[str] | None = None
@@ -92,18 +103,18 @@ def _csv(text: str) -> Table:
             rows.append(cells)
     except csv.Error as error:
         raise _unreadable(f"line {reader.line_num}: {error}", ".csv") from None
-    columns = list(zip(*rows, strict=True)) if rows else []
-    return Table(names or (), columns)
+    found = {name: [row[place] for row in rows] for place, name in enumerate(names or ()) if name in columns}
+    return Table(names or (), found, len(rows))
 
 
-def _json_lines(text: str) -> Table:
+def _json_lines(text: str, columns: Sequence[str]) -> Table:
     rows: list[dict[str, Any]] = []
     for row in _objects(text):
         if len(rows) == MOST_ROWS:
             raise _count(f"more than {MOST_ROWS:,}")
         rows.append(row)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return Table(names, [[row.get(name) for row in rows] for name in names])
+    return Table(names, {name: [row.get(name) for row in rows] for name in columns}, len(rows))
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
@@ -136,17 +147,19 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _parquet(file: Path) -> Table:
+def _parquet(data: bytes, columns: Sequence[str]) -> Table:
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        count = int(parquet.read_metadata(file).num_rows)
+        file = parquet.ParquetFile(pa.BufferReader(data))
+        count, names = int(file.metadata.num_rows), file.schema_arrow.names
         if count > MOST_ROWS:
             raise _count(f"{count:,}")
-        table = parquet.ParquetFile(file).read()
-        return Table(table.column_names, [_values(column) for column in table.columns])
-    except pa.ArrowException as error:
+        once = [name for name in columns if names.count(name) == 1]
+        table = file.read(columns=once, use_threads=False)
+        return Table(names, {name: _values(table.column(name)) for name in once}, count)
+    except (pa.ArrowException, OSError) as error:
         raise _unreadable(error, ".parquet") from None
 
 
@@ -169,12 +182,12 @@ def cell_texts(table: Table, name: str) -> list[str]:
 
     Raises `ValueError` for a column that is missing or there twice, and for a cell that is empty or no text.
     """
-    places = [place for place, one in enumerate(table.names) if one == name]
-    if len(places) != 1:
-        there = f"there are {len(places)} columns {name}" if places else f"there is no column {name}"
+    times = list(table.names).count(name)
+    if times != 1:
+        there = f"there are {times} columns {name}" if times else f"there is no column {name}"
         raise ValueError(f"{there}; there are {', '.join(table.names)}")
     found = []
-    for row, value in enumerate(table.columns[places[0]]):
+    for row, value in enumerate(table.columns[name]):
         text = value if isinstance(value, str) else _written(value, f"column {name} holds", row)
         if not text.strip():
             raise ValueError(f"column {name} is empty in row {row}")

@@ -3,13 +3,15 @@
 import dataclasses
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+from sapo.core.errors import described
 from sapo.core.own_code import Missing
 from sapo.tasks.gym import DATASETS, Gym, ParameterError, construct, seed_globals
 from sapo.tasks.holdout import bucket
-from sapo.tasks.pins import load
+from sapo.tasks.pins import load, name_of
 from sapo.tasks.rows import Rows
 from sapo.tasks.source import Entry, TaskSource
 
@@ -38,17 +40,30 @@ class Sources:
         self._gym = Gym()
         self._classes: dict[str, Callable[..., TaskSource]] = {}
         self._broken: dict[str, str] = {}
+        self._unread: dict[str, Callable[[], Callable[..., TaskSource]]] = {}
         for one in own:
-            try:
-                name, found = load(one)
-                self._classes[name] = found
-            except Missing as missing:
-                self._broken[one.partition("=")[0]] = str(missing)
-            except Exception as error:  # importing may raise anything
-                self._broken[one.partition("=")[0]] = f"cannot be loaded: {type(error).__name__}: {error}"
+            with self._noting(name_of(one)):
+                self._unread[name_of(one)] = load(one)
         self._made: dict[tuple[str, str], TaskSource] = {}
         self._entries: OrderedDict[tuple[str, str, int, int], Made] = OrderedDict()
         self._most = entries
+
+    def read(self) -> None:
+        """Look at what was loaded: once, when the walls stand."""
+        for name, looked_at in self._unread.items():
+            with self._noting(name):
+                self._classes[name] = looked_at()
+        self._unread.clear()
+
+    @contextmanager
+    def _noting(self, name: str) -> Iterator[None]:
+        """Note why a source cannot be used."""
+        try:
+            yield
+        except Missing as missing:
+            self._broken[name] = str(missing)
+        except Exception as error:  # importing may raise anything
+            self._broken[name] = f"cannot be loaded: {described(error)}"
 
     def entry(self, dataset: str, config: str, seed: int, index: int) -> Made:
         """Scorer and entry of a recipe; raises `ParameterError` and whatever the source raises."""

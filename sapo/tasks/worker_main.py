@@ -4,6 +4,7 @@ Started by `sapo.tasks.worker_process` with PYTHONHASHSEED=0. `sapo.tasks.worker
 What the libraries print goes nowhere. No submitted text is looked at in this process.
 """
 
+import gc
 import os
 import resource
 import signal
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
     resource.setrlimit(resource.RLIMIT_AS, (memory << 20, memory << 20))
     server = Server(answer, limit, foreign, own)  # type: ignore[arg-type]
     standing = sandbox.around_worker()
+    server.read()
     os.dup2(nowhere, 2)
     _send(replies, Reply("ready", value=standing))
     return _serve(server, sys.stdin, replies, Watch(parent))
@@ -119,6 +121,11 @@ class Server:
             "judge": fork_scorer.Bounds(limit_s, foreign_limit_s, answer),
         }
         fork_scorer.make_forks_cheap()
+
+    def read(self) -> None:
+        """Look at the files of rows, behind the walls."""
+        self._items.read()
+        gc.freeze()
 
     def handle(self, lot: Lot) -> Iterator[Reply]:
         """Replies to one lot, as they come; raises `MemoryError` only."""

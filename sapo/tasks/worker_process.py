@@ -56,7 +56,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=_environment(self._hash_seed),
+            env=worker_environment(self._hash_seed),
             bufsize=0,
         )
         assert self.process.stdin is not None
@@ -170,7 +170,7 @@ class WorkerProcess:
         return SapoError(f"a task worker {how} while starting: {last}")
 
 
-def _environment(hash_seed: int) -> dict[str, str]:
+def worker_environment(hash_seed: int = 0) -> dict[str, str]:
     """What a worker sees of the environment: nothing secret, and a fixed hash seed."""
     kept = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
     path = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]

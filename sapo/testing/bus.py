@@ -223,6 +223,20 @@ def who_sends_more_bytes_than_its_share_holds_up_nobody(service: Service, bus: B
         assert poll(bus, found.positions, EVERYTHING).received == ()
 
 
+def who_names_anothers_key_takes_nothing_of_its_share(service: Service, bus: Bus) -> None:
+    mine = [make_signed("mine", position=i) for i in range(3)]
+    forged = [
+        make_signed("other", position=i, texts=("x" * 4000, f"{i}")).model_copy(update={"key": mine[0].key})
+        for i in range(9)
+    ]
+    shares = Shares(author=0.5, newcomers=0.25, known=frozenset({mine[0].key}).__contains__)
+    bus.publish([*forged[:6], *mine, *forged[6:]])
+    limits = Limits(max_bytes=40_000, shares=shares, proven=lambda signed: signed not in forged)
+    found = poll(bus, {}, limits)
+    assert {one.group_id for one in mine} <= ids(found.received)
+    assert found.passed > 0
+
+
 def a_poll_passes_over_no_more_than_some_times_what_it_reads(service: Service, bus: Bus) -> None:
     bus.publish([make_signed("loud", position=i, texts=("x" * 4000, f"{i}")) for i in range(40)])
     shares = Shares(newcomers=0.25, known=nobody)
@@ -336,6 +350,7 @@ def a_closed_bus_is_unavailable_and_closes_twice(service: Service, bus: Bus) -> 
 
 
 PROMISES: tuple[Callable[[Service, Bus], None], ...] = (
+    who_names_anothers_key_takes_nothing_of_its_share,
     an_empty_bus_returns_at_once_with_nothing,
     publishing_nothing_is_harmless,
     what_is_published_arrives_byte_for_byte,

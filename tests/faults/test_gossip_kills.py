@@ -107,7 +107,7 @@ def ended(home: Home, name: str) -> dict[str, Any]:
     return {
         "weights": (last.round, last.weights_sha256),
         "outer": [tensor.numpy().tobytes() for part in ("slow", "momentum") for tensor in outer[part]],
-        "distances": outer["distances"],
+        "lessons": outer["lessons"],
         "rounds": [(result.weights_sha256, result.gossip) for result in results],
         "kept": sorted(path.name for path in home.gossip(name).glob("0*")),
         "leftovers": [path for path in home.gossip(name).rglob(".*")],

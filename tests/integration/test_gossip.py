@@ -124,7 +124,7 @@ def test_a_node_goes_on_with_slow_weights_and_momentum_as_they_were(traded: Home
         with open_node(config, home, "n0", bus=LastingBus(), deliver=False) as node:
             outer = node.parts.learner.outer
             assert outer is not None
-            assert len(outer.distances) == 3
+            assert len(outer.lessons) == 3
             ends.append(torch.cat([flat(node), *(one.flatten() for one in (*outer.slow, *outer.momentum))]))
     assert torch.equal(*ends)
 

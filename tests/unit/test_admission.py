@@ -30,6 +30,7 @@ CONFIG: Config = parse(
             "max_text_chars": 20,
             "max_payload_bytes": 3000,
             "held_out": 0.2,
+            "questions": "any",
         },
     }
 )

@@ -1,39 +1,42 @@
 """What a foreign group may cost to learn from: bounds against the node's own groups, worked by hand."""
 
+from itertools import repeat
 from typing import Any
 
 import pytest
 from makers import INCARNATION
 from swarms import small_config
 
-from sapo.core.types import BatchGroup, Recipe, Sample
+from sapo.core.config.load import LearnConfig
+from sapo.core.types import Batch, BatchGroup, Recipe, Sample
 from sapo.peers.allowance import COMPLETION, GROUP, allowance, excess, too_costly, too_long
+from sapo.policy.tokenise import ONE, ZERO
 
 CONFIG = small_config(["batch.completions=4", "generate.max_new_tokens=10"])
 
 
-def group(*lengths: int) -> BatchGroup:
-    masks: list[Any] = [(0,) * 3 + (1,) * length for length in lengths]
+def group(position: int, author: str, *lengths: int, source: Any = "external") -> BatchGroup:
+    """Half of whose completions, the first, third and so on, are right."""
     samples = [
         Sample(
             k=k,
             token_ids=(1,) * (3 + length),
-            loss_mask=masks[k],
+            loss_mask=(*repeat(ZERO, 3), *repeat(ONE, length)),
             text="",
             finish_reason="stop",
             outcome="score",
-            score=0.0,
-            advantage=0.0,
+            score=float(k % 2 == 0),
+            advantage=0.5 - k % 2,
         )
         for k, length in enumerate(lengths)
     ]
     return BatchGroup(
-        position=0,
+        position=position,
         group_id="0" * 64,
         content_sha256="0" * 64,
-        source="external",
-        producer="peer",
-        producer_key="0" * 64,
+        source=source,
+        producer=author,
+        producer_key=author * 64,
         producer_version=0,
         recipe=Recipe.make("chain_sum", {}, 0),
         question=INCARNATION,
@@ -61,6 +64,18 @@ def test_completions_and_groups_are_bounded_by_it(lengths: list[int], long: bool
     assert (too_long(CONFIG, lengths), too_costly(CONFIG, lengths)) == (long, costly)
 
 
-def test_only_what_is_above_one_allowance_is_charged() -> None:
-    assert excess(CONFIG, group(10, 10, 10, 10)) == 0
-    assert excess(CONFIG, group(40, 40, 5)) == 45
+def test_what_authors_have_more_than_the_mean_own_group_is_charged() -> None:
+    own = [group(0, "0", 5, 5, 5, 5, source="local"), group(1, "0", 10, 10, 10, 10, source="local")]
+    others = [group(2, "a", 5, 5, 5, 5), group(3, "b", 40, 1, 5, 1), group(4, "b", 20, 1, 20, 1)]
+    batch = Batch(
+        swarm="s",
+        node="n0",
+        incarnation="0" * 16,
+        round=0,
+        policy_version=0,
+        learn="{}",
+        temperature=1.0,
+        groups=(*own, *others),
+    )
+    assert excess(batch, LearnConfig()) == {"b" * 64: 15 + 10}  # those above the mean alone are learned from
+    assert excess(batch, LearnConfig(foreign="as_if_own")) == {"b" * 64: 17 + 12}

@@ -1,6 +1,7 @@
 """Announcements: read whole or refused with a reason, the newest of each member, nobody else's."""
 
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from sapo.bus.memory import MemoryBus
 from sapo.core.errors import Refused
 from sapo.core.types import Received, SignedGroup, sha256
 from sapo.ops.archiver import Archiver
-from sapo.peers.announcements import LOOKS, MAX_BYTES, Heard, Partners, draw, is_announcement, read
+from sapo.peers import announcements
+from sapo.peers.announcements import MAX_BYTES, Heard, Partners, draw, is_announcement, read
 from sapo.peers.signing import unseal
 from sapo.store.history.tables import Store
 from sapo.testing.samples import make_announcement, make_identity, make_received, make_signed
@@ -25,6 +27,9 @@ def came(signed: SignedGroup, at: float = NOW) -> Received:
 
 def partners(*known: Heard) -> Partners:
     return Partners("s", make_identity("own").key, MODEL, 100.0, known)
+
+
+RNG = random.Random(0)
 
 
 def codes(refused: list[Refused]) -> list[str]:
@@ -82,7 +87,7 @@ def test_other_fields_and_other_bytes_are_refused_where_the_signature_holds() ->
 def test_only_members_are_heard_each_with_the_newest() -> None:
     known = partners()
     records = [came(make_announcement(round=round), NOW + round) for round in (2, 5, 3)]
-    refused = known.hear([*records, came(make_announcement("other"))], {PEER}, round=7)
+    refused = known.hear([*records, came(make_announcement("other"))], {PEER}, round=7, rng=RNG)
     assert codes(refused) == ["not_member"]
     assert [one.round for one in known.fresh({PEER}, since=7)] == [5]
     assert known.fresh({PEER}, since=8) == []
@@ -95,7 +100,7 @@ def test_only_members_are_heard_each_with_the_newest() -> None:
 
 def test_what_is_old_or_of_another_model_changes_nothing() -> None:
     known = partners()
-    assert known.hear([came(make_announcement(round=5))], {PEER}, round=0) == []
+    assert known.hear([came(make_announcement(round=5))], {PEER}, round=0, rng=RNG) == []
     for code, signed, at in (
         ("replayed", make_announcement(round=5), NOW),
         ("replayed", make_announcement(round=4), NOW),
@@ -104,19 +109,34 @@ def test_what_is_old_or_of_another_model_changes_nothing() -> None:
         ("another_model", make_announcement(round=6, model="0" * 64), NOW),
         ("wrong_swarm", make_announcement(round=6, swarm="t"), NOW),
     ):
-        assert codes(known.hear([came(signed, at)], {PEER}, round=1)) == [code]
+        assert codes(known.hear([came(signed, at)], {PEER}, round=1, rng=RNG)) == [code]
     assert [one.round for one in known.fresh({PEER}, since=0)] == [5]
     newer = make_announcement(round=0, incarnation="1" * 16, created_at=NOW + 1)
-    assert known.hear([came(newer)], {PEER}, round=2) == []
+    assert known.hear([came(newer)], {PEER}, round=2, rng=RNG) == []
 
 
-def test_whoever_names_a_members_key_gets_few_looks() -> None:
-    forged = [came(make_announcement("other").model_copy(update={"key": PEER}), NOW + n) for n in range(50)]
-    assert codes(partners().hear(forged, {PEER}, round=0)) == ["bad_signature"] * LOOKS
+def test_whoever_names_a_members_key_keeps_it_from_nobodys_ear(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = partners()
+    for round in range(3):
+        assert known.hear([came(make_announcement(round=round))], {PEER}, round=round, rng=RNG) == []
+    forged = [came(make_announcement("other").model_copy(update={"key": PEER}), NOW + n) for n in range(500)]
+    resent = [came(make_announcement(round=n % 3), NOW + n) for n in range(500)]
+    records = [*forged, *resent, came(make_announcement(round=3), NOW - 1)]
+    refused = known.hear(records, {PEER}, round=3, rng=RNG)
+    assert Counter(codes(refused)) == {"bad_signature": 500, "replayed": 500}
+    assert [one.round for one in known.fresh({PEER}, since=3)] == [3]
+    monkeypatch.setattr(announcements, "LOOKS", 400)
+    assert len(known.hear(forged, {PEER}, round=4, rng=RNG)) == 400
+    heard = 0
+    for round in range(4, 20):
+        real = came(make_announcement(round=round), NOW - 1)
+        known.hear([*forged, real], {PEER}, round, random.Random(round))
+        heard += len(known.fresh({PEER}, since=round))
+    assert 0 < heard < 16  # no number of forgeries silences a member for good
 
 
 def test_the_own_announcement_is_passed_over_and_nobody_is_drawn_of_nobody() -> None:
     known = partners()
-    assert known.hear([came(make_announcement("own"))], {PEER}, round=0) == []
+    assert known.hear([came(make_announcement("own"))], {PEER}, round=0, rng=RNG) == []
     assert known.fresh({PEER, make_identity("own").key}, since=0) == []
     assert draw([], random.Random(0)) is None

@@ -12,7 +12,7 @@ from sapo.core.config.load import LearnConfig, load
 from sapo.core.errors import UserError
 from sapo.core.types import Batch, BatchGroup, Completion, Outcome
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
-from sapo.node.batch import batch_group
+from sapo.node.batch import batch_group, version_seen
 from sapo.peers import keyring
 from sapo.peers.trust import keys_of, refuse_strange_names
 from sapo.policy.models import LoadedPolicy
@@ -245,3 +245,10 @@ def test_the_batch_says_how_much_of_it_is_foreign_and_how_old(reader: LoadedPoli
         "staleness/max_s": 2.0,
         "share/retokenised": 1.0,
     }
+
+
+def test_a_foreign_policy_is_no_newer_than_the_own_rounds_that_had_ended_when_the_bus_had_its_group() -> None:
+    ends = [10.0, 20.0, 30.0]
+    claims = [make_group(policy_version=version) for version in (0, 7, 2**31 - 1)]
+    seen = [[version_seen(group, stamp, 8, ends) for stamp in (5.0, 25.0, 35.0)] for group in claims]
+    assert seen == [[0, 0, 0], [5, 7, 7], [5, 7, 8]]

@@ -168,16 +168,21 @@ def test_a_value_that_is_not_finite_makes_no_finite_distance(place: int) -> None
         assert not math.isfinite(found.partner)
 
 
-def test_the_reach_is_a_multiple_of_the_own_lesson_or_of_the_median_accepted() -> None:
-    ours = weights([0.0])
-    assert ours.reach(own=2.0, factor=4.0) == 8.0
-    for distance in (1.0, 30.0, 3.0):
-        ours.accept(distance)
-    assert ours.reach(own=2.0, factor=4.0) == 12.0
-    for _ in range(20):
-        ours.accept(0.5)
-    assert ours.reach(own=0.0, factor=4.0) == 2.0
-    assert len(ours.distances) == 15
+def test_the_reach_is_a_multiple_of_the_own_lessons_whatever_partners_do() -> None:
+    """One that goes as far as it may, each time in one direction, moves the node no faster than steadily."""
+    ours, at = weights([0.0, 0.0]), []
+    for step in range(40):
+        fast = [ours.slow[0] + tensor([0.0, 1.0 if step % 2 else -1.0])]
+        reach = ours.reach(own=1.0, factor=4.0)
+        assert reach == 4.0
+        away = tensor([0.999 * reach, 0.0])
+        far = {"w": (ours.slow[0] + away, ours.slow[0] - fast[0] - away)}
+        assert ours.distance(fast, far.__getitem__).partner <= reach
+        ours.step(fast, alpha=ALPHA, beta=1.0, gamma=GAMMA, partner=far.__getitem__)
+        at.append(float(ours.slow[0][0]))
+    assert at[39] - at[29] == pytest.approx(at[29] - at[19], rel=0.01)
+    assert len(ours.lessons) == 15
+    assert ours.reach(own=0.0, factor=4.0) == 4.0
 
 
 # -- a model ---------------------------------------------------------------------------------------------
@@ -235,12 +240,12 @@ def test_slow_weights_and_momentum_come_back_with_the_optimiser() -> None:
     one.step(lesson())
     assert one.outer is not None
     one.outer.step(one.weights(), alpha=0.5, beta=1.0, gamma=0.7)
-    one.outer.accept(2.5)
     one.land()
     other.model.load_state_dict(one.model.state_dict())
     other.load_state_dict(one.state_dict())
     assert other.outer is not None
-    assert other.outer.distances == [2.5]
+    assert other.outer.lessons == one.outer.lessons
+    assert len(one.outer.lessons) == 1
     for part in ("slow", "momentum"):
         for a, b in zip(getattr(one.outer, part), getattr(other.outer, part), strict=True):
             assert torch.equal(a, b)

@@ -7,14 +7,13 @@ import random
 import string
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import polars as pl
-import pyarrow as pa
 import pytest
 from deltalake import (
     ColumnProperties,
@@ -30,10 +29,12 @@ from sapo.bus.base import Limits, Malformed, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.errors import Unavailable, UserError
-from sapo.core.types import MAX_QUESTION, Completion, SignedGroup, canonical, sha256
+from sapo.core.types import MAX_QUESTION, Completion, Group, SignedGroup, canonical, sha256
+from sapo.ops import archiver as archiver_module
 from sapo.ops.archiver import Archiver, Counts
 from sapo.peers.signing import Identity, seal
 from sapo.store.history import query
+from sapo.store.history.held_groups import HeldGroups
 from sapo.store.history.names import names
 from sapo.store.history.rollout_rows import group_of
 from sapo.store.history.tables import Store
@@ -416,26 +417,42 @@ def test_what_a_poll_refused_is_not_kept_in_memory(bus: MemoryBus, store: Store)
     assert [one() for one in polled] == [None, None]
 
 
-def remove_files_of_rounds(store: Store, least: int, most: int) -> int:
-    """Delete the data files that hold only such rounds from under the table; returns how many there were."""
-    table = DeltaTable(store.table_uri("rollouts"))
-    adds = pa.table(table.get_add_actions(flatten=True)).to_pylist()
-    gone = [one["path"] for one in adds if least <= one["min.round"] and one["max.round"] <= most]
-    for path in gone:
-        (Path(store.table_uri("rollouts")) / path).unlink()
-    return len(gone)
-
-
-def test_a_poll_of_a_very_low_and_a_very_high_round_opens_no_file_between(
-    bus: MemoryBus, store: Store
+def test_each_file_is_read_once_whatever_rounds_authors_claim(
+    bus: MemoryBus, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for round in (0, 3, 5, 7, 2**30):
-        bus.publish([signed(round, position) for position in range(10)])
-        archiver(bus, store).run_once()
-    assert remove_files_of_rounds(store, 1, 2**30 - 1) == 3
-    bus.publish([signed(0), signed(2**30), signed(4), signed(2**31 - 50), signed(0, 10)])
-    counts = archiver(bus, store).run_once()
-    assert (counts.duplicates, counts.groups) == (2, 3)
+    read: list[int] = []
+    plain = archiver_module.columns_of
+
+    def counting(table: DeltaTable, options: Any, files: Mapping[str, int], columns: Any) -> Any:
+        read.append(len(files))
+        return plain(table, options, files, columns)
+
+    monkeypatch.setattr(archiver_module, "columns_of", counting)
+    for round in range(6):
+        bus.publish([signed(round), signed(0, round + 10), signed(2**30, round)])
+        held = HeldGroups(tmp_path / "archive.sqlite")  # of a process that begins
+        archiver(bus, store, held=held).run()
+        held.close()
+    assert read == [0, 1, 1, 1, 1, 1]
+    bus.publish([signed(0, 10), signed(3), signed(2**30, 4), signed(2**30, 6)])
+    counts = archiver(bus, store).run()  # without an index it reads them all
+    assert (counts.duplicates, counts.groups) == (3, 1)
+    assert read[-1] == 6
+
+
+def test_a_text_of_a_group_that_is_written_once_for_each_completion_has_a_bound() -> None:
+    def unbounded(schema: Any, name: str) -> Iterator[str]:
+        if isinstance(schema, dict):
+            if schema.get("type") == "string" and not {"pattern", "maxLength", "enum"} & schema.keys():
+                yield name
+            for key, inner in schema.items():
+                yield from unbounded(inner, key if key not in ("anyOf", "items") else name)
+        elif isinstance(schema, list):
+            for inner in schema:
+                yield from unbounded(inner, name)
+
+    # those of the swarm's rules: a question's, and `max_text_chars`, which is no text of the group's
+    assert set(unbounded(Group.model_json_schema(), "")) == {"question", "text"}
 
 
 def test_a_file_without_statistics_is_looked_into(bus: MemoryBus, store: Store) -> None:

@@ -151,7 +151,7 @@ def test_positive_is_the_default_for_foreign_completions() -> None:
 
 def test_positive_late_leaves_out_the_failures_of_stale_groups_only() -> None:
     learn = LearnConfig(foreign="positive_late", foreign_late=2)
-    assert [learn.admits(-0.5, staleness) for staleness in (-7, 0, 2, 3)] == [True, True, True, False]
+    assert [learn.admits(-0.5, staleness) for staleness in (-7, 0, 2, 3)] == [False, True, True, False]
     assert learn.admits(0.5, 3)
 
 

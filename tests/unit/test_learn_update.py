@@ -26,7 +26,7 @@ from searches import searching
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
 from sapo.core.types import Batch, BatchGroup, FinishReason
-from sapo.learn.collate import Chunk, Row, collate, select
+from sapo.learn.collate import Chunk, Row, collate, common_beginning, select
 from sapo.learn.logprobs import shares_prompts
 from sapo.learn.loss import LOSSES
 from sapo.learn.update import Learner
@@ -34,6 +34,10 @@ from sapo.learn.update import Learner
 KINDS = ["gpt2", "llama", "qwen2", "qwen3"]
 completions = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
 prompts = st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=6)
+
+
+PAPER: dict[str, Any] = {"foreign_bound": "none"}
+"""Foreign groups weigh what they weigh, as in the paper."""
 
 
 def learner(learn: LearnConfig | None = None, model: torch.nn.Module | None = None, **kwargs: Any) -> Learner:
@@ -178,10 +182,8 @@ def test_what_all_prompts_begin_with_is_computed_once_to_the_same_gradient(
         result = made.step(asked)
         found[least] = (gradients(made), result.metrics)
     monkeypatch.setattr("sapo.learn.collate.LEAST_BEGINNING", 2)
-    for chunk in collate(select(asked, learn).rows, shared=True, begin=True, micro_batch=3):
-        # One token less than the shortest prompt: its last one predicts.
-        assert chunk.beginning.tolist() == [[3, 4, 5]]
-        assert 3 not in chunk.input_ids
+    # One token less than the shortest prompt: its last one predicts.
+    assert common_beginning(select(asked, learn).rows) == (3, 4, 5)
     assert_close(found[2][0], found[100][0])
     assert found[2][1] == pytest.approx(found[100][1], rel=1e-4, abs=1e-6)
 
@@ -230,7 +232,7 @@ def test_foreign_groups_without_advantage_never_reach_the_forward_pass(
     monkeypatch.setattr(Learner, "logprobs", watched)
     quiet = group((20, 21, 22), [(23, 1), (23, 2)], [1.0, 1.0], position=5, source="external")
     for token_mean in ("informative", "all"):
-        result = learner(LearnConfig(token_mean=token_mean)).step(batch(*example().groups, quiet))
+        result = learner(LearnConfig(token_mean=token_mean, **PAPER)).step(batch(*example().groups, quiet))
         assert result.metrics["learn/groups_zero_advantage"] == 2
     assert not any(torch.isin(ids, torch.tensor([20, 21, 22, 23])).any() for ids in seen)
 
@@ -239,7 +241,9 @@ def test_foreign_groups_without_advantage_never_reach_the_forward_pass(
 def test_token_mean_all_counts_silent_groups_in_the_denominator_only(loss: str) -> None:
     results = {}
     for token_mean in ("informative", "all"):
-        made = learner(LearnConfig(loss=loss, token_mean=token_mean, foreign="as_if_own", grad_clip=1e9))
+        made = learner(
+            LearnConfig(loss=loss, token_mean=token_mean, foreign="as_if_own", grad_clip=1e9, **PAPER)
+        )
         assert made.step(example()).skipped is None
         results[token_mean] = gradients(made)
     # Informative: 11 + 8 tokens in 4 + 3 sequences; the silent group adds 4 tokens in 2 sequences.
@@ -305,13 +309,13 @@ def test_behaviour_uses_the_logprobs_of_trusted_producers_only(name: str) -> Non
     claimed = [[value - math.log(2) for value in plain_logprobs(made.model, (5, 6), a)] for a in answers]
     trusted = group((5, 6), answers, [0.0, 1.0], source="external", producer="n1", behaviour=claimed)
     peer = name if name == "n1" else trusted.producer_key
-    learn = LearnConfig(foreign="behaviour", trusted_peers=[peer], grad_clip=1e9)
-    plain = learner(LearnConfig(grad_clip=1e9, foreign="as_if_own"))
+    learn = LearnConfig(foreign="behaviour", trusted_peers=[peer], grad_clip=1e9, **PAPER)
+    plain = learner(LearnConfig(grad_clip=1e9, foreign="as_if_own", **PAPER))
     plain.step(batch(trusted))
     weighed = learner(learn)
     weighed.step(batch(trusted))
     assert_close(gradients(plain), gradients(weighed), scale=2.0)
-    stranger = learner(LearnConfig(foreign="behaviour", trusted_peers=["n7"], grad_clip=1e9))
+    stranger = learner(LearnConfig(foreign="behaviour", trusted_peers=["n7"], grad_clip=1e9, **PAPER))
     stranger.step(batch(trusted))
     assert_close(gradients(plain), gradients(stranger))
 
@@ -352,7 +356,7 @@ def by_hand(model: torch.nn.Module, loss: str, groups: tuple[BatchGroup, ...]) -
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_the_gradient_of_a_step_is_the_one_worked_out_by_hand(loss: str, kind: str) -> None:
-    made = learner(LearnConfig(loss=loss, grad_clip=1e9, foreign="as_if_own"), tiny_model(kind))
+    made = learner(LearnConfig(loss=loss, grad_clip=1e9, foreign="as_if_own", **PAPER), tiny_model(kind))
     result = made.step(example())
     expected = by_hand(tiny_model(kind), loss, example().groups)
     assert_close(gradients(made), expected)
@@ -379,7 +383,7 @@ def test_one_by_eight_and_eight_by_one_give_the_same_gradient(loss: str, shared:
 
 
 def test_token_and_loss_shares_tell_the_sources_apart() -> None:
-    metrics = learner().step(example()).metrics
+    metrics = learner(LearnConfig(lr=1e-3, foreign="as_if_own", **PAPER)).step(example()).metrics
     assert metrics["learn/token_share_external"] == pytest.approx(8 / 19)
     # |advantage| of each token: local ones 0.5; foreign ones 0.5, 0 and 0.5, of lengths 4, 2 and 2.
     local = 0.5 * (2 + 3 + 2 + 4)

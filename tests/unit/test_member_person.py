@@ -1,11 +1,13 @@
 """A member whose questions people answer on a page: who is let in, what is taken, what is shown."""
 
+import contextlib
 import socket
 import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from asked_people import PATIENCE_S, Desk, Visitor, ask, box, desk, waits
 
@@ -35,7 +37,7 @@ def test_the_page_is_there_before_and_between_rounds_and_looks_for_questions_by_
 
 def test_the_key_is_in_a_file_of_its_owners_alone(tmp_path: Path, place: Desk) -> None:
     file = tmp_path / person.KEY
-    assert place.backend.address.endswith(f"/?key={file.read_text()}")
+    assert place.backend.address.endswith(f"/{file.read_text()}/")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
@@ -43,35 +45,45 @@ def test_a_client_that_sends_slowly_holds_nobody_up_and_is_told_so(
     place: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_server, "LIMIT_S", 0.3)
-    with socket.create_connection(("127.0.0.1", int(place.origin.rpartition(":")[2])), PATIENCE_S) as slow:
-        slow.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\ntext=")
+    with socket.create_connection(("127.0.0.1", place.port), PATIENCE_S) as slow:
+        path = f"/{place.origin.rpartition('/')[2]}/"
+        slow.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\ntext=".encode())
         assert waits(Visitor(place).look())
         assert slow.recv(12) == b"HTTP/1.1 408"
+
+
+def test_idle_connections_keep_nobody_away(place: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_server, "MOST_CONNECTIONS", 2)
+    with contextlib.ExitStack() as stack:
+        address = ("127.0.0.1", place.port)
+        held = [stack.enter_context(socket.create_connection(address, PATIENCE_S)) for _ in range(5)]
+        held[-1].sendall(b"POST / HTTP/1.1\r\nContent-Length: 50\r\n")
+        assert [idle.recv(1) for idle in held[:3]] == [b""] * 3
+        assert waits(Visitor(place).look())
 
 
 # -- who is let in ------------------------------------------------------------------------------------------
 
 
 def test_who_lacks_the_key_is_refused(place: Desk) -> None:
-    stranger = Visitor(place, enters=False)
-    with place.open([ask()]):
-        for path in ("/", "/?key=", "/?key=guessed", "/?key=%ED%A0%80", "/other"):
-            reply = stranger.client.get(path)
-            assert reply.status_code == 403
-            assert "question 0?" not in reply.text
-        stranger.fields = {"ask": person._identity(ask()), "once": "0" * 32}
-        assert stranger.send("one").status_code == 403
+    form = {"ask": person._identity(ask()), "once": "0" * 32, "text": "one"}
+    key = place.origin.rpartition("/")[2]
+    with place.open([ask()]), httpx.Client(base_url=f"http://127.0.0.1:{place.port}") as stranger:
+        for path in ("/", f"/?key={key}", "//", "/guessed/", "/%ED%A0%80/", f"//{key}/", f"/{key[:-1]}/"):
+            for reply in (stranger.get(path), stranger.post(path, data=form)):
+                assert reply.status_code == 403
+                assert "question 0?" not in reply.text
+        assert stranger.get(f"/{key}/other").status_code == stranger.get(f"/{key}").status_code == 404
         assert place.texts() == []
 
 
-def test_the_link_leaves_its_key_in_a_cookie_that_no_script_and_no_other_site_uses(place: Desk) -> None:
-    visitor = Visitor(place, enters=False)
-    reply = visitor.client.get(place.backend.address)
-    assert 'http-equiv=refresh content="0;url=/"' in reply.text
+def test_no_cookie_goes_to_another_port_of_this_machine(place: Desk) -> None:
+    reply = httpx.get(place.backend.address)
+    key = place.origin.rpartition("/")[2]
     (cookie,) = reply.headers.get_list("set-cookie")
-    assert cookie.startswith("sapo-key-")
-    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
-    assert waits(visitor.look())
+    assert key not in cookie.partition(";")[0]
+    assert {"HttpOnly", "SameSite=lax", f"Path=/{key}/"} <= set(cookie.split("; "))
+    assert reply.headers["referrer-policy"] == "same-origin"
 
 
 @pytest.mark.parametrize("host", ["attacker.example", "attacker.example:80", "127.0.0.1.example", "::1", ""])
@@ -99,9 +111,9 @@ def test_a_form_of_another_site_is_refused(place: Desk, headers: dict[str, str])
 
 
 def test_no_reply_may_load_or_run_anything_or_be_kept_or_framed(place: Desk) -> None:
-    visitor, stranger = Visitor(place), Visitor(place, enters=False)
-    replies = [visitor.client.get("/"), visitor.client.get("/no"), stranger.client.get("/")]
-    for reply in [*replies, stranger.client.request("BREW", "/")]:
+    client, stranger = Visitor(place).client, f"http://127.0.0.1:{place.port}/"
+    replies = [client.get("/"), client.get("/no"), httpx.get(stranger), httpx.request("BREW", stranger)]
+    for reply in replies:
         policy = reply.headers["content-security-policy"]
         assert policy.startswith("default-src 'none'; style-src 'sha256-")
         assert "form-action 'self'" in policy

@@ -26,6 +26,7 @@ MANIFEST = Manifest.of(
             "swarm.name=s",
             'tasks=[{dataset="chain_sum"}]',
             "rules.held_out=0.5",
+            "rules.questions=any",
             "rules.max_payload_bytes=200000",
             "batch.completions=2",
             "rules.max_completions=4",

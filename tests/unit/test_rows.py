@@ -164,12 +164,27 @@ def test_bad_rows_are_told_before_anything_runs(
         ("math", "x+1", "1+x", 1.0),
         ("math", r"\sqrt{12}", r"2\sqrt{3}", 1.0),
         ("math", r"50\%", "1/2", 1.0),
-        ("math", "step\n" * 9000 + "it is $\\frac{2}{4}$", "1/2", 1.0),
+        ("math", "step\n" * 9000 + "it is $\\frac{1}{2}$", "1/2", 1.0),
         ("math", "2/3", "1/2", 0.0),
         ("math", r"\boxed{1/2} or \boxed{1/3}", "1/2", 0.0),
         ("math", r"\boxed{}", "1/2", 0.0),
         ("math", "", "1/2", 0.0),
         ("math", "none", "1/2", 0.0),
+        ("math", r"$x = 2.5 \times 10^{3}$", "2500", 1.0),
+        ("math", r"$12\text{ cm}$", "12", 1.0),
+        ("math", r"$2\sqrt{3} + 1$", r"1+2\sqrt3", 1.0),
+        ("math", r"$\frac{12}{18}$", r"\frac{2}{3}", 0.0),
+        ("math", "24/2", "12", 0.0),
+        ("math", "17 + 25 * 3", "92", 0.0),
+        ("math", r"$\sum_{i=1}^{10} i^2$", "385", 0.0),
+        ("math", r"$\int_0^1 3x^2 dx$", "1", 0.0),
+        ("math", r"$\binom{10}{3}$", "120", 0.0),
+        ("math", "$5!$", "120", 0.0),
+        ("math", r"$\gcd(4, 6)$", "2", 0.0),
+        ("math", r"$\lfloor 7.5 \rfloor$", "7", 0.0),
+        ("math", r"$\sqrt{49}$", "7", 0.0),
+        ("math", "$x = 3 + 4$", "7", 0.0),
+        ("math", r"$\frac{d}{dx} x^3$", "3x^2", 0.0),
         ("choice", "The answer is (B).", "b", 1.0),
         ("choice", "A or B", "B", 0.0),
         ("regex", "2026-11-24", r"\d{4}-\d\d-\d\d", 1.0),
@@ -178,6 +193,33 @@ def test_bad_rows_are_told_before_anything_runs(
 )
 def test_scorers(scorer: str, answer: str, expected: str, score: float) -> None:
     assert SCORERS[scorer](answer, expected) == score
+
+
+def test_a_formula_of_the_question_is_no_answer() -> None:
+    asked = "Factor $x^2 - 1$ over the integers."
+    given = ("$x^2-1$", r"\boxed{ x^{2} - 1 }", "$(x-1)(x+1)$", "$(x+1)(x-1)$")
+    assert [SCORERS["math"](text, "(x-1)(x+1)", asked) for text in given] == [0.0, 0.0, 1.0, 1.0]
+    assert SCORERS["math"]("$7$", "7", "Is it $7$ or $8$?") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("scorer", "answer", "problem"),
+    [
+        ("math", r"\binom{99999999}{49999999}", "its first answer takes too long to score"),
+        ("exact", "5", None),
+    ],
+)
+def test_a_hostile_file_costs_the_process_that_looks_at_it_alone(
+    scorer: str, answer: str, problem: str | None, tmp_path: Path
+) -> None:
+    made = pa.table({"question": ["a?", "b?"], "answer": [answer, "5"]})
+    huge = pa.DictionaryArray.from_arrays(pa.array([0, 0], pa.int32()), pa.array(["x" * 10**6]))
+    path = written(tmp_path, made=made.append_column("other", huge))
+    if problem is None:
+        assert with_pins(asking(path, scorer=scorer)).tasks[0].config["rows"] == 2
+        return
+    with pytest.raises(UserError, match=problem):
+        with_pins(asking(path, scorer=scorer))
 
 
 @given(st.text(), st.sampled_from(sorted(SCORERS)))
@@ -250,3 +292,7 @@ def test_a_row_that_is_asked_again_is_no_copy_and_the_same_varied_answers_are() 
     assert index.alike(said("a", 1, "1", "2", "2", "3")) is None
     assert index.alike(said("b", 1, "3", "2", "3", "1")) is not None
     assert not drawn_by(first)
+    many = said("c", 0, "1", "2", "3", "4", "5", "six", "seven")
+    index.add(many, "1" * 64, 2.0)
+    assert index.alike(said("d", 0, "1", "2", "3", "4", "5", "six", "seven more")) is not None
+    assert index.alike(said("d", 1, "1", "2", "3", "7", "8", "9", "10")) is None

@@ -56,6 +56,8 @@ FATES = {
     "slow-verification attacker": fate(rejected="slow"),
     "time traveller": fate("malformed", sound=True),
     "padder": fate(sound=True),
+    "rambler": fate(),
+    "chooser": fate(sound=True),
     "giant learner": fate(rejected="too_costly too_long"),
     "admission burner": fate("malformed", rejected="too_long"),
     "byte hog": fate(rejected="too_long"),

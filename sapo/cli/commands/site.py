@@ -188,6 +188,7 @@ def pack(
     author. The pack holds the node's private key. History and MLflow stay where they are.
     """
     from sapo.cli.commands.checks import refuse_member
+    from sapo.core.config.foreign import brought
     from sapo.core.errors import UserError
     from sapo.ops.node_pack import pack_node
     from sapo.ops.supervisor import holder
@@ -206,8 +207,11 @@ def pack(
         print(f"what it has yet to deliver goes with it: {owed}")
     if config.bus.type == "sqlite":
         warn("bus.path: the bus is a file on this machine; over there, name another with sapo unpack --set")
+    own = [word for name in brought(made.config)[1] for word in ("--set", f"{name}=...")]
     warn(f"{target} holds the private key of {node}: send it on a safe way, delete it when it has arrived")
-    print(f"over there: sapo unpack {shlex.quote(target.name)}")
+    print(f"over there: sapo unpack {shlex.join([target.name, *own])}")
+    if own:
+        print("(programs, paths, addresses and secrets are for each site to say, and no pack's)")
 
 
 def unpack(

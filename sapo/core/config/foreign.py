@@ -60,8 +60,8 @@ ADVISED: Mapping[str, float | None] = {
 PACKED: Mapping[str, float | None] = {
     **ADVISED,
     **dict.fromkeys(("swarm.name", "swarm.site", "swarm.nodes", "swarm.seed", "tasks", "node")),
-    **dict.fromkeys(("rules.held_out", "rules.salt", "rules.answer", "rules.entry", "rules.members")),
-    **dict.fromkeys(("rules.authors", "rules.min_completions", "rules.max_payload_bytes")),
+    **dict.fromkeys(("rules.held_out", "rules.salt", "rules.answer", "rules.questions", "rules.entry")),
+    **dict.fromkeys(("rules.members", "rules.authors", "rules.min_completions", "rules.max_payload_bytes")),
     "rules.max_completions": 4096,
     "rules.max_text_chars": 4_000_000,
     **dict.fromkeys(("prompt.system", "prompt.examples", "prompt.template", "lora.dropout")),
@@ -114,6 +114,7 @@ OWN: Mapping[str, Any] = {
     "bus.config": {},
     "bus.password": "env:SAPO_KAFKA_PASSWORD",
     "workers.unwalled": False,
+    "learn.foreign_bound": "own",
     "deploy.pool": "sapo",
     "deploy.pool_type": "process",
     **dict.fromkeys(("deploy.image", "gossip.store")),
@@ -123,7 +124,7 @@ OWN: Mapping[str, Any] = {
     **dict.fromkeys(("member.price_in", "member.price_out")),
 }
 """The settings that only a site says, and the value by which each says nothing."""
-SECRETS = ("bus.password", "member.api_key")
+SECRETS = ("password", "api_key")
 HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 STARTER = re.compile(r"starter(:[a-z0-9-]{1,40})?")
 MOST_SHOWN = 4
@@ -141,20 +142,20 @@ def is_model_name(value: object) -> bool:
     return bool(named) and ".." not in str(value)
 
 
-def brought(config: Mapping[str, Any], given: Collection[str]) -> tuple[dict[str, Any], list[str]]:
-    """What a pack may bring of its config, and what else it holds, as `setting = value`.
+def brought(config: Mapping[str, Any], given: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a pack may bring of its config, and what else it holds: values by setting.
 
     `given` are the settings that this site says itself: those of the pack are left out, whatever they are.
     Unknown settings stay, as reading the config refuses them.
     """
     found: dict[str, Any] = {}
-    refused: list[str] = []
+    refused: dict[str, Any] = {}
     for place, key, value in leaves(config):
         name = ".".join(place)
         if name in given or OWN.get(key, MISSING) == value:
             continue
         if key in OWN or not _may_come(key, value):
-            refused.append(name if key in SECRETS else f"{name} = {shown(value)}")
+            refused[name] = value
             continue
         inner = found
         for part in place[:-1]:
@@ -213,8 +214,14 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
-def said(refused: list[str]) -> str:
-    """Settings for one line of a terminal."""
-    more = len(refused) - MOST_SHOWN
-    names = ", ".join(ascii(one)[1:-1] for one in refused[:MOST_SHOWN])
-    return f"{names} and {more} more" if more > 0 else names
+def said(names: Collection[str]) -> str:
+    """Names for one line of a terminal."""
+    more = len(names) - MOST_SHOWN
+    some = ", ".join(ascii(one[:80])[1:-1] for one in list(names)[:MOST_SHOWN])
+    return f"{some} and {more} more" if more > 0 else some
+
+
+def said_with_values(settings: Mapping[str, Any]) -> str:
+    """Settings for one line of a terminal, of secrets the names alone."""
+    secret = {name for name in settings if name.rpartition(".")[2] in SECRETS}
+    return said([name if name in secret else f"{name} = {shown(value)}" for name, value in settings.items()])

@@ -25,8 +25,8 @@ class Gossip(Section):
     store: Address | None = None
     """Where weights are put and fetched: a folder or `s3://bucket/prefix`; `<home>/gossip` when not set."""
     max_norm: PositiveFloat = 4.0
-    """A partner further away than so many times the median distance of those accepted before, or than what
-    this node has learned since its last outer step where that is more, is not averaged with."""
+    """A partner further away than so many times what this node learns between outer steps, in the median or
+    now, is not averaged with: a bound that no partner has a part in."""
     fetch_s: PositiveFloat = 60.0
     """Seconds that fetching a partner's file may take: the step is then made without it."""
 

@@ -83,6 +83,11 @@ class Home:
         return self.root / "history"
 
     @property
+    def archive_index(self) -> Path:
+        """Which groups the history holds, as the archive here knows."""
+        return self.root / "archive.sqlite"
+
+    @property
     def mlflow_db(self) -> Path:
         """MLflow's database."""
         return self.root / "mlflow.db"

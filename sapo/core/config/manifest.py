@@ -73,6 +73,8 @@ class Manifest(Record):
     """Public keys. They may change in a running swarm; a site takes a change up when it next starts."""
     authors: tuple[AuthorKind, ...] = AUTHOR_KINDS
     """Which kinds of author may publish, in the order of `AUTHOR_KINDS`."""
+    questions: Literal["drawn", "any"] = "any"
+    """Which questions may be answered: those that an author's key and round draw, or any."""
 
     @classmethod
     def of(cls, config: Config) -> Self:
@@ -100,6 +102,7 @@ class Manifest(Record):
             entry=rules.entry,
             members=tuple(rules.members),
             authors=tuple(kind for kind in AUTHOR_KINDS if kind in rules.authors),
+            questions=rules.questions,
         )
 
     @model_serializer(mode="wrap")
@@ -108,11 +111,13 @@ class Manifest(Record):
         values: dict[str, Any] = write(self)
         idle = {"entry", "members"} if self.entry == "open" else set()
         idle |= {"authors"} if self.authors == AUTHOR_KINDS else set()
+        idle |= {"questions"} if self.questions == "any" else set()
         return {name: value for name, value in values.items() if name not in idle}
 
     def differing(self, other: "Manifest") -> list[str]:
-        """Names of the rules that another manifest has otherwise; members may differ."""
-        names = type(self).model_fields.keys() - {"schema_version", "members"}
+        """Names of the rules that another manifest has otherwise; members may differ, and which questions are
+        asked is as the swarm began."""
+        names = type(self).model_fields.keys() - {"schema_version", "members", "questions"}
         return sorted(name for name in names if getattr(self, name) != getattr(other, name))
 
     def allows(self, recipe: Recipe) -> bool:

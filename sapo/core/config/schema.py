@@ -122,6 +122,9 @@ class Rules(Section):
     answer: AnswerFormat = "text"
     """`tags` scores the content of the last `<answer>` tag only, `boxed` that of the last `\\boxed{}`, as
     mathematical models answer; `text` the whole text."""
+    questions: Literal["drawn", "any"] = "drawn"
+    """Which questions may be answered: those that an author's key and round draw, or `any`: then who picks
+    questions of one answer teaches that answer. A swarm that has begun keeps its rule."""
     min_completions: Annotated[int, Field(ge=2)] = 2
     """The fewest completions a group may have; smaller ones are refused."""
     max_completions: Annotated[int, Field(ge=2)] = 64
@@ -346,6 +349,9 @@ class LearnConfig(Section):
     """`bounded`: foreign tokens below this own log-probability are masked."""
     foreign_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
     """What the loss of foreign tokens is multiplied by, in every mode."""
+    foreign_bound: Literal["own", "none"] = "own"
+    """What one foreign group may do to a step: no more than an `own` group does, in tokens and in the size of
+    its gradient, or, as in the paper, whatever its length and its words do (`none`)."""
     foreign_reference: float | None = None
     """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1."""
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
@@ -389,9 +395,10 @@ class LearnConfig(Section):
     def admits(self, advantage: float, staleness: int) -> bool:
         """Whether `foreign` trains on a foreign completion at all.
 
-        `staleness` is in rounds: the receiver's own less those of the policy that wrote the completion.
+        `staleness` is in rounds: the receiver's own less those of the policy that wrote the completion. A
+        policy that says it is ahead of the receiver's rounds counts as late: that is its author's word alone.
         """
-        if self.foreign == "positive_late" and staleness <= self.foreign_late:
+        if self.foreign == "positive_late" and 0 <= staleness <= self.foreign_late:
             return True
         return self.foreign not in ("positive", "positive_late") or advantage > 0.0
 

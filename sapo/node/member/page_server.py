@@ -5,7 +5,6 @@ import base64
 import errno
 import hashlib
 import hmac
-import logging
 import re
 import secrets
 import socket
@@ -23,11 +22,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sapo.core.errors import UserError
 from sapo.core.same_site import foreign
-
-log = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
 LIMIT_S = 10.0
@@ -95,8 +93,6 @@ class PageServer:
             remedy = "choose another, or leave it unset for a free one"
             raise UserError("member.port", port, problem, remedy) from None
         self.port: int = listening.getsockname()[1]
-        # cookies of one host go to all its ports
-        self._cookie = f"sapo-key-{self.port}"
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._serve,
@@ -105,7 +101,8 @@ class PageServer:
                 lifespan="off",
                 interface="asgi3",
                 proxy_headers=False,
-                limit_concurrency=MOST_CONNECTIONS,
+                http=_Connection,
+                ws="none",
                 timeout_graceful_shutdown=END_S,
                 server_header=False,
             )
@@ -124,12 +121,12 @@ class PageServer:
         """Answer a request, as an ASGI application."""
         request, cookies = Request(scope, receive), dict[str, str]()
         try:
-            # read before anything is refused: what is left unread can cost a browser the reply
+            self._refuse(request)
             form = await self._form(request) if request.method == "POST" else None
-            why = foreign(request.method, request.headers)
-            if why is not None:
-                raise HTTPException(403, why)
-            reply = self._enter(request, cookies) or await self._page(request, form, cookies)
+            person = request.cookies.get("sapo-person", "")
+            if _PERSON.fullmatch(person) is None:
+                person = cookies["sapo-person"] = secrets.token_hex(16)
+            reply = await run_in_threadpool(self._visit, person, form)
         except HTTPException as refused:
             reply = Reply(refused.status_code, render("Not for you to see", note=refused.detail))
         except ClientDisconnect:
@@ -138,8 +135,19 @@ class PageServer:
         if reply.location is not None:
             response.headers["Location"] = reply.location
         for name, value in cookies.items():
-            response.set_cookie(name, value, KEPT_S, httponly=True, samesite="strict")
+            response.set_cookie(name, value, KEPT_S, path=f"/{self._key}/", httponly=True, samesite="lax")
         await response(scope, receive, send)
+
+    def _refuse(self, request: Request) -> None:
+        """Let in who has the page's address: the key is in it, as a cookie would go to every port here."""
+        why = foreign(request.method, request.headers)
+        if why is not None:
+            raise HTTPException(403, why)
+        _, key, *rest = [*request.url.path.split("/"), ""]
+        if not hmac.compare_digest(key.encode(errors="replace"), self._key.encode()):
+            raise HTTPException(403, "Open the link that the member printed: it lets you in.")
+        if rest != ["", ""] or request.method not in ("GET", "POST"):
+            raise HTTPException(404, "There is no such page.")
 
     async def _form(self, request: Request) -> dict[str, str]:
         body = b""
@@ -161,26 +169,16 @@ class PageServer:
             raise HTTPException(400, "The form has more fields than this page.") from None
         return {name: values[0] for name, values in fields.items()}
 
-    def _enter(self, request: Request, cookies: dict[str, str]) -> Reply | None:
-        """The page that takes a browser from the link with the key to the address without it.
 
-        No redirect: one that begins at another site would not carry the new cookie.
-        """
-        if request.method != "GET" or "key" not in request.query_params:
-            return None
-        self._check(request.query_params["key"])
-        cookies[self._cookie] = self._key
-        return Reply(200, render("One moment", reload="0;url=/"))
+class _Connection(H11Protocol):
+    """A connection to the page. Where there are too many, the oldest that asks for nothing makes room."""
 
-    async def _page(self, request: Request, form: Mapping[str, str] | None, cookies: dict[str, str]) -> Reply:
-        self._check(request.cookies.get(self._cookie, ""))
-        if request.url.path != "/" or request.method not in ("GET", "POST"):
-            raise HTTPException(404, "There is no such page.")
-        person = request.cookies.get("sapo-person", "")
-        if _PERSON.fullmatch(person) is None:
-            person = cookies["sapo-person"] = secrets.token_hex(16)
-        return await run_in_threadpool(self._visit, person, form)
-
-    def _check(self, key: str) -> None:
-        if not hmac.compare_digest(key.encode(errors="replace"), self._key.encode()):
-            raise HTTPException(403, "Open the link that the member printed: it lets you in.")
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.since = self.loop.time()
+        others = [one for one in self.connections if isinstance(one, _Connection)]
+        idle = [one for one in others if one.cycle is None or one.cycle.response_complete]
+        if idle and len(others) >= MOST_CONNECTIONS:
+            oldest = min(idle, key=lambda one: one.since)
+            self.connections.discard(oldest)
+            oldest.shutdown()
+        super().connection_made(transport)

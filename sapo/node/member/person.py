@@ -36,7 +36,7 @@ CLOSED = "That question is closed by now, so this answer was not kept."
 EMPTY = "There is nothing in the box yet."
 OLDER = "This page is older than it looks: the text below was not sent. Send it if you have not done so."
 CHANGED = "This page's answer was taken already, and the text below is another: send it to give it as well."
-_AGAIN = Reply(303, location="/")
+_AGAIN = Reply(303, location="./")
 T = TypeVar("T")
 
 
@@ -112,7 +112,7 @@ class PersonBackend:
         key = _key(folder / KEY)
         # twice the longest text, each character of it as long as a form can make it
         self._server = PageServer(member.port, key, 24 * self._most + 4096, self._visit)
-        self.address = f"http://{HOST}:{self._server.port}/?key={key}"
+        self.address = f"http://{HOST}:{self._server.port}/{key}/"
         """The link that lets a browser in."""
 
     @property

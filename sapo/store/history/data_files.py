@@ -1,10 +1,8 @@
 """The data files of a table: what their statistics say they hold, and which of them belong together."""
 
 import math
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -72,25 +70,6 @@ def data_files(table: DeltaTable, layout: Layout) -> list[DataFile]:
             continue
         names = tuple(str(name) for name in group)
         found.append(DataFile(names, first, last, add["num_records"], add["size_bytes"]))
-    return found
-
-
-def admitting(table: DeltaTable, column: str, values: Iterable[int]) -> dict[str, int]:
-    """Sizes, by path, of the files of a snapshot that may hold one of these values in a column.
-
-    A file without statistics may hold any.
-    """
-    adds = pa.table(table.get_add_actions(flatten=True))
-    kinds = ("path", "size_bytes", f"min.{column}", f"max.{column}")
-    known = [adds[name].to_pylist() if name in adds.column_names else [None] * len(adds) for name in kinds]
-    ordered = sorted(values)
-    found = {}
-    for path, size, least, most in zip(*known, strict=True):
-        if least is not None and most is not None:
-            at = bisect_left(ordered, least)
-            if at == len(ordered) or ordered[at] > most:
-                continue
-        found[unquote(path)] = size
     return found
 
 
