@@ -2,21 +2,26 @@
 
 Masks come from lengths, never from ids. Rows are padded on the right only. Where the model allows it a
 prompt is computed once for all completions that follow it, and equal completions once altogether: several
-sequences then share a row, kept apart by a four-dimensional attention mask and their own positions.
+sequences then share a row, kept apart by a four-dimensional attention mask and their own positions. What all
+prompts begin with (a system turn, examples) may be left out of all rows, to be computed once for the batch.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from sapo.core.config.load import LearnConfig
 from sapo.core.types import Batch, BatchGroup, Sample
 
 BLOCK_TOKENS = 1024
 """A shared prompt and its completions take no longer a row than this (attention grows with its square)."""
+LEAST_BEGINNING = 64
+"""Tokens that all prompts must begin with for a pass of their own to pay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,14 @@ class Selection:
 class Chunk:
     """A micro-batch: B rows of T tokens, holding S sequences with at most W trained tokens each.
 
+    Every row goes on from `beginning` [1, K], which is empty where nothing is left out.
     Of the logits only the last `keep` columns are needed, and of the flattened [B, keep] only the entries
     `places` [P]. The n-th distinct trained token, `targets` [N], is predicted at the `rows` [N]-th of these.
     `index` [S, W] maps a sequence's trained token to one of the N, where `mask` [S, W]. `behaviour` [S, W]
     holds values where `known` [S]. `groups` [S] are positions in the batch.
     """
 
+    beginning: Tensor
     input_ids: Tensor
     attention_mask: Tensor
     position_ids: Tensor
@@ -98,7 +105,10 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a sequence stands: row, column of its prompt, column of its completion."""
+    """Where a sequence stands: row, column of its prompt, column of its completion.
+
+    The prompt's column is below 0 where tokens before it were left out.
+    """
 
     row: int
     trunk: int
@@ -210,6 +220,7 @@ def collate(
     *,
     micro_batch: int | None = None,
     shared: bool = False,
+    beginning: tuple[int, ...] = (),
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     longest: int | None = None,
@@ -221,8 +232,8 @@ def collate(
     longer than that by itself is alone.
     `shared` computes common prompts and equal sequences once (see `sapo.learn.logprobs.shares_prompts`), and
     keeps a prompt's completions in as few micro-batches as can be; `dtype` is the model's, in which its
-    attention mask is then given. Otherwise every sequence has its own row, sorted by length so that
-    micro-batches pad little.
+    attention mask is then given. `beginning`, which all prompts must begin with, is left out of the rows.
+    Otherwise every sequence has its own row, sorted by length so that micro-batches pad little.
     """
     size = micro_batch or max(len(rows), 1)
     if shared:
@@ -233,7 +244,18 @@ def collate(
     if micro_batch is not None:
         most = size * (longest_own(rows) if longest is None else longest)
         portions = [part for portion in portions for part in _within(portion, most)]
-    return [_chunk(portion, shared, torch.device(device), dtype) for portion in portions]
+    return [_chunk(portion, beginning, shared, torch.device(device), dtype) for portion in portions]
+
+
+def common_beginning(rows: Sequence[Row]) -> tuple[int, ...]:
+    """What all prompts begin with, where that pays; never a whole prompt, whose last token predicts."""
+    prompts = {row.token_ids[: row.start] for row in rows}
+    if len(prompts) < 2:
+        return ()
+    first, last = min(prompts), max(prompts)
+    alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
+    length = min(alike, min(map(len, prompts)) - 1)
+    return first[:length] if length >= LEAST_BEGINNING else ()
 
 
 def longest_own(rows: Sequence[Row]) -> int:
@@ -272,16 +294,22 @@ def _portions(rows: Sequence[Row], size: int) -> list[list[Row]]:
     return portions
 
 
-def _chunk(rows: Sequence[Row], shared: bool, device: torch.device, dtype: torch.dtype) -> Chunk:
-    lines, places = _arrange(rows, shared)
+def _chunk(
+    rows: Sequence[Row], beginning: tuple[int, ...], shared: bool, device: torch.device, dtype: torch.dtype
+) -> Chunk:
+    lines, places = _arrange(rows, shared, len(beginning))
     width = max(sum(block.length for block in line) for line in lines)
     ids, positions, attention = _inputs(lines, width, shared, dtype)
+    if beginning:
+        positions += len(beginning)
+        attention = functional.pad(attention, (len(beginning), 0))
     where, numbers, targets, index = _targets(rows, places)
     first = min(column for _, column in where)
     keep = width - first
     flat = [row * keep + column - first for row, column in where]
     behaviour = [row.behaviour or (0.0,) * sum(row.loss_mask) for row in rows]
     return Chunk(
+        beginning=torch.tensor([beginning], dtype=torch.long, device=device),
         input_ids=ids.to(device),
         attention_mask=attention.to(device),
         position_ids=positions.to(device),
@@ -305,20 +333,23 @@ def _padded(lists: Iterable[Sequence], value: object) -> list[list]:
     return [entry + [value] * (width - len(entry)) for entry in items]
 
 
-def _split(row: Row) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Prompt and the part of the completion that is input: the last trained token only is a target."""
+def _split(row: Row, skipped: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Prompt without the tokens that are left out, and the part of the completion that is input.
+
+    The last trained token is a target only.
+    """
     end = len(row.loss_mask) - 1 - row.loss_mask[::-1].index(1)
-    return row.token_ids[: row.start], row.token_ids[row.start : end]
+    return row.token_ids[skipped : row.start], row.token_ids[row.start : end]
 
 
-def _arrange(rows: Sequence[Row], shared: bool) -> tuple[list[list[_Block]], list[_Place]]:
-    """Lines of blocks, and every sequence's place among them."""
+def _arrange(rows: Sequence[Row], shared: bool, skipped: int) -> tuple[list[list[_Block]], list[_Place]]:
+    """Lines of blocks without the prompts' first tokens, and every sequence's place among them."""
     blocks: list[_Block] = []
     open_block: dict[tuple[int, ...], int] = {}
     seen: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]] = {}
     homes: list[tuple[int, int]] = []
     for row in rows:
-        trunk, branch = _split(row)
+        trunk, branch = _split(row, skipped)
         home = seen.get((trunk, branch)) if shared else None
         if home is None:
             number = open_block.get(trunk) if shared else None
@@ -335,7 +366,7 @@ def _arrange(rows: Sequence[Row], shared: bool) -> tuple[list[list[_Block]], lis
         for number in line:
             trunk_column, column = column, column + len(blocks[number].trunk)
             for k, branch in enumerate(blocks[number].branches):
-                at[number, k] = _Place(row_number, trunk_column, column)
+                at[number, k] = _Place(row_number, trunk_column - skipped, column)
                 column += len(branch)
     return [[blocks[number] for number in line] for line in lines], [at[home] for home in homes]
 

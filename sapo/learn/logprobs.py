@@ -1,8 +1,8 @@
 """From a micro-batch to log-probabilities: how a model is called in the update, and what of it is kept."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,6 +31,29 @@ class BackboneAndHead:
     backbone: torch.nn.Module
     head: torch.nn.Linear
     embedding: torch.nn.Embedding | None
+
+
+class Beginning:
+    """Keys and values of what all sequences of an update begin with, read once.
+
+    Micro-batches attend to them as to leaves; `backward` hands on what gradient these have gathered.
+    """
+
+    def __init__(self, cache: Any) -> None:
+        self._kind = type(cache)
+        self._read = [state for layer in cache.layers for state in (layer.keys, layer.values)]
+        self._leaves = [state.detach().requires_grad_(state.requires_grad) for state in self._read]
+
+    def before(self, rows: int) -> Any:
+        """A cache, of the kind that the model makes, in which so many rows have read it."""
+        states = [leaf.expand(rows, -1, -1, -1) for leaf in self._leaves]
+        return self._kind(list(zip(states[::2], states[1::2], strict=True)))
+
+    def backward(self) -> None:
+        """The backward pass through it, after those of all micro-batches."""
+        gathered = [(r, n.grad) for r, n in zip(self._read, self._leaves, strict=True) if n.grad is not None]
+        if gathered:
+            torch.autograd.backward(*zip(*gathered, strict=True))
 
 
 class Forward:
@@ -66,14 +89,32 @@ class Forward:
                 "leave it out",
             )
 
-    def __call__(self, chunk: Chunk, learn: LearnConfig, temperature: float) -> tuple[Tensor, Tensor]:
-        """Log-probability [S, W] of every trained token, and entropy in nats without gradient; float32."""
-        kind = chunk.input_ids.device.type
-        mixed = torch.autocast(kind, dtype=torch.bfloat16) if learn.autocast else nullcontext()
+    def may_begin(self, learn: LearnConfig) -> bool:
+        """Whether what all prompts begin with may be left out of the rows, where the model shares prompts.
+
+        Layers that are computed again would add to the cache again.
+        """
+        return self.parts is not None and not learn.activation_checkpointing and not learn.compile
+
+    def begin(self, chunks: Sequence[Chunk], learn: LearnConfig) -> Beginning | None:
+        """What the micro-batches go on from; None where nothing is left out of them."""
+        if self.parts is None or not chunks[0].beginning.numel():
+            return None
+        with _precision(chunks[0], learn):
+            tokens = _tokens(self.parts, chunks[0].beginning)
+            return Beginning(self.parts.backbone(**tokens, use_cache=True).past_key_values)
+
+    def __call__(
+        self, chunk: Chunk, learn: LearnConfig, temperature: float, beginning: Beginning | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability [S, W] of every trained token, and entropy in nats without gradient; float32.
+
+        `beginning` is what `begin` gave.
+        """
         again = _computed_again(self._layers) if learn.activation_checkpointing else nullcontext()
-        with mixed, again:
+        with _precision(chunk, learn), again:
             if self.parts is not None:
-                flat, entropy = self._in_blocks(self.parts, chunk, learn, temperature)
+                flat, entropy = self._in_blocks(self.parts, chunk, learn, temperature, beginning)
             else:
                 flat, entropy = self._at_once(chunk, temperature)
         entropy = entropy.index_select(0, chunk.rows)
@@ -81,9 +122,18 @@ class Forward:
         return flat.index_select(0, index).reshape(shape), entropy.index_select(0, index).reshape(shape)
 
     def _in_blocks(
-        self, parts: BackboneAndHead, chunk: Chunk, learn: LearnConfig, temperature: float
+        self,
+        parts: BackboneAndHead,
+        chunk: Chunk,
+        learn: LearnConfig,
+        temperature: float,
+        beginning: Beginning | None,
     ) -> tuple[Tensor, Tensor]:
-        states = _states(parts, self._backbone(parts, learn), chunk, self._backbone_takes)
+        context = _context(chunk, self._backbone_takes)
+        if beginning is not None:
+            context |= {"past_key_values": beginning.before(len(chunk.input_ids)), "use_cache": True}
+        tokens = _tokens(parts, chunk.input_ids)
+        states = self._backbone(parts, learn)(**tokens, **context).last_hidden_state
         hidden = states[:, -chunk.keep :].flatten(0, 1).index_select(0, chunk.places)
         weight, bias = parts.head.weight, parts.head.bias
         unused = unused_ids(self.model)
@@ -165,12 +215,9 @@ def _context(chunk: Chunk, accepted: frozenset[str]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name in accepted}
 
 
-def _states(
-    parts: BackboneAndHead, call: Callable[..., Any], chunk: Chunk, accepted: frozenset[str]
-) -> Tensor:
-    tokens = _tokens(parts, chunk.input_ids)
-    states: Tensor = call(**tokens, **_context(chunk, accepted)).last_hidden_state
-    return states
+def _precision(chunk: Chunk, learn: LearnConfig) -> AbstractContextManager[Any]:
+    kind = chunk.input_ids.device.type
+    return torch.autocast(kind, dtype=torch.bfloat16) if learn.autocast else nullcontext()
 
 
 def _tokens(parts: BackboneAndHead, ids: Tensor) -> dict[str, Tensor]:

@@ -18,11 +18,11 @@ from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
 from sapo.core.own_code import is_own
 from sapo.core.types import Batch
-from sapo.learn.collate import Chunk, Row, Selection, collate, longest_own, select
+from sapo.learn.collate import Chunk, Row, Selection, collate, common_beginning, longest_own, select
 from sapo.learn.foreign_bound import Bound, Part, weights
 from sapo.learn.gossip import SlowWeights
 from sapo.learn.guard import guard
-from sapo.learn.logprobs import Forward, shares_prompts
+from sapo.learn.logprobs import Beginning, Forward, shares_prompts
 from sapo.learn.loss import LossInputs, normaliser, policy_loss
 from sapo.learn.off_policy import correct
 from sapo.learn.optimizer import apply_settings, open_optimizer
@@ -233,22 +233,33 @@ class Learner:
     def _measure(self, rows: Sequence[Row]) -> _Pass:
         """Log-probabilities and entropy of completions that are not trained."""
         done = _Pass()
-        for chunk in self._collated(rows) if rows else ():
-            logprobs, entropy = self.logprobs(chunk)
+        chunks = self._collated(rows, self._common(rows)) if rows else []
+        beginning = self._forward.begin(chunks, self.learn) if chunks else None
+        for chunk in chunks:
+            logprobs, entropy = self.logprobs(chunk, beginning)
             done.add(_sums_of_own(chunk, logprobs, entropy))
             done.add_own(Part.of(self.learn.loss, logprobs, chunk.mask))
         return done
 
     def _chunks(self, rows: Sequence[Row]) -> list[Chunk]:
         """Own completions before foreign ones, which are measured by them."""
+        common = self._common(rows)
         if self.learn.foreign_bound == "none":
-            return self._collated(rows)
+            return self._collated(rows, common)
         parts = [[row for row in rows if row.external == external] for external in (False, True)]
-        return [chunk for part in parts if part for chunk in self._collated(part, longest_own(rows))]
+        return [chunk for part in parts if part for chunk in self._collated(part, common, longest_own(rows))]
 
-    def _collated(self, rows: Sequence[Row], longest: int | None = None) -> list[Chunk]:
+    def _common(self, rows: Sequence[Row]) -> tuple[int, ...]:
+        """What is computed once for all of them."""
+        may = self._shared and self._forward.may_begin(self.learn)
+        return common_beginning(rows) if may else ()
+
+    def _collated(
+        self, rows: Sequence[Row], beginning: tuple[int, ...], longest: int | None = None
+    ) -> list[Chunk]:
         return collate(
             rows,
+            beginning=beginning,
             longest=longest,
             micro_batch=self.learn.micro_batch,
             shared=self._shared,
@@ -309,8 +320,9 @@ class Learner:
         learn = self.learn
         gspo = learn.loss == "gspo"
         among = Counter(group for chunk in chunks for group in chunk.groups)
+        beginning = self._forward.begin(chunks, learn)
         for number, chunk in enumerate(chunks):
-            logprobs, entropy = self.logprobs(chunk)
+            logprobs, entropy = self.logprobs(chunk, beginning)
             own = logprobs.detach()
             if len(old) == number:
                 part = Part.of(learn.loss, own, chunk.mask)
@@ -338,6 +350,8 @@ class Learner:
             foreign_own = own[chunk.mask & chunk.external[:, None] & own.isfinite()]
             if foreign_own.numel():
                 done.lowest_foreign = min(done.lowest_foreign, float(foreign_own.min()))
+        if beginning is not None:
+            beginning.backward()
         return done
 
     def _weights(
@@ -358,12 +372,12 @@ class Learner:
         counts = torch.tensor([among[group] for group in chunk.groups], device=self.device)
         return weights(part, chunk.advantages, counts, bound).to(chunk.advantages.dtype)
 
-    def logprobs(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+    def logprobs(self, chunk: Chunk, beginning: Beginning | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability [S, W] of every trained token at the sampling temperature, and entropy in nats.
 
         Float32 whatever the model computes in. Entropy has no gradient.
         """
-        return self._forward(chunk, self.learn, self.temperature)
+        return self._forward(chunk, self.learn, self.temperature, beginning)
 
     def _normaliser(self, done: _Pass, chosen: Selection) -> float:
         return normaliser(

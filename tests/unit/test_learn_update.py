@@ -26,7 +26,7 @@ from searches import searching
 from sapo.core.config.load import GuardConfig, LearnConfig
 from sapo.core.errors import UserError
 from sapo.core.types import Batch, BatchGroup, FinishReason
-from sapo.learn.collate import Chunk, Row, collate, select
+from sapo.learn.collate import Chunk, Row, collate, common_beginning, select
 from sapo.learn.logprobs import shares_prompts
 from sapo.learn.loss import LOSSES
 from sapo.learn.update import Learner
@@ -164,6 +164,30 @@ def test_a_prompt_s_completions_stay_in_one_micro_batch_where_they_fit() -> None
     assert [firsts.count(prompt[0]) for prompt in prompts_of] == [1, 1, 1, 2]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_all_prompts_begin_with_is_computed_once_to_the_same_gradient(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = (3, 4, 5, 6)
+    asked = batch(
+        group((*begins, 7), [(8, 1), (9, 10, 1), (8, 1)], [1.0, 0.0, 1.0]),
+        group((*begins, 11, 7), [(12, 1), (13, 1)], [0.0, 1.0], source="external", producer="n1", position=1),
+        group(begins, [(14, 2, 1), (15,)], [0.0, 1.0], position=2),
+    )
+    found = {}
+    for least in (2, 100):
+        monkeypatch.setattr("sapo.learn.collate.LEAST_BEGINNING", least)
+        learn = LearnConfig(foreign="as_if_own", micro_batch=3, grad_clip=1e9)
+        made = learner(learn, tiny_model(kind))
+        result = made.step(asked)
+        found[least] = (gradients(made), result.metrics)
+    monkeypatch.setattr("sapo.learn.collate.LEAST_BEGINNING", 2)
+    # One token less than the shortest prompt: its last one predicts.
+    assert common_beginning(select(asked, learn).rows) == (3, 4, 5)
+    assert_close(found[2][0], found[100][0])
+    assert found[2][1] == pytest.approx(found[100][1], rel=1e-4, abs=1e-6)
+
+
 def test_sharing_is_left_out_where_attention_is_not_plainly_causal() -> None:
     model: Any = tiny_model("qwen2")
     assert shares_prompts(model)
@@ -201,9 +225,9 @@ def test_foreign_groups_without_advantage_never_reach_the_forward_pass(
     seen: list[torch.Tensor] = []
     forward = Learner.logprobs
 
-    def watched(made: Learner, chunk: Chunk) -> tuple[torch.Tensor, torch.Tensor]:
+    def watched(made: Learner, chunk: Chunk, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         seen.append(chunk.input_ids)
-        return forward(made, chunk)
+        return forward(made, chunk, *given)
 
     monkeypatch.setattr(Learner, "logprobs", watched)
     quiet = group((20, 21, 22), [(23, 1), (23, 2)], [1.0, 1.0], position=5, source="external")
