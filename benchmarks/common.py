@@ -129,11 +129,3 @@ def repeat(times: int, ours: Callable[[], T], baseline: Callable[[], T]) -> tupl
     """Measure both in turns, so that whatever else the machine does meets both alike."""
     pairs = [(ours(), baseline()) for _ in range(times)]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of `values` do not exceed, e.g. 0.99. Raises `ValueError` if there are none."""
-    if not values:
-        raise ValueError("no values")
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

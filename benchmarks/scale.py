@@ -32,7 +32,6 @@ if __name__ == "__main__":
     parser(__doc__).parse_args()
 
 import psutil
-from bus_authors import INCARNATION
 
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.config.home import Home
@@ -46,6 +45,8 @@ from sapo.peers.signing import Identity, seal
 from sapo.policy.starter import prepare
 from sapo.tasks.holdout import is_held_out
 from sapo.tasks.workers import open_workers
+
+INCARNATION = "0123456789abcdef"
 
 PACKAGES = ("cryptography", "psutil", "pydantic", "reasoning-gym", "torch")
 MOST = 1.25

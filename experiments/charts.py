@@ -6,8 +6,9 @@ from typing import Any
 from markupsafe import Markup
 
 from sapo.cli.report.html import Figure, figure
-from sapo.cli.report.svg_charts import Point, Row, Span, interval_chart, line_chart
+from sapo.cli.report.svg_charts import Point, Span, line_chart
 
+from .interval_chart import Row, interval_chart
 from .metrics import LOCAL, PASS_END, TOTAL, TRAINING_SET, WEIGHTS_SPREAD
 from .record import RunRecord
 from .results import Runs

@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,13 +80,24 @@ def twins(plan: "Grid", chosen: Sequence[str]) -> Iterator[str]:
 
     from .grid import Job
 
+    def acts(config: "Config") -> list[dict[str, Any]]:
+        nodes = [config.for_node(name) for name in config.nodes]
+        return [
+            node.model_dump(mode="json", exclude={"learn", "node"}) | {"learn": effects.update(node)}
+            for node in nodes
+        ]
+
     alike: dict[object, dict[str, Config]] = {}
     for name in chosen or plan.arms:
         arm = plan.named(name)
         config = plan.config(Job(arm=name, seed=plan.first_seed))
         alike.setdefault((arm.rounds, arm.control, arm.window), {})[name] = config
     for arms in alike.values():
-        yield from effects.twins(arms)
+        for (one, first), (other, second) in combinations(arms.items(), 2):
+            if first != second and acts(first) == acts(second):
+                pairs = [(first.for_node(name), second.for_node(name)) for name in first.nodes]
+                why = [n for old, new in pairs for n in (*effects.notes(new, old), *effects.notes(old, new))]
+                yield f"arms {one} and {other} make the same updates: {why[0] if why else 'no setting acts'}"
 
 
 def check_tasks(plan: "Grid") -> None:

@@ -18,7 +18,6 @@ from sapo.tasks.questions import held_out_questions, identity
 from sapo.tasks.workers import TaskWorkers
 
 from .ensembles.exam import Expert, examine, prior_of
-from .ensembles.reference_bits import ReferenceBits
 from .grid import ExamPlan
 from .record import Exam, Together
 
@@ -95,20 +94,13 @@ class Examiner:
             greedy=False,
             each=each,
         )
-        references = found.references
-        scores = {str(way): self._together(one.sampled, references, way) for way, one in found.ways.items()}
-        scores["best_single"] = self._together(found.singles[found.best].sampled, references, found.best)
+        scores = {str(way): self._together(one.sampled) for way, one in found.ways.items()}
+        scores["best_single"] = self._together(found.singles[found.best].sampled)
         return scores, _at_home(found.routed, nodes)
 
-    def _together(self, passes: Sequence[float], references: ReferenceBits, who: str) -> Together:
-        exam, told = self._exam("", 0, passes), who in references.bits
-        return Together(
-            pass_at_1=exam.pass_at_1,
-            untrained=exam.untrained,
-            tasks=exam.tasks,
-            bits=references.per_byte(who, slice(self._learned)) if told else None,
-            untrained_bits=references.per_byte(who, slice(self._learned, None)) if told else None,
-        )
+    def _together(self, passes: Sequence[float]) -> Together:
+        exam = self._exam("", 0, passes)
+        return Together(pass_at_1=exam.pass_at_1, untrained=exam.untrained, tasks=exam.tasks)
 
     def _passes(self, node: NodeRuntime) -> Sequence[float]:
         parts = node.parts

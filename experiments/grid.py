@@ -51,7 +51,6 @@ Figure = Literal[
     "pass_at_1/untrained",
     "ensemble/mixture",
     "ensemble/mixture/untrained",
-    "ensemble/mixture/bits",
     "ensemble/vote",
     "ensemble/vote/untrained",
     "ensemble/route",

@@ -30,8 +30,6 @@ WAYS: Mapping[str, str] = {
     "oracle_by_question": "any answer that passes: no route or vote can do better",
 }
 """Ways of nodes to answer as one, in the order of a table."""
-TOLD = ("best_single", "mixture")
-"""Those that give a text a probability."""
 HALF_WINDOW = 5
 """Rounds whose shares are averaged to find when half of a node's answers have a trait."""
 MEANINGS: Mapping[str, str] = {
@@ -62,8 +60,6 @@ MEANINGS: Mapping[str, str] = {
     PASS_UNTRAINED: "the same as pass_at_1/end of tasks that no node learns",
     **{f"ensemble/{way}": f"share passed after the last round by {what}" for way, what in WAYS.items()},
     **{f"ensemble/{way}/untrained": f"the same of tasks that no node learns: {way}" for way in WAYS},
-    **{f"ensemble/{way}/bits": f"bits a byte of reference answers: {way}" for way in TOLD},
-    **{f"ensemble/{way}/bits/untrained": f"the same of tasks that no node learns: {way}" for way in TOLD},
     "ensemble/routed": "share of learned tasks' questions that route sends to a node that learns their task",
     "rounds": "rounds made",
     "lr": "learning rate",
@@ -121,7 +117,6 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
     }
     for way, one in record.ensemble.items():
         found |= {f"ensemble/{way}": one.pass_at_1, f"ensemble/{way}/untrained": one.untrained}
-        found |= {f"ensemble/{way}/bits": one.bits, f"ensemble/{way}/bits/untrained": one.untrained_bits}
     return {name: value for name, value in found.items() if value is not None}
 
 

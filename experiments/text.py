@@ -27,7 +27,6 @@ NAMES = {
     PASS_SPREAD: "held-out pass@1 at the end, of the nodes followed",
     PASS_UNTRAINED: "pass@1 at the end of tasks nobody learns",
     "ensemble/mixture": "pass@1 of the nodes' token mixture",
-    "ensemble/mixture/bits": "bits a byte of reference answers, for the nodes' token mixture",
     "ensemble/mixture/untrained": "pass@1 of their token mixture on tasks nobody learns",
     "ensemble/vote": "pass@1 of the nodes' weighted vote",
     "ensemble/vote/untrained": "pass@1 of their weighted vote on tasks nobody learns",

@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sapo.bus.base import Limits
-from sapo.bus.sqlite import SqliteBus
 from sapo.core.config.home import Home
 from sapo.core.types import (
     Batch,
@@ -23,7 +21,6 @@ from sapo.core.types import (
     canonical,
     chained,
 )
-from sapo.ops.archiver import Archiver
 from sapo.peers.signing import Identity, seal
 from sapo.store.history.rounds import recorded
 from sapo.store.history.tables import Store
@@ -234,8 +231,3 @@ def deliver_from_a_process(uri: str, node: str, rounds: int) -> None:
     """Deliver rounds one by one; importable by a spawned process."""
     for round in range(rounds):
         deliver(Store(uri), round, node=node)
-
-
-def archive_from_a_process(bus: str, uri: str) -> None:
-    """Archive a whole bus in small polls; importable by a spawned process."""
-    Archiver(SqliteBus(Path(bus)), Store(uri), "tiny", limits=Limits(max_groups=4)).run()

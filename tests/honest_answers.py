@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from library_scores import right_answer, score
+
 from sapo.tasks import gym
 from sapo.tasks.questions import sample_tasks
 
@@ -27,30 +29,6 @@ STRAY = (
     "12:30", "3 days, 10:00", "x**2 + C", "2*(3 + 4)", "(1 + 2)*8*1", "Move disk 1 from Peg 1 to Peg 2",
 )  # fmt: skip
 """What a model says that has lost its thread, or answers another kind of question."""
-
-
-def right_answer(dataset: str, entry: dict[str, Any], rng: random.Random) -> str:
-    """The stored answer, or one made from the puzzle where none is stored."""
-    facts = entry["metadata"]
-    if dataset == "graph_color":
-        return json.dumps(facts["possible_answer"])
-    if dataset == "propositional_logic":
-        return str(facts["example_answer"])
-    if dataset == "rubiks_cube":
-        return str(facts["example_correct_answer"])
-    if dataset == "rush_hour":
-        return " ".join(f"{rng.choice('ABCDEF')}{rng.choice('+-')}{rng.randint(1, 4)}" for _ in range(6))
-    if dataset == "boxnet":
-        return json.dumps([_box_move(facts["initial_state"], rng) for _ in range(4)])
-    return str(entry["answer"])
-
-
-def _box_move(state: dict[str, list[str]], rng: random.Random) -> dict[str, str]:
-    place = rng.choice(sorted(state))
-    box = next((item for item in state[place] if item.startswith("box_")), "box_red")
-    row, column = place.split("_")
-    to = rng.choice([f"square[{float(row) + 1}, {column}]", "target_" + box.removeprefix("box_")])
-    return {f"Agent[{row}, {column}]": f"move({box}, {to})"}
 
 
 def near(text: str, rng: random.Random) -> str:
@@ -102,21 +80,13 @@ def rows(names: list[str], seeds: int, texts: int) -> Iterator[dict[str, Any]]:
         config = json.dumps(task.config)
         made = [items.entry(task.dataset, config, STRIDE * k + FIRST, 0) for k in range(seeds + 1)]
         rng = random.Random(task.dataset)
-        right = [right_answer(task.dataset, entry, rng) for _, entry in made]
+        right = [right_answer(task.dataset, entry) for _, entry in made]
         for k in range(seeds):
             # made again: objects of the costly data sets are shared, and stand at the last seed
             source, entry = items.entry(task.dataset, config, STRIDE * k + FIRST, 0)
             for text in forms(right[k], right[k + 1], rng)[:texts]:
                 recipe = {"dataset": task.dataset, "config": task.config, "seed": STRIDE * k + FIRST}
-                yield {**recipe, "text": text, "score": library_score(source, entry, text)}
-
-
-def library_score(source: Any, entry: dict[str, Any], text: str) -> float | str:
-    """What a scorer of the library says of a text, or the exception it leaves with."""
-    try:
-        return float(source.score_answer(text, entry))
-    except Exception as error:
-        return f"error: {type(error).__name__}"
+                yield {**recipe, "text": text, "score": score(source, entry, text)}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Any
 
 import sympy
+from library_scores import score
 from sympy.parsing.sympy_parser import parse_expr
 
 from sapo.tasks import gym, safe_parse
@@ -65,8 +66,6 @@ def forbid_parsing(reading: Reading) -> None:
 
 def main() -> None:
     """Score what comes in."""
-    from honest_answers import library_score
-
     gym.guard_scorers = lambda: None
     items, reading, replies = gym.Gym(), Reading(), sys.stdout
     forbid_parsing(reading)
@@ -78,7 +77,7 @@ def main() -> None:
         reading.known = {text.strip() for text in stored if isinstance(text, str)}
         reader: Any = EVAL if row["dataset"] == OWN_PROBLEM else ast.literal_eval
         builtins.eval = reader
-        replies.write(json.dumps(library_score(source, entry, row["text"])) + "\n")
+        replies.write(json.dumps(score(source, entry, row["text"])) + "\n")
         builtins.eval = EVAL
 
 

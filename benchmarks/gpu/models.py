@@ -1,4 +1,4 @@
-"""Models of published shapes with random weights and a tokenizer of their own, made once a work folder."""
+"""The model of a published shape with random weights and a tokenizer of its own, made once a work folder."""
 
 from pathlib import Path
 
@@ -6,20 +6,16 @@ from baselines import shapes
 
 from .child import Task
 
-ONE_AND_A_HALF_B = shapes.Shape(vocabulary=151_936, hidden=1536, layers=28, heads=12, kv_heads=2, inner=8960)
-"""Qwen2.5-1.5B: 1,543,714,304 parameters."""
 TINY = shapes.Shape(vocabulary=2_000, hidden=64, layers=2, heads=2, kv_heads=1, inner=128)
 """Heads of 32, as vLLM's kernels for a processor want them."""
-SIZES = {"0.5b": shapes.HALF_B, "1.5b": ONE_AND_A_HALF_B}
 COMPLETE = "complete"
 
 
-def model_of(task: Task, size: str = "0.5b") -> Path:
-    """The directory of a model of this size; in a rehearsal a tiny one, whatever the size."""
-    name = "tiny" if task.tiny else size
-    folder = task.work / "models" / name
+def model_of(task: Task) -> Path:
+    """The directory of a model of Qwen2.5-0.5B's shape; in a rehearsal a tiny one."""
+    folder = task.work / "models" / ("tiny" if task.tiny else "0.5b")
     if not (folder / COMPLETE).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        shapes.make(TINY if task.tiny else SIZES[size], folder)
+        shapes.make(TINY if task.tiny else shapes.HALF_B, folder)
         (folder / COMPLETE).touch()
     return folder

@@ -26,7 +26,7 @@ from .models import model_of
 PYTHON = Path(sys.executable)
 WARM, COUNTED = 1, 3
 CACHE_GB = 1.0
-"""Of vLLM's key-value cache: 64 sequences of 400 tokens take 0.3 GB at 0.5B's shape, 0.7 at 1.5B's."""
+"""Of vLLM's key-value cache: 64 sequences of 400 tokens take 0.3 GB at 0.5B's shape."""
 TRL_EXTRA_GB = 3.0
 """What TRL's vLLM may take beyond weights and such a cache: its activations, which it counts itself."""
 GROUPS, COMPLETIONS, TOKENS = 8, 8, 256
@@ -35,7 +35,7 @@ GROUPS, COMPLETIONS, TOKENS = 8, 8, 256
 def run(task: Task) -> None:
     """Rounds of the program that the step names."""
     program = task.options["program"]
-    model = model_of(task, task.options["size"])
+    model = model_of(task)
     config = config_of(task, model, vllm=program == "ours-vllm")
     with prepared(task, config, model, WARM + COUNTED) as (work, folder):
         if program.startswith("trl"):

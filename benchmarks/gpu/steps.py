@@ -42,7 +42,7 @@ def _options(**options: str) -> MappingProxyType[str, str]:
     return MappingProxyType(options)
 
 
-def _round(size: str, program: str, minutes: float, memory_gb: float, needs: tuple[str, ...]) -> Step:
+def _round(program: str, minutes: float, memory_gb: float, needs: tuple[str, ...]) -> Step:
     unrehearsed = {
         "ours": ("what the GPU's memory comes to at its peak",),
         "ours-vllm": ("vLLM's GPU build: compiled graphs, prompts read in parts",),
@@ -50,13 +50,13 @@ def _round(size: str, program: str, minutes: float, memory_gb: float, needs: tup
         "trl-vllm": ("the whole step: TRL cannot put weights into vLLM's CPU build",),
     }
     return Step(
-        f"round-{size}-{program}",
-        f"rounds of 8 x 8 x 256 tokens at Qwen2.5-{size.upper()}'s shape: {PROGRAMS[program]}",
+        f"round-0.5b-{program}",
+        f"rounds of 8 x 8 x 256 tokens at Qwen2.5-0.5B's shape: {PROGRAMS[program]}",
         "rounds",
         minutes,
         memory_gb,
         needs,
-        options=_options(size=size, program=program),
+        options=_options(program=program),
         unrehearsed=unrehearsed[program],
         gpu_only=program == "trl-vllm",
     )
@@ -88,8 +88,8 @@ STEPS: tuple[Step, ...] = (
         options=_options(deterministic="yes"),
         unrehearsed=("deterministic kernels of the GPU: their bits and their cost",),
     ),
-    _round("0.5b", "ours", 1.8, 24.0, NODE),
-    _round("0.5b", "trl", 1.5, 30.0, TRL),
+    _round("ours", 1.8, 24.0, NODE),
+    _round("trl", 1.5, 30.0, TRL),
     Step(
         "micro-batch",
         "an update of 8 x 8 x 256 tokens at micro-batches of 8 to 64; for how much of it the GPU computes",
@@ -111,35 +111,8 @@ STEPS: tuple[Step, ...] = (
         *(2.0, 48.0, NODE),
         unrehearsed=("two processes on one GPU: its memory, its time",),
     ),
-    Step(
-        "vllm-float32",
-        "vLLM in float32: greedy equality with transformers, gap to the learner, weight push, 50 pushes",
-        "engine",
-        *(2.5, 10.0, (*POLICY, "vllm")),
-        options=_options(dtype="float32"),
-        unrehearsed=("vLLM's GPU build: compiled graphs, prompts read in parts",),
-    ),
-    Step(
-        "vllm-bfloat16",
-        "the same in bfloat16",
-        "engine",
-        *(2.5, 6.0, (*POLICY, "vllm")),
-        options=_options(dtype="bfloat16"),
-        unrehearsed=("vLLM's GPU build: compiled graphs, prompts read in parts",),
-    ),
-    _round("0.5b", "ours-vllm", 2.5, 24.0, (*NODE, "vllm")),
-    _round("0.5b", "trl-vllm", 2.5, 30.0, (*TRL, "vllm")),
-    _round("1.5b", "ours-vllm", 3.0, 50.0, (*NODE, "vllm")),
-    _round("1.5b", "trl-vllm", 3.0, 60.0, (*TRL, "vllm")),
-    _round("1.5b", "ours", 3.0, 50.0, NODE),
-    _round("1.5b", "trl", 3.0, 60.0, TRL),
-    Step(
-        "ahead",
-        "generation for the next round beside the update, against none",
-        "ahead",
-        *(3.0, 50.0, NODE),
-        unrehearsed=("one GPU shared by generation and update",),
-    ),
+    _round("ours-vllm", 2.5, 24.0, (*NODE, "vllm")),
+    _round("trl-vllm", 2.5, 30.0, (*TRL, "vllm")),
     Step(
         "swarm",
         "`sapo swarm` of two nodes over Kafka for 20 rounds, killed once, resumed",

@@ -12,19 +12,19 @@ LONG = 300
 RATIOS = (
     (
         "seconds a round",
-        "{size} round, seconds: TRL with vLLM colocated over ours with vLLM",
+        "0.5B round, seconds: TRL with vLLM colocated over ours with vLLM",
         "trl-vllm",
         "ours-vllm",
     ),
-    ("seconds a round", "{size} round, seconds: TRL's generate over ours with transformers", "trl", "ours"),
+    ("seconds a round", "0.5B round, seconds: TRL's generate over ours with transformers", "trl", "ours"),
     (
         "peak memory of the GPU",
-        "{size} round, GPU memory: ours with vLLM over TRL with vLLM",
+        "0.5B round, GPU memory: ours with vLLM over TRL with vLLM",
         "ours-vllm",
         "trl-vllm",
     ),
-    ("peak memory of the GPU", "{size} round, GPU memory: ours over TRL, transformers", "ours", "trl"),
-    ("peak memory of the processes", "{size} round, memory: ours over TRL, transformers", "ours", "trl"),
+    ("peak memory of the GPU", "0.5B round, GPU memory: ours over TRL, transformers", "ours", "trl"),
+    ("peak memory of the processes", "0.5B round, memory: ours over TRL, transformers", "ours", "trl"),
 )
 """What the rounds are measured for, as quotients of two steps' medians on one machine."""
 
@@ -93,14 +93,13 @@ def _figures(records: Sequence[Record]) -> list[str]:
 def _ratios(found: Mapping[str, Record]) -> list[str]:
     """Quotients of two steps, where both were run on one machine."""
     lines = ["| quotient | |", "|---|---|"]
-    for size in ("0.5b", "1.5b"):
-        for figure, name, above, below in RATIOS:
-            pair = [found.get(f"round-{size}-{program}") for program in (above, below)]
-            values = [_median(one, figure) for one in pair]
-            if values[0] is None or not values[1] or pair[0] is None or pair[1] is None:
-                continue
-            if title(pair[0].machine) == title(pair[1].machine):
-                lines.append(f"| {name.format(size=size.upper())} | {values[0] / values[1]:.2f} |")
+    for figure, name, above, below in RATIOS:
+        pair = [found.get(f"round-0.5b-{program}") for program in (above, below)]
+        values = [_median(one, figure) for one in pair]
+        if values[0] is None or not values[1] or pair[0] is None or pair[1] is None:
+            continue
+        if title(pair[0].machine) == title(pair[1].machine):
+            lines.append(f"| {name} | {values[0] / values[1]:.2f} |")
     return lines
 
 

@@ -28,7 +28,6 @@ from sapo.tasks.workers import TaskWorkers
 
 from . import combine
 from .mixture import log_likelihood, mixed, one_vocabulary
-from .reference_bits import ReferenceBits, reference_bits
 
 Way = Literal[
     "mixture", "vote", "route", "uniform_vote", "majority", "average", "oracle_by_task", "oracle_by_question"
@@ -64,25 +63,17 @@ class EnsembleExam:
     ways: dict[Way, Evaluation]
     costs: dict[Way, int]
     """Answers that a way samples for each of its own; a mixture's token costs one of every expert."""
-    references: ReferenceBits
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        best, bits = self.singles[self.best].sampled, self.references.bits
-        answer = {who: self.references.per_byte(who) for who in bits}
+        best = self.singles[self.best].sampled
         return {
             "prior": self.prior,
             "unit": self.unit,
             "best": self.best,
             "routed": self.routed,
-            "experts": {
-                name: {**_figures(one, best, 1), "answer_bits": answer[name]}
-                for name, one in self.singles.items()
-            },
-            "ways": {
-                way: {**_figures(one, best, self.costs[way]), "answer_bits": answer.get(way)}
-                for way, one in self.ways.items()
-            },
+            "experts": {name: _figures(one, best, 1) for name, one in self.singles.items()},
+            "ways": {way: _figures(one, best, self.costs[way]) for way, one in self.ways.items()},
         }
 
 
@@ -177,7 +168,7 @@ def examine(
     ]
     singles = [Evaluation.of(questions, one) for one in own]
     best = combine.route([one.pass_at_1 for one in singles])
-    whole_questions, mean_questions = likelihoods(policies, [question.text for question in questions])
+    _, mean_questions = likelihoods(policies, [question.text for question in questions])
     weights = weights_of(log_prior, mean_questions)
     even = [[1.0] * len(experts)] * len(questions)
     experts_of = _best_by_task(singles)
@@ -211,9 +202,6 @@ def examine(
         singles=dict(zip(names, singles, strict=True)),
         ways={way: Evaluation.of(questions, one) for way, one in found.items()},
         costs=costs,
-        references=reference_bits(
-            list(zip(names, policies, strict=True)), log_prior, whole_questions, workers, questions, form
-        ),
     )
 
 

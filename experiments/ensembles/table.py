@@ -22,10 +22,7 @@ def ensemble_table(body: Mapping[str, Any]) -> Table:
     """A row per node and per way, shares in percent; a way that these nodes have not is left out."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("who answers")
-    for heading in (
-        *("answers\nsampled", "held-out\npass@1, %", "against {best},\npoints", "greedy,\n%"),
-        "bits\na byte",
-    ):
+    for heading in ("answers\nsampled", "held-out\npass@1, %", "against {best},\npoints", "greedy,\n%"):
         table.add_column(heading.format(best=body["best"]), justify="right", no_wrap=True)
     for name, figures in body["experts"].items():
         table.add_row(name, *_cells(figures, best=name == body["best"]))
@@ -55,5 +52,4 @@ def _cells(figures: Mapping[str, Any], *, best: bool = False) -> tuple[str, ...]
         f"{100 * figures['pass_at_1']:.1f} ± {100 * figures['interval']:.1f}",
         "best" if best else spans,
         "–" if figures["greedy"] is None else f"{100 * figures['greedy']:.1f}",
-        "–" if figures["answer_bits"] is None else f"{figures['answer_bits']:.2f}",
     )

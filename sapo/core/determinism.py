@@ -26,8 +26,8 @@ UPDATE = "5"
 1 took the logits of a micro-batch at once; 2 took the head in blocks of the vocabulary; 3 divides `dr_grpo`
 by all completions of the batch, clips `cispo` from above only, and lets guards see own completions that are
 not trained; 4 gives ids that no token has probability 0, and undoes a step after which weights are
-beyond all bounds; 5 bounds what a foreign group does (`learn.foreign_bound`). Every other batch of 2 or 3 has
-the same bits in 4, and every batch without foreign groups in 5."""
+beyond all bounds; 5 bounds what a foreign group does (`learn.foreign_bound`) and computes what all prompts
+begin with once, where that is 64 tokens or more. Every other batch of 2 or 3 has the same bits in 4, and in 5."""
 
 
 def fix(environment: MutableMapping[str, str]) -> None:

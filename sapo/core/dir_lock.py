@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -11,12 +12,13 @@ from sapo.core.errors import UserError
 class NodeLock:
     """Holds a node's directory from `acquire` to `release`, or while a `with` block runs.
 
-    Acquiring raises `UserError` naming the pid of the process that has it. The lock file stays: deleting it
-    would let two processes hold locks on two files of the same name.
+    Acquiring raises `UserError` naming the pid of the process that has it; `refusal` makes another of what is
+    wrong. The lock file stays: deleting it would let two processes hold locks on two files of the same name.
     """
 
-    def __init__(self, directory: Path | str) -> None:
+    def __init__(self, directory: Path | str, refusal: Callable[[str], UserError] | None = None) -> None:
         self._directory = Path(directory)
+        self._refusal = refusal or self._in_use
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
@@ -35,12 +37,7 @@ class NodeLock:
         except BlockingIOError:
             holder = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
             os.close(descriptor)
-            raise UserError(
-                "node directory",
-                str(self._directory),
-                f"is in use by the process with pid {holder}",
-                "stop it first with `sapo stop`, or name another folder",
-            ) from None
+            raise self._refusal(f"is in use by the process with pid {holder}") from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
@@ -51,3 +48,7 @@ class NodeLock:
             os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _in_use(self, problem: str) -> UserError:
+        remedy = "stop it first with `sapo stop`, or name another folder"
+        return UserError("node directory", str(self._directory), problem, remedy)

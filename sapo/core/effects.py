@@ -4,8 +4,7 @@ In the first step on a batch the old log-probabilities are the policy's own, so 
 acts, and a loss is minus advantage times log-probability, averaged in one way or another.
 """
 
-from collections.abc import Iterator, Mapping
-from itertools import combinations
+from collections.abc import Mapping
 from typing import Any
 
 from sapo.core.config.load import Config
@@ -97,20 +96,3 @@ def notes(config: Config, before: Config | None = None) -> list[str]:
 def swarm_notes(config: Config) -> list[str]:
     """The notes on all nodes of a swarm, each once."""
     return list(dict.fromkeys(note for name in config.nodes for note in notes(config.for_node(name))))
-
-
-def twins(arms: Mapping[str, Config]) -> Iterator[str]:
-    """One line for every two arms of an experiment that differ in settings, and not in what they do."""
-    for (one, first), (other, second) in combinations(arms.items(), 2):
-        if first != second and _acts(first) == _acts(second):
-            pairs = [(first.for_node(name), second.for_node(name)) for name in first.nodes]
-            why = [note for old, new in pairs for note in (*notes(new, old), *notes(old, new))]
-            yield f"arms {one} and {other} make the same updates: {why[0] if why else 'no setting acts'}"
-
-
-def _acts(config: Config) -> list[dict[str, Any]]:
-    """All that a swarm's nodes act on."""
-    nodes = [config.for_node(name) for name in config.nodes]
-    return [
-        node.model_dump(mode="json", exclude={"learn", "node"}) | {"learn": update(node)} for node in nodes
-    ]

@@ -44,7 +44,7 @@ class Outage:
                 self._log.warning("%s away, %s: %s", self.what, self._consequence, error)
 
     def ended(self) -> None:
-        """It is there; said if it was away."""
+        """Record that the service is reachable; log the end of an outage."""
         if self._since is not None:
             self._log.warning("%s back after %.1f s", self.what, self._clock() - self._since)
             self._since = None

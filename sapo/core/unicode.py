@@ -11,7 +11,7 @@ JOINER = "\u034f"
 
 
 ODD = "\u0f73\u0f75\u0f81\uff9e\uff9f"
-"""What is no mark by itself and begins with one when it is taken apart."""
+"""Characters whose NFD decomposition starts with a combining mark."""
 
 
 GROWTH = 4

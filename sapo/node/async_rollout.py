@@ -63,7 +63,7 @@ class Ahead:
         return None if work.dropped else work.future.result()
 
     def drop(self) -> None:
-        """Have what was begun forgotten when it has ended."""
+        """Discard the pending result when it arrives."""
         if self._work is not None:
             self._work.dropped = True
 

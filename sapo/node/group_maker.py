@@ -23,7 +23,7 @@ class GroupMaker:
     identity: Identity
     incarnation: str
     invitation: Invitation | None
-    """By which the author may publish, where it is no member."""
+    """Invitation that authorises this key; None for members."""
     manifest: Manifest
     workers: TaskWorkers
     clock: Callable[[], float]

@@ -238,7 +238,7 @@ def _watches(config: Config, label: str) -> tuple[Watch, ...]:
             crash=f"Did not begin within {begin_s} s: its worker was killed.",
         ),
         Watch(
-            name=f"sapo {label}: nodes that stand still",
+            name=f"sapo {label}: stalled nodes",
             description=(
                 "A node made no round for so long. This does nothing but raise Prefect's event of an "
                 "automation that triggered: add the action that tells you."

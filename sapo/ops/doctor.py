@@ -2,7 +2,6 @@
 
 import os
 import platform
-import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -11,8 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from packaging.requirements import Requirement
+
 from sapo.core.errors import SapoError, UserError
-from sapo.core.install import ROOT, install_command
+from sapo.core.install import install_command
 
 if TYPE_CHECKING:
     from sapo.core.config.home import Home
@@ -72,33 +73,23 @@ def check_python() -> list[Check]:
 
 
 def check_packages() -> list[Check]:
-    """Every distribution this one requires: whether it is there, and as constraints.txt pins it."""
-    pins = read_pins(ROOT / "constraints.txt")
-    absent, differing, fine = [], [], []
-    for line in metadata.requires(DISTRIBUTION) or []:
-        if "extra ==" in line:
+    """Every distribution this one requires: whether it is there, in a version that it takes."""
+    wrong: list[str] = []
+    fine: list[str] = []
+    for need in map(Requirement, metadata.requires(DISTRIBUTION) or []):
+        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
             continue
-        name = canonical_name(re.split(r"[\s;<>=!~\[(]", line, maxsplit=1)[0])
         try:
-            found = metadata.version(name)
+            found = metadata.version(need.name)
         except metadata.PackageNotFoundError:
-            absent.append(name)
+            wrong.append(f"no {need.name}")
             continue
-        if pins.get(name, found) != found:
-            differing.append(f"{name} {found} (pinned {pins[name]})")
-        else:
-            fine.append(f"{name} {found}")
-    checks = []
-    if absent:
-        remedy = install_command()
-        checks.append(Check("packages", "missing", "not installed: " + ", ".join(absent), remedy))
-    if differing:
-        remedy = install_command()
-        checks.append(
-            Check("packages", "note", "other versions than tested: " + ", ".join(differing), remedy)
+        whole = need.specifier.contains(found, prereleases=True)
+        (fine if whole else wrong).append(
+            f"{need.name} {found}" + ("" if whole else f", not {need.specifier}")
         )
-    if fine:
-        checks.append(Check("packages", "ok", ", ".join(fine)))
+    checks = [Check("packages", "missing", "; ".join(wrong), install_command())] if wrong else []
+    checks += [Check("packages", "ok", ", ".join(fine))] if fine else []
     return checks + [check_extra(*extra) for extra in EXTRAS]
 
 
@@ -119,20 +110,6 @@ def check_extra(extra: str, names: Sequence[str], what: str) -> Check:
             continue
     remedy = install_command(extra)
     return Check(names[-1], "note", f"not installed; it is for {what}", remedy)
-
-
-def read_pins(path: Path) -> dict[str, str]:
-    """Distribution name to pinned version; empty where the file is not (an installed wheel has none)."""
-    if not path.exists():
-        return {}
-    lines = [line.split("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    pairs = [line.split("==", 1) for line in lines if "==" in line]
-    return {canonical_name(name): version.strip() for name, version in pairs}
-
-
-def canonical_name(name: str) -> str:
-    """A distribution's name as PEP 503 normalises it."""
-    return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
 def check_machine() -> list[Check]:

@@ -12,8 +12,7 @@ from sapo.core.errors import UserError
 from sapo.core.exam_size import answers_to_each, exam_size, sized
 from sapo.core.machine import usable
 from sapo.core.types import canonical
-from sapo.ops.disk_estimate import DAY_S, NodeDisk, node_disk, per_round
-from sapo.ops.memory_estimate import BESIDE, PROMPT_TOKENS, NodeMemory, node_memory
+from sapo.ops.needs import BESIDE, PROCESS, least_memory, run_disk
 from sapo.ops.plan_probe import Probed, ProbeFailed, Progress, probe
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ RAM = "memory"
 LARGE, FASTER = 50_000_000, 1.3
 """Parameters, and times as fast, from which bfloat16 is worth its rounding."""
 UNSURE = 1.5
-"""The formula and a real node's peak are within this factor of each other, either way."""
+"""How many times what there is has to be needed, by formula, for a swarm to be refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +33,13 @@ class NodePlan:
     config: Config
     device: str
     shape: "ModelShape | None" = None
-    memory: NodeMemory | None = None
+    memory: tuple[int, int] | None = None
+    """Of the machine's, and of the device's: as tried, and no less than `least_memory`."""
     probed: Probed | None = None
     round_s: float | None = None
     """With all nodes of this machine at work."""
-    disk: NodeDisk | None = None
+    disk: int | None = None
+    """Of the whole run."""
 
     @property
     def rounds_s(self) -> float | None:
@@ -88,13 +89,13 @@ class NodePlan:
             "model": self.config.model,
             "device": self.device,
             "shape": None if self.shape is None else asdict(self.shape),
-            "memory": None if self.memory is None else self.memory.as_dict(),
+            "memory": None if self.memory is None else dict(zip((RAM, "device"), self.memory, strict=True)),
             "probed": None if self.probed is None else asdict(self.probed),
             "round_s": self.round_s,
             "rounds_s": self.rounds_s,
             "exam_s": self.exam_s,
             "faster": self.faster,
-            "disk": None if self.disk is None else asdict(self.disk),
+            "disk": self.disk,
         }
 
 
@@ -179,7 +180,7 @@ def refuse_too_many(config: Config, home: Home, cache: Path) -> tuple[str, ...]:
         problem = (
             f"{short[0].what}: {in_units(short[0].need)} are needed, there are {in_units(short[0].have)}"
         )
-        remedy = "name fewer with --nodes, or a smaller model; `sapo try` has the memory by part"
+        remedy = "name fewer with --nodes, or a smaller model; `sapo try` measures what one takes"
         raise UserError("swarm.nodes", config.swarm.nodes, problem, remedy)
     return plan.warnings
 
@@ -219,27 +220,29 @@ def _of_alike(
         return NodePlan(names, own, device)
     if not shape.known:
         missing.append(f"{names[0]}: the starter's vocabulary, as it is not made yet; its largest is taken")
-    probed = None
-    memory = node_memory(own, shape, PROMPT_TOKENS)
-    if questions:
-        try:
-            _refuse_too_large(memory, device)
-            probed = probe(own, cache, progress, questions)
-            memory = node_memory(own, shape, probed.prompt)
-        except ProbeFailed as error:
-            missing.append(f"{names[0]}: seconds, tokens and bytes of history, for {error}")
-    if probed is None:
+    memory = least = least_memory(own, shape)
+    if not questions:
         return NodePlan(names, own, device, shape, memory)
+    try:
+        _refuse_too_large(least, device)
+        probed = probe(own, cache, progress, questions)
+    except ProbeFailed as error:
+        missing.append(f"{names[0]}: seconds, tokens and bytes of history, for {error}")
+        return NodePlan(names, own, device, shape, memory)
+    if not probed.whole:
+        missing.append(f"{names[0]}: memory of an update of a whole batch, for it was tried on two groups")
+    tried = probed.peak - probed.bare + PROCESS
+    memory = (max(tried, sum(least)), 0) if device == "cpu" else (max(tried, least[0]), probed.device_peak)
     round_s = probed.round_s * _crowding(config, device)
-    disk = node_disk(own, shape, DAY_S / round_s, per_round(own, shape, probed.history, probed.series))
+    disk = run_disk(own, shape, history=probed.history, series=probed.series, checkpoint=probed.checkpoint)
     return NodePlan(names, own, device, shape, memory, probed, round_s, disk)
 
 
-def _refuse_too_large(memory: NodeMemory, device: str) -> None:
+def _refuse_too_large(memory: tuple[int, int], device: str) -> None:
     """Raise `ProbeFailed` where one node alone would not fit: a probe of it could take the machine down."""
-    at_peak = {RAM: memory.host}
+    at_peak = {RAM: memory[0]}
     place = RAM if device == "cpu" else device
-    at_peak[place] = at_peak.get(place, 0) + memory.device
+    at_peak[place] = at_peak.get(place, 0) + memory[1]
     if any(size > memory_of(where) for where, size in at_peak.items()):
         raise ProbeFailed("one node alone does not fit, so it was not tried")
 
@@ -271,13 +274,13 @@ def _needs(nodes: Sequence[NodePlan], home: Home) -> list[Need]:
         if node.memory is None:
             return []
         place = RAM if node.device == "cpu" else node.device
-        takes[place] = takes.get(place, 0) + node.memory.device * len(node.names)
-        takes[RAM] = takes.get(RAM, 0) + node.memory.host * len(node.names)
+        host, on_device = node.memory
+        takes[place] = takes.get(place, 0) + on_device * len(node.names)
+        takes[RAM] = takes.get(RAM, 0) + host * len(node.names)
     needs = [Need(place, size, memory_of(place)) for place, size in takes.items()]
-    disks = [(node.disk, len(node.names)) for node in nodes if node.disk is not None]
+    disks = [node.disk * len(node.names) for node in nodes if node.disk is not None]
     if len(disks) == len(nodes):
-        run = sum((disk.run + disk.checkpoints) * count for disk, count in disks)
-        needs.append(Need("disk", run, free_disk(home.root)))
+        needs.append(Need("disk", sum(disks), free_disk(home.root)))
     return needs
 
 

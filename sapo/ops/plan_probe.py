@@ -63,13 +63,15 @@ class Probed:
     """Tokens a round, of B groups."""
     learned: float
     """Tokens that entered its update."""
-    prompt: int
-    """Tokens of the longest question."""
     parameters: int
     peak: int
     """The most memory that the process had, and its task workers with it."""
     bare: int
     """The same before the model was loaded."""
+    device_peak: int
+    """The most memory of a GPU that it had; 0 on a processor."""
+    whole: bool
+    """Whether an update was made of a whole batch."""
     checkpoint: int
     history: float
     """Rows of a round in the history, without what each file costs."""
@@ -181,7 +183,8 @@ def _measure(folder: Path, config: Config, cache: Path, questions: int) -> dict[
                 "answers": [asdict(one) for one in counted(node, found)],
                 "examples": [asdict(one) for one in examples(found)],
             }
-            return {"bare": bare, "peak": peak_memory(), **taken, **said}
+            memory = {"bare": bare, "peak": peak_memory(), "device_peak": _device_peak(node)}
+            return {**memory, **taken, **said}
 
 
 def _round(
@@ -189,11 +192,11 @@ def _round(
     node: "NodeRuntime",
     last: dict[str, float],
     found: Answering,
-    update: tuple[float, float],
+    update: tuple[float, float, bool],
 ) -> dict[str, Any]:
     """Tokens and seconds of a whole round, from those of single answers and of an update."""
     batch, completions = config.batch, config.batch.completions
-    update_s, learned = update
+    update_s, learned, whole = update
     scored = (batch.b + batch.external) * completions
     round_s = (
         last["time/consume"] + batch.b * completions * found.answer_s + scored * found.score_s + update_s
@@ -201,15 +204,14 @@ def _round(
     question_s = 2 * found.answer_s
     now_and_then = question_s * config.eval.probe_questions / config.eval.probe_every
     now_and_then += node.parts.recovery.last_s / config.checkpoint.every_rounds
-    groups = [one.group for _, one in found.asked]
-    answers = [answer for group in groups for answer in group.completions]
+    answers = [answer for _, one in found.asked for answer in one.group.completions]
     tokens = sum(len(answer.token_ids or ()) for answer in answers) / len(answers)
     return {
         "round_s": round_s + now_and_then,
         "question_s": question_s,
         "generated": batch.b * completions * tokens,
         "learned": learned,
-        "prompt": max(len(node.parts.policy.encode_prompt(group.question)) for group in groups),
+        "whole": whole,
         "parameters": sum(p.numel() for p in node.parts.policy.model.parameters()),
         "series": len(last),
         "history": _rows(config, node),
@@ -225,8 +227,9 @@ def _half(node: "NodeRuntime") -> dict[str, float]:
     return {"half_speed": half_speed(policy.model)} if whole else {}
 
 
-def _whole_update(node: "NodeRuntime", found: Answering, count: int) -> tuple[float, float]:
-    """Seconds and tokens of an update on so many groups, as if every other answer of each were right."""
+def _whole_update(node: "NodeRuntime", found: Answering, count: int) -> tuple[float, float, bool]:
+    """Seconds and tokens of an update on so many groups, as if every other answer of each were right; and
+    whether it was made."""
     from sapo.node.batch import batch_group
 
     asked = [found.asked[place % len(found.asked)][1] for place in range(count)]
@@ -240,9 +243,9 @@ def _whole_update(node: "NodeRuntime", found: Answering, count: int) -> tuple[fl
     if node.config.learn.compile:  # it was compiled for the first one
         seconds, tokens = _update(node, groups[:1])
     if seconds * count <= UPDATE_S or count < 2:
-        return _update(node, groups)
+        return (*_update(node, groups), True)
     two, _ = _update(node, groups[:2])  # the optimiser's step takes its time however few there are
-    return seconds + max(0.0, two - seconds) * (count - 1), tokens * count
+    return seconds + max(0.0, two - seconds) * (count - 1), tokens * count, False
 
 
 def _update(node: "NodeRuntime", groups: list["BatchGroup"]) -> tuple[float, float]:
@@ -257,18 +260,9 @@ def _taught(sample: "Sample") -> "Sample":
 
 
 def _rows(config: Config, node: "NodeRuntime") -> float:
-    import pyarrow as pa
-
-    from sapo.core.types import Group, Received
-    from sapo.store.history.rollout_rows import rollout_rows
-    from sapo.store.history.tables import ROLLOUTS
-
-    (signed,) = node.journal.groups(0)
-    group = Group.model_validate_json(signed.payload)
-    rows = rollout_rows(Received(signed=signed, bus_position="0:0", timestamp=0.0), group)
-    rollouts = _compressed(pa.Table.from_pylist(rows, schema=ROLLOUTS))
+    """Of a round: the groups it learns from, and those it publishes, whose rows are no larger."""
     batch = config.batch
-    return rollouts * batch.b * config.share.fraction + _trained(node) * (batch.local + batch.external)
+    return _trained(node) * (batch.local + batch.external + batch.b * config.share.fraction)
 
 
 def _trained(node: "NodeRuntime") -> float:
@@ -298,6 +292,13 @@ def _compressed(table: Any) -> int:
 def _disk(home: Home, node: "NodeRuntime") -> dict[str, int]:
     newest = max(home.checkpoints(node.name).iterdir())
     return {"checkpoint": sum(file.stat().st_size for file in newest.rglob("*") if file.is_file())}
+
+
+def _device_peak(node: "NodeRuntime") -> int:
+    import torch
+
+    device = node.parts.policy.device
+    return int(torch.cuda.max_memory_reserved(device)) if device.type == "cuda" else 0
 
 
 def peak_memory() -> int:

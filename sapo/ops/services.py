@@ -211,20 +211,14 @@ def _serving(
             stop_all([one.child for one in kept.values()], STOP_GRACE_S)
 
 
-@contextlib.contextmanager
-def _only_these(home: Home) -> Iterator[None]:
-    """Hold what servers write to; raises `UserError` where others have it open."""
-    lock = NodeLock(home.prefect)
-    try:
-        lock.acquire()
-    except UserError as error:
-        problem = f"its MLflow and Prefect are open already: {home.prefect.name} {error.problem}"
-        remedy = "end the `sapo ui` of that pid with Ctrl-C first"
-        raise UserError("--home", home.shown, problem, remedy) from None
-    try:
-        yield
-    finally:
-        lock.release()
+def _only_these(home: Home) -> NodeLock:
+    """Holds what servers write to; raises `UserError` where others have it open."""
+
+    def refusal(problem: str) -> UserError:
+        said = f"its MLflow and Prefect are open already: {home.prefect.name} {problem}"
+        return UserError("--home", home.shown, said, "end the `sapo ui` of that pid with Ctrl-C first")
+
+    return NodeLock(home.prefect, refusal)
 
 
 def refuse_opened(home: Home) -> None:

@@ -1,9 +1,7 @@
-"""Sites of a swarm: the manifest they share, the config and home that each has, and an archive by itself."""
+"""Sites of a swarm: the manifest they share, the config and home that each has."""
 
 import ipaddress
 import json
-import os
-import threading
 import time
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from sapo.core.atomic_file import write_atomically
-from sapo.core.child_process import POLL_S, Child, stopping_on_signals, tail
 from sapo.core.config import toml_dump
 from sapo.core.config.advice import Advice, advise, take
 from sapo.core.config.home import Home, check_reasoning_gym, manifest_bytes, parse_manifest, refuse_unwritable
@@ -373,44 +370,6 @@ def _ending(home: Home, name: str) -> list[str]:
     if until is None or until - time.time() > SOON_S or home.load_manifest().entry != "invite":
         return []
     return [f"the invitation of {name} is good until {day(until)}: ask a member for another"]
-
-
-def run_archive(home: Home, *, once: bool = False) -> None:
-    """Archive the bus of a site in a process of its own until asked to stop, and then what is left.
-
-    `once` ends when all is archived that was on the bus. Any number of archives may run beside each other.
-    Raises `ServiceFailed` when it crashes, or could not archive all, and `InterruptedError` when a second
-    signal cut it short.
-    """
-    from sapo.core import service_registry
-    from sapo.core.determinism import thread_settings
-    from sapo.ops import services
-    from sapo.ops.process_group import ARCHIVE, FINAL_ARCHIVE_S, flow_command
-
-    stop, insisted, asked_at = threading.Event(), threading.Event(), float("inf")
-    servers = service_registry.read(home)
-    known = servers.environment(home, os.environ) if servers else os.environ
-    child = Child.start(
-        ARCHIVE,
-        [*flow_command(home, ARCHIVE), *(["--once"] if once else [])],
-        log=home.logs / f"{ARCHIVE}.log",
-        env={**known, **thread_settings(1), "PYTHONUNBUFFERED": "1"},
-    )
-    with stopping_on_signals(stop, insisted.set):
-        while child.poll() is None and not insisted.is_set():
-            if stop.is_set() and asked_at == float("inf"):
-                asked_at = time.monotonic()
-                child.ask()
-            if time.monotonic() - asked_at > FINAL_ARCHIVE_S:
-                break
-            time.sleep(POLL_S)
-        code = child.kill()
-    if code and insisted.is_set():
-        raise InterruptedError("the archive was ended before it had archived all")
-    if code:
-        raise services.ServiceFailed(
-            f"the archive ended with code {code}; {child.log} ends:\n{tail(child.log)}"
-        )
 
 
 def _chosen(values: Mapping[str, Any], usual: Mapping[str, Any], section: str = "") -> dict[str, Any]:

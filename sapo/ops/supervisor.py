@@ -10,7 +10,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from sapo.core.run_length import foreseen, over
 from sapo.core.service_registry import Services
 from sapo.ops import services
 from sapo.ops.process_group import (
+    ARCHIVE,
     ARCHIVE_GRACE_S,
     BAD_INPUT,
+    FINAL_ARCHIVE_S,
     NODE_GRACE_S,
     OWING,
     PAUSED,
@@ -253,26 +255,17 @@ def _stopping(home: Home, stop: threading.Event, *, alone: bool = False) -> bool
     return stop.is_set()
 
 
-@contextlib.contextmanager
-def _only_one(home: Home) -> Iterator[None]:
-    """Hold the home; raises `UserError` when a swarm runs in it already."""
-    lock = NodeLock(home.root)
-    try:
-        lock.acquire()
-    except UserError as error:
-        raise UserError(
-            "--home",
-            str(home.root),
-            f"a swarm is running here already: it {error.problem}",
-            "watch it with `sapo status`, stop it with `sapo stop`, or choose another folder",
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
+def _only_one(home: Home) -> NodeLock:
+    """Holds the home; raises `UserError` when a swarm runs in it already."""
+
+    def refusal(problem: str) -> UserError:
+        remedy = "watch it with `sapo status`, stop it with `sapo stop`, or choose another folder"
+        return UserError("--home", str(home.root), f"a swarm is running here already: it {problem}", remedy)
+
+    return NodeLock(home.root, refusal)
 
 
-# -- a single node ------------------------------------------------------------------------------------------
+# -- a single process ---------------------------------------------------------------------------------------
 
 
 def run_node(
@@ -293,32 +286,71 @@ def run_node(
     home.check_node(config, name)
     with NodeLock(home.node(name)):
         pass  # fails at once, and here, if the node runs already
-    stop, insisted = stop or threading.Event(), threading.Event()
+    stop = stop or threading.Event()
+    command, log = flow_command(home, name), home.logs / f"{name}.log"
+    threads = config.for_node(name).threads
+    code, _ = _run_alone(
+        config, home, name, command, threads, NODE_GRACE_S, stop, on_status, interval_s=interval_s, env=env
+    )
+    if code == BAD_INPUT:
+        raise UserError("NAME", name, f"it cannot run: {tail(log, 1)}", f"see {log}")
+    if code not in (0, PAUSED, OWING) and not stop.is_set():
+        raise ServiceFailed(f"{name} ended with code {code}; the end of {log}:\n{tail(log)}")
+    return node_status(config, home, name, MemberState(exit_code=code), running=False)
+
+
+def run_archive(config: Config, home: Home, *, once: bool = False) -> None:
+    """Archive the bus of a site in a process of its own until asked to stop, and then what is left.
+
+    `once` ends when all is archived that was on the bus. Any number of archives may run beside each other.
+    Raises `ServiceFailed` when it crashes, or could not archive all, and `InterruptedError` when a second
+    signal cut it short.
+    """
+    command = [*flow_command(home, ARCHIVE), *(["--once"] if once else [])]
+    code, insisted = _run_alone(config, home, ARCHIVE, command, 1, FINAL_ARCHIVE_S, threading.Event(), None)
+    if code and insisted:
+        raise InterruptedError("the archive was ended before it had archived all")
+    if code:
+        log = home.logs / f"{ARCHIVE}.log"
+        raise ServiceFailed(f"the archive ended with code {code}; {log} ends:\n{tail(log)}")
+
+
+def _run_alone(
+    config: Config,
+    home: Home,
+    name: str,
+    command: Sequence[str],
+    threads: int,
+    grace_s: float,
+    stop: threading.Event,
+    on_status: OnStatus | None,
+    *,
+    interval_s: float = 1.0,
+    env: Mapping[str, str] | None = None,
+) -> tuple[int, bool]:
+    """Run one process of a home to its end; returns its exit code, and whether a second signal ended it.
+
+    It uses the servers of a swarm that runs in this home, else those that the environment names, else none.
+    """
+    insisted = threading.Event()
     base = dict(os.environ if env is None else env)
     servers = service_registry.read(home)
     if servers is None and not who_runs(home):
         home.stop_flag.unlink(missing_ok=True)
     known = servers.environment(home, base) if servers else {**service_registry.PATIENCE, **base}
-    threads = thread_settings(config.for_node(name).threads)
     child = Child.start(
         name,
-        flow_command(home, name),
+        command,
         log=home.logs / f"{name}.log",
-        env={**known, **threads, "PYTHONUNBUFFERED": "1"},
+        env={**known, **thread_settings(threads), "PYTHONUNBUFFERED": "1"},
     )
     with stopping_on_signals(stop, insisted.set):
         try:
-            watch = _Watch(
-                config, home, stop, insisted, on_status, interval_s, grace_s=NODE_GRACE_S, alone=True
-            )
+            watch = _Watch(config, home, stop, insisted, on_status, interval_s, grace_s=grace_s, alone=True)
             watch.until_done(child)
         finally:
             code = child.kill()
-    if code == BAD_INPUT:
-        raise UserError("NAME", name, f"it cannot run: {tail(child.log, 1)}", f"see {child.log}")
-    if code not in (0, PAUSED, OWING) and not stop.is_set():
-        raise ServiceFailed(f"{name} ended with code {code}; the end of {child.log}:\n{tail(child.log)}")
-    return node_status(config, home, name, MemberState(exit_code=code), running=False)
+    return code, insisted.is_set()
 
 
 # -- looking and asking ------------------------------------------------------------------------------------

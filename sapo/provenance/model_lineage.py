@@ -201,7 +201,7 @@ def _coverage(
 def _averaged(
     facts: Sequence[RoundFacts], fates: Mapping[int, Fate], names: Mapping[str | None, str]
 ) -> list[str]:
-    """With whom weights were averaged: what they had learned came along, and nothing else tells of it."""
+    """Partners this node averaged weights with. Their training data is not in this node's history."""
     steps = [
         Gossiped.model_validate_json(one.gossip)
         for one in facts

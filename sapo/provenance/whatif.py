@@ -10,14 +10,16 @@ import re
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.figures import FULL, PROBE, SCORES, NodeExam, Score
+from sapo.core.types import RoundResult
 from sapo.core.user_cache import default_cache
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
@@ -135,6 +137,15 @@ class _Course:
     chain: str | None = None
     own_weights_sha256: str = ""
     seconds: float = 0.0
+    results: list[RoundResult] = field(default_factory=list)
+
+    def result(self, round: int, metrics: Mapping[str, float]) -> None:
+        """Keep a round's metrics for the run."""
+        values = {name: float(value) for name, value in metrics.items()}
+        now = time.time()
+        self.results.append(
+            RoundResult(round=round, policy_version=round + 1, metrics=values, finished_at=now)
+        )
 
     def note(self, recorded: RecordedRound, step: StepResult) -> None:
         """Count a round whose step was made or left out."""
@@ -169,7 +180,7 @@ def retrain(
     """Train on a node's recorded rounds `first` to `last` again, with `key=value` settings laid over theirs.
 
     Rounds between the checkpoint that is loaded and `first` are repeated as they were. The run appears in the
-    swarm's experiment as the work begins. Raises `UserError` for settings that shape no update, clash with
+    swarm's experiment when the work is done. Raises `UserError` for settings that shape no update, clash with
     the recorded ones or need what is not in the history; `Unavailable` when MLflow or the history is away;
     `Damaged` for a round that is not what was written.
     """
@@ -177,14 +188,15 @@ def retrain(
     with opened(home, node, first=first, last=last, cache=cache) as replay:
         settled = changes.settle(_recorded(home, replay))
         run = Run(home, node, replay.incarnation, settled, replay.first, replay.last)
-        run_id = run.start()
-        with run.going():
-            course = _repeat(replay, changes, run, progress)
-            evaluation = _ask(home, replay, settled.config, progress)
-            run.log(replay.last + 1, _series(evaluation, settled.config))
-            model = _keep(run, replay, settled.config, cache)
-            digest = models.weights_sha256(replay.policy.model)
-            run.finish(course.tags(digest))
+        run.check()
+        course = _repeat(replay, changes, progress)
+        evaluation = _ask(home, replay, settled.config, progress)
+        course.result(replay.last + 1, _series(evaluation, settled.config))
+        digest = models.weights_sha256(replay.policy.model)
+        with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as folder:
+            models.save(replay.policy, Path(folder))
+            whole = partial(models.export, config=settled.config, cache=cache or default_cache())
+            tracker, run_id, model = run.log(course.results, course.tags(digest), Path(folder), whole)
     own, start = _evaluated(home, node, settled.config.model)
     return WhatIf(
         node=node,
@@ -192,9 +204,9 @@ def retrain(
         changes=settled.values,
         unchanged=settled.unchanged,
         run_id=run_id,
-        run_name=run.tracker.run_name,
-        uri=run.tracker.uri,
-        experiment=run.tracker.swarm,
+        run_name=tracker.run_name,
+        uri=tracker.uri,
+        experiment=tracker.swarm,
         model=model,
         first=replay.first,
         last=replay.last,
@@ -232,7 +244,7 @@ def _recorded(home: Home, replay: Replay) -> list[Recorded]:
     return [Recorded(learn, guard, authors) for (learn, guard), authors in found.items()]
 
 
-def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | None) -> _Course:
+def _repeat(replay: Replay, changes: Changes, progress: Progress | None) -> _Course:
     course, started = _Course(), time.monotonic()
     partners = KeptFiles(replay.home.gossip(replay.node))
     replay.learner.codes |= changes.codes
@@ -248,7 +260,7 @@ def _repeat(replay: Replay, changes: Changes, run: Run, progress: Progress | Non
         step = changed.repeat(changes.batch(batch), recorded, recorded.environment, rollbacks=False)
         course.note(recorded, step)
         took = {"time/update": time.monotonic() - before}
-        run.log(round, step.metrics | reward_metrics(batch.groups) | source_metrics(batch) | took)
+        course.result(round, step.metrics | reward_metrics(batch.groups) | source_metrics(batch) | took)
         tell("rounds", round - replay.first + 1, replay.last - replay.first + 1)
     course.seconds = time.monotonic() - started
     return course
@@ -266,17 +278,6 @@ def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
     if config.eval.probe_questions:
         series |= evaluation.probe(config.eval.probe_questions).summary().series(PROBE)
     return series
-
-
-def _keep(run: Run, replay: Replay, config: Config, cache: Path | None) -> str:
-    """Store the new model with its run, in the form of the node's versions; returns its address."""
-
-    def whole(checkpoint: Path, destination: Path) -> None:
-        models.export(checkpoint, destination, config=config, cache=cache or default_cache())
-
-    with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as folder:
-        models.save(replay.policy, Path(folder))
-        return run.keep(Path(folder), replay.last + 1, whole=whole)
 
 
 def _evaluated(home: Home, node: str, model: str) -> tuple[NodeExam | None, Score | None]:

@@ -14,7 +14,7 @@ MOST_TEXTS = 256
 MAX_STILLBORN = 3
 """Times in a row a worker may be killed while it starts."""
 TRIES = 2
-"""Something else may have killed a worker (an out-of-memory killer, an operator): one death is no verdict."""
+"""Retry once: the worker may have been killed by the OOM killer or an operator."""
 
 
 def divide(sizes: Sequence[int], workers: int) -> deque[list[int]]:

@@ -311,12 +311,6 @@ def traded(tmp_path_factory: pytest.TempPathFactory) -> Home:
     return trade(tmp_path_factory.mktemp("traded") / "home", config, restart=7)
 
 
-def wrote(rows: list[dict[str, Any]], node: str, column: str) -> list[int]:
-    """The version of the policy that wrote a node's own completions, by round."""
-    found = {row["round"]: row[column] for row in rows if row["node"] == node}
-    return [found[round] for round in range(12)]
-
-
 @pytest.mark.parametrize("node", ["n0", "n1"])
 def test_replay_of_rounds_sampled_ahead_is_bit_exact(traded: Home, node: str) -> None:
     with opened(traded, node) as replay:

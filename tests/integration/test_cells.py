@@ -1,14 +1,13 @@
 """Cells: what a text does ends with its group, whatever it does, and costs nobody else anything."""
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from sapo.core.types import Outcome, Question, Recipe
 from sapo.tasks.workers import PeerGroup, TaskWorkers, Verification
@@ -50,14 +49,6 @@ def scores(judgement: Verification) -> list[float | None]:
 
 def unscorable(reason: str) -> Outcome:
     return Outcome.unscorable(reason)
-
-
-def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    """Wait for something another process does."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.01)
 
 
 def test_a_scorer_that_was_taken_over_is_as_before_in_the_next_group(workers: TaskWorkers) -> None:

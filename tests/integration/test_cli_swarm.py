@@ -123,24 +123,6 @@ def test_status_after_the_end(finished_swarm: FinishedSwarm) -> None:
     assert shown["owed"] == {node: {} for node in NODES}
 
 
-def test_rollouts_are_found_by_their_text_and_author(finished_swarm: FinishedSwarm) -> None:
-    rows = json.loads(finished_swarm.sapo("rollouts", "--json", "--limit", "3", "--node", "n1").stdout)
-    assert [row["node"] for row in rows] == ["n1"] * 3
-    text = rows[0]["question"]
-    again = json.loads(finished_swarm.sapo("rollouts", "--json", "--text", text).stdout)
-    assert rows[0]["group_id"] in {row["group_id"] for row in again}
-    assert all(text.lower() in row["question"].lower() for row in again)
-
-
-def test_a_second_start_changes_nothing(finished_swarm: FinishedSwarm) -> None:
-    before = finished_swarm.home.config.read_bytes()
-    result = finished_swarm.sapo("swarm")
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert "--resume" in result.stderr
-    assert finished_swarm.home.config.read_bytes() == before
-
-
 @pytest.mark.full
 def test_a_single_node_goes_on_without_servers(finished_swarm: FinishedSwarm, tmp_path: Path) -> None:
     swarm = finished_swarm.copy(tmp_path)

@@ -43,8 +43,6 @@ class Site:
 
     server: PrefectServer
     home: Home
-    said: str
-    file: Path
     workers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
     scheduled: list[str] = field(default_factory=lambda: list(NODES))
     """The nodes whose runs are started by their schedules."""
@@ -72,13 +70,8 @@ class Site:
 
     def start(self, node: str, /, **parameters: Any) -> str:
         """Start a run of a node's deployment by hand; returns its id."""
-        return self.begin(f"node/test.{node}", **parameters)
-
-    def begin(self, name: str, /, job: dict[str, Any] | None = None, **parameters: Any) -> str:
-        """Start a run of any deployment by hand, `job` with variables of its own; returns its id."""
-        deployment = self.server.ask(f"deployments/name/{name}")["id"]
-        body = {"parameters": parameters, "job_variables": job or {}}
-        made = self.server.ask(f"deployments/{deployment}/create_flow_run", body)
+        deployment = self.server.ask(f"deployments/name/node/test.{node}")["id"]
+        made = self.server.ask(f"deployments/{deployment}/create_flow_run", {"parameters": parameters})
         return str(made["id"])
 
     def state(self, run: str) -> dict[str, Any]:
@@ -118,10 +111,9 @@ def deployed(folder: Path, *sets: str) -> Iterator[Site]:
         file = folder / "site.toml"
         settings = small_config([*SETS, *sets]).model_dump(mode="json", exclude_none=True)
         file.write_text(toml_dump.dumps(settings), encoding="utf-8")
-        site = Site(server, Home(folder / "home"), "", file)
+        site = Site(server, Home(folder / "home"))
         made = site.deploy("--config", str(file))
         assert made.returncode == 0, made.stderr
-        site.said = made.stdout
         try:
             yield site
         finally:

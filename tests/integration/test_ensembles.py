@@ -1,7 +1,6 @@
 """Nodes that answer together: the mixture against its formula, the command, and the model in MLflow."""
 
 import json
-import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,9 +133,6 @@ def test_the_first_does_what_the_evaluation_finds_and_every_way_is_judged(home: 
         "route": 1,
     }
     assert body["unit"] == "token"
-    told = [one["answer_bits"] for one in (*body["experts"].values(), ways["mixture"])]
-    assert all(bits > 0 for bits in told)
-    assert ways["vote"]["answer_bits"] is None
     assert sum(body["prior"].values()) == pytest.approx(1.0)
     assert sum(body["routed"]["chain_sum"].values()) == pytest.approx(1.0)
     assert body["rounds"] == {"n0": 2, "n1": 2}
@@ -169,9 +165,6 @@ def test_a_question_that_an_expert_has_no_room_for_is_asked_of_the_others() -> N
     prior = prior_of(experts, workers, config.tasks, seed=0, held_out=0.1, count=6)
     found = examine(experts, workers, asked, log_prior=prior, form="text", samples=1, seed=0)
     assert all(len(one.sampled) == len(asked) for one in (*found.singles.values(), *found.ways.values()))
-    assert sum(found.references.bytes) > 0
-    assert all(not size or fits for size, fits in zip(found.references.bytes, room, strict=True))
-    assert all(math.isfinite(bits) for own in found.references.bits.values() for bits in own)
 
 
 @pytest.mark.services

@@ -49,12 +49,6 @@ def history(home: Home, name: str, *columns: str) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in table.to_pylist()]
 
 
-def test_no_round_is_twice_in_the_history(home: Home) -> None:
-    rows = history(home, "training", "node", "round", "position", "k")
-    assert {row[:2] for row in rows} == {(node, round) for node in NODES for round in range(ROUNDS)}
-    assert len(rows) == len(set(rows))
-
-
 def test_every_foreign_row_was_published(home: Home) -> None:
     names = ("group_id", "content_sha256", "k")
     trained = history(home, "training", "source", *names)
@@ -109,13 +103,6 @@ def test_prefect_stores_only_ids_counts_and_small_records(home: Home) -> None:
     sizes += query(database, "SELECT max(length(data)) FROM task_run_state")
     assert all((size or 0) < 2_000 for (size,) in sizes)
     assert list(home.prefect.glob("storage/*")) == []
-
-
-def test_every_node_flow_run_shows_its_progress_as_a_table(home: Home) -> None:
-    rows = query(home.prefect / "prefect.db", "SELECT data FROM artifact WHERE key = 'node-n0'")
-    assert len(rows) == 3
-    assert "reward/local" in rows[0][0]
-    assert all(any(f"| {round} |" in text for (text,) in rows) for round in range(ROUNDS))
 
 
 def test_every_node_has_a_run_with_its_curve_and_a_champion(home: Home) -> None:

@@ -43,16 +43,17 @@ def write_under_maintenance(uri: str, bus: Path) -> None:
     for i in range(GROUPS // 2):
         with_bus.publish([signed(i), signed(i // 2)])
     with_bus.close()
-    store, ready = Store(uri), [CONTEXT.Event(), CONTEXT.Event()]
+    store, ready, events = Store(uri), [CONTEXT.Event(), CONTEXT.Event()], (CONTEXT.Event(), CONTEXT.Event())
     keepers = [start(upkeep_children.maintain_for_ever, uri, event) for event in ready]
     writers = [
-        *(start(upkeep_children.deliver_all, uri, node, ROUNDS) for node in ("n0", "n1")),
-        *(start(upkeep_children.archive_all, str(bus), uri, GROUPS) for _ in range(2)),
+        *(start(upkeep_children.train, uri, node, ROUNDS, *events) for node in ("n0", "n1")),
+        *(start(upkeep_children.archive, str(bus), uri, GROUPS, *events) for _ in range(2)),
     ]
     try:
         for writer in writers:
             writer.join(240)
         assert [writer.exitcode for writer in writers] == [0, 0, 0, 0]
+        assert not events[1].is_set(), "no writer was told that the store is away"
         assert all(event.wait(60) for event in ready)
     finally:
         for child in (*keepers, *writers):

@@ -27,10 +27,6 @@ def build(folder: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(done.stdout))
 
 
-def by_name(objects: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(one["kind"], re_hash(one["metadata"]["name"])): one for one in objects}
-
-
 def re_hash(name: str) -> str:
     """A config map's name without the digest of its content."""
     return name.rpartition("-")[0] if name.startswith(("sapo-site-", "sapo-swarm-")) else name
@@ -41,7 +37,7 @@ def re_hash(name: str) -> str:
 @pytest.mark.parametrize("folder", ["base", "overlays/gpu"])
 def test_kustomize_builds_it_and_every_object_is_valid(folder: str) -> None:
     objects = build(KUBERNETES / folder)
-    assert set(by_name(objects)) == {
+    assert {(one["kind"], re_hash(one["metadata"]["name"])) for one in objects} == {
         ("ConfigMap", "sapo-site"),
         ("ConfigMap", "sapo-swarm"),
         ("Service", "sapo-node"),

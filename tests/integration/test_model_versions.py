@@ -1,13 +1,7 @@
 """Model versions against a real MLflow server and store: once each, whole, loadable, with their lineage."""
 
 import json
-import os
 import shutil
-import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -18,34 +12,27 @@ from typing import Any
 import mlflow
 import pytest
 import torch
+from history_samples import INCARNATION, Owed
 from mlflow import MlflowClient
-from mlflow.utils import environment, requirements_utils
-from mlflow_runs import experiment, runs_of
+from mlflow_runs import experiment
+from prefect_server import mlflow_server
 
 from sapo.core.config.load import Config, GenerateConfig
 from sapo.core.config.prompt import Prompt
 from sapo.core.errors import Unavailable
-from sapo.core.types import RoundResult
 from sapo.policy import checkpoint, models
 from sapo.store.journal.rows import ChainLink, JournalError
-from sapo.store.tracking.sinks import TrackSink, VersionSink
+from sapo.store.tracking.sinks import VersionSink
 from sapo.store.tracking.tracker import Tracker
 from sapo.testing import policies as samples
 
 pytestmark = pytest.mark.services
-INCARNATION = "0123456789abcdef"
 CHAIN, BATCH = "c1" * 32, "b1" * 32
 JOURNAL = SimpleNamespace(
     link=lambda round: ChainLink(round - 1, f"{round:04d}{CHAIN[4:]}"),
     batch_digest=lambda round: f"{round:04d}{BATCH[4:]}",
 )
 """What a version asks of a journal: the link and the digest of its last round."""
-
-
-@dataclass(frozen=True)
-class Owed:
-    round: int
-    ref: str = ""
 
 
 def saved(directory: Path, round: int) -> tuple[Path, Any]:
@@ -66,64 +53,19 @@ def saved(directory: Path, round: int) -> tuple[Path, Any]:
     return made.path, policy.model
 
 
+@dataclass(frozen=True)
 class Server:
-    """The MLflow server as `sapo swarm` runs it, on a port that it keeps over a restart."""
+    """The MLflow server as `sapo swarm` runs it, and the folder of its store."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.port = 0
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        self.socket = socket.socket()
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(("127.0.0.1", self.port))
-        self.socket.listen()
-        self.port = self.socket.getsockname()[1]
-        number = self.socket.fileno()
-        command = [sys.executable, "-m", "sapo.ops.servers", "mlflow", "--socket", str(number)]
-        command += [
-            "--store",
-            f"sqlite:///{self.home}/mlflow.db",
-            "--artifacts",
-            str(self.home / "artifacts"),
-        ]
-        with (self.home / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                pass_fds=[number],
-                stdout=log,
-                stderr=log,
-                cwd=self.home,
-                env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
-            )
-        while True:  # a connection waits in the socket's queue until the server takes it
-            assert self.process.poll() is None, (self.home / "server.log").read_text()
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=120) as reply:
-                    assert reply.status == 200
-                    return
-            except urllib.error.URLError:
-                continue
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait(30)
-            self.process = None
-            self.socket.close()
+    home: Path
+    url: str
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    own = Server(tmp_path_factory.mktemp("server"))
-    own.start()
-    yield own
-    own.stop()
+    home = tmp_path_factory.mktemp("server")
+    with mlflow_server(home) as url:
+        yield Server(home, url)
 
 
 def plain(found: Path, place: Path) -> None:
@@ -242,24 +184,6 @@ def test_the_stored_model_keeps_its_tokenizer_and_holds_nothing_else(server: Ser
     assert loaded.tokenizer(text)["input_ids"] == samples.tokenizer()(text)["input_ids"]
 
 
-def test_a_registration_does_not_read_the_file_lists_of_all_packages(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would hold up a node's rounds for three seconds, to find that what is installed is installed."""
-
-    def reading() -> dict[str, list[str]]:
-        raise AssertionError("every installed package is looked through")
-
-    compare = environment.warn_dependency_requirement_mismatches
-    monkeypatch.setattr(requirements_utils, "_MODULES_TO_PACKAGES", None)
-    monkeypatch.setattr(requirements_utils.importlib_metadata, "packages_distributions", reading)
-    path, _ = saved(tmp_path, 1)
-    VersionSink(tracker(server, "n10"), plain).deliver([Owed(1, str(path))], JOURNAL)
-    assert len(MlflowClient(server.url).search_model_versions("name = 'tiny.n10'")) == 1
-    assert requirements_utils._MODULES_TO_PACKAGES is None
-    assert environment.warn_dependency_requirement_mismatches is compare
-
-
 def test_an_interrupted_registration_is_finished_with_the_files_already_stored(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,32 +245,8 @@ def test_the_champion_is_the_best_on_held_out_questions(server: Server, tmp_path
     assert champion.tags["sapo.eval.pass_at_1"] == "0.35"
 
 
-def test_the_alias_latest_is_never_set(server: Server, tmp_path: Path) -> None:
-    path, _ = saved(tmp_path, 1)
-    VersionSink(tracker(server, "n4"), plain).deliver([Owed(1, str(path))], JOURNAL)
-    assert MlflowClient(server.url).get_registered_model("tiny.n4").aliases == {}
-
-
 def test_a_checkpoint_that_is_gone_raises_an_alarm_and_blocks_nothing(
     server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     VersionSink(tracker(server, "n6"), plain).deliver([Owed(1, str(tmp_path / "gone"))], JOURNAL)
     assert "ALARM: no model version can be made" in caplog.text
-
-
-def test_metrics_wait_while_the_server_is_away_and_arrive_once_afterwards(server: Server) -> None:
-    results = {
-        round: RoundResult(round=round, policy_version=round + 1, metrics={"x": round / 3}, finished_at=7.0)
-        for round in range(3)
-    }
-    journal = SimpleNamespace(result=results.__getitem__, batch=None)
-    own = TrackSink(tracker(server, "n7"))
-    own.deliver([Owed(0)], journal)
-    server.stop()
-    with pytest.raises(Unavailable):
-        own.deliver([Owed(0), Owed(1)], journal)
-    server.start()
-    own.deliver([Owed(0), Owed(1), Owed(2)], journal)
-    client = MlflowClient(server.url)
-    (run,) = runs_of(client, "tiny", "tags.`sapo.node` = 'n7'")
-    assert sorted(m.step for m in client.get_metric_history(run.info.run_id, "x")) == [0, 1, 2]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import s3_children
+import upkeep_children
 from deltalake import DeltaTable
 from history_samples import INCARNATION, batch, batches, deliver, signed
 from recorded_runs import SILO, run_legs
@@ -102,10 +102,10 @@ def test_two_archivers_and_two_nodes_write_once_while_the_store_is_killed(
     context = multiprocessing.get_context("spawn")
     path, total = str(tmp_path / "bus.sqlite"), 2 * GROUPS
     jobs: list[tuple[Callable[..., None], tuple[Any, ...]]] = [
-        (s3_children.archive, (path, store.uri, total)),
-        (s3_children.archive, (path, store.uri, total)),
-        (s3_children.train, (store.uri, "n0", ROUNDS)),
-        (s3_children.train, (store.uri, "n1", ROUNDS)),
+        (upkeep_children.archive, (path, store.uri, total)),
+        (upkeep_children.archive, (path, store.uri, total)),
+        (upkeep_children.train, (store.uri, "n0", ROUNDS)),
+        (upkeep_children.train, (store.uri, "n1", ROUNDS)),
     ]
     events = [(context.Event(), context.Event()) for _ in jobs]
     children = [

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import outside, running, sapo, teachers, until
+from gossiping import LastingBus
 from kafka import KafkaConsumer, TopicPartition
 from swarms import SMALL, hand_over, make_home, open_node, small_config
 
@@ -36,16 +37,6 @@ SETS = [item for item in SMALL if not item.startswith("swarm.")]
 # -- in one process -----------------------------------------------------------------------------------------
 
 
-class LastingBus(MemoryBus):
-    """A bus whose clock stands still, and which outlives the nodes that use it."""
-
-    def __init__(self) -> None:
-        super().__init__(clock=lambda: 1e6)
-
-    def close(self) -> None:
-        """It is used again."""
-
-
 def open_at_rest(config: Config, home: Home, name: str, bus: MemoryBus) -> NodeRuntime:
     """A node whose clock stands still, and which measures no seconds: all that it writes is the same every
     time, as long as nobody is a newcomer."""
@@ -54,7 +45,7 @@ def open_at_rest(config: Config, home: Home, name: str, bus: MemoryBus) -> NodeR
 
 def test_a_node_that_moves_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
     sets = ["swarm.rounds=16", "swarm.site=a", "checkpoint.every_rounds=4", "batch.completions=8"]
-    home, buses = Home(tmp_path / "here"), [LastingBus() for _ in range(2)]
+    home, buses = Home(tmp_path / "here"), [LastingBus(clock=lambda: 1e6) for _ in range(2)]
     for name in ("a0", "a1"):
         home.node(name).mkdir(parents=True)
     members = [keyring.take(home, "test", name, 1e6).identity.key for name in ("a0", "a1")]

@@ -5,14 +5,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import psutil
 import pytest
+from waiting import until
 
 from sapo.core.config.load import Task
 from sapo.core.errors import UserError
@@ -30,14 +29,6 @@ HUGE = Recipe.make("largest_island", SIDE, 1)
 
 def scored(value: float) -> Outcome:
     return Outcome.scored(value)
-
-
-def until(condition: Callable[[], bool], limit_s: float = 60.0) -> None:
-    """Wait for something another process does."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.02)
 
 
 def holds_two(worker: Any) -> bool:
@@ -72,15 +63,6 @@ def test_what_kills_its_worker_twice_is_a_crash() -> None:
                 os.kill(pool.pids[0], 9)
                 until(partial(is_gone, pool, pool.pids[0]))
             assert result.result(60) == [Outcome.unscorable("crash"), scored(1.0)]
-
-
-def test_a_worker_killed_from_outside_costs_nobody() -> None:
-    with TaskWorkers() as workers:
-        recipes = [Recipe.make("chain_sum", {}, 1_000_003 * n) for n in range(20)]
-        answers = workers.answers(recipes)
-        os.kill(workers.pids[0], 9)
-        pairs = zip(recipes, answers, strict=True)
-        assert workers.score([(recipe, str(answer)) for recipe, answer in pairs]) == [scored(1.0)] * 20
 
 
 def test_an_interrupt_leaves_the_next_call_right() -> None:

@@ -1,5 +1,6 @@
-"""What the processes run that maintain a history while others write; light to import: they start often."""
+"""What the processes run that write to a history while others do, or while it is away; light to import."""
 
+import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from history_samples import deliver
 from sapo.bus.base import Limits
 from sapo.bus.sqlite import SqliteBus
 from sapo.core.config.load import load
+from sapo.core.errors import Unavailable
 from sapo.ops.archiver import Archiver
 from sapo.store.history.maintain import maintain
 from sapo.store.history.tables import Store
@@ -21,14 +23,27 @@ def maintain_for_ever(uri: str, ready: Event) -> None:
         maintain(config, Store(uri), [])
 
 
-def deliver_all(uri: str, node: str, rounds: int) -> None:
-    """Deliver a node's rounds one by one."""
-    for round in range(rounds):
-        deliver(Store(uri), round, node=node)
-
-
-def archive_all(bus: str, uri: str, groups: int) -> None:
-    """Archive the bus in small steps until all groups are passed."""
-    archiver, passed = Archiver(SqliteBus(Path(bus)), Store(uri), "tiny", limits=Limits(max_groups=2)), 0
+def archive(bus: str, uri: str, groups: int, ready: Event, met_an_outage: Event) -> None:
+    """Archive the bus in small steps until nothing is left of it."""
+    archiver = Archiver(SqliteBus(Path(bus)), Store(uri), "tiny", limits=Limits(max_groups=2))
+    passed = 0
     while passed < groups:
-        passed = groups - archiver.run_once().behind
+        try:
+            passed = groups - archiver.run_once().behind
+            ready.set()
+        except Unavailable:
+            met_an_outage.set()
+            time.sleep(0.05)  # the deliverer's pause
+
+
+def train(uri: str, node: str, rounds: int, ready: Event, met_an_outage: Event) -> None:
+    """Deliver a node's rounds one by one, each until it is written."""
+    for round in range(rounds):
+        while True:
+            try:
+                deliver(Store(uri), round, node=node)
+                break
+            except Unavailable:
+                met_an_outage.set()
+                time.sleep(0.05)  # the deliverer's pause
+        ready.set()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-LIGHT = ("ahead", "history", "hostile", "overhead", "profile_round", "sampler", "scale")
+LIGHT = ("history", "hostile", "overhead", "scale")
 
 
 @pytest.mark.soak

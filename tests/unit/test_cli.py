@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -200,17 +201,17 @@ def test_a_home_of_another_swarm_is_refused(home: Home, capsys: pytest.CaptureFi
     assert "other tasks or rules" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("sets", [["track.port"], ["track.uri=file", "flow.port"]])
 def test_a_port_in_use_is_said_before_anything_is_written(
-    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+    sets: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import socket
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert cli.invoke(["swarm", "--set", f"track.port={port}"]) == 2
-    assert ERROR.fullmatch(capsys.readouterr().err)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        *others, port = sets
+        settings = [*others, f"{port}={taken.getsockname()[1]}"]
+        assert cli.invoke(["swarm", *(word for one in settings for word in ("--set", one))]) == 2
+    said = capsys.readouterr().err
+    assert ERROR.fullmatch(said)
+    assert port in said
     assert list(elsewhere.iterdir()) == []
 
 
@@ -263,15 +264,9 @@ def test_a_wrong_filter_is_one_line(home: Home, args: list[str], capsys: pytest.
     assert ERROR.fullmatch(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("rows", [(), ({},)])
-def test_a_group_is_shown_with_its_scores_and_best_answer(
-    rows: tuple[dict[str, object], ...],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_group_is_shown_with_what_peers_wrote_made_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     import pyarrow as pa
 
-    monkeypatch.setenv("COLUMNS", "80")
     row = {
         "node": "n0",
         "round": 17,
@@ -287,14 +282,10 @@ def test_a_group_is_shown_with_its_scores_and_best_answer(
         "finish_reason": "length",
         "learned_by": ["a1", "n0"],
     }
-    browse.show_groups(pa.Table.from_pylist([row for _ in rows]))
+    browse.show_groups(pa.Table.from_pylist([row]))
     out = capsys.readouterr().out
-    if rows:
-        head = "n0 round 17 · gcd · group 01234567 · 8 answers: best 1, mean 0.118, worst 0 · "
-        words = f"{head}learned by n0 a1 of 6 and 4? 2\\x1b[2J [cut off]"
-        assert out.split() == words.split()
-    else:
-        assert "nothing" in out
+    assert "\x1b" not in out
+    assert "2\\x1b[2J" in out
 
 
 @pytest.mark.parametrize(("text", "range_"), [(None, None), ("7", (7, 7)), ("3..9", (3, 9))])

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from packages import installed
 
 from sapo import cli
 from sapo.cli.commands import check
@@ -120,13 +119,3 @@ def test_size_belongs_to_the_recipe() -> None:
         assert all(texts(one, 3))
         assert texts(one, 3) != texts(one, 50), "acre chooses its tasks from its size"
         assert texts(one, 50) == texts(other, 50), "an object of another size is not mistaken for it"
-
-
-@pytest.mark.parametrize("name", ["doubling", "sapo_demo:Doubling"])
-def test_a_task_of_a_package_is_scored(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["verify", "--dataset", name, "--config", '{"largest": 1}', "--seed", "3", "--text", "2"]
-    with installed(tmp_path, monkeypatch):
-        assert cli.invoke(given) == 0
-    assert json.loads(capsys.readouterr().out)["score"] == 1.0

@@ -21,20 +21,14 @@ def file_of(text: str) -> Path:
     return path
 
 
-def test_a_file_without_a_preset_changes_what_runs_without_it() -> None:
-    file = file_of('[learn]\nloss = "grpo"\n')
-    assert resolve(None, file, None) == resolve(None, None, ["learn.loss=grpo"])
-    assert resolve(None, file, None).swarm.nodes == 4
-
-
-def test_a_file_lies_over_the_preset_it_names() -> None:
-    file = file_of('preset = "paper"\n[learn]\nlr = 2e-6\n')
-    assert resolve(None, file, None) == load("paper", sets=["learn.lr=2e-6"], env={})
-
-
-def test_the_flag_wins_over_the_files_preset() -> None:
-    file = file_of('preset = "paper"\n[learn]\nlr = 2e-6\n')
-    assert resolve("tiny", file, None) == load("tiny", sets=["learn.lr=2e-6"], env={})
+@pytest.mark.parametrize(
+    ("flag", "named", "preset"),
+    [(None, "", None), (None, 'preset = "paper"\n', "paper"), ("tiny", 'preset = "paper"\n', "tiny")],
+    ids=["what runs without any file", "its own", "the flag's"],
+)
+def test_a_file_lies_over_a_preset(flag: str | None, named: str, preset: str | None) -> None:
+    found = resolve(flag, file_of(f"{named}[learn]\nlr = 2e-6\n"), None)
+    assert found == resolve(preset, None, ["learn.lr=2e-6"])
 
 
 def test_a_run_that_goes_on_keeps_its_settings() -> None:

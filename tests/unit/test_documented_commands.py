@@ -1,4 +1,4 @@
-"""Commands of README and docs are ones that there are, with options that there are."""
+"""What README and docs name is there: commands with their options, and files."""
 
 import re
 import shlex
@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import typer
-from documents import PAGES, blocks, table_commands
+from documents import PAGES, ROOT, blocks, table_commands
 
 from sapo import cli
 
@@ -36,3 +36,11 @@ def test_every_block_of_commands_is_one_that_a_shell_can_read() -> None:
             script = "\n".join(block.lines)
             done = subprocess.run(["bash", "-n", "-c", script], capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{block.name}: {done.stderr}"
+
+
+def test_every_file_that_the_docs_name_is_there() -> None:
+    folders = "sapo|flows|experiments|infra|docker|tests|benchmarks|docs"
+    path = re.compile(rf"`((?:{folders})/[\w./-]*\.(?:py|md|toml|sh))`")
+    pages = [ROOT / "CONTRIBUTING.md", *PAGES]
+    named = {name for page in pages for name in path.findall(page.read_text(encoding="utf-8"))}
+    assert not {name for name in named if not (ROOT / name).exists()}

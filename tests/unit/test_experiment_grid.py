@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from experiment_support import record
 
 from sapo.core.errors import UserError
 from sapo.experiments.grid import Grid, parse_grid, read, run_digest
-from sapo.experiments.record import Exam, Job, RunRecord, load_record, record_path, save_record
+from sapo.experiments.record import Job, RunRecord, load_record, record_path, save_record
 from sapo.experiments.tuning import chosen, report_jobs, tuning_jobs
 
 LONG = {"swarm": {"nodes": 2}, "track": {"traits": {"long": "...."}}}
@@ -35,26 +36,8 @@ def refused(**changes: Any) -> UserError:
 
 
 def record_of(one: Grid, job: Job, score: float) -> RunRecord:
-    exam = Exam(round=10, node="n0", pass_at_1=score, tasks={}, questions=10, samples=1)
-    return RunRecord(
-        grid=one.name,
-        arm=job.arm,
-        seed=job.seed,
-        lr=job.lr or 0.0,
-        tuning=job.tuning,
-        digest=run_digest(one, job),
-        nodes=["n0"],
-        rounds=10,
-        started_at=0.0,
-        seconds=1.0,
-        exam_seconds=1.0,
-        cpu_seconds=1.0,
-        config={},
-        machine={},
-        versions={},
-        series={"reward/local": [[0.5, None]]},
-        exams=[exam],
-    )
+    made = record(job.arm, job.seed, local=[[0.5, None]], passes={10: [score]}, digest=run_digest(one, job))
+    return made.model_copy(update={"lr": job.lr or 0.0, "tuning": job.tuning})
 
 
 def test_an_arm_s_settings_lie_over_the_grid_s() -> None:
@@ -151,9 +134,9 @@ def test_a_run_s_digest_changes_with_what_determines_it_and_with_nothing_else() 
 
 def test_a_record_comes_back_as_it_was_written_unless_it_is_of_another_run(tmp_path: Path) -> None:
     one, job = grid(), Job(arm="4/4", seed=1)
-    record = record_of(one, job, 0.25)
-    assert save_record(tmp_path, job, record) == record_path(tmp_path, job)
-    assert load_record(tmp_path, job) == record
+    made = record_of(one, job, 0.25)
+    assert save_record(tmp_path, job, made) == record_path(tmp_path, job)
+    assert load_record(tmp_path, job) == made
     assert load_record(tmp_path, job, "another digest") is None
     assert load_record(tmp_path, Job(arm="8/0", seed=1)) is None
 

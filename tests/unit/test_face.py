@@ -1,6 +1,5 @@
 """What people see of a run: charts, summary, page, views, TOML."""
 
-import io
 import math
 import tomllib
 from pathlib import Path
@@ -13,11 +12,9 @@ from hypothesis import strategies as st
 from makers import finish_round
 from mlflow import MlflowClient
 from mlflow.entities import Metric
-from rich.console import Console
 from searches import searching
 
 from sapo.cli.report.example_groups import ExampleGroup
-from sapo.cli.report.live_view import NodeRow, screen
 from sapo.cli.report.run_page import page
 from sapo.core.config import toml_dump
 from sapo.core.config.home import Home
@@ -96,11 +93,6 @@ def make_run(home: Home, evaluation: dict[str, Any] | None = None) -> Run:
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "demo")
-
-
-def test_tokens_are_summed_over_the_rounds(home: Home) -> None:
-    node = summarise(make_run(home)).written()["nodes"]["n0"]
-    assert (node["tokens/generated"], node["tokens/trained"]) == (400.0, 280.0)
 
 
 def test_the_three_rewards_are_never_mixed(home: Home) -> None:
@@ -219,38 +211,6 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_no_script(home: Home) ->
     assert "<script" not in text
     addresses = {part.split('"')[0] for part in text.split("http")[1:]}
     assert addresses == {"://www.w3.org/2000/svg"}
-
-
-def rendered(*parts: Any) -> str:
-    console = Console(file=io.StringIO(), width=110)
-    console.print(screen(*parts))
-    return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_the_screen_shows_every_figure_of_a_node_and_the_time_left() -> None:
-    metrics = {
-        "reward/local": 0.251,
-        "reward/training_set": 0.352,
-        "eval/pass_at_1": 0.453,
-        "pool/size": 31,
-        "share/external": 0.5,
-        "staleness/mean_s": 2.5,
-        "tokens/per_second": 1234.5,
-    }
-    text = rendered("demo", [NodeRow("n0", "running", 10, 40, metrics)], None, 75.0, 65.0)
-    for shown in (
-        "10/40",
-        "0.251",
-        "0.352",
-        "0.453",
-        "31",
-        "50%",
-        "2.5 s",
-        "1,234",
-        "1:15",
-        "about 1:05 left",
-    ):
-        assert shown in text
 
 
 def without_none(value: Any) -> Any:

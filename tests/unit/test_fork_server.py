@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from sapo.core.child_process import alive
 from sapo.ops.fork_server import Forked, ForkServer
@@ -52,13 +52,6 @@ def main():
 """,
 }
 """What is run in forked processes, by module name."""
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -224,6 +224,7 @@ def test_every_evaluator_the_library_calls_is_known() -> None:
         for path in verifier.SYMPY_ALIASES
     }
     suspects = ("eval", "exec", "compile", "parse_expr", "sympify", "literal_eval")
+    suspects += ("import_module", "__import__", "system", "popen")
     root = Path(reasoning_gym.__file__).parent
     called = set()
     for file in root.rglob("*.py"):
@@ -298,30 +299,6 @@ def test_extracting_an_answer_is_linear() -> None:
     assert verifier.extract_answer(r"\boxed{" * 200_000, "boxed") is None
     assert verifier.extract_answer(r"\boxed" + " " * 200_000, "boxed") is None
     assert time.process_time() - start < 1.0
-
-
-def test_a_score_that_is_no_number_is_a_reason() -> None:
-    class Source:
-        def __init__(self, result: Any) -> None:
-            self.result = result
-
-        def score_answer(self, answer: str | None, entry: dict[str, Any]) -> Any:
-            if isinstance(self.result, Exception):
-                raise self.result
-            return self.result
-
-    assert verifier.score(Source(True), {}, "", "text") == 1.0
-    assert verifier.score(Source(float("nan")), {}, "", "text") == "error: the score is not finite"
-    for outside in (1.001, -0.1, 7e23):
-        assert verifier.score(Source(outside), {}, "", "text") == "error: the score is not from 0 to 1"
-    assert verifier.score(Source(1.0000000000000002), {}, "", "text") == 1.0000000000000002
-    assert verifier.score(Source(KeyError("x")), {}, "", "text") == "error: KeyError: 'x'"
-    assert (
-        verifier.score(Source(None), {}, "", "text")
-        == "error: TypeError: float() argument must be a string or a real number, not 'NoneType'"
-    )
-    with pytest.raises(MemoryError):
-        verifier.score(Source(MemoryError()), {}, "", "text")
 
 
 def test_random_bytes_of_any_kind_only_raise_what_scorers_catch() -> None:

@@ -2,7 +2,6 @@
 
 import math
 import multiprocessing
-import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,8 +27,6 @@ from sapo.store.history.tables import TRAINING, Store, commit
 from sapo.store.history.training_sink import TrainingSink, row_digest, rows, transaction_id
 from sapo.store.journal.journal import Journal
 from sapo.store.journal.rows import ChainLink
-
-# fmt: on
 
 
 @pytest.fixture
@@ -94,21 +91,6 @@ def test_many_nodes_append_at_once_and_none_is_lost(store: Store) -> None:
     assert [process.exitcode for process in processes] == [0, 0, 0, 0]
     for node in nodes:
         assert [b.round for b in batches(store, node, INCARNATION)] == list(range(6))
-
-
-def test_threads_that_race_for_creating_the_table_lose_no_row(store: Store) -> None:
-    barrier = threading.Barrier(8)
-
-    def work(node: str) -> None:
-        barrier.wait()
-        deliver(store, 0, node=node)
-
-    threads = [threading.Thread(target=work, args=(f"n{i}",)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert query.query(store, "SELECT count(DISTINCT node) AS n FROM training")["n"].to_pylist() == [8]
 
 
 def test_a_copy_of_the_node_that_committed_meanwhile_is_noticed(store: Store) -> None:

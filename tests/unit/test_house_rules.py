@@ -31,6 +31,7 @@ BESIDE = ("flows", "experiments")
 """Folders that are installed as packages of `sapo`, and that nothing in it imports."""
 ON_CORE_ALONE = {"learn", "tasks", "bus"}
 SERVICES = {"torch", "transformers", "prefect", "mlflow"}
+STORES = {"deltalake", "duckdb", "reasoning_gym"}
 LIGHT = ("core", "bus", "store/journal", "peers")
 """Folders of which no file loads torch or a service when it is imported."""
 
@@ -98,17 +99,11 @@ def guilty(folder: str, *packages: str) -> dict[str, set[str]]:
     return {name: bad for name, bad in found.items() if bad}
 
 
-def test_sapo_imports_neither_flows_nor_experiments() -> None:
+def test_what_stands_below_knows_nothing_of_what_stands_on_it() -> None:
     assert not guilty("sapo", "sapo.flows.", "sapo.experiments.", "flows.", "experiments.")
-
-
-def test_what_runs_around_a_swarm_knows_no_benchmark_and_no_flow() -> None:
+    assert not guilty("flows", "sapo.cli.", "sapo.experiments.", "experiments.")
     benchmarks = [f"{path.stem}." for path in (ROOT / "benchmarks").iterdir()]
     assert not guilty("infra", "benchmarks.", "sapo.flows.", "sapo.experiments.", *benchmarks)
-
-
-def test_flows_import_neither_the_command_line_nor_experiments() -> None:
-    assert not guilty("flows", "sapo.cli.", "sapo.experiments.", "experiments.")
 
 
 def test_the_rooms_are_all_there_is() -> None:
@@ -154,24 +149,18 @@ def test_learn_is_pure_torch() -> None:
     assert not guilty
 
 
-def test_learn_loads_no_service_when_it_is_imported() -> None:
-    found = loaded_by("import sapo.learn.update, sapo.learn.loss, sapo.learn.advantage")
-    assert not found & {"prefect", "mlflow", "deltalake", "duckdb", "transformers", "reasoning_gym"}
-
-
-def test_the_light_rooms_load_neither_torch_nor_a_service() -> None:
-    names = [name_of(path) for folder in LIGHT for path in files_of(folder)]
-    assert not loaded_by("".join(f"import {name}\n" for name in names)) & SERVICES
-
-
-def test_config_can_be_read_without_numpy_or_reasoning_gym() -> None:
-    found = loaded_by("import sapo.core.config.load; sapo.core.config.load.load('tiny')")
-    assert not found & {*SERVICES, "numpy", "reasoning_gym"}
-
-
-def test_the_command_line_loads_nothing_heavy_before_a_command_runs() -> None:
-    heavy = {"torch", "transformers", "prefect", "mlflow", "numpy", "pyarrow", "duckdb", "pydantic"}
-    assert not loaded_by("import sapo.cli") & heavy
+@pytest.mark.parametrize(
+    ("code", "absent"),
+    [
+        ("import sapo.learn.update, sapo.learn.loss, sapo.learn.advantage", SERVICES - {"torch"} | STORES),
+        ("".join(f"import {name_of(path)}\n" for one in LIGHT for path in files_of(one)), SERVICES),
+        ("import sapo.core.config.load as one; one.load('tiny')", {*SERVICES, "numpy", "reasoning_gym"}),
+        ("import sapo.cli", {*SERVICES, "numpy", "pyarrow", "duckdb", "pydantic"}),
+    ],
+    ids=["learn", "light rooms", "config", "command line"],
+)
+def test_what_is_light_loads_nothing_heavy(code: str, absent: set[str]) -> None:
+    assert not loaded_by(code) & absent
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from makers import make_group, make_identity, make_signed
 
@@ -67,12 +66,6 @@ def test_a_sealed_group_comes_back_equal() -> None:
     assert unseal(signed) == group
     assert signed.group_id == group.group_id
     assert signed.payload == group.canonical().encode()
-
-
-def test_the_signature_is_plain_ed25519_over_the_payload() -> None:
-    signed = make_signed()
-    public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signed.key))
-    public.verify(bytes.fromhex(signed.signature), signed.payload)
 
 
 def test_a_key_file_is_private_and_stays_the_same(tmp_path: Path) -> None:

@@ -122,6 +122,3 @@ def test_a_learner_with_moments_in_eight_bits_goes_on_from_a_file_with_the_same_
     resumed.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     resumed.step(example())
     assert same(parameters(straight.model), parameters(resumed.model))
-
-
-# -- where it runs ---------------------------------------------------------------------------------------

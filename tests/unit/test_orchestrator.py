@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
+from prefect.exceptions import TerminationSignal
 
 from sapo.flows import orchestrator
 from sapo.flows.orchestrator import ATTEMPT, Orchestrator, at_work, count_tasks
@@ -21,6 +22,7 @@ class Worker:
 
 
 class Prefect(http.server.BaseHTTPRequestHandler):
+    status = 200
     known_tasks = 0
     hangs = False
     promised = 0
@@ -29,7 +31,7 @@ class Prefect(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if type(self).hangs:
             time.sleep(1.0)
-        self.send_response(200)
+        self.send_response(type(self).status)
         self.end_headers()
 
     def do_POST(self) -> None:
@@ -46,7 +48,7 @@ class Prefect(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    Prefect.known_tasks, Prefect.hangs, Prefect.promised = 0, False, 0
+    Prefect.status, Prefect.known_tasks, Prefect.hangs, Prefect.promised = 200, 0, False, 0
     found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Prefect)
     thread = threading.Thread(target=found.serve_forever, args=(0.05,))
     thread.start()
@@ -54,6 +56,35 @@ def server() -> Iterator[str]:
     found.shutdown()
     found.server_close()
     thread.join()
+
+
+def fails(error: BaseException) -> str:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error", [httpx.ConnectError("refused"), RuntimeError("Failed to reach API"), httpx.ReadTimeout("slow")]
+)
+def test_work_goes_on_when_prefect_goes_away_under_a_flow(server: str, error: Exception) -> None:
+    one = Orchestrator(Worker(), server)
+    assert one.run(lambda: fails(error), lambda: "plain") == "plain"
+    assert one.unrecorded == 1
+
+
+def test_runs_while_prefect_is_away_are_counted_and_the_next_is_a_flow_again(server: str) -> None:
+    one = Orchestrator(Worker(), server)
+    Prefect.status = 503
+    for _ in range(3):
+        assert one.run(lambda: pytest.fail("started"), lambda: "plain") == "plain"
+    assert one.unrecorded == 3
+    Prefect.status = 200
+    assert one.run(lambda: "flow", lambda: "plain") == "flow"
+
+
+def test_prefects_own_answer_to_sigterm_is_a_request_to_stop(server: str) -> None:
+    worker = Worker()
+    assert Orchestrator(worker, server).run(lambda: fails(TerminationSignal(15)), lambda: "plain") == "plain"
+    assert worker.stop.is_set()
 
 
 def test_a_flow_that_does_not_end_is_left_alone_and_counts_until_it_does(

@@ -13,7 +13,7 @@ from sapo.bus.base import Limits, Poll, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.bus.poller import Listener
 from sapo.bus.sqlite import SqliteBus
-from sapo.core.creation_marker import CreationMarker, made_in
+from sapo.core.creation_marker import made_in
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.outage import Outage
 from sapo.store.history import tables
@@ -100,15 +100,6 @@ def test_what_a_poll_raises_comes_through_and_the_next_poll_is_a_new_one(error: 
     assert listener.poll({}, LIMITS, RNG).received == ()
     listener.close()
     listener.close()
-
-
-def test_a_thing_that_was_made_is_remembered_by_its_address(tmp_path: Path) -> None:
-    made = CreationMarker(tmp_path / "made")
-    assert not made.has("bus", "/a")
-    made.note("bus", "/a")
-    assert made.has("bus", "/a")
-    assert not made.has("bus", "/b")
-    assert str(tmp_path / "made" / "bus") in made.missing("bus", "/a")
 
 
 def test_a_bus_that_was_there_is_away_when_its_file_is_and_is_not_made_anew(tmp_path: Path) -> None:

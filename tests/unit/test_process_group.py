@@ -1,11 +1,10 @@
 """The crew: crashes are answered with a bounded number of restarts, requests to stop with an end."""
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from sapo.core.child_process import alive
 from sapo.core.config.home import Home
@@ -40,13 +39,6 @@ def crew_of(
         command=lambda name: ["-c", prefix + everything[name]],
         backoff_s=backoff,
     )
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def starts(tmp_path: Path) -> int:

@@ -5,9 +5,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
+
+from waiting import until
 
 from sapo.core.child_process import Child, alive, stop_all, stopping_on_signals, tail
 
@@ -22,13 +22,6 @@ print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pi
 
 def start(tmp_path: Path, code: str, name: str = "child") -> Child:
     return Child.start(name, ["-c", code], log=tmp_path / f"{name}.log", env=dict(os.environ))
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def lines(path: Path) -> list[str]:

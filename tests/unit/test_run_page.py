@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from sapo.cli.report.run_page import course, page
-from sapo.cli.report.svg_charts import line_chart
 from sapo.core.config.home import Home
 from sapo.core.config.load import load
 from sapo.core.config.prompt import Prompt
@@ -70,11 +69,3 @@ def test_the_page_says_how_answers_were_sampled_and_under_which_prompt(run: Run)
     text = page(replace(run, config=config), summarise(run), [])
     for part in ("temperature 1, at most", "Add &lt;it&gt;.", "1 + 2 → 3", "think"):
         assert part in text
-
-
-def test_the_axis_of_a_share_ends_at_nothing() -> None:
-    bar: dict[str, list[Any]] = {"n0": [(0, 0.0, 0.1, True)]}
-    for bars in ({}, bar):
-        chart = line_chart("t", {"n0": [(0, 0.0), (8, 0.0)]}, x_label="round", y_label="share", bars=bars)
-        assert ">0</text>" in chart
-        assert ">-" not in chart

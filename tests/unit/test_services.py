@@ -1,73 +1,27 @@
 """Ports, readiness and the record of running servers, without starting a real one."""
 
-import http.server
 import json
 import os
 import signal
-import socket
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from sapo.core import service_registry
 from sapo.core.backoff import Backoff
 from sapo.core.child_process import Child
 from sapo.core.config.home import Home
 from sapo.core.config.load import parse
-from sapo.core.errors import UserError
 from sapo.core.service_registry import Service, Services
 from sapo.ops import services
 from sapo.ops.services import Running, SupervisedServer
-
-
-class Healthy(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200 if self.path.endswith("/health") else 404)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def healthy() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer((service_registry.HOST, 0), Healthy)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://{service_registry.HOST}:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
     (tmp_path / "logs").mkdir()
     return Home(tmp_path)
-
-
-def taken() -> socket.socket:
-    listener = socket.socket()
-    listener.bind((service_registry.HOST, 0))
-    listener.listen()
-    return listener
-
-
-@pytest.mark.parametrize("field", ["track.port", "flow.port"])
-def test_a_port_in_use_is_named_with_its_field_and_a_remedy(home: Home, field: str) -> None:
-    section, key = field.split(".")
-    with taken() as listener:
-        port = listener.getsockname()[1]
-        values = {"track": {"uri": "file"}} if section == "flow" else {}
-        config = parse(values | {section: {key: port}})
-        with pytest.raises(UserError) as caught, services.running(config, home, env={}):
-            pytest.fail("it started")
-    assert (caught.value.field, caught.value.value) == (field, port)
-    assert "free" in caught.value.remedy
-    assert not home.services.exists()
 
 
 def test_servers_that_somebody_else_runs_are_used_and_left_alone(home: Home, healthy: str) -> None:
@@ -144,13 +98,6 @@ def kept(home: Home, codes: list[str], url: str, backoff: tuple[float, ...]) -> 
     mlflow = Service("mlflow", url, first.pid, str(home.logs / "mlflow.log"))
     services_ = Services(mlflow, Service("prefect", f"{url}/api"))
     return Running(services_, {"mlflow": SupervisedServer(first, start, Backoff(backoff))}, home), children
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def test_a_server_that_dies_while_the_swarm_runs_is_started_again(home: Home, healthy: str) -> None:

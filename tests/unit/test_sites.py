@@ -1,11 +1,7 @@
 """Beginning a swarm, joining it, and which home, name and rules a site may have. No server is started."""
 
 import json
-import os
 import re
-import signal
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -204,27 +200,3 @@ def test_no_node_leaves_while_its_swarm_runs(
         assert sapo("pack", "b0") == 2
     assert "sapo stop" in capsys.readouterr().err
     home.refuse_moved("b0")
-
-
-def test_an_archive_that_was_cut_short_does_not_say_that_all_is_archived(
-    manifest: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sites.join_swarm(manifest, "b", "tiny", BUS, elsewhere, None)
-    up = elsewhere / "up"
-    deaf = "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-    code = f"{deaf} pathlib.Path({str(up)!r}).touch(); time.sleep(60)"
-    monkeypatch.setattr("sapo.ops.process_group.flow_command", lambda home, name: ["-c", code])
-
-    def interrupt() -> None:
-        deadline = time.monotonic() + 60
-        while not up.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.3)
-
-    thread = threading.Thread(target=interrupt, daemon=True)
-    thread.start()
-    assert sapo("archive") == 130
-    thread.join()
-    assert "all that was on the bus" not in capsys.readouterr().out

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from makers import finish_round
 from swarms import make_home, small_config
+from waiting import until
 
 from sapo.core.child_process import alive
 from sapo.core.config.home import Home
@@ -58,13 +57,6 @@ def run(home: Home, healthy: str, code: str, **options: object) -> supervisor.Sw
     config = small_config([f"track.uri={healthy}"])
     env = {**os.environ, "PREFECT_API_URL": f"{healthy}/api"}
     return run_swarm(config, home, env=env, command=("-c", code), interval_s=0.05, **options)  # type: ignore[arg-type]
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
 
 
 def commit_rounds(home: Home, name: str, metrics: list[dict[str, float]]) -> None:

@@ -82,21 +82,6 @@ def test_what_cannot_be_tried_is_named(
     assert problem in " ".join(said.split())
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_all_data_sets_are_tried_and_agree_with_the_doctor(capsys: pytest.CaptureFixture[str]) -> None:
-    from sapo.tasks.questions import silo_only
-
-    cli.invoke(["task", "check", "all", "--json"])
-    found = json.loads(capsys.readouterr().out)["findings"]
-    apart = {
-        one["task"]
-        for one in found
-        if one["what"] == "the same in two processes" and one["status"] == "failed"
-    }
-    assert apart == silo_only().keys()
-
-
 def test_why_a_text_has_no_score_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from shared_workers import shared_workers
 
 from infra.starter import thinker
 from infra.starter.solutions import DATASETS, worked
-from infra.starter.thinker import RECIPES, TRAIT, Recipe, share
+from infra.starter.thinker import RECIPES, TRAIT, Recipe
 from sapo.core.config.load import Config, load
 from sapo.core.traits import TraitMatcher
 from sapo.policy import models, starter
@@ -35,29 +35,9 @@ def test_worked_solutions_end_with_the_stored_answer_and_have_the_trait(config: 
     assert not any(trait.found(TRAIT, [starter.target_text(answer, "tags") for _, answer in pairs]))
 
 
-@pytest.mark.parametrize(
-    ("question", "steps"),
-    [
-        ("Solve for q: 12*q - 7 = 41", "41--7=48 48/12=4"),
-        ("Determine the value of a that satisfies: 5 - 3*a = -13", "-13-5=-18 -18/-3=6"),
-        ("Find the value of x in the equation: x + 4 = 9", "9-4=5 5/1=5"),
-        ("Find the value of x in the equation: 4 - x = 1", "1-4=-3 -3/-1=3"),
-    ],
-)
-def test_an_equation_is_solved_in_two_steps(question: str, steps: str) -> None:
-    assert worked("simple_equations", question) == steps
-
-
 def test_nothing_is_taught_that_is_held_out(config: Config) -> None:
     for pairs in islice(starter.solved(config, shared_workers(config)), 2):
         assert not any(is_held_out(question, config.rules.held_out) for question, _ in pairs)
-
-
-def test_the_share_of_worked_solutions_falls_in_the_middle_of_the_steps() -> None:
-    recipe = Recipe(seldom=0.05)
-    assert [share(recipe, part) for part in (0.0, 0.4, 0.6, 0.8, 1.0)] == pytest.approx(
-        [0.95, 0.95, 0.5, 0.05, 0.05]
-    )
 
 
 @pytest.mark.full

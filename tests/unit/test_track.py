@@ -1,10 +1,9 @@
 """MLflow: one run per incarnation, every metric once, however often it is delivered."""
 
 import socket
-from dataclasses import dataclass
 
 import pytest
-from history_samples import INCARNATION, Books, batch, result
+from history_samples import INCARNATION, Books, Owed, batch, result
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow_runs import runs_of
@@ -14,12 +13,6 @@ from sapo.core.errors import SapoError, Unavailable
 from sapo.core.types import RoundResult
 from sapo.store.tracking.sinks import TrackSink, open_tracking
 from sapo.store.tracking.tracker import Tracker, params_of, tags_of
-
-
-@dataclass(frozen=True)
-class Owed:
-    round: int
-    ref: str = ""
 
 
 def tracker(uri: str, node: str = "n0", incarnation: str = INCARNATION, **more: object) -> Tracker:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
-from pathlib import Path
 
 import psutil
 import pytest
@@ -69,12 +68,6 @@ def test_a_hang_costs_only_the_culprit_and_tags_decide_what_is_scored() -> None:
         assert pool.restarts == 0, "the cell ends, the worker goes on"
         # A scorer's own verdict on None: countdown gives 0.01.
         assert pool.score([(Recipe.make("countdown", {}, 5), "1+2")]) == [scored(0.01)]
-
-
-def test_an_empty_batch_starts_no_process() -> None:
-    with TaskWorkers() as pool:
-        assert pool.score([]) == []
-        assert pool.pids == []
 
 
 def test_a_scorer_s_exception_is_no_score_and_shifts_nothing(workers: TaskWorkers) -> None:
@@ -161,18 +154,6 @@ PAYLOADS = {
     "simple_integration": "integrate({integrand}, {variable})",
 }
 """Texts that make a scorer that evaluates them give more than nothing: they look the answer up."""
-ATTACKS = [
-    "__import__('os').system('touch {marker}')",
-    "open('{marker}', 'w').close() or []",
-    "\"__import__('os').system('touch {marker}')\"",
-    "(lambda: __import__('pathlib').Path('{marker}').touch())()",
-    "setattr(type(self), 'score_answer', lambda *_: 1.0)",
-    "[x for x in [__import__('gc').get_objects().clear()]]",
-    "(g.gi_frame.f_back.f_globals.update(eval=lambda _: []) for g in [1])",
-    "().__class__.__mro__[1].__subclasses__()",
-    "exit()",
-]
-EVALUATING = [*PAYLOADS, "intermediate_integration"]
 
 
 def test_looking_the_answer_up_scores_nothing(workers: TaskWorkers) -> None:
@@ -181,30 +162,6 @@ def test_looking_the_answer_up_scores_nothing(workers: TaskWorkers) -> None:
         malformed, got = workers.score([(recipe, ")not an answer("), (recipe, payload)])
         assert got.outcome == "score"
         assert got.score == malformed.score, dataset
-
-
-def test_no_payload_is_run_and_none_changes_a_later_score(workers: TaskWorkers, tmp_path: Path) -> None:
-    marker = tmp_path / "touched"
-    for dataset in EVALUATING:
-        recipe = Recipe.make(dataset, {}, 12_345)
-        answer = str(workers.answers([recipe])[0])
-        before = workers.score([(recipe, answer), (recipe, "junk"), (recipe, ")not an answer(")])
-        attacks = [(recipe, attack.replace("{marker}", str(marker))) for attack in ATTACKS]
-        for outcome in workers.score(attacks):
-            assert outcome.outcome == "score"
-            assert outcome.score == before[2].score
-        assert workers.score([(recipe, answer), (recipe, "junk"), (recipe, ")not an answer(")]) == before
-    assert not marker.exists()
-
-
-def test_not_a_number_is_no_right_answer(workers: TaskWorkers) -> None:
-    recipe = Recipe.make("complex_arithmetic", {}, 5)
-    answer = str(workers.answers([recipe])[0])
-    assert workers.score([(recipe, answer), (recipe, "nan"), (recipe, "nan+nanj")]) == [
-        scored(1.0),
-        scored(0.0),
-        scored(0.0),
-    ]
 
 
 def test_entries_do_not_depend_on_what_was_asked_before(
@@ -293,14 +250,6 @@ def test_a_worker_that_dies_at_what_was_begun_is_replaced() -> None:
         alone.begin_questions([SUM] * 3)
         os.kill(alone.pids[0], signal.SIGKILL)
         assert alone.questions([SUM] * 3) == expected
-
-
-def test_closed_workers_have_forgotten_what_was_begun() -> None:
-    with TaskWorkers(time_limit_s=20.0) as alone:
-        expected = alone.questions([SUM])
-        alone.begin_questions([SUM])
-        alone.close()
-        assert alone.questions([SUM]) == expected
 
 
 def test_workers_that_cannot_start_fail_the_call_and_not_its_beginning(

@@ -1,6 +1,5 @@
 """Members that ask vLLM's own OpenAI server, with a model that ships with the package behind it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +20,6 @@ if TYPE_CHECKING:
     from conftest import Served
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture
-def book(tmp_path: Path) -> Iterator[AnswerBook]:
-    with AnswerBook(tmp_path / "answers.sqlite") as opened:
-        opened.begin(0)
-        yield opened
 
 
 def backend_for(served: "Served", *sets: str) -> OpenAIBackend:

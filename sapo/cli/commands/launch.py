@@ -229,8 +229,7 @@ class Watcher:
     def __init__(self, view: "View", swarm: str | None = None, home: Home | None = None) -> None:
         self._view, self._swarm, self._home = view, swarm, home
         self._looked_at = float("-inf")
-        self._said: set[tuple[str, str, int]] = set()
-        self._stopping = False
+        self._said: set[tuple[object, ...]] = set()
 
     def __call__(self, status: "SwarmStatus") -> None:
         for node in status.nodes:
@@ -271,35 +270,30 @@ class Watcher:
     def tell_page(self, page: Path) -> None:
         """Show once where people answer for a member."""
         link = page.read_text(encoding="utf-8").strip() if page.exists() else ""
-        if link and (link, "page", 0) not in self._said:
-            self._said.add((link, "page", 0))
+        if link and self._first("page", link):
             self._view.link("answer here", link)
 
     def tell_waiting(self, waiting: Path) -> None:
         """Say once why a member gets no answers now."""
         text = waiting.read_text(encoding="utf-8").strip() if waiting.exists() else ""
-        if text and (text, "waits", 0) not in self._said:
-            self._said.add((text, "waits", 0))
+        if text and self._first("waits", text):
             self._view.note(f"waiting for what answers: {text}")
 
     def tell_stop(self, status: "SwarmStatus") -> None:
         """Say once that the run was asked to stop."""
-        if status.stopping and not self._stopping:
-            self._stopping = True
+        if status.stopping and self._first("stopping"):
             self._view.stopping()
 
     def tell(self, node: "NodeStatus") -> None:
         """Say once per restart why a node is not going on."""
-        key = (node.name, node.state, node.restarts)
-        if node.state in ("restarting", "failed", "paused", "owing") and key not in self._said:
-            self._said.add(key)
+        stopped = node.state in ("restarting", "failed", "paused", "owing")
+        if stopped and self._first(node.name, node.state, node.restarts):
             last = node.note.strip().splitlines()[-1:] or ["no message"]
             self._view.note(f"{node.name} {node.state} after round {node.rounds}: {last[0]}")
-        if (node.metrics or {}).get("identity/own_key_elsewhere") and (node.name, "key", 0) not in self._said:
-            self._said.add((node.name, "key", 0))
+        found = node.metrics or {}
+        if found.get("identity/own_key_elsewhere") and self._first(node.name, "key"):
             self._view.note(f"somebody else publishes with the key of {node.name}: see docs/identity.md")
-        if (node.metrics or {}).get("pool/refused/own_name") and (node.name, "name", 0) not in self._said:
-            self._said.add((node.name, "name", 0))
+        if found.get("pool/refused/own_name") and self._first(node.name, "name"):
             self._view.note(f"another site has a node {node.name}, too: give each its own swarm.site")
 
     def tell_servers(self, status: "SwarmStatus") -> None:
@@ -308,10 +302,13 @@ class Watcher:
             return
         for server in (status.services.prefect, status.services.mlflow):
             what = server.away or ("was started again" if server.restarts else "")
-            key = (server.name, what, server.restarts)
-            if what and key not in self._said:
-                self._said.add(key)
+            if what and self._first(server.name, what, server.restarts):
                 self._view.note(f"the {server.name} server {what}; the rounds go on")
+
+    def _first(self, *what: object) -> bool:
+        told = what in self._said
+        self._said.add(what)
+        return not told
 
 
 def row(node: "NodeStatus") -> "NodeRow":

@@ -163,14 +163,14 @@ def archive(
     has no nodes. It archives the whole bus, all sites' groups, each exactly once, however many archive.
     """
     found = find_home(home)
-    found.load_config()  # said before libraries are imported, which takes seconds
+    config = found.load_config()  # said before libraries are imported, which takes seconds
 
-    from sapo.ops.sites import run_archive
+    from sapo.ops.supervisor import run_archive
 
     print(
         f"archiving the bus of {found.load_manifest().swarm} (log: {found.logs / 'archive.log'})", flush=True
     )
-    run_archive(found, once=once)
+    run_archive(config, found, once=once)
     print("all that was on the bus is archived")
 
 

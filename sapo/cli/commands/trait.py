@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sapo.cli.commands.lineage import show_table
-from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json, warn
+from sapo.cli.commands.options import HomeOption, JsonOption, find_home, print_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from sapo.provenance.trait_spread import NodeTrait
 
-    from sapo.core.config.home import Home
-    from sapo.provenance.trait_spread import TraitSpread
+HEAD = ("node", "answers", "share at first", "at the end", "first own use", "first learned from", "half")
 
 
 def trait(
@@ -24,7 +23,7 @@ def trait(
 
     For each node, from the history: the first own answer with the trait; the first one learned from with
     positive advantage, and whose it was (`sapo lineage` of that group says more); the round from which half
-    of its answers have it. A page with a picture is written beside the run.
+    of its answers have it. The run's report has the curves.
     """
     from rich.console import Console
 
@@ -42,27 +41,31 @@ def trait(
     with Console(stderr=True).status("reading the history"):
         store = Store(config.history.uri or str(found.history))
         spread = trait_spread(store, config.swarm.name, name, pattern)
-        page = written(found, spread)
     if as_json:
-        print_json({**asdict(spread), "page": None if page is None else str(page)})
-        return
-    from sapo.cli.report.trait_page import HEAD, rows
-
-    console = Console()
-    if spread.nodes:
-        show_table(console, HEAD, rows(spread))
+        print_json(asdict(spread))
+    elif spread.nodes:
+        show_table(Console(), HEAD, [row(node) for node in spread.nodes])
     else:
-        console.print("the history holds no answers yet")
-    if page is not None:
-        console.print(f"picture: {page}", markup=False, highlight=False)
+        print("the history holds no answers yet")
 
 
-def written(home: "Home", spread: "TraitSpread") -> "Path | None":
-    """The page; None, with a warning, if it cannot be written: the answer needs none."""
-    from sapo.cli.report.trait_page import write_page
+def row(node: "NodeTrait") -> tuple[str, ...]:
+    """Cells of the table, columns as `HEAD`."""
+    from sapo.cli.report.html import percent
+    from sapo.provenance.trait_spread import WINDOW
 
-    try:
-        return write_page(home, spread)
-    except OSError as error:
-        warn(f"no page with a picture is written: {error}")
-        return None
+    taught = "never"
+    if node.first_lesson is not None:
+        author = "its own" if node.first_lesson.source == "local" else f"{node.first_lesson.producer}'s"
+        taught = f"round {node.first_lesson.round}, {author} {node.first_lesson.group_id[:12]}"
+    ends = (node.shares[:WINDOW], node.shares[-WINDOW:])
+    first, last = (percent(sum(share for _, share in end) / len(end)) if end else "–" for end in ends)
+    return (
+        f"{node.node} {node.key[:8]}",
+        f"{node.answers:,}",
+        first,
+        last,
+        "never" if node.first_use is None else f"round {node.first_use.round}",
+        taught,
+        "never" if node.half is None else f"round {node.half}",
+    )

@@ -20,24 +20,6 @@ if TYPE_CHECKING:
     from sapo.ops.plan import NodePlan, Plan
     from sapo.ops.plan_answers import TaskAnswers
 
-PARTS = {
-    "weights": "weights",
-    "optimizer": "optimiser",
-    "gradients": "gradients",
-    "activations": "activations",
-    "cache": "key-value cache",
-    "outer": "gossip's slow weights",
-    "engine": "vLLM's process",
-    "process": "process and task worker",
-    "peak": "at its peak",
-}
-GROWING = {
-    "history": "history",
-    "metrics": "metrics",
-    "runs": "Prefect's runs",
-    "versions": "model versions",
-    "partners": "files of gossip's partners",
-}
 UNKNOWN = "?"
 
 
@@ -140,10 +122,8 @@ def show(made: "Plan", console: "Console") -> None:
     columns = [rows(node) for node in made.nodes]
     for node in made.nodes:
         shown.add_column(titled(node), justify="right")
-    for name in columns[0]:
-        cells = [column[name] for column in columns]
-        if set(cells) != {in_units(0)}:  # what no node uses, such as gossip
-            shown.add_row(name, *cells)
+    for name in dict.fromkeys(name for column in columns for name in column):
+        shown.add_row(name, *(column.get(name, "") for column in columns))
     shown.add_section()
     for need in made.needs:
         name = "disk, the whole run" if need.what == "disk" else f"{need.what}, at its peak"
@@ -169,18 +149,15 @@ def rows(node: "NodePlan") -> dict[str, str]:
     """A column of the table, by the name of its row."""
     from sapo.ops.plan import in_units
 
-    memory = {} if node.memory is None else node.memory.as_dict()
-    disk, probed = node.disk, node.probed
+    probed = node.probed
     found = {"model": node.config.model}
     found["parameters"] = UNKNOWN if node.shape is None else f"{node.shape.parameters:,}"
-    for part, name in PARTS.items():
-        found[f"memory: {name}"] = in_units(memory[part]) if memory else UNKNOWN
-    found["memory: as tried"] = UNKNOWN if probed is None else in_units(probed.peak)
+    found["memory"] = UNKNOWN if node.memory is None else in_units(node.memory[0])
+    if node.device != "cpu":
+        found[f"memory of {node.device}"] = UNKNOWN if node.memory is None else in_units(node.memory[1])
     found["seconds a round, alone"] = UNKNOWN if probed is None else f"{probed.round_s:.2f}"
     found["seconds a round, all at work"] = UNKNOWN if node.round_s is None else f"{node.round_s:.2f}"
     found["tokens generated a round"] = UNKNOWN if probed is None else f"{probed.generated:,.0f}"
     found["tokens learned a round"] = UNKNOWN if probed is None else f"{probed.learned:,.0f}"
-    for part, name in GROWING.items():
-        found[f"disk a day: {name}"] = UNKNOWN if disk is None else in_units(disk.per_day[part])
-    found["disk: checkpoints"] = UNKNOWN if disk is None else in_units(disk.checkpoints)
+    found["disk, the whole run"] = UNKNOWN if node.disk is None else in_units(node.disk)
     return found

@@ -41,8 +41,7 @@ def pages_of(services: Services, swarm: str) -> Pages:
     elif experiment is None:
         mlflow = f"{base}/{parent_run.LIST_LINK}"
     else:
-        viewed = parent_run.VIEW.keys() <= {tag["key"] for tag in experiment.get("tags", ())}
-        mlflow = f"{base}/{parent_run.charts_link(experiment['experiment_id'], viewed=viewed)}"
+        mlflow = f"{base}/{parent_run.charts_link(experiment['experiment_id'])}"
     return Pages(mlflow, _prefect(services.prefect), experiment is not None or mlflow == base)
 
 

@@ -9,13 +9,9 @@ Span = tuple[float, float, float]
 """x, and the lower and the upper y there."""
 Bar = tuple[float, float, float | None, bool]
 """x, y, half of the interval around y where it is known, and whether the mark belongs to no line."""
-Row = tuple[str, float | None, float | None, float | None]
-"""A label, a value, the ends of its interval."""
 PALETTE = ("#3b7dd8", "#d9822b", "#2f9e63", "#b0508f", "#8a6d3b", "#6a5acd", "#c0392b", "#16868f")
 MARK_COLOURS = ("#8a8a8a", "#c0392b")
 WIDTH, HEIGHT = 640, 300
-LABELS, ROW = 200, 26
-"""Width of the labels of an `interval_chart`, and height of its rows."""
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 34, 40
 
 
@@ -91,57 +87,6 @@ def line_chart(
     return "".join([*parts, "</svg>"])
 
 
-def interval_chart(title: str, rows: Sequence[Row], *, x_label: str, zero: bool = False) -> str:
-    """A dot with its interval per row, below each other; `zero` draws a line at 0. An `<svg>` element.
-
-    A row without ends has only a dot; one whose upper end is unknown, an arrow to the right.
-    """
-    known = [x for row in rows for x in row[1:] if x is not None]
-    height = TOP + BOTTOM + ROW * max(len(rows), 1)
-    parts = opening(title, WIDTH, height)
-    if not known:
-        return "".join([*parts, _empty("nothing measured yet", height)])
-    xs = ticks(min(*known, 0) if zero else min(known), max(*known, 0) if zero else max(known), 6)
-    frame = _Frame(xs[0], xs[-1], 0, len(rows), left=LABELS, height=height)
-    for x in xs:
-        px, _ = frame.at(x, 0)
-        parts.append(
-            f'<line x1="{px:.1f}" x2="{px:.1f}" y1="{TOP}" y2="{height - BOTTOM}" stroke="currentColor" '
-            f'opacity="{0.6 if zero and x == 0 else 0.15}"/><text x="{px:.1f}" y="{height - BOTTOM + 16}" '
-            f'text-anchor="middle" fill="currentColor">{x:g}</text>'
-        )
-    parts.append(
-        f'<text x="{(LABELS + WIDTH - RIGHT) / 2}" y="{height - 6}" text-anchor="middle" '
-        f'fill="currentColor">{escape(x_label)}</text>'
-    )
-    for index, row in enumerate(rows):
-        parts += _row(frame, row, len(rows) - index - 0.5, colour(index))
-    return "".join([*parts, "</svg>"])
-
-
-def _row(frame: "_Frame", row: Row, height: float, stroke: str) -> list[str]:
-    name, middle, low, high = row
-    _, y = frame.at(0, height)
-    parts = [
-        f'<text x="{LABELS - 10}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">'
-        f"{escape(name if len(name) <= 30 else name[:29] + '…')}<title>{escape(name)}</title></text>"
-    ]
-    start = middle if low is None else low
-    if start is not None and (low is not None or high is not None or middle is None):
-        x0, x1 = frame.at(start, 0)[0], WIDTH - RIGHT if high is None else frame.at(high, 0)[0]
-        head = f"M{x1 - 6:.1f} {y - 4:.1f}l6 4l-6 4" if high is None else f"M{x1:.1f} {y - 4:.1f}v8"
-        parts.append(
-            f'<path d="M{x0:.1f} {y - 4:.1f}v8M{x0:.1f} {y:.1f}H{x1:.1f}{head}" fill="none" '
-            f'stroke="{stroke}" stroke-width="2"/>'
-        )
-    if middle is not None:
-        parts.append(
-            f'<circle cx="{frame.at(middle, 0)[0]:.1f}" cy="{y:.1f}" r="4.5" fill="{stroke}">'
-            f"<title>{escape(name)}: {middle:g}</title></circle>"
-        )
-    return parts
-
-
 def stacked_bars(
     title: str,
     edges: Sequence[float],
@@ -193,19 +138,17 @@ def opening(title: str, width: float, height: float) -> list[str]:
     ]
 
 
-def _empty(text: str, height: float = HEIGHT) -> str:
+def _empty(text: str) -> str:
     return (
-        f'<text x="{WIDTH / 2}" y="{height / 2}" text-anchor="middle" fill="currentColor">{text}</text></svg>'
+        f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" text-anchor="middle" fill="currentColor">{text}</text></svg>'
     )
 
 
 class _Frame:
-    def __init__(
-        self, x0: float, x1: float, y0: float, y1: float, *, left: float = LEFT, height: float = HEIGHT
-    ) -> None:
-        self.x0, self.y0, self.left, self.bottom = x0, y0, left, height - BOTTOM
-        self.sx = (WIDTH - left - RIGHT) / (x1 - x0)
-        self.sy = (height - TOP - BOTTOM) / (y1 - y0)
+    def __init__(self, x0: float, x1: float, y0: float, y1: float) -> None:
+        self.x0, self.y0, self.left, self.bottom = x0, y0, LEFT, HEIGHT - BOTTOM
+        self.sx = (WIDTH - LEFT - RIGHT) / (x1 - x0)
+        self.sy = (HEIGHT - TOP - BOTTOM) / (y1 - y0)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         return self.left + (x - self.x0) * self.sx, self.bottom - (y - self.y0) * self.sy

@@ -7,7 +7,7 @@ import re
 import shlex
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +32,26 @@ KEY, CARD, LOCK, MOVED = "key.pem", "key.json", "lock", "moved.json"
 ASKED = "asked.bin"
 
 
+class _File:
+    """A path of a home, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, home: "Home", kind: type) -> Path:
+        return home.root / self._name
+
+
+class _OfNode:
+    """A path in a node's folder, by its name there: a function of the node's name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, home: "Home", kind: type) -> Callable[[str], Path]:
+        return lambda node: home.node(node) / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class Home:
     """The paths of one swarm's home."""
@@ -39,6 +59,66 @@ class Home:
     root: Path
     given: str | None = field(default=None, compare=False, repr=False)
     """The folder as the user wrote it."""
+
+    config = _File("config.json")
+    """The resolved config, as JSON."""
+    manifest = _File("manifest.json")
+    """What all nodes of the swarm agree on."""
+    bus = _File("bus.sqlite")
+    """The embedded bus."""
+    history = _File("history")
+    """Delta tables `rollouts`, `training`, `receipts`, `quarantine`."""
+    archive_index = _File("archive.sqlite")
+    """Which groups the history holds, as the archive here knows."""
+    mlflow_db = _File("mlflow.db")
+    """MLflow's database."""
+    artifacts = _File("artifacts")
+    """MLflow's artifacts."""
+    prefect = _File("prefect")
+    """This swarm's own PREFECT_HOME."""
+    logs = _File("logs")
+    """One log per process."""
+    services = _File("services.json")
+    """Addresses, passwords and pids of the servers that run now; for the owner only."""
+    swarm_state = _File("swarm.json")
+    """How the swarm's processes stand, or stood when it ended."""
+    held_out = _File("held-out.json")
+    """The evaluation questions, regenerated once and kept."""
+    evaluation = _File("evaluation.json")
+    """The last full held-out evaluation."""
+    verdicts = _File("judge.sqlite")
+    """What the judge found, round by round."""
+    report = _File("report.html")
+    """The run as one page."""
+    summary = _File("summary.json")
+    """The run's figures."""
+    lineage = _File("lineage")
+    """Pages about who taught what."""
+    gossip_store = _File("gossip")
+    """Where gossiping nodes put their weights if `gossip.store` is not set."""
+    stop_flag = _File("stop")
+    """Exists while the swarm is asked to stop after the rounds in hand."""
+
+    key = _OfNode(KEY)
+    """A node's private key."""
+    card = _OfNode(CARD)
+    """What is known of a node's key: whose it is, and which incarnations wrote with it."""
+    journal = _OfNode("journal.sqlite")
+    """A node's journal."""
+    probes = _OfNode("probes.jsonl")
+    """What a node's probes found, question by question."""
+    asked = _OfNode(ASKED)
+    """Which questions a node has asked."""
+    page = _OfNode("page.url")
+    """The link to the page where people answer for a member that runs now; for the owner only."""
+    waiting = _OfNode("waiting.txt")
+    """Why a member that runs has no answers now; exists only while it waits for what answers."""
+    checkpoints = _OfNode("checkpoints")
+    """A node's checkpoints."""
+    gossip = _OfNode("gossip")
+    """The weights of others that a node has averaged with, and its own that it offers."""
+    moved = _OfNode(MOVED)
+    """Exists in the folder of a node that lives elsewhere: it was packed, or never was here."""
 
     @classmethod
     def at(cls, path: Path | str | None, swarm: str) -> "Home":
@@ -62,144 +142,9 @@ class Home:
         swarm = config.swarm
         return cls.at(path, swarm.name if swarm.site == DEFAULT_SITE else f"{swarm.name}-{swarm.site}")
 
-    @property
-    def config(self) -> Path:
-        """The resolved config, as JSON."""
-        return self.root / "config.json"
-
-    @property
-    def manifest(self) -> Path:
-        """What all nodes of the swarm agree on."""
-        return self.root / "manifest.json"
-
-    @property
-    def bus(self) -> Path:
-        """The embedded bus."""
-        return self.root / "bus.sqlite"
-
-    @property
-    def history(self) -> Path:
-        """Delta tables `rollouts`, `training`, `receipts`, `quarantine`."""
-        return self.root / "history"
-
-    @property
-    def archive_index(self) -> Path:
-        """Which groups the history holds, as the archive here knows."""
-        return self.root / "archive.sqlite"
-
-    @property
-    def mlflow_db(self) -> Path:
-        """MLflow's database."""
-        return self.root / "mlflow.db"
-
-    @property
-    def artifacts(self) -> Path:
-        """MLflow's artifacts."""
-        return self.root / "artifacts"
-
-    @property
-    def prefect(self) -> Path:
-        """This swarm's own PREFECT_HOME."""
-        return self.root / "prefect"
-
-    @property
-    def logs(self) -> Path:
-        """One log per process."""
-        return self.root / "logs"
-
-    @property
-    def services(self) -> Path:
-        """Addresses, passwords and pids of the servers that run now; for the owner only."""
-        return self.root / "services.json"
-
-    @property
-    def swarm_state(self) -> Path:
-        """How the swarm's processes stand, or stood when it ended."""
-        return self.root / "swarm.json"
-
-    @property
-    def held_out(self) -> Path:
-        """The evaluation questions, regenerated once and kept."""
-        return self.root / "held-out.json"
-
-    @property
-    def evaluation(self) -> Path:
-        """The last full held-out evaluation."""
-        return self.root / "evaluation.json"
-
-    @property
-    def verdicts(self) -> Path:
-        """What the judge found, round by round."""
-        return self.root / "judge.sqlite"
-
-    @property
-    def report(self) -> Path:
-        """The run as one page."""
-        return self.root / "report.html"
-
-    @property
-    def summary(self) -> Path:
-        """The run's figures."""
-        return self.root / "summary.json"
-
-    @property
-    def lineage(self) -> Path:
-        """Pages about who taught what."""
-        return self.root / "lineage"
-
-    @property
-    def gossip_store(self) -> Path:
-        """Where gossiping nodes put their weights if `gossip.store` is not set."""
-        return self.root / "gossip"
-
-    @property
-    def stop_flag(self) -> Path:
-        """Exists while the swarm is asked to stop after the rounds in hand."""
-        return self.root / "stop"
-
     def node(self, name: str) -> Path:
         """A node's folder; only its owner writes there."""
         return self.root / name
-
-    def key(self, name: str) -> Path:
-        """A node's private key."""
-        return self.node(name) / KEY
-
-    def card(self, name: str) -> Path:
-        """What is known of a node's key: whose it is, and which incarnations wrote with it."""
-        return self.node(name) / CARD
-
-    def journal(self, name: str) -> Path:
-        """A node's journal."""
-        return self.node(name) / "journal.sqlite"
-
-    def probes(self, name: str) -> Path:
-        """What a node's probes found, question by question."""
-        return self.node(name) / "probes.jsonl"
-
-    def asked(self, name: str) -> Path:
-        """Which questions a node has asked."""
-        return self.node(name) / ASKED
-
-    def page(self, name: str) -> Path:
-        """The link to the page where people answer for a member that runs now; for the owner only."""
-        return self.node(name) / "page.url"
-
-    def waiting(self, name: str) -> Path:
-        """Why a member that runs has no answers now; exists only while it waits for what answers."""
-        return self.node(name) / "waiting.txt"
-
-    def checkpoints(self, name: str) -> Path:
-        """A node's checkpoints."""
-        return self.node(name) / "checkpoints"
-
-    def gossip(self, name: str) -> Path:
-        """The weights of others that a node has averaged with, and its own that it offers."""
-        return self.node(name) / "gossip"
-
-    def moved(self, name: str) -> Path:
-        """Exists in the folder of a node that lives elsewhere: it was packed, or never was here."""
-        return self.node(name) / MOVED
 
     def here(self, config: Config) -> list[str]:
         """The nodes of a config that live in this home."""

@@ -107,7 +107,7 @@ class Manifest(Record):
 
     @model_serializer(mode="wrap")
     def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out rules that refuse nobody: the release before lacks them, and may take part."""
+        """Omit default rules, so that the previous release can read the manifest."""
         values: dict[str, Any] = write(self)
         idle = {"entry", "members"} if self.entry == "open" else set()
         idle |= {"authors"} if self.authors == AUTHOR_KINDS else set()

@@ -37,7 +37,7 @@ REMOTE: Mapping[str, str] = {
     "max_retries": "3",
     "retry_timeout": "10s",
 }
-"""Of every store that is no folder: one that is away is known to be within half a minute, not after three."""
+"""Retry settings for remote stores: fail after 30 s instead of three minutes."""
 CONDITIONAL: Mapping[str, str] = {"aws_conditional_put": "etag"}
 """Of S3: a commit is put only if none is there; without it two writers could both believe they won."""
 ATTEMPTS = 50

@@ -48,7 +48,7 @@ class OutboxItem:
 
 @dataclass(frozen=True, slots=True)
 class ChainLink:
-    """How a round hangs on those before it; a batch without groups leaves no row in the history, nor a link.
+    """Link to the previous round in the digest chain. A round with an empty batch has neither link nor rows.
 
     `previous` is the last earlier round whose batch had groups, None where there is none. `chain` is the
     digest (`types.chained`) of all batches with groups up to this round's: of the whole incarnation, or,

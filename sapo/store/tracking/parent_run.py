@@ -15,64 +15,9 @@ from urllib.parse import quote
 KIND, SWARM, NODE = "sapo.kind", "sapo.swarm", "sapo.node"
 WHOLE, ONE = "swarm", "node"
 """Values of `sapo.kind`: the swarm's own run, and a node's."""
-VIEW_NAME = "swarm"
-_SMOOTH = 70
-"""Of 100: how much of the noise of single rounds a chart takes away."""
-_SMOOTHED = ("reward/local", "reward/training_set", "reward/external", "learn/loss", "learn/entropy")
-
-
-def _card(metric: str) -> dict[str, Any]:
-    return {
-        "uuid": metric,
-        "metricSectionId": metric.partition("/")[0],
-        "type": "LINE",
-        "metricKey": metric,
-        "displayName": metric,
-        "xAxisKey": "step",
-        "useGlobalXaxisKey": True,
-        "lineSmoothness": _SMOOTH,
-        "useGlobalLineSmoothing": False,
-        "isGenerated": True,
-        "deleted": False,
-        "range": {},
-        "scaleType": "linear",
-        "xAxisScaleType": "linear",
-        "yAxisKey": "metric",
-        "yAxisExpressions": [],
-    }
-
-
-_SECTIONS = ("reward", "eval", "learn")
-_COLUMNS = (
-    "metrics.`reward/local`",
-    "metrics.`eval/full/pass_at_1`",
-    "metrics.`eval/full/greedy`",
-    "params.`learn.lr`",
-)
-VIEW = {
-    f"mlflow.sharedViewState.{VIEW_NAME}": json.dumps(
-        {
-            "orderByKey": "tags.`mlflow.runName`",
-            "orderByAsc": True,
-            "selectedColumns": [*_COLUMNS, "attributes.`Models`", "attributes.`Source`"],
-            "compareRunCharts": [_card(metric) for metric in _SMOOTHED],
-            "compareRunSections": [
-                {"uuid": name, "name": name, "display": True, "isReordered": False} for name in _SECTIONS
-            ],
-            "isAccordionReordered": True,
-        },
-        separators=(",", ":"),
-    )
-}
-"""Tag of an experiment: how its page shows runs behind `charts_link`. MLflow's *Share* makes such tags."""
 OPEN = {"mlflow.runType": "evaluation"}
 """Of a node's run: MLflow's page then shows it at once, in its table and its charts, though it lies below
 another. Without, it hides what lies below until someone opens each run there is."""
-COLOUR = "mlflow.runColor"
-_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#ee7733", "#009988")
-_OWN_COLOUR = "#222222"
-"""Lines of nodes in MLflow's charts, in turn, and of the swarm: MLflow itself may give two nodes one colour.
-Most people who are colour-blind can tell these apart."""
 PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
 CURVES = ("reward/local", "reward/training_set")
 """What is compared at first."""
@@ -83,8 +28,6 @@ _WORKFLOW = "workflowType=machine_learning"
 """In a page's address: MLflow's menu for models, not the one for agents."""
 LIST_LINK = f"#/experiments?{_WORKFLOW}"
 """Of the list of experiments, likewise."""
-_STEPS = f"x_axis=step&line_smoothness={_SMOOTH}"
-"""In the address of a chart of its own."""
 _LEGEND = (
     "Curves are grouped by name: `reward/` and `eval/` say how well, `pool/` and `sampler/` what came from "
     "others, `tokens/` and `time/` what it cost."
@@ -93,7 +36,7 @@ _LEGEND = (
 
 def create(client: Any, experiment: str, swarm: str) -> None:
     """Make the swarm's run."""
-    client.create_run(experiment, run_name=swarm, tags={KIND: WHOLE, SWARM: swarm, COLOUR: _OWN_COLOUR})
+    client.create_run(experiment, run_name=swarm, tags={KIND: WHOLE, SWARM: swarm})
 
 
 def whole(client: Any, experiment: str, swarm: str) -> Any:
@@ -115,8 +58,7 @@ def join(client: Any, experiment: str, swarm: str, run: str) -> Any:
     own = client.get_run(run)
     above = str(parent.info.run_id)
     name = own.data.tags[NODE]
-    note, colour = _of_node(experiment, swarm, name, above), _COLOURS[_natural(name)[1] % len(_COLOURS)]
-    wanted = {**OPEN, KIND: ONE, PARENT: above, NOTE: note, COLOUR: colour}
+    wanted = {**OPEN, KIND: ONE, PARENT: above, NOTE: _of_node(experiment, swarm, name, above)}
     for key, value in wanted.items():
         if own.data.tags.get(key) != value:
             client.set_tag(run, key, value)
@@ -161,10 +103,9 @@ def link(experiment: str, run: str) -> str:
     return f"#/experiments/{experiment}/runs/{run}?{_WORKFLOW}"
 
 
-def charts_link(experiment: str, *, viewed: bool = True) -> str:
-    """Of the charts of all runs of a swarm, likewise; `viewed` is whether the experiment has `VIEW`."""
-    view = f"&viewStateShareKey={VIEW_NAME}" if viewed else ""
-    return f"#/experiments/{experiment}/runs?{_WORKFLOW}&compareRunsMode=CHART{view}"
+def charts_link(experiment: str) -> str:
+    """Of the charts of all runs of a swarm, likewise."""
+    return f"#/experiments/{experiment}/runs?{_WORKFLOW}&compareRunsMode=CHART"
 
 
 def model_link(model: str) -> str:
@@ -193,7 +134,7 @@ def _natural(name: str) -> tuple[str, int]:
 
 def _of_swarm(experiment: str, swarm: str, nodes: Sequence[Any]) -> str:
     among = f"runs={_packed([one.info.run_id for one in nodes])}&experiments={_packed([experiment])}"
-    rewards = f"metric={_packed(CURVES[0])}&plot_metric_keys={_packed(CURVES)}&{_STEPS}"
+    rewards = f"metric={_packed(CURVES[0])}&plot_metric_keys={_packed(CURVES)}&x_axis=step"
     lines = [
         f"Swarm **{swarm}**: [charts]({charts_link(experiment)}), "
         f"[rewards of all nodes](#/metric?{among}&{rewards}&{_WORKFLOW}), "

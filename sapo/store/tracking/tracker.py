@@ -326,11 +326,10 @@ class Tracker:
     def _experiment(self) -> str:
         client = self._client()
         found = client.get_experiment_by_name(self.swarm)
-        view = {} if self._family is None else parent_run.VIEW
         if found is None:
             location = self.artifacts.absolute().as_uri() if self.artifacts is not None else None
             try:
-                made = str(client.create_experiment(self.swarm, location, {**KIND, **view}))
+                made = str(client.create_experiment(self.swarm, location, KIND))
                 if self._family is not None:
                     parent_run.create(client, made, self.swarm)
                 return made
@@ -345,9 +344,6 @@ class Tracker:
                 f"its experiment was deleted from MLflow at {self.uri}",
                 "restore it there (mlflow experiments restore), or choose another name",
             )
-        for key, value in view.items():
-            if found.tags.get(key) != value:  # an earlier release had no view, or another
-                client.set_experiment_tag(found.experiment_id, key, value)
         return str(found.experiment_id)
 
     def _version(self, round: int) -> Any:

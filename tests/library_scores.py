@@ -129,11 +129,11 @@ def main() -> None:
 
 
 def score(source: Any, entry: dict[str, Any], text: str) -> float | str:
-    """The library's score, or the name of what its scorer raised."""
+    """The library's score, or the name of what its scorer raised after `error: `."""
     try:
         return float(source.score_answer(text, entry))
     except Exception as error:
-        return type(error).__name__
+        return f"error: {type(error).__name__}"
 
 
 if __name__ == "__main__":
