@@ -19,7 +19,7 @@ from sapo.core.config.schema import KafkaBus as KafkaSection
 from sapo.core.errors import Unavailable
 from sapo.core.rng import rng
 from sapo.core.types import SignedGroup
-from sapo.peers.quotas import limits
+from sapo.peers.quotas import Quotas
 
 CALL = 8
 """Groups one publish call takes: what a node of preset starter makes in a round."""
@@ -218,6 +218,7 @@ def bytes_per_round(
     as the intake does.
     """
     authors = [Author(number, shape) for number in range(publishers)]
+    limits = Quotas(bounds, {author.identity.key for author in authors}).limits()
     positions: Positions = {}
     read, largest = [], 0
     with closing(KafkaBus(section, topic)) as writer, closing(KafkaBus(section, topic)) as reader:
@@ -230,7 +231,7 @@ def bytes_per_round(
                 batches = [batch for part in parts for batch in cut(part)]
                 largest = max(largest, *(sum(len(one.payload) for one in batch) for batch in batches))
             before = reader.bytes_read
-            positions = reader.poll(positions, limits(bounds), rng("bytes", publishers, number)).positions
+            positions = reader.poll(positions, limits, rng("bytes", publishers, number)).positions
             read.append(reader.bytes_read - before)
     return read, largest
 

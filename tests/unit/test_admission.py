@@ -12,8 +12,7 @@ from sapo.core.errors import Refused
 from sapo.core.rng import rng
 from sapo.core.shares import Shares
 from sapo.core.types import Completion, Group, Received, Recipe, canonical, sha256
-from sapo.peers.admission import DedupIndex, admit, fingerprint, said_before
-from sapo.peers.copies import Fates
+from sapo.peers.admission import DedupIndex, Fates, admit, fingerprint, said_before
 from sapo.peers.dedup import CROWD
 from sapo.tasks.holdout import bucket
 from sapo.tasks.questions import _pick as pick

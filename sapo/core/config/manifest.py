@@ -1,6 +1,7 @@
 """The manifest: what all nodes of a swarm agree on, and what a peer's recipe may ask for."""
 
 import json
+from functools import cached_property
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, Self
 
@@ -113,6 +114,11 @@ class Manifest(Record):
         idle |= {"authors"} if self.authors == AUTHOR_KINDS else set()
         idle |= {"questions"} if self.questions == "any" else set()
         return {name: value for name, value in values.items() if name not in idle}
+
+    @cached_property
+    def member_keys(self) -> frozenset[str]:
+        """The members, found in a time that does not grow with their number."""
+        return frozenset(self.members)
 
     def differing(self, other: "Manifest") -> list[str]:
         """Names of the rules that another manifest has otherwise; members may differ, and which questions are
