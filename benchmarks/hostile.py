@@ -62,7 +62,7 @@ class Sizes:
 
     seeds: tuple[int, ...]
     """Two swarms differ by 0.7 to 0.8 points whatever attacks them (standard deviation). More nodes do not
-    help, for they learn from each other. With sixteen pairs half an interval is about 0.4 points; with five
+    help, for they learn from each other. With eight pairs half an interval is about 0.6 points; with five
     it would be one point."""
     honest: int
     rounds: int

@@ -113,9 +113,9 @@ def decide(*, met_first: bool, arrives_drawn: bool, met_drawn: bool, same_author
     """Who copied whom, of two groups that answer one question in the same words.
 
     The earlier by the bus's clock is the original, unless the later one answers a question that its author
-    was to draw: who can compute an author's next question could publish the likely answers first. `met_first` is
-    whether the known one is earlier; own groups always are, and drawn. Of a group that has left the pool that
-    is not known, and False. An author cannot copy from itself: for one author, `proven` is `copy`.
+    was to draw: who can compute an author's next question could publish the likely answers first. `met_first`
+    is whether the known one is earlier; own groups always are, and drawn. Of a group that has left the pool
+    that is not known, and False. An author cannot copy from itself: for one author, `proven` is `copy`.
 
     | met first | arrives drawn | met drawn | arrives | met |
     |---|---|---|---|---|
