@@ -112,16 +112,21 @@ class Quotas:
             return True
         return key not in self._trusted and self._round - self._known[key].since < RECENT
 
+    def known_keys(self) -> frozenset[str]:
+        """All who are known now."""
+        return frozenset(self._known) | (self._trusted - self._new.keys())
+
     def limits(self, holds: Callable[[str], bool] = nobody) -> Limits:
         """How much of the bus a round reads: as many groups as the pool has places, and more where the last
         poll had many forgeries for each good record. A record is proven by its signature, unless the node
         `holds` its very content: anybody can send that again."""
-        known = frozenset(self._known) | (self._trusted - self._new.keys())
         return Limits(
             max_bytes=self.config.poll_bytes,
             max_groups=max(1, self._reach) * self.config.max_groups,
             tail=self.config.tail,
-            shares=Shares(self.config.max_peer_share, self.config.newcomer_share, known.__contains__),
+            shares=Shares(
+                self.config.max_peer_share, self.config.newcomer_share, self.known_keys().__contains__
+            ),
             proven=lambda signed: (
                 verify(signed.key, signed.signature, signed.payload) and not holds(sha256(signed.payload))
             ),

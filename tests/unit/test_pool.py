@@ -190,7 +190,6 @@ def test_what_age_took_is_described_by_length_and_task() -> None:
     pool.evict(1000.0)
     metrics = pool.metrics(1000.0)
     assert metrics["pool/evicted/age"] == 2
-    assert metrics["pool/refused/stale"] == 1
     assert metrics["pool/stale/chars"] == 40
     assert metrics["pool/stale/task/gcd"] == 2
     assert metrics["pool/stale/task/chain_sum"] == 1
