@@ -8,15 +8,15 @@ from unittest import mock
 from bus_authors import Author, tiny
 from scipy.stats import chi2
 
-from sapo.bus.base import Positions
+from sapo.bus.base import Limits, Positions
 from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import PoolConfig
 from sapo.core.config.manifest import AllowedTask, Manifest
 from sapo.core.rng import rng
+from sapo.core.shares import Shares
 from sapo.core.types import Group, Outcome, SignedGroup
 from sapo.peers.admission import admit
 from sapo.peers.pool import Entry, Pool, Verdict
-from sapo.peers.quotas import limits
 from sapo.peers.sampling import sample_external, walk
 from sapo.peers.signing import Identity, unseal
 
@@ -96,7 +96,10 @@ class Reader:
     def round(self, number: int, now: float, want: int, *, count: bool) -> None:
         """Poll, admit, draw `want`; the draws enter the count if `count`."""
         order = rng("fairness", self.name, number, "poll")
-        poll = self._bus.poll(self._positions, limits(self._bounds), order)
+        bounds = self._bounds
+        shares = Shares(bounds.max_peer_share, bounds.newcomer_share)
+        limits = Limits(bounds.poll_bytes, bounds.max_groups, bounds.tail, shares)
+        poll = self._bus.poll(self._positions, limits, order)
         self._positions = poll.positions
         for received in poll.received:
             group = admit(

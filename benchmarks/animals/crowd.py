@@ -23,4 +23,5 @@ def crowd(peer: Peer, sight: Sight, arriving: int = ARRIVING) -> list[SignedGrou
 
 def _stranger(peer: Peer) -> SignedGroup:
     one = Peer(Identity.new(), f"x{peer.rng.randrange(10**9)}", peer.grounds, peer.rng, peer.clock)
-    return one.publish(*one.items(1), USELESS)
+    (item,) = one.items(1)
+    return one.publish(item, USELESS)
