@@ -80,7 +80,7 @@ test: $(VENV)/.dev
 
 # Tests with servers, brokers, engines and browsers wait much of the time, so four at once pay on two cores.
 test-full: $(VENV)/.vllm
-	$(PYTEST) -m "full and not soak" --numprocesses 4
+	OMP_NUM_THREADS=1 $(PYTEST) -m "full and not soak" --numprocesses 4
 
 test-all: test test-full
 

@@ -39,6 +39,9 @@ def experiment(
         int | None,
         typer.Option(metavar="N", min=1, help="Runs at a time; by default one per core, one on GPUs."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only check the grid and say what its runs come to.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run every arm of a grid with every seed, and compare them.
@@ -57,6 +60,9 @@ def experiment(
     check_tasks(plan)
     for note in twins(plan, chosen):
         warn(note)
+    if dry_run:
+        print(costs(plan, seeds, chosen))
+        return
     code, document = run(plan, folder, seeds=seeds, arms=chosen, jobs=jobs)
     if document is not None:
         if as_json:

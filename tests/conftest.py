@@ -56,7 +56,12 @@ DEAR = (
 )
 """Tests of `make test` that may take more than the budget of processor time."""
 LONGEST = (
+    "test_your_model",
+    "test_library_fails",
     "test_deployed",
+    "test_install",
+    "test_own_package",
+    "test_export",
     "test_node_crash_points",
     "test_sites_swarm",
     "test_outages",

@@ -20,7 +20,7 @@ from sapo.core.config.home import Home
 from sapo.core.user_cache import locked
 from sapo.ops.supervisor import snapshot
 
-NODES, ROUNDS, TRAIT = ("n0", "n1", "n2"), 12, "worked"
+NODES, ROUNDS, TRAIT = ("n0", "n1"), 12, "worked"
 SETS = (
     "swarm.name=tiny",
     *(one for one in SMALL if not one.startswith("swarm.")),
@@ -44,7 +44,7 @@ LIMIT_S = 840
 
 @dataclass(frozen=True)
 class FinishedSwarm:
-    """A swarm of three after its last round; one node was killed in the middle and came back by itself.
+    """A swarm of two after its last round; one node was killed in the middle and came back by itself.
 
     Its servers have stopped, and its home is nobody's to change: who does so takes a `copy`.
     """

@@ -83,13 +83,6 @@ def test_services_that_hang_and_then_are_gone_hold_up_no_round_and_lose_nothing(
         with paused(cluster, store), scene.outage("kafka and the store hang", SECONDS):
             pass
         settled(scene)
-        with (
-            hanging(scene.pid("prefect")),
-            hanging(scene.pid("mlflow")),
-            scene.outage("prefect and mlflow hang", SECONDS),
-        ):
-            pass
-        settled(scene)
         with gone(cluster, store):
             killed(scene, "prefect")
             killed(scene, "mlflow")

@@ -144,37 +144,26 @@ def hub() -> Iterator[str]:
 
 
 def test_the_champion_goes_to_the_hub_with_its_card(
-    finished_swarm: FinishedSwarm, hub: str, tmp_path: Path
+    finished_swarm: FinishedSwarm,
+    hub: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def export(folder: str, token: str) -> subprocess.CompletedProcess[str]:
-        words = [
-            "export",
-            "n0",
-            "--to",
-            folder,
-            "--push",
-            "me/model",
-            "--home",
-            str(finished_swarm.home.root),
-        ]
-        return subprocess.run(
-            [sys.executable, "-m", "sapo.cli", *words],
-            cwd=tmp_path,
-            env={
-                **os.environ,
-                "HF_ENDPOINT": hub,
-                "HF_TOKEN": token,
-                "HF_HUB_OFFLINE": "0",
-                "HF_HOME": str(tmp_path),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    home = str(finished_swarm.home.root)
 
-    none = export("none", "")
-    assert (none.returncode, (tmp_path / "none").exists()) == (2, False)
-    assert "there is no token" in none.stderr
+    def words(folder: str) -> list[str]:
+        return ["export", "n0", "--to", str(tmp_path / folder), "--push", "me/model", "--home", home]
+
+    def export(folder: str, token: str) -> subprocess.CompletedProcess[str]:
+        hubs = {"HF_ENDPOINT": hub, "HF_TOKEN": token, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        command = [sys.executable, "-m", "sapo.cli", *words(folder)]
+        env = {**os.environ, **hubs}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    monkeypatch.setenv("HF_TOKEN", "")
+    assert (cli.invoke(words("none")), (tmp_path / "none").exists()) == (2, False)
+    assert "there is no token" in capsys.readouterr().err
     wrong = export("wrong", "hf_wrong")
     assert (wrong.returncode, len(wrong.stderr.splitlines())) == (2, 1)
     done = export("right", "hf_right")
@@ -184,6 +173,6 @@ def test_the_champion_goes_to_the_hub_with_its_card(
     card = Hub.taken["README.md"].decode()
     for part in ("## Tasks", "{question}", "| after", " %", "- chain: ", "- version: models:/tiny.n0/"):
         assert part in card
-    again = export("right", "hf_right")
-    assert (again.returncode, again.stderr.count("\n")) == (2, 1)
-    assert "is not empty" in again.stderr
+    monkeypatch.setenv("HF_TOKEN", "hf_right")
+    assert cli.invoke(words("right")) == 2
+    assert "is not empty" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from sapo.core.config.home import Home
 from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
-NODES, ROUNDS = ("n0", "n1"), 6
+NODES, ROUNDS = ("n0",), 6
 PROBLEM = "'str' object has no attribute '__name__'"
 BREAK = f'''
 """Loaded by each Python that has this folder on its path: save_model raises while a file is there."""
@@ -63,7 +63,7 @@ def test_a_swarm_whose_models_cannot_be_saved_makes_its_rounds_and_delivers_late
     flag.touch()
     env = {**ENV, "PYTHONPATH": str(tmp_path), "BROKEN": str(flag)}
     home = Home(tmp_path / "home")
-    sets = [f"swarm.rounds={ROUNDS}", "track.register_every=3", "eval.questions=20"]
+    sets = ["swarm.nodes=1", f"swarm.rounds={ROUNDS}", "track.register_every=3", "eval.questions=20"]
     words = [word for one in (*SMALL, *sets) for word in ("--set", one)]
 
     def sapo(*given: str) -> subprocess.CompletedProcess[str]:
@@ -80,7 +80,6 @@ def test_a_swarm_whose_models_cannot_be_saved_makes_its_rounds_and_delivers_late
     assert {frozenset(counts) for counts in owed(home).values()} == {frozenset({"version"})}
     shown = json.loads(sapo("status", "--json").stdout)
     assert all(counts["version"] > 0 for counts in shown["owed"].values())
-    assert sapo("replay", "n0", "--check").returncode == 0
 
     os.remove(flag)
     again = sapo("swarm", "--resume")

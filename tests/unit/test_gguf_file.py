@@ -118,13 +118,3 @@ def test_the_package_that_reads_the_files_is_named_where_it_is_missing(
     monkeypatch.setattr("sapo.policy.gguf_file.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"the package gguf.*\[gguf\]"):
         gguf_file.check(gguf_file.SMOLLM2, cache=tmp_path)
-
-
-@pytest.mark.full
-def test_smollm2_is_fetched_checked_and_knows_sums(tmp_path: Path) -> None:
-    gguf_file.prepare(gguf_file.SMOLLM2, cache=tmp_path)
-    policy = models.load_policy("smollm2", config=load(sets=["model=smollm2"], env={}), cache=tmp_path)
-    ids = torch.tensor([policy.encode_prompt("What is 3 + 4?")])
-    with torch.inference_mode():
-        answer = policy.model.generate(ids, do_sample=False, max_new_tokens=16)  # type: ignore[operator]
-    assert "7" in policy.decode(answer[0, ids.shape[1] :].tolist())

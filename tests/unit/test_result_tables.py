@@ -17,17 +17,17 @@ def words(path: Path) -> str:
     [
         (
             *("aha", "4/4", "silos", "spread/pass_at_1"),
-            "**{mean} points** more held-out questions than silos (+{low} to +{high}, five seeds;",
+            "the seven end **+{mean} points** above silos (+{low} to +{high}) | `sapo experiment aha`",
             "{mean} points above silos",
         ),
         (
             *("controls", "4/4", "8/0 equal tokens", "pass_at_1"),
-            "ends **{mean} points** above a silo (+{low} to +{high}, five seeds;",
+            "**+{mean} points** (+{low} to +{high}) | `sapo experiment controls`",
             "sharer ends {mean} points above a silo",
         ),
         (
             *("stale", "20, positive", "20, as if own", "pass_at_1"),
-            "gives it back: **{mean} points** (+{low} to +{high}, five seeds;",
+            "**+{mean} points** (+{low} to +{high}) | `sapo experiment stale`",
             "gives {mean} points back",
         ),
     ],

@@ -21,8 +21,6 @@ def test_a_sound_data_set_passes(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["the same in two processes"] == ("ok", "peers can take part")
     assert found["the stored answer scores 1"] == ("ok", "16 of 16")
     assert {status for status, _ in found.values()} <= {"ok", "note"}
-    assert cli.invoke(["task", "check", "chain_sum"]) == 0
-    assert "peers can take part" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ def test_the_share_of_worked_solutions_falls_in_the_middle_of_the_steps() -> Non
     )
 
 
+@pytest.mark.full
 def test_a_small_one_made_again_has_the_same_figures(tmp_path: Path) -> None:
     found = [thinker.make(SMALL, tmp_path / name, lambda *_: None) for name in ("a", "b")]
     assert found[0] == found[1]
