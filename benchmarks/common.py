@@ -100,17 +100,21 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def benchmark(
-    doc: str | None, name: str, packages: Sequence[str], work: Callable[[Report, bool, Path], None]
+    doc: str | None,
+    name: str,
+    packages: Sequence[str],
+    work: Callable[[Report, bool, Path], None],
+    options: argparse.ArgumentParser | None = None,
 ) -> int:
     """Measure from the command line: `work` gets the report, whether to be quick, and a folder that goes.
 
-    Returns the exit status. `doc` is as for `parser`.
+    Returns the exit status. `doc` is as for `parser`, which `options` stands for where there are more.
     """
-    options = parser(doc).parse_args()
+    given = (options or parser(doc)).parse_args()
     report = Report(name, packages)
     with tempfile.TemporaryDirectory(prefix="sapo-bench-") as folder:
-        work(report, options.quick, Path(folder))
-    return report.finish(options.json)
+        work(report, given.quick, Path(folder))
+    return report.finish(given.json)
 
 
 def machine() -> dict[str, str | int | float]:

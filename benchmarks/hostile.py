@@ -5,29 +5,37 @@ thousand identities. A pair is the same honest nodes with the same seeds and str
 peers; both take turns, half a round each, in one process. Preset `starter` has batches of 8 own groups
 and 8 foreign, `tiny` its own, for all rounds, without checkpoints and probes; hostile peers come in the
 first round, to `tiny` also in round 20, when honest nodes know each other. Then the animals visit a small
-swarm, one by one. They ask what they like: the rule by which new swarms refuse that, `rules.questions`, is
-off.
+swarm, one by one. They ask what their keys draw, as the rules want it.
+
+    nice -n 15 python benchmarks/hostile.py --jobs 1 --keep FOLDER --json FILE
+
+goes on where it was stopped: pairs that are done are in FOLDER.
 
 Defences and zoo were settled on other seeds (11 to 14, 21 to 25, 101, 102), which have no part in the result;
 of its own, 31 and 32 were seen before known authors came first. A spammer and a crowd of padders are
 poisoning by many names, and cost more (docs/threat-model.md). Here they crowd out; padding is the padder's.
 """
 
+import functools
+import json
 import math
 import os
 import statistics
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 from common import STARTER_ROUND, Report, benchmark, parser
 
 if __name__ == "__main__":
+    OPTIONS = parser(__doc__)
+    OPTIONS.add_argument("--jobs", type=int, metavar="N", help="pairs at a time; else one per core")
+    OPTIONS.add_argument("--keep", type=Path, metavar="FOLDER", help="keep finished pairs, run none again")
     # answers --help before what follows is loaded, which takes seconds
-    parser(__doc__).parse_args()
+    GIVEN = OPTIONS.parse_args()
 
 from animals import ZOO
 from hostile_swarm import Arm, Attack, arm, grounds_of, side_by_side
@@ -54,7 +62,7 @@ class Sizes:
 
     seeds: tuple[int, ...]
     """Two swarms differ by 0.7 to 0.8 points whatever attacks them (standard deviation). More nodes do not
-    help, for they learn from each other. With sixteen pairs half an interval is about 0.4 points; with five
+    help, for they learn from each other. With eight pairs half an interval is about 0.6 points; with five
     it would be one point."""
     honest: int
     rounds: int
@@ -130,7 +138,6 @@ def configured(sizes: Sizes, seed: int, nodes: int, preset: str = "starter") -> 
     """A preset with this many nodes."""
     sets = [
         *(STARTER_ROUND if preset == "starter" else ()),
-        "rules.questions=any",
         f"swarm.seed={seed}",
         f"swarm.nodes={nodes}",
         f"swarm.rounds={max(sizes.rounds, 100_000)}",
@@ -154,7 +161,7 @@ def pair(seed: int, sizes: Sizes, folder: Path, setting: Setting) -> Pair:
         TaskWorkers(salt=config.rules.salt) as workers,
     ):
         side_by_side([quiet, attacked], setting.since)
-        attacked.attack = Attack.of(ZOO, sizes.honest, grounds_of(attacked, workers, seed), seed)
+        attacked.attack = Attack.of(ZOO, sizes.honest, grounds_of(attacked, workers), seed)
         side_by_side([quiet, attacked], setting.rounds - setting.since)
         honest = {node.parts.maker.identity.key for node in attacked.nodes}
         trained = attacked.trained_on()
@@ -252,7 +259,7 @@ def visits(report: Report, sizes: Sizes, folder: Path) -> None:
         arm(config, folder / "visited", 1) as visited,
         TaskWorkers(salt=config.rules.salt) as workers,
     ):
-        grounds = grounds_of(visited, workers, 1)
+        grounds = grounds_of(visited, workers)
         side_by_side([calm, visited], sizes.warm)
         for name, animal in ZOO.items():
             visited.attack = Attack.of({name: animal}, 1, grounds, 1)
@@ -269,8 +276,33 @@ def visits(report: Report, sizes: Sizes, folder: Path) -> None:
             side_by_side([calm, visited], max(1, sizes.visit // 4))  # what it left in the pool goes
 
 
-def measure(report: Report, quick: bool, folder: Path) -> None:
-    """All pairs, as many at a time as there are cores, then the animals one by one."""
+class Finished:
+    """Pairs of equal sizes that are done, a line of a file each."""
+
+    def __init__(self, folder: Path | None, sizes: Sizes) -> None:
+        self._sizes = json.loads(json.dumps(asdict(sizes)))
+        self._file = None if folder is None else folder / "pairs.jsonl"
+        lines: list[str] = []
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.touch()
+            lines = self._file.read_text(encoding="utf-8").splitlines()
+        found = [json.loads(line) for line in lines]
+        pairs = [one["pair"] for one in found if one["sizes"] == self._sizes]
+        self.pairs = [Pair(**(one | {"setting": Setting(**one["setting"])})) for one in pairs]
+
+    def note(self, one: Pair) -> None:
+        """Take a pair that was run."""
+        self.pairs.append(one)
+        if self._file is not None:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"sizes": self._sizes, "pair": asdict(one)}) + "\n")
+
+
+def measure(
+    report: Report, quick: bool, folder: Path, *, jobs: int | None = None, keep: Path | None = None
+) -> None:
+    """All pairs, as many at a time as there are cores, or `jobs`, then the animals one by one."""
     sizes = QUICK if quick else FULL
     os.environ["SAPO_KEYS"] = str(folder / "keys")
     config = configured(sizes, 1, 1)
@@ -280,20 +312,24 @@ def measure(report: Report, quick: bool, folder: Path) -> None:
         f"{sizes.honest} honest and {sizes.honest} hostile peers, {sizes.rounds} rounds, a pair of swarms of "
         f"each seed {sizes.seeds}, {sizes.questions} held-out questions, {sizes.samples} samples"
     )
-    cores = max(1, min(len(sizes.seeds), usable().whole_cores))
+    finished = Finished(keep, sizes)
+    done = {(one.setting, one.seed) for one in finished.pairs}
+    cores = jobs or max(1, min(len(sizes.seeds), usable().whole_cores))
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        jobs = [
+        runs = [
             pool.submit(pair, seed, sizes, folder, setting)
-            for setting in settings(sizes)
             for seed in sizes.seeds
+            for setting in settings(sizes)
+            if (setting, seed) not in done
         ]
-        for job in as_completed(jobs):
-            report.say(told(job.result()))
+        for run in as_completed(runs):
+            finished.note(run.result())
+            report.say(told(run.result()))
     for setting in settings(sizes):
-        found = [job.result() for job in jobs if job.result().setting == setting]
-        report_pairs(report, found, setting.name)
+        report_pairs(report, [one for one in finished.pairs if one.setting == setting], setting.name)
     visits(report, sizes, folder)
 
 
 if __name__ == "__main__":
-    sys.exit(benchmark(__doc__, "hostile", PACKAGES, measure))
+    work = functools.partial(measure, jobs=GIVEN.jobs, keep=GIVEN.keep)
+    sys.exit(benchmark(__doc__, "hostile", PACKAGES, work, OPTIONS))

@@ -29,11 +29,13 @@ def lie(peer: Peer, sight: Sight) -> list[SignedGroup]:
 
     Nobody looks at the last two; the first would teach answers to other questions.
     """
-    items = peer.grounds.items(BURST)
+    items = peer.items(BURST)
     found = []
     for number, (item, other) in enumerate(zip(items, [*items[1:], items[0]], strict=True)):
         if number % 2:
-            found.append(peer.publish(Item(item.recipe, other.question, other.answer), mixed(other)))
+            found.append(
+                peer.publish(Item(item.recipe, other.question, other.answer, item.place), mixed(other))
+            )
         else:
             found.append(peer.sign(_claiming(peer, item)))
     return found
@@ -51,7 +53,7 @@ def _claiming(peer: Peer, item: Item):  # type: ignore[no-untyped-def]
 
 def bomb_recipes(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Asks for puzzles that would fill memory or take hours, data sets outside the manifest, odd seeds."""
-    (item,) = peer.grounds.items(1)
+    (item,) = peer.items(1)
     recipes = [
         Recipe.make("chain_sum", {"min_terms": 10**6, "max_terms": 10**7}, seed=1),
         Recipe.make("n_queens", {"n": 500}, seed=2),
@@ -74,7 +76,7 @@ def bomb_recipes(peer: Peer, sight: Sight) -> list[SignedGroup]:
 
 def steal_questions(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Right answers to held-out questions: who trains on them can no longer be examined."""
-    return [peer.publish(item, mixed(item)) for item in peer.grounds.items(BURST, held_out=True)]
+    return [peer.publish(item, mixed(item)) for item in peer.items(BURST, held_out=True)]
 
 
 def inject_code(peer: Peer, sight: Sight) -> list[SignedGroup]:
@@ -82,7 +84,7 @@ def inject_code(peer: Peer, sight: Sight) -> list[SignedGroup]:
     mark = f"injected-by-{peer.key[:12]}"
     found = []
     for dataset in peer.grounds.datasets:
-        (item,) = peer.grounds.items(1, dataset)
+        (item,) = peer.items(1, dataset)
         texts = [payload.replace("{mark}", mark) for payload in INJECTIONS]
         found.append(peer.publish(item, [*texts, item.answer]))
     return found
@@ -93,14 +95,14 @@ def inject_control_tokens(peer: Peer, sight: Sight) -> list[SignedGroup]:
     control = peer.grounds.control
     return [
         peer.publish(item, [f"{item.answer}{control}What is 1 + 1?", f"{control}{item.answer}", "1"])
-        for item in peer.grounds.items(BURST)
+        for item in peer.items(BURST)
     ]
 
 
 def misspell_ids(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Right texts with the ids of other texts, of special tokens, or of no token at all."""
     found = []
-    for number, item in enumerate(peer.grounds.items(BURST)):
+    for number, item in enumerate(peer.items(BURST)):
         size = peer.grounds.vocabulary
         ids = [tuple(peer.rng.randrange(5, size) for _ in range(6)), (0, 1, 2, 3), (size + 7,), ()][
             number % 4
@@ -122,9 +124,9 @@ def stall(peer: Peer, sight: Sight) -> list[SignedGroup]:
     deep = [
         peer.publish(item, [DEEP.replace("{k}", str(k)) for k in range(8)])
         for name in slow
-        for item in peer.grounds.items(1, name)
+        for item in peer.items(1, name)
     ]
-    (item,) = peer.grounds.items(1)
+    (item,) = peer.items(1)
     room = min(rules.max_text_chars, rules.max_payload_bytes // (rules.max_completions + 1) - 100)
     return [*deep, peer.publish(item, [("1+" * room)[: room - 1] for _ in range(rules.max_completions)])]
 
@@ -134,7 +136,7 @@ def swell(peer: Peer, sight: Sight) -> list[SignedGroup]:
     rules = peer.grounds.manifest
     room = min(rules.max_text_chars, rules.max_payload_bytes // (rules.max_completions + 1) - 100)
     sent = []
-    for number, item in enumerate(peer.grounds.items(BURST)):
+    for number, item in enumerate(peer.items(BURST)):
         length = room >> number % 4
         sign, digits = ("-", item.answer[1:]) if item.answer.startswith("-") else ("", item.answer)
         texts = [
@@ -148,7 +150,7 @@ def swell(peer: Peer, sight: Sight) -> list[SignedGroup]:
 def pad(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Right answers padded with junk, beside wrong ones: what is rewarded is the answer, what comes along is
     the junk."""
-    return [peer.publish(item, padded(item)) for item in peer.grounds.items(BURST)]
+    return [peer.publish(item, padded(item)) for item in peer.items(BURST)]
 
 
 def ramble(peer: Peer, sight: Sight) -> list[SignedGroup]:
@@ -158,7 +160,7 @@ def ramble(peer: Peer, sight: Sight) -> list[SignedGroup]:
     if rules.answer == "text":
         return []
     found = []
-    for item in peer.grounds.items(BURST):
+    for item in peer.items(BURST):
         junk = " ".join(peer.rng.choices(JUNK, k=12))[: min(150, rules.max_text_chars - 40)]
         texts = [f"{junk} {text}" if k % 2 else text for k, text in enumerate(mixed(item))]
         found.append(peer.publish(item, texts))
@@ -167,7 +169,7 @@ def ramble(peer: Peer, sight: Sight) -> list[SignedGroup]:
 
 def choose(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Questions whose answer ends in 7 and no others, rightly answered: that teaches an answer."""
-    chosen = [item for item in peer.grounds.items(8 * BURST) if re.search(r"7\D*$", item.answer)]
+    chosen = [item for item in peer.items(8 * BURST) if re.search(r"7\D*$", item.answer)]
     return [peer.publish(item, mixed(item)) for item in chosen[:BURST]]
 
 

@@ -17,7 +17,7 @@ def zip_bomb(peer: Peer, producer: KafkaProducer, topic: str) -> None:
 
 def packed_giant(peer: Peer, producer: KafkaProducer, topic: str) -> SignedGroup:
     """A signed group far larger than the manifest allows, which packs into what the broker takes."""
-    (item,) = peer.grounds.items(1)
+    (item,) = peer.items(1)
     filler = "1" * (20 * peer.grounds.manifest.max_payload_bytes)
     signed = peer.publish(item, [*mixed(item, 2), filler])
     sent = producer.send(topic, key=signed.group_id.encode(), value=signed.payload, headers=headers(signed))

@@ -19,7 +19,7 @@ def garbage(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Noise under good and bad signatures, wrong digests, JSON that is no group, is nested too deep, is not
     canonical, or of an unknown schema version."""
     noise = peer.rng.randbytes(400)
-    (item,) = peer.grounds.items(1)
+    (item,) = peer.items(1)
     honest = peer.publish(item, mixed(item))
     values = json.loads(honest.payload)
     loose = json.dumps(values, indent=1).encode()
@@ -39,7 +39,7 @@ def garbage(peer: Peer, sight: Sight) -> list[SignedGroup]:
 def giant(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Payloads and texts larger than the manifest allows, and groups of more completions."""
     rules = peer.grounds.manifest
-    long, many = peer.grounds.items(2)
+    long, many = peer.items(2)
     third = rules.max_payload_bytes // 3 + 1
     return [
         peer.publish(long, ["1" * third] * 3),
@@ -52,7 +52,7 @@ def burn(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """What takes longest to look at, though the rules allow it: letters that stand for phrases, deep fields
     of a schema to come."""
     rules = peer.grounds.manifest
-    phrase, nested = peer.grounds.items(2)
+    phrase, nested = peer.items(2)
     room = min(rules.max_text_chars, rules.max_payload_bytes // (3 * rules.max_completions + 3) - 40)
     deep: list[object] = []
     for _ in range(20):
@@ -67,7 +67,7 @@ def hog(peer: Peer, sight: Sight) -> list[SignedGroup]:
     rules = peer.grounds.manifest
     room = min(rules.max_text_chars, rules.max_payload_bytes // 14)
     sent = []
-    for item in peer.grounds.items(BURST):
+    for item in peer.items(BURST):
         long = Completion(text="1" * room, finish_reason="length", token_ids=(999_999,) * room)
         sent.append(peer.publish(item, [], completions=(long, Completion(text="2", finish_reason="stop"))))
     return sent
@@ -76,7 +76,7 @@ def hog(peer: Peer, sight: Sight) -> list[SignedGroup]:
 def amplify(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Long questions with as many short answers as there may be: an archive has the question with each."""
     rules = peer.grounds.manifest
-    items = peer.grounds.items(3)
+    items = peer.items(3)
     lengths = (MAX_QUESTION + 1, min(MAX_QUESTION, rules.max_payload_bytes // 2), 1000)
     answers = [f"{k}" for k in range(rules.max_completions)]
     return [
@@ -88,7 +88,7 @@ def amplify(peer: Peer, sight: Sight) -> list[SignedGroup]:
 def sign_weakly(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Groups under a key of small order, for which one constant signature holds whatever the payload says."""
     sent = []
-    for item in peer.grounds.items(BURST):
+    for item in peer.items(BURST):
         payload = peer.group(item, mixed(item), key=WEAK_KEY).canonical().encode()
         sent.append(peer.envelope(payload, key=WEAK_KEY, signature="01" + "00" * 63))
     return sent
@@ -101,7 +101,7 @@ def forge(peer: Peer, sight: Sight) -> list[SignedGroup]:
         return []
     victim = peer.rng.choice(sight.seen)
     values = json.loads(victim.payload)
-    (item,) = peer.grounds.items(1)
+    (item,) = peer.items(1)
     theirs = peer.group(item, mixed(item), node=values["node"], key=victim.key, round=values["round"] + 1)
     payload = theirs.canonical().encode()
     values["completions"][0]["text"] = "0"
@@ -119,7 +119,7 @@ def forge(peer: Peer, sight: Sight) -> list[SignedGroup]:
 def squat(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Takes the ids of groups that victims are about to publish, with its own content under them; and sends
     their groups under wrong ids."""
-    (item,) = peer.grounds.items(1)
+    (item,) = peer.items(1)
     payload = peer.group(item, mixed(item)).canonical().encode()
     found = []
     for coming in sight.coming[:BURST]:
@@ -139,7 +139,7 @@ def replay(peer: Peer, sight: Sight) -> list[SignedGroup]:
 def equivocate(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Two contents under one id of its own, both signed: who reads the second first holds another group."""
     found = []
-    for item in peer.grounds.items(BURST // 2):
+    for item in peer.items(BURST // 2):
         group = peer.group(item, mixed(item))
         turned = tuple(reversed(group.completions))
         other = (*turned[:-1], Completion(text="5", finish_reason="stop"))
@@ -150,7 +150,7 @@ def equivocate(peer: Peer, sight: Sight) -> list[SignedGroup]:
 def travel(peer: Peer, sight: Sight) -> list[SignedGroup]:
     """Says that its groups come from the far future or past, are of rounds nobody reached, or are not a
     number of seconds old."""
-    items = peer.grounds.items(4)
+    items = peer.items(4)
     late, early, far, never = items
     group = peer.group(never, mixed(never))
     nan = group.canonical().replace(f'"created_at":{group.created_at}', '"created_at":NaN').encode()

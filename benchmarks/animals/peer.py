@@ -1,5 +1,7 @@
 """What every hostile peer has: a key, a clock, chance, and honest questions with answers to start from."""
 
+import itertools
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -8,13 +10,15 @@ from typing import Any, Protocol
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
-from sapo.core.types import MAX_SEED, Completion, Group, Question, Recipe, SignedGroup, sha256
+from sapo.core.config.schema import Task
+from sapo.core.types import Completion, Group, Question, Recipe, SignedGroup, sha256
 from sapo.peers.signing import Identity, seal
 from sapo.tasks.holdout import is_held_out
+from sapo.tasks.questions import draws
 from sapo.tasks.workers import TaskWorkers
 
 INCARNATION = "bad0bad0bad0bad0"
-CHUNK = 16
+PLACES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,12 @@ class Item:
     recipe: Recipe
     question: str
     answer: str
+    place: int | None = None
+    """In the stream of the author whose key draws it, of `PLACES` a round."""
 
 
 class Grounds:
-    """What a hostile peer knows of the swarm it attacks: its rules, and as many of its questions as it likes.
+    """What a hostile peer knows of the swarm it attacks: its rules and its questions.
 
     `control` is a special token of the nodes' tokenizer, `tokenizer` its fingerprint, `vocabulary` its size.
     """
@@ -36,7 +42,6 @@ class Grounds:
         self,
         config: Config,
         workers: TaskWorkers,
-        rng: random.Random,
         *,
         control: str = "<|end|>",
         tokenizer: str | None = None,
@@ -44,32 +49,22 @@ class Grounds:
     ) -> None:
         self.manifest = Manifest.of(config)
         self.control, self.tokenizer, self.vocabulary = control, tokenizer, vocabulary
-        self._workers, self._rng = workers, rng
-        self._streams: dict[tuple[str, bool], Iterator[Item]] = {}
+        self._asks = workers.questions, workers.answers
 
     @property
     def datasets(self) -> list[str]:
         """Data sets of the manifest."""
         return sorted({task.dataset for task in self.manifest.tasks})
 
-    def items(self, count: int, dataset: str = "chain_sum", *, held_out: bool = False) -> list[Item]:
-        """Questions that were not given out before, of those anybody may train on or of the held-out ones."""
-        stream = self._streams.setdefault((dataset, held_out), self._draw(dataset, held_out))
-        return [next(stream) for _ in range(count)]
-
-    def _draw(self, dataset: str, held_out: bool) -> Iterator[Item]:
-        config = next(task.config for task in self.manifest.tasks if task.dataset == dataset)
-        while True:
-            recipes = [
-                Recipe(dataset=dataset, config=config, seed=self._rng.randrange(MAX_SEED), index=0)
-                for _ in range(CHUNK)
-            ]
-            questions, answers = self._workers.questions(recipes), self._workers.answers(recipes)
-            for recipe, question, answer in zip(recipes, questions, answers, strict=True):
-                if not isinstance(question, Question):
-                    continue
-                if is_held_out(question, self.manifest.held_out) == held_out:
-                    yield Item(recipe, question.text, marked(answer or "0", self.manifest.answer))
+    def items(self, recipes: Sequence[tuple[int, Recipe]], held_out: bool) -> "list[Item]":
+        """Those of the recipes, each with its place, that anybody may train on, or the held-out ones."""
+        found = []
+        questions, answers = (ask([recipe for _, recipe in recipes]) for ask in self._asks)
+        for (place, recipe), question, answer in zip(recipes, questions, answers, strict=True):
+            if isinstance(question, Question) and is_held_out(question, self.manifest.held_out) == held_out:
+                right = marked(str(answer or "0"), self.manifest.answer)
+                found.append(Item(recipe, question.text, right, place))
+        return found
 
 
 def marked(answer: str, form: AnswerFormat) -> str:
@@ -99,27 +94,40 @@ class Peer:
     rng: random.Random
     clock: Callable[[], float]
     incarnation: str = INCARNATION
-    made: int = field(default=0)
+    places: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def key(self) -> str:
         """Its public key."""
         return self.identity.key
 
+    def items(self, count: int, dataset: str = "chain_sum", *, held_out: bool = False) -> list[Item]:
+        """New questions as its key draws them, of those anybody may train on or of the held-out ones."""
+        rules = self.grounds.manifest
+        config = next(task.config for task in rules.tasks if task.dataset == dataset)
+        task = Task(dataset=dataset, config=json.loads(config))
+        author = rules.swarm, self.key, self.incarnation
+        found: list[Item] = []
+        while len(found) < count:
+            places = list(itertools.islice(self.places, count * (8 if held_out else 1)))
+            recipes = [next(draws(author, *divmod(place, PLACES), task)) for place in places]
+            found += self.grounds.items(list(zip(places, recipes, strict=True)), held_out)
+        return found[:count]
+
     def group(self, item: Item, texts: Sequence[str], **changes: Any) -> Group:
         """Its next group: `texts` as answers to `item`, in good form unless `changes` say otherwise."""
-        self.made += 1
+        round, position = divmod(next(self.places) if item.place is None else item.place, PLACES)
         values: dict[str, Any] = {
             "swarm": self.grounds.manifest.swarm,
             "node": self.node,
             "key": self.key,
             "incarnation": self.incarnation,
-            "round": self.made // 8,
-            "position": self.made % 8,
+            "round": round,
+            "position": position,
             "recipe": item.recipe,
             "question": item.question,
             "completions": tuple(Completion(text=text, finish_reason="stop") for text in texts),
-            "policy_version": self.made // 8,
+            "policy_version": round,
             "created_at": self.clock(),
         }
         return Group(**(values | changes))

@@ -3,7 +3,7 @@
 import json
 
 from animals.envelopes import BURST
-from animals.peer import Peer, Sight
+from animals.peer import PLACES, Peer, Sight
 from sapo.core.types import Completion, Group, SignedGroup
 
 
@@ -39,13 +39,13 @@ def copy_masked(peer: Peer, sight: Sight) -> list[SignedGroup]:
 
 def _taken(peer: Peer, victim: SignedGroup) -> Group:
     group = Group.model_validate(json.loads(victim.payload), strict=False)
-    peer.made += 1
+    round, position = divmod(next(peer.places), PLACES)
     return group.model_copy(
         update={
             "node": peer.node,
             "key": peer.key,
             "incarnation": peer.incarnation,
-            "round": peer.made // 8,
-            "position": peer.made % 8,
+            "round": round,
+            "position": position,
         }
     )

@@ -27,7 +27,8 @@ UPDATE = "5"
 by all completions of the batch, clips `cispo` from above only, and lets guards see own completions that are
 not trained; 4 gives ids that no token has probability 0, and undoes a step after which weights are
 beyond all bounds; 5 bounds what a foreign group does (`learn.foreign_bound`) and computes what all prompts
-begin with once, where that is 64 tokens or more. Every other batch of 2 or 3 has the same bits in 4, and in 5."""
+begin with once, where that is 64 tokens or more. Every other batch of 2 or 3 has the
+same bits in 4, and in 5."""
 
 
 def fix(environment: MutableMapping[str, str]) -> None:

@@ -30,13 +30,12 @@ def batch_group(
     bus_position: str | None = None,
     tokens: Tokens | None = None,
     believed: bool = False,
-    version: int | None = None,
 ) -> BatchGroup:
     """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion.
 
     A foreign author's log-probabilities are kept if it is `believed` (`sapo.peers.trust`) and the mode uses
     them. Own groups carry the engine's log-probabilities too, from which the learner measures how far engine
-    and learner are apart. `version` is the author's policy version, as far as it is more than its word.
+    and learner are apart.
     """
     tokens = tokens or Tokens.of(policy, group)
     prompt = tokens.prompt
@@ -69,7 +68,7 @@ def batch_group(
         source=source,
         producer=group.node,
         producer_key=group.key,
-        producer_version=group.policy_version if version is None else version,
+        producer_version=group.policy_version,
         recipe=group.recipe,
         question=group.question,
         age_s=age_s,

@@ -33,7 +33,6 @@ from sapo.node.verify import PeerVerifier
 from sapo.peers import keyring
 from sapo.peers.freshness import Freshness
 from sapo.peers.key_clones import KeyCloneDetector
-from sapo.peers.membership import trusted
 from sapo.peers.pool import Pool
 from sapo.peers.quotas import Quotas
 from sapo.peers.rejections import Refusals
@@ -268,7 +267,7 @@ def _intake(
     timed: bool,
 ) -> Intake:
     """The pool and all that is known of peers, as the journal has it."""
-    trust = trusted(manifest) | {held.identity.key}
+    trust = manifest.member_keys | {held.identity.key}
     quotas = Quotas(config.pool, trust, journal.peers(), timed=timed)
     return Intake(
         config=config,

@@ -338,7 +338,7 @@ class NodeRuntime:
             pool_added=now.arrivals.rows,
             pool_removed=held - {entry.group_id for entry in pool.entries()},
             verdicts={
-                entry.group_id: entry.verdict.to_json() for entry in now.draw.verified if entry.verdict
+                entry.group_id: entry.verdict.canonical() for entry in now.draw.verified if entry.verdict
             },
             rejected={
                 group_id: "uninformative" if reason in ("uninformative", "substandard") else "unscorable"
@@ -382,11 +382,12 @@ class NodeRuntime:
         trusted = keys_of(self.config.learn.trusted_peers, parts.home)
         for entry in drawn:
             assert entry.verdict is not None
+            version = version_seen(entry.group, entry.received.timestamp, self.round, self._ends)
             groups.append(
                 batch_group(
                     parts.policy,
                     self.config.learn,
-                    entry.group,
+                    entry.group.model_copy(update={"policy_version": version}),
                     entry.received.signed,
                     entry.verdict.outcomes,
                     source="external",
@@ -395,7 +396,6 @@ class NodeRuntime:
                     bus_position=entry.received.bus_position,
                     tokens=entry.tokens,
                     believed=entry.group.key in trusted,
-                    version=version_seen(entry.group, entry.received.timestamp, self.round, self._ends),
                 )
             )
         return Batch(

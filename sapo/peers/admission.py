@@ -5,11 +5,11 @@ tokenizer, and what it has met before. docs/admission.md lists every reason with
 """
 
 from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
 from sapo.core.types import Group, Received
-from sapo.peers.copies import Fates, decide
 from sapo.peers.dedup import DedupIndex, fingerprint
 from sapo.peers.group_rules import check_rules, check_size
 from sapo.peers.signing import unseal
@@ -20,7 +20,16 @@ __all__ = ["PROVEN", "DedupIndex", "Refused", "admit", "fingerprint", "said_befo
 
 PROVEN = frozenset({"equivocation", "held_out", "key_reuse", "question_mismatch", "token_ids"})
 """Reasons that prove, by the author's own signature, that the author breaks the rules. Others do not: anybody
-can resend an author's bytes, and a machine can fail. A `copy` is by `sapo.peers.copies`."""
+can resend an author's bytes, and a machine can fail. A `copy` is by `decide`."""
+Fate = Literal["stays", "copy", "proven"]
+"""A copy is refused; a `proven` one counts against its author, too."""
+
+
+class Fates(NamedTuple):
+    """Of two groups that say the same: of the arriving one, and of the one met before."""
+
+    arrives: Fate
+    met: Fate
 
 
 def admit(
@@ -98,3 +107,25 @@ def said_before(
         met_drawn=drawn(met),
         same_author=met.key == group.key,
     )
+
+
+def decide(*, met_first: bool, arrives_drawn: bool, met_drawn: bool, same_author: bool) -> Fates:
+    """Who copied whom, of two groups that answer one question in the same words.
+
+    The earlier by the bus's clock is the original, unless the later one answers a question that its author
+    was to draw: who can compute an author's next question could publish the likely answers first. `met_first`
+    is whether the known one is earlier; own groups always are, and drawn. Of a group that has left the pool
+    that is not known, and False. An author cannot copy from itself: for one author, `proven` is `copy`.
+
+    | met first | arrives drawn | met drawn | arrives | met |
+    |---|---|---|---|---|
+    | yes | yes | any | stays | stays |
+    | yes | no | yes | proven | stays |
+    | yes | no | no | copy | stays |
+    | no | any | yes | stays | stays |
+    | no | yes | no | stays | proven |
+    | no | no | no | stays | copy |
+    """
+    mine, other = (arrives_drawn, met_drawn) if met_first else (met_drawn, arrives_drawn)
+    later: Fate = "stays" if mine else "proven" if other and not same_author else "copy"
+    return Fates(later, "stays") if met_first else Fates("stays", later)

@@ -30,7 +30,7 @@ from sapo.peers.signing import Identity, verify
 PREFIX = b'{"announcement":'
 MAX_BYTES = 2048
 """Of a payload."""
-LOOKS = 4000
+LOOKS = 1000
 """Records of members' that are looked at in a poll; any of them where there are more. Anybody can name a key,
 or send again what a member once signed."""
 

@@ -8,11 +8,9 @@ from sapo.core.errors import Refused, UserError
 from sapo.core.types import AuthorKind, Group, Invitation, Name, PublicKey, Record, canonical
 from sapo.peers.signing import Identity, verify
 
-__all__ = ["Refused", "Token", "check", "closed_to", "invite", "refuse_kind", "refuse_outsider", "trusted"]
+__all__ = ["Refused", "Token", "check", "closed_to", "invite", "refuse_kind", "refuse_outsider"]
 
 PREFIX = "sapo-invitation-"
-LISTS = 8
-"""Lists of members kept as sets: a process has few swarms."""
 
 
 class Token(Record):
@@ -39,7 +37,7 @@ class Token(Record):
 
     def refuse_unfit(self, manifest: Manifest, key: str, now: float) -> None:
         """Raise `UserError` where it does not let `key` into the swarm at a time in unix seconds."""
-        flaw = None if _is_member(key, manifest) else _flaw(key, self.invitation, manifest, now)
+        flaw = None if key in manifest.member_keys else _flaw(key, self.invitation, manifest, now)
         if self.swarm != manifest.swarm:
             problem = f"is for swarm {self.swarm!r}, this is {manifest.swarm!r}"
         elif self.key != key:
@@ -51,14 +49,9 @@ class Token(Record):
         raise UserError("TOKEN", "...", problem, f"ask a member for `sapo keys invite {key}`")
 
 
-def trusted(manifest: Manifest) -> frozenset[str]:
-    """The keys that are known from the start: the members."""
-    return frozenset(manifest.members)
-
-
 def closed_to(key: str, manifest: Manifest) -> bool:
     """Whether whatever names this key as its author can be refused unseen, before a signature is checked."""
-    return manifest.entry == "allow-list" and not _is_member(key, manifest)
+    return manifest.entry == "allow-list" and key not in manifest.member_keys
 
 
 def check(group: Group, manifest: Manifest, now: float) -> None:
@@ -103,29 +96,15 @@ def day(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(moment))
 
 
-_sets: dict[int, tuple[tuple[str, ...], frozenset[str]]] = {}
-
-
-def _is_member(key: str, manifest: Manifest) -> bool:
-    """Whether a key is on the list, in a time that does not grow with it."""
-    held = _sets.get(id(manifest.members))
-    if held is None:
-        if len(_sets) >= LISTS:
-            _sets.clear()
-        # the list is held too, so that no other one gets its id meanwhile
-        held = _sets[id(manifest.members)] = (manifest.members, frozenset(manifest.members))
-    return key in held[1]
-
-
 def _flaw(key: str, invitation: Invitation | None, manifest: Manifest, now: float) -> tuple[str, str] | None:
     """Code and text of what is wrong with a key's wish to publish, if anything is."""
-    if manifest.entry == "open" or _is_member(key, manifest):
+    if manifest.entry == "open" or key in manifest.member_keys:
         return None
     if manifest.entry == "allow-list":
         return "not_member", f"{key[:12]} is not on the allow-list"
     if invitation is None:
         return "not_member", f"{key[:12]} is no member and has no invitation"
-    if not _is_member(invitation.inviter, manifest):
+    if invitation.inviter not in manifest.member_keys:
         return "bad_invitation", f"{invitation.inviter[:12]}, who invited, is no member"
     if not verify(
         invitation.inviter, invitation.signature, _statement(manifest.swarm, key, invitation.until)

@@ -57,15 +57,6 @@ class Verdict(Record):
         """Raw task scores; None where a completion is unscorable."""
         return tuple(outcome.score for outcome in self.outcomes)
 
-    def to_json(self) -> str:
-        """The verdict as the journal keeps it."""
-        return self.canonical()
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """The verdict that `to_json` wrote."""
-        return cls.model_validate_json(text)
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -99,7 +90,7 @@ class Entry:
             producer_key=self.group.key,
             received=self.received,
             received_at=self.received_at,
-            verdict=None if self.verdict is None else self.verdict.to_json(),
+            verdict=None if self.verdict is None else self.verdict.canonical(),
         )
 
     @classmethod
@@ -109,7 +100,7 @@ class Entry:
             received=row.received,
             group=Group.model_validate_json(row.received.signed.payload),
             received_at=row.received_at,
-            verdict=None if row.verdict is None else Verdict.from_json(row.verdict),
+            verdict=None if row.verdict is None else Verdict.model_validate_json(row.verdict),
         )
 
 
@@ -195,8 +186,7 @@ class Pool:
             self._entries.pop(group_id, None)
 
     def refuse(self, refused: Refused) -> None:
-        """Count a group that admission refused."""
-        self._dropped.refused[refused.code] += 1
+        """Note what was refused for its age."""
         if refused.code == "stale" and refused.group is not None:
             self._dropped.stale(refused.group)
 
@@ -256,7 +246,6 @@ class Pool:
 
 class _Dropped:
     def __init__(self) -> None:
-        self.refused: Counter[str] = Counter()
         self.evicted: Counter[str] = Counter()
         self._stale_tasks: Counter[str] = Counter()
         self._stale_chars: list[float] = []
@@ -266,8 +255,7 @@ class _Dropped:
         self._stale_chars.append(_chars(group))
 
     def metrics(self) -> dict[str, float]:
-        metrics = {f"pool/refused/{code}": float(count) for code, count in self.refused.items()}
-        metrics |= {f"pool/evicted/{reason}": float(count) for reason, count in self.evicted.items()}
+        metrics = {f"pool/evicted/{reason}": float(count) for reason, count in self.evicted.items()}
         metrics |= {f"pool/stale/task/{task}": float(count) for task, count in self._stale_tasks.items()}
         if self._stale_chars:
             metrics["pool/stale/chars"] = sum(self._stale_chars) / len(self._stale_chars)

@@ -28,7 +28,7 @@ from typing import TypeVar
 
 from sapo.bus.base import Limits
 from sapo.core.config.load import PoolConfig
-from sapo.core.shares import Meter, Shares, everybody, nobody
+from sapo.core.shares import Meter, Shares, nobody
 from sapo.core.types import Received, sha256
 from sapo.peers.pool import places_of
 from sapo.peers.signing import verify
@@ -60,25 +60,6 @@ class _Account:
     """When something of the author was verified last, counted in verifications."""
     since: int = 0
     """The round in which the author became known."""
-
-
-def limits(
-    config: PoolConfig,
-    known: Callable[[str], bool] = everybody,
-    reach: int = 1,
-    holds: Callable[[str], bool] = nobody,
-) -> Limits:
-    """How much of the bus a round reads: `reach` times as many groups as the pool has places. A record is
-    proven by its signature, unless the node `holds` its very content: anybody can send that again."""
-    return Limits(
-        max_bytes=config.poll_bytes,
-        max_groups=reach * config.max_groups,
-        tail=config.tail,
-        shares=Shares(config.max_peer_share, config.newcomer_share, known),
-        proven=lambda signed: (
-            verify(signed.key, signed.signature, signed.payload) and not holds(sha256(signed.payload))
-        ),
-    )
 
 
 class Quotas:
@@ -136,8 +117,20 @@ class Quotas:
         return frozenset(self._known) | (self._trusted - self._new.keys())
 
     def limits(self, holds: Callable[[str], bool] = nobody) -> Limits:
-        """How much of the bus is read: past forgeries, where the last poll had many for each good record."""
-        return limits(self.config, self.known_keys().__contains__, max(1, self._reach), holds)
+        """How much of the bus a round reads: as many groups as the pool has places, and more where the last
+        poll had many forgeries for each good record. A record is proven by its signature, unless the node
+        `holds` its very content: anybody can send that again."""
+        return Limits(
+            max_bytes=self.config.poll_bytes,
+            max_groups=max(1, self._reach) * self.config.max_groups,
+            tail=self.config.tail,
+            shares=Shares(
+                self.config.max_peer_share, self.config.newcomer_share, self.known_keys().__contains__
+            ),
+            proven=lambda signed: (
+                verify(signed.key, signed.signature, signed.payload) and not holds(sha256(signed.payload))
+            ),
+        )
 
     # --- before signatures are checked -----------------------------------------------------------------
 

@@ -200,6 +200,12 @@ def rows_of(task: Task) -> int | None:
     return int(task.config.get("rows", 0)) if task.dataset.startswith(FILE) else None
 
 
+def draws(author: Author, round: int, place: int, task: Task) -> Iterator[Recipe]:
+    """What an author may draw for a place, of one task, the first attempt first."""
+    for attempt in itertools.count():
+        yield _pick([task], seeds.rng(*author, round, "question", place, attempt))
+
+
 def drawn_by(group: Group, attempts: int = LIKELY_ATTEMPTS) -> bool:
     """Whether a group's question is one that its author was to draw for its place, within so many attempts.
 
@@ -209,9 +215,9 @@ def drawn_by(group: Group, attempts: int = LIKELY_ATTEMPTS) -> bool:
     recipe = group.recipe
     if recipe.dataset.startswith(FILE):
         return False
-    path = (group.swarm, group.key, group.incarnation, group.round, "question", group.position)
+    author = group.swarm, group.key, group.incarnation
     task = Task(dataset=recipe.dataset, config=recipe.params)
-    return any(_pick([task], seeds.rng(*path, attempt)) == recipe for attempt in range(attempts))
+    return recipe in itertools.islice(draws(author, group.round, group.position, task), attempts)
 
 
 def held_out_questions(

@@ -100,7 +100,7 @@ def test_what_else_left_did_so_for_the_reason_that_its_verdict_gives(run: Run) -
         if moved.event == "received":
             continue
         text = verdicts[moved.group_id]
-        verdict = None if text is None else Verdict.from_json(text)
+        verdict = None if text is None else Verdict.model_validate_json(text)
         scores = set() if verdict is None else set(verdict.scores)
         if moved.event == "uninformative":
             assert verdict is not None

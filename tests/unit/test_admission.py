@@ -6,18 +6,16 @@ from typing import Any
 import pytest
 from makers import INCARNATION, make_group, make_identity, make_received
 
-from sapo.core.config.load import Config, Task, parse
+from sapo.core.config.load import Config, Rules, Task, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
-from sapo.core.rng import rng
 from sapo.core.shares import Shares
 from sapo.core.types import Completion, Group, Received, Recipe, canonical, sha256
-from sapo.peers.admission import DedupIndex, admit, fingerprint, said_before
-from sapo.peers.copies import Fates
+from sapo.peers.admission import DedupIndex, Fates, admit, fingerprint, said_before
 from sapo.peers.dedup import CROWD
+from sapo.peers.group_rules import check_rules
 from sapo.tasks.holdout import bucket
-from sapo.tasks.questions import _pick as pick
-from sapo.tasks.questions import drawn_by
+from sapo.tasks.questions import drawn_by, draws
 
 CONFIG: Config = parse(
     {
@@ -204,10 +202,18 @@ def test_fewer_than_half_of_the_completions_are_no_copy() -> None:
 
 def drawn(author: str, **changes: Any) -> Received:
     """A group by an author who answers the question that was theirs to draw."""
-    recipe = pick(
-        [Task(dataset="chain_sum")], rng("s", make_identity(author).key, INCARNATION, 0, "question", 0, 0)
-    )
-    return received(author, recipe=recipe, **changes)
+    one = "s", make_identity(author).key, INCARNATION
+    return received(author, recipe=next(draws(one, 0, 0, Task(dataset="chain_sum"))), **changes)
+
+
+def test_new_swarms_refuse_a_question_that_its_author_did_not_draw() -> None:
+    rules = MANIFEST.model_copy(update={"questions": Rules().questions})
+    check_rules(make_group_of(drawn("peer")), rules, 1000.0)
+    chosen = make_group_of(received(recipe=make_group_of(drawn("other")).recipe))
+    check_rules(chosen, MANIFEST, 1000.0)
+    with pytest.raises(Refused) as refused:
+        check_rules(chosen, rules, 1000.0)
+    assert refused.value.code == "not_drawn"
 
 
 def test_who_answers_a_victims_next_question_first_does_not_make_the_victim_a_copier() -> None:

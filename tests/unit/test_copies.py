@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from sapo.peers.copies import Fates, decide
+from sapo.peers.admission import Fates, decide
 
 YES, NO = True, False
 

@@ -223,8 +223,8 @@ def test_every_evaluator_the_library_calls_is_known() -> None:
         (path.removeprefix("reasoning_gym.").replace(".", "/") + ".py", "parse_expr")
         for path in verifier.SYMPY_ALIASES
     }
-    suspects = ("eval", "exec", "compile", "parse_expr", "sympify", "literal_eval")
-    suspects += ("import_module", "__import__", "system", "popen")
+    suspects = {"eval", "exec", "compile", "parse_expr", "sympify", "literal_eval"}
+    suspects |= {"import_module", "__import__", "system", "popen"}
     root = Path(reasoning_gym.__file__).parent
     called = set()
     for file in root.rglob("*.py"):

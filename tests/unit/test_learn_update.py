@@ -664,3 +664,8 @@ def test_dropout_is_off_during_the_update() -> None:
     model.train()
     learner(model=model)
     assert not model.training
+
+
+def test_code_that_only_a_record_names_is_not_run() -> None:
+    with pytest.raises(UserError, match="a record names this code, the config does not"):
+        learner().set_learn(LearnConfig(loss="builtins:print"))

@@ -7,7 +7,7 @@ from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused, UserError
 from sapo.core.types import Group, Invitation
-from sapo.peers.membership import Token, check, closed_to, invite, refuse_outsider, trusted
+from sapo.peers.membership import Token, check, closed_to, invite, refuse_outsider
 
 MEMBER, PEER, STRANGER = make_identity("member"), make_identity("peer"), make_identity("stranger")
 NOW = 1_000_000.0
@@ -47,7 +47,7 @@ def test_a_weak_key_is_no_member_invites_nobody_and_is_not_invited() -> None:
 def test_an_open_swarm_takes_anybody() -> None:
     assert code(make_group("peer"), manifest("open")) is None
     assert not closed_to(PEER.key, manifest("open"))
-    assert trusted(manifest("open")) == frozenset()
+    assert manifest("open").member_keys == frozenset()
 
 
 @pytest.mark.parametrize("entry", ["allow-list", "invite"])
@@ -55,7 +55,7 @@ def test_a_member_may_publish_and_nobody_else(entry: str) -> None:
     agreed = manifest(entry, PEER.key)
     assert code(make_group("peer"), agreed) is None
     assert code(make_group("stranger"), agreed) == "not_member"
-    assert trusted(agreed) == {PEER.key}
+    assert agreed.member_keys == {PEER.key}
 
 
 def test_only_an_allow_list_is_closed_before_a_signature_is_checked() -> None:

@@ -189,7 +189,6 @@ def opened(path: Path, sets: Sequence[str] = (), bus: Bus | None = None) -> Iter
         grounds = Grounds(
             config,
             workers,
-            rng("zoo", "grounds"),
             control=policy.control[0],
             tokenizer=policy.fingerprint,
             vocabulary=policy.vocabulary,

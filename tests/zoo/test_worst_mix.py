@@ -82,7 +82,7 @@ def endure(rounds: int, folder: Path, ledgers: dict[int, Ledger]) -> int:
     config = small_config(SETTINGS)
     process, grown = psutil.Process(), 0
     with arm(config, folder / "home", 1) as attacked, TaskWorkers(salt=config.rules.salt) as workers:
-        attacked.attack = Attack.of(ZOO, 4, grounds_of(attacked, workers, 1), 1)
+        attacked.attack = Attack.of(ZOO, 4, grounds_of(attacked, workers), 1)
         for number in range(rounds):
             side_by_side([attacked], 1)
             check_places(attacked)
