@@ -222,6 +222,15 @@ def trick_picture() -> str:
     return svg.replace("<svg ", '<svg style="background:#fff;color:#222" ', 1) + "\n"
 
 
+def smollm2_picture() -> str:
+    """Held-out pass@1 of the four nodes of `make swarm MODEL=smollm2`, as their probes found it."""
+    curves = json.loads((HERE / "results" / "smollm2.json").read_text(encoding="utf-8"))["curves"]
+    probes = {node: [(x, 100 * y) for x, y in series["eval/pass_at_1"]] for node, series in curves.items()}
+    title = "SmolLM2-135M, four nodes on two CPU cores"
+    svg = line_chart(title, probes, x_label="round", y_label="held-out pass@1, %", marks=True)
+    return svg.replace("<svg ", '<svg style="background:#fff;color:#222" ', 1) + "\n"
+
+
 def curve(arm: dict[str, Any], node: str) -> list[tuple[float, float]]:
     """Rounds made, and percent right."""
     return [(one["round"], 100 * one["pass_at_1"]) for one in arm["exams"] if one["node"] == node]
@@ -232,6 +241,7 @@ GENERATED = {
     "live.svg": live_picture,
     "models.md": models_page,
     "results.md": result_tables.page,
+    "smollm2.svg": smollm2_picture,
     "trick.svg": trick_picture,
 }
 

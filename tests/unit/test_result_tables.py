@@ -1,5 +1,6 @@
 """The tables of docs/results.md: made from kept figures, whatever these say."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,16 @@ def test_readmes_figures_of_a_kept_grid_are_those_that_were_kept(
     found = {end: f"{100 * row[end]:.1f}" for end in ("mean", "low", "high")}
     assert readme.format(**found) in words(ROOT / "README.md")
     assert page.format(**found) in words(result_tables.PAGE)
+
+
+def test_readmes_figures_of_smollm2_are_those_of_the_kept_run() -> None:
+    kept = json.loads((ROOT / "docs" / "results" / "smollm2.json").read_text(encoding="utf-8"))
+    found = kept["summary"]["held_out"]
+    gain, greedy = (
+        [f"+{100 * found[key][end]:.1f}" for end in ("mean", "low", "high")]
+        for key in ("gain", "gain_greedy")
+    )
+    ends = sorted(100 * node["eval/pass_at_1"]["end"] for node in kept["summary"]["nodes"].values())
+    readme = words(ROOT / "README.md")
+    assert f"from 11.3 % to {ends[0]:.1f}–{ends[-1]:.1f} % in 28 rounds" in readme
+    assert "**{} points** ({} to {}); greedy answers {} ({} to {})".format(*gain, *greedy) in readme
