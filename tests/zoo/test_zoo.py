@@ -17,6 +17,8 @@ from sapo.core.types import Group, Question
 pytestmark = pytest.mark.core
 
 ROUNDS = 3
+MORE = {"padder": 9}
+"""Rounds until groups of a newcomer that answers below the standard are drawn for want of others."""
 ANIMALS = ZOO | {"two thousand identities": partial(crowd, arriving=700)}
 
 
@@ -84,7 +86,7 @@ def passage(request: pytest.FixtureRequest, reserve: Reserve, passages: dict[str
     """The nodes' rounds with one animal; made once for all tests."""
     name = request.param
     if name not in passages:
-        passages[name] = reserve.rounds(ROUNDS, ANIMALS[name], reserve.peer(name))
+        passages[name] = reserve.rounds(MORE.get(name, ROUNDS), ANIMALS[name], reserve.peer(name))
     return passages[name]
 
 
@@ -101,7 +103,7 @@ def test_every_animal_has_a_fate() -> None:
 
 
 def test_honest_nodes_finish_their_rounds_and_lose_nothing_to_it(reserve: Reserve, passage: Passage) -> None:
-    assert len(passage.results) == ROUNDS * len(reserve.nodes)
+    assert len(passage.results) == MORE.get(name_of(passage), ROUNDS) * len(reserve.nodes)
     assert not [name for name in passage.metrics if name.startswith("outage/")]
     for node in reserve.nodes:
         assert reserve.others(passage, node) <= passage.entered[node.name]
