@@ -42,7 +42,6 @@ PLAIN_SECONDS = 5.0
 STOP_DRAIN_S = 2.0
 LAST_DRAIN_S, LONGEST_DRAIN_S = 60.0, 600.0
 """How long a node that ends goes on to deliver while deliveries fail, and while none does."""
-"""How long a finished node waits for a service that is away, to give it what is owed."""
 TASKS, MEMBER_TASKS = 5, 2
 """Of a round, and of one of a member that only answers."""
 TABLE_ROWS = 50
