@@ -4,11 +4,12 @@ from itertools import repeat
 from typing import Any
 
 import pytest
+from learn_support import batch
 from makers import INCARNATION
 from swarms import small_config
 
 from sapo.core.config.load import LearnConfig
-from sapo.core.types import Batch, BatchGroup, Recipe, Sample
+from sapo.core.types import BatchGroup, Recipe, Sample
 from sapo.peers.allowance import COMPLETION, GROUP, allowance, excess, too_costly, too_long
 from sapo.policy.tokenise import ONE, ZERO
 
@@ -67,15 +68,6 @@ def test_completions_and_groups_are_bounded_by_it(lengths: list[int], long: bool
 def test_what_authors_have_more_than_the_mean_own_group_is_charged() -> None:
     own = [group(0, "0", 5, 5, 5, 5, source="local"), group(1, "0", 10, 10, 10, 10, source="local")]
     others = [group(2, "a", 5, 5, 5, 5), group(3, "b", 40, 1, 5, 1), group(4, "b", 20, 1, 20, 1)]
-    batch = Batch(
-        swarm="s",
-        node="n0",
-        incarnation="0" * 16,
-        round=0,
-        policy_version=0,
-        learn="{}",
-        temperature=1.0,
-        groups=(*own, *others),
-    )
-    assert excess(batch, LearnConfig()) == {"b" * 64: 15 + 10}  # those above the mean alone are learned from
-    assert excess(batch, LearnConfig(foreign="as_if_own")) == {"b" * 64: 17 + 12}
+    taken = batch(*own, *others)
+    assert excess(taken, LearnConfig()) == {"b" * 64: 15 + 10}  # those above the mean alone are learned from
+    assert excess(taken, LearnConfig(foreign="as_if_own")) == {"b" * 64: 17 + 12}

@@ -56,6 +56,8 @@ def test_a_member_may_publish_and_nobody_else(entry: str) -> None:
     assert code(make_group("peer"), agreed) is None
     assert code(make_group("stranger"), agreed) == "not_member"
     assert agreed.member_keys == {PEER.key}
+    assert agreed == manifest(entry, PEER.key)
+    assert agreed.model_copy(update={"members": ()}).member_keys == frozenset()
 
 
 def test_only_an_allow_list_is_closed_before_a_signature_is_checked() -> None:

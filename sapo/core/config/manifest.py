@@ -1,7 +1,8 @@
 """The manifest: what all nodes of a swarm agree on, and what a peer's recipe may ask for."""
 
 import json
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cached_property
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, Self
 
@@ -25,11 +26,6 @@ from sapo.core.types import (
 
 ADVICE = "advice"
 """Beside the rules in a manifest's file: what a swarm runs (`sapo.core.config.advice`). It is not binding."""
-
-
-@lru_cache(maxsize=8)
-def _keys(members: tuple[str, ...]) -> frozenset[str]:
-    return frozenset(members)
 
 
 def _canonical(text: str) -> str:
@@ -120,10 +116,16 @@ class Manifest(Record):
         idle |= {"questions"} if self.questions == "any" else set()
         return {name: value for name, value in values.items() if name not in idle}
 
-    @property
+    @cached_property
     def member_keys(self) -> frozenset[str]:
-        """The members; of ten thousand that takes as long as a signature."""
-        return _keys(self.members)
+        """The members, as a set: every record that arrives is looked up in it."""
+        return frozenset(self.members)
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy, whose `member_keys` are those of its own members."""
+        copied = super().model_copy(update=update, deep=deep)
+        vars(copied).pop("member_keys", None)
+        return copied
 
     def differing(self, other: "Manifest") -> list[str]:
         """Names of the rules that another manifest has otherwise; members may differ, and which questions are
