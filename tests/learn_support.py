@@ -19,6 +19,7 @@ from transformers import (
 from sapo.core.config.load import LearnConfig
 from sapo.core.types import Batch, BatchGroup, FinishReason, Recipe, Sample, Source, sha256
 from sapo.learn.advantage import group_advantages
+from sapo.learn.update import Learner
 
 VOCABULARY = 24
 _SIZE: dict[str, Any] = {
@@ -174,3 +175,22 @@ def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     """Whether two sets of parameters are the same bits."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def learner(learn: LearnConfig | None = None, model: torch.nn.Module | None = None, **kwargs: Any) -> Learner:
+    kwargs.setdefault("temperature", 1.0)
+    return Learner(model or tiny_model(), learn or LearnConfig(lr=1e-3, foreign="as_if_own"), **kwargs)
+
+
+def gradients(made: Learner) -> dict[int, torch.Tensor]:
+    """The gradients of a learner's first step, as Adam's first moment holds them: (1 - beta1) of each."""
+    state = made.state_dict()["optimizer"]["state"]
+    return {number: entry["exp_avg"] / (1 - made.learn.beta1) for number, entry in state.items()}
+
+
+def assert_close(one: dict[int, torch.Tensor], other: dict[int, torch.Tensor], scale: float = 1.0) -> None:
+    assert one.keys() == other.keys()
+    size = max(float(value.abs().max()) for value in other.values())
+    assert size > 0
+    for number, value in one.items():
+        assert torch.allclose(value * scale, other[number], atol=2e-5 * size, rtol=1e-4)
