@@ -73,26 +73,6 @@ def settled(scene: Scene) -> None:
     scene.until(lambda: min(scene.rounds().values()) > reached + 5, 60.0)
 
 
-@pytest.mark.faults
-@pytest.mark.kafka
-def test_services_that_hang_and_then_are_gone_hold_up_no_round_and_lose_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor does a node that is killed while they are gone: it comes back without them."""
-    with over_kafka_and_s3(tmp_path, monkeypatch) as (scene, cluster, store):
-        with paused(cluster, store), scene.outage("kafka and the store hang", SECONDS):
-            pass
-        settled(scene)
-        with gone(cluster, store):
-            killed(scene, "prefect")
-            killed(scene, "mlflow")
-            with scene.outage("all gone", SECONDS):
-                pass
-            dies_and_comes_back(scene, "n1")
-        scene.until(lambda: restarted(scene, "prefect", 1) and restarted(scene, "mlflow", 1), 60.0)
-        settled(scene)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_a_kafka_and_an_s3_store_that_are_away_for_a_minute(
@@ -140,26 +120,6 @@ def over_kafka_and_s3(
         with running(config, make_home(folder / "home", config), env) as scene:
             yield scene, cluster, store
         afterwards(scene, config)
-
-
-@contextlib.contextmanager
-def paused(cluster: Cluster, store: S3Server) -> Iterator[None]:
-    """A broker and a store that take connections and are silent."""
-    cluster.pause(0)
-    store.pause()
-    yield
-    store.resume()
-    cluster.resume(0)
-
-
-@contextlib.contextmanager
-def gone(cluster: Cluster, store: S3Server) -> Iterator[None]:
-    """A broker and a store that refuse connections."""
-    cluster.kill(0)
-    store.kill()
-    yield
-    store.restart()
-    cluster.restart(0)
 
 
 def dies_and_comes_back(scene: Scene, name: str) -> None:
