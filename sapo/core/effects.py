@@ -7,8 +7,8 @@ acts, and a loss is minus advantage times log-probability, averaged in one way o
 from collections.abc import Mapping
 from typing import Any
 
+from sapo.core.config.learn import LearnConfig
 from sapo.core.config.load import Config
-from sapo.core.config.schema import LearnConfig
 from sapo.core.own_code import is_own
 
 FIRST_STEP = "with learn.epochs = 1 every ratio is 1, so no clip acts"
@@ -19,7 +19,7 @@ UNUSED: Mapping[str, Mapping[str, str]] = {
     "cispo": {"clip_low": "cispo has no lower bound"},
 }
 """Settings that one loss alone does not use."""
-FOREIGN = ("foreign", "foreign_late", "foreign_floor", "foreign_weight", "foreign_ratio_cap", "trusted_peers")
+FOREIGN = [*(name for name in LearnConfig.model_fields if name.startswith("foreign")), "trusted_peers"]
 
 
 def inert(config: Config) -> dict[str, str]:
@@ -36,6 +36,8 @@ def inert(config: Config) -> dict[str, str]:
         found["foreign_late"] = 'it belongs to learn.foreign = "positive_late"'
     if learn.foreign != "behaviour":
         found["foreign_ratio_cap"] = 'it belongs to learn.foreign = "behaviour"'
+    if learn.foreign_credit != "floor":
+        found["foreign_top_k"] = 'it belongs to learn.foreign_credit = "floor"'
     for names, others in ((GSPO_CLIPS, learn.loss != "gspo"), (CLIPS, learn.loss == "gspo")):
         which = (
             "only gspo clips by it" if names is GSPO_CLIPS else "gspo clips by learn.gspo_clip_low and _high"

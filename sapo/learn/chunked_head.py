@@ -37,11 +37,36 @@ def token_logprobs(
     device where it is not given.
     """
     if block_bytes is None:
-        block_bytes = BLOCK_BYTES if hidden.device.type == "cpu" else ACCELERATOR_BLOCK_BYTES
+        block_bytes = _block_bytes(hidden)
     result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(
         hidden, weight, bias, rows, targets, temperature, unused, block_bytes
     )
     return result
+
+
+@torch.no_grad()
+def token_ranks(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    rows: Tensor,
+    targets: Tensor,
+    *,
+    unused: Tensor | None = None,
+    block_bytes: int | None = None,
+) -> Tensor:
+    """How many tokens [N] are likelier than each target; the arguments are those of `token_logprobs`."""
+    state = hidden.to(_dtype(hidden))
+    chosen = torch.zeros(len(targets), device=hidden.device)
+    above = torch.zeros(len(targets), dtype=torch.long, device=hidden.device)
+    for block in _blocks(len(rows), len(weight), block_bytes or _block_bytes(hidden)):
+        inside, column = _within(targets, block)
+        scores = _scores(state, weight, bias, block, 1.0, unused)
+        chosen = torch.where(inside, scores[rows, column], chosen)
+    for block in _blocks(len(rows), len(weight), block_bytes or _block_bytes(hidden)):
+        scores = _scores(state, weight, bias, block, 1.0, unused)
+        above += (scores[rows] > chosen[:, None]).sum(1)
+    return above
 
 
 def embed(ids: Tensor, weight: Tensor, padding: int | None = None) -> Tensor:
@@ -144,6 +169,10 @@ class _Embed(torch.autograd.Function):
 def _blocks(positions: int, vocabulary: int, block_bytes: int) -> Iterator[slice]:
     width = max(1, min(vocabulary, block_bytes // (4 * max(positions, 1))))
     return (slice(start, min(start + width, vocabulary)) for start in range(0, vocabulary, width))
+
+
+def _block_bytes(hidden: Tensor) -> int:
+    return BLOCK_BYTES if hidden.device.type == "cpu" else ACCELERATOR_BLOCK_BYTES
 
 
 def _dtype(hidden: Tensor) -> torch.dtype:

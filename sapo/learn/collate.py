@@ -71,7 +71,8 @@ class Chunk:
     Of the logits only the last `keep` columns are needed, and of the flattened [B, keep] only the entries
     `places` [P]. The n-th distinct trained token, `targets` [N], is predicted at the `rows` [N]-th of these.
     `index` [S, W] maps a sequence's trained token to one of the N, where `mask` [S, W]. `behaviour` [S, W]
-    holds values where `known` [S]. `groups` [S] are positions in the batch.
+    holds values where `known` [S]. `groups` [S] are positions in the batch, `sequences` [S] the rows
+    that all of it was made of.
     """
 
     beginning: Tensor
@@ -89,6 +90,7 @@ class Chunk:
     behaviour: Tensor
     known: Tensor
     groups: tuple[int, ...]
+    sequences: tuple[Row, ...]
 
 
 @dataclass(slots=True)
@@ -324,6 +326,7 @@ def _chunk(
         behaviour=torch.tensor(_padded(behaviour, 0.0), dtype=torch.float32, device=device),
         known=torch.tensor([row.behaviour is not None for row in rows], device=device),
         groups=tuple(row.group for row in rows),
+        sequences=tuple(rows),
     )
 
 

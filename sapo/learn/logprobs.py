@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sapo.core.config.load import LearnConfig
 from sapo.core.errors import UserError
-from sapo.learn.chunked_head import embed, token_logprobs
+from sapo.learn.chunked_head import embed, token_logprobs, token_ranks
 from sapo.learn.collate import Chunk
 from sapo.learn.unused_ids import hide_unused, unused_ids
 
@@ -122,6 +122,19 @@ class Forward:
         shape, index = chunk.index.shape, chunk.index.reshape(-1)
         return flat.index_select(0, index).reshape(shape), entropy.index_select(0, index).reshape(shape)
 
+    @torch.no_grad()
+    def ranks(self, chunk: Chunk, learn: LearnConfig, beginning: Beginning | None = None) -> Tensor:
+        """How many tokens [S, W] are likelier than every trained one."""
+        with _precision(chunk, learn):
+            if self.parts is not None:
+                hidden, head = self._hidden(self.parts, chunk, learn, beginning), self.parts.head
+                unused = unused_ids(self.model)
+                flat = token_ranks(hidden, head.weight, head.bias, chunk.rows, chunk.targets, unused=unused)
+            else:
+                scores = self._logits(chunk).float()[chunk.rows]
+                flat = (scores > scores.gather(1, chunk.targets[:, None])).sum(1)
+        return flat.index_select(0, chunk.index.reshape(-1)).reshape(chunk.index.shape)
+
     def _in_blocks(
         self,
         parts: BackboneAndHead,
@@ -130,29 +143,39 @@ class Forward:
         temperature: float,
         beginning: Beginning | None,
     ) -> tuple[Tensor, Tensor]:
-        context = _context(chunk, self._backbone_takes)
-        if beginning is not None:
-            context |= {"past_key_values": beginning.before(len(chunk.input_ids)), "use_cache": True}
-        tokens = _tokens(parts, chunk.input_ids)
-        states = self._backbone(parts, learn)(**tokens, **context).last_hidden_state
-        hidden = states[:, -chunk.keep :].flatten(0, 1).index_select(0, chunk.places)
+        hidden = self._hidden(parts, chunk, learn, beginning)
         weight, bias = parts.head.weight, parts.head.bias
         unused = unused_ids(self.model)
         return token_logprobs(
             hidden, weight, bias, chunk.rows, chunk.targets, temperature=temperature, unused=unused
         )
 
+    def _hidden(
+        self, parts: BackboneAndHead, chunk: Chunk, learn: LearnConfig, beginning: Beginning | None
+    ) -> Tensor:
+        """Last hidden states [P, H] of the places that predict."""
+        context = _context(chunk, self._backbone_takes)
+        if beginning is not None:
+            context |= {"past_key_values": beginning.before(len(chunk.input_ids)), "use_cache": True}
+        tokens = _tokens(parts, chunk.input_ids)
+        states = self._backbone(parts, learn)(**tokens, **context).last_hidden_state
+        hidden: Tensor = states[:, -chunk.keep :].flatten(0, 1).index_select(0, chunk.places)
+        return hidden
+
     def _at_once(self, chunk: Chunk, temperature: float) -> tuple[Tensor, Tensor]:
+        everything = torch.log_softmax(self._logits(chunk).float() / temperature, dim=-1)
+        with torch.no_grad():
+            entropy = torch.special.entr(everything.exp()).sum(-1)
+        return everything[chunk.rows, chunk.targets], entropy
+
+    def _logits(self, chunk: Chunk) -> Tensor:
+        """Logits [P, V] of the places that predict."""
         arguments: dict[str, Any] = {"input_ids": chunk.input_ids} | _context(chunk, self._model_takes)
         if "logits_to_keep" in self._model_takes:
             arguments["logits_to_keep"] = chunk.keep
         logits = self.model(**arguments).logits[:, -chunk.keep :]
         wanted = logits.flatten(0, 1).index_select(0, chunk.places)
-        wanted = hide_unused(self.model, wanted)
-        everything = torch.log_softmax(wanted.float() / temperature, dim=-1)
-        with torch.no_grad():
-            entropy = torch.special.entr(everything.exp()).sum(-1)
-        return everything[chunk.rows, chunk.targets], entropy
+        return hide_unused(self.model, wanted)
 
     def _backbone(self, parts: BackboneAndHead, learn: LearnConfig) -> Callable[..., Any]:
         if not learn.compile:

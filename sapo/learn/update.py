@@ -6,9 +6,10 @@ A deterministic function of weights, optimiser state and batch: nothing random, 
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from sapo.core.own_code import is_own
 from sapo.core.types import Batch
 from sapo.learn.collate import Chunk, Row, Selection, collate, common_beginning, longest_own, select
 from sapo.learn.foreign_bound import Bound, Part, weights
+from sapo.learn.foreign_credit import credit
 from sapo.learn.gossip import SlowWeights
 from sapo.learn.guard import guard
 from sapo.learn.logprobs import Beginning, Forward, shares_prompts
 from sapo.learn.loss import LossInputs, normaliser, policy_loss
 from sapo.learn.off_policy import correct
 from sapo.learn.optimizer import apply_settings, open_optimizer
+from sapo.learn.segments import segment_marks
 
 LARGEST = 1e6
 """A weight beyond this is no weight: products of a few of them are not finite."""
@@ -83,10 +86,12 @@ class _Pass:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """A micro-batch before the first epoch: own log-probabilities [S, W], factors of completions [S]."""
+    """A micro-batch before the first epoch: own log-probabilities [S, W], factors of completions [S] and of
+    tokens [S, W]."""
 
     logprobs: Tensor
     weights: Tensor
+    credit: Tensor
 
 
 class Learner:
@@ -139,6 +144,9 @@ class Learner:
             problem = "a record names this code, the config does not"
             raise UserError("learn.loss", learn.loss, problem, "set learn.loss to it if you know that code")
         self._forward.check(learn)
+        if learn.foreign_credit == "useful" and segment_marks(self.model) is None:
+            problem = "the model does not say where segments end"
+            raise UserError("learn.foreign_credit", "useful", problem, "mark them (sapo.learn.segments)")
         self._loss = policy_loss(learn.loss)
         self.learn = learn
         if temperature is not None:
@@ -283,6 +291,8 @@ class Learner:
             count = self._normaliser(done, chosen)
             if epoch == 0:
                 metrics |= _summary(done, count) | _own_means(done, untrained)
+                if self.learn.foreign_credit != "all" and done.of("foreign"):
+                    metrics["learn/foreign_credit"] = done.of("credit") / done.of("foreign")
                 logprobs = {group: total / n for group, (total, n) in sorted(done.by_group.items()) if n}
                 counted = sum(n for _, n in done.by_group.values())
                 if counted:
@@ -326,7 +336,8 @@ class Learner:
             own = logprobs.detach()
             if len(old) == number:
                 part = Part.of(learn.loss, own, chunk.mask)
-                old.append(_Start(own, self._weights(chunk, part, among, done, untrained, groups)))
+                factors = self._weights(chunk, part, among, done, untrained, groups)
+                old.append(_Start(own, factors, self._credit(chunk, own, beginning)))
                 if not bool(chunk.external.any()):
                     done.add_own(part)
             start, factor = old[number].logprobs, old[number].weights
@@ -334,7 +345,7 @@ class Learner:
             inputs = LossInputs(
                 logprobs=logprobs,
                 old_logprobs=start,
-                advantages=chunk.advantages[:, None] * foreign.weights * factor[:, None],
+                advantages=chunk.advantages[:, None] * foreign.weights * factor[:, None] * old[number].credit,
                 mask=foreign.mask,
                 normaliser=1.0,
                 clip_low=learn.gspo_clip_low if gspo else learn.clip_low,
@@ -344,6 +355,7 @@ class Learner:
             result.loss.backward()
             measures = _measures(chunk, own, entropy, result.terms, foreign.mask)
             measures |= _discounts(factor, chunk.external, foreign.mask & own.isfinite() & start.isfinite())
+            measures["credit"] = _total(old[number].credit, chunk.mask & chunk.external[:, None])
             for values in (result.metrics, foreign.metrics, measures):
                 done.add(values)
             done.add_groups(chunk.groups, own, chunk.mask & own.isfinite())
@@ -371,6 +383,27 @@ class Learner:
         bound = Bound.of(size, surprise, groups, self.learn.advantage)
         counts = torch.tensor([among[group] for group in chunk.groups], device=self.device)
         return weights(part, chunk.advantages, counts, bound).to(chunk.advantages.dtype)
+
+    def _credit(self, chunk: Chunk, own: Tensor, beginning: Beginning | None) -> Tensor:
+        """The factor of each token [S, W] of a micro-batch, by what the policy has for it at the start."""
+
+        def again(measure: Callable[[Chunk], Tensor], rows: Sequence[Row]) -> dict[Row, list[float]]:
+            size = sum(len(row.token_ids) for row in chunk.sequences) // (self.learn.micro_batch or 1)
+            chunks = self._collated(rows, tuple(chunk.beginning[0].tolist()), size)
+            with torch.no_grad():
+                measured = [(part, measure(part).tolist()) for part in chunks]
+            return {
+                row: line for part, lines in measured for row, line in zip(part.sequences, lines, strict=True)
+            }
+
+        return credit(
+            self.learn,
+            chunk,
+            own,
+            segment_marks(self.model),
+            partial(again, lambda part: self.logprobs(part, beginning)[0]),
+            partial(again, lambda part: self._forward.ranks(part, self.learn, beginning)),
+        )
 
     def logprobs(self, chunk: Chunk, beginning: Beginning | None = None) -> tuple[Tensor, Tensor]:
         """Log-probability [S, W] of every trained token at the sampling temperature, and entropy in nats.

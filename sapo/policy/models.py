@@ -23,6 +23,7 @@ from sapo.core.errors import SapoError, UserError
 from sapo.core.install import install_command
 from sapo.core.rng import stream
 from sapo.core.types import FinishReason, canonical, sha256
+from sapo.learn.segments import mark_segments
 from sapo.learn.unused_ids import mark_unused
 from sapo.policy import malloc, release
 from sapo.policy.device import resolve_device
@@ -186,6 +187,7 @@ def wrap(spec: str, model: Any, tokenizer: Any, **how: Any) -> LoadedPolicy:
     policy = describe(spec, model, tokenizer, **how)
     _refuse_broken(spec, model)
     mark_unused(model, _ids(tokenizer))
+    mark_segments(model, tokenizer.get_vocab(), policy.stop_ids)
     _self_check(spec, policy)
     refuse_unfit(spec, policy)
     return policy

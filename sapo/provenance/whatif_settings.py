@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sapo.core.config.load import Config, merge, nested, parse, split_flag
-from sapo.core.config.schema import GuardConfig, LearnConfig, Section
+from sapo.core.config.learn import LearnConfig
+from sapo.core.config.schema import GuardConfig, Section
 from sapo.core.errors import UserError
 from sapo.core.types import Batch, canonical
 from sapo.learn.advantage import with_advantages

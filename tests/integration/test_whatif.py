@@ -13,7 +13,7 @@ from tampering import rewrite, rows_of
 
 from sapo.core.config.home import Home
 from sapo.core.config.manifest import Manifest
-from sapo.core.config.schema import LearnConfig
+from sapo.core.config.learn import LearnConfig
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.ops.judge import evaluate_swarm

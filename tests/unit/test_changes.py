@@ -6,7 +6,7 @@ import pytest
 from history_samples import batch
 
 from sapo.core.config.load import Config, parse
-from sapo.core.config.schema import LearnConfig
+from sapo.core.config.learn import LearnConfig
 from sapo.core.errors import UserError
 from sapo.core.types import canonical
 from sapo.learn.advantage import group_advantages

@@ -16,17 +16,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from sapo.core.config.foreign import ADVISED, STARTER, is_model_name, names_code, shown
+from sapo.core.config.learn import LearnConfig
 from sapo.core.config.load import Config, merge, parse, preset_values, presets
 from sapo.core.config.manifest import Manifest
 from sapo.core.config.members import OpenAIMember
 from sapo.core.config.prompt import Prompt
-from sapo.core.config.schema import (
-    BatchConfig,
-    GenerateConfig,
-    LearnConfig,
-    Lora,
-    Section,
-)
+from sapo.core.config.schema import BatchConfig, GenerateConfig, Lora, Section
 from sapo.core.config.swarm import Swarm
 from sapo.core.errors import UserError
 

@@ -115,6 +115,8 @@ OWN: Mapping[str, Any] = {
     "bus.password": "env:SAPO_KAFKA_PASSWORD",
     "workers.unwalled": False,
     "learn.foreign_bound": "own",
+    "learn.foreign_credit": "all",
+    "learn.foreign_top_k": 50,
     "deploy.pool": "sapo",
     "deploy.pool_type": "process",
     **dict.fromkeys(("deploy.image", "gossip.store")),

@@ -25,6 +25,7 @@ from pydantic_core import ErrorDetails
 
 from sapo.core.config.adaptive import AdaptiveConfig
 from sapo.core.config.gossip import Gossip
+from sapo.core.config.learn import LearnConfig
 from sapo.core.config.members import CommandMember, OpenAIMember, PersonMember
 from sapo.core.config.patterns import in_words
 from sapo.core.config.prompt import Prompt, system_prompt
@@ -38,7 +39,6 @@ from sapo.core.config.schema import (
     GuardConfig,
     HistoryConfig,
     KafkaBus,
-    LearnConfig,
     Lora,
     MemoryBus,
     OwnBus,

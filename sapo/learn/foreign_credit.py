@@ -1,0 +1,127 @@
+"""Which tokens of a foreign completion are learned, and how far: `learn.foreign_credit`.
+
+A right answer may carry anything (*Hail to the Thief*, arXiv:2511.09780), and one advantage rewards all of
+it. `floor` is that paper's check of logits, token by token. `useful` asks the own policy what each segment is
+good for: how much likelier it makes what follows it. The verifier has judged the end of the answer; so a step
+is worth what it does for the next one, the last for the answer, and the answer for there being no more to
+say. What nothing follows is worth nothing, but for the token that ends the answer.
+
+The weight of a token is never more than with `all`: it also counts in the mean of a loss as before.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sapo.core.config.load import LearnConfig
+from sapo.learn.collate import Chunk, Row
+from sapo.learn.segments import BEFORE, STOP, segments
+
+UNLIKELY = math.log(0.2)
+"""A segment none of whose tokens is below this is credited without a second look: it teaches little."""
+LOOKS = 8
+"""So many segments of a completion are looked at, the unlikeliest; other unlikely ones are not learned."""
+
+Again = Callable[[Sequence[Row]], Mapping[Row, Sequence[float]]]
+"""What the policy has for each trained token of other rows, computed without a gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """An unlikely segment of a completion: its trained tokens from `begin` to `end`.
+
+    `without` is the completion without it, whose tokens from `after` on are compared, numbered as with it;
+    None where the segment is not credited whatever follows it.
+    """
+
+    begin: int
+    end: int
+    after: int
+    without: Row | None
+
+
+def credit(
+    learn: LearnConfig, chunk: Chunk, own: Tensor, marks: Tensor | None, logprobs: Again, ranks: Again
+) -> Tensor:
+    """The weight [S, W] of each token of a micro-batch, from 0 to 1; own ones have 1.
+
+    `own` [S, W] are the policy's log-probabilities at the start of the update, `marks` [V] those of
+    `sapo.learn.segments`, which only `useful` needs. `logprobs` and `ranks` measure rows.
+    """
+    found = torch.ones_like(own)
+    foreign = {n: row for n, row in enumerate(chunk.sequences) if row.external}
+    if learn.foreign_credit == "all" or not foreign:
+        return found
+    values = {n: line[: len(foreign[n].trained)] for n, line in enumerate(own.tolist()) if n in foreign}
+    if learn.foreign_credit == "floor":
+        weights = _floor(foreign, values, learn.foreign_top_k, ranks)
+    else:
+        assert marks is not None
+        said = {n: marks[torch.tensor(row.token_ids)].tolist() for n, row in foreign.items()}
+        seen = {n: looks(row, values[n], said[n]) for n, row in foreign.items()}
+        rows = [look.without for some in seen.values() for look in some if look.without is not None]
+        measured = logprobs(list(dict.fromkeys(rows))) if rows else {}
+        weights = {n: useful(values[n], some, measured) for n, some in seen.items()}
+    for n, line in weights.items():
+        found[n, : len(line)] = torch.tensor(line, dtype=found.dtype)
+    return found
+
+
+def _floor(
+    rows: Mapping[int, Row], own: Mapping[int, Sequence[float]], top_k: int, ranks: Again
+) -> dict[int, list[float]]:
+    """0 for tokens that `top_k` or more are likelier than, at any temperature; ranks only where needed."""
+    least = -math.log(top_k)  # a token of probability 1/k is among the k likeliest
+    low = {n: row for n, row in rows.items() if min(own[n]) < least}
+    ranked = ranks(list(dict.fromkeys(low.values()))) if low else {}
+    return {n: [float(rank < top_k) for rank in ranked[row]] for n, row in low.items()}
+
+
+def looks(row: Row, own: Sequence[float], marks: Sequence[int]) -> list[Look]:
+    """The unlikely segments of a completion, by its own log-probabilities and the marks of all its tokens."""
+    trained = row.trained
+    said = [marks[offset] for offset in trained]
+    cut = [(begin, end) for begin, end in segments(said) if not said[begin] & STOP]
+    unlikely = sorted(
+        (min(own[begin:end]), begin, end)
+        for begin, end in cut
+        if not all(value >= UNLIKELY for value in own[begin:end])
+    )
+    found = []
+    for place, (_, begin, end) in enumerate(unlikely):
+        # The space before a second word is unlikely where the first is missing, and says nothing of either.
+        after = end + (begin == 0 and end < len(said) and bool(said[end] & BEFORE))
+        judged = place < LOOKS and after < len(said)
+        without = _without(row, trained[begin], trained[end]) if judged else None
+        found.append(Look(begin, end, after, without))
+    return found
+
+
+def useful(
+    own: Sequence[float], seen: Sequence[Look], measured: Mapping[Row, Sequence[float]]
+) -> list[float]:
+    """The weights of a completion's tokens, by their log-probabilities with and without its segments:
+
+        w = max(0, 1 - p(what follows | without it) / p(what follows | with it))
+
+    for all tokens of an unlikely segment, and 1 for those of the others.
+    """
+    weights = [1.0] * len(own)
+    for look in seen:
+        gain = 0.0
+        if look.without is not None:
+            others = measured[look.without]
+            size = look.end - look.begin
+            gains = (own[place] - others[place - size] for place in range(look.after, len(own)))
+            gain = math.fsum(one for one in gains if math.isfinite(one))
+        weights[look.begin : look.end] = [-math.expm1(-max(gain, 0.0))] * (look.end - look.begin)
+    return weights
+
+
+def _without(row: Row, begin: int, end: int) -> Row:
+    """A row without the tokens from `begin` to `end`."""
+    ids, mask = row.token_ids, row.loss_mask
+    return Row(ids[:begin] + ids[end:], mask[:begin] + mask[end:], 0.0, True)

@@ -1,0 +1,100 @@
+"""Where the segments of an answer begin, told from its ids alone: its lines, sentences and steps.
+
+What each id says of that stands in a buffer of the model, as its unused ids do: the learner has no tokenizer.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLANK, BEFORE, AFTER, OPENS, CLOSES, ENDS, EQUALS, DIGIT, STOP = (1 << bit for bit in range(9))
+"""Of the text of an id: it is white space; some is before it, some after it; a segment begins with it; one
+ends with it where white space follows, or in any case; it has an equals sign, a digit; it ends an answer."""
+_OPENS = re.compile(r"\s*\n\s*\S|\s*<")
+_CLOSES = re.compile(r"[.!?]\s*$|\n\s*$")
+_ENDS = re.compile(r">\s*$")
+_SPACES = {"Ġ": " ", "▁": " ", "Ċ": "\n", "<0x0A>": "\n"}
+"""How vocabularies write white space."""
+
+
+def mark_segments(model: Any, vocabulary: Mapping[str, int], stops: Collection[int]) -> None:
+    """Note in a model what each id says of segments, by a tokenizer's `vocabulary` and the ids that end an
+    answer. Nothing of that is saved with it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    weight = (base.get_output_embeddings() or base.get_input_embeddings()).weight
+    marks = [0] * max(len(weight), 1 + max(vocabulary.values(), default=0))
+    for name, number in vocabulary.items():
+        marks[number] = marks_of(name)
+    for number in stops:
+        marks[number] = STOP
+    found = torch.tensor(marks, dtype=torch.int16, device=weight.device)
+    base.register_buffer("segment_marks", found, persistent=False)
+
+
+def segment_marks(model: Any) -> Tensor | None:
+    """The marks [V] of a model's ids; None where there are none."""
+    found: Tensor | None = getattr(model, "segment_marks", None)
+    return found
+
+
+def marks_of(name: str) -> int:
+    """The marks of an id by its name in a vocabulary."""
+    text = name
+    for written, space in _SPACES.items():
+        text = text.replace(written, space)
+    said = {
+        BLANK: not text.strip(),
+        BEFORE: text[:1].isspace(),
+        AFTER: text[-1:].isspace(),
+        OPENS: _OPENS.match(text),
+        CLOSES: _CLOSES.search(text),
+        ENDS: _ENDS.search(text),
+        EQUALS: "=" in text,
+        DIGIT: re.search("[0-9]", text),
+    }
+    return sum(mark for mark, found in said.items() if found)
+
+
+@dataclass(slots=True)
+class _Word:
+    """Tokens from `begin` on up to white space, which is the word's own; the marks of the first, the last
+    and all of them."""
+
+    begin: int
+    first: int
+    last: int
+    all: int
+
+    @property
+    def step(self) -> bool:
+        """Whether it is an equation, as in `9-2=7`, or the end of the answer."""
+        return self.all & (EQUALS | DIGIT) == EQUALS | DIGIT or bool(self.all & STOP)
+
+
+def segments(marks: Sequence[int]) -> list[tuple[int, int]]:
+    """Begin and end of each segment of a completion, by the marks of its tokens.
+
+    A line, a sentence, a tag and a word that is an equation each end one, and so does what ends the answer.
+    White space belongs to the token that holds it; tokens of white space alone to the segment before.
+    """
+    words: list[_Word] = []
+    before = AFTER
+    for place, mark in enumerate(marks):
+        gap = before & (AFTER | ENDS | STOP) or mark & (BEFORE | STOP)
+        if not words or (gap and not mark & BLANK):
+            words.append(_Word(place, mark, mark, mark))
+        else:
+            word = words[-1]
+            word.all |= mark
+            word.last = word.last | mark & CLOSES if mark & BLANK else mark
+        before = mark
+    begins = [
+        word.begin
+        for former, word in zip([None, *words], words, strict=False)
+        if former is None or former.step or word.step or former.last & (CLOSES | ENDS) or word.first & OPENS
+    ]
+    return list(zip(begins, [*begins[1:], len(marks)], strict=True))
