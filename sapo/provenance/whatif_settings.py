@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sapo.core.config.load import Config, merge, nested, parse, split_flag
 from sapo.core.config.learn import LearnConfig
+from sapo.core.config.load import Config, merge, nested, parse, split_flag
 from sapo.core.config.schema import GuardConfig, Section
 from sapo.core.errors import UserError
 from sapo.core.types import Batch, canonical

@@ -12,8 +12,8 @@ from swarms import open_node, small_config
 from tampering import rewrite, rows_of
 
 from sapo.core.config.home import Home
-from sapo.core.config.manifest import Manifest
 from sapo.core.config.learn import LearnConfig
+from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.ops.judge import evaluate_swarm

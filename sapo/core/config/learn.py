@@ -74,7 +74,7 @@ class LearnConfig(Section):
     """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1."""
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
     """`behaviour`: the ratio to the producer is truncated to [1/cap, cap]."""
-    trusted_peers: list[str] = []
+    trusted_peers: list[str] = Field(default=[])
     """`behaviour`: public keys whose log-probabilities are believed, and names of this site's own nodes."""
     truncated: Literal["keep", "mask", "zero_reward"] = "keep"
     """What becomes of completions that hit the length limit."""
