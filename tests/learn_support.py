@@ -19,6 +19,7 @@ from transformers import (
 from sapo.core.config.load import LearnConfig
 from sapo.core.types import Batch, BatchGroup, FinishReason, Recipe, Sample, Source, sha256
 from sapo.learn.advantage import group_advantages
+from sapo.learn.segments import mark_segments
 from sapo.learn.update import Learner
 
 VOCABULARY = 24
@@ -51,6 +52,8 @@ def tiny_model(kind: str = "qwen2", seed: int = 0, dtype: torch.dtype = torch.fl
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.mul_(12.0)
+    # id 1 ends an answer, each even one a sentence
+    mark_segments(model, {f"{number}{'.Ġ' * (number % 2 == 0)}": number for number in range(VOCABULARY)}, {1})
     made: torch.nn.Module = model.to(dtype).eval()
     return made
 

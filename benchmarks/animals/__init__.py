@@ -28,6 +28,7 @@ from animals.envelopes import (
     travel,
 )
 from animals.peer import Animal, Grounds, Item, Peer, Sight
+from animals.planters import dawdle, miscount, plant
 from animals.thieves import copy, copy_masked, copy_nearly
 
 ZOO: dict[str, Animal] = {
@@ -51,6 +52,9 @@ ZOO: dict[str, Animal] = {
     "time traveller": travel,
     "padder": pad,
     "rambler": ramble,
+    "planter": plant,
+    "miscounter": miscount,
+    "dawdler": dawdle,
     "chooser": choose,
     "giant learner": swell,
     "admission burner": burn,

@@ -181,15 +181,22 @@ def test_the_gradient_of_a_step_is_the_one_worked_out_by_hand(loss: str, kind: s
     assert result.metrics["learn/grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("foreign", ["as_if_own", "bounded"])
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        {"foreign": "as_if_own"},
+        {"foreign": "bounded", "foreign_floor": -3.0},
+        {"foreign": "as_if_own", "foreign_credit": "floor", "foreign_top_k": 3},
+        {"foreign": "as_if_own", "foreign_credit": "useful"},
+    ],
+    ids=["as-if-own", "bounded", "floor", "useful"],
+)
 @pytest.mark.parametrize("shared", [True, False], ids=["shared-prompt", "row-each"])
 @pytest.mark.parametrize("loss", sorted(LOSSES))
 def test_one_by_eight_and_eight_by_one_give_the_same_gradient(loss: str, shared: bool, foreign: Any) -> None:
     found = {}
     for micro_batch in (None, 1, 3):
-        learn = LearnConfig(
-            loss=loss, micro_batch=micro_batch, foreign=foreign, foreign_floor=-3.0, grad_clip=1e9
-        )
+        learn = LearnConfig(loss=loss, micro_batch=micro_batch, grad_clip=1e9, **foreign)
         made = learner(learn)
         made._shared = shared
         result = made.step(example())

@@ -1,0 +1,236 @@
+"""What of a foreign answer is learned: its segments, their credit, and what becomes of what was planted."""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from animals.peer import Item, marked
+from animals.planters import FALSE, FILLER, PHRASE, carried, with_false_step, with_filler, with_phrase
+from hypothesis import given
+from hypothesis import strategies as st
+from learn_support import VOCABULARY, batch, example, group, learner, plain_logprobs, tiny_model
+
+from infra.starter.solutions import worked
+from sapo.core.config.load import LearnConfig, load
+from sapo.core.errors import UserError
+from sapo.core.types import BatchGroup, Recipe, Source
+from sapo.learn.collate import Row, collate
+from sapo.learn.foreign_credit import UNLIKELY, credit
+from sapo.learn.segments import STOP, marks_of, segments
+from sapo.learn.update import Learner
+from sapo.policy.models import LoadedPolicy, load_policy
+
+END = "<|end|>"
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        ["9 - 2 = 7 Ġ", "7 + 6 = 1 3", "Ġ<answer>", "1 3 </answer>"],
+        ["h ai l Ġ", "9 - 2 = 7", "Ġ<answer>", "7 </answer>", "Ġh ai l"],
+        ["n ow Ġ it Ġ", "1 2 / 3 = 4", "Ġth enĠ", "4 - 1 = 3"],
+        ["All Ġhail .", "ĠA Ġpen Ġcosts Ġ$ 3 . 5 0 .", "ĠSo Ġ3 Ġx Ġ2 Ġ= Ġ6 !", "ĠSay Ġ6"],
+        ["- Ġone Ċ", "- Ġtwo Ċ Ċ", "so", "Ċtwo"],
+    ],
+)
+def test_lines_sentences_tags_and_steps_are_segments(cut: list[str]) -> None:
+    names = [name for part in cut for name in part.split()]
+    found = segments([*map(marks_of, names), STOP])
+    assert [" ".join([*names, END][begin:end]) for begin, end in found] == [*cut, END]
+
+
+# -- a policy whose credit is known: each token follows from the one before alone ------------------------
+
+SIZE = 6
+MARKS = torch.tensor([STOP, *map(marks_of, ("a.Ġ", "b.Ġ", "c", "d", "e"))])
+"""Id 0 ends an answer, 1 and 2 a sentence."""
+
+
+class Chain:
+    """A Markov chain over ids, as a policy."""
+
+    def __init__(self, seed: int) -> None:
+        scores = 3 * torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed))
+        self.table = scores.log_softmax(1)
+
+    def logprobs(self, row: Row) -> list[float]:
+        ids = row.token_ids
+        return [float(self.table[ids[offset - 1], ids[offset]]) for offset in row.trained]
+
+    def ranks(self, row: Row) -> list[float]:
+        ids = row.token_ids
+        lines = [(self.table[ids[offset - 1]], ids[offset]) for offset in row.trained]
+        return [float((line > line[token]).sum()) for line, token in lines]
+
+
+def credits(chain: Chain, kind: str, rows: Sequence[Row], **settings: Any) -> dict[Row, list[float]]:
+    """The weights of all rows, as they come out of micro-batches of three."""
+
+    def measured(of: Callable[[Row], list[float]]) -> Callable[[Sequence[Row]], Mapping[Row, list[float]]]:
+        return lambda rows: {row: of(row) for row in rows}
+
+    found = {}
+    for chunk in collate(rows, micro_batch=3):
+        own = torch.zeros(chunk.mask.shape)
+        for line, row in zip(own, chunk.sequences, strict=True):
+            line[: len(row.trained)] = torch.tensor(chain.logprobs(row))
+        learn = LearnConfig(foreign_credit=kind, **settings)
+        made = credit(learn, chunk, own, MARKS, measured(chain.logprobs), measured(chain.ranks))
+        for row, line in zip(chunk.sequences, made.tolist(), strict=True):
+            found[row] = line[: len(row.trained)]
+    return found
+
+
+def by_hand(chain: Chain, answer: Sequence[int]) -> list[float]:
+    """The weights of the answer to a prompt that ends in id 3: a segment counts for the token after it."""
+    weights: list[float] = []
+    begin = 0
+    for end in range(1, len(answer) + 1):
+        if end < len(answer) and answer[end - 1] not in (0, 1, 2) and answer[end] != 0:
+            continue
+        ids = (3, *answer)
+        own = [float(chain.table[ids[place], ids[place + 1]]) for place in range(begin, end)]
+        weight = 1.0
+        if answer[begin] != 0 and min(own) < UNLIKELY:
+            weight = 0.0
+            if end < len(answer):
+                with_it, without = (chain.table[ids[place], ids[end + 1]] for place in (end, begin))
+                weight = max(0.0, 1 - math.exp(float(without - with_it)))
+        weights += [weight] * (end - begin)
+        begin = end
+    return weights
+
+
+ANSWERS = st.lists(st.lists(st.integers(1, SIZE - 1), min_size=1, max_size=12), min_size=1, max_size=7)
+
+
+@given(answers=ANSWERS, stopped=st.booleans(), seed=st.integers(0, 1000))
+def test_a_segment_is_credited_for_what_follows_it_whatever_else_is_in_a_batch(
+    answers: list[list[int]], stopped: bool, seed: int
+) -> None:
+    chain = Chain(seed)
+    ends = [0] if stopped else []
+    rows = [
+        Row((3, *a, *ends), (0,) + (1,) * len([*a, *ends]), 1.0, k % 3 > 0) for k, a in enumerate(answers)
+    ]
+    found = credits(chain, "useful", rows)
+    for row in rows:
+        expected = by_hand(chain, row.token_ids[1:]) if row.external else [1.0] * len(row.trained)
+        assert found[row] == pytest.approx(expected, abs=1e-5)
+        assert all(0.0 <= weight <= 1.0 for weight in found[row])
+
+
+@given(answers=ANSWERS, top_k=st.integers(1, SIZE), seed=st.integers(0, 1000))
+def test_floor_leaves_out_the_tokens_outside_the_top_k_and_no_others(
+    answers: list[list[int]], top_k: int, seed: int
+) -> None:
+    chain = Chain(seed)
+    rows = [Row((3, *answer), (0,) + (1,) * len(answer), 1.0, k % 3 > 0) for k, answer in enumerate(answers)]
+    found = credits(chain, "floor", rows, foreign_top_k=top_k)
+    for row in rows:
+        assert found[row] == [float(rank < top_k or not row.external) for rank in chain.ranks(row)]
+
+
+# -- in an update ----------------------------------------------------------------------------------------
+
+
+def test_what_changes_nothing_of_what_follows_is_not_learned() -> None:
+    model: Any = tiny_model()
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    metrics = (
+        learner(LearnConfig(foreign_credit="useful", foreign="as_if_own"), model).step(example()).metrics
+    )
+    # a flat policy foresees nothing; the ends of the three foreign answers are learned all the same
+    assert metrics["learn/foreign_credit"] == pytest.approx(3 / 8, abs=1e-4)
+
+
+def test_floor_asks_the_model_itself() -> None:
+    found = learner(LearnConfig(foreign_credit="floor", foreign_top_k=3, foreign="as_if_own"))
+    inside = []
+    for one in example().groups[2].samples:
+        prompt, answer = one.token_ids[:5], one.token_ids[5:]
+        for place, token in enumerate(answer):
+            each = [
+                plain_logprobs(found.model, (*prompt, *answer[:place]), (t,))[0] for t in range(VOCABULARY)
+            ]
+            inside.append(sum(value > each[token] for value in each) < 3)
+    assert 0 < sum(inside) < len(inside)
+    metrics = found.step(example()).metrics
+    assert metrics["learn/foreign_credit"] == pytest.approx(sum(inside) / len(inside))
+
+
+def test_a_model_that_does_not_say_where_segments_end_is_refused() -> None:
+    model = tiny_model()
+    model.register_buffer("segment_marks", None)
+    with pytest.raises(UserError, match="learn.foreign_credit"):
+        learner(LearnConfig(foreign_credit="useful"), model)
+
+
+# -- what is planted -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def thinker(cache: Path) -> LoadedPolicy:
+    return load_policy("thinker", config=load("tiny", env={}), cache=cache)
+
+
+def questions(count: int, seed: int) -> list[Item]:
+    """Sums of four numbers, as preset `tiny` asks them."""
+    draw = random.Random(seed)
+    found = []
+    for number in range(count):
+        term = " ".join(
+            [f"{draw.randint(1, 9)}", *(f"{draw.choice('+-')} {draw.randint(1, 9)}" for _ in "123")]
+        )
+        text = f"State the final answer to the following arithmetic problem: {term} ="
+        recipe = Recipe.make("chain_sum", {}, number)
+        found.append(Item(recipe, text, marked(str(eval(term)), "tags")))
+    return found
+
+
+def answered(
+    policy: LoadedPolicy, item: Item, texts: Sequence[str], position: int, source: Source
+) -> BatchGroup:
+    ids = [policy.encode_completion(text, "stop") for text in texts]
+    scores = [float(item.answer in text) for text in texts]
+    return group(policy.encode_prompt(item.question), ids, scores, position=position, source=source)
+
+
+@pytest.mark.parametrize(
+    ("made", "what"), [(with_phrase, PHRASE), (with_false_step, FALSE), (with_filler, FILLER)]
+)
+def test_a_policy_takes_over_what_right_answers_carry_unless_credit_is_for_what_is_useful(
+    made: Callable[[list[str]], list[str]], what: str, cache: Path
+) -> None:
+    rises = {}
+    for kind in ("all", "useful"):
+        policy = thinker(cache)
+        learn = LearnConfig(lr=2e-4, foreign_credit=kind)
+        found = Learner(policy.model, learn, temperature=1.0)
+        asked = questions(24, seed=5)
+        (probe,) = questions(1, seed=6)
+        before = " ".join(made(worked("chain_sum", probe.question).split())).partition(what)[0]
+        prompt = (*policy.encode_prompt(probe.question), *policy.encode_completion(before, "length"))
+        phrase = policy.encode_completion(f"{what} ", "length")
+        first = sum(plain_logprobs(policy.model, prompt, phrase))
+        for k in range(0, 24, 4):
+            honest, *hostile = asked[k : k + 4]
+            own = answered(policy, honest, carried(honest, lambda steps: steps), 0, "local")
+            bad = [
+                answered(policy, item, carried(item, made), n + 1, "external")
+                for n, item in enumerate(hostile)
+            ]
+            assert found.step(batch(own, *bad)).skipped is None
+        rises[kind] = sum(plain_logprobs(policy.model, prompt, phrase)) - first
+    print(what, rises)
+    assert rises["all"] > 2
+    assert rises["useful"] < 0.1
