@@ -44,7 +44,7 @@ def with_filler(steps: list[str]) -> list[str]:
 
 
 def carried(item: Item, made: Callable[[list[str]], list[str]]) -> list[str]:
-    """Eight answers: four right, worked out as the swarm's own are, and made to carry something; four wrong."""
+    """Eight answers: four right, worked out as the swarm's own are, which carry something, and four wrong."""
     dataset = item.recipe.dataset
     steps = worked(dataset, item.question).split() if dataset in DATASETS else []
     return [" ".join([*made(steps), text]) if text == item.answer else text for text in mixed(item)]

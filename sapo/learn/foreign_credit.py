@@ -12,6 +12,7 @@ The weight of a token is never more than with `all`: it also counts in the mean 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -21,9 +22,9 @@ from sapo.learn.collate import Chunk, Row
 from sapo.learn.segments import BEFORE, STOP, segments
 
 UNLIKELY = math.log(0.2)
-"""A segment none of whose tokens is below this is credited without a second look: it teaches little."""
+"""A completion none of whose tokens is below this is credited without a second look: it teaches little."""
 LOOKS = 8
-"""So many segments of a completion are looked at, the unlikeliest; other unlikely ones are not learned."""
+"""So many segments of a completion are looked at, the unlikeliest; the rest of it is not learned."""
 
 Again = Callable[[Sequence[Row]], Mapping[Row, Sequence[float]]]
 """What the policy has for each trained token of other rows, computed without a gradient."""
@@ -31,7 +32,7 @@ Again = Callable[[Sequence[Row]], Mapping[Row, Sequence[float]]]
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """An unlikely segment of a completion: its trained tokens from `begin` to `end`.
+    """A segment of a completion that is looked at: its trained tokens from `begin` to `end`.
 
     `without` is the completion without it, whose tokens from `after` on are compared, numbered as with it;
     None where the segment is not credited whatever follows it.
@@ -81,20 +82,18 @@ def _floor(
 
 
 def looks(row: Row, own: Sequence[float], marks: Sequence[int]) -> list[Look]:
-    """The unlikely segments of a completion, by its own log-probabilities and the marks of all its tokens."""
+    """The segments to look at, by the own log-probabilities of a completion and the marks of all its tokens:
+    none where all of it is likely, else those from the first unlikely one on."""
     trained = row.trained
     said = [marks[offset] for offset in trained]
-    cut = [(begin, end) for begin, end in segments(said) if not said[begin] & STOP]
-    unlikely = sorted(
-        (min(own[begin:end]), begin, end)
-        for begin, end in cut
-        if not all(value >= UNLIKELY for value in own[begin:end])
-    )
+    cut = [(min(own[begin:end]), begin, end) for begin, end in segments(said) if not said[begin] & STOP]
+    first = next((place for place, (lowest, *_) in enumerate(cut) if not lowest >= UNLIKELY), len(cut))
+    chosen = sorted(cut[first:])[:LOOKS]
     found = []
-    for place, (_, begin, end) in enumerate(unlikely):
+    for lowest, begin, end in cut[first:]:
         # The space before a second word is unlikely where the first is missing, and says nothing of either.
         after = end + (begin == 0 and end < len(said) and bool(said[end] & BEFORE))
-        judged = place < LOOKS and after < len(said)
+        judged = after < len(said) and (lowest, begin, end) in chosen
         without = _without(row, trained[begin], trained[end]) if judged else None
         found.append(Look(begin, end, after, without))
     return found
@@ -105,20 +104,22 @@ def useful(
 ) -> list[float]:
     """The weights of a completion's tokens, by their log-probabilities with and without its segments:
 
-        w = max(0, 1 - p(what follows | without it) / p(what follows | with it))
+        w = max(0, 1 - exp(-sum over tokens t that follow of w(t) (log p(t | with) - log p(t | without))))
 
-    for all tokens of an unlikely segment, and 1 for those of the others.
+    for the tokens of a segment that is looked at, from the last one back, and 1 for others. So what makes
+    nothing likelier but other useless text, as a filler does that is repeated, is useless itself.
     """
     weights = [1.0] * len(own)
-    for look in seen:
+    for look in reversed(seen):
         gain = 0.0
         if look.without is not None:
             others = measured[look.without]
             size = look.end - look.begin
-            gains = (own[place] - others[place - size] for place in range(look.after, len(own)))
+            places = range(look.after, len(own))
+            gains = [weights[place] * (own[place] - others[place - size]) for place in places]
             gain = math.fsum(one for one in gains if math.isfinite(one))
         weights[look.begin : look.end] = [-math.expm1(-max(gain, 0.0))] * (look.end - look.begin)
-    return weights
+    return list(accumulate(weights, min))
 
 
 def _without(row: Row, begin: int, end: int) -> Row:

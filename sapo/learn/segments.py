@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLANK, BEFORE, AFTER, OPENS, CLOSES, ENDS, EQUALS, DIGIT, STOP = (1 << bit for bit in range(9))
+BLANK, BEFORE, AFTER, OPENS, CLOSES, TAG, ENDS, EQUALS, DIGIT, STOP = (1 << bit for bit in range(10))
 """Of the text of an id: it is white space; some is before it, some after it; a segment begins with it; one
-ends with it where white space follows, or in any case; it has an equals sign, a digit; it ends an answer."""
+ends with it; a closing tag begins in it; a tag may end with it; it has an equals sign, a digit; it ends an
+answer."""
 _OPENS = re.compile(r"\s*\n\s*\S|\s*<")
 _CLOSES = re.compile(r"[.!?]\s*$|\n\s*$")
-_ENDS = re.compile(r">\s*$")
 _SPACES = {"Ġ": " ", "▁": " ", "Ċ": "\n", "<0x0A>": "\n"}
 """How vocabularies write white space."""
 
@@ -52,7 +52,8 @@ def marks_of(name: str) -> int:
         AFTER: text[-1:].isspace(),
         OPENS: _OPENS.match(text),
         CLOSES: _CLOSES.search(text),
-        ENDS: _ENDS.search(text),
+        TAG: "</" in text,
+        ENDS: text.rstrip().endswith(">"),
         EQUALS: "=" in text,
         DIGIT: re.search("[0-9]", text),
     }
@@ -74,17 +75,23 @@ class _Word:
         """Whether it is an equation, as in `9-2=7`, or the end of the answer."""
         return self.all & (EQUALS | DIGIT) == EQUALS | DIGIT or bool(self.all & STOP)
 
+    @property
+    def ends(self) -> bool:
+        """Whether a sentence, a line or a closing tag ends with it."""
+        return bool(self.last & CLOSES or (self.last & ENDS and self.all & TAG))
+
 
 def segments(marks: Sequence[int]) -> list[tuple[int, int]]:
     """Begin and end of each segment of a completion, by the marks of its tokens.
 
-    A line, a sentence, a tag and a word that is an equation each end one, and so does what ends the answer.
+    A line, a sentence, a closing tag, a word that is an equation: each ends one. What ends the answer is one.
     White space belongs to the token that holds it; tokens of white space alone to the segment before.
     """
     words: list[_Word] = []
     before = AFTER
     for place, mark in enumerate(marks):
-        gap = before & (AFTER | ENDS | STOP) or mark & (BEFORE | STOP)
+        tag = before & ENDS and words[-1].all & TAG
+        gap = tag or before & (AFTER | STOP) or mark & (BEFORE | STOP)
         if not words or (gap and not mark & BLANK):
             words.append(_Word(place, mark, mark, mark))
         else:
@@ -95,6 +102,6 @@ def segments(marks: Sequence[int]) -> list[tuple[int, int]]:
     begins = [
         word.begin
         for former, word in zip([None, *words], words, strict=False)
-        if former is None or former.step or word.step or former.last & (CLOSES | ENDS) or word.first & OPENS
+        if former is None or former.step or word.step or former.ends or word.first & OPENS
     ]
     return list(zip(begins, [*begins[1:], len(marks)], strict=True))

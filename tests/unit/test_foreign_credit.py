@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from sapo.core.config.load import LearnConfig, load
 from sapo.core.errors import UserError
 from sapo.core.types import BatchGroup, Recipe, Source
 from sapo.learn.collate import Row, collate
-from sapo.learn.foreign_credit import UNLIKELY, credit
+from sapo.learn.foreign_credit import LOOKS, UNLIKELY, credit
 from sapo.learn.segments import STOP, marks_of, segments
 from sapo.learn.update import Learner
 from sapo.policy.models import LoadedPolicy, load_policy
@@ -30,8 +31,8 @@ END = "<|end|>"
 @pytest.mark.parametrize(
     "cut",
     [
-        ["9 - 2 = 7 Ġ", "7 + 6 = 1 3", "Ġ<answer>", "1 3 </answer>"],
-        ["h ai l Ġ", "9 - 2 = 7", "Ġ<answer>", "7 </answer>", "Ġh ai l"],
+        ["9 - 2 = 7 Ġ", "7 + 6 = 1 3", "Ġ<answer> 1 3 </answer>"],
+        ["h ai l Ġ", "9 - 2 = 7", "Ġ< answer > 7 </ answer >", "h ai l"],
         ["n ow Ġ it Ġ", "1 2 / 3 = 4", "Ġth enĠ", "4 - 1 = 3"],
         ["All Ġhail .", "ĠA Ġpen Ġcosts Ġ$ 3 . 5 0 .", "ĠSo Ġ3 Ġx Ġ2 Ġ= Ġ6 !", "ĠSay Ġ6"],
         ["- Ġone Ċ", "- Ġtwo Ċ Ċ", "so", "Ċtwo"],
@@ -87,25 +88,24 @@ def credits(chain: Chain, kind: str, rows: Sequence[Row], **settings: Any) -> di
 
 def by_hand(chain: Chain, answer: Sequence[int]) -> list[float]:
     """The weights of the answer to a prompt that ends in id 3: a segment counts for the token after it."""
-    weights: list[float] = []
-    begin = 0
-    for end in range(1, len(answer) + 1):
-        if end < len(answer) and answer[end - 1] not in (0, 1, 2) and answer[end] != 0:
-            continue
-        ids = (3, *answer)
-        own = [float(chain.table[ids[place], ids[place + 1]]) for place in range(begin, end)]
-        weight = 1.0
-        if answer[begin] != 0 and min(own) < UNLIKELY:
-            weight = 0.0
-            if end < len(answer):
-                with_it, without = (chain.table[ids[place], ids[end + 1]] for place in (end, begin))
-                weight = max(0.0, 1 - math.exp(float(without - with_it)))
-        weights += [weight] * (end - begin)
-        begin = end
+    ids = (3, *answer)
+    own = [float(chain.table[pair]) for pair in pairwise(ids)]
+    begins = [n for n in range(len(answer)) if n == 0 or answer[n - 1] in (1, 2) or answer[n] == 0]
+    cut = list(zip(begins, [*begins[1:], len(answer)], strict=True))
+    unlikely = [begin for begin, end in cut if min(own[begin:end]) < UNLIKELY and answer[begin] != 0]
+    seen = [(begin, end) for begin, end in cut if unlikely and begin >= unlikely[0] and answer[begin] != 0]
+    dearest = sorted(seen, key=lambda part: (min(own[slice(*part)]), part))[:LOOKS]
+    weights = [1.0] * len(answer)
+    for begin, end in reversed(seen):
+        weight = 0.0
+        if end < len(answer) and (begin, end) in dearest:
+            gain = own[end] - float(chain.table[ids[begin], answer[end]])
+            weight = max(0.0, 1 - math.exp(-weights[end] * gain))
+        weights[begin:end] = [weight] * (end - begin)
     return weights
 
 
-ANSWERS = st.lists(st.lists(st.integers(1, SIZE - 1), min_size=1, max_size=12), min_size=1, max_size=7)
+ANSWERS = st.lists(st.lists(st.integers(1, SIZE - 1), min_size=1, max_size=16), min_size=1, max_size=7)
 
 
 @given(answers=ANSWERS, stopped=st.booleans(), seed=st.integers(0, 1000))
@@ -167,7 +167,7 @@ def test_floor_asks_the_model_itself() -> None:
 def test_a_model_that_does_not_say_where_segments_end_is_refused() -> None:
     model = tiny_model()
     model.register_buffer("segment_marks", None)
-    with pytest.raises(UserError, match="learn.foreign_credit"):
+    with pytest.raises(UserError, match="foreign_credit"):
         learner(LearnConfig(foreign_credit="useful"), model)
 
 
