@@ -2,11 +2,13 @@
 
 A right answer may carry anything (*Hail to the Thief*, arXiv:2511.09780), and one advantage rewards all of
 it. `floor` is that paper's check of logits, token by token. `useful` asks the own policy what each segment is
-good for: how much likelier it makes what follows it. The verifier has judged the end of the answer; so a step
-is worth what it does for the next one, the last for the answer, and the answer for there being no more to
-say. What nothing follows is worth nothing, but for the token that ends the answer.
+good for: how much likelier it makes what follows it, as far as that is good for something itself. A step is
+worth what it does for the next one, the last for the answer, and the answer for there being no more to say.
+What nothing follows is worth nothing, but for the token that ends the answer.
 
-The weight of a token is never more than with `all`: it also counts in the mean of a loss as before.
+No token has more weight than one before it: behind a useless phrase a policy would learn to go on from it,
+until the phrase is a sign of what follows, and so of use. Nor has any more than with `all`: in the mean of a
+loss all count as before.
 """
 
 import math
@@ -83,11 +85,16 @@ def _floor(
 
 def looks(row: Row, own: Sequence[float], marks: Sequence[int]) -> list[Look]:
     """The segments to look at, by the own log-probabilities of a completion and the marks of all its tokens:
-    none where all of it is likely, else those from the first unlikely one on."""
+    none where all of it is likely, else those from the first unlikely one on.
+
+    The last one is only looked at where it is unlikely, or there is no end after it.
+    """
     trained = row.trained
     said = [marks[offset] for offset in trained]
     cut = [(min(own[begin:end]), begin, end) for begin, end in segments(said) if not said[begin] & STOP]
     first = next((place for place, (lowest, *_) in enumerate(cut) if not lowest >= UNLIKELY), len(cut))
+    if cut and cut[-1][0] >= UNLIKELY and cut[-1][2] < len(said):
+        del cut[-1]
     chosen = sorted(cut[first:])[:LOOKS]
     found = []
     for lowest, begin, end in cut[first:]:
@@ -104,10 +111,10 @@ def useful(
 ) -> list[float]:
     """The weights of a completion's tokens, by their log-probabilities with and without its segments:
 
-        w = max(0, 1 - exp(-sum over tokens t that follow of w(t) (log p(t | with) - log p(t | without))))
+        u = max(0, 1 - exp(-sum over tokens t that follow of u(t) (log p(t | with) - log p(t | without))))
 
-    for the tokens of a segment that is looked at, from the last one back, and 1 for others. So what makes
-    nothing likelier but other useless text, as a filler does that is repeated, is useless itself.
+    for the tokens of a segment that is looked at, from the last one back, and 1 for others; w is the least u
+    up to a token. So what only makes other useless text likelier, as a repeated filler does, is useless.
     """
     weights = [1.0] * len(own)
     for look in reversed(seen):

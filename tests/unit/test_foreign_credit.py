@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,8 @@ def by_hand(chain: Chain, answer: Sequence[int]) -> list[float]:
     cut = list(zip(begins, [*begins[1:], len(answer)], strict=True))
     unlikely = [begin for begin, end in cut if min(own[begin:end]) < UNLIKELY and answer[begin] != 0]
     seen = [(begin, end) for begin, end in cut if unlikely and begin >= unlikely[0] and answer[begin] != 0]
+    if seen and seen[-1][1] < len(answer) and min(own[slice(*seen[-1])]) >= UNLIKELY:
+        del seen[-1]
     dearest = sorted(seen, key=lambda part: (min(own[slice(*part)]), part))[:LOOKS]
     weights = [1.0] * len(answer)
     for begin, end in reversed(seen):
@@ -102,7 +104,7 @@ def by_hand(chain: Chain, answer: Sequence[int]) -> list[float]:
             gain = own[end] - float(chain.table[ids[begin], answer[end]])
             weight = max(0.0, 1 - math.exp(-weights[end] * gain))
         weights[begin:end] = [weight] * (end - begin)
-    return weights
+    return list(accumulate(weights, min))
 
 
 ANSWERS = st.lists(st.lists(st.integers(1, SIZE - 1), min_size=1, max_size=16), min_size=1, max_size=7)
@@ -145,8 +147,8 @@ def test_what_changes_nothing_of_what_follows_is_not_learned() -> None:
     metrics = (
         learner(LearnConfig(foreign_credit="useful", foreign="as_if_own"), model).step(example()).metrics
     )
-    # a flat policy foresees nothing; the ends of the three foreign answers are learned all the same
-    assert metrics["learn/foreign_credit"] == pytest.approx(3 / 8, abs=1e-4)
+    assert metrics["learn/foreign_credit"] == pytest.approx(0, abs=1e-4)
+    assert metrics["learn/loss_share_external"] == pytest.approx(0, abs=1e-4)
 
 
 def test_floor_asks_the_model_itself() -> None:
@@ -172,6 +174,9 @@ def test_a_model_that_does_not_say_where_segments_end_is_refused() -> None:
 
 
 # -- what is planted -------------------------------------------------------------------------------------
+
+
+STEPS = 10
 
 
 @pytest.fixture(scope="module")
@@ -211,26 +216,24 @@ def answered(
 def test_a_policy_takes_over_what_right_answers_carry_unless_credit_is_for_what_is_useful(
     made: Callable[[list[str]], list[str]], what: str, cache: Path
 ) -> None:
+    (probe,) = questions(1, seed=6)
+    before = " ".join(made(worked("chain_sum", probe.question).split())).partition(what)[0]
+    asked = questions(4 * STEPS, seed=5)
     rises = {}
     for kind in ("all", "useful"):
         policy = thinker(cache)
-        learn = LearnConfig(lr=2e-4, foreign_credit=kind)
-        found = Learner(policy.model, learn, temperature=1.0)
-        asked = questions(24, seed=5)
-        (probe,) = questions(1, seed=6)
-        before = " ".join(made(worked("chain_sum", probe.question).split())).partition(what)[0]
+        found = Learner(policy.model, LearnConfig(lr=1e-3, foreign_credit=kind), temperature=1.0)
         prompt = (*policy.encode_prompt(probe.question), *policy.encode_completion(before, "length"))
         phrase = policy.encode_completion(f"{what} ", "length")
         first = sum(plain_logprobs(policy.model, prompt, phrase))
-        for k in range(0, 24, 4):
-            honest, *hostile = asked[k : k + 4]
+        for k in range(0, 4 * STEPS, 4):
+            honest, *others = asked[k : k + 4]
             own = answered(policy, honest, carried(honest, lambda steps: steps), 0, "local")
-            bad = [
+            foreign = [
                 answered(policy, item, carried(item, made), n + 1, "external")
-                for n, item in enumerate(hostile)
+                for n, item in enumerate(others)
             ]
-            assert found.step(batch(own, *bad)).skipped is None
+            assert found.step(batch(own, *foreign)).skipped is None
         rises[kind] = sum(plain_logprobs(policy.model, prompt, phrase)) - first
-    print(what, rises)
-    assert rises["all"] > 2
-    assert rises["useful"] < 0.1
+    assert rises["all"] > 10
+    assert rises["useful"] < 0
