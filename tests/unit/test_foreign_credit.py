@@ -220,20 +220,21 @@ def test_a_policy_takes_over_what_right_answers_carry_unless_credit_is_for_what_
     before = " ".join(made(worked("chain_sum", probe.question).split())).partition(what)[0]
     asked = questions(4 * STEPS, seed=5)
     rises = {}
-    for kind in ("all", "useful"):
+    for kind in ("own answers alone", "useful", "all"):
         policy = thinker(cache)
-        found = Learner(policy.model, LearnConfig(lr=1e-3, foreign_credit=kind), temperature=1.0)
+        credit: Any = "useful" if kind == "useful" else "all"
+        found = Learner(policy.model, LearnConfig(lr=1e-3, foreign_credit=credit), temperature=1.0)
         prompt = (*policy.encode_prompt(probe.question), *policy.encode_completion(before, "length"))
         phrase = policy.encode_completion(f"{what} ", "length")
         first = sum(plain_logprobs(policy.model, prompt, phrase))
         for k in range(0, 4 * STEPS, 4):
             honest, *others = asked[k : k + 4]
-            own = answered(policy, honest, carried(honest, lambda steps: steps), 0, "local")
-            foreign = [
-                answered(policy, item, carried(item, made), n + 1, "external")
-                for n, item in enumerate(others)
-            ]
-            assert found.step(batch(own, *foreign)).skipped is None
+            groups = [answered(policy, honest, carried(honest, lambda steps: steps), 0, "local")]
+            if kind != "own answers alone":
+                for item in others:
+                    groups.append(answered(policy, item, carried(item, made), len(groups), "external"))
+            assert found.step(batch(*groups)).skipped is None
         rises[kind] = sum(plain_logprobs(policy.model, prompt, phrase)) - first
-    assert rises["all"] > 10
-    assert rises["useful"] < 0
+    print(what, rises)
+    assert rises["all"] > rises["own answers alone"] + 10
+    assert rises["useful"] < rises["own answers alone"] + 1
