@@ -12,7 +12,7 @@ loss all count as before.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sapo.core.config.load import LearnConfig
 from sapo.learn.collate import Chunk, Row
-from sapo.learn.segments import BEFORE, STOP, segments
+from sapo.learn.segments import BEFORE, BLANK, STOP, segments
 
 UNLIKELY = math.log(0.2)
 """A completion none of whose tokens is below this is credited without a second look: it teaches little."""
@@ -36,13 +36,14 @@ Again = Callable[[Sequence[Row]], Mapping[Row, Sequence[float]]]
 class Look:
     """A segment of a completion that is looked at: its trained tokens from `begin` to `end`.
 
-    `without` is the completion without it, whose tokens from `after` on are compared, numbered as with it;
-    None where the segment is not credited whatever follows it.
+    `without` is the completion without it and its copies, `removed` tokens in all; from `after` on, numbered
+    as with them, tokens are compared. None where the segment is not credited whatever follows it.
     """
 
     begin: int
     end: int
     after: int
+    removed: int
     without: Row | None
 
 
@@ -96,14 +97,24 @@ def looks(row: Row, own: Sequence[float], marks: Sequence[int]) -> list[Look]:
     if cut and cut[-1][0] >= UNLIKELY and cut[-1][2] < len(said):
         del cut[-1]
     chosen = sorted(cut[first:])[:LOOKS]
+    copies: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for _, begin, end in cut[first:]:
+        copies.setdefault(_words(row, trained, said, begin, end), []).append((begin, end))
     found = []
     for lowest, begin, end in cut[first:]:
+        spans = copies[_words(row, trained, said, begin, end)]
+        last = spans[-1][1]
         # The space before a second word is unlikely where the first is missing, and says nothing of either.
-        after = end + (begin == 0 and end < len(said) and bool(said[end] & BEFORE))
+        after = last + (begin == 0 and last < len(said) and bool(said[last] & BEFORE))
         judged = after < len(said) and (lowest, begin, end) in chosen
-        without = _without(row, trained[begin], trained[end]) if judged else None
-        found.append(Look(begin, end, after, without))
+        gone = {trained[place] for span in spans for place in range(*span)}
+        found.append(Look(begin, end, after, len(gone), _without(row, gone) if judged else None))
     return found
+
+
+def _words(row: Row, trained: Sequence[int], said: Sequence[int], begin: int, end: int) -> tuple[int, ...]:
+    """The ids of a segment but for white space."""
+    return tuple(row.token_ids[trained[place]] for place in range(begin, end) if not said[place] & BLANK)
 
 
 def useful(
@@ -114,22 +125,23 @@ def useful(
         u = max(0, 1 - exp(-sum over tokens t that follow of u(t) (log p(t | with) - log p(t | without))))
 
     for the tokens of a segment that is looked at, from the last one back, and 1 for others; w is the least u
-    up to a token. So what only makes other useless text likelier, as a repeated filler does, is useless.
+    up to a token. So what only makes other useless text likelier is useless. A segment that is repeated is
+    left out everywhere, and counts for what follows its last copy: a filler would foretell itself.
     """
     weights = [1.0] * len(own)
     for look in reversed(seen):
         gain = 0.0
         if look.without is not None:
             others = measured[look.without]
-            size = look.end - look.begin
             places = range(look.after, len(own))
-            gains = [weights[place] * (own[place] - others[place - size]) for place in places]
+            gains = [weights[place] * (own[place] - others[place - look.removed]) for place in places]
             gain = math.fsum(one for one in gains if math.isfinite(one))
         weights[look.begin : look.end] = [-math.expm1(-max(gain, 0.0))] * (look.end - look.begin)
     return list(accumulate(weights, min))
 
 
-def _without(row: Row, begin: int, end: int) -> Row:
-    """A row without the tokens from `begin` to `end`."""
-    ids, mask = row.token_ids, row.loss_mask
-    return Row(ids[:begin] + ids[end:], mask[:begin] + mask[end:], 0.0, True)
+def _without(row: Row, gone: Collection[int]) -> Row:
+    """A row without the tokens at these offsets."""
+    kept = [offset for offset in range(len(row.token_ids)) if offset not in gone]
+    ids, mask = ([values[offset] for offset in kept] for values in (row.token_ids, row.loss_mask))
+    return Row(tuple(ids), tuple(mask), 0.0, True)

@@ -96,13 +96,18 @@ def by_hand(chain: Chain, answer: Sequence[int]) -> list[float]:
     seen = [(begin, end) for begin, end in cut if unlikely and begin >= unlikely[0] and answer[begin] != 0]
     if seen and seen[-1][1] < len(answer) and min(own[slice(*seen[-1])]) >= UNLIKELY:
         del seen[-1]
+    seen_all = tuple(seen)
     dearest = sorted(seen, key=lambda part: (min(own[slice(*part)]), part))[:LOOKS]
     weights = [1.0] * len(answer)
     for begin, end in reversed(seen):
         weight = 0.0
-        if end < len(answer) and (begin, end) in dearest:
-            gain = own[end] - float(chain.table[ids[begin], answer[end]])
-            weight = max(0.0, 1 - math.exp(-weights[end] * gain))
+        copies = [part for part in seen_all if answer[slice(*part)] == answer[begin:end]]
+        last = copies[-1][1]
+        if last < len(answer) and (begin, end) in dearest:
+            before = [n for n in range(last) if not any(first <= n < after for first, after in copies)]
+            former = answer[before[-1]] if before else 3
+            gain = own[last] - float(chain.table[former, answer[last]])
+            weight = max(0.0, 1 - math.exp(-weights[last] * gain))
         weights[begin:end] = [weight] * (end - begin)
     return list(accumulate(weights, min))
 
@@ -235,6 +240,5 @@ def test_a_policy_takes_over_what_right_answers_carry_unless_credit_is_for_what_
                     groups.append(answered(policy, item, carried(item, made), len(groups), "external"))
             assert found.step(batch(*groups)).skipped is None
         rises[kind] = sum(plain_logprobs(policy.model, prompt, phrase)) - first
-    print(what, rises)
     assert rises["all"] > rises["own answers alone"] + 10
     assert rises["useful"] < rises["own answers alone"] + 1
