@@ -20,6 +20,8 @@ TRADE: tuple[tuple[str, ...], ...] = (
     ("learn.loss=gspo", "learn.epochs=2", "learn.foreign=as_if_own"),
     ("learn.foreign=bounded", "learn.foreign_floor=-2"),
     ("learn.foreign=positive_late", "learn.foreign_late=1"),
+    ("learn.foreign_credit=floor", "learn.foreign_top_k=3"),
+    ("learn.foreign_credit=useful",),
     ("learn.foreign=behaviour", 'learn.trusted_peers=["n0","n1"]'),
     ("generate.temperature=0.7", "threads=2"),
     ("guard.min_entropy=50", "guard.action=rollback"),
@@ -50,9 +52,10 @@ def one_leg(config: Config, home: Home, name: str) -> None:
             assert node.drain(60)
             foreign = any(group.source == "external" for group in node.journal.batch(result.round).groups)
             alarmed = "min_entropy" in (result.skipped or "")
-            if (foreign or config.learn.foreign in ("positive", "as_if_own")) and (
-                alarmed or not config.guard.min_entropy
-            ):
+            anyhow = (
+                config.learn.foreign in ("positive", "as_if_own") and config.learn.foreign_credit == "all"
+            )
+            if (foreign or anyhow) and (alarmed or not config.guard.min_entropy):
                 return
     raise AssertionError(f"{name}: {MOST} rounds, and none to the point")
 

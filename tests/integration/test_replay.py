@@ -97,8 +97,11 @@ def test_that_run_had_all_of_it(trade: Home) -> None:
     rows = rows_of(store_of(trade))
     learn = [json.loads(row["learn"]) for row in rows]
     assert {one["loss"] for one in learn} == {"dapo", "grpo", "dr_grpo", "cispo", "gspo"}
-    modes = {one["foreign"] for row, one in zip(rows, learn, strict=True) if row["source"] == "external"}
-    assert modes == {"as_if_own", "bounded", "positive", "positive_late", "behaviour"}
+    external = [one for row, one in zip(rows, learn, strict=True) if row["source"] == "external"]
+    assert {one["foreign"] for one in external} == {
+        *("as_if_own", "bounded", "positive", "positive_late", "behaviour")
+    }
+    assert {one.get("foreign_credit", "all") for one in external} == {"all", "floor", "useful"}
     assert {json.loads(row["environment"])["threads"] for row in rows} == {1, 2}
     assert {row["temperature"] for row in rows} == {1.0, 0.7}
     assert {row["node"] for row in rows if row["rolled_back_to"]} == {"n0", "n1"}
