@@ -68,7 +68,7 @@ class Chain:
         return [float((line > line[token]).sum()) for line, token in lines]
 
 
-def credits(chain: Chain, kind: str, rows: Sequence[Row], **settings: Any) -> dict[Row, list[float]]:
+def credits(chain: Chain, kind: Any, rows: Sequence[Row], **settings: Any) -> dict[Row, list[float]]:
     """The weights of all rows, as they come out of micro-batches of three."""
 
     def measured(of: Callable[[Row], list[float]]) -> Callable[[Sequence[Row]], Mapping[Row, list[float]]]:
