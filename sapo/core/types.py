@@ -17,8 +17,6 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -97,6 +95,12 @@ def sha256(data: bytes | str) -> str:
 def chained(before: str | None, batch_digest: str) -> str:
     """Digest of a whole history of batches: of all up to `before` (None: there are none), and of one more."""
     return sha256((before or "") + batch_digest)
+
+
+def unset(value: object) -> bool:
+    """For `exclude_if` of a field that came later: unset it is left out, so that digests stay what they were
+    and earlier releases read what is written."""
+    return value is None
 
 
 class Record(BaseModel):
@@ -433,13 +437,7 @@ class RoundResult(Record):
     finished_at: float
     remembered: str = ""
     """What the sampler measured so far, as JSON: the next round goes by it."""
-    gossip: Gossiped | None = None
-
-    @model_serializer(mode="wrap")
-    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what gossip did where it did nothing: the release before has no such field."""
-        values: dict[str, Any] = write(self)
-        return values if self.gossip is not None else {k: v for k, v in values.items() if k != "gossip"}
+    gossip: Gossiped | None = Field(default=None, exclude_if=unset)
 
 
 @dataclass(frozen=True, slots=True)

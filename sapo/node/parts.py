@@ -208,7 +208,8 @@ def open_parts(
         if deliverer is not None:
             stack.callback(deliverer.close)
         kept = stack.pop_all()
-    maker = author.group_maker(
+    maker = GroupMaker(
+        author,
         workers,
         clock,
         tokenizer=policy.fingerprint,

@@ -565,7 +565,7 @@ class NodeRuntime:
 
     def _private_rng(self, stage: str) -> random.Random:
         """Randomness that peers cannot compute; a round that is begun again has the same."""
-        secret = self.parts.maker.identity.secret(stage)
+        secret = self.parts.maker.own.identity.secret(stage)
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage, secret)
 
     def report_beside(self, beside: Callable[[], Mapping[str, float]]) -> None:

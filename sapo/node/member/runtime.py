@@ -115,7 +115,7 @@ class MemberRuntime:
             member = cls(
                 author,
                 home,
-                author.group_maker(workers, clock, author=backend.kind),
+                GroupMaker(author, workers, clock, kind=backend.kind),
                 backend,
                 book,
                 deliverer,
