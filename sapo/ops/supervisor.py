@@ -47,6 +47,8 @@ LINGER_S = 5.0
 SETTLED = ("finished", "stopped", "owing", "failed")
 CLOSING = "closing"
 """The phase in which what was started is ended: the last."""
+NEWEST = ("eval/", "pool/size")
+"""Series of which the newest value is shown, not the mean of the last rounds."""
 WINDOW = 10
 """Rounds that the running means of a node are taken over."""
 DONE_POLL_S = 0.5
@@ -75,6 +77,12 @@ class NodeStatus:
     window: int = 0
     alarm: str = ""
     """Why its newest rounds taught it nothing; empty where they did."""
+
+    @property
+    def shown(self) -> dict[str, float]:
+        """Its series for people: means, and of `NEWEST` and what has no mean the newest values."""
+        means = {name: value for name, value in (self.means or {}).items() if not name.startswith(NEWEST)}
+        return {**(self.metrics or {}), **means}
 
 
 @dataclass(frozen=True, slots=True)
