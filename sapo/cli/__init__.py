@@ -96,17 +96,14 @@ VersionOption = Annotated[
 
 
 def _before_command(context: typer.Context, version: VersionOption = False, help: HelpOption = False) -> None:
-    """Take the options of `sapo` itself."""
     _help_if_alone(context)
 
 
 def _before_keys(context: typer.Context, help: HelpOption = False) -> None:
-    """Take the options of `sapo keys` itself."""
     _help_if_alone(context)
 
 
 def _before_task(context: typer.Context, help: HelpOption = False) -> None:
-    """Take the options of `sapo task` itself."""
     _help_if_alone(context)
 
 
@@ -249,7 +246,6 @@ def _say(text: str, code: int) -> int:
 
 
 def _usage(error: typer.TyperException) -> int:
-    """A wrong command line as one line with its remedy."""
     shown = getattr(error, "format_message", lambda: str(error))().strip()
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "sapo"

@@ -267,7 +267,6 @@ def _intake(
     *,
     timed: bool,
 ) -> Intake:
-    """The pool and all that is known of peers, as the journal has it."""
     trust = manifest.member_keys | {held.identity.key}
     quotas = Quotas(config.pool, trust, journal.peers(), timed=timed)
     return Intake(

@@ -194,7 +194,6 @@ def _round(
     found: Answering,
     update: tuple[float, float, bool],
 ) -> dict[str, Any]:
-    """Tokens and seconds of a whole round, from those of single answers and of an update."""
     batch, completions = config.batch, config.batch.completions
     update_s, learned, whole = update
     scored = (batch.b + batch.external) * completions

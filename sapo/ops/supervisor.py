@@ -153,7 +153,6 @@ def run_swarm(
 
 
 def _run_flow(watch: "_Watch", command: Sequence[str], env: Mapping[str, str]) -> None:
-    """Keep the process with the flow `swarm` going until its work is done."""
     home = watch.home
     for attempt in range(SWARM_RESTARTS + 1):
         child = Child.start(
@@ -230,7 +229,6 @@ class _Watch:
         return code
 
     def show(self, phase: str | None = None) -> None:
-        """Give the watcher a snapshot, as of `phase` if one is named."""
         if self.on_status is None:
             return
         status = snapshot(self.config, self.home)
@@ -419,7 +417,6 @@ def _ended(code: int | None, *, done: bool) -> str:
 
 
 def _newest(config: Config, home: Home, name: str) -> NodeStatus:
-    """A node as its journal alone has it: finished rounds, their figures, when the newest ended."""
     none = NodeStatus(name, "waiting", 0, 0)
     if not home.journal(name).exists():
         return none

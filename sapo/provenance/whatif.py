@@ -119,7 +119,6 @@ class WhatIf:
 
 
 def _figure(score: Score, name: str) -> float | None:
-    """One of `SCORES`, or pass@1 of a data set."""
     if name in SCORES:
         value: float | None = getattr(score, name)
         return value
@@ -128,8 +127,6 @@ def _figure(score: Score, name: str) -> float | None:
 
 @dataclass(slots=True)
 class _Course:
-    """How the rounds went."""
-
     rounds: int = 0
     steps: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -140,7 +137,6 @@ class _Course:
     results: list[RoundResult] = field(default_factory=list)
 
     def result(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Keep a round's metrics for the run."""
         values = {name: float(value) for name, value in metrics.items()}
         now = time.time()
         self.results.append(
@@ -148,7 +144,6 @@ class _Course:
         )
 
     def note(self, recorded: RecordedRound, step: StepResult) -> None:
-        """Count a round whose step was made or left out."""
         self.rounds += 1
         self.rollbacks += recorded.rolled_back_to is not None
         self.chain, self.own_weights_sha256 = recorded.chain, recorded.weights_sha256
@@ -160,7 +155,6 @@ class _Course:
             self.left_out[f"past {threshold[0]}" if threshold else step.skipped] += 1
 
     def tags(self, weights_sha256: str) -> dict[str, str]:
-        """The run's note of it in the end."""
         left_out = json.dumps(dict(self.left_out))
         tags = {"weights_sha256": weights_sha256, "steps": str(self.steps), "left_out": left_out}
         tags |= {"chain": self.chain} if self.chain is not None else {}
@@ -281,6 +275,5 @@ def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
 
 
 def _evaluated(home: Home, node: str, model: str) -> tuple[NodeExam | None, Score | None]:
-    """The figures of the node and of the policy it began with, where the swarm was evaluated."""
     found = home.load_evaluation()
     return (None, None) if found is None else (found.nodes.get(node), found.start(node, model))

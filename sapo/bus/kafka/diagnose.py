@@ -248,7 +248,6 @@ def _explain_certificate(origin: ssl.SSLCertVerificationError, server: str, acce
 
 
 def _wants_login(server: str, access: Access) -> bool:
-    """Whether a server that shut the door expects a login first."""
     host, _, port = server.rpartition(":")
     connection = Connection(host, int(port), access, stall_s=1.0)
     try:

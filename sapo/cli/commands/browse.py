@@ -173,7 +173,6 @@ def _place(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _learned(row: dict[str, Any]) -> list[str]:
-    """Who learned from a group or completion, its author first; nothing where nobody did."""
     names = sorted(row["learned_by"], key=lambda name: (name != row["node"], name))
     return [f"learned by {' '.join(names)}"] if names else []
 

@@ -110,14 +110,12 @@ class _Progress:
         self._label, self._pace = "", Pace()
 
     def left(self, label: str, done: int, total: int) -> float | None:
-        """Seconds until `total`; each label has a pace of its own."""
         if label != self._label:
             self._label, self._pace = label, Pace()
         return self._pace.left(self.clock(), done, total)
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the view was opened."""
         return self.clock() - self.start
 
 

@@ -210,14 +210,12 @@ def _problem(key: str, value: object) -> str | None:
 
 
 def _against_rules(key: str, value: Any, manifest: Manifest) -> str | None:
-    """Why a value cannot be meant with the manifest's own rules, or None."""
     if key == "generate.max_new_tokens" and value > manifest.max_text_chars:
         return f"is more than the {manifest.max_text_chars} characters that the swarm takes"
     return None
 
 
 def _contradiction(preset: str | None, settings: Mapping[str, Any], manifest: Manifest) -> str | None:
-    """Why settings cannot hold together under a manifest's rules, or None."""
     bounds = {"min_completions": manifest.min_completions, "max_completions": manifest.max_completions}
     values = {} if preset is None else preset_values(preset)
     try:
@@ -242,7 +240,6 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of tables one deep, as advice has them."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             for inner, leaf in value.items():

@@ -351,7 +351,6 @@ def refuse_unwritable(folder: Path, option: str, value: str) -> None:
 
 
 def _read_json(path: Path, home: str) -> dict[str, Any]:
-    """A JSON object from a file of a home. Raises `UserError` where it holds none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         problem = "" if isinstance(found, dict) else "not an object"

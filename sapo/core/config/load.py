@@ -321,7 +321,6 @@ def keys_of(file: Path) -> set[str]:
 
 
 def _take_preset(written: dict[str, Any]) -> str | None:
-    """Take a config file's `preset` out of its settings."""
     if "preset" not in written:
         return None
     name = written.pop("preset")

@@ -116,7 +116,6 @@ class CommandBackend:
                 return
 
     def _ask(self, ask: Ask, book: AnswerBook, stopping: Callable[[], bool]) -> None:
-        """Ask once, and keep what comes until all has come."""
         if self._program is not None and self._program.has_exited():
             self.close()
         if self._program is None:
@@ -183,7 +182,6 @@ class _Program:
         os.set_blocking(self._in.fileno(), False)
 
     def say(self, line: bytes) -> None:
-        """Have `hear` write a line, as far as the program reads."""
         self._unsaid += line
 
     def hear(self, timeout_s: float) -> list[bytes | None]:
@@ -203,7 +201,6 @@ class _Program:
         return self._lines(part)
 
     def close(self, leave_s: float) -> None:
-        """Close its input, and after `leave_s` seconds end it with all it has started."""
         self._in.close()
         until = time.monotonic() + leave_s
         while not self.has_exited() and (left := until - time.monotonic()) > 0:

@@ -200,7 +200,6 @@ class VllmEngine:
 
 
 def _start(policy: LoadedPolicy, descriptor: int, log: IO[bytes]) -> tuple[Connection, Child]:
-    """vLLM's process, and the line to it; it says nothing before it is asked."""
     ours, theirs = socket.socketpair()
     with theirs:
         environment = {**os.environ, **SETTINGS, **thread_settings(torch.get_num_threads())}

@@ -203,7 +203,6 @@ class Recording:
         return 0 if newest is None else int(newest) + 1
 
     def _by_round(self, first: int, last: int) -> Iterator[list[dict[str, Any]]]:
-        """The rows of each round that has some, round by round."""
         for start in range(max(first, 0), last + 1, ROUNDS_AT_ONCE):
             end = min(start + ROUNDS_AT_ONCE - 1, last)
             rows = self._read(self._dataset(start, end), None, self._mine(start, end))
@@ -211,7 +210,6 @@ class Recording:
                 yield rows.filter(pc.equal(rows["round"], round)).to_pylist()
 
     def _dataset(self, first: int | None = None, last: int | None = None) -> ds.Dataset:
-        """The files that may hold such rows, by partition and statistics."""
         terms = [("node", "=", self.node), ("incarnation", "=", self.incarnation)]
         terms += [("round", ">=", str(first))] if first is not None else []
         terms += [("round", "<=", str(last))] if last is not None else []
