@@ -126,7 +126,7 @@ class Child(Started):
 
     def collected(self) -> int | None:
         """Also ends, before the pid can be reused, what the child started and left behind."""
-        if not _has_exited(self.pid):
+        if not has_exited(self.pid):
             return None
         self._end_group()
         code = self._process.wait()
@@ -227,7 +227,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def _has_exited(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     """Whether a child has ended, without collecting it: until then its pid is not reused."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, pid, flags) is not None

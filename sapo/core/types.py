@@ -177,9 +177,9 @@ class Outcome(Record):
         return self
 
     @classmethod
-    def scored(cls, score: float, reason: str | None = None) -> Self:
+    def scored(cls, score: float) -> Self:
         """A text the verifier gave a score to."""
-        return cls(outcome="score", score=float(score), reason=reason)
+        return cls(outcome="score", score=float(score))
 
     @classmethod
     def unscorable(cls, reason: str) -> Self:

@@ -170,14 +170,14 @@ def running(config: Config, home: Home, *, env: Mapping[str, str] | None = None)
 
 
 @contextlib.contextmanager
-def opened(config: Config, home: Home, *, env: Mapping[str, str] | None = None) -> Iterator[Running]:
+def opened(config: Config, home: Home) -> Iterator[Running]:
     """The servers that show a swarm that does not run now; stopped at the end, if they were started here.
 
     What lies in the home is shown from there. Where it has no metrics or no flow runs, the servers are those
     that `track.uri`, `MLFLOW_TRACKING_URI` and `PREFECT_API_URL` name; a named store without a server is
     served. Raises as `running` does, and `UserError` for a home in which nothing has run.
     """
-    base = dict(os.environ if env is None else env)
+    base = dict(os.environ)
     own = _own_store(home) if home.mlflow_db.exists() else None
     store = config.track.uri or own or base.get("MLFLOW_TRACKING_URI")
     if store is None:

@@ -285,9 +285,9 @@ def load(
     return config
 
 
-def given(sets: Sequence[str], env: Mapping[str, str] | None = None) -> set[str]:
+def given(sets: Sequence[str]) -> set[str]:
     """The settings that flags and environment name, dotted. Raises `UserError` for a flag that is none."""
-    names = (key for key in (os.environ if env is None else env) if key.startswith(ENV_PREFIX))
+    names = (key for key in os.environ if key.startswith(ENV_PREFIX))
     told = {key.removeprefix(ENV_PREFIX).lower().replace("__", ".") for key in names}
     return told | {split_flag(item)[0] for item in sets}
 

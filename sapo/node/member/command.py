@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
+from sapo.core.child_process import has_exited
 from sapo.core.config.load import Config
 from sapo.core.config.members import CommandMember
 from sapo.core.config.prompt import system_prompt
@@ -211,8 +212,7 @@ class _Program:
         self._out.close()
 
     def has_exited(self) -> bool:
-        """Whether it has ended, without collecting it: until then its pid is not used again."""
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return has_exited(self._process.pid)
 
     def _write(self) -> None:
         try:
