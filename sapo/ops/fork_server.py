@@ -1,8 +1,6 @@
 """Forks a swarm's processes from one that has loaded the libraries once (multiprocessing's fork server).
 
-Loading torch, transformers, Prefect and MLflow takes 17 CPU seconds and a gigabyte; nodes, archive and
-evaluation share one load of them. A forked process is like a `Child`: a session of its own that ends with the
-process that asked for it.
+Loading torch, transformers, Prefect and MLflow takes 17 CPU seconds and a gigabyte, which all of them share.
 """
 
 import importlib

@@ -1,8 +1,7 @@
 """The swarm's supervisor: outside Prefect, in plain Python, so that no server's absence can stop the rounds.
 
-It runs the two servers, and beside them one process with the flow `swarm`, which keeps the nodes, the archive
-and the evaluation going (`sapo.ops.process_group`). Whatever way it ends itself, nothing it started is left
-running.
+It runs the two servers and one process with the flow `swarm`, which keeps nodes, archive and evaluation going
+(`sapo.ops.process_group`). However it ends, nothing it started is left running.
 """
 
 import contextlib

@@ -267,10 +267,10 @@ def load(
     for key, text in sorted(environment, key=lambda item: (not item[0].endswith("__TYPE"), item[0])):
         if key.startswith(ENV_PREFIX) and key not in NOT_SETTINGS:
             path = key.removeprefix(ENV_PREFIX).lower().split("__")
-            values = merge(values, nested(path, text))
+            values = merge(values, nested(path, literal(text)))
     for item in sets:
         key, text = split_flag(item)
-        values = merge(values, nested(key.split("."), text))
+        values = merge(values, nested(key.split("."), literal(text)))
     config = parse(values)
     for number in config.node:
         if not number.isdigit() or int(number) >= config.swarm.nodes:
@@ -350,15 +350,14 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UserError("--config", str(path), f"is not TOML: {error}", "correct the file") from None
 
 
-def nested(path: Sequence[str], text: str) -> dict[str, Any]:
-    """The tables that a flag's key and value stand for."""
-    value: Any = _literal(text)
+def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A value within the tables that its path names."""
     for key in reversed(path):
         value = {key: value}
     return dict(value)
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """A flag's value: a TOML value where it is one, JSON `null`, the plain text otherwise."""
     if text.strip() == "null":
         return None
