@@ -12,6 +12,10 @@ at most 16 tokens; all groups are own (J = 0), so that all programs do the same 
 weights of the same shape and a stand-in for the verifier: all 16 tokens are generated and no group has zero
 advantage, so nothing but the loop itself can be saved.
 
+`smollm2`, `smollm2-bfloat16`, `smollm2-lora`: SmolLM2-135M-Instruct with preset smollm2's tasks, prompt and
+answers of at most 32 tokens, both cores, 8 groups of 8, all own, its verifier. In float32; in bfloat16, where
+TRL keeps no float32 masters and ours does; and an adapter of rank 8 on bfloat16 weights.
+
 `half-b`: random weights of Qwen2.5-0.5B's shape, float32, both cores. Preset paper's I = 4 groups and
 micro-batch of 8. 4 completions, not its 8, and 64 tokens, not its 256: TRL's round is to stay near two
 minutes on two cores. Fewer completions favour TRL (a prompt is shared by fewer), fewer tokens favour us (the
@@ -29,6 +33,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from baselines import shapes
 from baselines.child import Scores, Work
@@ -36,10 +41,10 @@ from baselines.programs import Program, Round, genrl_python, make_genrl, started
 from common import STARTER_ROUND, Report, parser
 
 from sapo.core.config.load import Config, load
-from sapo.core.config.prompt import system_prompt
 from sapo.core.types import Question
 from sapo.core.user_cache import default_cache
 from sapo.experiments.grid import identity
+from sapo.policy import gguf_file
 from sapo.policy.starter import prepare
 from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import open_workers
@@ -65,22 +70,28 @@ class Part:
 
     baseline: str
     model: str
-    """`trained` or `untrained` starter, or `half-b`."""
+    """`trained` or `untrained` starter, `smollm2` or `half-b`."""
     cases: tuple[Case, ...]
     warm: int
     rounds: int
     blocks: int = 0
     """Turns in which each program runs alone: it starts, warms up, makes `rounds` and ends; 0 where all run
     at once and take turns by the round."""
+    sets: tuple[str, ...] = ()
+    """Settings of its own."""
 
 
 STARTER = Case("preset starter", "verifier", seconds=1 / 5, memory=1.0)
+SMOLLM2 = Case("preset smollm2", "verifier", seconds=1 / 2.5, memory=0.5)
 PARTS = {
     "starter-trl": Part("trl", "trained", (STARTER,), warm=5, rounds=60),
     "starter-genrl": Part("genrl", "trained", (STARTER,), warm=5, rounds=30),
     "untrained-trl": Part(
         "trl", "untrained", (Case("16 tokens each, none at zero", "all"),), warm=3, rounds=20
     ),
+    "smollm2": Part("trl", "smollm2", (SMOLLM2,), warm=1, rounds=3, sets=("dtype=float32",)),
+    "smollm2-bfloat16": Part("trl", "smollm2", (SMOLLM2,), warm=1, rounds=3),
+    "smollm2-lora": Part("trl", "smollm2", (SMOLLM2,), warm=1, rounds=3, sets=("lora.rank=8",)),
     "half-b": Part(
         "trl",
         "half-b",
@@ -93,33 +104,40 @@ PARTS = {
         blocks=1,
     ),
 }
-LONG = ["starter-genrl", "untrained-trl"]
-"""Left out of a quick run unless named: genrl's environment takes a minute to make."""
+LONG = ["starter-genrl", "untrained-trl", "smollm2", "smollm2-bfloat16", "smollm2-lora"]
+"""Left out of a quick run unless named: genrl's environment and SmolLM2 take a minute to make."""
+ALONE = ("swarm.nodes=1", "swarm.rounds=1_000_000", "batch.external=0", "eval.probe_questions=0")
+"""A silo of one node, without examinations: no baseline is examined."""
+RARELY = (
+    "checkpoint.every_rounds=1_000_000",
+    "checkpoint.every_seconds=1e9",
+    "checkpoint.weight_digest_every=1_000_000",
+)
+"""No checkpoint falls into a counted round."""
 
 
 def starter_config(quick: bool) -> Config:
-    """Preset starter as a silo of one node, without examinations: no baseline is examined."""
-    alone = ["swarm.nodes=1", "swarm.rounds=1_000_000", "batch.external=0", "eval.probe_questions=0"]
-    return load("starter", sets=[*STARTER_ROUND, *alone, *(["starter.steps=20"] if quick else [])], env={})
+    """Preset starter in silo."""
+    return load("starter", sets=[*STARTER_ROUND, *ALONE, *(["starter.steps=20"] if quick else [])], env={})
+
+
+def smollm2_config(sets: Sequence[str]) -> Config:
+    """Preset smollm2 in silo on both cores."""
+    return load("smollm2", sets=["threads=2", "batch.local=8", *ALONE, *RARELY, *sets], env={})
 
 
 def half_b_config(model: Path) -> Config:
-    """Preset paper as a silo of one node on both cores; no checkpoint falls into a counted round."""
+    """Preset paper in silo on both cores."""
     names = ("basic_arithmetic", "fraction_simplification", "calendar_arithmetic")
     tasks = ", ".join(f'{{dataset = "{name}"}}' for name in names)
     sets = [
         f"model={model}",
         f"tasks=[{tasks}]",
         "threads=2",
-        "swarm.nodes=1",
-        "swarm.rounds=1_000_000",
-        "batch.external=0",
         "batch.completions=4",
         "generate.max_new_tokens=64",
-        "eval.probe_questions=0",
-        "checkpoint.every_rounds=1_000_000",
-        "checkpoint.every_seconds=1e9",
-        "checkpoint.weight_digest_every=1_000_000",
+        *ALONE,
+        *RARELY,
     ]
     return load("paper", sets=sets, env={})
 
@@ -131,6 +149,8 @@ def prepared(part: Part, quick: bool, folder: Path) -> tuple[Config, Path]:
         if not directory.exists():
             shapes.make(shapes.SMALL if quick else shapes.HALF_B, directory)
         return half_b_config(directory), directory
+    if part.model == "smollm2":
+        return smollm2_config(part.sets), gguf_file.prepare("smollm2", cache=default_cache())
     config = starter_config(quick)
     with open_workers(config) as workers:
         directory = prepare(config, workers, cache=default_cache())
@@ -178,7 +198,11 @@ def work_of(config: Config, model: Path, asked: Sequence[Sequence[Question]], fo
             for round in asked
         ],
         incarnation=INCARNATION,
-        system=system_prompt(config.rules.answer),
+        system=config.system,
+        examples=[list(pair) for pair in config.prompt.examples],
+        tagged=config.rules.answer == "tags",
+        dtype=config.dtype,
+        lora=lora_of(config),
         groups=config.batch.b,
         completions=config.batch.completions,
         new_tokens=config.generate.max_new_tokens,
@@ -188,6 +212,14 @@ def work_of(config: Config, model: Path, asked: Sequence[Sequence[Question]], fo
         folder=str(folder),
         tasks=[{"dataset": task.dataset, "config": task.config} for task in config.tasks],
     )
+
+
+def lora_of(config: Config) -> dict[str, Any] | None:
+    """An adapter in peft's words."""
+    if config.lora is None:
+        return None
+    own = config.lora
+    return {"r": own.rank, "lora_alpha": own.alpha, "target_modules": own.target_modules}
 
 
 def measure(report: Report, name: str, part: Part, quick: bool, folder: Path) -> None:

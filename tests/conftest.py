@@ -93,6 +93,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(CpuBudget(DEAR, frozenset({"full", "soak"})))
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files unread that have no test of the `full` tier where it runs alone: reading takes seconds."""
+    if collection_path.suffix != ".py" or collection_path.parent.name not in QUICK:
+        return None
+    alone = str(config.option.markexpr).startswith("full")
+    return True if alone and "mark.full" not in collection_path.read_text(encoding="utf-8") else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test` leaves to `make test-all`, and put first what would else end last."""
     for item in items:

@@ -28,11 +28,19 @@ class Work:
     """Of our node: it fixes those questions."""
     system: str | None
     """Instruction before every question."""
+    examples: list[list[str]]
+    """Pairs of question and answer, as earlier turns."""
+    tagged: bool
+    """Whether the answer is what stands between tags, not the whole text."""
     groups: int
     completions: int
     new_tokens: int
     micro_batch: int
     """Sequences per forward pass of the update."""
+    dtype: str
+    """Of the weights."""
+    lora: dict[str, Any] | None
+    """Rank, alpha and targets of the adapter that alone is trained, if one is."""
     lr: float
     threads: int
     folder: str
@@ -47,7 +55,9 @@ class Work:
     def conversation(self, question: str) -> list[dict[str, str]]:
         """The messages of one question."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return [*system, {"role": "user", "content": question}]
+        asked = [text for pair in self.examples for text in pair] + [question]
+        roles = ("user", "assistant")
+        return [*system, *({"role": roles[k % 2], "content": text} for k, text in enumerate(asked))]
 
     def write(self, path: Path) -> None:
         """For a program to `read`."""

@@ -1,9 +1,10 @@
 """TRL's GRPOTrainer, one optimiser step a round: generate, score, update.
 
 Settings as ours where both have them; where TRL has a choice, the one that makes it fastest here: no
-gradient checkpointing, no reference model (beta 0), fused AdamW, nothing logged or saved. On a CPU there is
-no bfloat16; on a GPU it computes in bfloat16 on float32 weights, as is its default. Its questions are drawn
-before it starts, ours within the round.
+gradient checkpointing, no reference model (beta 0), fused AdamW, nothing logged or saved. On a CPU its
+weights are of the work's type: bfloat16 ones have no float32 masters, as ours have. On a GPU it computes in
+bfloat16 on float32 weights, as is its default. Its questions are drawn before it starts, ours within the
+round.
 """
 
 import time
@@ -12,6 +13,8 @@ from typing import Any
 import reasoning_gym
 import torch
 from datasets import Dataset
+from peft import LoraConfig
+from reasoning_gym.utils import extract_answer
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -61,7 +64,9 @@ class OnRequest(TrainerCallback):
             group, k = divmod(row, self.work.completions)
             if self.scores == "verifier":
                 data, entry = self._entries[prompt[-1]["content"]]
-                found.append(float(data.score_answer(completion[0]["content"], entry)))
+                text = completion[0]["content"]
+                answer = extract_answer(text) if self.work.tagged else text
+                found.append(float(data.score_answer(answer, entry)))
             else:
                 found.append(stand_in(self.scores, group, k))
         self.reward, self.scored_at = sum(found) / len(found), time.perf_counter()
@@ -111,13 +116,15 @@ def main() -> None:
     torch.set_num_threads(work.threads)
     on_request = OnRequest(work, requests)
     rows = [{"prompt": work.conversation(question["text"])} for round in work.rounds for question in round]
+    dtype = getattr(torch, work.dtype) if work.device == "cpu" else torch.float32
     GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(work.model, dtype=dtype),
         processing_class=AutoTokenizer.from_pretrained(work.model),
         reward_funcs=on_request.scored,
         args=arguments(work),
         train_dataset=Dataset.from_list(rows),
         callbacks=[on_request],
+        peft_config=None if work.lora is None else LoraConfig(**work.lora, task_type="CAUSAL_LM"),
     ).train()
 
 

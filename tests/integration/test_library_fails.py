@@ -2,19 +2,20 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from finished import COMMAND, ENV
+from commands import running, sapo, until
+from finished import ENV
 from mlflow import MlflowClient
-from swarms import SMALL
+from swarms import small_config
 
+from sapo.core.config import toml_dump
 from sapo.core.config.home import Home
-from sapo.store.journal.journal import Journal
+from sapo.store.journal.journal import Journal, rounds_made
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(600)]
-NODES, ROUNDS = ("n0",), 6
+NODE, ROUNDS = "n0", 60
 PROBLEM = "'str' object has no attribute '__name__'"
 BREAK = f'''
 """Loaded by each Python that has this folder on its path: save_model raises while a file is there."""
@@ -48,43 +49,29 @@ sys.meta_path.insert(0, Breaker())
 '''
 
 
-def owed(home: Home) -> dict[str, dict[str, int]]:
-    found = {}
-    for name in NODES:
-        with Journal.read_only(home.journal(name)) as journal:
-            assert journal.finished_rounds() == ROUNDS
-            found[name] = journal.owed_counts()
-    return found
-
-
 def test_a_swarm_whose_models_cannot_be_saved_makes_its_rounds_and_delivers_later(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BREAK)
     flag = tmp_path / "broken"
     flag.touch()
     env = {**ENV, "PYTHONPATH": str(tmp_path), "BROKEN": str(flag)}
     home = Home(tmp_path / "home")
-    sets = ["swarm.nodes=1", f"swarm.rounds={ROUNDS}", "track.register_every=3", "eval.questions=20"]
-    words = [word for one in (*SMALL, *sets) for word in ("--set", one)]
+    log = home.logs / f"{NODE}.log"
+    sets = ["swarm.nodes=1", f"swarm.rounds={ROUNDS}", f"track.register_every={ROUNDS // 2}"]
+    config = small_config([*sets, "eval.questions=20"]).model_dump(mode="json", exclude_none=True)
+    (tmp_path / "swarm.toml").write_text(toml_dump.dumps(config))
 
-    def sapo(*given: str) -> subprocess.CompletedProcess[str]:
-        command = [*COMMAND, *given, "--home", str(home.root)]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    with running("swarm", "--config", "swarm.toml", "--home", "home", place=tmp_path, env=env) as swarm:
+        until(lambda: log.exists() and "ALARM: version fails" in log.read_text(), swarm)
+        shown = json.loads(sapo("status", "--json", "--home", "home", place=tmp_path, env=env))
+        assert shown["owed"][NODE]["version"] > 0
+        reached = rounds_made(home.journal(NODE))
+        until(lambda: rounds_made(home.journal(NODE)) > reached, swarm)
+        os.remove(flag)
+        assert swarm.wait(300) == 0
 
-    begun = sapo("swarm", *words)
-    assert begun.returncode == 4, begun.stdout + begun.stderr
-    assert "still owes 2 version" in " ".join(begun.stdout.split())
-    for name in NODES:
-        log = (home.logs / f"{name}.log").read_text()
-        assert log.count("ALARM: version fails") == 1
-        assert PROBLEM in log
-    assert {frozenset(counts) for counts in owed(home).values()} == {frozenset({"version"})}
-    shown = json.loads(sapo("status", "--json").stdout)
-    assert all(counts["version"] > 0 for counts in shown["owed"].values())
-
-    os.remove(flag)
-    again = sapo("swarm", "--resume")
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert owed(home) == {name: {} for name in NODES}
+    assert log.read_text().count("ALARM: version fails") == 1
+    assert PROBLEM in log.read_text()
+    with Journal.read_only(home.journal(NODE)) as journal:
+        assert (journal.finished_rounds(), journal.owed_counts()) == (ROUNDS, {})
     client = MlflowClient(f"sqlite:///{home.mlflow_db}")
-    for name in NODES:
-        assert len(client.search_model_versions(f"name = 'test.{name}'")) == 2
+    assert len(client.search_model_versions(f"name = 'test.{NODE}'")) == 2

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 SHORTER = {
     "SAPO_SWARM__ROUNDS": "1",
     "SAPO_EVAL__QUESTIONS": "8",
+    "SAPO_EVAL__PROBE_QUESTIONS": "0",
     "SAPO_BATCH__LOCAL": "2",
     "SAPO_BATCH__EXTERNAL": "2",
     "SAPO_BATCH__COMPLETIONS": "4",
