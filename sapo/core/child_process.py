@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -27,7 +28,7 @@ POLL_S = 0.05
 TAIL_LINES = 12
 
 
-class Started:
+class Started(ABC):
     """A process that was started, and leads a session of its own; `log` takes its output."""
 
     def __init__(self, name: str, pid: int, log: Path, lock: threading.Lock) -> None:
@@ -35,9 +36,9 @@ class Started:
         self._lock = lock
         self._code: int | None = None
 
+    @abstractmethod
     def collected(self) -> int | None:
-        """The exit code of a process that has ended; its pid is another's afterwards. Else None."""
-        raise NotImplementedError
+        """The exit code of a process that has ended, whose pid is free from then on; None while it runs."""
 
     def poll(self) -> int | None:
         """The exit code (minus the signal's number after a signal), or None while it runs.
