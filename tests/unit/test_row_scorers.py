@@ -37,7 +37,7 @@ x = \u22122.5 ~ -2.5 | x=-4 ~ -4 | x = - 4 ~ -4 | it is -4 ~ -4 | (-4) ~ -4 | \u
 5 km2 ~ 5 | 5 m\u00b2 ~ 5 | 5km ~ 5 | 5 \u00b0C ~ 5 | 50% ~ 50 | 50 \\% ~ 50 | $1,234.50 ~ 1234.5
 \\$5 ~ 5 | 5 \u20ac ~ 5 | \uff15 ~ 5 | the 5th ~ 5 | H2O: 7 ~ 7 | \\boxed{5} ~ 5 | \\boxed{-5} ~ -5
 5-4=1 ~ 1 | 4 + 5 = 9 ~ 9 | 12:30 o'clock, 7 people ~ 7 | #### 16 ~ 16 | 8 - so it is ~ 8
-Answer:30 ~ 30 | [7] ~ 7 | 2, 3 ~ 3
+Answer:30 ~ 30 | [7] ~ 7 | 2, 3 ~ 3 | 2.50 ~ 2.5 | 1\u202f234 ~ 1234
 """)
 OTHER_NUMBER = pairs("""
 \u22125 ~ 5 | 5 ~ \u22125 | 50% ~ 0.5 | 5 ~ 5.01 | 0.333 ~ 1/3 | 6.02e23 ~ 23 | 3/4 ~ 4 | 1 1/2 ~ 0.5
@@ -47,6 +47,7 @@ NO_NUMBER = ["", "9" * 41, *listed("""
 four | 5-4 | 5 - 4 | x-4 | 3+4 | 3 + 4 | 3*4 | 3-5 | 5\u20137 | 2024/05/06 | 2024-05-06 | 1.2.3 | 12:30
 3:4 | 1,23 | 1.234,5 | 1,2,3 | 1'234 | 4x | 2\u03c0 | 0x1F | > 5 | \u2265 5 | \u00b15 | \u221a2
 \\sqrt{2} | 5 or 6 | 4 * x | 5-x | f(5) | 1/0 | - 5 | 1e999 | km2 | a1
+between 3 and 5 | less than 5 | 5 \u00b1 1
 """)]  # fmt: skip
 CHOSEN = listed("""
 B | (B) | **B** | b | (b) | B. | \uff22 | \\boxed{B} | \\text{B} | \\boxed{\\text{(B)}} | $B$
@@ -54,11 +55,12 @@ The answer is B. | the answer is (b) | Answer: B | answer: b | Option B: x = 3 N
 I chose B. | I choose option B because A is wrong | B) 12 cm | B. A cat | B: a dog | (B) I am
 A common mistake is C; the answer is B | The answer is C. No, the answer is B.
 A is wrong, the answer is B | The answer is B because A and C are wrong | It must be B, as a check shows
+It is not A. It is B. | B because A is wrong
 """)
 NOT_CHOSEN = ["", *listed("""
 A | C | B or C | The answer is B or C | The answer is B, C | The answer is B and D | Each of A, B, C, D
 not B | it is not (B) | I do not know | BB | Bob | B's | A) one B) two | the answer is a b
-The answer is C | I am not sure
+The answer is C | I am not sure | A, B, C | Option A or option B | A or B | B is wrong | It can't be B
 """)]  # fmt: skip
 
 
