@@ -17,10 +17,11 @@ import result_tables
 from pydantic import BaseModel
 from rich.console import Console
 
-from sapo.cli.report.live_view import RUN_HINT, NodeRow, screen
+from sapo.cli.report.live_view import RUN_HINT, screen
 from sapo.cli.report.svg_charts import line_chart
 from sapo.core.config import load
 from sapo.core.config.patterns import OWN_CODE
+from sapo.ops.supervisor import NodeStatus
 from sapo.testing import architectures
 
 HERE = Path(__file__).parent
@@ -179,12 +180,12 @@ def live_picture() -> str:
     """The live view as SVG, with figures of a run: two nodes on two cores that others were using, too."""
     figures = [(120, 0.431, 0.422, 4, 0.39, 0.2, 250), (114, 0.329, 0.402, 8, 0.51, 0.4, 201)]
     rows = [
-        NodeRow(
+        NodeStatus(
             f"n{i}",
             "running",
             round,
             200,
-            {
+            metrics={
                 "reward/local": local,
                 "reward/training_set": training,
                 "eval/pass_at_1": 0.38,

@@ -10,15 +10,13 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.patterns import OWN_CODE, PACKAGE, VERSION
 from sapo.core.traits import checked
-from sapo.core.types import AUTHOR_KINDS, AuthorKind, PublicKey, Sampling
+from sapo.core.types import AUTHOR_KINDS, AuthorKind, PublicKey, Sampling, unset
 
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -81,13 +79,13 @@ class Task(Section):
     dataset: SourceName
     """A data set of ReasoningGYM, or a source of an installed package: the name of its entry point of the
     group `sapo.tasks`, or `module:Class`. With `file`, `file:NAME`, by default of the file's own name."""
-    file: str | None = None
+    file: str | None = Field(default=None, exclude_if=unset)
     """Rows of one's own to ask, a .parquet, .jsonl or .csv file; `config` names its columns and scorer."""
     config: dict[str, Any] = {}
     """Its parameters, by the source's names for them; what is left out keeps the source's default."""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """How often it is drawn, relative to the other tasks: 2 is twice as often as 1, 0 leaves it to others."""
-    pin: Pin | None = None
+    pin: Pin | None = Field(default=None, exclude_if=unset)
     """The code of a source that is not ReasoningGYM's, by `package`, `version` and `sha256`; found out when a
     swarm begins, if not set."""
 
@@ -104,12 +102,6 @@ class Task(Section):
         if self.file is not None and not self.dataset.startswith(FILE):
             raise ValueError(f"rows of a file are named {FILE}NAME, not {self.dataset}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_own(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what own sources alone have: digests of configs stay what they were."""
-        values: dict[str, Any] = write(self)
-        return {k: v for k, v in values.items() if v is not None or k not in ("file", "pin")}
 
 
 class Rules(Section):
@@ -137,16 +129,10 @@ class Rules(Section):
     """Who may publish: anybody, `members`, or `members` and those who hold an invitation of one of them."""
     members: list[PublicKey] = []
     """Public keys (`sapo keys show`). The list may change while the swarm runs; the way of entry may not."""
-    authors: Annotated[list[AuthorKind], Field(min_length=1)] = list(AUTHOR_KINDS)
+    authors: Annotated[
+        list[AuthorKind], Field(min_length=1, exclude_if=lambda kinds: {*kinds} == {*AUTHOR_KINDS})
+    ] = list(AUTHOR_KINDS)
     """Which kinds of author may publish: policies that learn, and [members](members.md) that only answer."""
-
-    @model_serializer(mode="wrap")
-    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the kinds where all may publish: digests of configs stay what they were."""
-        values: dict[str, Any] = write(self)
-        return (
-            values if {*self.authors} != {*AUTHOR_KINDS} else {k: values[k] for k in values if k != "authors"}
-        )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -352,7 +338,7 @@ class LearnConfig(Section):
     foreign_bound: Literal["own", "none"] = "own"
     """What one foreign group may do to a step: no more than an `own` group does, in tokens and in the size of
     its gradient, or, as in the paper, whatever its length and its words do (`none`)."""
-    foreign_reference: float | None = None
+    foreign_reference: float | None = Field(default=None, exclude_if=unset)
     """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1."""
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
     """`behaviour`: the ratio to the producer is truncated to [1/cap, cap]."""
@@ -370,12 +356,6 @@ class LearnConfig(Section):
     """Compute in bfloat16 while the weights stay in float32; pays where the hardware has bfloat16."""
     compile: bool = False
     """Compile the model with torch.compile: pays on an accelerator, after a slow first round."""
-
-    @model_serializer(mode="wrap")
-    def _without_reference(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a reference that is not set: digests of configs stay what they were."""
-        values: dict[str, Any] = write(self)
-        return {k: v for k, v in values.items() if v is not None or k != "foreign_reference"}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
