@@ -15,7 +15,9 @@ from typing import Any
 
 import result_tables
 from pydantic import BaseModel
+from rich.box import SIMPLE
 from rich.console import Console
+from rich.table import Table
 
 from sapo.cli.report.live_view import RUN_HINT, screen
 from sapo.cli.report.svg_charts import line_chart
@@ -225,11 +227,29 @@ def trick_picture() -> str:
 
 def smollm2_picture() -> str:
     """Held-out pass@1 of the four nodes of `make swarm MODEL=smollm2`, as their probes found it."""
-    curves = json.loads((HERE / "results" / "smollm2.json").read_text(encoding="utf-8"))["curves"]
+    curves = smollm2_kept()["runs"][0]["curves"]
     probes = {node: [(x, 100 * y) for x, y in series["eval/pass_at_1"]] for node, series in curves.items()}
     title = "SmolLM2-135M, four nodes on two CPU cores"
     svg = line_chart(title, probes, x_label="round", y_label="held-out pass@1, %", marks=True)
     return svg.replace("<svg ", '<svg style="background:#fff;color:#222" ', 1) + "\n"
+
+
+def smollm2_answers() -> str:
+    """One question as a node of `make swarm MODEL=smollm2` answered it, round after round."""
+    found = smollm2_kept()["answers"]
+    table = Table("after rounds", "greedy answer", box=SIMPLE)
+    for one in found["rounds"]:
+        table.add_row(str(one["round"]), one["answer"].replace("\n", " "))
+    console = Console(record=True, width=88, file=io.StringIO(), force_terminal=True, legacy_windows=False)
+    console.print(found["question"], table, sep="\n", markup=False, highlight=False)
+    svg = console.export_svg(title=f"SmolLM2-135M, node {found['node']}", unique_id="answers")
+    return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+
+
+def smollm2_kept() -> dict[str, Any]:
+    """What docs/kept_run.py keeps."""
+    kept: dict[str, Any] = json.loads((HERE / "results" / "smollm2.json").read_text(encoding="utf-8"))
+    return kept
 
 
 def curve(arm: dict[str, Any], node: str) -> list[tuple[float, float]]:
@@ -243,6 +263,7 @@ GENERATED = {
     "models.md": models_page,
     "results.md": result_tables.page,
     "smollm2.svg": smollm2_picture,
+    "smollm2-answers.svg": smollm2_answers,
     "trick.svg": trick_picture,
 }
 

@@ -9,21 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import duckdb
-from deltalake import DeltaTable
 from mlflow import MlflowClient
+
+from sapo.core.config.home import Home
+from sapo.core.types import Sampling
+from sapo.policy.engines.hf import TransformersEngine
+from sapo.provenance.replay import opened
 
 KEPT = Path(__file__).parent / "results" / "smollm2.json"
 SERIES = ("reward/local", "learn/entropy", "eval/pass_at_1", "eval/greedy")
-ASKED = """
-WITH own AS (
-  SELECT question, round, avg(score) AS share, min(text) FILTER (k = 0) AS answer
-  FROM training WHERE node = $node AND source = 'local' GROUP BY ALL
-), often AS (
-  SELECT question FROM own GROUP BY question ORDER BY count(*) DESC, min(round), question LIMIT 1
-)
-SELECT question, round, answer, share FROM own WHERE question IN (FROM often) ORDER BY round
-"""
+EVERY = 4
+"""Rounds between two answers that are shown."""
 
 
 def curves(home: Path, nodes: list[str]) -> dict[str, dict[str, list[list[float]]]]:
@@ -41,15 +37,30 @@ def curves(home: Path, nodes: list[str]) -> dict[str, dict[str, list[list[float]
 
 
 def answers(home: Path, node: str) -> dict[str, Any]:
-    """The question that a node was asked in most rounds: its first answer in each, and the share right."""
-    with duckdb.connect() as database:
-        database.register("training", DeltaTable(str(home / "history" / "training")).to_pyarrow_dataset())
-        rows = database.execute(ASKED, {"node": node}).fetchall()
-    return {
-        "node": node,
-        "question": rows[0][0],
-        "rounds": [{"round": at, "answer": text, "right": share} for _, at, text, share in rows],
-    }
+    """A node's greedy answers to one question of the exam, from round to round: its rounds are replayed.
+
+    The question is the first of those shown that it got wrong at the start and right at the end.
+    """
+    exam = json.loads((home / "evaluation.json").read_text(encoding="utf-8"))
+    pairs = zip(exam["starter"]["answers"], exam["nodes"][node]["answers"], strict=True)
+    place = next(i for i, ((_, before), (_, after)) in enumerate(pairs) if before < 1.0 == after)
+    question, found = exam["examples"][place][1], []
+    with opened(Home(home), node) as replay:
+        engine, prompt = TransformersEngine(replay.policy), replay.policy.encode_prompt(question)
+        length = replay.config.generate.max_new_tokens
+
+        def ask(at: int) -> None:
+            ((one,),) = engine.generate(
+                [prompt], completions=0, max_new_tokens=length, sampling=Sampling(), seed=0, greedy=True
+            )
+            found.append({"round": at, "answer": one.text})
+
+        ask(0)
+        for made in replay.rounds():
+            replay.repeater.repeat(made.batch, made, made.environment)
+            if (made.round + 1) % EVERY == 0:
+                ask(made.round + 1)
+    return {"node": node, "question": question, "rounds": found}
 
 
 def main() -> int:
