@@ -163,7 +163,7 @@ def pair(seed: int, sizes: Sizes, folder: Path, setting: Setting) -> Pair:
         side_by_side([quiet, attacked], setting.since)
         attacked.attack = Attack.of(ZOO, sizes.honest, grounds_of(attacked, workers), seed)
         side_by_side([quiet, attacked], setting.rounds - setting.since)
-        honest = {node.parts.maker.identity.key for node in attacked.nodes}
+        honest = {node.parts.maker.own.identity.key for node in attacked.nodes}
         trained = attacked.trained_on()
         hostile = sum(count for key, count in trained.items() if key not in honest)
         made = setting.rounds * sizes.honest

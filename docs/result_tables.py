@@ -2,14 +2,17 @@
 
 `sapo experiment` writes such a file; `python docs/result_tables.py FOLDER` keeps what the tables need of it.
 A table stands between the lines `<!-- NAME: arms -->` and `<!-- end -->`, or `comparisons`. Where nodes were
-asked together, `learned` and `untrained` hold each way to answer as one, on tasks that nodes learn or do not.
+asked together, `learned` and `untrained` hold each way to answer as one, on tasks that nodes learn or do not;
+`runs` are runs of preset smollm2.
 """
 
 import json
 import math
 import re
+import statistics
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from sapo.experiments.text import IN_POINTS, NAMES
 HERE = Path(__file__).parent
 KEPT = HERE / "results"
 PAGE = HERE / "results.md"
-TABLE = re.compile(r"<!-- (\S+): (arms|comparisons|learned|untrained) -->\n.*?<!-- end -->", re.DOTALL)
+TABLE = re.compile(r"<!-- (\S+): (arms|comparisons|learned|untrained|runs) -->\n.*?<!-- end -->", re.DOTALL)
 Json = dict[str, Any]
 COLUMNS = (
     (PASS_END, "held-out pass@1 at the end, %", 100.0, ".1f"),
@@ -35,6 +38,12 @@ COLUMNS = (
     (PER_NODE, "tokens generated per node", 1.0, ",.0f"),
 )
 """Figure, heading, factor, format; a figure that no arm has gets no column."""
+
+RUNS = (
+    *("run", "minutes", "peak memory, GB", "gain, points", "greedy, points", "ends of the nodes, %"),
+    *("below the best probe, points", "entropy, first 9 rounds and last 9"),
+)
+"""Headings of the table of whole runs."""
 
 
 def kept(name: str) -> Json:
@@ -91,9 +100,41 @@ def untrained(found: Json) -> str:
     return learned(found, "/untrained")
 
 
+def runs(found: Json) -> str:
+    """A row per run of preset smollm2 that docs/kept_run.py kept."""
+    rows = [[*RUNS]]
+    for run in found["runs"]:
+        nodes, held_out = run["summary"]["nodes"].values(), run["summary"]["held_out"]
+        gains = [_points(held_out[key]) for key in ("gain", "gain_greedy")]
+        ends = sorted(100 * node["eval/pass_at_1"]["end"] for node in nodes)
+        below = max(100 * node["probe"]["below_best"]["mean"] for node in nodes)
+        entropy = [[at for _, at in curve["learn/entropy"]] for curve in run["curves"].values()]
+        early, late = (
+            statistics.fmean(chain(*part)) for part in ([e[:9] for e in entropy], [e[-9:] for e in entropy])
+        )
+        rows.append(
+            [
+                f"{run['commit']}, {run['bus']}",
+                "{}:{:02}".format(*divmod(run["seconds"], 60)),
+                f"{run['peak memory, MB'] / 1000:.1f}",
+                *gains,
+                ", ".join(f"{end:.1f}" for end in ends),
+                f"{below:.1f}",
+                f"{early:.2f} and {late:.2f}",
+            ]
+        )
+    return _table(rows)
+
+
 def page() -> str:
     """results.md with its tables made anew."""
-    tables = {"arms": arms, "comparisons": comparisons, "learned": learned, "untrained": untrained}
+    tables = {
+        "arms": arms,
+        "comparisons": comparisons,
+        "learned": learned,
+        "untrained": untrained,
+        "runs": runs,
+    }
 
     def made(found: re.Match[str]) -> str:
         name, kind = found.groups()
@@ -131,6 +172,11 @@ def picture(panels: Sequence[str]) -> str:
         place = f'<svg x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" '
         parts.append(str(panel).replace("<svg ", place, 1))  # or markup would escape it
     return "\n".join([*parts, "</svg>\n"])
+
+
+def _points(found: Json) -> str:
+    mean, low, high = (f"{100 * found[end]:+.1f}" for end in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
 
 
 def _with_interval(found: Json | None, factor: float, form: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from importlib.metadata import version
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -20,10 +21,8 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -32,7 +31,7 @@ from sapo.core.config.patterns import in_words
 from sapo.core.config.schema import PositiveFloat, PositiveInt, Task
 from sapo.core.determinism import UPDATE
 from sapo.core.errors import UserError
-from sapo.core.types import canonical, sha256
+from sapo.core.types import canonical, sha256, unset
 from sapo.peers.signing import Identity
 
 from .record import Job, slug
@@ -100,16 +99,10 @@ class ExamPlan(_Part):
     every: PositiveInt = 50
     questions: PositiveInt = 400
     samples: PositiveInt = 1
-    untrained: list[Task] = []
+    untrained: list[Task] = Field(default=[], exclude_if=not_)
     """Tasks that no node learns: as many questions of these are asked besides, and counted apart."""
-    ensemble: PositiveInt | None = None
+    ensemble: PositiveInt | None = Field(default=None, exclude_if=unset)
     """After the last round, ask an arm's nodes together, with so many answers to a question in all."""
-
-    @model_serializer(mode="wrap")
-    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is not set: digests of runs stay what they were."""
-        values: dict[str, Any] = write(self)
-        return {key: value for key, value in values.items() if value or key not in ("untrained", "ensemble")}
 
 
 class Tune(_Part):

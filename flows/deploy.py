@@ -170,7 +170,6 @@ def _refuse_other_home(found: DeploymentResponse | None, wanted: Registration) -
 
 
 def _gone(client: SyncPrefectClient, site: Site) -> list[DeploymentResponse]:
-    """The site's deployments that are not in its config any more."""
     wanted = {(each.flow, each.name) for each in site.registrations}
     tagged = DeploymentFilter(tags=DeploymentFilterTags(all_=list(site.tags)))
     found: list[DeploymentResponse] = []

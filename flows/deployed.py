@@ -67,7 +67,6 @@ def outlive_worker(stop: threading.Event) -> None:
 
 
 def _hush(console: Console) -> None:
-    """Print nothing more."""
     console.quiet = True
 
 

@@ -26,25 +26,25 @@ Kind = Literal["sweep", "question"]
 
 @task(name="held_out", task_run_name="held-out questions", **SMALL)
 def held_out(home: str) -> Mapping[str, NodeExam]:
-    """The sweep as a task."""
+    """Ask every node all held-out questions."""
     return ask_all(here(home))
 
 
 @task(name="champion", task_run_name="{node} · round {round} · champion", **NETWORK)
 def champion(home: str, node: str, round: int, exam: NodeExam) -> bool:
-    """The alias as a task."""
+    """Log a node's figures, and give its best version the alias `champion`."""
     return crown(here(home), node, round, exam)
 
 
 @task(name="question", task_run_name="held-out question", **SMALL)
 def question(home: str) -> dict[str, Any]:
-    """The judging as a task."""
+    """Ask the nodes that have a new round one held-out question."""
     return ask_one(here(home))
 
 
 @task(name="verdicts", task_run_name="{node} · verdicts", **NETWORK)
 def verdicts(home: str, node: str) -> int:
-    """MLflow's part of a judging as a task."""
+    """Log a node's verdicts to MLflow; returns how many."""
     return hand_over(here(home), node)
 
 
@@ -76,46 +76,41 @@ def _by_worker(home: str, kind: Kind) -> list[str]:
 
 
 def _judged(home: str, kind: Kind) -> list[str]:
-    """Judge as tasks."""
-    if kind == "sweep":
-        return _sweep(here(home), lambda: held_out(home), lambda *what: champion(home, *what))
-    return _question(here(home), lambda: question(home), lambda node: verdicts(home, node))
+    return sweep(here(home), held_out, champion) if kind == "sweep" else _question(here(home))
 
 
-def plain(process: Process) -> list[str]:
-    """A sweep without Prefect."""
-    return _sweep(process, lambda: ask_all(process), lambda *what: crown(process, *what))
-
-
-def _sweep(
+def sweep(
     process: Process,
-    ask: Callable[[], Mapping[str, NodeExam]],
-    give: Callable[[str, int, NodeExam], bool],
+    ask: Callable[[str], Mapping[str, NodeExam]],
+    give: Callable[[str, str, int, NodeExam], bool],
 ) -> list[str]:
-    """Ask all nodes all questions and tell MLflow."""
-    nodes = ask()
-    told = {node: (node, exam.round or 0, exam) for node, exam in nodes.items()}
+    """Ask all nodes all questions and tell MLflow, by `held_out` and `champion`, as tasks or as plain
+    functions."""
+    home = str(process.home.root)
+    told = {node: (home, node, exam.round or 0, exam) for node, exam in ask(home).items()}
     tell: dict[str, Callable[[], object]] = {node: partial(give, *what) for node, what in told.items()}
-    again: dict[str, Callable[[], object]] = {n: partial(crown, process, *what) for n, what in told.items()}
+    again: dict[str, Callable[[], object]] = {n: partial(champion.fn, *what) for n, what in told.items()}
     for one in (tell, again):
         one["the swarm"] = partial(sum_up, process)
     return tell_all(process, tell, again)
 
 
-def _question(process: Process, ask: Callable[[], dict[str, Any]], give: Callable[[str], int]) -> list[str]:
-    """Ask the nodes that have a new round one question; log to MLflow all that is not there yet."""
-    ask()
+def _question(process: Process) -> list[str]:
+    home = str(process.home.root)
+    question(home)
     nodes = process.home.begun(process.config)
     return tell_all(
         process,
-        {node: partial(give, node) for node in nodes},
-        {node: partial(hand_over, process, node) for node in nodes},
+        {node: partial(verdicts, home, node) for node in nodes},
+        {node: partial(verdicts.fn, home, node) for node in nodes},
     )
 
 
 def work(process: Process, orchestrator: Orchestrator) -> int:
     """Evaluate once."""
-    missing = orchestrator.run(lambda: evaluate_flow(str(process.home.root)), lambda: plain(process))
+    missing = orchestrator.run(
+        lambda: evaluate_flow(str(process.home.root)), lambda: sweep(process, held_out.fn, champion.fn)
+    )
     if not missing:
         return 0
     log.warning("MLflow lacks the evaluation of %s; `sapo swarm --resume` makes it again", ", ".join(missing))

@@ -16,6 +16,7 @@ from sapo.ops.process_group import OWING
 from sapo.store.history import open_store
 from sapo.store.history.maintain import ORDER, maintain_table
 from sapo.store.history.retention import Cut, cuts
+from sapo.store.history.tables import TableName
 
 from . import deployed
 from .common import NETWORK, PROCESS, here, parser, run_process
@@ -28,30 +29,34 @@ NICE = 10
 """Nodes and archive go first: nothing waits for maintenance."""
 
 
-def decide(process: Process) -> dict[str, Any]:
+@task(name="cuts", task_run_name="what is kept", **NETWORK)
+def cut(home: str) -> dict[str, Any]:
     """Below which round each node's rows are cut, by node. Raises `Unavailable` when the store is away."""
+    process = here(home)
     with process.own(), library_errors("the history"):
         store = open_store(process.config, process.home)
         found = cuts(process.config, process.home, store)
-    for cut in found:
-        log.info("%s is kept from round %d on%s", cut.node, cut.round, f": {cut.why}" if cut.why else "")
-    return {cut.node: asdict(cut) for cut in found}
+    for one in found:
+        log.info("%s is kept from round %d on%s", one.node, one.round, f": {one.why}" if one.why else "")
+    return {one.node: asdict(one) for one in found}
 
 
-def keep(process: Process, table: str, decided: dict[str, Any]) -> dict[str, Any]:
+@task(name="maintain_table", task_run_name="{table}", **NETWORK)
+def maintain_one(home: str, table: TableName, decided: dict[str, Any]) -> dict[str, Any]:
     """Maintain one table; returns what was done, in counts. Raises `Unavailable` when the store is away."""
+    process = here(home)
     with process.own(), library_errors("the history"):
         store = open_store(process.config, process.home)
-        names = [name for name in ORDER if name == table]
-        found = [Cut(**cut) for cut in decided.values()]
-        reports = [maintain_table(process.config, store, name, found) for name in names]
-    done = [asdict(report) for report in reports if report is not None]
-    log.info("%s: %s", table, done[0] if done else "there is no such table yet")
-    return done[0] if done else {}
+        report = maintain_table(process.config, store, table, [Cut(**one) for one in decided.values()])
+    done = {} if report is None else asdict(report)
+    log.info("%s: %s", table, done or "there is no such table yet")
+    return done
 
 
-def forget_runs(process: Process) -> dict[str, Any]:
+@task(name="forget", task_run_name="old flow runs", **NETWORK)
+def forget_old(home: str) -> dict[str, Any]:
     """Delete flow runs that Prefect has kept long enough; returns how many. Raises `Unavailable`."""
+    process = here(home)
     config = process.config
     with process.own(), library_errors("prefect"):
         running = service_registry.read(process.home)
@@ -60,24 +65,6 @@ def forget_runs(process: Process) -> dict[str, Any]:
         done = {"flow_runs": forget(config.flow.keep_days, *tags)}
     log.info("prefect: %s", done)
     return done
-
-
-@task(name="cuts", task_run_name="what is kept", **NETWORK)
-def what_is_kept(home: str) -> dict[str, Any]:
-    """The cuts as a task."""
-    return decide(here(home))
-
-
-@task(name="maintain_table", task_run_name="{table}", **NETWORK)
-def maintain_one(home: str, table: str, decided: dict[str, Any]) -> dict[str, Any]:
-    """One table as a task."""
-    return keep(here(home), table, decided)
-
-
-@task(name="forget", task_run_name="old flow runs", **NETWORK)
-def forget_old(home: str) -> dict[str, Any]:
-    """Retention of flow runs as a task."""
-    return forget_runs(here(home))
 
 
 @flow(name="maintain", flow_run_name="maintain the history", persist_result=False, validate_parameters=False)
@@ -90,7 +77,7 @@ def maintain_flow(home: str) -> dict[str, Any]:
             done["prefect"] = forget_old(home)
         except Unavailable as error:
             log.warning("no flow run is deleted, the next time does it: %s", error)
-        return done | _all(here(home), lambda: what_is_kept(home), lambda *what: maintain_one(home, *what))
+        return done | tables(here(home), cut, maintain_one)
 
     if PROCESS.get(None) is None:
         with deployed.watched(home):
@@ -98,29 +85,28 @@ def maintain_flow(home: str) -> dict[str, Any]:
     return at_work(all_of_it)
 
 
-def plain(process: Process) -> dict[str, Any]:
-    """The tables without Prefect."""
-    return _all(process, lambda: decide(process), lambda *what: keep(process, *what))
-
-
-def _all(
+def tables(
     process: Process,
-    decide: Callable[[], dict[str, Any]],
-    keep: Callable[[str, dict[str, Any]], dict[str, Any]],
+    decide: Callable[[str], dict[str, Any]],
+    keep: Callable[[str, TableName, dict[str, Any]], dict[str, Any]],
 ) -> dict[str, Any]:
-    decided = decide()
+    """Maintain all tables by `cut` and `maintain_one`, as tasks or as plain functions."""
+    home = str(process.home.root)
+    decided = decide(home)
     done: dict[str, Any] = {}
     for name in ORDER:
         if process.stopping():
             break
-        done[name] = keep(name, decided)
+        done[name] = keep(home, name, decided)
     return done
 
 
 def work(process: Process, orchestrator: Orchestrator) -> int:
     """Maintain once; what is away is left for the next time."""
     try:
-        orchestrator.run(lambda: maintain_flow(str(process.home.root)), lambda: plain(process))
+        orchestrator.run(
+            lambda: maintain_flow(str(process.home.root)), lambda: tables(process, cut.fn, maintain_one.fn)
+        )
     except Unavailable as error:
         log.warning("not all tables are maintained, the next time does it: %s", error)
         return OWING

@@ -228,8 +228,6 @@ def node_flow(
 
 
 def _deployed_rounds(session: Session, node: str) -> int:
-    """The rounds of a flow run that a worker started, and what they owe, before the node is closed."""
-
     def done() -> float:
         return (session.runtime.round - session.first) / max(1, session.end - session.first)
 
@@ -256,18 +254,15 @@ def _deployed_rounds(session: Session, node: str) -> int:
 
 
 def _deliver(session: Session, node: str) -> None:
-    """Deliver what a run owes, before its node is closed."""
     if not deliver_the_rest(session):
         log.warning("%s still owes %s; its next run delivers it", node, session.runtime.journal.owed_counts())
 
 
 def _key(node: str) -> str:
-    """Of a node's artifacts."""
     return f"node-{node}".lower()
 
 
 def _flow_rounds(session: Session, node: str) -> int:
-    """The rounds of a flow run, and then its last words to Prefect."""
     published: list[PrefectFuture[int]] = []
     results = session.results
     if flow_run.id:

@@ -290,7 +290,6 @@ class Orchestrator:
         return plain()  # Prefect failed within the work
 
     def _result(self, attempt: Attempt[T], plain: Callable[[], T]) -> T:
-        """What a flow that has ended gave or raised."""
         error = attempt.error
         if isinstance(error, TerminationSignal):
             # raised by Prefect's own handler, which stands before a flow's first line and after its last

@@ -2,7 +2,7 @@
 
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from sapo.core.types import (
     chained,
 )
 from sapo.peers.signing import Identity, seal
-from sapo.store.history.rounds import recorded
+from sapo.store.history.rounds import RecordedRound, Recording
 from sapo.store.history.tables import Store
 from sapo.store.history.training_sink import TrainingSink
 from sapo.store.journal.rows import ChainLink, Event, PoolEvent, RefusalRow
@@ -30,6 +30,15 @@ from sapo.store.journal.rows import ChainLink, Event, PoolEvent, RefusalRow
 IDENTITY = Identity.new()
 INCARNATION = "0123456789abcdef"
 TEXTS = ("4", "", "naïve \u2028 line", 'NUL \x00 "quoted" 漢字 🙂')
+
+
+def recorded(
+    store: Store, node: str, incarnation: str, first: int = 0, last: int | None = None, *, swarm: str = "tiny"
+) -> Iterator[RecordedRound]:
+    """A node's rounds `first` to `last` (included), none where there is no table yet."""
+    table = store.find("training")
+    if table is not None:
+        yield from Recording(table, swarm, node, incarnation).rounds(first, last)
 
 
 def group(

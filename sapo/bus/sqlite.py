@@ -51,7 +51,6 @@ class _Link:
         self.inode: tuple[int, int] | None = None
 
     def disconnect(self) -> None:
-        """Close it; the next use opens it again."""
         if self.db is not None:
             self.db.close()
             self.db = None

@@ -96,17 +96,10 @@ VersionOption = Annotated[
 
 
 def _before_command(context: typer.Context, version: VersionOption = False, help: HelpOption = False) -> None:
-    """Take the options of `sapo` itself."""
     _help_if_alone(context)
 
 
-def _before_keys(context: typer.Context, help: HelpOption = False) -> None:
-    """Take the options of `sapo keys` itself."""
-    _help_if_alone(context)
-
-
-def _before_task(context: typer.Context, help: HelpOption = False) -> None:
-    """Take the options of `sapo task` itself."""
+def _before_group(context: typer.Context, help: HelpOption = False) -> None:
     _help_if_alone(context)
 
 
@@ -158,12 +151,12 @@ def application() -> typer.Typer:
     for added in entry_points(group="sapo.commands"):
         _offer(app, added.load(), ADDED)
     about_keys = _group(
-        _before_keys, "Show, back up and restore the keys of nodes; invite others into a swarm."
+        _before_group, "Show, back up and restore the keys of nodes; invite others into a swarm."
     )
     for each in KEYS:
         _offer(about_keys, each)
     app.add_typer(about_keys, name="keys", rich_help_panel="Many sites, one swarm")
-    about_tasks = _group(_before_task, "Try a task, and look at some of its questions.")
+    about_tasks = _group(_before_group, "Try a task, and look at some of its questions.")
     for each in TASKS:
         _offer(about_tasks, each)
     app.add_typer(about_tasks, name="task", rich_help_panel="Check")
@@ -249,7 +242,6 @@ def _say(text: str, code: int) -> int:
 
 
 def _usage(error: typer.TyperException) -> int:
-    """A wrong command line as one line with its remedy."""
     shown = getattr(error, "format_message", lambda: str(error))().strip()
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "sapo"

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Protocol, Self
+from typing import Self
 
 import psutil
 
@@ -27,29 +28,68 @@ POLL_S = 0.05
 TAIL_LINES = 12
 
 
-class Started(Protocol):
-    """A process that was started, however that was done."""
+class Started(ABC):
+    """A process that was started, and leads a session of its own; `log` takes its output."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def pid(self) -> int: ...
-    @property
-    def log(self) -> Path: ...
-    def poll(self) -> int | None: ...
-    def ask(self) -> None: ...
-    def kill(self) -> int: ...
-    def stop(self, grace: float) -> int: ...
+    def __init__(self, name: str, pid: int, log: Path, lock: threading.Lock) -> None:
+        self.name, self.pid, self.log = name, pid, log
+        self._lock = lock
+        self._code: int | None = None
+
+    @abstractmethod
+    def collected(self) -> int | None:
+        """The exit code of a process that has ended, whose pid is free from then on; None while it runs."""
+
+    def poll(self) -> int | None:
+        """The exit code (minus the signal's number after a signal), or None while it runs.
+
+        What it started and left behind is ended.
+        """
+        with self._lock:
+            if self._code is None:
+                self._code = self.collected()
+            return self._code
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for the exit code; None when `timeout` seconds were not enough."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+            time.sleep(POLL_S)
+        return code
+
+    def ask(self) -> None:
+        """Ask it to end in good order (SIGTERM); asking one that has ended is harmless."""
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._code is None:
+                os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> int:
+        """End it and all it started at once; returns the exit code."""
+        while (code := self.poll()) is None:
+            # again and again: one that was forked just now may not lead its group yet
+            with self._lock:
+                self._end_group()
+            time.sleep(POLL_S)
+        return code
+
+    def stop(self, grace: float) -> int:
+        """Ask, wait `grace` seconds, then end it; returns the exit code."""
+        stop_all([self], grace)
+        return self.kill()
+
+    def _end_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
-class Child:
-    """A running child process; `log` takes its output."""
+class Child(Started):
+    """A child process that was started as a program of its own."""
 
     def __init__(self, name: str, process: "subprocess.Popen[bytes]", log: Path, lifeline: int) -> None:
-        self.name: str = name
-        self.log: Path = log
+        super().__init__(name, process.pid, log, threading.Lock())
         self._process, self._lifeline = process, lifeline
-        self._lock = threading.Lock()
 
     @classmethod
     def start(
@@ -85,57 +125,14 @@ class Child:
             os.close(reader)
         return cls(name, process, log, writer)
 
-    @property
-    def pid(self) -> int:
-        """Of the process, and of the session it leads."""
-        return self._process.pid
-
-    def poll(self) -> int | None:
-        """The exit code (minus the signal's number after a signal), or None while it runs.
-
-        What the child started and left behind is ended before its pid can be reused.
-        """
-        with self._lock:
-            if self._process.returncode is None and _has_exited(self.pid):
-                self._end_group()
-                self._process.wait()
-                os.close(self._lifeline)
-            return self._process.returncode
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the exit code; None when `timeout` seconds were not enough."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if deadline is not None and time.monotonic() >= deadline:
-                return None
-            time.sleep(POLL_S)
+    def collected(self) -> int | None:
+        """Also ends, before the pid can be reused, what the child started and left behind."""
+        if not has_exited(self.pid):
+            return None
+        self._end_group()
+        code = self._process.wait()
+        os.close(self._lifeline)
         return code
-
-    def ask(self) -> None:
-        """Ask it to end in good order (SIGTERM); asking one that has ended is harmless."""
-        with self._lock:
-            if self._process.returncode is None:
-                os.kill(self.pid, signal.SIGTERM)
-
-    def kill(self) -> int:
-        """End it and all it started at once; returns the exit code."""
-        with self._lock:
-            if self._process.returncode is None:
-                self._end_group()
-        code = self.wait()
-        assert code is not None
-        return code
-
-    def stop(self, grace: float) -> int:
-        """Ask, wait `grace` seconds, then end it; returns the exit code."""
-        stop_all([self], grace)
-        code = self.poll()
-        assert code is not None
-        return code
-
-    def _end_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
 
 
 def stop_all(children: Sequence[Started], grace: float) -> list[str]:
@@ -231,7 +228,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def _has_exited(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     """Whether a child has ended, without collecting it: until then its pid is not reused."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, pid, flags) is not None

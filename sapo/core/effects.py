@@ -7,8 +7,8 @@ acts, and a loss is minus advantage times log-probability, averaged in one way o
 from collections.abc import Mapping
 from typing import Any
 
-from sapo.core.config.learn import LearnConfig
 from sapo.core.config.load import Config
+from sapo.core.config.schema import LearnConfig
 from sapo.core.own_code import is_own
 
 FIRST_STEP = "with learn.epochs = 1 every ratio is 1, so no clip acts"

@@ -38,7 +38,6 @@ def fetch_command(requirement: str, folder: Path) -> list[str] | None:
 
 
 def _installing(*what: str, place: Path) -> str:
-    """A command that installs into this program's environment, typed in the folder `place`."""
     python = Path(sys.executable)
     uv = python.with_name("uv")
     if uv.exists():
@@ -49,5 +48,4 @@ def _installing(*what: str, place: Path) -> str:
 
 
 def _near(path: Path, place: Path) -> str:
-    """A program's path as one types it in a folder: relative where it lies inside."""
     return os.path.relpath(path, place) if path.is_relative_to(place) else str(path)

@@ -17,8 +17,6 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -99,6 +97,12 @@ def chained(before: str | None, batch_digest: str) -> str:
     return sha256((before or "") + batch_digest)
 
 
+def unset(value: object) -> bool:
+    """For `exclude_if` of a field that came later: unset it is left out, so that digests stay what they were
+    and earlier releases read what is written."""
+    return value is None
+
+
 class Record(BaseModel):
     """A frozen, strict record that refuses unknown fields."""
 
@@ -173,9 +177,9 @@ class Outcome(Record):
         return self
 
     @classmethod
-    def scored(cls, score: float, reason: str | None = None) -> Self:
+    def scored(cls, score: float) -> Self:
         """A text the verifier gave a score to."""
-        return cls(outcome="score", score=float(score), reason=reason)
+        return cls(outcome="score", score=float(score))
 
     @classmethod
     def unscorable(cls, reason: str) -> Self:
@@ -433,13 +437,7 @@ class RoundResult(Record):
     finished_at: float
     remembered: str = ""
     """What the sampler measured so far, as JSON: the next round goes by it."""
-    gossip: Gossiped | None = None
-
-    @model_serializer(mode="wrap")
-    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what gossip did where it did nothing: the release before has no such field."""
-        values: dict[str, Any] = write(self)
-        return values if self.gossip is not None else {k: v for k, v in values.items() if k != "gossip"}
+    gossip: Gossiped | None = Field(default=None, exclude_if=unset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ class Ahead:
         error = work.future.exception()
         self._work = None
         if work.dropped and error is not None:
-            log.warning("%s: sampling that was dropped failed: %s", self._rollouts.maker.name, error)
+            log.warning("%s: sampling that was dropped failed: %s", self._rollouts.maker.own.name, error)
         return None if work.dropped else work.future.result()
 
     def drop(self) -> None:
@@ -75,13 +75,15 @@ class Ahead:
         try:
             error = work.future.exception(LEAVE_S)
         except TimeoutError:
-            log.warning("%s: left to itself after %g s: sampling ahead", self._rollouts.maker.name, LEAVE_S)
+            log.warning(
+                "%s: left to itself after %g s: sampling ahead", self._rollouts.maker.own.name, LEAVE_S
+            )
             return None
         return None if work.dropped else error
 
     def _sample(self, work: _Work) -> None:
         # a thread begins with OpenMP's own number of threads
-        torch.set_num_threads(self._rollouts.maker.config.threads)
+        torch.set_num_threads(self._rollouts.maker.own.config.threads)
         started = self._rollouts.maker.clock()
         try:
             completions = self._rollouts.answer(work.request)

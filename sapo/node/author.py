@@ -9,13 +9,11 @@ from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
-from sapo.core.types import AuthorKind, Question
-from sapo.node.group_maker import GroupMaker
 from sapo.peers import keyring
 from sapo.peers.keyring import KeyAndCard
 from sapo.peers.membership import refuse_kind, refuse_outsider
+from sapo.peers.signing import Identity
 from sapo.store.journal.journal import Journal
-from sapo.tasks.workers import TaskWorkers
 
 
 @dataclass(frozen=True)
@@ -28,29 +26,15 @@ class Author:
     held: KeyAndCard
     journal: Journal
 
-    def group_maker(
-        self,
-        workers: TaskWorkers,
-        clock: Callable[[], float],
-        *,
-        tokenizer: str | None = None,
-        author: AuthorKind | None = None,
-        fits: Callable[[Question], bool] | None = None,
-    ) -> GroupMaker:
-        """What makes its groups."""
-        return GroupMaker(
-            config=self.config,
-            name=self.name,
-            identity=self.held.identity,
-            incarnation=self.journal.incarnation,
-            invitation=self.held.card.invitation,
-            manifest=self.manifest,
-            workers=workers,
-            clock=clock,
-            tokenizer=tokenizer,
-            author=author,
-            fits=fits,
-        )
+    @property
+    def identity(self) -> Identity:
+        """Its key."""
+        return self.held.identity
+
+    @property
+    def incarnation(self) -> str:
+        """Of its journal."""
+        return self.journal.incarnation
 
 
 def open_author(

@@ -171,7 +171,6 @@ class Gossip:
         return done.model_copy(update=said)
 
     def _find(self, round: int, outer: SlowWeights, rng: random.Random) -> _Found:
-        """A partner drawn at random, with its file. Raises `_Alone`."""
         members = self._members()
         fresh = self._partners.fresh(members, since=round + 1 - self.config.every)
         self._metrics["gossip/candidates"] = float(len(fresh))
@@ -204,7 +203,6 @@ class Gossip:
                 raise Unusable("bad_digest", "its bytes are not those that were announced")
 
     def _distance(self, outer: SlowWeights, file: ExchangeFile) -> float:
-        """How far a partner is, if it is within reach. Raises `Unusable`."""
         found = outer.distance(self.learner.weights(), file.pair)
         reach = outer.reach(found.own, self.config.max_norm)
         if math.isfinite(found.partner):

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sapo.core.config.load import Config
-from sapo.core.config.manifest import Manifest
 from sapo.core.rng import rng
-from sapo.core.types import MAX_QUESTION, AuthorKind, Completion, Group, Invitation, Question, SignedGroup
+from sapo.core.types import MAX_QUESTION, AuthorKind, Completion, Group, Question, SignedGroup
+from sapo.node.author import Author
 from sapo.node.scoring import score_groups
 from sapo.peers import sampling
-from sapo.peers.signing import Identity, seal
+from sapo.peers.signing import seal
 from sapo.tasks.questions import QuestionStream
 from sapo.tasks.workers import TaskWorkers
 
@@ -18,29 +17,23 @@ from sapo.tasks.workers import TaskWorkers
 class GroupMaker:
     """Draws an author's questions, and makes signed groups of the answers to them."""
 
-    config: Config
-    name: str
-    identity: Identity
-    incarnation: str
-    invitation: Invitation | None
-    """Invitation that authorises this key; None for members."""
-    manifest: Manifest
+    own: Author
     workers: TaskWorkers
     clock: Callable[[], float]
     tokenizer: str | None = None
     """Fingerprint of the vocabulary of its token ids."""
-    author: AuthorKind | None = None
+    kind: AuthorKind | None = None
     """What kind of author the groups name; None is a policy that learns."""
     fits: Callable[[Question], bool] | None = None
     """Whether the author has room for a question; others are left out."""
 
     def question_stream(self, round: int) -> QuestionStream:
         """The stream of a round's questions, the same ones whenever it is made."""
-        config = self.config
+        config = self.own.config
         return QuestionStream(
             self.workers,
             config.tasks,
-            (config.swarm.name, self.identity.key, self.incarnation),
+            (config.swarm.name, self.own.identity.key, self.own.incarnation),
             round,
             count=config.batch.b,
             held_out=config.rules.held_out,
@@ -57,13 +50,13 @@ class GroupMaker:
         created: float,
     ) -> Group:
         """The group of one question, as it is to be signed; `created` is its time by the author's clock."""
-        config = self.config
+        own, config = self.own, self.own.config
         keep = {} if config.share.token_ids else {"token_ids": None, "logprobs": None}
         return Group(
             swarm=config.swarm.name,
-            node=self.name,
-            key=self.identity.key,
-            incarnation=self.incarnation,
+            node=own.name,
+            key=own.identity.key,
+            incarnation=own.incarnation,
             round=round,
             position=position,
             recipe=question.recipe,
@@ -73,31 +66,31 @@ class GroupMaker:
             sampling=config.generate.sampling,
             tokenizer=self.tokenizer if config.share.token_ids else None,
             created_at=created,
-            invitation=self.invitation,
-            author=self.author,
+            invitation=own.held.card.invitation,
+            author=self.kind,
         )
 
     def select(self, round: int, groups: list[Group]) -> tuple[list[Group], list[int]]:
         """SelectSubset: the groups (with claimed scores where they were scored) and the places published."""
-        scores = None
-        if self.config.share.select == "top":
+        scores, config = None, self.own.config
+        if config.share.select == "top":
             outcomes = score_groups(self.workers, groups)
             scores = [[outcome.score for outcome in row] for row in outcomes]
             groups = [_claim(group, row) for group, row in zip(groups, scores, strict=True)]
-        draw = rng(self.config.swarm.seed, self.incarnation, round, "select")
-        return groups, sampling.select_subset(len(groups), self.config.share, draw, scores)
+        draw = rng(config.swarm.seed, self.own.incarnation, round, "select")
+        return groups, sampling.select_subset(len(groups), config.share, draw, scores)
 
     def sign(self, groups: Sequence[Group]) -> list[SignedGroup]:
         """The groups under the author's key."""
-        return [seal(group, self.identity) for group in groups]
+        return [seal(group, self.own.identity) for group in groups]
 
     def within_rules(self, group: Group, signed: SignedGroup) -> bool:
         """Whether peers may take the group: they refuse what is larger than the manifest allows."""
         longest = max(len(completion.text) for completion in group.completions)
         return (
-            longest <= self.manifest.max_text_chars
+            longest <= self.own.manifest.max_text_chars
             and len(group.question) <= MAX_QUESTION
-            and len(signed.payload) <= self.manifest.max_payload_bytes
+            and len(signed.payload) <= self.own.manifest.max_payload_bytes
         )
 
 

@@ -208,7 +208,8 @@ def open_parts(
         if deliverer is not None:
             stack.callback(deliverer.close)
         kept = stack.pop_all()
-    maker = author.group_maker(
+    maker = GroupMaker(
+        author,
         workers,
         clock,
         tokenizer=policy.fingerprint,
@@ -266,7 +267,6 @@ def _intake(
     *,
     timed: bool,
 ) -> Intake:
-    """The pool and all that is known of peers, as the journal has it."""
     trust = manifest.member_keys | {held.identity.key}
     quotas = Quotas(config.pool, trust, journal.peers(), timed=timed)
     return Intake(

@@ -9,7 +9,6 @@ from sapo.core.config.load import Config
 from sapo.core.figures import PROBE
 from sapo.core.types import Question
 from sapo.node import probes
-from sapo.node.falling import Fall, best_of, fall
 from sapo.policy.engines.base import Engine
 from sapo.policy.evaluate import evaluate
 from sapo.policy.models import LoadedPolicy
@@ -33,20 +32,20 @@ class Prober:
         """Whether a probe belongs before this round."""
         return bool(self.questions) and round % self.config.eval.probe_every == 0
 
-    def fall(self, round: int) -> Fall | None:
+    def fall(self, round: int) -> probes.Fall | None:
         """What the probe before this round, if there was one, shows to be lost by more than chance."""
         if not self.due(round):
             return None
         # not what this round itself noted before a crash
         found = probes.read(self.path, self.incarnation, lasting=round)
-        return fall(found, self.config.guard.falling_probes)
+        return probes.fall(found, self.config.guard.falling_probes)
 
     def kept_rounds(self) -> set[int]:
         """Rounds whose checkpoint must stay: that of the best probe, if a fall leads back to it."""
         guard = self.config.guard
         if not self.questions or guard.action != "rollback" or not guard.falling_probes:
             return set()
-        best = best_of(probes.read(self.path, self.incarnation, lasting=math.inf))
+        best = probes.best_of(probes.read(self.path, self.incarnation, lasting=math.inf))
         return set() if best is None else {best.round}
 
     def went_back(self, round: int, target: int) -> None:

@@ -176,7 +176,6 @@ class Intake:
         return entry, None
 
     def _refuse(self, refused: Refused, received: Received) -> None:
-        """Count a record that is not taken, keep a sample of it, charge its author with a proven fault."""
         self.pool.refuse(refused)
         self.refusals.note(refused, received)
         self.own_key.note(refused, received)

@@ -193,7 +193,6 @@ class Recovery:
         return found.round
 
     def _newest(self, limit: int) -> checkpoint.Checkpoint | None:
-        """The newest whole checkpoint that is not ahead of the journal."""
         return checkpoint.load_latest(
             self.folder, incarnation=self.journal.incarnation, at_most=limit, set_aside=True
         )

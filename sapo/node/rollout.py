@@ -44,13 +44,13 @@ class RolloutMaker:
             policy_version=policy_version,
             questions=tuple(questions),
             prompts=tuple(self.policy.encode_prompt(question.text) for question in questions),
-            seed=stream(self.maker.config.swarm.seed, self.maker.incarnation, round, "generate"),
+            seed=stream(self.maker.own.config.swarm.seed, self.maker.own.incarnation, round, "generate"),
             too_long=drawn.too_long,
         )
 
     def answer(self, request: Request) -> Completions:
         """L completions of each question. Reads nothing that an update changes if the engine has a copy."""
-        config = self.maker.config
+        config = self.maker.own.config
         return self.engine.generate(
             request.prompts,
             completions=config.batch.completions,

@@ -181,7 +181,6 @@ class NodeRuntime:
         return tuple(group.group_id for group in now.groups)
 
     def _new_groups(self, ahead: Answered | None) -> list[Group]:
-        """The round's groups, of what was sampled ahead or else from the weights as they are."""
         parts = self.parts
         if ahead is not None:
             self._now.metrics["time/generate_ahead"] = ahead.seconds
@@ -361,7 +360,6 @@ class NodeRuntime:
         return [Tokens.of(self.parts.policy, now.groups[i], known[i] if known else None) for i in local]
 
     def _make_batch(self, drawn: Sequence[Entry]) -> Batch:
-        """The own groups chosen and the foreign ones `drawn`, with their scores and advantages."""
         parts, now = self.parts, self._now
         assert now.outcomes is not None
         moment = parts.clock()
@@ -549,7 +547,6 @@ class NodeRuntime:
     # -- around the round --------------------------------------------------------------------------------
 
     def _load_round(self) -> None:
-        """Take up a round that a crash cut short: its groups, and its batch if that was committed."""
         stage = self.journal.stage()
         if stage is None or stage[0] != self.round:
             return
@@ -565,7 +562,7 @@ class NodeRuntime:
 
     def _private_rng(self, stage: str) -> random.Random:
         """Randomness that peers cannot compute; a round that is begun again has the same."""
-        secret = self.parts.maker.identity.secret(stage)
+        secret = self.parts.maker.own.identity.secret(stage)
         return rng(self.config.swarm.seed, self.journal.incarnation, self.round, stage, secret)
 
     def report_beside(self, beside: Callable[[], Mapping[str, float]]) -> None:

@@ -7,19 +7,15 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
-from sapo.core.config.secrets import public
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import SapoError
-from sapo.core.user_cache import default_cache
 from sapo.store.journal.journal import Journal
 from sapo.store.tracking.sinks import TrackSink, VersionSink, open_tracking
 from sapo.store.tracking.tracker import Tracker
-from sapo.store.tracking.uri import own_artifacts
 
 if TYPE_CHECKING:
     from sapo.node.member.runtime import MemberRuntime
@@ -41,7 +37,9 @@ def open_tracked(
         with _open(config, name, home, (), stop) as runtime:
             yield runtime
         return
-    tracker, sinks = _tracking(config, name, home, uri, incarnation_of(config, home, name))
+    tracker, sinks = open_tracking(
+        config, name, home, uri=uri, incarnation=incarnation_of(config, home, name)
+    )
     status = "FAILED"
     try:
         with _open(config, name, home, sinks, stop) as runtime:
@@ -83,31 +81,8 @@ def tracker_of(config: Config, name: str, home: Home, *, uri: str) -> Tracker:
     It is added to as it stands: a run that has ended is not marked as running again.
     """
     with Journal.read_only(home.journal(name)) as journal:
-        return _tracking(config, name, home, uri, journal.incarnation, afterwards=True)[0]
-
-
-def _tracking(
-    config: Config, name: str, home: Home, uri: str, incarnation: str, *, afterwards: bool = False
-) -> tuple[Tracker, tuple[TrackSink, VersionSink]]:
-    node_config = config.for_node(name)
-
-    def whole(checkpoint: Path, destination: Path) -> None:
-        from sapo.policy import models
-
-        models.export(checkpoint, destination, config=node_config, cache=default_cache())
-
-    artifacts = own_artifacts(home, uri)
-    history = public(config.history.uri or str(home.history))
-    return open_tracking(
-        config,
-        name,
-        incarnation,
-        uri=uri,
-        artifacts=artifacts,
-        whole=whole,
-        history=history,
-        afterwards=afterwards,
-    )
+        incarnation = journal.incarnation
+    return open_tracking(config, name, home, uri=uri, incarnation=incarnation, afterwards=True)[0]
 
 
 def incarnation_of(config: Config, home: Home, name: str) -> str:

@@ -168,7 +168,6 @@ class Archiver:
         return new, len(records) - len(new) - len(refused), refused
 
     def _held_of(self, table: DeltaTable, group_ids: set[str]) -> dict[str, str]:
-        """Which of these groups the table holds, with their content digests."""
         if not group_ids:
             return {}
         options = self.store.storage_options()

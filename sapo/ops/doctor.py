@@ -234,7 +234,6 @@ def check_walls() -> list[Check]:
 
 
 def _config(run: "Home | UserError") -> "Config | None":
-    """The config of a run, if it can be read; `check_home` reports what is wrong otherwise."""
     if isinstance(run, UserError):
         return None
     try:

@@ -1,18 +1,13 @@
 """Forks a swarm's processes from one that has loaded the libraries once (multiprocessing's fork server).
 
-Loading torch, transformers, Prefect and MLflow takes 17 CPU seconds and a gigabyte; nodes, archive and
-evaluation share one load of them. A forked process is like a `Child`: a session of its own that ends with the
-process that asked for it.
+Loading torch, transformers, Prefect and MLflow takes 17 CPU seconds and a gigabyte, which all of them share.
 """
 
-import contextlib
 import importlib
 import multiprocessing
 import os
-import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -20,7 +15,7 @@ from typing import Self
 
 from setproctitle import setproctitle
 
-from sapo.core.child_process import POLL_S, stop_all, watch
+from sapo.core.child_process import Started, watch
 
 
 class ForkServer:
@@ -71,49 +66,20 @@ class ForkServer:
         process.join()
 
 
-class Forked:
-    """A forked process; used like a `Child`."""
+class Forked(Started):
+    """A forked process. If the fork server died, so is the process itself."""
 
     def __init__(self, process: ForkServerProcess, log: Path, lock: threading.Lock) -> None:
         assert process.pid is not None
-        self.name, self.pid, self.log = process.name, process.pid, log
-        self._process, self._lock = process, lock
-        self._code: int | None = None
+        super().__init__(process.name, process.pid, log, lock)
+        self._process = process
 
-    def poll(self) -> int | None:
-        """The exit code (minus the signal's number after a signal), or None while it runs.
-
-        What the process started and left behind is ended. If the fork server died, so is the process itself.
-        """
-        with self._lock:
-            if self._code is None and (code := self._process.exitcode) is not None:
-                self._signal_group()
-                self._code = code
-            return self._code
-
-    def ask(self) -> None:
-        """Ask it to end in good order (SIGTERM)."""
-        with self._lock:
-            self._process.terminate()
-
-    def kill(self) -> int:
-        """End it and all it started at once; returns the exit code."""
-        while (code := self.poll()) is None:
-            # again and again: a process that was forked just now may not lead its group yet
-            self._signal_group()
-            time.sleep(POLL_S)
+    def collected(self) -> int | None:
+        """Also ends what the process started and left behind."""
+        code = self._process.exitcode
+        if code is not None:
+            self._end_group()
         return code
-
-    def stop(self, grace: float) -> int:
-        """Ask, wait `grace` seconds, then end it; returns the exit code."""
-        stop_all([self], grace)
-        code = self.poll()
-        assert code is not None
-        return code
-
-    def _signal_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
 
 
 def _become(module: str, arguments: Sequence[str], log: Path, env: Mapping[str, str]) -> None:

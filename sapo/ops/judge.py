@@ -1,9 +1,7 @@
 """The swarm's judge: every node, at its newest checkpoint, on the same held-out questions.
 
-A sweep asks all of them, of the policies the nodes started from too. A judging asks each node one, as the
-judge of the paper's demo does after every round (section 6, Figure 3). There is no global round: a judging
-finds each node in whatever round its newest whole checkpoint is of, and asks only those that have one that
-was not judged yet.
+A sweep asks all of them, of the policies the nodes started from too. A judging asks one of each node that has
+a checkpoint which was not judged yet, as the paper's demo does (section 6, Figure 3).
 """
 
 import json
@@ -192,10 +190,9 @@ def evaluate_swarm(
 ) -> Sweep:
     """Evaluate nodes at their newest checkpoints and their starting policies; writes `evaluation.json`.
 
-    Policies of earlier rounds that `rivals` finds are asked the same questions, sampled only.
-
-    Nodes that have no whole checkpoint yet are left out, unless they are named. Raises `UserError` for a
-    named one, when no node has any, or when there are too few held-out questions.
+    Policies of earlier rounds that `rivals` finds are asked the same questions, sampled only. Nodes that have
+    no whole checkpoint yet are left out, unless they are named. Raises `UserError` for a named one, when no
+    node has any, or when there are too few held-out questions.
     """
     names = home.choose_nodes(config, nodes)
     if not nodes:

@@ -1,7 +1,6 @@
 """What the judge found, kept in the home: one verdict per node and round, however often it is asked again.
 
-The paper's judge (its section 6 and Figure 3) asks each node one held-out question a round. The table is what
-the cumulative reward is summed from; verdicts that are not `told` yet are logged to MLflow.
+The cumulative reward is summed from the table; verdicts that are not `told` yet are logged to MLflow.
 """
 
 import contextlib

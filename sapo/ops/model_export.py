@@ -122,7 +122,6 @@ def _model(home: Home, node: str, config: Config, made: Exported, adapter: bool)
 
 
 def _is(kept: Path, version: Version | None) -> bool:
-    """Whether a checkpoint is whole, and that of the version where one is meant."""
     try:
         found = checkpoint.verify(kept)
     except checkpoint.BrokenCheckpoint:
@@ -131,7 +130,6 @@ def _is(kept: Path, version: Version | None) -> bool:
 
 
 def _what_came(home: Home, node: str, made: Exported) -> str:
-    """Parts of a card: held-out figures before and after, and what names these weights."""
     facts = {"node": node, "rounds": str(made.rounds)}
     if made.version is not None:
         facts["version"] = f"models:/{made.version.name}/{made.version.number}"

@@ -110,7 +110,6 @@ def mark_moved(home: Home, name: str, why: str) -> None:
 
 
 def _sources(home: Home, name: str, journal: Path) -> dict[str, Path]:
-    """Where the files of a pack lie, by their names in it."""
     folder = home.node(name)
     if not (folder / KEY).exists():
         raise UserError("NODE", name, f"has no {KEY}", "restore its folder from a backup")
@@ -179,7 +178,6 @@ def _write(file: IO[bytes], pack: Pack, sources: Mapping[str, Path], progress: P
 
 
 def _plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """A neutral tar entry, readable by the owner only."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mode = 0o600

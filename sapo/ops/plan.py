@@ -186,7 +186,6 @@ def refuse_too_many(config: Config, home: Home, cache: Path) -> tuple[str, ...]:
 
 
 def _alike(config: Config) -> list[tuple[Config, tuple[str, ...]]]:
-    """The nodes' configs, each once, with the names of those that have it."""
     found: dict[str, tuple[Config, tuple[str, ...]]] = {}
     for name in config.nodes:
         own = config.for_node(name)
@@ -204,7 +203,6 @@ def _of_alike(
     progress: Progress,
     missing: list[str],
 ) -> NodePlan:
-    """The plan of nodes with one config; adds to what is `missing`."""
     from sapo.policy.device import resolve_device
     from sapo.policy.model_shape import shape_of
 
@@ -248,7 +246,6 @@ def _refuse_too_large(memory: tuple[int, int], device: str) -> None:
 
 
 def _prepare(config: Config, cache: Path, progress: Progress) -> None:
-    """Make the model that a node begins with, where it is made here; a run uses it again."""
     from sapo.policy import initial
     from sapo.tasks.workers import open_workers
 

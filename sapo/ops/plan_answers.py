@@ -133,7 +133,6 @@ def _ask(
     total: int,
     tell: Progress,
 ) -> None:
-    """Ask some questions, and add their answers to what is `found`."""
     parts, config = node.parts, node.config
     each = config.batch.completions + 1
     before = len(found.asked) * each

@@ -1,9 +1,8 @@
 """A probe: a node in a process and a home of its own, thrown away after; what its policy answers, and what
 its rounds take.
 
-The node has no peers. It answers some questions of each task and makes two rounds of one group, to see what
-they write. A weak model's groups may teach nothing, so the update that is timed, between the two, is of I + J
-groups as if half of each were right: the longest a round may have.
+The node has no peers. It answers some questions of each task and makes two rounds of one group. The update
+that is timed is of I + J groups as if half of each were right: the longest a round may have.
 """
 
 import json
@@ -194,7 +193,6 @@ def _round(
     found: Answering,
     update: tuple[float, float, bool],
 ) -> dict[str, Any]:
-    """Tokens and seconds of a whole round, from those of single answers and of an update."""
     batch, completions = config.batch, config.batch.completions
     update_s, learned, whole = update
     scored = (batch.b + batch.external) * completions

@@ -1,9 +1,7 @@
 """A SQLAlchemy plugin, `?plugin=sapo` in a database's address: SQLite through one connection of a pool.
 
-Prefect's server has up to fifteen. While one of its threads waits for the file's lock it holds a connection's
-mutex; where the thread of the event loop then drops a cursor of that connection, it waits for the mutex and
-keeps the interpreter from everybody, also from the lock's owner, which could not commit before the minute of
-Prefect's busy timeout was over: the whole server stood still. A lock with one user needs no waiting.
+With several, Prefect's server stands still for its busy timeout of a minute: a thread that waits for the
+file's lock holds a connection's mutex, for which the event loop waits with the interpreter in its hands.
 """
 
 from typing import Any

@@ -225,7 +225,6 @@ class ProcessGroup:
         return code
 
     def _settled(self, name: str, code: int, child: Started, ending: Callable[[], bool]) -> bool:
-        """Take down how a process ended; whether it is not to be started again."""
         note = "" if code == 0 else why_ended(code, child.log)
         self._set(name, pid=None, exit_code=code, note=note)
         if code == 0:

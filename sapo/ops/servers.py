@@ -1,8 +1,7 @@
 """The servers' own processes: `python -m sapo.ops.servers mlflow|prefect --socket FD [...]`.
 
-The environment names the user and password that they ask for, see `sapo.ops.gate`.
-Both are run inside uvicorn here rather than through their command lines: `mlflow server` imports everything
-twice and leaves a child of its own, and neither would end with its parent.
+The environment names user and password (`sapo.ops.gate`). Both run inside uvicorn here: `mlflow server`
+leaves a child of its own, and neither command would end with its parent.
 """
 
 import argparse

@@ -133,7 +133,6 @@ class Running:
             self._note(name, f"is started again, restart {restarts}", pid=kept.child.pid, restarts=restarts)
 
     def _plan(self, name: str, kept: SupervisedServer, what: str) -> None:
-        """Take down that a server is away, and when it is to be started again."""
         wait = kept.backoff.next_wait()
         if wait is None:
             kept.due_at = float("inf")
@@ -146,7 +145,6 @@ class Running:
         return self.services.mlflow if name == "mlflow" else self.services.prefect
 
     def _note(self, name: str, text: str, *, away: str = "", **changes: int) -> None:
-        """Write what happened to a server into its log, and how it stands into `services.json`."""
         service = replace(self._service(name), away=away, **changes)  # type: ignore[arg-type]
         self.services = replace(self.services, **{name: service})
         if service.log is not None:
@@ -172,14 +170,14 @@ def running(config: Config, home: Home, *, env: Mapping[str, str] | None = None)
 
 
 @contextlib.contextmanager
-def opened(config: Config, home: Home, *, env: Mapping[str, str] | None = None) -> Iterator[Running]:
+def opened(config: Config, home: Home) -> Iterator[Running]:
     """The servers that show a swarm that does not run now; stopped at the end, if they were started here.
 
     What lies in the home is shown from there. Where it has no metrics or no flow runs, the servers are those
     that `track.uri`, `MLFLOW_TRACKING_URI` and `PREFECT_API_URL` name; a named store without a server is
     served. Raises as `running` does, and `UserError` for a home in which nothing has run.
     """
-    base = dict(os.environ if env is None else env)
+    base = dict(os.environ)
     own = _own_store(home) if home.mlflow_db.exists() else None
     store = config.track.uri or own or base.get("MLFLOW_TRACKING_URI")
     if store is None:
@@ -196,7 +194,6 @@ def opened(config: Config, home: Home, *, env: Mapping[str, str] | None = None) 
 def _serving(
     config: Config, home: Home, env: Mapping[str, str], *, named: str | None, store: str
 ) -> Iterator[Running]:
-    """MLflow where it is `named`, else a server of `store`; and Prefect."""
     kept: dict[str, SupervisedServer] = {}
     with _only_these(home):
         try:
@@ -229,7 +226,6 @@ def refuse_opened(home: Home) -> None:
 
 
 def _own_store(home: Home) -> str:
-    """The address of the file that the home's own MLflow server keeps."""
     return f"sqlite:///{home.mlflow_db}"
 
 

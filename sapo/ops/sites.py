@@ -117,7 +117,6 @@ def found_swarm(
 
 
 def _says_entry(sets: Sequence[str], file: Path | None) -> bool:
-    """Whether the rules decide who may publish."""
     given = [item.partition("=")[0].strip() for item in sets]
     return "rules.entry" in [*given, *(keys_of(file) if file is not None else ())]
 
@@ -365,7 +364,6 @@ def refused_lately(home: Home, name: str, reason: str) -> int:
 
 
 def _ending(home: Home, name: str) -> list[str]:
-    """What to say of a node's invitation, if it has ended or soon does."""
     until = keyring.invited_until(home, name)
     if until is None or until - time.time() > SOON_S or home.load_manifest().entry != "invite":
         return []

@@ -252,7 +252,6 @@ def _of_node(run: Run, node: str, evaluation: Sweep) -> NodeFigures:
 
 
 def _by_round(curves: Mapping[str, Sequence[Point]]) -> list[dict[str, float]]:
-    """The series that tell whether a round taught something, of each round in order."""
     found: dict[float, dict[str, float]] = {round: {} for round, _ in curves.get(silence.TRAINED, ())}
     for name in silence.READ:
         for round, value in curves.get(name, ()):

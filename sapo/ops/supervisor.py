@@ -1,8 +1,7 @@
 """The swarm's supervisor: outside Prefect, in plain Python, so that no server's absence can stop the rounds.
 
-It runs the two servers, and beside them one process with the flow `swarm`, which keeps the nodes, the archive
-and the evaluation going (`sapo.ops.process_group`). Whatever way it ends itself, nothing it started is left
-running.
+It runs the two servers and one process with the flow `swarm`, which keeps nodes, archive and evaluation going
+(`sapo.ops.process_group`). However it ends, nothing it started is left running.
 """
 
 import contextlib
@@ -47,6 +46,8 @@ LINGER_S = 5.0
 SETTLED = ("finished", "stopped", "owing", "failed")
 CLOSING = "closing"
 """The phase in which what was started is ended: the last."""
+NEWEST = ("eval/", "pool/size")
+"""Series of which the newest value is shown, not the mean of the last rounds."""
 WINDOW = 10
 """Rounds that the running means of a node are taken over."""
 DONE_POLL_S = 0.5
@@ -75,6 +76,12 @@ class NodeStatus:
     window: int = 0
     alarm: str = ""
     """Why its newest rounds taught it nothing; empty where they did."""
+
+    @property
+    def shown(self) -> dict[str, float]:
+        """Its series for people: means, and of `NEWEST` and what has no mean the newest values."""
+        means = {name: value for name, value in (self.means or {}).items() if not name.startswith(NEWEST)}
+        return {**(self.metrics or {}), **means}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +152,6 @@ def run_swarm(
 
 
 def _run_flow(watch: "_Watch", command: Sequence[str], env: Mapping[str, str]) -> None:
-    """Keep the process with the flow `swarm` going until its work is done."""
     home = watch.home
     for attempt in range(SWARM_RESTARTS + 1):
         child = Child.start(
@@ -222,7 +228,6 @@ class _Watch:
         return code
 
     def show(self, phase: str | None = None) -> None:
-        """Give the watcher a snapshot, as of `phase` if one is named."""
         if self.on_status is None:
             return
         status = snapshot(self.config, self.home)
@@ -411,7 +416,6 @@ def _ended(code: int | None, *, done: bool) -> str:
 
 
 def _newest(config: Config, home: Home, name: str) -> NodeStatus:
-    """A node as its journal alone has it: finished rounds, their figures, when the newest ended."""
     none = NodeStatus(name, "waiting", 0, 0)
     if not home.journal(name).exists():
         return none

@@ -33,11 +33,6 @@ class Backup(Record):
     format: Literal[1] = 1
     keys: Annotated[tuple[BackedUp, ...], Field(min_length=1)]
 
-    @property
-    def encrypted(self) -> bool:
-        """Whether it takes a passphrase to read a key of it."""
-        return any("ENCRYPTED" in key.pem for key in self.keys)
-
     def of(self, node: str | None, file: Path) -> tuple[BackedUp, ...]:
         """Its keys, or the one of a node. Raises `UserError` where there is none, or several."""
         found = tuple(key for key in self.keys if node in (None, key.card.node))

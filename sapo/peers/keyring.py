@@ -239,7 +239,6 @@ def _private_folder() -> Path:
 
 
 def _holds(pem: Path, identity: Identity) -> bool:
-    """Whether a file holds this key and is private."""
     try:
         return Identity.load(pem).key == identity.key
     except UserError:

@@ -97,7 +97,6 @@ def day(moment: float) -> str:
 
 
 def _flaw(key: str, invitation: Invitation | None, manifest: Manifest, now: float) -> tuple[str, str] | None:
-    """Code and text of what is wrong with a key's wish to publish, if anything is."""
     if manifest.entry == "open" or key in manifest.member_keys:
         return None
     if manifest.entry == "allow-list":

@@ -263,5 +263,4 @@ class _Dropped:
 
 
 def _chars(group: Group) -> float:
-    """Mean length of a group's completions in characters."""
     return sum(len(completion.text) for completion in group.completions) / len(group.completions)

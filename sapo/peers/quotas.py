@@ -299,7 +299,6 @@ class Quotas:
         return account
 
     def _touched(self, key: str) -> _Account:
-        """The author's account, made where there is none, as that of the author last seen."""
         accounts = self._known if self.known(key) else self._new
         account = accounts.setdefault(key, _Account(self._start))
         self._gone.pop(key, None)

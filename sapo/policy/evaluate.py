@@ -305,12 +305,10 @@ class _Answered:
     before: int = 0
 
     def of_call(self, done: int) -> None:
-        """So many completions of this call have ended."""
         if self.progress is not None:
             self.progress(self.before + done, self.total)
 
     def ended(self, completions: int) -> None:
-        """A call has given so many."""
         self.of_call(completions)
         self.before += completions
 

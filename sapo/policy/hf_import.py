@@ -2,9 +2,8 @@
 
     from sapo.policy.hf_import import transformers
 
-Importing a model class imports, where they are there, scikit-learn (for assisted generation), scipy (for the
-losses of object detection), boto3 (for SageMaker) and Triton (for GPUs): 160 MB a process and seconds of
-processor time for what no node does. They come with MLflow and torch, so they are nearly always there.
+A model class imports scikit-learn, scipy, boto3 and Triton where they are installed, as MLflow and torch
+have them: 160 MB a process and seconds of processor time for what no node does.
 """
 
 import logging

@@ -1,9 +1,7 @@
 """What glibc's allocator does with tensors that were freed: a process of gigabytes depends on it.
 
-By default it moves the size from which blocks are the kernel's own up to 32 MiB as it meets larger ones: a
-layer's activations and gradients then share one heap, whose gaps are never returned, and a model of 0.5B
-parameters peaks a gigabyte higher. Small blocks at the heap's end, however, it gives back at once, only to
-fault them in again in the next step.
+By default blocks of up to 32 MiB share one heap, whose gaps are never returned: a model of 0.5B parameters
+peaks a gigabyte higher. What is free at the heap's end goes back at once, and is faulted in again.
 """
 
 import contextlib

@@ -71,7 +71,6 @@ def said(error: BaseException) -> str:
 
 
 def _read(cls: Any, source: str | Path, **arguments: Any) -> tuple[Any, dict[str, Any]]:
-    """A model, and which weights were missing, left over, or of another shape."""
     with quiet():
         model, found = cls.from_pretrained(
             source,
@@ -84,7 +83,6 @@ def _read(cls: Any, source: str | Path, **arguments: Any) -> tuple[Any, dict[str
 
 
 def _difference(found: dict[str, Any]) -> str | None:
-    """What is wrong with the weights of a model, by name; None if nothing is."""
     for what, key in (
         ("its files lack the weights", "missing_keys"),
         ("its files hold weights that the model has not,", "unexpected_keys"),

@@ -60,7 +60,6 @@ def shape_of(config: Config, cache: Path) -> ModelShape | None:
 
 
 def _without_weights(config: Config, settings: Any) -> Any:
-    """The model that a config describes, on no device; raises `UserError` for one that cannot be."""
     try:
         with torch.device("meta"):
             model: Any = transformers.AutoModelForCausalLM.from_config(settings, trust_remote_code=False)

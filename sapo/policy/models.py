@@ -466,7 +466,6 @@ def _conversation(tokenizer: Any, turns: Sequence[str], system: str | None) -> l
 
 
 def _check_template(arguments: Mapping[str, Any], tokenizer: Any) -> None:
-    """Raise `UserError` for an argument that the model's chat template does not read."""
     text = str(tokenizer.chat_template or "")
     for name, value in arguments.items():
         if not re.search(rf"\b{re.escape(name)}\b", text):
@@ -555,7 +554,6 @@ def _context(model: Any, tokenizer: Any) -> int:
 
 
 def _refuse_broken(spec: str, model: torch.nn.Module) -> None:
-    """Raise `UserError` where a weight is NaN or infinite: such a model computes nothing."""
     for name, parameter in model.named_parameters():
         if not parameter.numel() or not parameter.is_floating_point():
             continue

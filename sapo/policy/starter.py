@@ -1,12 +1,8 @@
 """The starter policy: a small model made here, as no weights can be assumed to be downloadable.
 
 A Llama-architecture model learns, by supervised steps on questions outside the held-out buckets, just enough
-to be right now and then; the rest is left to the swarm. Like a base model it also knows more than one way to
-put an answer: part of its supervised answers are sentences, which verifiers give little for. Equal settings
-share one cached directory.
-
-Not Qwen2: transformers 5 loads any tokenizer of a `qwen2` directory as Qwen2's own, which cuts text
-elsewhere.
+to be right now and then. Part of its supervised answers are sentences, which verifiers give little for. Equal
+settings share one cached directory. Not Qwen2: transformers 5 loads any `qwen2` tokenizer as Qwen2's own.
 """
 
 import json

@@ -59,7 +59,6 @@ def _running_state(model: Any) -> str | None:
 
 
 def _tried(policy: "LoadedPolicy") -> str | None:
-    """What is wrong with the model; None if nothing is."""
     long = policy.encode_prompt(QUESTION)[: min(PROMPT, policy.max_length - ANSWER)]
     prompts = [long[: -(-len(long) // 3)], long]
     if not _finite_gradient(policy.model, long):

@@ -106,7 +106,6 @@ class _Check:
         self.witnessed = False
 
     def run(self, progress: Progress) -> Checked:
-        """Repeat and compare everything. Raises `Differs` at the first round that differs."""
         replay, began = self.replay, time.perf_counter()
         start, label = replay.start.round, f"{replay.node}: rounds repeated"
         for found in replay.rounds():
@@ -140,7 +139,6 @@ class _Check:
         )
 
     def _check_start(self, first: RecordedRound) -> None:
-        """Compare the checkpoint with the history of the round before it."""
         replay, before = self.replay, self.replay.recording.before(first)
         if before is None or not before.weights_sha256:
             return

@@ -132,7 +132,6 @@ def _problems(found: Found) -> list[str]:
 
 
 def _numbers(rows: Sequence[Row]) -> list[Row]:
-    """Those rows whose numbers are all finite."""
     return [row for row in rows if all(isfinite(v) for v in row.values() if isinstance(v, float))]
 
 
@@ -143,7 +142,6 @@ def _signed(rollouts: Sequence[Row]) -> SignedGroup:
 
 
 def _author(found: Found) -> Document:
-    """Its author, task and place on the bus, as far as any row of it tells them."""
     names = ("node", "key", "incarnation", "round", "policy_version", "created_at")
     author: Document = dict.fromkeys(names)
     task = published = None
@@ -191,7 +189,6 @@ def _received(receipts: Sequence[Row]) -> list[Document]:
 
 
 def _learned(training: Sequence[Row], rollbacks: Rollbacks) -> list[Document]:
-    """Each batch it was in: whose, when, what became of the step, and each completion's part in it."""
     batches: dict[tuple[str, str, int], list[Row]] = {}
     for row in sorted(training, key=lambda row: (row["finished_at"], row["node"], row["k"])):
         batches.setdefault((row["node"], row["incarnation"], row["round"]), []).append(row)
@@ -256,7 +253,6 @@ def _add_versions(learned: Sequence[Document], rollbacks: Rollbacks, swarm: str,
 
 
 def _includes(version: Version, entry: Document, rollbacks: Mapping[int, int]) -> bool:
-    """Whether a version's weights have seen the step of this entry."""
     tags = version.tags
     if not entry["tokens"] or entry["skipped"] is not None or tags.get(INCARNATION) != entry["incarnation"]:
         return False
@@ -265,5 +261,4 @@ def _includes(version: Version, entry: Document, rollbacks: Mapping[int, int]) -
 
 
 def _lasts(round: int, rollbacks: Mapping[int, int], count: int) -> bool:
-    """Whether what a round did is in the weights after `count` rounds."""
     return any(round in span for span in lineage_queries.lasting(rollbacks, count))

@@ -116,7 +116,6 @@ def teachers(store: Store, subject: Subject) -> Document:
     total = next(one for one in found if one["source"] is None)
 
     def summed(*names: str) -> list[Document]:
-        """What is summed up by these columns alone."""
         by = {"source", "producer", "producer_key", "dataset", "bin"}
         return [
             {name: one[name] for name in names} | _sums(one, total["tokens"])
@@ -217,7 +216,6 @@ def _averaged(
 
 
 def _damage(store: Store, subject: Subject, facts: Sequence[RoundFacts]) -> list[str]:
-    """What is wrong with the rounds themselves: missing, damaged, or not delivered yet."""
     table = store.find("training")
     if table is None:
         return ["there is no history"]
@@ -277,7 +275,6 @@ def _state(said: str | None, found: str | None) -> str:
 
 
 def _difference(subject: Subject, link: Document, facts: Sequence[RoundFacts]) -> str:
-    """A link that does not hold, with what that means."""
     assert subject.version is not None
     said, found = short(link["version"]), short(link["history"])
     says = f"{link['link']} of {subject.version.name} version {subject.version.number} is {said}"

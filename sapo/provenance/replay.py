@@ -118,7 +118,6 @@ def _recording(home: Home, node: str, swarm: Config) -> Recording:
 
 
 def _last(node: str, count: int, first: int | None, last: int | None) -> int:
-    """The last round to be replayed. Raises `UserError` for rounds that are not in the history."""
     if not count:
         raise UserError("NODE", node, "the history holds no round of it", "let it run, and deliver a round")
     for option, value in (("--from", first), ("--to", last)):
@@ -171,7 +170,6 @@ def _recorded_weights(home: Home, node: str, incarnation: str) -> dict[int, str]
 
 
 def _at(home: Home, node: str, incarnation: str, round: int) -> Checkpoint | None:
-    """The whole checkpoint of just this round, if it is kept."""
     found = checkpoint.load_latest(home.checkpoints(node), incarnation=incarnation, at_most=round)
     return found if found is not None and found.round == round else None
 

@@ -7,10 +7,11 @@ or rolled back in the recorded run is not repeated, because other weights set of
 
 import json
 import re
+import secrets
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,12 +29,16 @@ from sapo.policy.evaluate import Evaluation, Progress, ask, held_out_set
 from sapo.policy.kept_files import KeptFiles
 from sapo.provenance.reexecute import Repeater
 from sapo.provenance.replay import Replay, opened
-from sapo.provenance.whatif_mlflow import Run
-from sapo.provenance.whatif_settings import SECTIONS, Changes, Recorded
+from sapo.provenance.whatif_settings import SECTIONS, Changes, Recorded, Settled
 from sapo.store.history import open_store
 from sapo.store.history.query import Damaged, query
 from sapo.store.history.rounds import RecordedRound
+from sapo.store.tracking import model_registry
+from sapo.store.tracking.tracker import Tracker, params_of, tags_of
+from sapo.store.tracking.uri import own_artifacts, tracking_uri
 from sapo.tasks.workers import open_workers
+
+TAG = "sapo.replay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,6 @@ class WhatIf:
 
 
 def _figure(score: Score, name: str) -> float | None:
-    """One of `SCORES`, or pass@1 of a data set."""
     if name in SCORES:
         value: float | None = getattr(score, name)
         return value
@@ -128,8 +132,6 @@ def _figure(score: Score, name: str) -> float | None:
 
 @dataclass(slots=True)
 class _Course:
-    """How the rounds went."""
-
     rounds: int = 0
     steps: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
@@ -140,7 +142,6 @@ class _Course:
     results: list[RoundResult] = field(default_factory=list)
 
     def result(self, round: int, metrics: Mapping[str, float]) -> None:
-        """Keep a round's metrics for the run."""
         values = {name: float(value) for name, value in metrics.items()}
         now = time.time()
         self.results.append(
@@ -148,7 +149,6 @@ class _Course:
         )
 
     def note(self, recorded: RecordedRound, step: StepResult) -> None:
-        """Count a round whose step was made or left out."""
         self.rounds += 1
         self.rollbacks += recorded.rolled_back_to is not None
         self.chain, self.own_weights_sha256 = recorded.chain, recorded.weights_sha256
@@ -160,11 +160,10 @@ class _Course:
             self.left_out[f"past {threshold[0]}" if threshold else step.skipped] += 1
 
     def tags(self, weights_sha256: str) -> dict[str, str]:
-        """The run's note of it in the end."""
         left_out = json.dumps(dict(self.left_out))
         tags = {"weights_sha256": weights_sha256, "steps": str(self.steps), "left_out": left_out}
         tags |= {"chain": self.chain} if self.chain is not None else {}
-        return tags
+        return {f"{TAG}.{name}": value for name, value in tags.items()}
 
 
 def retrain(
@@ -187,8 +186,7 @@ def retrain(
     changes = Changes(home.load_config().for_node(node), node, sets)
     with opened(home, node, first=first, last=last, cache=cache) as replay:
         settled = changes.settle(_recorded(home, replay))
-        run = Run(home, node, replay.incarnation, settled, replay.first, replay.last)
-        run.check()
+        _own_run(replay).found()  # MLflow away is better known before the work than after it
         course = _repeat(replay, changes, progress)
         evaluation = _ask(home, replay, settled.config, progress)
         course.result(replay.last + 1, _series(evaluation, settled.config))
@@ -196,7 +194,7 @@ def retrain(
         with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as folder:
             models.save(replay.policy, Path(folder))
             whole = partial(models.export, config=settled.config, cache=cache or default_cache())
-            tracker, run_id, model = run.log(course.results, course.tags(digest), Path(folder), whole)
+            tracker, run_id, model = _log(replay, settled, course, digest, Path(folder), whole)
     own, start = _evaluated(home, node, settled.config.model)
     return WhatIf(
         node=node,
@@ -222,6 +220,53 @@ def retrain(
         seconds=course.seconds,
         notes=tuple(replay.notes),
     )
+
+
+def _own_run(replay: Replay) -> Tracker:
+    """The node's own run, wherever the swarm's MLflow is found."""
+    swarm = replay.home.load_config()
+    return Tracker(tracking_uri(replay.home, swarm), swarm.swarm.name, replay.node, replay.incarnation)
+
+
+def _log(
+    replay: Replay,
+    settled: Settled,
+    course: _Course,
+    weights_sha256: str,
+    model: Path,
+    whole: Callable[[Path, Path], object],
+) -> tuple[Tracker, str, str]:
+    """Make the what-if's run, below the node's own if there is one; returns its id and its model's address.
+
+    Its tags are none that a node's own run is found by. `model` is what `models.save` wrote, `whole` as
+    `model_registry.model_directory` wants it.
+    """
+    own = _own_run(replay)  # looked for again: a server may have ended with its swarm
+    above = own.found()
+    about = {
+        f"{TAG}.node": replay.node,
+        f"{TAG}.incarnation": replay.incarnation,
+        f"{TAG}.changes": settled.label,
+        f"{TAG}.rounds": f"{replay.first}-{replay.last}",
+    }
+    parent = {} if above is None else {f"{TAG}.of": above, "mlflow.parentRunId": above}
+    tracker = Tracker(
+        own.uri,
+        own.swarm,
+        replay.node,
+        replay.incarnation,
+        params=params_of(settled.config),
+        tags=tags_of(settled.config) | about | parent | course.tags(weights_sha256),
+        artifacts=own_artifacts(replay.home, own.uri),
+        identity={TAG: "what-if", f"{TAG}.id": secrets.token_hex(8)},
+        run_name=f"{replay.node} · {settled.label}",
+    )
+    run_id = tracker.start()
+    tracker.log_rounds(course.results)
+    with model_registry.model_directory(model, whole) as directory:
+        address = tracker.keep(directory, course.results[-1].round, tags=about)
+    tracker.end()
+    return tracker, run_id, address
 
 
 def _recorded(home: Home, replay: Replay) -> list[Recorded]:
@@ -281,6 +326,5 @@ def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
 
 
 def _evaluated(home: Home, node: str, model: str) -> tuple[NodeExam | None, Score | None]:
-    """The figures of the node and of the policy it began with, where the swarm was evaluated."""
     found = home.load_evaluation()
     return (None, None) if found is None else (found.nodes.get(node), found.start(node, model))

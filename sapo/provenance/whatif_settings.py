@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sapo.core.config.learn import LearnConfig
-from sapo.core.config.load import Config, merge, nested, parse, split_flag
-from sapo.core.config.schema import GuardConfig, Section
+from sapo.core.config.load import Config, literal, merge, nested, parse, split_flag
+from sapo.core.config.schema import GuardConfig, LearnConfig, Section
 from sapo.core.errors import UserError
 from sapo.core.types import Batch, canonical
 from sapo.learn.advantage import with_advantages
@@ -73,7 +72,7 @@ class Changes:
         for item in sets:
             key, text = split_flag(item)
             path = _path(key, text, config, node)
-            self._over = merge(self._over, nested(path, text))
+            self._over = merge(self._over, nested(path, literal(text)))
             self._keys[".".join(path)] = None
         try:
             self.over(config.learn.model_dump_json(), config.guard.model_dump_json())
@@ -160,7 +159,7 @@ def _path(key: str, text: str, config: Config, node: str) -> list[str]:
         return path
     if section in SECTIONS:
         raise UserError(key, text, "is no single setting", f"name one, like {section}.NAME=VALUE")
-    parse(nested(path, text))  # an unknown key is said with its nearest known one
+    parse(nested(path, literal(text)))  # an unknown key is said with its nearest known one
     raise UserError(key, text, "shapes no update", "change learn.* or guard.*")
 
 

@@ -163,7 +163,6 @@ def _tidy(place: int, newest: str) -> None:
 
 
 def _older(found: Mapping[str, float], newest: str) -> list[str]:
-    """The files that go, of names and times."""
     kept = sorted(name for name in found if name != newest and OWN_NAME.fullmatch(name))
     return sorted(kept, key=lambda name: -found[name])[KEPT - 1 :]
 

@@ -212,7 +212,6 @@ def _show(value: Any) -> str:
 
 
 def _explain(error: Exception, params: dict[str, Any], defaults: dict[str, Any]) -> ParameterError:
-    """Name the parameter a failed validation speaks of: one that was given, if the message names it."""
     message = str(error) or "is out of range"
     named = [field for field in defaults if field in message]
     given = [field for field in named if field in params] or (list(params) if not named else [])

@@ -75,7 +75,6 @@ def _is_number(formula: Any) -> bool:
 
 
 def _is_unit(formula: Any) -> bool:
-    """Whether a factor is a hundredth, or a power of ten."""
     if isinstance(formula, sympy.UnevaluatedExpr):
         return bool(formula.args[0] == sympy.Rational(1, 100))
     return isinstance(formula, sympy.Pow) and formula.base == 10 and isinstance(formula.exp, sympy.Integer)

@@ -118,7 +118,6 @@ def _json_lines(text: str, columns: Sequence[str]) -> Table:
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """The object of each line; its numbers are texts, as they are written."""
     decode = json.JSONDecoder(
         parse_float=str, parse_int=str, parse_constant=_no_constant, object_pairs_hook=_object
     ).decode

@@ -57,7 +57,6 @@ class Sources:
 
     @contextmanager
     def _noting(self, name: str) -> Iterator[None]:
-        """Note why a source cannot be used."""
         try:
             yield
         except Missing as missing:

@@ -86,7 +86,6 @@ class _Processes:
             workers.close()
 
     def check(self, task: Task, held_out: float, seed: int = 0) -> list[Finding]:
-        """Try one task."""
         first, second, other = self._workers
         first.check([task])
         recipes = [draw(task, seed, number) for number in range(DRAWN)]
@@ -132,7 +131,6 @@ def _length(found: Sequence[Question]) -> Finding:
 
 
 def _reasons(found: Sequence[str | None]) -> str:
-    """Each reason that was given, behind a semicolon, with how often it was."""
     counted = Counter(one for one in found if one)
     return "".join(f"; {count} times {reason}" for reason, count in counted.most_common())
 
@@ -207,7 +205,6 @@ def _same(
 
 
 def _scores(found: Sequence[Question], workers: TaskWorkers) -> list[Finding]:
-    """What the stored answer and an empty one are worth, and what scoring costs."""
     recipes = [question.recipe for question in found]
     answers = workers.answers(recipes)
     stored = [(question, text) for question, text in zip(found, answers, strict=True) if text is not None]

@@ -166,7 +166,6 @@ class Server:
                 yield Reply("scores", n, Scores(tuple(case.findings), case.seconds))
 
     def _case(self, item: Item) -> Any:
-        """A group before its judge, or the reason why it does not come so far."""
         try:
             dataset, entry = self._entry(item)
         except MemoryError:
@@ -181,7 +180,6 @@ class Server:
         return case
 
     def _entry(self, item: Item) -> tuple[Any, dict[str, Any]]:
-        """The data set and entry that an item's recipe gives."""
         return self._items.entry(item.dataset, item.config, item.seed, item.position)
 
     def _warm_up(self, name: str, case: Any) -> None:

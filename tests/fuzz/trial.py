@@ -107,7 +107,7 @@ class Grounds:
         policy = node.parts.policy
         return replace(
             self.rules(),
-            own_key=node.parts.maker.identity.key,
+            own_key=node.parts.maker.own.identity.key,
             own_node=node.name,
             control=policy.control,
             fingerprint=policy.fingerprint,
@@ -253,7 +253,7 @@ class Trial:
                 fingerprint(
                     keeps_to(
                         Received(signed=signed, bus_position="p:0", timestamp=time.time()),
-                        self.node.parts.maker.manifest,
+                        self.node.parts.maker.own.manifest,
                     )
                 )
             except (Refused, ValidationError):

@@ -45,7 +45,7 @@ def flooded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[NodeRunt
             while flooding < 4 and not honest.finished:
                 honest.run_round()
                 hand_over(honest, bus)
-                if node.parts.intake.quotas.known(honest.parts.maker.identity.key):
+                if node.parts.intake.quotas.known(honest.parts.maker.own.identity.key):
                     bus.publish(flood(config, flooding))
                     flooding += 1
                 node.run_round()

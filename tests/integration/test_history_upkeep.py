@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import upkeep_children
-from history_samples import INCARNATION, batch, batches, deliver, signed
+from history_samples import INCARNATION, batch, batches, deliver, recorded, signed
 from swarms import make_home, open_node, small_config
 
 from infra.s3.server import S3Server
@@ -23,7 +23,6 @@ from sapo.ops.process import Process
 from sapo.store.history import open_store, query
 from sapo.store.history.maintain import maintain
 from sapo.store.history.retention import cuts
-from sapo.store.history.rounds import recorded
 from sapo.store.history.tables import Store, TableName
 
 CONTEXT = multiprocessing.get_context("spawn")
@@ -139,11 +138,13 @@ def test_a_real_nodes_rounds_are_the_same_after_maintenance_and_it_goes_on(tmp_p
             node.parts.history.deliver(owed, node.journal)
             node.journal.acknowledge("training", owed[-1].seq)
         whole = {
-            found.round: repr(found) for found in recorded(store, "n0", incarnation, min(seen, default=0))
+            found.round: repr(found)
+            for found in recorded(store, "n0", incarnation, min(seen, default=0), swarm=config.swarm.name)
         }
         (cut,) = cuts(config, home, store)
         reports = maintain(config, store, [cut])
-        kept = {found.round: repr(found) for found in recorded(store, "n0", incarnation, cut.round)}
+        later = recorded(store, "n0", incarnation, cut.round, swarm=config.swarm.name)
+        kept = {found.round: repr(found) for found in later}
         assert kept == {round: text for round, text in whole.items() if round >= cut.round}
         assert reports[0].files_after == 1
         seen = kept

@@ -162,7 +162,7 @@ def test_the_champion_is_the_best_of_all_versions_asked_the_same_questions(
         (model / "README.md").write_text("# a node's model\n")  # as the sink's folder has one
         tracker.register(model, round, tags=model_registry.lineage(path))
     shutil.rmtree(older)  # it is in MLflow only
-    assert evaluate.plain(Process.at(str(home.root))) == []
+    assert evaluate.sweep(Process.at(str(home.root)), evaluate.held_out.fn, evaluate.champion.fn) == []
     report = home.load_evaluation()
     assert report is not None
     asked = report.nodes["n0"]

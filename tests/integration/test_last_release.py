@@ -3,7 +3,7 @@
 from itertools import groupby
 
 import pytest
-from history_samples import last_release
+from history_samples import last_release, recorded
 from swarms import open_node
 
 from sapo.bus.memory import MemoryBus
@@ -12,7 +12,7 @@ from sapo.core.config.load import Config, load
 from sapo.core.types import SignedGroup, chained
 from sapo.store.history import open_store, query
 from sapo.store.history.rollout_rows import group_of
-from sapo.store.history.rounds import RecordedRound, recorded
+from sapo.store.history.rounds import RecordedRound
 from sapo.store.history.tables import Store
 from sapo.store.journal.journal import Journal
 
@@ -59,7 +59,7 @@ def bus_of(home: Home) -> MemoryBus:
 
 @pytest.fixture
 def rounds(home: Home) -> list[RecordedRound]:
-    return list(recorded(store_of(home), "n0", INCARNATION))
+    return list(recorded(store_of(home), "n0", INCARNATION, swarm=config_of(home).swarm.name))
 
 
 def test_its_history_goes_on_in_the_same_table_without_a_gap(rounds: list[RecordedRound]) -> None:

@@ -108,7 +108,7 @@ class Twice:
 def signed_elsewhere(node: NodeRuntime, **changes: object) -> SignedGroup:
     """What another holder of a node's key would publish."""
     own = Group.model_validate_json(node.journal.groups(0)[0].payload)
-    return seal(own.model_copy(update=changes), node.parts.maker.identity)
+    return seal(own.model_copy(update=changes), node.parts.maker.own.identity)
 
 
 @pytest.fixture(scope="module")

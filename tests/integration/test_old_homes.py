@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from history_samples import left_behind
+from history_samples import left_behind, recorded
 from swarms import open_node
 
 from sapo import cli
@@ -16,7 +16,6 @@ from sapo.core.determinism import differences
 from sapo.provenance.check import Differs, check
 from sapo.provenance.replay import opened
 from sapo.store.history import open_store
-from sapo.store.history.rounds import recorded
 from sapo.store.journal.journal import Journal
 
 pytestmark = [pytest.mark.core, pytest.mark.usefixtures("sharing")]
@@ -51,8 +50,9 @@ def test_its_nodes_go_on_and_take_in_what_the_other_publishes(home: Home) -> Non
 
 @pytest.mark.parametrize("node", ["n0", "n1"])
 def test_its_rounds_are_repeated_to_the_last_bit(home: Home, node: str) -> None:
-    number = int(node[1:])
-    rounds = list(recorded(open_store(home.load_config(), home), node, f"{number:016x}"))
+    number, config = int(node[1:]), home.load_config()
+    store = open_store(config, home)
+    rounds = list(recorded(store, node, f"{number:016x}", swarm=config.swarm.name))
     with opened(home, node) as replay:
         try:
             checked = check(replay)

@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from history_samples import recorded
 from mlflow import MlflowClient
 from swarms import open_node, small_config
 from tampering import rewrite, rows_of
 
 from sapo.core.config.home import Home
-from sapo.core.config.learn import LearnConfig
 from sapo.core.config.manifest import Manifest
+from sapo.core.config.schema import LearnConfig
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.ops.judge import evaluate_swarm
 from sapo.provenance.whatif import WhatIf, retrain
 from sapo.provenance.whatif_settings import with_advantages
 from sapo.store.history.query import Damaged
-from sapo.store.history.rounds import RecordedRound, recorded
+from sapo.store.history.rounds import RecordedRound
 from sapo.store.history.tables import Store
 from sapo.store.tracking.sinks import TrackSink
 from sapo.store.tracking.tracker import Tracker
@@ -93,7 +94,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
             assert node.drain(60)
     tracker.end()
     evaluate_swarm(config, home, ["n0"])
-    rounds = list(recorded(Store(str(home.history)), "n0", INCARNATION))
+    rounds = list(recorded(Store(str(home.history)), "n0", INCARNATION, swarm=config.swarm.name))
     return Recording(home, uri, str(tracker.found()), rounds)
 
 

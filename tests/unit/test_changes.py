@@ -5,8 +5,8 @@ import json
 import pytest
 from history_samples import batch
 
-from sapo.core.config.learn import LearnConfig
 from sapo.core.config.load import Config, parse
+from sapo.core.config.schema import LearnConfig
 from sapo.core.errors import UserError
 from sapo.core.types import canonical
 from sapo.learn.advantage import group_advantages

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from sapo.node import probes
-from sapo.node.falling import best_of, fall
-from sapo.node.probes import Probe
+from sapo.node.probes import Probe, best_of, fall
 
 INCARNATION = "ab" * 8
 

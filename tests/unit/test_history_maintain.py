@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from history_samples import INCARNATION, batch, batches, deliver, result, signed
+from history_samples import INCARNATION, batch, batches, deliver, recorded, result, signed
 from kept_homes import DONE, kept_home
 from swarms import small_config
 
@@ -26,7 +26,7 @@ from sapo.store.history.data_files import DataFile
 from sapo.store.history.maintain import TableReport, maintain
 from sapo.store.history.query import Damaged
 from sapo.store.history.retention import cuts
-from sapo.store.history.rounds import Recording, recorded
+from sapo.store.history.rounds import Recording
 from sapo.store.history.tables import SCHEMAS, TRAINING, Store, TableName, commit
 from sapo.store.history.training_sink import rows, transaction_id
 

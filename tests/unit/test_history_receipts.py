@@ -5,12 +5,22 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from history_samples import INCARNATION, Books, Owed, batch, batches, deliver, last_release, movement, sink
+from history_samples import (
+    INCARNATION,
+    Books,
+    Owed,
+    batch,
+    batches,
+    deliver,
+    last_release,
+    movement,
+    recorded,
+    sink,
+)
 
 from sapo.core.errors import Unavailable
 from sapo.core.types import Batch
 from sapo.store.history import query
-from sapo.store.history.rounds import recorded
 from sapo.store.history.tables import (
     HISTORY_VERSION,
     RECEIPTS,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from history_samples import INCARNATION, Books, Owed, batch, deliver, result, sink
+from history_samples import INCARNATION, Books, Owed, batch, deliver, recorded, result, sink
 from hypothesis import given
 from hypothesis import strategies as st
 from searches import searching
@@ -17,7 +17,7 @@ from tampering import CHANGES, Row, copied, cover_up, place, rewrite, rows_of
 
 from sapo.core.types import RoundResult
 from sapo.store.history.query import Damaged
-from sapo.store.history.rounds import Recording, recorded, whole
+from sapo.store.history.rounds import Recording, whole
 from sapo.store.history.tables import Store
 from sapo.store.history.training_sink import row_digest, rows
 

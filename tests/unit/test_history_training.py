@@ -179,7 +179,7 @@ def test_a_real_journal_is_delivered_and_read_back(store: Store, tmp_path: Path)
         sink(store).deliver(owed[:2], journal)
         sink(store).deliver(owed, journal)
     assert batches(store, "n0", INCARNATION) == [batch(round) for round in range(3)]
-    found = query.training(store, limit=1).to_pylist()[0]
+    found = query.query(store, "SELECT * FROM training ORDER BY round LIMIT 1").to_pylist()[0]
     assert found["environment"] == '{"threads":1,"torch":"2.13.0"}'
     assert (found["policy_version_before"], found["policy_version_after"]) == (0, 1)
 

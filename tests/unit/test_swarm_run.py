@@ -8,6 +8,7 @@ from history_samples import INCARNATION, Books, Owed, batch
 from mlflow import MlflowClient
 from mlflow_runs import runs_of
 
+from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load
 from sapo.core.errors import Unavailable
 from sapo.store.tracking import sample_table
@@ -19,15 +20,8 @@ PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"
 
 def node(uri: str, name: str = "n0", incarnation: str = INCARNATION, config: Config | None = None) -> Tracker:
     config = config or load("tiny", env={})
-    artifacts = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
-    return open_tracking(
-        config,
-        name,
-        incarnation,
-        uri=uri,
-        artifacts=artifacts,
-        whole=lambda source, target: None,
-    )[0]
+    home = Home(Path(uri.removeprefix("sqlite:///")).parent)
+    return open_tracking(config, name, home, uri=uri, incarnation=incarnation)[0]
 
 
 def runs(uri: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """MLflow: one run per incarnation, every metric once, however often it is delivered."""
 
 import socket
+from pathlib import Path
 
 import pytest
 from history_samples import INCARNATION, Books, Owed, batch, result
@@ -8,6 +9,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow_runs import runs_of
 
+from sapo.core.config.home import Home
 from sapo.core.config.load import Config, load, merge, parse
 from sapo.core.errors import SapoError, Unavailable
 from sapo.core.types import RoundResult
@@ -128,13 +130,11 @@ def test_a_run_deleted_by_hand_is_replaced(uri: str) -> None:
     assert history(uri, "reward/local")[0][0] == 0
 
 
-def test_mlflow_away_is_unavailable_and_nothing_is_reached_for_before_that() -> None:
+def test_mlflow_away_is_unavailable_and_nothing_is_reached_for_before_that(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        _, (track, _) = open_tracking(
-            Config(), "n0", INCARNATION, uri=url, artifacts=None, whole=lambda checkpoint, place: None
-        )
+        _, (track, _) = open_tracking(Config(), "n0", Home(tmp_path), uri=url, incarnation=INCARNATION)
         with pytest.raises(Unavailable, match=f"MLflow at {url}"):
             track.deliver([Owed(0)], Books(batch(0)))
 

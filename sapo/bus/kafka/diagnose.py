@@ -6,7 +6,6 @@ thing after the other, and the first wrong answer is reported.
 
 import ssl
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from kafka.errors import SaslAuthenticationFailedError
@@ -28,7 +27,8 @@ RECORD_OVERHEAD = 1024
 """Bytes a message needs besides its payload, at most: key, headers, batch header."""
 KEPT_AS_SENT = "producer"
 """The compression.type of a topic whose batches stay as their writer packed them."""
-STALL_S = 3.0
+LIMIT_S, STALL_S = 8.0, 3.0
+"""Seconds of a whole check, and of one wait in it."""
 EXPIRED, NOT_YET, WRONG_NAME, WRONG_ADDRESS = 10, 9, 62, 64
 """OpenSSL's numbers of what is wrong with a certificate."""
 
@@ -51,16 +51,13 @@ def check(
     *,
     max_payload_bytes: int,
     write: bool = True,
-    read: bool = True,
-    timeout_s: float = 8.0,
-    clock: Callable[[], float] = time.monotonic,
 ) -> BusFacts:
     """Connect with the config's settings and check that the bus is usable.
 
     One server that works is enough; otherwise the first one's fault is reported. Raises `UserError` whose
-    field is the setting at fault, in `timeout_s` seconds and a little.
+    field is the setting at fault, in `LIMIT_S` seconds and a little.
     """
-    end = clock() + timeout_s
+    end = time.monotonic() + LIMIT_S
     access = Access.of(section)
     if access.username is not None:
         _check_password(access)
@@ -68,13 +65,13 @@ def check(
         _check_authorities(access)
     faults: list[UserError] = []
     for host, port in split_servers(section.servers):
-        left = end - clock()
+        left = end - time.monotonic()
         if faults and left < 0.5:
             break
         connection = Connection(host, port, access, stall_s=min(STALL_S, max(left / 2, 0.5)))
         try:
             connection.open()
-            return _examine(connection, section, topic, max_payload_bytes, write, read)
+            return _examine(connection, section, topic, max_payload_bytes, write)
         except Broken as error:
             faults.append(_explain(error, section, access))
         finally:
@@ -100,7 +97,7 @@ def _check_authorities(access: Access) -> None:
 
 
 def _examine(
-    connection: Connection, section: Section, topic: str, max_payload_bytes: int, write: bool, read: bool
+    connection: Connection, section: Section, topic: str, max_payload_bytes: int, write: bool
 ) -> BusFacts:
     who = "nobody in particular" if section.username is None else f"user {section.username!r}"
     try:
@@ -114,7 +111,7 @@ def _examine(
         )
         raise UserError("bus.topic", topic, f"no such topic on {connection.server}", remedy) from None
     _refuse_cluster(section, layout.cluster_id)
-    for wanted, operation, verb in ((write, WRITE, "write to"), (read, READ, "read")):
+    for wanted, operation, verb in ((write, WRITE, "write to"), (True, READ, "read")):
         if wanted and operation not in layout.operations:
             raise _forbidden(section, f"{who} may not {verb} topic {topic!r}", topic)
     limits = _limits(connection, topic)
@@ -248,7 +245,6 @@ def _explain_certificate(origin: ssl.SSLCertVerificationError, server: str, acce
 
 
 def _wants_login(server: str, access: Access) -> bool:
-    """Whether a server that shut the door expects a login first."""
     host, _, port = server.rpartition(":")
     connection = Connection(host, int(port), access, stall_s=1.0)
     try:

@@ -173,7 +173,6 @@ def _place(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _learned(row: dict[str, Any]) -> list[str]:
-    """Who learned from a group or completion, its author first; nothing where nobody did."""
     names = sorted(row["learned_by"], key=lambda name: (name != row["node"], name))
     return [f"learned by {' '.join(names)}"] if names else []
 
@@ -282,7 +281,6 @@ def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str,
     """A swarm's snapshot in the terminal."""
     from rich.console import Console
 
-    from sapo.cli.commands.launch import row
     from sapo.cli.report.live_view import NodeTable
 
     console = Console()
@@ -292,7 +290,7 @@ def show_status(now: "SwarmStatus", owed: dict[str, dict[str, int]], swarm: str,
     if now.progress is not None:
         label, done, total = now.progress
         console.print(f"held-out questions: {label}: {done:,} of {total:,}", highlight=False)
-    console.print(NodeTable([row(node) for node in now.nodes]))
+    console.print(NodeTable(now.nodes))
     for node in now.nodes:
         for line in of_member(node, home):
             console.print(printable(line), highlight=False, markup=False, soft_wrap=True)

@@ -237,7 +237,6 @@ def _pick(config: "Config", home: "Home", name: str | None) -> str:
 
 
 def _ask(*, confirm: bool) -> str:
-    """A passphrase, from whoever sits there."""
     from sapo.core.errors import UserError
 
     if not sys.stdin.isatty():

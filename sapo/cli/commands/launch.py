@@ -24,7 +24,7 @@ from sapo.core.unicode import printable
 from sapo.core.user_cache import default_cache
 
 if TYPE_CHECKING:
-    from sapo.cli.report.live_view import NodeRow, View
+    from sapo.cli.report.live_view import View
     from sapo.ops.supervisor import NodeStatus, SwarmStatus
     from sapo.tasks.workers import TaskWorkers
 
@@ -36,8 +36,6 @@ PHASES = {
     "closing": "stopping the servers",
 }
 """Phases in which no rounds are made, in words; what exactly is waited for may follow."""
-NEWEST = ("eval/", "pool/size")
-"""Series of which the newest value is shown, not the mean of the last rounds."""
 PAGES_POLL_S = 2.0
 """How often MLflow is asked whether the swarm has an experiment yet."""
 
@@ -241,7 +239,7 @@ class Watcher:
             what, done, total = status.progress or ("", 0, 1)
             self._view.step(": ".join(filter(None, [PHASES[status.phase], what])), done, total)
         else:
-            self._view.nodes([row(node) for node in status.nodes])
+            self._view.nodes(status.nodes)
 
     def show_pages(self, status: "SwarmStatus") -> None:
         """Show the links of MLflow and Prefect once the swarm has an experiment."""
@@ -265,7 +263,7 @@ class Watcher:
             self.tell_page(self._home.page(name))
             self.tell_waiting(self._home.waiting(name))
         self.tell_stop(status)
-        self._view.nodes([row(node)])
+        self._view.nodes([node])
 
     def tell_page(self, page: Path) -> None:
         """Show once where people answer for a member."""
@@ -309,15 +307,6 @@ class Watcher:
         told = what in self._said
         self._said.add(what)
         return not told
-
-
-def row(node: "NodeStatus") -> "NodeRow":
-    """A node's snapshot as the view shows it."""
-    from sapo.cli.report.live_view import NodeRow
-
-    means = {name: value for name, value in (node.means or {}).items() if not name.startswith(NEWEST)}
-    shown = {**(node.metrics or {}), **means}
-    return NodeRow(node.name, node.state, node.rounds, node.rounds_total, shown, node.window, node.alarm)
 
 
 def run(config: Config, home: Home) -> int:

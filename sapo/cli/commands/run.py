@@ -247,7 +247,6 @@ def _together(home: "Home", names: str | None, log: str | None, *, alone: bool, 
 
 
 def _judge(home: "Home", nodes: list[str] | None, as_json: bool) -> None:
-    """One question for every node, shown; logged to MLflow if it can be reached."""
     from rich.console import Console
 
     from sapo.cli.report.live_view import open_view

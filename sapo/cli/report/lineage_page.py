@@ -175,7 +175,6 @@ def _teachers_page(document: Document) -> str:
 
 
 def _labels(document: Document) -> dict[tuple[str, str], tuple[str, str]]:
-    """Name and colour of every peer, by key and source; those past the first are others."""
     peers = document["peers"]
     names = [one["producer"] for one in peers]
     found = {}

@@ -7,10 +7,10 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -24,6 +24,9 @@ from sapo.core.figures import Ends, NodeFigures, RunFigures, mean
 from sapo.core.silence import told
 from sapo.ops import peaks
 from sapo.ops.summary import gain_sentence
+
+if TYPE_CHECKING:
+    from sapo.ops.supervisor import NodeStatus
 
 Metrics = Mapping[str, float]
 PLAIN_SECONDS = 5.0
@@ -39,23 +42,6 @@ RUN_HINT = "Ctrl-C stops in good order; sapo swarm --resume goes on"
 STOPPING = "stopping after the rounds in hand; Ctrl-C again stops at once"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRow:
-    """What is shown of one node: `metrics`, of which most are means of up to `window` rounds.
-
-    Held-out figures and the size of the pool are the newest ones. A `window` of 0 names no means. `alarm`
-    says why its newest rounds taught it nothing.
-    """
-
-    name: str
-    state: str
-    rounds: int
-    rounds_total: int
-    metrics: Metrics = field(default_factory=dict)
-    window: int = 0
-    alarm: str = ""
-
-
 class View(Protocol):
     """Somewhere to show a run."""
 
@@ -64,7 +50,7 @@ class View(Protocol):
     def step(self, label: str, done: int, total: int) -> None:
         """Progress of a step before or after the rounds, such as preparing the starter policy."""
 
-    def nodes(self, rows: Sequence[NodeRow]) -> None:
+    def nodes(self, rows: "Sequence[NodeStatus]") -> None:
         """The nodes as they stand now."""
 
     def link(self, name: str, address: str) -> None:
@@ -124,14 +110,12 @@ class _Progress:
         self._label, self._pace = "", Pace()
 
     def left(self, label: str, done: int, total: int) -> float | None:
-        """Seconds until `total`; each label has a pace of its own."""
         if label != self._label:
             self._label, self._pace = label, Pace()
         return self._pace.left(self.clock(), done, total)
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the view was opened."""
         return self.clock() - self.start
 
 
@@ -140,7 +124,7 @@ class LiveView:
 
     def __init__(self, title: str, console: Console, clock: Callable[[], float], hint: str = "") -> None:
         self._title, self._progress, self._hint = title, _Progress(clock), hint
-        self._rows: Sequence[NodeRow] = ()
+        self._rows: Sequence[NodeStatus] = ()
         self._step: tuple[str, int, int] | None = (FIRST, 0, 1)
         self._left: float | None = None
         self._notes: list[str] = []
@@ -160,7 +144,7 @@ class LiveView:
         self._left = self._progress.left(label, done, total)
         self._draw()
 
-    def nodes(self, rows: Sequence[NodeRow]) -> None:
+    def nodes(self, rows: "Sequence[NodeStatus]") -> None:
         self._rows, self._step = rows, None
         self._left = self._progress.left(ROUNDS, *overall(rows))
         self._draw()
@@ -219,7 +203,7 @@ class PlainView:
             self._said = begins_or_ends
             self._say(f"{label}: {amount(done, total, left)}")
 
-    def nodes(self, rows: Sequence[NodeRow]) -> None:
+    def nodes(self, rows: "Sequence[NodeStatus]") -> None:
         left = self._progress.left(ROUNDS, *overall(rows))
         if self._due():
             self._say(plain_line(rows, left))
@@ -247,14 +231,14 @@ class PlainView:
         self._console.print(f"{stamp}  {self._title}  {text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def overall(rows: Sequence[NodeRow]) -> tuple[int, int]:
+def overall(rows: "Sequence[NodeStatus]") -> tuple[int, int]:
     """Rounds made and rounds to make, of all nodes together."""
     return sum(row.rounds for row in rows), sum(row.rounds_total for row in rows)
 
 
 def screen(
     title: str,
-    rows: Sequence[NodeRow],
+    rows: "Sequence[NodeStatus]",
     step: tuple[str, int, int] | None,
     elapsed: float,
     left: float | None,
@@ -328,9 +312,9 @@ METHODS = (
 """Series of samplers and of gossip that have a column where a node has them."""
 
 
-def further_columns(rows: Sequence[NodeRow]) -> list[Column]:
+def further_columns(rows: "Sequence[NodeStatus]") -> list[Column]:
     """A column for each trait that the nodes measure, and for each of `METHODS` that they use."""
-    series = [name for row in rows for name in row.metrics]
+    series = [name for row in rows for name in row.shown]
     names = dict.fromkeys(found[1] for name in series if (found := TRAIT.fullmatch(name)))
     columns = [Column(name, partial(_share, f"trait/{name}"), 3) for name in names]
     return columns + [Column(head, partial(_share, name), 5) for name, head in METHODS if name in series]
@@ -366,7 +350,7 @@ def fitted(
 class NodeTable:
     """A row per node, with as many columns as there is room for, and what the figures are."""
 
-    def __init__(self, rows: Sequence[NodeRow]) -> None:
+    def __init__(self, rows: "Sequence[NodeStatus]") -> None:
         self._rows = rows
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -380,18 +364,18 @@ class NodeTable:
             yield Text(". ".join(filter(None, [means_of(self._rows), LEGEND])), style="dim")
 
 
-def alarms(rows: Sequence[NodeRow]) -> list[str]:
+def alarms(rows: "Sequence[NodeStatus]") -> list[str]:
     """A sentence for each node whose newest rounds taught it nothing."""
     return told({row.name: row.alarm for row in rows})
 
 
-def means_of(rows: Sequence[NodeRow]) -> str:
+def means_of(rows: "Sequence[NodeStatus]") -> str:
     """What the figures of nodes are taken over."""
     window = max((row.window for row in rows), default=0)
     return f"Means of the last {window} rounds; held-out and pool: newest" if window > 1 else ""
 
 
-def node_table(rows: Sequence[NodeRow], columns: Sequence[Column]) -> Table:
+def node_table(rows: "Sequence[NodeStatus]", columns: Sequence[Column]) -> Table:
     """A row per node."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("node")
@@ -401,13 +385,13 @@ def node_table(rows: Sequence[NodeRow], columns: Sequence[Column]) -> Table:
     table.add_column("")
     for row in rows:
         style = {"failed": "red", "paused": "yellow", "owing": "yellow"}.get(row.state, "dim")
-        cells = [column.show(row.metrics) for column in columns]
+        cells = [column.show(row.shown) for column in columns]
         state = Text("" if row.state == "running" else row.state, style=style)
         table.add_row(row.name, f"{row.rounds}/{row.rounds_total}", *cells, state)
     return table
 
 
-def plain_line(rows: Sequence[NodeRow], left: float | None) -> str:
+def plain_line(rows: "Sequence[NodeStatus]", left: float | None) -> str:
     """All nodes in one line: rounds, rewards, pool, foreign share, age, pace."""
     done, total = overall(rows)
     parts = [f"{100 * done // max(total, 1)} %"]
@@ -415,7 +399,7 @@ def plain_line(rows: Sequence[NodeRow], left: float | None) -> str:
     if window > 1:
         parts.append(f"means of {window} rounds")
     for row in rows:
-        m = row.metrics
+        m = row.shown
         state = "" if row.state == "running" else f" {row.state}"
         further = "".join(f" {column.name} {column.show(m)}" for column in further_columns([row]))
         parts.append(
@@ -424,7 +408,7 @@ def plain_line(rows: Sequence[NodeRow], left: float | None) -> str:
             f"pool {number(m.get('pool/size'), '.0f')} foreign {number(m.get('share/external'), '.0%')} "
             f"age {seconds(m.get('staleness/mean_s', m.get('pool/age_mean')))}{further}{state}"
         )
-    pace = [row.metrics["tokens/per_second"] for row in rows if "tokens/per_second" in row.metrics]
+    pace = [row.shown["tokens/per_second"] for row in rows if "tokens/per_second" in row.shown]
     if pace:
         parts.append(f"{sum(pace):,.0f} tokens/s")
     if left is not None and done < total:

@@ -52,7 +52,6 @@ def _prefect(service: Service) -> str:
 
 
 def _entrance(service: Service, base: str) -> str:
-    """What a page's path is put behind, so that the browser is let in."""
     if service.login is None:
         return base
     return f"{base.replace('://', f'://{service.login}@', 1)}{ENTRANCE}"

@@ -368,7 +368,6 @@ def further(run: Run) -> Table:
 
 
 def _answers(group: ExampleGroup) -> tuple[list[tuple[str, str, bool]], str]:
-    """A group's completions: score and how often, text, whether it was right; and who learned from it."""
     said = []
     for text, score, count in group.answers:
         label = "unscorable" if score is None else f"score {score:.2g}"

@@ -188,7 +188,6 @@ def _shade(frame: _Frame, name: str, band: Sequence[Span], fill: str) -> list[st
 
 
 def _ends(share: float, half: float | None) -> tuple[float, float]:
-    """Of a share's interval, which no share lies beyond."""
     return max(0.0, share - (half or 0.0)), min(1.0, share + (half or 0.0))
 
 

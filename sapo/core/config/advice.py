@@ -1,9 +1,7 @@
 """What a manifest advises beside its rules: the model a swarm trains and how it learns.
 
-Advice is not binding: it is no part of what makes two manifests differ, and a site may overrule it. A
-manifest comes from another machine, so its advice is untrusted input. It can set the settings of `ADVISED`
-and no others, within bounds, and a value that is not understood is passed over instead of refusing the
-manifest.
+Advice is not binding, and untrusted input: it can set the settings of `ADVISED` alone, within bounds. What is
+not understood is passed over.
 """
 
 import json
@@ -16,12 +14,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from sapo.core.config.foreign import ADVISED, STARTER, is_model_name, names_code, shown
-from sapo.core.config.learn import LearnConfig
-from sapo.core.config.load import Config, merge, parse, preset_values, presets
+from sapo.core.config.load import Config, merge, nested, parse, preset_values, presets
 from sapo.core.config.manifest import Manifest
 from sapo.core.config.members import OpenAIMember
 from sapo.core.config.prompt import Prompt
-from sapo.core.config.schema import BatchConfig, GenerateConfig, Lora, Section
+from sapo.core.config.schema import (
+    BatchConfig,
+    GenerateConfig,
+    LearnConfig,
+    Lora,
+    Section,
+)
 from sapo.core.config.swarm import Swarm
 from sapo.core.errors import UserError
 
@@ -69,7 +72,7 @@ def advise(config: Config, preset: str) -> tuple[dict[str, Any], list[str]]:
         if problem is None and key == "model":
             value, problem = _model(config)
         if problem is None:
-            advice = merge(advice, _nested(key, value))
+            advice = merge(advice, nested(key.split("."), value))
         else:
             left.append(f"{key} = {value!r} {problem}: whoever joins has to set it")
     return advice, left
@@ -102,7 +105,7 @@ def take(found: object, manifest: Manifest) -> Advice | None:
             continue
         problem = _problem(key, value) or _against_rules(key, value, manifest)
         if problem is None:
-            settings = merge(settings, _nested(key, value))
+            settings = merge(settings, nested(key.split("."), value))
         else:
             passed.append(f"{key} = {shown(value)} {problem}")
     if unknown:
@@ -205,14 +208,12 @@ def _problem(key: str, value: object) -> str | None:
 
 
 def _against_rules(key: str, value: Any, manifest: Manifest) -> str | None:
-    """Why a value cannot be meant with the manifest's own rules, or None."""
     if key == "generate.max_new_tokens" and value > manifest.max_text_chars:
         return f"is more than the {manifest.max_text_chars} characters that the swarm takes"
     return None
 
 
 def _contradiction(preset: str | None, settings: Mapping[str, Any], manifest: Manifest) -> str | None:
-    """Why settings cannot hold together under a manifest's rules, or None."""
     bounds = {"min_completions": manifest.min_completions, "max_completions": manifest.max_completions}
     values = {} if preset is None else preset_values(preset)
     try:
@@ -220,13 +221,6 @@ def _contradiction(preset: str | None, settings: Mapping[str, Any], manifest: Ma
     except UserError as error:
         return error.problem
     return None
-
-
-def _nested(key: str, value: object) -> dict[str, Any]:
-    result: Any = value
-    for part in reversed(key.split(".")):
-        result = {part: result}
-    return dict(result)
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:
@@ -237,7 +231,6 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
 
 
 def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values of tables one deep, as advice has them."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             for inner, leaf in value.items():

@@ -351,7 +351,6 @@ def refuse_unwritable(folder: Path, option: str, value: str) -> None:
 
 
 def _read_json(path: Path, home: str) -> dict[str, Any]:
-    """A JSON object from a file of a home. Raises `UserError` where it holds none."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         problem = "" if isinstance(found, dict) else "not an object"
@@ -391,13 +390,10 @@ def manifest_bytes(path: Path, field: str, value: str) -> bytes:
 
 
 def parse_manifest(data: bytes | str, field: str, value: str) -> Manifest:
-    """The rules of a manifest from its JSON; its advice is left out (`sapo.core.config.advice.take` reads
-    it).
+    """The rules of a manifest from its JSON, without its advice (`sapo.core.config.advice.take`).
 
-    Raises `UserError` on `field` = `value` where the rules cannot be obeyed here.
-
-    One of the next schema version is taken if it sets no rule that is unknown here: rules are there to be
-    kept, so one that cannot be is never passed over, as an unknown field of a group is.
+    One of the next schema version is taken if it sets no rule that is unknown here. Raises `UserError` on
+    `field` = `value` where the rules cannot be obeyed here.
     """
     try:
         found = json.loads(data)

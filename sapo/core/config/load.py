@@ -15,17 +15,14 @@ from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
     field_validator,
-    model_serializer,
     model_validator,
 )
 from pydantic_core import ErrorDetails
 
 from sapo.core.config.adaptive import AdaptiveConfig
 from sapo.core.config.gossip import Gossip
-from sapo.core.config.learn import LearnConfig
 from sapo.core.config.members import CommandMember, OpenAIMember, PersonMember
 from sapo.core.config.patterns import in_words
 from sapo.core.config.prompt import Prompt, system_prompt
@@ -39,6 +36,7 @@ from sapo.core.config.schema import (
     GuardConfig,
     HistoryConfig,
     KafkaBus,
+    LearnConfig,
     Lora,
     MemoryBus,
     OwnBus,
@@ -55,7 +53,7 @@ from sapo.core.config.schema import (
 )
 from sapo.core.config.swarm import Swarm
 from sapo.core.errors import UserError
-from sapo.core.types import AuthorKind, canonical, sha256
+from sapo.core.types import AuthorKind, canonical, sha256, unset
 
 DEFAULT_PRESET = "tiny"
 """What `sapo swarm` runs without `--preset`, and what a config file that names no preset is laid over."""
@@ -77,7 +75,7 @@ class Config(Section):
     """`thinker` or `guesser`, which ship with sapo; `starter` or `starter:<variant>`, taught the config's
     tasks first; `smollm2`, from the package index; a directory, a `.gguf` file, or a Hugging Face model name
     ([models](models.md))."""
-    prompt: Prompt = Prompt()
+    prompt: Prompt = Field(default=Prompt(), exclude_if=Prompt().__eq__)
     starter: Starter = Starter()
     lora: Lora | None = None
     threads: PositiveInt = 1
@@ -87,7 +85,7 @@ class Config(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the weights are kept in; for float32 weights and bfloat16 computing there is `learn.autocast`."""
     batch: BatchConfig = BatchConfig()
-    adaptive: AdaptiveConfig = AdaptiveConfig()
+    adaptive: AdaptiveConfig = Field(default=AdaptiveConfig(), exclude_if=AdaptiveConfig().__eq__)
     share: ShareConfig = ShareConfig()
     generate: GenerateConfig = GenerateConfig()
     pool: PoolConfig = PoolConfig()
@@ -101,9 +99,11 @@ class Config(Section):
     flow: FlowConfig = FlowConfig()
     deploy: DeployConfig = DeployConfig()
     eval: EvalConfig = EvalConfig()
-    gossip: Gossip | None = None
+    gossip: Gossip | None = Field(default=None, exclude_if=unset)
     """Set, with `gossip.every` above 0, nodes also [average their weights](gossip.md)."""
-    member: Annotated[OpenAIMember | CommandMember | PersonMember, Field(discriminator="type")] | None = None
+    member: Annotated[OpenAIMember | CommandMember | PersonMember, Field(discriminator="type")] | None = (
+        Field(default=None, exclude_if=unset)
+    )
     """Set, the nodes here are [members that only answer](members.md): without a model."""
     node: dict[str, dict[str, Any]] = Field(default={})
     """Overrides for single nodes, by number: `node.1.model`, `node.2.batch.external`, ..."""
@@ -113,14 +113,6 @@ class Config(Section):
     def _default_bus(cls, value: Any) -> Any:
         """`bus.path=...` alone means the embedded bus."""
         return {"type": "sqlite", **value} if isinstance(value, Mapping) else value
-
-    @model_serializer(mode="wrap")
-    def _without_unused(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out sections that change nothing: digests of other configs stay what they were."""
-        values: dict[str, Any] = write(self)
-        rare = ("adaptive", "gossip", "member", "prompt")
-        unused = {name for name in rare if getattr(self, name) in (None, AdaptiveConfig(), Prompt())}
-        return {name: value for name, value in values.items() if name not in unused}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -275,10 +267,10 @@ def load(
     for key, text in sorted(environment, key=lambda item: (not item[0].endswith("__TYPE"), item[0])):
         if key.startswith(ENV_PREFIX) and key not in NOT_SETTINGS:
             path = key.removeprefix(ENV_PREFIX).lower().split("__")
-            values = merge(values, nested(path, text))
+            values = merge(values, nested(path, literal(text)))
     for item in sets:
         key, text = split_flag(item)
-        values = merge(values, nested(key.split("."), text))
+        values = merge(values, nested(key.split("."), literal(text)))
     config = parse(values)
     for number in config.node:
         if not number.isdigit() or int(number) >= config.swarm.nodes:
@@ -293,9 +285,9 @@ def load(
     return config
 
 
-def given(sets: Sequence[str], env: Mapping[str, str] | None = None) -> set[str]:
+def given(sets: Sequence[str]) -> set[str]:
     """The settings that flags and environment name, dotted. Raises `UserError` for a flag that is none."""
-    names = (key for key in (os.environ if env is None else env) if key.startswith(ENV_PREFIX))
+    names = (key for key in os.environ if key.startswith(ENV_PREFIX))
     told = {key.removeprefix(ENV_PREFIX).lower().replace("__", ".") for key in names}
     return told | {split_flag(item)[0] for item in sets}
 
@@ -329,7 +321,6 @@ def keys_of(file: Path) -> set[str]:
 
 
 def _take_preset(written: dict[str, Any]) -> str | None:
-    """Take a config file's `preset` out of its settings."""
     if "preset" not in written:
         return None
     name = written.pop("preset")
@@ -359,15 +350,14 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UserError("--config", str(path), f"is not TOML: {error}", "correct the file") from None
 
 
-def nested(path: Sequence[str], text: str) -> dict[str, Any]:
-    """The tables that a flag's key and value stand for."""
-    value: Any = _literal(text)
+def nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A value within the tables that its path names."""
     for key in reversed(path):
         value = {key: value}
     return dict(value)
 
 
-def _literal(text: str) -> Any:
+def literal(text: str) -> Any:
     """A flag's value: a TOML value where it is one, JSON `null`, the plain text otherwise."""
     if text.strip() == "null":
         return None

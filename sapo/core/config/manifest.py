@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping
 from functools import cached_property
 from importlib.metadata import version
+from operator import not_
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, Field
 
 from sapo.core.answer_format import AnswerFormat
 from sapo.core.config.load import Config, Rules
@@ -22,6 +23,7 @@ from sapo.core.types import (
     Record,
     SchemaVersion,
     canonical,
+    unset,
 )
 
 ADVICE = "advice"
@@ -44,14 +46,8 @@ class AllowedTask(Record):
 
     dataset: SourceName
     config: Annotated[str, AfterValidator(_canonical)]
-    pin: Pin | None = None
+    pin: Pin | None = Field(default=None, exclude_if=unset)
     """The code of a source that is not ReasoningGYM's."""
-
-    @model_serializer(mode="wrap")
-    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a pin that is none: the release before has no such field."""
-        values: dict[str, Any] = write(self)
-        return values if self.pin is not None else {k: v for k, v in values.items() if k != "pin"}
 
 
 class Manifest(Record):
@@ -69,13 +65,13 @@ class Manifest(Record):
     max_completions: int
     max_text_chars: int
     max_payload_bytes: int
-    entry: Literal["open", "allow-list", "invite"] = "open"
+    entry: Literal["open", "allow-list", "invite"] = Field(default="open", exclude_if="open".__eq__)
     """Who may publish: anybody, `members`, or `members` and whom they invite."""
-    members: tuple[Hex64, ...] = ()
+    members: tuple[Hex64, ...] = Field(default=(), exclude_if=not_)
     """Public keys. They may change in a running swarm; a site takes a change up when it next starts."""
-    authors: tuple[AuthorKind, ...] = AUTHOR_KINDS
+    authors: tuple[AuthorKind, ...] = Field(default=AUTHOR_KINDS, exclude_if=AUTHOR_KINDS.__eq__)
     """Which kinds of author may publish, in the order of `AUTHOR_KINDS`."""
-    questions: Literal["drawn", "any"] = "any"
+    questions: Literal["drawn", "any"] = Field(default="any", exclude_if="any".__eq__)
     """Which questions may be answered: those that an author's key and round draw, or any."""
 
     @classmethod
@@ -106,15 +102,6 @@ class Manifest(Record):
             authors=tuple(kind for kind in AUTHOR_KINDS if kind in rules.authors),
             questions=rules.questions,
         )
-
-    @model_serializer(mode="wrap")
-    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit default rules, so that the previous release can read the manifest."""
-        values: dict[str, Any] = write(self)
-        idle = {"entry", "members"} if self.entry == "open" else set()
-        idle |= {"authors"} if self.authors == AUTHOR_KINDS else set()
-        idle |= {"questions"} if self.questions == "any" else set()
-        return {name: value for name, value in values.items() if name not in idle}
 
     @cached_property
     def member_keys(self) -> frozenset[str]:

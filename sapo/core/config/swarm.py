@@ -1,11 +1,11 @@
 """Section `swarm` of a config."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from sapo.core.config.schema import PositiveFloat, PositiveInt, Section
-from sapo.core.types import Name
+from sapo.core.types import Name, unset
 
 
 class Swarm(Section):
@@ -20,14 +20,8 @@ class Swarm(Section):
     """How many nodes are run here."""
     rounds: PositiveInt = 100
     """Rounds each node makes in all; a resumed node goes on to the same total."""
-    seconds: PositiveFloat | None = None
+    seconds: PositiveFloat | None = Field(default=None, exclude_if=unset)
     """Seconds of rounds after which a node makes no more, however few they were: nodes of unlike pace then
     end together, and learn from each other until then. `rounds` is the most that one makes."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Random draws follow from it and from each node's random incarnation: two runs of one seed differ."""
-
-    @model_serializer(mode="wrap")
-    def _known_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out a time that is not set: digests of configs stay what they were."""
-        values: dict[str, Any] = write(self)
-        return values if self.seconds is not None else {k: v for k, v in values.items() if k != "seconds"}

@@ -257,5 +257,4 @@ class AnswerBook:
 
 
 def _amount(value: float) -> str:
-    """A number of tokens in full, or an amount of money."""
     return f"{value:,.0f}" if value == int(value) else f"{value:.6g}"

@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 
+from sapo.core.child_process import has_exited
 from sapo.core.config.load import Config
 from sapo.core.config.members import CommandMember
 from sapo.core.config.prompt import system_prompt
@@ -116,7 +117,6 @@ class CommandBackend:
                 return
 
     def _ask(self, ask: Ask, book: AnswerBook, stopping: Callable[[], bool]) -> None:
-        """Ask once, and keep what comes until all has come."""
         if self._program is not None and self._program.has_exited():
             self.close()
         if self._program is None:
@@ -183,7 +183,6 @@ class _Program:
         os.set_blocking(self._in.fileno(), False)
 
     def say(self, line: bytes) -> None:
-        """Have `hear` write a line, as far as the program reads."""
         self._unsaid += line
 
     def hear(self, timeout_s: float) -> list[bytes | None]:
@@ -203,7 +202,6 @@ class _Program:
         return self._lines(part)
 
     def close(self, leave_s: float) -> None:
-        """Close its input, and after `leave_s` seconds end it with all it has started."""
         self._in.close()
         until = time.monotonic() + leave_s
         while not self.has_exited() and (left := until - time.monotonic()) > 0:
@@ -214,8 +212,7 @@ class _Program:
         self._out.close()
 
     def has_exited(self) -> bool:
-        """Whether it has ended, without collecting it: until then its pid is not used again."""
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return has_exited(self._process.pid)
 
     def _write(self) -> None:
         try:

@@ -103,7 +103,6 @@ class _Call:
     """Other questions of the round were answered before this call."""
 
     def answers_others(self) -> bool:
-        """Whether the endpoint answers, so that what failed is the question's own trouble."""
         return self.answered > 0 or self.elsewhere
 
     def done(self) -> bool:
@@ -322,7 +321,6 @@ class OpenAIBackend:
             raise _Failed(self._clean(str(error)) or type(error).__name__, of_question=reached) from None
 
     def _refused(self, reply: Reply, many: int) -> NoReturn:
-        """Say what a status other than 200 means."""
         status, said = reply.status, self._clean(_message(reply.body))
         told = f"({status}): {said}" if said else f"({status})"
         model, url, key = self._member.model, self._public, self._member.api_key

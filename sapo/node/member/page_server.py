@@ -118,7 +118,6 @@ class PageServer:
         self._thread.join()
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, as an ASGI application."""
         request, cookies = Request(scope, receive), dict[str, str]()
         try:
             self._refuse(request)

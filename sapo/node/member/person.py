@@ -77,16 +77,12 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """A person's last answer, and what becomes of it."""
-
     text: str
     outcome: "Future[Outcome]"
 
 
 @dataclass(frozen=True, slots=True)
 class _NotTaken:
-    """Why a text was not taken, and the page that says so."""
-
     status: int
     note: str
     view: _View | None
@@ -206,7 +202,6 @@ class PersonBackend:
     # -- what a browser sees -------------------------------------------------------------------------------
 
     def _next(self, person: str) -> _View | None:
-        """The oldest open question that a person has not answered, else the oldest; None if none is open."""
         sitting = self._sitting
         if sitting is None or not (asks := sitting.open()):
             return None
@@ -279,7 +274,6 @@ def _identity(ask: Ask) -> str:
 
 
 def _remember(kept: OrderedDict[str, T], key: str, value: T, most: int) -> None:
-    """Keep the latest `most` values."""
     kept[key] = value
     kept.move_to_end(key)
     while len(kept) > most:

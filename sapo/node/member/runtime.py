@@ -115,7 +115,7 @@ class MemberRuntime:
             member = cls(
                 author,
                 home,
-                author.group_maker(workers, clock, author=backend.kind),
+                GroupMaker(author, workers, clock, kind=backend.kind),
                 backend,
                 book,
                 deliverer,
@@ -245,7 +245,6 @@ class MemberRuntime:
         return self._stop.is_set() or self.home.stop_flag.exists()
 
     def _answered(self, questions: Sequence[Question]) -> list[Group]:
-        """A group of every question that has all its answers."""
         given_up = self.book.given_up()
         for why in sorted(set(given_up.values())):
             log.warning("%s: round %d: a question makes no group: %s", self.name, self.round, why)

@@ -28,7 +28,6 @@ from sapo.policy.engines.base import NOT_FINITE, refuse_long
 from sapo.policy.engines.shared_weights import SharedWeights
 from sapo.policy.engines.vllm_messages import (
     Drawn,
-    Failed,
     Load,
     Loaded,
     Opened,
@@ -101,8 +100,8 @@ class VllmEngine:
             except BaseException:
                 self._end()  # the reply, when it comes, would be taken for the next one's
                 raise
-        if isinstance(reply, Failed):
-            raise UserError(reply.field, reply.value, reply.problem, reply.remedy)
+        if isinstance(reply, UserError):
+            raise reply
         assert isinstance(reply, kind)
         return reply
 
@@ -200,7 +199,6 @@ class VllmEngine:
 
 
 def _start(policy: LoadedPolicy, descriptor: int, log: IO[bytes]) -> tuple[Connection, Child]:
-    """vLLM's process, and the line to it; it says nothing before it is asked."""
     ours, theirs = socket.socketpair()
     with theirs:
         environment = {**os.environ, **SETTINGS, **thread_settings(torch.get_num_threads())}

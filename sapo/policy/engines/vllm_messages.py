@@ -1,4 +1,4 @@
-"""What a node and its vLLM process say to each other, a reply to each request."""
+"""What a node and its vLLM process say to each other: a reply to each request, or a `UserError`."""
 
 from dataclasses import dataclass
 
@@ -75,21 +75,6 @@ class Sampled:
     """The reply to `Sample`: completions by prompt, in order."""
 
     groups: tuple[tuple[Drawn, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The reply to what could not be done: the fields of a `UserError`."""
-
-    field: str
-    value: object
-    problem: str
-    remedy: str
-
-    @classmethod
-    def of(cls, error: UserError) -> "Failed":
-        """The message that makes this error again."""
-        return cls(error.field, error.value, error.problem, error.remedy)
 
 
 def unfit(problem: str) -> UserError:

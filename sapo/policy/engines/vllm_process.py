@@ -21,7 +21,6 @@ from sapo.core.install import install_command
 from sapo.policy.engines.shared_weights import SharedWeights
 from sapo.policy.engines.vllm_messages import (
     Drawn,
-    Failed,
     Load,
     Loaded,
     Opened,
@@ -56,7 +55,7 @@ def _serve(line: Connection, weights: int) -> None:
     try:
         server = Server(opening, SharedWeights(weights, opening.slots))
     except UserError as error:
-        line.send(Failed.of(error))
+        line.send(error)
         return
     line.send(Opened(server.context))
     while True:
@@ -64,7 +63,7 @@ def _serve(line: Connection, weights: int) -> None:
         try:
             line.send(server.load() if isinstance(request, Load) else server.sample(request))
         except RuntimeError as error:
-            line.send(Failed.of(unfit(_reason(error))))
+            line.send(unfit(_reason(error)))
 
 
 class Server:

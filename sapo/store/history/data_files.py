@@ -78,9 +78,8 @@ def columns_of(
 ) -> Iterator[pa.RecordBatch]:
     """Some columns of all rows in some files of a table, which are named by path with their sizes.
 
-    One file is in memory at a time. Deltalake's dataset first makes an expression of all statistics of every
-    file, for a thousand files a second's work and 200 MB; and pyarrow's closes files in threads of its own,
-    which may meet the end of the process and abort it.
+    One file is in memory at a time. Deltalake's dataset takes 200 MB for a thousand files, and pyarrow's
+    closes files in threads that may meet the end of the process and abort it.
     """
     store = DeltaStorageHandler(table.table_uri, dict(options or {}), dict(files))
     for path in sorted(files):

@@ -211,7 +211,6 @@ class _Keeper:
         return where, rows.sort_by([(column, "ascending") for column in self._layout.order])
 
     def clean(self, hours: int) -> int:
-        """Delete files that no snapshot needs and shorten the log; returns how many files were deleted."""
         if not self._dry_run:
             self._committed(lambda table, _: _tuned(table, hours))
         removed = self._committed(lambda table, _: self._vacuum(table, hours))

@@ -140,28 +140,6 @@ def rollouts(
     return query(store, sql, parameters)
 
 
-def training(
-    store: Store,
-    *,
-    nodes: Sequence[str] = (),
-    tasks: Sequence[str] = (),
-    rounds: tuple[int, int] | None = None,
-    source: Literal["local", "external"] | None = None,
-    text: str | None = None,
-    limit: int | None = None,
-) -> pa.Table:
-    """Rows of `training` in the order of training; `nodes` and `rounds` are the learner's, ends included."""
-    where, values = _where(nodes, tasks, rounds, text)
-    if source is not None:
-        where += " AND source = ?"
-        values.append(source)
-    sql = f"SELECT * FROM training WHERE {where} ORDER BY node, incarnation, round, position, k"
-    if limit is not None:
-        sql += " LIMIT ?"
-        values.append(limit)
-    return query(store, sql, values)
-
-
 def _where(
     nodes: Sequence[str], tasks: Sequence[str], rounds: tuple[int, int] | None, text: str | None
 ) -> tuple[str, list[Any]]:

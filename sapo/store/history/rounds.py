@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from sapo.core.types import Batch, BatchGroup, Gossiped, Recipe, Sample, chained
 from sapo.store.history.query import Damaged
-from sapo.store.history.tables import TRAINING, Store, away
+from sapo.store.history.tables import TRAINING, away
 from sapo.store.history.training_sink import Counter, row_digest, transaction_id
 
 ROUNDS_AT_ONCE = 64
@@ -70,38 +70,11 @@ class RecordedRound:
         return self.batch.round
 
 
-def recorded(
-    store: Store, node: str, incarnation: str, first: int = 0, last: int | None = None
-) -> Iterator[RecordedRound]:
-    """Rounds `first` to `last` (included) of a node, bit for bit and in order; see `Recording.rounds`.
-
-    Nothing where there is no table yet.
-    """
-    table = store.find("training")
-    if table is None:
-        return
-    swarm = Recording(table, "", node, incarnation).swarm_of_rows()
-    if swarm is not None:
-        yield from Recording(table, swarm, node, incarnation).rounds(first, last)
-
-
 class Recording:
     """What one snapshot of the `training` table holds of one incarnation of a node."""
 
     def __init__(self, table: DeltaTable, swarm: str, node: str, incarnation: str) -> None:
         self.table, self.swarm, self.node, self.incarnation = table, swarm, node, incarnation
-
-    def swarm_of_rows(self) -> str | None:
-        """The swarm that its rows name; None where there is no row."""
-        data, wanted = self._dataset(), self._mine()
-        try:
-            found = data.head(1, columns=["swarm"], filter=wanted)
-        except pa.ArrowInvalid as error:
-            found = self._read_changed(data, ["swarm"], wanted, error)
-        except (OSError, DeltaError) as error:
-            raise away(self.table.table_uri, error) from error
-        heads = found["swarm"].to_pylist()
-        return heads[0] if heads else None
 
     def count(self) -> int:
         """How many rounds were delivered, those without rows too."""
@@ -203,7 +176,6 @@ class Recording:
         return 0 if newest is None else int(newest) + 1
 
     def _by_round(self, first: int, last: int) -> Iterator[list[dict[str, Any]]]:
-        """The rows of each round that has some, round by round."""
         for start in range(max(first, 0), last + 1, ROUNDS_AT_ONCE):
             end = min(start + ROUNDS_AT_ONCE - 1, last)
             rows = self._read(self._dataset(start, end), None, self._mine(start, end))
@@ -211,7 +183,6 @@ class Recording:
                 yield rows.filter(pc.equal(rows["round"], round)).to_pylist()
 
     def _dataset(self, first: int | None = None, last: int | None = None) -> ds.Dataset:
-        """The files that may hold such rows, by partition and statistics."""
         terms = [("node", "=", self.node), ("incarnation", "=", self.incarnation)]
         terms += [("round", ">=", str(first))] if first is not None else []
         terms += [("round", "<=", str(last))] if last is not None else []

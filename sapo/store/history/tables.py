@@ -290,7 +290,6 @@ class Store:
         return table
 
     def _create(self, name: TableName) -> DeltaTable:
-        """A new table; if another process was faster, theirs."""
         uri = self.table_uri(name)
         try:
             local = self.local_path()

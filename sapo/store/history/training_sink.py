@@ -266,7 +266,6 @@ def _sample_columns(sample: Sample) -> dict[str, Any]:
 
 
 def _texts(columns: Mapping[str, Any]) -> dict[str, str]:
-    """Each column that is not null as it stands in a row's canonical JSON."""
     return {name: f'"{name}":{_text(value)}' for name, value in columns.items() if value is not None}
 
 

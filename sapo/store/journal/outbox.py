@@ -1,8 +1,7 @@
 """The deliverer: carries what a journal owes to the bus, the history and MLflow, beside the rounds.
 
-Every sink has a thread and a journal connection of its own, so that one that is slow or away holds up no
-other. Within a sink everything goes in order and is acknowledged only once the sink has it: at least once,
-which the sinks make exactly once by ids, transactions and tags.
+Every sink has a thread and a journal connection of its own: one that is away holds up no other. Within a sink
+everything goes in order, at least once; the sinks make it exactly once by ids, transactions and tags.
 """
 
 import logging

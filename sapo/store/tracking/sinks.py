@@ -5,15 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from sapo.core.config.home import Home
 from sapo.core.config.load import Config
+from sapo.core.config.secrets import public
 from sapo.core.errors import Unavailable
 from sapo.core.series import Sieve
 from sapo.core.types import Batch, RoundResult, canonical
+from sapo.core.user_cache import default_cache
 from sapo.policy.checkpoint import BrokenCheckpoint
 from sapo.policy.model_source import source
 from sapo.store.journal.rows import ChainLink, JournalError
 from sapo.store.tracking import model_registry, sample_table
-from sapo.store.tracking.metric_retention import logged
 from sapo.store.tracking.tracker import (
     BATCHES,
     CHAIN,
@@ -27,8 +29,12 @@ from sapo.store.tracking.tracker import (
     params_of,
     tags_of,
 )
+from sapo.store.tracking.uri import own_artifacts
 
 log = logging.getLogger(__name__)
+
+WHOLE = "eval/"
+"""Series that are rare already, and stay whole."""
 
 
 class Owed(Protocol):
@@ -53,7 +59,7 @@ class TrackSink:
     """Delivers the metrics of finished rounds to MLflow, and of every `samples_every`th sample rollouts.
 
     The samples are for people to look at: where only they can't be stored, that holds up no metrics. With
-    `keep_rounds` later rounds are logged further apart (`metric_retention.logged`): MLflow deletes nothing.
+    `keep_rounds` later rounds are logged further apart (`logged`): MLflow deletes nothing.
     """
 
     kind = "track"
@@ -84,6 +90,21 @@ class TrackSink:
         if self.keep_rounds and result.round >= self.keep_rounds:
             kept = {n: value for n, value in kept.items() if logged(n, result.round, self.keep_rounds)}
         return result.model_copy(update={"metrics": kept})
+
+
+def spacing(age: int, keep: int) -> int:
+    """Of rounds `age` back, every how many-th has a value: all of the newest `keep`, then ten times fewer
+    for every ten times as far back. A series of R rounds has about `keep` x (1 + log10(R / keep)) values."""
+    every, reach = 1, keep
+    while keep and age >= reach:
+        every, reach = every * 10, reach * 10
+    return every
+
+
+def logged(name: str, round: int, keep: int) -> bool:
+    """Whether a round's value is sent to a server that keeps what it has: the first `keep` rounds are whole,
+    later ones further apart, as many in all as `spacing` leaves."""
+    return name.startswith(WHOLE) or round % spacing(round, keep) == 0
 
 
 class VersionSink:
@@ -137,20 +158,12 @@ class VersionSink:
 
 
 def open_tracking(
-    swarm: Config,
-    node: str,
-    incarnation: str,
-    *,
-    uri: str,
-    artifacts: Path | None,
-    whole: Callable[[Path, Path], object],
-    history: str | None = None,
-    afterwards: bool = False,
+    swarm: Config, node: str, home: Home, *, uri: str, incarnation: str, afterwards: bool = False
 ) -> tuple[Tracker, tuple[TrackSink, VersionSink]]:
-    """A node's tracker and its sinks for the deliverer.
+    """A node's tracker at `uri`, and its sinks for the deliverer.
 
-    `swarm` is the whole swarm's config; `afterwards` is as `Tracker` wants it, `whole` and `history` as
-    `VersionSink` does. Reaches for nothing yet: a node may start while MLflow is away.
+    `swarm` is the whole swarm's config; `afterwards` is as `Tracker` wants it. Reaches for nothing yet: a
+    node may start while MLflow is away.
     """
     config, own = swarm.for_node(node), swarm.node.get(node.removeprefix(swarm.swarm.site))
     tags = {"sapo.site": config.swarm.site, "sapo.own": canonical(dict(own)) if own else "none"}
@@ -161,10 +174,17 @@ def open_tracking(
         incarnation,
         params=params_of(config),
         tags=tags_of(config) | tags,
-        artifacts=artifacts,
+        artifacts=own_artifacts(home, uri),
         family=Family(params_of(swarm), tags_of(swarm)),
         afterwards=afterwards,
     )
+
+    def whole(checkpoint: Path, destination: Path) -> None:
+        from sapo.policy import models
+
+        models.export(checkpoint, destination, config=config, cache=default_cache())
+
     metrics = TrackSink(tracker, config.track.samples_every, config.track.keep_rounds)
     about = {PROMPT: config.prompt_text(), MODEL_SOURCE: source(config.model)}
+    history = public(swarm.history.uri or str(home.history))
     return tracker, (metrics, VersionSink(tracker, whole, history, about))
