@@ -73,6 +73,7 @@ def main() -> int:
     options.add_argument("--bus", default="sqlite")
     given = options.parse_args()
     summary = json.loads((given.home / "summary.json").read_text(encoding="utf-8"))
+    del summary["home"]  # a place on somebody's machine
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
     kept["runs"].append(
         {
