@@ -288,6 +288,15 @@ def test_a_group_is_shown_with_what_peers_wrote_made_harmless(capsys: pytest.Cap
     assert "2\\x1b[2J" in out
 
 
+def test_heading_question_and_answer_of_a_peer_are_shown_made_harmless(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    browse.show_answers([(["n1\x1b[1m"], "of 6\x1b[2m?", "2\x1b[3m", "stop")])
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert [part in out for part in ("n1\\x1b[1m", "of 6\\x1b[2m?", "2\\x1b[3m")] == [True] * 3
+
+
 @pytest.mark.parametrize(("text", "range_"), [(None, None), ("7", (7, 7)), ("3..9", (3, 9))])
 def test_rounds_are_one_or_a_range(text: str | None, range_: tuple[int, int] | None) -> None:
     assert browse.parse_rounds(text) == range_

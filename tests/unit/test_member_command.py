@@ -14,7 +14,7 @@ from sapo.core.child_process import alive
 from sapo.core.config.load import load
 from sapo.core.config.members import CommandMember
 from sapo.core.errors import Unavailable, UserError
-from sapo.node.member.answer_book import AnswerBook
+from sapo.node.member.answer_book import Answer, AnswerBook
 from sapo.node.member.command import WAITS_S, CommandBackend
 
 START = """
@@ -106,6 +106,11 @@ def test_late_answers_to_a_question_before_are_dropped(opens: Opens, book: Answe
     opens(program).answer(asks(3), book, never)
     assert [texts(book, place) for place in range(3)] == [[f"question {place}"] * 2 for place in range(3)]
     assert book.totals()["garbage"] == 0
+
+
+def test_no_more_answers_are_kept_than_are_wanted(book: AnswerBook) -> None:
+    kept = [book.keep(0, [Answer("a")] * 3, wanted=2), book.keep(0, [Answer("b")], wanted=2)]
+    assert kept == [2, 0]
 
 
 def test_a_program_that_ends_is_started_again_for_the_answers_that_are_missing(
