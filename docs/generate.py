@@ -16,7 +16,7 @@ from typing import Any
 import result_tables
 from pydantic import BaseModel
 from rich.box import SIMPLE
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 
 from sapo.cli.report.live_view import RUN_HINT, screen
@@ -200,9 +200,15 @@ def live_picture() -> str:
         )
         for i, (round, local, training, pool, foreign, age, pace) in enumerate(figures)
     ]
+    shown = screen("tiny", rows, None, 384.0, 36.0, hint=RUN_HINT)
+    return terminal("sapo swarm --nodes 2 --rounds 200", "sapo", shown)
+
+
+def terminal(title: str, name: str, *shown: RenderableType) -> str:
+    """What a terminal shows, as SVG; `name` keeps its styles apart from those of other pictures on a page."""
     console = Console(record=True, width=88, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    console.print(screen("tiny", rows, None, 384.0, 36.0, hint=RUN_HINT))
-    svg = console.export_svg(title="sapo swarm --nodes 2 --rounds 200", unique_id="sapo")
+    console.print(*shown, sep="\n", markup=False, highlight=False)
+    svg = console.export_svg(title=title, unique_id=name)
     # rich names fonts on another site; the browser's own monospace does, and the file stays self-contained
     return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
 
@@ -240,10 +246,7 @@ def smollm2_answers() -> str:
     table = Table("after rounds", "greedy answer", box=SIMPLE)
     for one in found["rounds"]:
         table.add_row(str(one["round"]), one["answer"].replace("\n", " "))
-    console = Console(record=True, width=88, file=io.StringIO(), force_terminal=True, legacy_windows=False)
-    console.print(found["question"], table, sep="\n", markup=False, highlight=False)
-    svg = console.export_svg(title=f"SmolLM2-135M, node {found['node']}", unique_id="answers")
-    return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)
+    return terminal(f"SmolLM2-135M, node {found['node']}", "answers", found["question"], table)
 
 
 def smollm2_kept() -> dict[str, Any]:

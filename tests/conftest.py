@@ -97,8 +97,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave files unread that have no test of the `full` tier where it runs alone: reading takes seconds."""
     if collection_path.suffix != ".py" or collection_path.parent.name not in QUICK:
         return None
-    alone = str(config.option.markexpr).startswith("full")
-    return True if alone and "mark.full" not in collection_path.read_text(encoding="utf-8") else None
+    if not str(config.option.markexpr).startswith("full"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return None if any(f"mark.{name}" in text for name in ("full", *COSTLY)) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -59,11 +59,12 @@ def token_ranks(
     state = hidden.to(_dtype(hidden))
     chosen = torch.zeros(len(targets), device=hidden.device)
     above = torch.zeros(len(targets), dtype=torch.long, device=hidden.device)
-    for block in _blocks(len(rows), len(weight), block_bytes or _block_bytes(hidden)):
+    blocks = list(_blocks(len(rows), len(weight), block_bytes or _block_bytes(hidden)))
+    for block in blocks:
         inside, column = _within(targets, block)
         scores = _scores(state, weight, bias, block, 1.0, unused)
         chosen = torch.where(inside, scores[rows, column], chosen)
-    for block in _blocks(len(rows), len(weight), block_bytes or _block_bytes(hidden)):
+    for block in blocks:
         scores = _scores(state, weight, bias, block, 1.0, unused)
         above += (scores[rows] > chosen[:, None]).sum(1)
     return above
