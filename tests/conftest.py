@@ -94,7 +94,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files unread that have no test of the tier that runs alone: reading all takes each process seconds."""
+    """Leave files unread that have no test of the tier that is asked for: reading them takes seconds."""
     tier = str(config.option.markexpr)
     if collection_path.suffix != ".py" or not tier.startswith(("full", "not full")):
         return None
