@@ -67,8 +67,9 @@ def replay(
     changed = [("--set", one) for one in sets or []] + [("--without", one) for one in without or []]
     if check and changed:
         raise UserError(*changed[0], "there is then nothing to compare with", "leave out --check")
-    last, folder = (int(to), None) if to is not None and to.isdecimal() else (None, to and Path(to))
-    if folder and not changed:
+    last = int(to) if to is not None and to.isdecimal() else None
+    folder = Path(to) if to is not None and last is None else None
+    if folder is not None and not changed:
         raise UserError("--to", to, "is no round", "name a round; a folder goes with --without or --set")
     # checked before models are imported, which takes seconds
     found = find_home(home)
@@ -76,7 +77,7 @@ def replay(
     found.check_node(config, node, "NODE")
     checks.refuse_member(config, "it learns nothing, so there is nothing to repeat: name a node's home")
     checks.check_rounds(found, node, first, last)
-    if folder:
+    if folder is not None:
         refuse_filled(folder)
     if changed:
         Changes(config.for_node(node), node, sets or [], without or [])
