@@ -1,5 +1,5 @@
-"""What if: a node's recorded batches, trained on again under other settings or without what some authors sent, as
-an MLflow run of its own.
+"""What if: a node's recorded batches, trained on again under other settings or without some authors' groups,
+as an MLflow run of its own.
 
 Nothing is generated but the answers to the held-out questions at the end, and nothing of the node is touched:
 neither its folder, nor its history, nor its own run. Alarms leave their step out here; that the node paused
@@ -195,14 +195,14 @@ def retrain(
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> WhatIf:
-    """Train on a node's recorded rounds `first` to `last` again, with `key=value` settings laid over theirs, and
-    as if no group of the authors `without` had been taken.
+    """Train on a node's recorded rounds `first` to `last` again, with `key=value` settings laid over theirs,
+    and as if no group of the authors `without` had been taken.
 
     Rounds between the checkpoint that is loaded and `first` are repeated as they were. The run appears in the
     swarm's experiment, and the model in `folder`, when the work is done. Raises `UserError` for settings that
     shape no update, clash with the recorded ones or need what is not in the history, and for authors that
-    taught nothing; `Unavailable` when MLflow or the history is away; `Damaged` for a round that is not what was
-    written.
+    taught nothing; `Unavailable` when MLflow or the history is away; `Damaged` for a round that is not what
+    was written.
     """
     changes = Changes(home.load_config().for_node(node), node, sets, without)
     with opened(home, node, first=first, last=last, cache=cache) as replay:
@@ -402,4 +402,4 @@ def _still_there(replay: Replay, settled: Settled, course: _Course) -> Iterator[
     rounds = map(checkpoint.round_of, checkpoint.paths(replay.home.checkpoints(node)))
     clean = max((round for round in rounds if round <= first), default=None)
     if clean is not None and not cut:
-        yield f"clean: --from {first} goes on from checkpoint {clean}, sapo export {node} --round {clean} writes it"
+        yield f"checkpoint {clean} is before that: `sapo export {node} --round {clean}` writes it"

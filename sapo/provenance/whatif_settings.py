@@ -1,7 +1,7 @@
-"""What a what-if changes: settings laid over each round's recorded ones, authors whose groups are left out, and
-the batches that makes of them.
+"""What a what-if changes: settings laid over each round's recorded ones, authors whose groups are left out,
+and the batches that makes of them.
 
-Only `learn.*` and `guard.*` shape an update; what else was decided before it is in the recorded batches. Pure:
+Only `learn.*` and `guard.*` shape an update; what was decided before it is in the recorded batches. Pure:
 nothing is read or written here.
 """
 
@@ -66,9 +66,7 @@ class Changes:
     Raises `UserError` for a key that does not shape the updates of this node, or a value it never has.
     """
 
-    def __init__(
-        self, config: Config, node: str, sets: Sequence[str], without: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, config: Config, node: str, sets: Sequence[str], without: Sequence[str] = ()) -> None:
         if not sets and not without:
             raise UserError("--set", None, "nothing is to be changed", "name a setting, like learn.lr=1e-5")
         self._config = config
@@ -139,7 +137,7 @@ class Changes:
             raise UserError("learn.trusted_peers", trusted, problem, remedy)
 
     def batch(self, recorded: Batch) -> Batch:
-        """The recorded batch as it would have been under the changed settings, without the left out authors."""
+        """The recorded batch under the changed settings, without the groups of those left out."""
         config = self.over(recorded.learn, recorded.guard)
         before = LearnConfig.model_validate(json.loads(recorded.learn))
         groups = tuple(one for one in recorded.groups if one.producer_key not in self._left_out)
@@ -150,7 +148,8 @@ class Changes:
 
 
 def authors_named(wanted: Sequence[str], authors: Collection[tuple[str, str]]) -> dict[str, str]:
-    """Names of the authors that are meant, by public key; each is `wanted` by key, a beginning of it, or name.
+    """Names of the authors that are meant, by public key; each is `wanted` by key, a beginning of that, or
+    name.
 
     `authors` are names with keys. Raises `UserError` where one is not among them, or several are meant.
     """

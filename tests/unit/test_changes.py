@@ -122,14 +122,20 @@ def test_a_changed_batch_says_under_which_settings_it_is_trained() -> None:
         ("n1", {"ab" * 32: "n1"}),
         ("ABAB", {"ab" * 32: "n1"}),
         ("cd" * 32, {"cd" * 32: "n2"}),  # another's name does not keep its owner from being meant
-        ("cd", "means 2 authors; name one by its key: cdcd"),
-        ("n2", "means 2 authors; name one by its key: n2 "),
+        ("cd", "means 2 authors; name one by its key: cd (01"),
+        ("n2", "means 2 authors; name one by its key: n2 (cd"),
         ("n9", "taught the node nothing in these rounds; those who did are cd"),
         ("", "taught the node nothing in these rounds"),
     ],
 )
 def test_an_author_is_meant_by_key_beginning_of_it_or_name(wanted: str, found: dict[str, str] | str) -> None:
-    authors = [("n1", "ab" * 32), ("n2", "cd" * 32), ("n2", "ef" * 32), ("cd", "01" * 32), ("cd" * 31, "23" * 32)]
+    authors = [
+        ("n1", "ab" * 32),
+        ("n2", "cd" * 32),
+        ("n2", "ef" * 32),
+        ("cd", "01" * 32),
+        ("cd" * 31, "23" * 32),
+    ]
     if isinstance(found, dict):
         assert authors_named([wanted], authors) == found
     else:

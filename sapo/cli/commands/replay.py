@@ -26,8 +26,8 @@ def replay(
         typer.Option(
             "--to",
             metavar="R|DIR",
-            help="The last round, by default the last delivered; or, of a changed replay, a new folder for its "
-            "model.",
+            help="The last round; by default the last delivered. Or a new folder for the model of a changed "
+            "replay.",
         ),
     ] = None,
     check: Annotated[
@@ -46,8 +46,8 @@ def replay(
         typer.Option(
             "--without",
             metavar="KEY",
-            help="Train on the rounds as if nothing of this author had been taken: its key, the beginning of it "
-            "or its name.",
+            help="Train on the rounds as if no group of this author had been taken: its key, a beginning of "
+            "that, or its name.",
         ),
     ] = None,
     home: HomeOption = None,
