@@ -97,10 +97,10 @@ class WhatIf:
     def _course(self) -> Iterator[str]:
         rounds = f"{self.rounds} recorded rounds ({self.first} to {self.last})"
         yield f"{self.run_name}: {rounds} in {self.seconds:.1f} s"
-        yield from self.notes
         if self.without:
             names = ", ".join(f"{name} ({key[:16]})" for key, name in self.without.items())
             yield f"groups left out: {self.groups_left_out} of {names}"
+        yield from self.notes
         if self.unchanged:
             yield f"as it was recorded anyway: {', '.join(self.unchanged)}"
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.left_out.items())
@@ -398,7 +398,8 @@ def _still_there(replay: Replay, settled: Settled, course: _Course) -> Iterator[
         yield f"the record begins with round {cut}: what was learned before it stays"
     if course.averaged:
         yield f"averaged as recorded with weights of others, whoever taught these: {course.averaged} times"
-    yield f"what {node} and others wrote after learning from {names}, from round {first} on, is in it still"
+    wrote = f"what {node} and others wrote after learning from {names}, from round {first} on"
+    yield f"{wrote}, is in the record still"
     rounds = map(checkpoint.round_of, checkpoint.paths(replay.home.checkpoints(node)))
     clean = max((round for round in rounds if round <= first), default=None)
     if clean is not None and not cut:
