@@ -205,7 +205,7 @@ def test_without_an_author_the_weights_are_those_of_batches_without_its_groups(
                 learned = learned.model_copy(update={"groups": own})
                 if len(own) < len(found.batch.groups):
                     left_out += len(found.batch.groups) - len(own)
-                    credits.add(json.loads(learned.learn)["foreign_credit"])
+                    credits.add(json.loads(learned.learn).get("foreign_credit", "all"))
             replay.repeater.repeat(learned, found, found.environment)
             if not left_out:
                 assert models.weights_sha256(replay.policy.model) == found.weights_sha256
