@@ -403,4 +403,4 @@ def _still_there(replay: Replay, settled: Settled, course: _Course) -> Iterator[
     rounds = map(checkpoint.round_of, checkpoint.paths(replay.home.checkpoints(node)))
     clean = max((round for round in rounds if round <= first), default=None)
     if clean is not None and not cut:
-        yield f"checkpoint {clean} is before that: `sapo export {node} --round {clean}` writes it"
+        yield f"before that is checkpoint {clean}: sapo export {node} --round {clean} --to DIR"
