@@ -29,13 +29,13 @@ PAGE = HERE / "results.md"
 TABLE = re.compile(r"<!-- (\S+): (arms|comparisons|learned|untrained|runs) -->\n.*?<!-- end -->", re.DOTALL)
 Json = dict[str, Any]
 COLUMNS = (
-    (PASS_END, "held-out pass@1 at the end, %", 100.0, ".1f"),
+    (PASS_END, "held-out pass@1, %", 100.0, ".1f"),
     (PASS_UNTRAINED, "on tasks that nobody learned, %", 100.0, ".1f"),
     (PASS_SPREAD, "of the nodes followed, %", 100.0, ".1f"),
     (TO_HALF, "rounds until half of their answers have the trait", 1.0, ".0f"),
     (LOCAL, "`reward/local`", 1.0, ".3f"),
-    (TOTAL, "total, the paper's metric", 1.0, ".0f"),
-    (PER_NODE, "tokens generated per node", 1.0, ",.0f"),
+    (TOTAL, "paper's metric", 1.0, ".0f"),
+    (PER_NODE, "tokens per node", 1.0, ",.0f"),
 )
 """Figure, heading, factor, format; a figure that no arm has gets no column."""
 
@@ -68,21 +68,23 @@ def arms(found: Json) -> str:
 
 
 def comparisons(found: Json) -> str:
-    """A row per comparison that the grid registered."""
-    rows = [["asked beforehand", "figure", "difference", "p adjusted"]]
+    """A row per comparison that the grid registered; the heading names the figure where it is one for all."""
+    figures = {row["figure"] for row in found["comparisons"]}
+    one = len(figures) == 1 and figures <= {*IN_POINTS}
+    shared = NAMES[found["comparisons"][0]["figure"]]
+    heading = [f"difference of {shared}, points"] if one else ["figure", "difference"]
+    rows = [["asked beforehand", *heading, "p adjusted"]]
     for row in found["comparisons"]:
         factor, form = (100.0, "+.1f") if row["figure"] in IN_POINTS else (1.0, "+.3g")
-        unit = " points" if row["figure"] in IN_POINTS else ""
+        unit = " points" if row["figure"] in IN_POINTS and not one else ""
         ends = [format(factor * row[end], form) for end in ("mean", "low", "high") if row[end] is not None]
         size = f"{ends[0]}{unit} ({ends[1]} to {ends[2]})" if len(ends) == 3 else "–"
-        told = row["verdict"] in ("higher", "lower")
-        p = "–" if row["p_adjusted"] is None else f"{row['p_adjusted']:.2g}"
         rows.append(
             [
                 f"{row['what']} ({row['arm']} against {row['with']})",
-                NAMES[row["figure"]],
-                f"**{size}**" if told else size,
-                p if told else f"{p}: {row['verdict']}",
+                *([] if one else [NAMES[row["figure"]]]),
+                f"**{size}**" if row["verdict"] in ("higher", "lower") else size,
+                "–" if row["p_adjusted"] is None else f"{row['p_adjusted']:.2g}",
             ]
         )
     return _table(rows)
