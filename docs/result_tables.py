@@ -19,8 +19,16 @@ from typing import Any
 from sapo.cli.report.svg_charts import HEIGHT, WIDTH
 from sapo.experiments import charts
 from sapo.experiments.charts import spread_panels
-from sapo.experiments.metrics import LOCAL, PASS_END, PASS_SPREAD, PASS_UNTRAINED, PER_NODE, TO_HALF, TOTAL
-from sapo.experiments.page import together
+from sapo.experiments.metrics import (
+    LOCAL,
+    PASS_END,
+    PASS_SPREAD,
+    PASS_UNTRAINED,
+    PER_NODE,
+    TO_HALF,
+    TOTAL,
+    WAYS,
+)
 from sapo.experiments.text import IN_POINTS, NAMES
 
 HERE = Path(__file__).parent
@@ -92,9 +100,13 @@ def comparisons(found: Json) -> str:
 
 def learned(found: Json, end: str = "") -> str:
     """A row per arm: pass@1 of each way of its nodes to answer as one."""
-    table = together(found["arms"], end)
-    assert table is not None, f"{found['name']} asked no nodes together"
-    return _table([list(table.head), *map(list, table.rows)])
+    figures = {name: arm["figures"] for name, arm in found["arms"].items()}
+    keys = {way: f"ensemble/{way}{end}" for way in WAYS}
+    ways = [way for way in WAYS if any(keys[way] in one for one in figures.values())]
+    rows = [[f"{end.strip('/') or 'learned'}, %", *(way.replace("_", " ") for way in ways)]]
+    for name, one in figures.items():
+        rows.append([name, *(_with_interval(one.get(keys[way]), 100.0, ".1f") for way in ways)])
+    return _table(rows)
 
 
 def untrained(found: Json) -> str:
