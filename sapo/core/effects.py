@@ -14,6 +14,7 @@ from sapo.core.own_code import is_own
 FIRST_STEP = "with learn.epochs = 1 every ratio is 1, so no clip acts"
 CLIPS = ("clip_low", "clip_high")
 GSPO_CLIPS = ("gspo_clip_low", "gspo_clip_high")
+F_TIS = ("foreign_tis_cap", "foreign_tis_kl")
 UNUSED: Mapping[str, Mapping[str, str]] = {
     "dr_grpo": {"token_mean": "dr_grpo divides by a constant"},
     "cispo": {"clip_low": "cispo has no lower bound"},
@@ -36,6 +37,8 @@ def inert(config: Config) -> dict[str, str]:
         found["foreign_late"] = 'it belongs to learn.foreign = "positive_late"'
     if learn.foreign != "behaviour":
         found["foreign_ratio_cap"] = 'it belongs to learn.foreign = "behaviour"'
+    if learn.foreign != "f_tis":
+        found |= dict.fromkeys(F_TIS, 'it belongs to learn.foreign = "f_tis"')
     if learn.foreign_credit != "floor":
         found["foreign_top_k"] = 'it belongs to learn.foreign_credit = "floor"'
     for names, others in ((GSPO_CLIPS, learn.loss != "gspo"), (CLIPS, learn.loss == "gspo")):
@@ -64,8 +67,8 @@ def same_update(config: Config) -> str:
         return learn.loss
     if learn.loss == "cispo":
         return "dapo"
-    # advantages of single tokens, which `behaviour` makes, are averaged first by gspo and last by grpo
-    averaged = learn.foreign != "behaviour" or config.batch.external == 0
+    # advantages of single tokens, which a ratio to the author makes, are averaged first by gspo, last by grpo
+    averaged = not learn.believes or config.batch.external == 0
     return "grpo" if learn.loss == "gspo" and averaged else learn.loss
 
 
