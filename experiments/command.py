@@ -38,7 +38,9 @@ def experiment(
     arms: Annotated[str | None, typer.Option(metavar="A,B", help="Run only these arms.")] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Runs at a time; by default as many as cores suffice for; 1 on GPUs."),
+        typer.Option(
+            metavar="N", min=1, help="Runs at a time; by default as many as cores suffice for; 1 on GPUs."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check the grid and say what its runs come to.")
@@ -177,8 +179,7 @@ def costs(plan: "Grid", seeds: int | None, arms: list[str], at_once: int) -> str
     if plan.group_s is None:
         return told
     groups = sum(map(plan.groups, [*jobs, *plan.tuning_jobs(arms)]))
-    beside = "one after the other" if at_once == 1 else f"{at_once} at a time"
-    return f"{told}. From nothing, {beside}: about {duration(groups * plan.group_s / at_once)} on two cores"
+    return f"{told}; all of it takes about {duration(groups * plan.group_s / at_once)}, {at_once} at a time"
 
 
 class Watched:

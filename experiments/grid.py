@@ -167,7 +167,7 @@ class Grid(_Part):
     compare: list[Compare] = []
     spread: Spread | None = None
     group_s: PositiveFloat | None = Field(default=None, exclude_if=unset)
-    """Seconds that two cores take to answer a group, or to learn from one: what a first estimate goes by."""
+    """Seconds that a run takes to answer a group, or to learn from one: what the estimate beforehand goes by."""
     target: str | None = None
     """The arm whose pass@1 at the end the others are to reach: tokens generated until then are counted."""
 
@@ -268,7 +268,7 @@ class Grid(_Part):
     def groups(self, job: Job) -> float:
         """Groups answered and learned from, in all rounds and exams: what a run's time goes with."""
         config, exam = self.config(job), self.exam
-        asked = exam.questions * exam.samples * (1 if not exam.untrained else 2) / config.batch.completions
+        asked = exam.questions * exam.samples * (2 if exam.untrained else 1) / config.batch.completions
         batch = config.batch.b + config.batch.local + config.batch.external
         return config.swarm.nodes * (self.rounds_of(job) * batch + len(self.exam_rounds(job)) * asked)
 

@@ -89,7 +89,8 @@ def test_a_ratio_needs_log_probabilities_that_only_rounds_with_one_record(wanted
     own.settle([recorded(told, {PEER: 0})])
     own.settle([recorded(told, {PEER: 0}), recorded(LEARN, {("n3", "cd" * 32): 3})])
     with pytest.raises(
-        UserError, match=rf"'{wanted}': .*no log-probabilities of n1 in round 4: .*; choose positive, as_if_own"
+        UserError,
+        match=rf"'{wanted}': .*no log-probabilities of n1 in round 4: .*; choose positive, as_if_own",
     ):
         own.settle([recorded(told, {PEER: 0}), recorded(LEARN, {PEER: 4})])
     with pytest.raises(UserError, match="no log-probabilities of n2 in round 0"):

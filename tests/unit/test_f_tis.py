@@ -109,7 +109,8 @@ def test_the_gradient_is_that_of_what_remains_times_the_ratio(
 
 
 @pytest.mark.parametrize(
-    ("producer", "behaviour", "missing"), [("n1", None, 3.0), ("n7", [[-1.0] * len(ids) for ids in ANSWERS], 0.0)]
+    ("producer", "behaviour", "missing"),
+    [("n1", None, 3.0), ("n7", [[-1.0] * len(ids) for ids in ANSWERS], 0.0)],
 )
 def test_without_log_probabilities_of_a_trusted_author_nothing_is_learned(
     producer: str, behaviour: list[list[float]] | None, missing: float
@@ -123,7 +124,9 @@ def test_without_log_probabilities_of_a_trusted_author_nothing_is_learned(
     assert same(parameters(made.model), before)
 
 
-@pytest.mark.parametrize("bad", [{"foreign_tis_cap": 0.99}, {"foreign_tis_kl": -1}, {"foreign_tis_kl": math.inf}])
+@pytest.mark.parametrize(
+    "bad", [{"foreign_tis_cap": 0.99}, {"foreign_tis_kl": -1}, {"foreign_tis_kl": math.inf}]
+)
 def test_settings_that_are_no_cap_and_no_limit_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValidationError, match=next(iter(bad))):
         mode(**bad)

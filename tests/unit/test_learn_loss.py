@@ -135,7 +135,9 @@ def test_as_if_own_changes_nothing() -> None:
 
 
 def test_bounded_masks_only_foreign_tokens_below_the_floor_and_counts_them() -> None:
-    result = correct(LearnConfig(foreign="bounded", foreign_floor=-7.0), OWN, ALL, EXTERNAL, NOTHING, NOBODY, EVEN)
+    result = correct(
+        LearnConfig(foreign="bounded", foreign_floor=-7.0), OWN, ALL, EXTERNAL, NOTHING, NOBODY, EVEN
+    )
     assert result.mask.tolist() == [[True, True], [True, False]]
     assert result.metrics["foreign_masked"] == 1
 
@@ -166,7 +168,9 @@ def test_foreign_tokens_weigh_what_the_setting_says_and_own_ones_all_there_is() 
 def test_the_weight_of_foreign_tokens_comes_on_top_of_their_mode() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"], foreign_weight=0.5)
     behaviour = torch.full((2, 2), -1.0 - math.log(2))
-    result = correct(learn, torch.full((2, 2), -1.0), ALL, EXTERNAL, behaviour, torch.tensor([True, True]), EVEN)
+    result = correct(
+        learn, torch.full((2, 2), -1.0), ALL, EXTERNAL, behaviour, torch.tensor([True, True]), EVEN
+    )
     assert result.weights[0].tolist() == [1.0, 1.0]
     assert result.weights[1].tolist() == pytest.approx([1.0, 1.0])
 
