@@ -167,7 +167,7 @@ class Grid(_Part):
     compare: list[Compare] = []
     spread: Spread | None = None
     group_s: PositiveFloat | None = Field(default=None, exclude_if=unset)
-    """Seconds that a run takes to answer a group, or to learn from one: what the estimate beforehand goes by."""
+    """Seconds that a run takes to answer a group, or to learn from one, for an estimate beforehand."""
     target: str | None = None
     """The arm whose pass@1 at the end the others are to reach: tokens generated until then are counted."""
 

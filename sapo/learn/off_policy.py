@@ -5,18 +5,20 @@ away from what the own policy no longer writes, and the more stale it is, the mo
 (docs/results.md). `positive_late` does so for stale groups only. `as_if_own` treats all foreign tokens as
 the own policy's, so the ratio of the first step is 1 (the paper). `bounded` leaves out tokens the own policy
 finds nearly impossible. `behaviour` weighs tokens of trusted producers by the ratio to the policy that wrote
-them. `f_tis` is F-TIS (arXiv:2605.22537): token t of a completion y of advantage A counts with A times
-
-    min(exp(-d_t), C)                  d_t = log pi_gen(y_t) - log pi(y_t), at the start of the update
-    0 where A < 0 and KL > g           KL = mean over t of exp(d_t) - d_t - 1
-
-The paper has the ratio per token and without a lower bound, the filter per completion, C = 2, g = 50 (5 to 100
-tried). It does not say which estimate of KL(pi || pi_gen) it takes: this is GRPO's (arXiv:2402.03300), as a mean,
-which its first author's experiments have. As there, what is left out leaves the loss's divisor too. Our choice:
-the limit of log-ratios, and that completions without log-probabilities of a trusted author's same token ids are
-left out, since they have neither ratio nor KL. In every mode the loss of what is foreign is multiplied by `foreign_weight`, and with a
+them. In every mode the loss of what is foreign is multiplied by `foreign_weight`, and with a
 `foreign_reference` by how probable the own policy finds a completion (the sequence ratio of HACPO,
 arXiv:2603.02604, with the own policy's answers in place of the author's claim).
+
+`f_tis` is F-TIS (arXiv:2605.22537). Token t of a completion of advantage A counts with A times the ratio
+
+    min(pi / pi_gen, C), or nothing where A < 0 and KL(pi || pi_gen) > g
+    KL = mean over the completion's tokens of exp(d) - d - 1, with d = log pi_gen - log pi
+
+The paper has the ratio per token, without a lower bound, the filter per completion, C = 2 and g = 50. The
+estimate of the KL, GRPO's (arXiv:2402.03300) as a mean over tokens, is that of its first author's repository
+HeterogeneousRL; there, too, what is filtered leaves the loss's divisor. Chosen here: pi is the policy at the
+start of the update; d is limited as all log-ratios are; completions without log-probabilities of a trusted
+author for the same token ids have no ratio, and are left out.
 """
 
 from dataclasses import dataclass, replace

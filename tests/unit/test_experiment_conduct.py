@@ -46,7 +46,7 @@ def test_a_grid_of_a_real_model_takes_three_hours_one_run_at_a_time(name: str) -
 
 def test_what_a_run_costs_is_what_is_answered_learned_and_examined() -> None:
     plan = grid(exam={"every": 4, "questions": 10, "untrained": [{"dataset": "gcd"}]})
-    # two nodes, four rounds of 4 groups answered and 8 learned from, and two exams of 20 answers, 8 to a group
+    # two nodes; four rounds of 4 groups answered and 8 learned from; two exams of 20 answers, 8 to a group
     assert plan.groups(SHARER) == 2 * (4 * (4 + 8) + 2 * 20 / 8)
 
 
