@@ -10,7 +10,11 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 
-BASE = ("swarm.rounds=100", "checkpoint.every_rounds=4", "starter.steps=120")
+BASE = (
+    *("swarm.rounds=100", "checkpoint.every_rounds=4", "starter.steps=120"),
+    # however slow the machine is, foreign groups are verified
+    *("pool.verify_share=100", "pool.newcomer_share=1", "pool.newcomer_groups=1"),
+)
 SILO = ("swarm.nodes=1", "batch.external=0")
 TRADE: tuple[tuple[str, ...], ...] = (
     (),

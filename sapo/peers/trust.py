@@ -1,4 +1,4 @@
-"""Whom a config names: keys, and nodes of this site by name. `learn.foreign` = `behaviour` and `f_tis` believe
+"""Whom a config names: keys, and nodes of this site by name. `learn.foreign` `behaviour` and `f_tis` believe
 their log-probabilities, gossip averages with their weights."""
 
 import re
