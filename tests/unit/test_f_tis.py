@@ -129,6 +129,6 @@ def test_without_log_probabilities_of_a_trusted_author_nothing_is_learned(
 @pytest.mark.parametrize(
     "bad", [{"foreign_tis_cap": 0.99}, {"foreign_tis_kl": -1}, {"foreign_tis_kl": math.inf}]
 )
-def test_settings_that_are_no_cap_and_no_limit_are_refused(bad: dict[str, float]) -> None:
+def test_settings_that_are_no_cap_and_no_limit_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match=next(iter(bad))):
         mode(**bad)
