@@ -12,11 +12,7 @@ from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
 from sapo.core.types import Batch, RoundResult
 
-BASE = (
-    *("swarm.rounds=100", "checkpoint.every_rounds=4", "starter.steps=120"),
-    # however slow the machine is, foreign groups are verified
-    *("pool.verify_share=100", "pool.newcomer_share=1", "pool.newcomer_groups=1"),
-)
+BASE = ("swarm.rounds=100", "checkpoint.every_rounds=4", "starter.steps=120")
 SILO = ("swarm.nodes=1", "batch.external=0")
 TRADE: tuple[tuple[str, ...], ...] = (
     (),
