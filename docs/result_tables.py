@@ -81,7 +81,7 @@ def comparisons(found: Json) -> str:
     one = len(figures) == 1 and figures <= {*IN_POINTS}
     shared = NAMES[found["comparisons"][0]["figure"]]
     heading = [f"difference of {shared}, points"] if one else ["figure", "difference"]
-    rows = [["asked beforehand", *heading, "p adjusted"]]
+    rows = [["registered comparison", *heading, "p adjusted"]]
     for row in found["comparisons"]:
         factor, form = (100.0, "+.1f") if row["figure"] in IN_POINTS else (1.0, "+.3g")
         unit = " points" if row["figure"] in IN_POINTS and not one else ""
@@ -89,7 +89,7 @@ def comparisons(found: Json) -> str:
         size = f"{ends[0]}{unit} ({ends[1]} to {ends[2]})" if len(ends) == 3 else "–"
         rows.append(
             [
-                f"{row['what']} ({row['arm']} against {row['with']})",
+                f"{row['arm']} against {row['with']}",
                 *([] if one else [NAMES[row["figure"]]]),
                 f"**{size}**" if row["verdict"] in ("higher", "lower") else size,
                 "–" if row["p_adjusted"] is None else f"{row['p_adjusted']:.2g}",
