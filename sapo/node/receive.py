@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sapo.bus.base import Poll, Positions
 from sapo.bus.poller import Listener
@@ -14,6 +15,7 @@ from sapo.core.outage import Outage
 from sapo.core.own_code import Missing
 from sapo.core.types import Group, Received, SignedGroup
 from sapo.node.gossip import Gossip
+from sapo.peers import blocks
 from sapo.peers.admission import PROVEN, admit, said_before
 from sapo.peers.announcements import is_announcement
 from sapo.peers.key_clones import KeyCloneDetector
@@ -64,12 +66,17 @@ class Intake:
     """Sources of tasks that cannot be used here."""
     dropped: set[str]
     """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
+    blocklist: Path
+    """File that names authors who are left out."""
+    blocked: frozenset[str] = frozenset()
+    """Their keys in the round in hand."""
     gossip: Gossip | None = None
     """What takes announcements; without it they are refused, and without J groups are passed over."""
 
     def receive(self, rng: random.Random) -> Arrivals:
         """Read the bus and let into the pool what may enter it. If the bus is away the node goes on in
         silo."""
+        self._leave_out()
         poll = self._poll(rng)
         now = self.clock()
         for found in poll.malformed:
@@ -122,6 +129,17 @@ class Intake:
             announced={} if self.gossip is None else self.gossip.changed(),
         )
 
+    def _leave_out(self) -> None:
+        """Look whom the node is to leave out from this round on, and take their groups from the pool."""
+        found = blocks.read(self.blocklist)
+        for key, one in found.items():
+            if key not in self.blocked:
+                log.warning("%s: leaves out %s from round %d on", self.name, one, self.journal.finished_rounds())
+        for key in self.blocked - found.keys():
+            log.warning("%s: takes in %s again from round %d on", self.name, key, self.journal.finished_rounds())
+        self.blocked = frozenset(found)
+        self.pool.remove([one.group_id for one in self.pool.entries() if one.group.key in self.blocked])
+
     def _poll(self, rng: random.Random) -> Poll:
         try:
             poll = self.listener.poll(self.journal.positions(), self.quotas.limits(self.pool.seen.holds), rng)
@@ -160,6 +178,7 @@ class Intake:
                 has_false_ids=lambda group: false_ids(self.policy, group),
                 own_group=lambda group: self.own_key.may_be_own(group, received.timestamp),
                 drawn=self._drawn,
+                blocked=self.blocked,
             )
             if (dataset := group.recipe.dataset) in self.lacking:
                 raise Refused("unavailable", f"{dataset}: {self.lacking[dataset].problem}", group)
