@@ -111,6 +111,8 @@ class Home:
     """Which questions a node has asked."""
     blocked = _OfNode(BLOCKED)
     """Whom a node leaves out."""
+    phrases = _OfNode("phrases.json")
+    """Phrases of others that a node watches, and those it took up."""
     page = _OfNode("page.url")
     """The link to the page where people answer for a member that runs now; for the owner only."""
     waiting = _OfNode("waiting.txt")
