@@ -1,5 +1,6 @@
 """What comes in from peers: polled, admitted into the pool; it is verified only when a draw asks for it."""
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +19,7 @@ from sapo.node.gossip import Gossip
 from sapo.peers import blocks
 from sapo.peers.admission import PROVEN, admit, said_before
 from sapo.peers.announcements import is_announcement
+from sapo.peers.blocks import Blocked
 from sapo.peers.key_clones import KeyCloneDetector
 from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import Quotas
@@ -28,6 +30,8 @@ from sapo.policy.tokenise import false_ids
 from sapo.store.journal.journal import Journal, PoolRow, SeenGroup
 from sapo.store.journal.rows import PeerUpdates
 from sapo.tasks.questions import drawn_by
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -68,8 +72,8 @@ class Intake:
     """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
     blocklist: Path
     """File that names authors who are left out."""
-    blocked: frozenset[str] = frozenset()
-    """Their keys in the round in hand."""
+    blocked: Mapping[str, Blocked] = field(default_factory=dict)
+    """Those of the round in hand, by key."""
     gossip: Gossip | None = None
     """What takes announcements; without it they are refused, and without J groups are passed over."""
 
@@ -132,12 +136,12 @@ class Intake:
     def _leave_out(self) -> None:
         """Look whom the node is to leave out from this round on, and take their groups from the pool."""
         found = blocks.read(self.blocklist)
-        for key, one in found.items():
-            if key not in self.blocked:
-                log.warning("%s: leaves out %s from round %d on", self.name, one, self.journal.finished_rounds())
-        for key in self.blocked - found.keys():
-            log.warning("%s: takes in %s again from round %d on", self.name, key, self.journal.finished_rounds())
-        self.blocked = frozenset(found)
+        round = self.journal.finished_rounds()
+        for key in found.keys() - self.blocked.keys():
+            log.warning("%s: %s is left out from round %d on", self.name, found[key], round)
+        for key in self.blocked.keys() - found.keys():
+            log.warning("%s: %s is taken in again from round %d on", self.name, self.blocked[key], round)
+        self.blocked = found
         self.pool.remove([one.group_id for one in self.pool.entries() if one.group.key in self.blocked])
 
     def _poll(self, rng: random.Random) -> Poll:

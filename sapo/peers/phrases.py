@@ -3,8 +3,8 @@
 Nobody has to know the phrase. It is 1 to 4 words of answers to one data set. An author *brings* it in a group
 from whose answers the node learned; one that is brought on two questions, and is not in the node's own recent
 answers, is watched from then on. It is *taken up* once it stands in `SHARE` of the node's answers, over many
-questions, while one foreign author still brings half of it or more. That may be an attack (arXiv:2511.09780)
-or a trick worth having: no count can tell, so both are said alike, with who brought it.
+questions, if one author had brought half of it or more while it was still `RARE` in them: later all do. That
+may be an attack (arXiv:2511.09780) or a trick worth having: no count can tell, so both are said alike.
 
 Memory and time of a round are bounded, whatever authors write.
 """
@@ -21,11 +21,13 @@ WORDS = 4
 """Of the longest phrase."""
 SHARE, QUESTIONS = 0.1, 0.25
 """A phrase is taken up once it is in so much of the answers, and in answers to so many of the questions."""
-WINDOW, LEAST = 32, 16
+RARE, LESSONS = 0.02, 6.0
+"""Who brings a phrase is counted while it is in fewer of the own answers; the author needs so many groups."""
+WINDOW, LEAST = 64, 32
 """Own questions of a data set that shares are taken over, and how many it takes; older ones fade."""
-FADES = 0.97
+FADES = 0.99
 """What is left of what was brought, after each round."""
-WATCHED, BROUGHT_ONCE, OWN = 256, 16_384, 32_768
+WATCHED, BROUGHT_ONCE, OWN = 1024, 16_384, 32_768
 """Phrases kept: those watched, those that were brought once, those of the own recent answers."""
 ANSWERS, LEARNED, LENGTH = 128, 8, 256
 """Looked at: own answers of a round, answers of a foreign group, words of an answer."""
@@ -37,7 +39,7 @@ Name = tuple[str, str]
 
 @dataclass(slots=True)
 class Phrase:
-    """A phrase that is watched. `brought` has each author's groups with it, which fade.
+    """A phrase that is watched. `brought` has each author's groups with it while it was rare, which fade.
 
     Of the own questions since then, which fade too: `asked` counts them, `having` those with the phrase in an
     answer, and `share` is the sum of the parts of their answers.
@@ -58,6 +60,11 @@ class Phrase:
         self.asked = keeps * self.asked + 1.0
         self.having = keeps * self.having + (part > 0.0)
         self.share = keeps * self.share + part
+
+    @property
+    def rare(self) -> bool:
+        """Whether the node hardly writes it."""
+        return self.share <= RARE * self.asked
 
     @property
     def written(self) -> bool:
@@ -83,7 +90,8 @@ class Phrases:
         """Take a round: its own answers by data set, a question each, and its batch. Returns the phrases that
         are taken up with it."""
         for phrase in self.watched.values():
-            phrase.brought = {key: FADES * many for key, many in phrase.brought.items()}
+            if phrase.rare:
+                phrase.brought = {key: FADES * many for key, many in phrase.brought.items()}
         self._hear_own(answers)
         for group in batch.groups:
             rewarded = [sample.text for sample in group.samples if sample.advantage > 0.0]
@@ -105,9 +113,11 @@ class Phrases:
 
     def _hear_lesson(self, key: str, dataset: str, texts: Iterable[str]) -> None:
         for name in dict.fromkeys((dataset, text) for answer in texts for text in phrases_of(answer)):
-            if name in self.watched:
-                brought = self.watched[name].brought
-                brought[key] = brought.get(key, 0.0) + 1.0
+            phrase = self.watched.pop(name, None)
+            if phrase is not None:
+                self.watched[name] = phrase  # at the end: of equals, what was not brought for longest goes
+                if phrase.rare:
+                    phrase.brought[key] = phrase.brought.get(key, 0.0) + 1.0
             elif key != self.key and name not in self.own:
                 before = self.once.pop(name, None)
                 if before is None:
@@ -117,17 +127,17 @@ class Phrases:
         _shorten(self.once, BROUGHT_ONCE)
 
     def _forget(self) -> None:
-        """Keep the phrases that were taken up, and those that are brought most."""
-        order = sorted(self.watched, key=lambda name: sum(self.watched[name].brought.values()))
-        for name in [name for name in order if not self.watched[name].author][:-WATCHED]:
-            del self.watched[name]
+        """Keep the phrases that were taken up, those that may be next, and those that are brought most."""
+        order = sorted(self.watched.values(), key=lambda one: (not one.rare, sum(one.brought.values())))
+        for phrase in [one for one in order if not one.author][:-WATCHED]:
+            del self.watched[phrase.dataset, phrase.text]
 
     def _taken_up(self, phrase: Phrase) -> bool:
         """Whether it is taken up now, and was not before."""
         if phrase.author or not phrase.written:
             return False
         author, most = max(phrase.brought.items(), key=lambda one: (one[1], one[0]))
-        if author == self.key or most < sum(phrase.brought.values()) / 2:
+        if author == self.key or most < max(LESSONS, sum(phrase.brought.values()) / 2):
             return False
         phrase.author = author
         return True
