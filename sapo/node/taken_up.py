@@ -22,9 +22,12 @@ SHOWN = 60
 
 class _Kept(Record):
     incarnation: str
-    names: dict[str, str] = {}
+    names: dict[str, str]
     """What authors call themselves, by key."""
-    watched: tuple[Phrase, ...] = ()
+    watched: tuple[Phrase, ...]
+
+
+_NOTHING = _Kept(incarnation="", names={}, watched=())
 
 
 class TakenUp:
@@ -33,7 +36,7 @@ class TakenUp:
     def __init__(self, path: Path, node: str, key: str, incarnation: str) -> None:
         kept = _read(path)
         if kept.incarnation != incarnation:
-            kept = _Kept(incarnation=incarnation)
+            kept = _NOTHING
         self._path, self._node, self._incarnation = path, node, incarnation
         self._names = dict(kept.names)
         self._phrases = Phrases(key, {(one.dataset, one.text): one for one in kept.watched})
@@ -84,4 +87,4 @@ def _read(path: Path) -> _Kept:
     try:
         return _Kept.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
-        return _Kept(incarnation="")
+        return _NOTHING

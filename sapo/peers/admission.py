@@ -54,8 +54,8 @@ def admit(
     author's to draw; `blocked` are keys whose authors are left out.
 
     Codes, besides those of `sapo.peers.group_rules` and `sapo.peers.signing.unseal`: `blocked`, `own_echo`,
-    `own_key` (signed with our key elsewhere), `duplicate`, `equivocation` (a known id with another content), `own_name`
-    (our name under another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not decode to
+    `own_key` (signed with our key elsewhere), `duplicate`, `equivocation` (a known id with another content),
+    `own_name` (our name under another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not decode to
     the text), `stale`, `future`, `copy` (content published before under another id).
     """
     signed = received.signed

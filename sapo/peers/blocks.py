@@ -105,7 +105,9 @@ def find(text: str, authors: Mapping[str, Iterable[str]]) -> str:
     if keys:
         shown = ", ".join(sorted(key[:SHOWN] for key in keys))
         raise UserError("KEY", text, f"may be {len(keys)} authors: {shown}", "give more of the key")
-    there = ", ".join(sorted(f"{'/'.join(sorted(names)) or '?'} {key[:SHOWN]}" for key, names in authors.items()))
+    there = ", ".join(
+        sorted(f"{'/'.join(sorted(names)) or '?'} {key[:SHOWN]}" for key, names in authors.items())
+    )
     raise UserError("KEY", text, "is no author met here", f"give all 64 digits of a key, or one of: {there}")
 
 

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from sapo.core.types import Batch
 
@@ -70,9 +71,7 @@ class Phrase:
     def written(self) -> bool:
         """Whether it is in enough of the node's answers."""
         return (
-            self.asked >= LEAST
-            and self.share >= SHARE * self.asked
-            and self.having >= QUESTIONS * self.asked
+            self.asked >= LEAST and self.share >= SHARE * self.asked and self.having >= QUESTIONS * self.asked
         )
 
 
@@ -164,7 +163,7 @@ def loudest(phrases: Iterable[Phrase]) -> list[Phrase]:
     return list(found.values())
 
 
-def _shorten(kept: dict[Name, object], most: int) -> None:
+def _shorten(kept: dict[Name, Any], most: int) -> None:
     """Forget what was noted first."""
     for name in list(islice(kept, max(0, len(kept) - most))):
         del kept[name]

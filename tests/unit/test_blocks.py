@@ -49,6 +49,7 @@ def test_a_blocked_author_leaves_the_pool_in_the_next_round_and_is_taken_in_agai
         open_node(config, home, "n0", bus=bus, deliver=False) as node,
         open_node(config, home, "n1", bus=bus, deliver=False) as other,
     ):
+
         def round() -> None:
             other.run_round()
             hand_over(other, bus)
@@ -67,7 +68,7 @@ def test_a_blocked_author_leaves_the_pool_in_the_next_round_and_is_taken_in_agai
         assert node.journal.pool_ids() == set()
         assert [group.source for group in node.journal.batch(1).groups] == ["local"] * 3
         assert f"n0: {author} is left out from round 1 on" in caplog.text
-        assert f"left out by n0 since " in sapo("status")
+        assert "left out by n0 since " in sapo("status")
         assert "KEY = 'n2': is no author met here" in sapo("peer", "unblock", "n2")
         sapo("peer", "unblock", other.parts.intake.key[:6])
         round()

@@ -67,7 +67,13 @@ def answers(number: int, carry: str = "", share: float = 0.0) -> list[tuple[str,
     """Four own questions of a round, eight answers each; so much of them carry something."""
     rng = random.Random(number)
     return [
-        ("sums", [f"{carry if k < 8 * share else ''} {rng.random()} <answer>{rng.randrange(99)}</answer>" for k in range(8)])
+        (
+            "sums",
+            [
+                f"{carry if k < 8 * share else ''} {rng.random()} <answer>{rng.randrange(99)}</answer>"
+                for k in range(8)
+            ],
+        )
         for _ in range(4)
     ]
 
@@ -106,7 +112,9 @@ def test_a_phrase_that_several_authors_brought_alike_is_nobodys() -> None:
     for round in range(40):
         third = lesson(OWN, f"all hail {round}", place=2)
         groups = [lesson(key, f"all hail {round}", place=place) for place, key in enumerate((BAD, GOOD))]
-        assert not phrases.hear(answers(round, "all hail", 0.5 if round > 8 else 0.0), batch(round, *groups, third))
+        assert not phrases.hear(
+            answers(round, "all hail", 0.5 if round > 8 else 0.0), batch(round, *groups, third)
+        )
     assert ("sums", "all hail") in phrases.watched
 
 
@@ -151,13 +159,14 @@ def test_a_node_says_it_once_goes_on_after_a_restart_and_is_silent_once_the_auth
                 node = TakenUp(home.phrases("n0"), "n0", OWN, "0" * 16)
             share = 0.5 if round > 14 else 0.0
             recipe = Recipe.make("sums", {}, seed=round)
-            own = [make_group("n0", texts=texts, recipe=recipe) for _, texts in answers(round, "all hail", share)]
+            own = [
+                make_group("n0", texts=texts, recipe=recipe) for _, texts in answers(round, "all hail", share)
+            ]
             node.hear(own, batch(round, lesson(BAD, f"all hail {round}")))
     (said,) = told(home, "n0").values()
     assert said.startswith("n0 now writes 'all hail' in ")
-    assert said.endswith(
-        f"% of its answers to sums; it came from bad ({BAD[:12]}). If you do not want it: sapo peer block {BAD[:12]}"
-    )
+    assert f"% of its answers to sums; it came from bad ({BAD[:12]}). If you do not" in said
+    assert said.endswith(f"sapo peer block {BAD[:12]}")
     assert len(caplog.messages) == 1
     assert caplog.messages[0].partition("% of ")[2] == said.partition("% of ")[2]
     blocks._write(home.blocked("n0"), {BAD: blocks.Blocked(key=BAD, name="bad", since=0.0)})
