@@ -55,8 +55,8 @@ def admit(
 
     Codes, besides those of `sapo.peers.group_rules` and `sapo.peers.signing.unseal`: `blocked`, `own_echo`,
     `own_key` (signed with our key elsewhere), `duplicate`, `equivocation` (a known id with another content),
-    `own_name` (our name under another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not decode to
-    the text), `stale`, `future`, `copy` (content published before under another id).
+    `own_name` (our name under another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not
+    decode to the text), `stale`, `future`, `copy` (content published before under another id).
     """
     signed = received.signed
     if signed.key in blocked:

@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import make_group, make_identity
+from makers import finish_round, make_group, make_identity
 from swarms import make_home, small_config
 
+from sapo.cli.report.live_view import alarms
 from sapo.core.types import Batch, BatchGroup, Recipe, Sample
 from sapo.node.taken_up import TakenUp, told
+from sapo.ops.summary import read_run, summarise
+from sapo.ops.supervisor import snapshot
 from sapo.peers import blocks
 from sapo.peers.phrases import LEAST, WATCHED, WINDOW, WORDS, Phrase, Phrases, loudest, phrases_of
+from sapo.store.journal.journal import Journal
 
 OWN, BAD, GOOD = (make_identity(name).key for name in ("own", "bad", "good"))
 
@@ -151,7 +155,8 @@ def test_a_flood_of_phrases_takes_bounded_room_and_hides_nothing() -> None:
 def test_a_node_says_it_once_goes_on_after_a_restart_and_is_silent_once_the_author_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    home = make_home(tmp_path / "home", small_config())
+    config = small_config()
+    home = make_home(tmp_path / "home", config)
     home.make_node("n0")
     with caplog.at_level(logging.WARNING):
         for round in range(60):
@@ -169,7 +174,11 @@ def test_a_node_says_it_once_goes_on_after_a_restart_and_is_silent_once_the_auth
     assert said.endswith(f"sapo peer block {BAD[:12]}")
     assert len(caplog.messages) == 1
     assert caplog.messages[0].partition("% of ")[2] == said.partition("% of ")[2]
-    blocks._write(home.blocked("n0"), {BAD: blocks.Blocked(key=BAD, name="bad", since=0.0)})
+    with Journal(home.journal("n0")) as journal:
+        finish_round(journal, "n0", 0)
+    assert alarms(snapshot(config, home).nodes) == [said]
+    assert said in summarise(read_run(home)).notes, "so it is in summary.json, on the page and at a run's end"
+    assert blocks.block(home, ["n0"], BAD, 0.0)[1] == ["n0"]
     assert told(home, "n0") == {}
     home.phrases("n0").write_text("{")
     assert told(home, "n0") == {}, "a damaged file costs counts, and no node"
