@@ -24,7 +24,7 @@ SHARE, QUESTIONS = 0.1, 0.25
 """A phrase is taken up once it is in so much of the answers, and in answers to so many of the questions."""
 RARE, LESSONS = 0.02, 6.0
 """Who brings a phrase is counted while it is in fewer of the own answers; the author needs so many groups."""
-WINDOW, LEAST = 64, 32
+WINDOW, LEAST = 32, 16
 """Own questions of a data set that shares are taken over, and how many it takes; older ones fade."""
 FADES = 0.99
 """What is left of what was brought, after each round."""
