@@ -16,8 +16,8 @@ from sapo.peers.membership import day
 from sapo.store.journal.journal import Journal
 
 _KEY = re.compile("[0-9a-f]{64}")
-SHOWN = 12
-"""Digits of a key that are shown, and are enough for `sapo peer block`."""
+SHOWN, LISTED = 12, 8
+"""Digits of a key that are shown, and are enough for `sapo peer block`; authors that a message lists."""
 
 
 class Blocked(Record):
@@ -45,20 +45,20 @@ def read(path: Path) -> dict[str, Blocked]:
         raise UserError("blocked.json", str(path), "is damaged", remedy) from None
 
 
-def block(home: Home, nodes: Iterable[str], text: str, now: float) -> tuple[Blocked, list[str]]:
+def block(home: Home, nodes: Sequence[str], text: str, now: float) -> tuple[Blocked, list[str]]:
     """Have nodes leave out the author that `text` names; returns the author, and the nodes that do.
 
     No node leaves out itself. Raises `UserError` where `text` names no author, or several.
     """
     met = known(home, nodes)
     key = find(text, met)
-    author = Blocked(key=key, name=next(iter(sorted(met.get(key, ()))), ""), since=now)
+    author = Blocked(key=key, name=min(met.get(key, ()), default=""), since=now)
     others = [node for node in nodes if _key_of(home, node) != key]
     if not others:
         raise UserError("KEY", text, "is the node's own key", "name another author")
     for node in others:
-        found = read(home.blocked(node))
-        _write(home.blocked(node), {key: author} | found)
+        home.make_node(node)
+        _write(home.blocked(node), {key: author} | read(home.blocked(node)))
     return author, others
 
 
@@ -82,6 +82,8 @@ def known(home: Home, nodes: Iterable[str]) -> dict[str, set[str]]:
     """The authors that nodes have met, by key, with their names as far as these are known."""
     found: dict[str, set[str]] = {}
     for node in nodes:
+        if not home.journal(node).exists():
+            continue  # it has not begun
         with Journal.read_only(home.journal(node)) as journal:
             for row in journal.peers():
                 found.setdefault(row.key, set())
@@ -103,12 +105,13 @@ def find(text: str, authors: Mapping[str, Iterable[str]]) -> str:
     if len(keys) == 1:
         return keys[0]
     if keys:
-        shown = ", ".join(sorted(key[:SHOWN] for key in keys))
+        shown = ", ".join(sorted(key[:SHOWN] for key in keys)[:LISTED])
         raise UserError("KEY", text, f"may be {len(keys)} authors: {shown}", "give more of the key")
-    there = ", ".join(
-        sorted(f"{'/'.join(sorted(names)) or '?'} {key[:SHOWN]}" for key, names in authors.items())
+    there = sorted({name for names in authors.values() for name in names})[:LISTED]
+    remedy = (
+        f"give a key, the beginning of one that was met, or a name: {', '.join(there) or 'none is known'}"
     )
-    raise UserError("KEY", text, "is no author met here", f"give all 64 digits of a key, or one of: {there}")
+    raise UserError("KEY", text, "is no author met here", remedy)
 
 
 def told(home: Home, nodes: Sequence[str]) -> list[str]:

@@ -127,9 +127,7 @@ def stays(pool: Pool, floods: int, rounds: int) -> Counter[str]:
     return found
 
 
-def test_a_full_pool_gives_who_publishes_ten_times_as_much_no_more_places_and_keeps_the_newest_of_all() -> (
-    None
-):
+def test_in_a_full_pool_a_flood_has_no_more_places_than_others_have_and_each_keeps_its_newest() -> None:
     pool = Pool(config(max_groups=16, max_age_s=1000, max_peer_share=0.5))
     for round in range(5):
         for author, many in {"p0": 2, "p1": 2, "p2": 2, "flooder": 20}.items():
