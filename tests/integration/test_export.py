@@ -46,6 +46,8 @@ if __name__ == "__main__":
     assert not any(name.split(".")[0] == "sapo" for name in sys.modules)
     print(json.dumps(answers))
 """
+QUIET = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""vLLM in the process that asks: each of its own would load everything again."""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +75,7 @@ def answers(program: str, folder: Path, swarm: FinishedSwarm, *words: str) -> tu
         text=True,
         check=False,
         cwd=folder.parent,
-        env={**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"},
+        env={**os.environ, **QUIET},
     )
     assert asked.returncode == 0, asked.stderr
     return json.loads(asked.stdout.splitlines()[-1]), [answer for answer, _ in sweep.nodes["n0"].answers]

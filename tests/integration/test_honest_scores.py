@@ -75,11 +75,11 @@ def differing(rows: Sequence[dict[str, Any]], folder: Path, capfd: pytest.Captur
 def test_honest_answers_of_every_data_set_score_as_the_library_scores_them(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    rows = library_rows(seeds=2, texts=8)
-    assert len(rows) >= 1600
+    rows = library_rows(seeds=1, texts=8)
+    assert len(rows) >= 800
     assert differing(rows, tmp_path, capfd) == []
     counts = Counter(row["dataset"] for row in rows)
-    assert (len(counts), min(counts.values())) == (DATASETS, 16)
+    assert (len(counts), min(counts.values())) == (DATASETS, 8)
     assert {row["dataset"] for row in rows if isinstance(row["score"], str)} <= RAISING
     right = {row["dataset"] for row in rows if row["score"] == 1.0}
     assert counts.keys() - right <= {"boxnet", "rush_hour"}, "right answers are among them"

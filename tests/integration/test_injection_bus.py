@@ -133,10 +133,9 @@ def receive_and_verify(node: NodeRuntime) -> dict[str, tuple[Entry, Verdict]]:
     """The stages of a round up to the batch; by data set what came in and what was found of it."""
     node.generate()
     node.publish()
+    # seconds of own work, which looks at so many groups and their verification are paid from
+    node.parts.intake.quotas.earn(1000.0)
     node.consume_sample()
-    node.parts.intake.quotas.earn(
-        1000.0
-    )  # seconds of own work, which the verification of so many groups is paid from
     node.verify()
     draw = node._now.draw
     assert draw is not None

@@ -13,11 +13,12 @@ from sapo.core.config.home import Home
 pytestmark = [pytest.mark.services, pytest.mark.timeout(1800)]
 
 SHORTER = {
+    "SAPO_SWARM__NODES": "1",
     "SAPO_SWARM__ROUNDS": "1",
     "SAPO_EVAL__QUESTIONS": "8",
     "SAPO_EVAL__PROBE_QUESTIONS": "0",
     "SAPO_BATCH__LOCAL": "2",
-    "SAPO_BATCH__EXTERNAL": "2",
+    "SAPO_BATCH__EXTERNAL": "0",
     "SAPO_BATCH__COMPLETIONS": "4",
     "OMP_NUM_THREADS": "1",
 }

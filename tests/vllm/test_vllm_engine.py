@@ -95,9 +95,13 @@ def gpt2(characters: PreTrainedTokenizerFast) -> Iterator[VllmEngine]:
 
 
 @pytest.fixture(scope="module")
-def llama(characters: PreTrainedTokenizerFast) -> Iterator[VllmEngine]:
-    """Embedding and head are two."""
-    policy = random_policy("llama", characters, tie_word_embeddings=False)
+def llama(
+    characters: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmEngine]:
+    """Of a model under an adapter; embedding and head are two."""
+    folder = tmp_path_factory.mktemp("llama")
+    models.save(random_policy("llama", characters, tie_word_embeddings=False), folder)
+    policy = models.load_policy(str(folder), config=Config(lora=Lora(rank=4)), cache=folder)
     with closing(VllmEngine(policy, cache_gb=CACHE_GB)) as opened:
         yield opened
 
@@ -316,29 +320,25 @@ def test_after_an_update_both_engines_agree_again(family: str, request: pytest.F
     assert gap(policy, prompts, run(engine, prompts)) < 1e-4
 
 
-def test_a_lora_adapter_is_merged_and_the_live_weights_are_left_alone(
-    opens: Opens, characters: PreTrainedTokenizerFast, tmp_path: Path
+def test_an_adapter_is_merged_and_the_live_weights_are_left_alone(
+    llama: VllmEngine, characters: PreTrainedTokenizerFast
 ) -> None:
-    models.save(random_policy("llama", characters), tmp_path)
-    policy = models.load_policy(str(tmp_path), config=Config(lora=Lora(rank=4)), cache=tmp_path)
-    engine, prompts = opens(policy), [policy.encode_prompt("12 + 34 = ?")]
+    policy, prompts = llama.policy, [llama.policy.encode_prompt("12 + 34 = ?")]
     with torch.no_grad():
         for name, parameter in policy.model.named_parameters():
             if "lora_" in name:
                 parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(1))
     digest = models.weights_sha256(policy.model)
     untouched = [value.clone() for _, value in policy.model.named_parameters()]
-    before = run(engine, prompts)
-    assert gap(policy, prompts, before) > 1e-2
-    engine.update_weights()
-    assert gap(policy, prompts, run(engine, prompts)) < 1e-4
+    assert gap(policy, prompts, run(llama, prompts)) > 1e-2
+    llama.update_weights()
+    assert gap(policy, prompts, run(llama, prompts)) < 1e-4
     assert digest == models.weights_sha256(policy.model)
     assert all(
         torch.equal(a, b) for a, (_, b) in zip(untouched, policy.model.named_parameters(), strict=True)
     )
-    assert {name for name, _ in whole_weights(policy)} == {
-        name for name, _ in random_policy("llama", characters).model.named_parameters()
-    }
+    plain = random_policy("llama", characters, tie_word_embeddings=False).model
+    assert {name for name, _ in whole_weights(policy)} == {name for name, _ in plain.named_parameters()}
 
 
 # -- its process -------------------------------------------------------------------------------------------

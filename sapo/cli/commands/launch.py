@@ -141,8 +141,11 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
     with open_workers(config) as workers, tempfile.TemporaryDirectory(prefix="sapo-") as scratch:
         check_tasks(config, workers, view)
         drawn = draw_held_out(config, home, Home(Path(scratch)), workers, view)
-        for name in config.nodes:
-            prepare_model(name, config.for_node(name), workers, view)
+        checked: list[Config] = []
+        for own in map(config.for_node, config.nodes):
+            if own not in checked:
+                prepare_model(own, workers, view)
+                checked.append(own)
         home.prepare(config, Manifest.of(config))
         if exposed := home.exposed():
             view.note(exposed)
@@ -198,9 +201,9 @@ def prepare_history(config: Config, home: Home, view: "View") -> None:
         view.note(f"{error}; what is owed to it waits")
 
 
-def prepare_model(name: str, config: Config, workers: "TaskWorkers", view: "View") -> None:
-    """Make the model a node begins with, where it is made here; load it to see that it works, and say what
-    its peers will refuse."""
+def prepare_model(config: Config, workers: "TaskWorkers", view: "View") -> None:
+    """Make the model that nodes of a config begin with, where it is made here; load it to see that it works,
+    and say what peers will refuse."""
     from sapo.policy import initial, models
 
     cache, label = default_cache(), f"preparing the model {config.model}"
@@ -213,8 +216,8 @@ def prepare_model(name: str, config: Config, workers: "TaskWorkers", view: "View
     policy = models.load_policy(config.model, config=config, cache=cache, threads=config.threads)
     if config.batch.external and (marks := policy.refused_marks()):
         view.note(
-            f"{name}: the chat template of {config.model} writes {', '.join(marks)} into answers: peers of "
-            "its vocabulary refuse them (docs/admission.md, control tokens)"
+            f"the chat template of {config.model} writes {', '.join(marks)} into answers: peers of its "
+            "vocabulary refuse them (docs/admission.md, control tokens)"
         )
 
 
