@@ -20,9 +20,9 @@ from sapo.core.types import Batch
 
 WORDS = 4
 """Of the longest phrase."""
-SHARE, QUESTIONS = 0.1, 0.25
+SHARE, QUESTIONS = 0.05, 0.2
 """A phrase is taken up once it is in so much of the answers, and in answers to so many of the questions."""
-RARE, LESSONS = 0.02, 6.0
+RARE, LESSONS = 0.01, 12.0
 """Who brings a phrase is counted while it is in fewer of the own answers; the author needs so many groups."""
 WINDOW, LEAST = 32, 16
 """Own questions of a data set that shares are taken over, and how many it takes; older ones fade."""

@@ -162,7 +162,7 @@ def test_a_node_says_it_once_goes_on_after_a_restart_and_is_silent_once_the_auth
         for round in range(60):
             if round % 10 == 0:
                 node = TakenUp(home.phrases("n0"), "n0", OWN, "0" * 16)
-            share = 0.5 if round > 14 else 0.0
+            share = 0.5 if round > 24 else 0.0
             recipe = Recipe.make("sums", {}, seed=round)
             own = [
                 make_group("n0", texts=texts, recipe=recipe) for _, texts in answers(round, "all hail", share)
