@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from swarms import make_home, open_node, small_config
@@ -9,6 +10,7 @@ from swarms import make_home, open_node, small_config
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.config.manifest import Manifest
+from sapo.core.types import Batch, RoundResult
 
 BASE = ("swarm.rounds=100", "checkpoint.every_rounds=4", "starter.steps=120")
 SILO = ("swarm.nodes=1", "batch.external=0")
@@ -37,24 +39,36 @@ def run_legs(path: Path, legs: Sequence[Sequence[str]], base: Sequence[str] = ()
     for leg in legs:
         config = small_config([*BASE, *base, *leg])
         home.prepare(config, Manifest.of(config))
-        for name in config.nodes:
-            one_leg(config, home, name)
+        run_leg(config, home)
     return home
 
 
-def one_leg(config: Config, home: Home, name: str) -> None:
-    """A node's next round, and more until one shows what its settings are about."""
-    with open_node(config, home, name) as node:
+def run_leg(config: Config, home: Home) -> None:
+    """A round of each node, and more until each had one that shows what the settings are about.
+
+    They take turns, so that there is something new to learn from for as long as one of them looks for it.
+    """
+    with ExitStack() as stack:
+        nodes = {name: stack.enter_context(open_node(config, home, name)) for name in config.nodes}
+        missing = set(nodes)
         for _ in range(MOST):
-            result = node.run_round()
-            assert node.drain(60)
-            foreign = any(group.source == "external" for group in node.journal.batch(result.round).groups)
-            alarmed = "min_entropy" in (result.skipped or "")
-            if (foreign or config.learn.foreign in ("positive", "as_if_own")) and (
-                alarmed or not config.guard.min_entropy
-            ):
+            for name, node in nodes.items():
+                result = node.run_round()
+                assert node.drain(60)
+                if to_the_point(config, node.journal.batch(result.round), result):
+                    missing.discard(name)
+            if not missing:
                 return
-    raise AssertionError(f"{name}: {MOST} rounds, and none to the point")
+    raise AssertionError(f"{sorted(missing)}: {MOST} rounds, and none to the point")
+
+
+def to_the_point(config: Config, batch: Batch, result: RoundResult) -> bool:
+    """Whether a round shows what a leg's settings are about."""
+    foreign = any(group.source == "external" for group in batch.groups)
+    alarmed = "min_entropy" in (result.skipped or "")
+    return (foreign or config.learn.foreign in ("positive", "as_if_own")) and (
+        alarmed or not config.guard.min_entropy
+    )
 
 
 def twin(home: Home, path: Path) -> Home:

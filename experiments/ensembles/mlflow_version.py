@@ -48,28 +48,23 @@ def log_ensemble(
         terms = f"name = '{tracker.model_name}' AND tag.`{DIGEST}` = '{digest}'"
         known = client.search_model_versions(terms, max_results=1)
         version = (
-            known[0] if known else _create(client, run, directory, tracker.model_name, {**tags, **identity})
+            known[0].version
+            if known
+            else _create(client, run, directory, tracker.model_name, {**tags, **identity})
         )
     tracker.end("FINISHED", at)
-    return f"models:/{tracker.model_name}/{version.version}"
+    return f"models:/{tracker.model_name}/{version}"
 
 
-def _create(client: Any, run: str, directory: Path, name: str, tags: Mapping[str, str]) -> Any:
+def _create(client: Any, run: str, directory: Path, name: str, tags: Mapping[str, str]) -> int:
     """Store the model's files and register them as the next version."""
     experiment = client.get_run(run).info.experiment_id
     logged = client.create_logged_model(experiment, name=NAME, source_run_id=run, tags=dict(tags))
     with model_registry.stored(client, logged) as place:
         _save(directory, place, logged)
     client.finalize_logged_model(logged.model_id, "READY")
-    try:
-        swarm = name.rpartition(".")[0]
-        client.create_registered_model(name, tags={"sapo.swarm": swarm}, description=ABOUT)
-    except model_registry.load_mlflow().MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    return client.create_model_version(
-        name, source=logged.artifact_location, run_id=run, tags=dict(tags), model_id=logged.model_id
-    )
+    model_registry.create_model(client, name, {"sapo.swarm": name.rpartition(".")[0]}, ABOUT)
+    return model_registry.create_version(client, name, logged, run, tags)
 
 
 def _save(directory: Path, place: Path, logged: Any) -> None:

@@ -1,10 +1,13 @@
-"""Files that a reader or a crash sees whole or not at all, and that survive a power failure."""
+"""Files and folders that a reader or a crash sees whole or not at all; files survive a power failure, too."""
 
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from sapo.core.errors import UserError
 
 
 @contextmanager
@@ -71,3 +74,21 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Replace a file's text; `mode` is as in `whole_file`."""
     with whole_file(path, mode=mode) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def refuse_filled(target: Path) -> None:
+    """Raise `UserError` for a target of `--to` that is no folder, or one that holds something."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        problem = "is not empty" if target.is_dir() else "is a file"
+        raise UserError("--to", str(target), problem, "name a new folder, or an empty one")
+
+
+@contextmanager
+def whole_folder(target: Path) -> Iterator[Path]:
+    """A folder to be filled, which takes `target`'s place when the block has ended; nothing if it raises."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".sapo-export-", dir=target.parent) as scratch:
+        folder = Path(scratch) / "model"
+        folder.mkdir()
+        yield folder
+        folder.rename(target)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sapo.core.atomic_file import refuse_filled, whole_folder
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
@@ -56,24 +57,13 @@ def export_model(
         made = Exported(int(found.tags[ROUND]), found)
     else:
         made = Exported(round, None)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".sapo-export-", dir=target.parent) as scratch:
-        folder = Path(scratch) / "model"
-        folder.mkdir()
+    with whole_folder(target) as folder:
         with _model(home, node, config, made, adapter) as source:
             for path in source.iterdir():
                 shutil.copyfile(path, folder / path.name)
         card = folder / release.CARD
         card.write_text(card.read_text(encoding="utf-8") + _what_came(home, node, made), encoding="utf-8")
-        folder.rename(target)
     return made
-
-
-def refuse_filled(target: Path) -> None:
-    """Raise `UserError` for a target that is no folder, or one that holds something."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        problem = "is not empty" if target.is_dir() else "is a file"
-        raise UserError("--to", str(target), problem, "name a new folder, or an empty one")
 
 
 def _find(home: Home, node: str, config: Config, which: str) -> Version:

@@ -1,4 +1,5 @@
-"""What if: a node's recorded batches, trained on again under other settings, as an MLflow run of its own.
+"""What if: a node's recorded batches, trained on again under other settings or without some authors' groups,
+as an MLflow run of its own.
 
 Nothing is generated but the answers to the held-out questions at the end, and nothing of the node is touched:
 neither its folder, nor its history, nor its own run. Alarms leave their step out here; that the node paused
@@ -8,15 +9,18 @@ or rolled back in the recorded run is not repeated, because other weights set of
 import json
 import re
 import secrets
+import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sapo.core.atomic_file import whole_folder
 from sapo.core.config.home import Home
 from sapo.core.config.load import Config
 from sapo.core.figures import FULL, PROBE, SCORES, NodeExam, Score
@@ -24,7 +28,7 @@ from sapo.core.types import RoundResult
 from sapo.core.user_cache import default_cache
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.learn.update import StepResult
-from sapo.policy import models
+from sapo.policy import checkpoint, models, release
 from sapo.policy.evaluate import Evaluation, Progress, ask, held_out_set
 from sapo.policy.kept_files import KeptFiles
 from sapo.provenance.reexecute import Repeater
@@ -38,7 +42,7 @@ from sapo.store.tracking.tracker import Tracker, params_of, tags_of
 from sapo.store.tracking.uri import own_artifacts, tracking_uri
 from sapo.tasks.workers import open_workers
 
-TAG = "sapo.replay"
+TAG, WITHOUT = "sapo.replay", "without"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +50,26 @@ class WhatIf:
     """What became of a node's recorded rounds under other settings.
 
     `changes` has the changed settings with their values as text, `unchanged` those that say what was so
-    anyway. `left_out` counts the rounds without a step by reason. `rollbacks` are those of the recorded run,
-    which were not repeated. `figures` are those of the new model on the held-out questions, `own` the node's
-    and `start` those of the policy it began with, where they were evaluated. `own_weights_sha256` is empty
-    where the last round has no digest recorded. `notes` say what was passed over on the way.
+    anyway, `without` the names of authors by key, of whom `groups_left_out` groups were. `left_out` counts
+    the rounds without a step by reason. `rollbacks` are those of the recorded run, which were not repeated.
+    `figures` are those of the new model on the held-out questions, `own` the node's and `start` those of the
+    policy it began with, where they were evaluated. `own_weights_sha256` is empty where the last round has no
+    digest recorded. `folder` is where the model lies as a folder, too. `notes` say what was passed over on
+    the way.
     """
 
     node: str
     incarnation: str
     changes: dict[str, str]
     unchanged: tuple[str, ...]
+    without: dict[str, str]
+    groups_left_out: int
     run_id: str
     run_name: str
     uri: str
     experiment: str
     model: str
+    folder: str | None
     first: int
     last: int
     rounds: int
@@ -88,6 +97,9 @@ class WhatIf:
     def _course(self) -> Iterator[str]:
         rounds = f"{self.rounds} recorded rounds ({self.first} to {self.last})"
         yield f"{self.run_name}: {rounds} in {self.seconds:.1f} s"
+        if self.without:
+            names = ", ".join(f"{name} ({key[:16]})" for key, name in self.without.items())
+            yield f"groups left out: {self.groups_left_out} of {names}"
         yield from self.notes
         if self.unchanged:
             yield f"as it was recorded anyway: {', '.join(self.unchanged)}"
@@ -120,7 +132,9 @@ class WhatIf:
 
     def _place(self) -> Iterator[str]:
         yield f"MLflow: run {self.run_id} of experiment {self.experiment} at {self.uri}"
-        yield f"model: runs:/{self.run_id}/model"
+        yield f"model: {self.model if self.without else f'runs:/{self.run_id}/model'}"
+        if self.folder is not None:
+            yield f"folder: {self.folder}"
 
 
 def _figure(score: Score, name: str) -> float | None:
@@ -136,6 +150,8 @@ class _Course:
     steps: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     rollbacks: int = 0
+    groups: int = 0
+    averaged: int = 0
     chain: str | None = None
     own_weights_sha256: str = ""
     seconds: float = 0.0
@@ -151,6 +167,7 @@ class _Course:
     def note(self, recorded: RecordedRound, step: StepResult) -> None:
         self.rounds += 1
         self.rollbacks += recorded.rolled_back_to is not None
+        self.averaged += recorded.gossip is not None and recorded.gossip.file is not None
         self.chain, self.own_weights_sha256 = recorded.chain, recorded.weights_sha256
         if step.skipped is None:
             self.steps += 1
@@ -169,21 +186,25 @@ class _Course:
 def retrain(
     home: Home,
     node: str,
-    sets: Sequence[str],
+    sets: Sequence[str] = (),
     *,
+    without: Sequence[str] = (),
     first: int | None = None,
     last: int | None = None,
+    folder: Path | None = None,
     progress: Progress | None = None,
     cache: Path | None = None,
 ) -> WhatIf:
-    """Train on a node's recorded rounds `first` to `last` again, with `key=value` settings laid over theirs.
+    """Train on a node's recorded rounds `first` to `last` again, with `key=value` settings laid over theirs,
+    and as if no group of the authors `without` had been taken.
 
     Rounds between the checkpoint that is loaded and `first` are repeated as they were. The run appears in the
-    swarm's experiment when the work is done. Raises `UserError` for settings that shape no update, clash with
-    the recorded ones or need what is not in the history; `Unavailable` when MLflow or the history is away;
-    `Damaged` for a round that is not what was written.
+    swarm's experiment, and the model in `folder`, when the work is done. Raises `UserError` for settings that
+    shape no update, clash with the recorded ones or need what is not in the history, and for authors that
+    taught nothing; `Unavailable` when MLflow or the history is away; `Damaged` for a round that is not what
+    was written.
     """
-    changes = Changes(home.load_config().for_node(node), node, sets)
+    changes = Changes(home.load_config().for_node(node), node, sets, without)
     with opened(home, node, first=first, last=last, cache=cache) as replay:
         settled = changes.settle(_recorded(home, replay))
         _own_run(replay).found()  # MLflow away is better known before the work than after it
@@ -191,21 +212,25 @@ def retrain(
         evaluation = _ask(home, replay, settled.config, progress)
         course.result(replay.last + 1, _series(evaluation, settled.config))
         digest = models.weights_sha256(replay.policy.model)
-        with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as folder:
-            models.save(replay.policy, Path(folder))
+        with tempfile.TemporaryDirectory(prefix="sapo-what-if-") as scratch:
+            models.save(replay.policy, Path(scratch))
+            own, start = _evaluated(home, replay, settled.config, progress)
             whole = partial(models.export, config=settled.config, cache=cache or default_cache())
-            tracker, run_id, model = _log(replay, settled, course, digest, Path(folder), whole)
-    own, start = _evaluated(home, node, settled.config.model)
+            tracker, run_id, model = _log(replay, settled, course, digest, Path(scratch), whole, folder)
+        notes = [*replay.notes, *_still_there(replay, settled, course)]
     return WhatIf(
         node=node,
         incarnation=replay.incarnation,
         changes=settled.values,
         unchanged=settled.unchanged,
+        without=settled.without,
+        groups_left_out=course.groups,
         run_id=run_id,
         run_name=tracker.run_name,
         uri=tracker.uri,
         experiment=tracker.swarm,
         model=model,
+        folder=None if folder is None else str(folder),
         first=replay.first,
         last=replay.last,
         rounds=course.rounds,
@@ -218,7 +243,7 @@ def retrain(
         own=own,
         start=start,
         seconds=course.seconds,
-        notes=tuple(replay.notes),
+        notes=tuple(notes),
     )
 
 
@@ -235,11 +260,12 @@ def _log(
     weights_sha256: str,
     model: Path,
     whole: Callable[[Path, Path], object],
+    folder: Path | None,
 ) -> tuple[Tracker, str, str]:
     """Make the what-if's run, below the node's own if there is one; returns its id and its model's address.
 
     Its tags are none that a node's own run is found by. `model` is what `models.save` wrote, `whole` as
-    `model_registry.model_directory` wants it.
+    `model_registry.model_directory` wants it. The model is put in `folder`, too.
     """
     own = _own_run(replay)  # looked for again: a server may have ended with its swarm
     above = own.found()
@@ -248,7 +274,7 @@ def _log(
         f"{TAG}.incarnation": replay.incarnation,
         f"{TAG}.changes": settled.label,
         f"{TAG}.rounds": f"{replay.first}-{replay.last}",
-    }
+    } | ({f"{TAG}.{WITHOUT}": " ".join(settled.without)} if settled.without else {})
     parent = {} if above is None else {f"{TAG}.of": above, "mlflow.parentRunId": above}
     tracker = Tracker(
         own.uri,
@@ -263,8 +289,15 @@ def _log(
     )
     run_id = tracker.start()
     tracker.log_rounds(course.results)
-    with model_registry.model_directory(model, whole) as directory:
-        address = tracker.keep(directory, course.results[-1].round, tags=about)
+    filled: AbstractContextManager[Path | None] = nullcontext() if folder is None else whole_folder(folder)
+    with model_registry.model_directory(model, whole) as directory, filled as target:
+        if target is not None:
+            shutil.copytree(directory, target, dirs_exist_ok=True)
+            facts = "".join(f"- {name}: {value}\n" for name, value in about.items())
+            with (target / release.CARD).open("a", encoding="utf-8") as card:
+                card.write(f"\n## Lineage\n\n{facts}")
+        registered = WITHOUT if settled.without else None
+        address = tracker.keep(directory, course.results[-1].round, tags=about, registered=registered)
     tracker.end()
     return tracker, run_id, address
 
@@ -302,8 +335,10 @@ def _repeat(replay: Replay, changes: Changes, progress: Progress | None) -> _Cou
             tell("rounds before", round - replay.start.round + 1, replay.first - replay.start.round)
             continue
         before = time.monotonic()
-        step = changed.repeat(changes.batch(batch), recorded, recorded.environment, rollbacks=False)
+        learned = changes.batch(batch)
+        step = changed.repeat(learned, recorded, recorded.environment, rollbacks=False)
         course.note(recorded, step)
+        course.groups += len(batch.groups) - len(learned.groups)
         took = {"time/update": time.monotonic() - before}
         course.result(round, step.metrics | reward_metrics(batch.groups) | source_metrics(batch) | took)
         tell("rounds", round - replay.first + 1, replay.last - replay.first + 1)
@@ -325,6 +360,47 @@ def _series(evaluation: Evaluation, config: Config) -> dict[str, float]:
     return series
 
 
-def _evaluated(home: Home, node: str, model: str) -> tuple[NodeExam | None, Score | None]:
-    found = home.load_evaluation()
-    return (None, None) if found is None else (found.nodes.get(node), found.start(node, model))
+def _evaluated(
+    home: Home, replay: Replay, config: Config, progress: Progress | None
+) -> tuple[NodeExam | None, Score | None]:
+    """Figures of the node and of its start from the swarm's evaluation.
+
+    Where that knows the node only after other rounds, its newest checkpoint is asked, and takes the policy.
+    """
+    found, count = home.load_evaluation(), replay.last + 1
+    own = None if found is None else found.nodes.get(replay.node)
+    start = None if found is None else found.start(replay.node, config.model)
+    if own is None or own.round != count:
+        checkpoints = home.checkpoints(replay.node)
+        kept = checkpoint.load_latest(checkpoints, incarnation=replay.incarnation, at_most=count)
+        if kept is not None and (own is None or own.round is None or not kept.round <= own.round <= count):
+            models.load_weights(replay.policy, kept.path)
+            asked = _ask(home, replay, replay.config, progress).summary()
+            own = NodeExam(**dict(asked), round=kept.round)
+    return own, start
+
+
+def _still_there(replay: Replay, settled: Settled, course: _Course) -> Iterator[str]:
+    """What of the authors that are left out these weights have still learned from."""
+    if not settled.without:
+        return
+    node, names = replay.node, " and ".join(settled.without.values())
+    sql = (
+        "SELECT min(round) AS first FROM training WHERE node = ? AND incarnation = ? AND source = 'external' "
+        "AND list_contains(?, producer_key)"
+    )
+    values = [node, replay.incarnation, list(settled.without)]
+    first = query(open_store(replay.home.load_config(), replay.home), sql, values).to_pylist()[0]["first"]
+    if first < replay.first:
+        yield f"{names} taught {node} from round {first} on: round {replay.first} begins with what that left"
+    cut = replay.recording.cut()
+    if cut:
+        yield f"the record begins with round {cut}: what was learned before it stays"
+    if course.averaged:
+        yield f"averaged as recorded with weights of others, whoever taught these: {course.averaged} times"
+    wrote = f"what {node} and others wrote after learning from {names}, from round {first} on"
+    yield f"{wrote}, is in the record still"
+    rounds = map(checkpoint.round_of, checkpoint.paths(replay.home.checkpoints(node)))
+    clean = max((round for round in rounds if round <= first), default=None)
+    if clean is not None and not cut:
+        yield f"before that is checkpoint {clean}: sapo export {node} --round {clean} --to DIR"

@@ -1,11 +1,12 @@
-"""What a what-if changes: settings laid over each round's recorded ones, and the batches that makes of them.
+"""What a what-if changes: settings laid over each round's recorded ones, authors whose groups are left out,
+and the batches that makes of them.
 
 Only `learn.*` and `guard.*` shape an update; what was decided before it is in the recorded batches. Pure:
 nothing is read or written here.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,29 +44,33 @@ class Recorded:
 class Settled:
     """Changes that fit all rounds: `config` is the node's with them, as it is at the last of the rounds.
 
-    `values` has every changed key with its value as text, `unchanged` the keys that say what was so anyway.
+    `values` has every changed key with its value as text, `unchanged` the keys that say what was so anyway,
+    `without` the names of the authors that are left out by their public keys.
     """
 
     config: Config
     values: dict[str, str]
     unchanged: tuple[str, ...]
+    without: dict[str, str]
 
     @property
     def label(self) -> str:
         """The changes as a person would type them."""
-        return " ".join(f"{key}={value}" for key, value in self.values.items())
+        sets = [f"{key}={value}" for key, value in self.values.items()]
+        return " ".join([*sets, *(f"without {name}" for name in self.without.values())])
 
 
 class Changes:
-    """The `key=value` settings of a what-if; `config` is the node's own.
+    """The `key=value` settings of a what-if, and the authors it is `without`; `config` is the node's own.
 
     Raises `UserError` for a key that does not shape the updates of this node, or a value it never has.
     """
 
-    def __init__(self, config: Config, node: str, sets: Sequence[str]) -> None:
-        if not sets:
+    def __init__(self, config: Config, node: str, sets: Sequence[str], without: Sequence[str] = ()) -> None:
+        if not sets and not without:
             raise UserError("--set", None, "nothing is to be changed", "name a setting, like learn.lr=1e-5")
         self._config = config
+        self._without, self._left_out = without, frozenset[str]()
         self._over: dict[str, Any] = {}
         self._keys: dict[str, None] = {}
         self._made: dict[tuple[str, str], Config] = {}
@@ -96,15 +101,17 @@ class Changes:
         return self._made[learn, guard]
 
     def settle(self, recorded: Sequence[Recorded]) -> Settled:
-        """Lay the changes over everything that was recorded, in the order of rounds.
+        """Lay the changes over everything that was recorded, in the order of rounds: `batch` needs it.
 
         Raises `UserError` where a change gives no valid settings for some round, or asks for what is not in
         the history.
         """
         if not recorded:
             remedy = "choose others with --from and --to"
-            raise UserError("--set", " ".join(self._keys), "no batch of these rounds has any group", remedy)
+            raise UserError("--from", None, "no batch of these rounds has any group", remedy)
         self._check_trusted(recorded)
+        without = authors_named(self._without, {author for part in recorded for author in part.authors})
+        self._left_out = frozenset(without)
         changed: set[str] = set()
         for part in recorded:
             config = self.over(part.learn, part.guard)
@@ -117,7 +124,7 @@ class Changes:
                     changed.add(key)
         last = self.over(recorded[-1].learn, recorded[-1].guard)
         texts = {key: _text(_value(last, key)) for key in self._keys}
-        return Settled(last, texts, tuple(key for key in self._keys if key not in changed))
+        return Settled(last, texts, tuple(key for key in self._keys if key not in changed), without)
 
     def _check_trusted(self, recorded: Sequence[Recorded]) -> None:
         """Refuse to trust only those who taught the node nothing: that would change nothing."""
@@ -130,14 +137,34 @@ class Changes:
             raise UserError("learn.trusted_peers", trusted, problem, remedy)
 
     def batch(self, recorded: Batch) -> Batch:
-        """The recorded batch as it would have been under the changed settings."""
+        """The recorded batch under the changed settings, without the groups of those left out."""
         config = self.over(recorded.learn, recorded.guard)
         before = LearnConfig.model_validate(json.loads(recorded.learn))
-        groups = recorded.groups
+        groups = tuple(one for one in recorded.groups if one.producer_key not in self._left_out)
         if any(getattr(before, name) != getattr(config.learn, name) for name in IN_ADVANTAGES):
             groups = tuple(with_advantages(group, config.learn) for group in groups)
         settings = {name: canonical(getattr(config, name).model_dump(mode="json")) for name in SECTIONS}
         return recorded.model_copy(update={**settings, "groups": groups})
+
+
+def authors_named(wanted: Sequence[str], authors: Collection[tuple[str, str]]) -> dict[str, str]:
+    """Names of the authors that are meant, by public key; each is `wanted` by key, a beginning of that, or
+    name.
+
+    `authors` are names with keys. Raises `UserError` where one is not among them, or several are meant.
+    """
+    found: dict[str, str] = {}
+    for text in wanted:
+        begun = {key for _, key in authors if text and key.startswith(text.lower())}
+        keys = begun if text.lower() in begun else begun | {key for name, key in authors if name == text}
+        if len(keys) != 1:
+            problem = f"means {len(keys)} authors" if keys else "taught the node nothing in these rounds"
+            those = sorted((name, key) for name, key in authors if key in keys or not keys)
+            there = ", ".join(f"{name} ({key if keys else key[:16]})" for name, key in those)
+            said = f"name one by its key: {there}" if keys else f"those who did are {there}"
+            raise UserError("--without", text, problem, said if there else "nobody did: choose other rounds")
+        found |= {key: name for name, key in sorted(authors) if key in keys}
+    return found
 
 
 def _path(key: str, text: str, config: Config, node: str) -> list[str]:

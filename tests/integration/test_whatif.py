@@ -12,17 +12,22 @@ from mlflow import MlflowClient
 from swarms import open_node, small_config
 from tampering import rewrite, rows_of
 
+from sapo import cli
 from sapo.core.config.home import Home
 from sapo.core.config.manifest import Manifest
 from sapo.core.config.schema import LearnConfig
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
+from sapo.core.user_cache import default_cache
 from sapo.ops.judge import evaluate_swarm
+from sapo.policy import models
+from sapo.provenance.replay import opened
 from sapo.provenance.whatif import WhatIf, retrain
 from sapo.provenance.whatif_settings import with_advantages
 from sapo.store.history.query import Damaged
 from sapo.store.history.rounds import RecordedRound
 from sapo.store.history.tables import Store
+from sapo.store.tracking.model_registry import LATEST, find
 from sapo.store.tracking.sinks import TrackSink
 from sapo.store.tracking.tracker import Tracker
 
@@ -41,8 +46,8 @@ BASE = (
 )
 PHASES = (
     (),
-    ("learn.advantage=mean_std",),
-    ("learn.truncated=zero_reward", "generate.max_new_tokens=3"),
+    ("learn.advantage=mean_std", "learn.foreign_credit=useful"),
+    ("learn.truncated=zero_reward", "generate.max_new_tokens=3", "learn.foreign_credit=floor"),
     (
         "learn.advantage=mean_std",
         "learn.std_floor=0.4",
@@ -70,6 +75,11 @@ class Recording:
 
     def what_if(self, *sets: str, **more: Any) -> WhatIf:
         return retrain(self.home, "n0", sets, **more)
+
+    def authors(self) -> dict[str, str]:
+        """Names by key of those who taught n0."""
+        groups = [group for found in self.rounds for group in found.batch.groups]
+        return {one.producer_key: one.producer for one in groups if one.source == "external"}
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +187,62 @@ def test_steps_that_would_break_the_model_are_left_out_and_counted(recording: Re
     made = recording.what_if("learn.lr=1e300")
     steps = sum(found.skipped is None for found in recording.rounds)
     assert (made.steps, made.left_out["weights beyond 1e+06"]) == (0, steps)
+
+
+@pytest.mark.parametrize("first", [None, LAST - EACH])
+def test_without_an_author_the_weights_are_those_of_batches_without_its_groups(
+    recording: Recording, tmp_path: Path, first: int | None
+) -> None:
+    (key,) = recording.authors()
+    folder = tmp_path / "new" / "clean"
+    made = recording.what_if(without=[key[:8]], first=first, folder=folder)
+    credits, left_out = set(), 0
+    with opened(recording.home, "n0") as replay:
+        for found in replay.rounds():
+            learned = found.batch
+            if found.round >= (first or 0):
+                own = tuple(group for group in learned.groups if group.source == "local")
+                learned = learned.model_copy(update={"groups": own})
+                if len(own) < len(found.batch.groups):
+                    left_out += len(found.batch.groups) - len(own)
+                    credits.add(json.loads(learned.learn).get("foreign_credit", "all"))
+            replay.repeater.repeat(learned, found, found.environment)
+            if not left_out:
+                assert models.weights_sha256(replay.policy.model) == found.weights_sha256
+        assert models.weights_sha256(replay.policy.model) == made.weights_sha256 != made.own_weights_sha256
+        written = models.load_policy(str(folder), config=replay.config, cache=default_cache())
+        assert models.weights_sha256(written.model) == made.weights_sha256
+    assert credits == ({"all", "useful", "floor"} if first is None else {"all", "floor"})
+    assert (made.without, made.groups_left_out) == ({key: "n1"}, left_out)
+    assert made.own is not None
+    assert made.own.round == LAST + 1
+    lines = "\n".join(made.lines())
+    assert f"groups left out: {left_out} of n1 ({key[:16]})" in lines
+    assert "what n0 and others wrote after learning from n1, from round" in lines
+    version = find(recording.uri, "test.n0.without", LATEST)
+    assert made.model == f"models:/test.n0.without/{version.number}"
+    assert version.tags["sapo.replay.without"] == key
+
+
+def test_an_author_who_taught_nothing_is_refused_and_those_who_did_are_named(
+    recording: Recording, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["--home", str(recording.home.root), "--to", str(tmp_path / "clean")]
+    assert cli.invoke(["replay", "n0", "--without", "mallory", *place]) == 2
+    (key,) = recording.authors()
+    line = f"taught the node nothing in these rounds; those who did are n1 ({key[:16]})\n"
+    assert capsys.readouterr().err.endswith(line)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_nobody_evaluated_the_node_its_newest_checkpoint_is_asked(
+    recording: Recording, tmp_path: Path
+) -> None:
+    home = Home(tmp_path / "home")
+    shutil.copytree(recording.home.root, home.root)
+    home.evaluation.unlink()
+    made = retrain(home, "n0", without=["n1"])
+    known = recording.home.load_evaluation()
+    assert made.own is not None
+    assert known is not None
+    assert (made.own.round, made.own.pass_at_1) == (LAST + 1, known.nodes["n0"].pass_at_1)

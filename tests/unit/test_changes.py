@@ -1,6 +1,7 @@
 """Settings laid over recorded ones: which may be changed, what that makes of a batch, why others may not."""
 
 import json
+import re
 
 import pytest
 from history_samples import batch
@@ -10,7 +11,7 @@ from sapo.core.config.schema import LearnConfig
 from sapo.core.errors import UserError
 from sapo.core.types import canonical
 from sapo.learn.advantage import group_advantages
-from sapo.provenance.whatif_settings import Changes, Recorded, with_advantages
+from sapo.provenance.whatif_settings import Changes, Recorded, authors_named, with_advantages
 
 LEARN = canonical(LearnConfig(lr=1e-4).model_dump(mode="json"))
 PEER = ("n1", "ab" * 32)
@@ -113,3 +114,30 @@ def test_a_changed_batch_says_under_which_settings_it_is_trained() -> None:
     assert json.loads(made.learn) == json.loads(LEARN) | {"loss": "grpo"}
     assert json.loads(made.guard)["max_truncated"] == 0.5
     assert made.model_copy(update={"learn": one.learn, "guard": one.guard}) == one
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("n1", {"ab" * 32: "n1"}),
+        ("ABAB", {"ab" * 32: "n1"}),
+        ("cd" * 32, {"cd" * 32: "n2"}),  # another's name does not keep its owner from being meant
+        ("cd", "means 2 authors; name one by its key: cd (01"),
+        ("n2", "means 2 authors; name one by its key: n2 (cd"),
+        ("n9", "taught the node nothing in these rounds; those who did are cd"),
+        ("", "taught the node nothing in these rounds"),
+    ],
+)
+def test_an_author_is_meant_by_key_beginning_of_it_or_name(wanted: str, found: dict[str, str] | str) -> None:
+    authors = [
+        ("n1", "ab" * 32),
+        ("n2", "cd" * 32),
+        ("n2", "ef" * 32),
+        ("cd", "01" * 32),
+        ("cd" * 31, "23" * 32),
+    ]
+    if isinstance(found, dict):
+        assert authors_named([wanted], authors) == found
+    else:
+        with pytest.raises(UserError, match=re.escape(found)):
+            authors_named([wanted], authors)

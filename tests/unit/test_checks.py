@@ -61,6 +61,8 @@ WRONG: Sequence[tuple[Sequence[str], str]] = (
     (("replay", "n9"), "NODE = 'n9': the swarm has n0, n1, n2, n3"),
     (("replay", "n0", "--from", "50", "--to", "10"), "--from = 50: is after --to 10"),
     (("replay", "n0", "--to", "3"), "--to = 3: n0 has made 3 rounds; name a round from 0 to 2"),
+    (("replay", "n0", "--to", "folder"), "--to = 'folder': is no round; name a round; a folder goes with"),
+    (("replay", "n0", "--without", "n1", "--to", "run"), "--to = 'run': is not empty; name a new folder"),
     (("replay", "n0", "--set", "learn.loss=ppo"), "learn.loss = 'ppo'"),
     (("replay", "n9", "--set", "learn.lr=1e-5"), "NODE = 'n9'"),
     (("evaluate", "--node", "n7"), "--node = 'n7': the swarm has n0, n1, n2, n3"),

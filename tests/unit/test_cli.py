@@ -89,6 +89,7 @@ def empty_batch(incarnation: str):  # type: ignore[no-untyped-def]
         ["rollouts"],
         ["replay", "n0"],
         ["replay", "n0", "--check", "--set", "learn.lr=1"],
+        ["replay", "n0", "--check", "--without", "n1"],
         ["lineage", "n0"],
         ["maintain"],
         ["verify", "--dataset", "gcd"],

@@ -43,9 +43,12 @@ def export(
     found = find_home(home)
     found.choose_nodes(found.load_config(), [node])
 
+    from sapo.core.atomic_file import refuse_filled
+
+    refuse_filled(to)
+
     from sapo.ops import model_export
 
-    model_export.refuse_filled(to)
     if push is not None:
         model_export.check_push(push)
     made = model_export.export_model(found, node, to, round=round, version=version, adapter=adapter)

@@ -1,6 +1,7 @@
 """`sapo replay`: a node's rounds made again from the history, compared or changed."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,12 +21,17 @@ def replay(
         int | None,
         typer.Option("--from", min=0, metavar="R", help="The first round; by default the oldest possible."),
     ] = None,
-    last: Annotated[
-        int | None,
-        typer.Option("--to", min=0, metavar="R", help="The last round; by default the last delivered."),
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="R|DIR",
+            help="The last round; by default the last delivered. Or a new folder for the model of a changed "
+            "replay.",
+        ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare every round with its record; so it is without --set.")
+        bool, typer.Option("--check", help="Compare every round with its record; so it is by default.")
     ] = False,
     sets: Annotated[
         list[str] | None,
@@ -35,29 +41,46 @@ def replay(
             help="Train on the rounds with another setting, e.g. learn.loss=cispo.",
         ),
     ] = None,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without",
+            metavar="KEY",
+            help="Train on the rounds as if no group of this author had been taken: its key, a beginning of "
+            "that, or its name.",
+        ),
+    ] = None,
     home: HomeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a node's updates again from the history alone, and compare them bit for bit with the record.
 
     The first round that differs is named, and the exit code is then 1. Nothing is written, and a node that
-    runs is not disturbed. With --set nothing is compared: the recorded batches are trained on under other
-    settings, as an MLflow run of its own.
+    runs is not disturbed. With --set and --without nothing is compared: the recorded batches are trained on
+    under other settings, or without an author's groups, as an MLflow run of its own.
     """
     from sapo.cli.commands import checks
+    from sapo.core.atomic_file import refuse_filled
     from sapo.core.errors import UserError
     from sapo.provenance.whatif_settings import Changes
 
-    if check and sets:
-        raise UserError("--set", sets[0], "there is then nothing to compare with", "leave out --check")
+    changed = [("--set", one) for one in sets or []] + [("--without", one) for one in without or []]
+    if check and changed:
+        raise UserError(*changed[0], "there is then nothing to compare with", "leave out --check")
+    last = int(to) if to is not None and to.isdecimal() else None
+    folder = Path(to) if to is not None and last is None else None
+    if folder is not None and not changed:
+        raise UserError("--to", to, "is no round", "name a round; a folder goes with --without or --set")
     # checked before models are imported, which takes seconds
     found = find_home(home)
     config = found.load_config()
     found.check_node(config, node, "NODE")
     checks.refuse_member(config, "it learns nothing, so there is nothing to repeat: name a node's home")
     checks.check_rounds(found, node, first, last)
-    if sets:
-        Changes(config.for_node(node), node, sets)
+    if folder is not None:
+        refuse_filled(folder)
+    if changed:
+        Changes(config.for_node(node), node, sets or [], without or [])
     for note in without_effect(found, node, sets or []):
         warn(note)
 
@@ -67,12 +90,21 @@ def replay(
 
     with open_view(config.swarm.name, Console(stderr=True)) as view:
         view.step(LOADING, 0, 1)
-        if sets:
+        if changed:
             from sapo.provenance.whatif import retrain
 
             view.step(READING, 0, 1)
-            changed = retrain(found, node, sets, first=first, last=last, progress=view.step)
-            body, lines = changed.to_json(), changed.lines()
+            made = retrain(
+                found,
+                node,
+                sets or [],
+                without=without or [],
+                first=first,
+                last=last,
+                folder=folder,
+                progress=view.step,
+            )
+            body, lines = made.to_json(), made.lines()
         else:
             checked = prove(found, node, first, last, view.step, as_json=as_json)
             body, lines = checked.to_json(), said(checked)

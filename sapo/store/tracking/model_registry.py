@@ -168,6 +168,28 @@ def stored(client: Any, logged: Any) -> Iterator[Path]:
         client.log_model_artifacts(logged.model_id, str(place))
 
 
+def create_model(client: Any, name: str, tags: Mapping[str, str], about: str) -> None:
+    """Make the registered model of this name where there is none yet."""
+    try:
+        client.create_registered_model(name, tags=dict(tags), description=about)
+    except load_mlflow().MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def create_version(client: Any, name: str, logged: Any, run: str, tags: Mapping[str, str]) -> int:
+    """Make the logged model of a run the next version of a registered one; returns its number."""
+    version = client.create_model_version(
+        name,
+        # not `models:/...`: MLflow would look that up in the process-wide default store
+        source=logged.artifact_location,
+        run_id=run,
+        tags=dict(tags),
+        model_id=logged.model_id,
+    )
+    return int(version.version)
+
+
 def _save(directory: Path, place: Path, logged: Any, name: str, tags: Mapping[str, str]) -> None:
     import mlflow.transformers
     from huggingface_hub import ModelCard

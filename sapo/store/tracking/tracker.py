@@ -189,37 +189,41 @@ class Tracker:
             if version is None:
                 own = self._names(round)
                 lineage = {**own, "sapo.swarm": self.swarm, "sapo.rounds": f"0-{round - 1}", **(tags or {})}
-                self._create_version(run, checkpoint, f"{self.node}-round-{round}", own, lineage)
+                name = f"{self.node}-round-{round}"
+                logged = self._logged_model(run, checkpoint, own, lineage, name=name)
+                self._create_registered_model(run)
+                model_registry.create_version(self._client(), self.model_name, logged, run, lineage)
                 version = self._version(round)
             if not version.description:  # it names the number, which is not known before
                 text = self._of_version(run, round, version)
                 self._client().update_model_version(self.model_name, version.version, text)
             return int(version.version)
 
-    def _create_version(
-        self, run: str, checkpoint: Path, name: str, own: Mapping[str, str], lineage: Mapping[str, str]
-    ) -> None:
-        logged = self._logged_model(run, checkpoint, own, lineage, name=name)
-        self._create_registered_model(run)
-        self._client().create_model_version(
-            self.model_name,
-            # not `models:/...`: MLflow would look that up in the process-wide default store
-            source=logged.artifact_location,
-            run_id=run,
-            tags=dict(lineage),
-            model_id=logged.model_id,
-        )
+    def keep(
+        self,
+        directory: Path,
+        round: int,
+        *,
+        tags: Mapping[str, str] | None = None,
+        registered: str | None = None,
+    ) -> str:
+        """Store the whole model directory with the run, as `model`; returns its address.
 
-    def keep(self, directory: Path, round: int, *, tags: Mapping[str, str] | None = None) -> str:
-        """Store the whole model directory with the run, as `model`, not as a version; returns its address.
-
+        It is no version of the node's model, but one of `<swarm>.<node>.<registered>` where that is said.
         `round` counts the rounds its weights have seen. `runs:/<run>/model` means it too.
         """
         run = self.start()
         with self._lock, self._reaching():
             own = self._names(round)
-            logged = self._logged_model(run, directory, own, {**own, **(tags or {})}, name="model")
-            return f"models:/{logged.model_id}"
+            lineage = {**own, **(tags or {})}
+            logged = self._logged_model(run, directory, own, lineage, name="model")
+            if registered is None:
+                return f"models:/{logged.model_id}"
+            client, name = self._client(), f"{self.model_name}.{registered}"
+            about = f"Weights of {self.node} as another record would have made them (`sapo replay`)."
+            model_registry.create_model(client, name, {"sapo.swarm": self.swarm}, about)
+            version = model_registry.create_version(client, name, logged, run, lineage)
+            return f"models:/{name}/{version}"
 
     def set_champion(self, found: Mapping[int, float], questions: str) -> int:
         """Note held-out pass@1 of versions by their rounds, and give the best version the alias `champion`.
@@ -361,18 +365,13 @@ class Tracker:
         return found[0] if found else None
 
     def _create_registered_model(self, run: str) -> None:
-        client, failed = self._client(), model_registry.load_mlflow().MlflowException
         note = (
             f"Node **{self.node}** of the swarm **{self.swarm}**, a version every so many rounds. "
             f"[Its history]({parent_run.link(self._experiment(), run)}): curves, settings, sample rollouts. "
             f"Who taught a version: `sapo lineage models:/{self.model_name}/1`, or `@champion`."
         )
         tags = {"sapo.swarm": self.swarm, NODE: self.node}
-        try:
-            client.create_registered_model(self.model_name, tags=tags, description=note)
-        except failed as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
+        model_registry.create_model(self._client(), self.model_name, tags, note)
 
     def _of_version(self, run: str, round: int, version: Any) -> str:
         """Text of a version's page, with links to what made it."""
