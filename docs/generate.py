@@ -35,8 +35,8 @@ Later settings win over earlier ones: a preset (`--preset`), a TOML file (`--con
 (`SAPO_LEARN__LR=1e-5`), flags (`--set learn.lr=1e-5`). Unknown keys are errors. `sapo swarm --dry-run` prints
 the result as TOML that `--config` reads back.
 
-A file names its preset in a line `preset = "paper"` above its sections; `--preset` wins over it. The default is
-`{default}`. A run that goes on keeps its settings, except those that the file names.
+A file names its preset in a line `preset = "paper"` above its sections; `--preset` wins over it. The default
+is `{default}`. A run that goes on keeps its settings, except those that the file names.
 
 Presets: {presets}.
 A setting of one node is `node.<number>.<key>`, such as `--set node.1.model=starter:numbers`.
