@@ -195,7 +195,8 @@ def exam(report: Report, dtype: str, times: int) -> None:
     config = load("smollm2", sets=[f"dtype={dtype}", "threads=1"], env={})
     with open_workers(config) as workers:
         subject = load_initial(config, workers, default_cache())
-        asked = QuestionStream(workers, config.tasks, (0, "exam", "n0", "0" * 16), 0, count=QUESTIONS)
+        origin, held_out = (0, "exam", "n0", "0" * 16), config.rules.held_out
+        asked = QuestionStream(workers, config.tasks, origin, 0, count=QUESTIONS, held_out=held_out)
         prompts = [subject.encode_prompt(question.text) for question in asked.result()]
 
     def seconds(engine: Engine) -> float:

@@ -38,7 +38,9 @@ def experiment(
     arms: Annotated[str | None, typer.Option(metavar="A,B", help="Run only these arms.")] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Runs at a time; by default one per core, one on GPUs."),
+        typer.Option(
+            metavar="N", min=1, help="Runs at a time; by default as many as cores suffice for; 1 on GPUs."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only check the grid and say what its runs come to.")
@@ -62,7 +64,7 @@ def experiment(
     for note in twins(plan, chosen):
         warn(note)
     if dry_run:
-        print(costs(plan, seeds, chosen))
+        print(costs(plan, seeds, chosen, at_once(plan, jobs)))
         return
     code, document = run(plan, folder, seeds=seeds, arms=chosen, jobs=jobs)
     if document is not None:
@@ -127,7 +129,6 @@ def run(
     from rich.console import Console
 
     from sapo.core.child_process import stopping_on_signals
-    from sapo.core.machine import usable
 
     from .mlflow_log import Ledger
     from .progress import ProgressView
@@ -146,9 +147,9 @@ def run(
             view.note(f"runs that are there already: {len(kept)}")
         for record in kept:
             ledger.add(record)
-        view.note(costs(plan, seeds, arms))
+        cores = at_once(plan, jobs)
+        view.note(costs(plan, seeds, arms, cores))
         watcher = Watched(view, ledger, lambda: foretold(plan, folder, seeds))
-        cores = jobs or (1 if on_accelerators(plan) else usable().whole_cores)
         failed = conduct(plan, folder, watcher, seeds=seeds, arms=arms, cores=cores, stop=stop)
         if stop.is_set():
             view.note("stopped, the runs in hand are given up; the same command goes on")
@@ -156,14 +157,29 @@ def run(
     return INTERRUPTED if stop.is_set() else int(bool(failed)), document
 
 
-def costs(plan: "Grid", seeds: int | None, arms: list[str]) -> str:
-    """What all reported runs come to, before the first is made."""
+def at_once(plan: "Grid", jobs: int | None) -> int:
+    """How many runs are made beside each other."""
+    from sapo.core.machine import usable
+
+    from .runner import threads_of
+
+    return jobs or (1 if on_accelerators(plan) else max(1, usable().whole_cores // threads_of(plan)))
+
+
+def costs(plan: "Grid", seeds: int | None, arms: list[str], at_once: int) -> str:
+    """What all reported runs come to, before the first is made, and about how long they will take."""
+    from sapo.cli.report.live_view import duration
+
     jobs = plan.jobs(seeds, arms)
     answers = 0
     for job in jobs:
         config = plan.config(job)
         answers += plan.rounds_of(job) * config.swarm.nodes * config.batch.b * config.batch.completions
-    return f"{len(jobs)} runs in all, whose rounds give {answers:,} answers; each has its own process"
+    told = f"{len(jobs)} runs in all, whose rounds give {answers:,} answers; each has its own process"
+    if plan.group_s is None:
+        return told
+    groups = sum(map(plan.groups, [*jobs, *plan.tuning_jobs(arms)]))
+    return f"{told}; all of it takes about {duration(groups * plan.group_s / at_once)}, {at_once} at a time"
 
 
 class Watched:

@@ -166,6 +166,8 @@ class Grid(_Part):
     tune: Tune | None = None
     compare: list[Compare] = []
     spread: Spread | None = None
+    group_s: PositiveFloat | None = Field(default=None, exclude_if=unset)
+    """Seconds that a run takes to answer a group, or to learn from one, for an estimate beforehand."""
     target: str | None = None
     """The arm whose pass@1 at the end the others are to reach: tokens generated until then are counted."""
 
@@ -262,6 +264,13 @@ class Grid(_Part):
         """Rounds made before each exam; a tuning run has only the last."""
         rounds = self.rounds_of(job)
         return [rounds] if job.tuning else sorted({*range(0, rounds, self.exam.every), rounds})
+
+    def groups(self, job: Job) -> float:
+        """Groups answered and learned from, in all rounds and exams: what a run's time goes with."""
+        config, exam = self.config(job), self.exam
+        asked = exam.questions * exam.samples * (2 if exam.untrained else 1) / config.batch.completions
+        batch = config.batch.b + config.batch.local + config.batch.external
+        return config.swarm.nodes * (self.rounds_of(job) * batch + len(self.exam_rounds(job)) * asked)
 
     def config(self, job: Job) -> Config:
         """The swarm's config for a run. Raises `UserError` for settings that do not fit."""

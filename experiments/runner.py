@@ -47,11 +47,9 @@ class Forecast:
         self._costs: dict[Job, float] = {}
 
     def cost(self, job: Job) -> float:
-        """Groups answered and groups learned from, of all nodes and rounds: what a run's time goes with."""
+        """What a run's time goes with."""
         if job not in self._costs:  # a config takes milliseconds to make, and every tick asks for all jobs
-            config = self._grid.config(job)
-            groups = config.batch.b + config.batch.local + config.batch.external
-            self._costs[job] = float(self._grid.rounds_of(job) * config.swarm.nodes * groups)
+            self._costs[job] = self._grid.groups(job)
         return self._costs[job]
 
     def note(self, record: RunRecord, job: Job) -> None:
@@ -126,8 +124,7 @@ def conduct(
     by the next call.
     """
     _sweep(folder)
-    threads = max(grid.config(Job(arm=arm, seed=grid.first_seed)).threads for arm in grid.arms)
-    with Pool(folder, folder / GRID, cores, threads) as pool:
+    with Pool(folder, folder / GRID, cores, threads_of(grid)) as pool:
         work = _Conduct(grid, folder, pool, watcher, cores, stop)
         tuning = grid.tuning_jobs(arms)
         later = grid.jobs(seeds, arms)
@@ -137,6 +134,11 @@ def conduct(
         if not stop.is_set():
             work.run(_ready(grid, folder, seeds, arms), [])
         return work.failed
+
+
+def threads_of(grid: Grid) -> int:
+    """How many threads a run has at most."""
+    return max(grid.config(Job(arm=arm, seed=grid.first_seed)).threads for arm in grid.arms)
 
 
 def _sweep(folder: Path) -> None:

@@ -98,12 +98,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     tier = str(config.option.markexpr)
     if collection_path.suffix != ".py" or not tier.startswith(("full", "not full")):
         return None
-    if collection_path.parent.name in QUICK:
-        names = ("full", *COSTLY) if tier.startswith("full") else ()
-    else:
-        names = () if tier.startswith("full") else ("core",)
+    quick, full = collection_path.parent.name in QUICK, tier.startswith("full")
+    if quick != full:
+        return None  # most of its tests are of that tier
+    names = ("full", *COSTLY) if full else ("core",)
     text = collection_path.read_text(encoding="utf-8")
-    return None if not names or any(f"mark.{name}" in text for name in names) else True
+    return None if any(f"mark.{name}" in text for name in names) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -23,6 +23,7 @@ TRADE: tuple[tuple[str, ...], ...] = (
     ("learn.foreign=bounded", "learn.foreign_floor=-2"),
     ("learn.foreign=positive_late", "learn.foreign_late=1"),
     ("learn.foreign=behaviour", 'learn.trusted_peers=["n0","n1"]'),
+    ("learn.foreign=f_tis", 'learn.trusted_peers=["n0","n1"]', "learn.foreign_tis_kl=0.001"),
     ("generate.temperature=0.7", "threads=2"),
     ("guard.min_entropy=50", "guard.action=rollback"),
     ("learn.token_mean=all", "learn.truncated=mask", "learn.weight_decay=0.01"),

@@ -14,6 +14,14 @@ from sapo.core.own_code import is_own
 FIRST_STEP = "with learn.epochs = 1 every ratio is 1, so no clip acts"
 CLIPS = ("clip_low", "clip_high")
 GSPO_CLIPS = ("gspo_clip_low", "gspo_clip_high")
+OF_MODE = {
+    "foreign_floor": "bounded",
+    "foreign_late": "positive_late",
+    "foreign_ratio_cap": "behaviour",
+    "foreign_tis_cap": "f_tis",
+    "foreign_tis_kl": "f_tis",
+}
+"""Settings that one foreign mode alone uses."""
 UNUSED: Mapping[str, Mapping[str, str]] = {
     "dr_grpo": {"token_mean": "dr_grpo divides by a constant"},
     "cispo": {"clip_low": "cispo has no lower bound"},
@@ -30,12 +38,9 @@ def inert(config: Config) -> dict[str, str]:
         found["std_floor"] = 'it belongs to learn.advantage = "mean_std"'
     if learn.loss != "dr_grpo":
         found["dr_grpo_length"] = 'it belongs to learn.loss = "dr_grpo"'
-    if learn.foreign != "bounded":
-        found["foreign_floor"] = 'it belongs to learn.foreign = "bounded"'
-    if learn.foreign != "positive_late":
-        found["foreign_late"] = 'it belongs to learn.foreign = "positive_late"'
-    if learn.foreign != "behaviour":
-        found["foreign_ratio_cap"] = 'it belongs to learn.foreign = "behaviour"'
+    for name, mode in OF_MODE.items():
+        if learn.foreign != mode:
+            found[name] = f'it belongs to learn.foreign = "{mode}"'
     if learn.foreign_credit != "floor":
         found["foreign_top_k"] = 'it belongs to learn.foreign_credit = "floor"'
     for names, others in ((GSPO_CLIPS, learn.loss != "gspo"), (CLIPS, learn.loss == "gspo")):
@@ -64,8 +69,8 @@ def same_update(config: Config) -> str:
         return learn.loss
     if learn.loss == "cispo":
         return "dapo"
-    # advantages of single tokens, which `behaviour` makes, are averaged first by gspo and last by grpo
-    averaged = learn.foreign != "behaviour" or config.batch.external == 0
+    # advantages of single tokens, which a ratio to the author makes, are averaged first by gspo, last by grpo
+    averaged = not learn.believes or config.batch.external == 0
     return "grpo" if learn.loss == "gspo" and averaged else learn.loss
 
 

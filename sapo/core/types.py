@@ -342,7 +342,7 @@ class Sample(Record):
     advantage: float
     behaviour_logprobs: tuple[float, ...] | None = None
     """Per trained token: of local samples the engine's (its gap to the learner's is a metric), of external
-    ones the producer's, in foreign mode `behaviour` only."""
+    ones the producer's, in foreign modes `behaviour` and `f_tis` only."""
     retokenised: bool = False
 
     @model_validator(mode="after")

@@ -134,11 +134,12 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
         quiet = [0, 0]
         for sample in group.samples:
             reason = _excluded(sample, group, learn, batch.round)
+            if reason in (None, "foreign") and group.informative:
+                missing += _trusted(group, learn) and sample.behaviour_logprobs is None
             if reason is not None:
                 dropped[reason] = dropped.get(reason, 0) + 1
             elif group.informative:
                 rows.append(_row(sample, group, learn))
-                missing += _untold(rows[-1], group, learn)
                 continue
             elif learn.token_mean == "all":
                 quiet[0] += sum(sample.loss_mask)
@@ -153,7 +154,7 @@ def select(batch: Batch, learn: LearnConfig) -> Selection:
         "learn/excluded_truncated": float(dropped["truncated"]),
         "learn/excluded_foreign": float(dropped["foreign"]),
     }
-    if learn.foreign == "behaviour":
+    if learn.believes:
         metrics["learn/behaviour_missing"] = float(missing)
     completions = sum(
         min(len(group.samples), count) if group.source == "external" else len(group.samples)
@@ -176,14 +177,19 @@ def _excluded(sample: Sample, group: BatchGroup, learn: LearnConfig, round: int)
         return "empty"
     if learn.truncated == "mask" and sample.finish_reason == "length":
         return "truncated"
-    if group.source == "external" and not learn.admits(sample.advantage, round - group.producer_version):
+    told = _trusted(group, learn) and sample.behaviour_logprobs is not None
+    stale = round - group.producer_version
+    if group.source == "external" and not learn.admits(sample.advantage, stale, told=told):
         return "foreign"
     return None
 
 
 def _trusted(group: BatchGroup, learn: LearnConfig) -> bool:
-    return learn.foreign == "behaviour" and bool(
-        {group.producer, group.producer_key} & {*learn.trusted_peers}
+    """Whether a foreign group's log-probabilities are used."""
+    return (
+        group.source == "external"
+        and learn.believes
+        and bool({group.producer, group.producer_key} & {*learn.trusted_peers})
     )
 
 
@@ -197,11 +203,6 @@ def _row(sample: Sample, group: BatchGroup, learn: LearnConfig) -> Row:
         behaviour=sample.behaviour_logprobs if told else None,
         group=group.position,
     )
-
-
-def _untold(row: Row, group: BatchGroup, learn: LearnConfig) -> bool:
-    """Whether a trusted producer's completion came without log-probabilities, so counts as if own."""
-    return row.external and row.behaviour is None and _trusted(group, learn)
 
 
 def _shares(batch: Batch) -> dict[str, float]:

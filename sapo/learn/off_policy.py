@@ -8,6 +8,17 @@ finds nearly impossible. `behaviour` weighs tokens of trusted producers by the r
 them. In every mode the loss of what is foreign is multiplied by `foreign_weight`, and with a
 `foreign_reference` by how probable the own policy finds a completion (the sequence ratio of HACPO,
 arXiv:2603.02604, with the own policy's answers in place of the author's claim).
+
+`f_tis` is F-TIS (arXiv:2605.22537). Token t of a completion of advantage A counts with A times the ratio
+
+    min(pi / pi_gen, C), or nothing where A < 0 and KL(pi || pi_gen) > g
+    KL = mean over the completion's tokens of exp(d) - d - 1, with d = log pi_gen - log pi
+
+The paper has the ratio per token, without a lower bound, the filter per completion, C = 2 and g = 50. The
+estimate of the KL, GRPO's (arXiv:2402.03300) as a mean over tokens, is that of its first author's repository
+HeterogeneousRL; there, too, what is filtered leaves the loss's divisor. Chosen here: pi is the policy at the
+start of the update; d is limited as all log-ratios are; completions without log-probabilities of a trusted
+author for the same token ids have no ratio, and are left out.
 """
 
 from dataclasses import dataclass, replace
@@ -23,8 +34,9 @@ from sapo.learn.loss import LOG_RATIO_LIMIT
 class OffPolicyCorrection:
     """The trained tokens that remain, and the factor of each one's advantage; both [S, T].
 
-    `metrics` are counts, as scalar tensors: `foreign_masked` (below the floor), `nonfinite` (left out for
-    a NaN or infinite log-probability), `clamped` (log-ratios past the limit) and `ratio_truncated`.
+    `metrics` are counts, as scalar tensors: `foreign_masked` (below the floor, or of completions too far
+    away), `nonfinite` (left out for a NaN or infinite log-probability), `clamped` (log-ratios past the limit)
+    and `ratio_truncated`.
     """
 
     mask: Tensor
@@ -33,15 +45,22 @@ class OffPolicyCorrection:
 
 
 def correct(
-    learn: LearnConfig, own: Tensor, mask: Tensor, external: Tensor, behaviour: Tensor, known: Tensor
+    learn: LearnConfig,
+    own: Tensor,
+    mask: Tensor,
+    external: Tensor,
+    behaviour: Tensor,
+    known: Tensor,
+    advantages: Tensor,
 ) -> OffPolicyCorrection:
     """Apply the mode to a batch.
 
     `own` [S, T] are the own policy's log-probabilities at the start of the update, `mask` [S, T] the
-    trained tokens, `external` [S] marks foreign sequences. `behaviour` [S, T] are the producer's
-    log-probabilities where `known` [S], for trusted producers only. Local tokens are never changed.
+    trained tokens, `external` [S] marks foreign sequences, whose `advantages` are [S]. `behaviour` [S, T] are
+    the producer's log-probabilities where `known` [S], for trusted producers only. Local tokens are never
+    changed.
     """
-    found = _by_mode(learn, own.detach(), mask, external, behaviour, known)
+    found = _by_mode(learn, own.detach(), mask, external, behaviour, known, advantages)
     if learn.foreign_weight == 1.0 and learn.foreign_reference is None:
         return found
     factor = torch.full_like(own[:, 0], learn.foreign_weight)
@@ -59,24 +78,46 @@ def _nearness(own: Tensor, mask: Tensor, reference: float) -> Tensor:
 
 
 def _by_mode(
-    learn: LearnConfig, own: Tensor, mask: Tensor, external: Tensor, behaviour: Tensor, known: Tensor
+    learn: LearnConfig,
+    own: Tensor,
+    mask: Tensor,
+    external: Tensor,
+    behaviour: Tensor,
+    known: Tensor,
+    advantages: Tensor,
 ) -> OffPolicyCorrection:
     weights = torch.ones_like(own)
     if learn.foreign == "bounded":
         # A comparison that NaN fails: such tokens are not "below the floor", the loss counts them.
         low = mask & external[:, None] & (own < learn.foreign_floor) & own.isfinite()
         return OffPolicyCorrection(mask & ~low, weights, {"foreign_masked": low.sum()})
+    affected = mask & (external & known)[:, None]
     if learn.foreign == "behaviour":
-        return _weigh(own, behaviour, mask, mask & (external & known)[:, None], learn.foreign_ratio_cap)
+        cap = learn.foreign_ratio_cap
+        return _weigh(own, behaviour, mask, affected, 1.0 / cap, cap)
+    if learn.foreign == "f_tis":
+        found = _weigh(own, behaviour, mask, affected, 0.0, learn.foreign_tis_cap)
+        far = _distance(own, behaviour, affected) > learn.foreign_tis_kl
+        out = found.mask & (external & far & (advantages < 0.0))[:, None]
+        return replace(found, mask=found.mask & ~out, metrics=found.metrics | {"foreign_masked": out.sum()})
     return OffPolicyCorrection(mask, weights, {})
 
 
-def _weigh(own: Tensor, behaviour: Tensor, mask: Tensor, affected: Tensor, cap: float) -> OffPolicyCorrection:
-    """Ratio of own to producing policy, truncated to [1/cap, cap] (truncated importance sampling)."""
+def _distance(own: Tensor, behaviour: Tensor, affected: Tensor) -> Tensor:
+    """GRPO's estimate of KL(own || producing policy) [S], over the affected tokens of finite probability."""
+    counted = affected & behaviour.isfinite() & own.isfinite()
+    further = torch.where(counted, behaviour - own, 0.0).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (further.exp() - further - 1.0).sum(1) / counted.sum(1).clamp(min=1)
+
+
+def _weigh(
+    own: Tensor, behaviour: Tensor, mask: Tensor, affected: Tensor, floor: float, cap: float
+) -> OffPolicyCorrection:
+    """Ratio of own to producing policy, truncated to [floor, cap] (truncated importance sampling)."""
     usable = affected & behaviour.isfinite() & own.isfinite()
     raw = torch.where(usable, own, 0.0) - torch.where(usable, behaviour, 0.0)
     ratio = raw.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    weights = ratio.clamp(1.0 / cap, cap)
+    weights = ratio.clamp(floor, cap)
     # Where only the producer's value is unusable the token leaves: silently 1 would mean "on-policy".
     lost = affected & ~usable & own.isfinite()
     metrics = {

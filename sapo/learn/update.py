@@ -341,7 +341,9 @@ class Learner:
                 if not bool(chunk.external.any()):
                     done.add_own(part)
             start, factor = old[number].logprobs, old[number].weights
-            foreign = correct(learn, start, chunk.mask, chunk.external, chunk.behaviour, chunk.known)
+            foreign = correct(
+                learn, start, chunk.mask, chunk.external, chunk.behaviour, chunk.known, chunk.advantages
+            )
             inputs = LossInputs(
                 logprobs=logprobs,
                 old_logprobs=start,

@@ -41,7 +41,7 @@ def batch_group(
     prompt = tokens.prompt
     scores = [outcome.score for outcome in outcomes]
     advantages = group_advantages(scores, [c.finish_reason for c in group.completions], learn)
-    told = source == "local" or (believed and learn.foreign == "behaviour")
+    told = source == "local" or (believed and learn.believes)
     samples = []
     for k, (completion, outcome, advantage, (ids, retokenised)) in enumerate(
         zip(group.completions, outcomes, advantages, tokens.completions, strict=True)

@@ -41,7 +41,11 @@ def excess(batch: Batch, learn: LearnConfig) -> Counter[str]:
     for group in batch.groups:
         if group.source == "external" and group.informative:
             stale = batch.round - group.producer_version
-            learned = [sample for sample in group.samples if learn.admits(sample.advantage, stale)]
+            learned = [
+                sample
+                for sample in group.samples
+                if learn.admits(sample.advantage, stale, told=sample.behaviour_logprobs is not None)
+            ]
             found[group.producer_key] += max(0, math.ceil(_tokens(learned) - usual))
     return +found
 

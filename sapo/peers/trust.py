@@ -1,5 +1,5 @@
-"""Whom a config names: keys, and nodes of this site by name. `learn.foreign = "behaviour"` believes their
-log-probabilities, gossip averages with their weights."""
+"""Whom a config names: keys, and nodes of this site by name. `learn.foreign` `behaviour` and `f_tis` believe
+their log-probabilities, gossip averages with their weights."""
 
 import re
 from collections.abc import Sequence

@@ -191,19 +191,19 @@ def _path(key: str, text: str, config: Config, node: str) -> list[str]:
 
 
 def _check_told(learn: LearnConfig, part: Recorded) -> None:
-    """Refuse `behaviour` for authors whose log-probabilities are not in the history."""
-    if learn.foreign != "behaviour":
+    """Refuse a mode that needs log-probabilities for authors whose are not in the history."""
+    if not learn.believes:
         return
     before = LearnConfig.model_validate(json.loads(part.learn))
-    told = set(before.trusted_peers) if before.foreign == "behaviour" else set()
+    told = set(before.trusted_peers) if before.believes else set()
     for author, first in part.authors.items():
         if {*author} & {*learn.trusted_peers} and not {*author} & told:
             problem = (
                 f"the history has no log-probabilities of {author[0]} in round {first}: "
-                "they are recorded only in rounds that ran in this mode and trusted their author"
+                "they are recorded only in rounds whose mode needs them and trusted their author"
             )
             remedy = "choose positive, as_if_own or bounded, or rounds that ran so with --from and --to"
-            raise UserError("learn.foreign", "behaviour", problem, remedy)
+            raise UserError("learn.foreign", learn.foreign, problem, remedy)
 
 
 def _value(config: Config, key: str) -> Any:

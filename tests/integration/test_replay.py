@@ -99,8 +99,10 @@ def test_that_run_had_all_of_it(trade: Home) -> None:
     assert {one["loss"] for one in learn} == {"dapo", "grpo", "dr_grpo", "cispo", "gspo"}
     external = [one for row, one in zip(rows, learn, strict=True) if row["source"] == "external"]
     assert {one["foreign"] for one in external} == {
-        *("as_if_own", "bounded", "positive", "positive_late", "behaviour")
+        *("as_if_own", "bounded", "positive", "positive_late", "behaviour", "f_tis")
     }
+    told = [row for row in rows if row["source"] == "external" and row["behaviour_logprobs"] is not None]
+    assert {json.loads(row["learn"])["foreign"] for row in told} == {"behaviour", "f_tis"}
     assert {one.get("foreign_credit", "all") for one in external} == {"all", "floor", "useful"}
     assert {json.loads(row["environment"])["threads"] for row in rows} == {1, 2}
     assert {row["temperature"] for row in rows} == {1.0, 0.7}

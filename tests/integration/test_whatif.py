@@ -160,13 +160,19 @@ def test_nothing_of_the_node_is_touched(recording: Recording, other: WhatIf) -> 
     assert MlflowClient(recording.uri).get_run(recording.run).to_dictionary() == run
 
 
-def test_behaviour_is_refused_where_the_history_has_no_log_probabilities(recording: Recording) -> None:
+def test_a_ratio_is_refused_where_the_history_has_no_log_probabilities(recording: Recording) -> None:
     mode = ("learn.foreign=behaviour", 'learn.trusted_peers=["n1"]', "learn.foreign_ratio_cap=1.5")
     with pytest.raises(UserError, match=r"no log-probabilities of n1 in round \d+: "):
         recording.what_if(*mode)
     made = recording.what_if(*mode, first=LAST - EACH + 1)
     assert made.unchanged == ("learn.foreign", "learn.trusted_peers")
     assert made.steps > 0
+    other = ("learn.foreign=f_tis", 'learn.trusted_peers=["n1"]', "learn.foreign_tis_kl=0")
+    with pytest.raises(UserError, match=r"f_tis.*no log-probabilities of n1 in round \d+: "):
+        recording.what_if(*other)
+    successor = recording.what_if(*other, first=LAST - EACH + 1)
+    assert successor.steps > 0
+    assert successor.weights_sha256 != made.weights_sha256
 
 
 @pytest.mark.parametrize("odd", ["no JSON", "[1]", '{"lr": -1}'])

@@ -107,6 +107,7 @@ def test_rules_in_a_joiners_file_are_refused(elsewhere: Path, text: str) -> None
         ({"shiny": {"new": 1}, "a\x1b[2J\nb": 2}, "shiny.new"),
         ({"batch": {"completions": 65}}, "completions"),
         ({"learn": {"foreign": "behaviour"}}, "learn.foreign"),
+        ({"learn": {"foreign": "f_tis"}}, "learn.foreign"),
         ({"lora": {"target_modules": ["q_proj", ".*\n"]}}, "lora.target_modules"),
         ([], "advice"),
         ("x" * 30_000, "advice"),

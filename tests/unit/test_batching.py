@@ -174,8 +174,12 @@ def test_a_peers_claimed_score_is_not_used(reader: LoadedPolicy) -> None:
     assert group.samples[0].advantage < 0 < group.samples[1].advantage
 
 
-def test_behaviour_logprobs_are_kept_only_of_trusted_peers_with_equal_ids(reader: LoadedPolicy) -> None:
-    trusting = LearnConfig(foreign="behaviour", trusted_peers=[make_identity("peer").key])
+@pytest.mark.parametrize("mode", ["behaviour", "f_tis"])
+def test_behaviour_logprobs_are_kept_only_of_trusted_peers_with_equal_ids(
+    reader: LoadedPolicy, mode: str
+) -> None:
+    key = make_identity("peer").key
+    trusting = LearnConfig.model_validate({"foreign": mode, "trusted_peers": [key]})
     good = completion(reader, "12")
     lying = completion(reader, "13", token_ids=reader.encode_completion("99", "stop"))
     kept, dropped = external(reader, (good, lying), trusting, believed=True).samples

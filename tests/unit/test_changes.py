@@ -82,13 +82,16 @@ def test_nothing_to_change_is_no_what_if() -> None:
         changes()
 
 
-def test_behaviour_needs_log_probabilities_that_only_rounds_in_that_mode_record() -> None:
-    own = changes("learn.foreign=behaviour", 'learn.trusted_peers=["n1", "n2"]')
-    told = learn(foreign="behaviour", trusted_peers=[PEER[1]])
+@pytest.mark.parametrize("wanted", ["behaviour", "f_tis"])
+@pytest.mark.parametrize("ran", ["behaviour", "f_tis"])
+def test_a_ratio_needs_log_probabilities_that_only_rounds_with_one_record(wanted: str, ran: str) -> None:
+    own = changes(f"learn.foreign={wanted}", 'learn.trusted_peers=["n1", "n2"]')
+    told = learn(foreign=ran, trusted_peers=[PEER[1]])
     own.settle([recorded(told, {PEER: 0})])
     own.settle([recorded(told, {PEER: 0}), recorded(LEARN, {("n3", "cd" * 32): 3})])
     with pytest.raises(
-        UserError, match=r"no log-probabilities of n1 in round 4: .*; choose positive, as_if_own"
+        UserError,
+        match=rf"'{wanted}': .*no log-probabilities of n1 in round 4: .*; choose positive, as_if_own",
     ):
         own.settle([recorded(told, {PEER: 0}), recorded(LEARN, {PEER: 4})])
     with pytest.raises(UserError, match="no log-probabilities of n2 in round 0"):

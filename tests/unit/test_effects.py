@@ -78,6 +78,7 @@ def test_clips_act_from_the_second_step_on_and_not_before(loss: str) -> None:
         (["learn.loss=cispo"], "learn.loss = cispo makes the updates of dapo"),
         (["learn.dr_grpo_length=16"], 'it belongs to learn.loss = "dr_grpo"'),
         (["learn.foreign_floor=-3", "learn.foreign=positive"], 'it belongs to learn.foreign = "bounded"'),
+        (["learn.foreign_tis_kl=5"], 'it belongs to learn.foreign = "f_tis"'),
         (["learn.foreign_top_k=9"], 'it belongs to learn.foreign_credit = "floor"'),
         (["learn.foreign_weight=0.5", "batch.external=0"], "nothing foreign in a batch"),
         (["learn.epochs=3", "learn.lr=0"], "the policy stays as it is"),

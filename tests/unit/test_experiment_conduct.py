@@ -1,6 +1,7 @@
 """Conducting runs: what they will take, whose folder it is, what becomes of a worker that dies."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from experiment_support import grid
 
 from sapo import cli
 from sapo.core.errors import UserError
+from sapo.experiments.command import costs, twins
+from sapo.experiments.grid import read
 from sapo.experiments.record import Job
-from sapo.experiments.runner import taken
+from sapo.experiments.runner import taken, threads_of
 from sapo.experiments.worker_pool import Pool
 
 SILO, SHARER = Job(arm="8/0", seed=1), Job(arm="4/4", seed=1)
@@ -28,6 +31,23 @@ def test_a_dry_run_says_what_the_runs_come_to_and_makes_nothing(
     assert cli.invoke(["experiment", "smoke", "--seeds", "3", "--dry-run", "--home", str(tmp_path)]) == 0
     assert capsys.readouterr().out.startswith("6 runs in all, whose rounds give 576 answers")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["real", "real-aha", "real-foreign"])
+def test_a_grid_of_a_real_model_takes_three_hours_one_run_at_a_time(name: str) -> None:
+    plan = read(name)
+    told = costs(plan, None, [], 1)
+    hours, minutes, _ = map(int, re.findall(r"takes about (\d):(\d\d):(\d\d), 1 at a time", told)[0])
+    assert plan.seeds == 3
+    assert 150 < 60 * hours + minutes <= 180
+    assert threads_of(plan) == 2
+    assert list(twins(plan, [])) == []
+
+
+def test_what_a_run_costs_is_what_is_answered_learned_and_examined() -> None:
+    plan = grid(exam={"every": 4, "questions": 10, "untrained": [{"dataset": "gcd"}]})
+    # two nodes; four rounds of 4 groups answered and 8 learned from; two exams of 20 answers, 8 to a group
+    assert plan.groups(SHARER) == 2 * (4 * (4 + 8) + 2 * 20 / 8)
 
 
 def test_a_worker_that_dies_is_told_and_replaced(tmp_path: Path) -> None:

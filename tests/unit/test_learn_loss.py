@@ -125,38 +125,42 @@ EXTERNAL = torch.tensor([False, True])
 ALL = torch.ones(2, 2).bool()
 NOTHING = torch.zeros(2, 2)
 NOBODY = torch.zeros(2).bool()
+EVEN = torch.zeros(2)
 
 
 def test_as_if_own_changes_nothing() -> None:
-    result = correct(LearnConfig(foreign="as_if_own"), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
+    result = correct(LearnConfig(foreign="as_if_own"), OWN, ALL, EXTERNAL, NOTHING, NOBODY, EVEN)
     assert torch.equal(result.mask, ALL)
     assert torch.equal(result.weights, torch.ones(2, 2))
 
 
 def test_bounded_masks_only_foreign_tokens_below_the_floor_and_counts_them() -> None:
-    result = correct(LearnConfig(foreign="bounded", foreign_floor=-7.0), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
+    result = correct(
+        LearnConfig(foreign="bounded", foreign_floor=-7.0), OWN, ALL, EXTERNAL, NOTHING, NOBODY, EVEN
+    )
     assert result.mask.tolist() == [[True, True], [True, False]]
     assert result.metrics["foreign_masked"] == 1
 
 
 def test_positive_admits_only_completions_above_their_group_s_mean() -> None:
     learn = LearnConfig(foreign="positive")
-    assert [learn.admits(advantage, 0) for advantage in (0.5, 0.0, -0.5)] == [True, False, False]
-    assert LearnConfig(foreign="as_if_own").admits(-0.5, 0)
+    assert [learn.admits(advantage, 0, told=True) for advantage in (0.5, 0.0, -0.5)] == [True, False, False]
+    assert LearnConfig(foreign="as_if_own").admits(-0.5, 0, told=False)
 
 
 def test_positive_is_the_default_for_foreign_completions() -> None:
-    assert not LearnConfig().admits(-0.5, 0)
+    assert not LearnConfig().admits(-0.5, 0, told=True)
 
 
 def test_positive_late_leaves_out_the_failures_of_stale_groups_only() -> None:
     learn = LearnConfig(foreign="positive_late", foreign_late=2)
-    assert [learn.admits(-0.5, staleness) for staleness in (-7, 0, 2, 3)] == [False, True, True, False]
-    assert learn.admits(0.5, 3)
+    found = [learn.admits(-0.5, staleness, told=False) for staleness in (-7, 0, 2, 3)]
+    assert found == [False, True, True, False]
+    assert learn.admits(0.5, 3, told=False)
 
 
 def test_foreign_tokens_weigh_what_the_setting_says_and_own_ones_all_there_is() -> None:
-    result = correct(LearnConfig(foreign_weight=0.25), OWN, ALL, EXTERNAL, NOTHING, NOBODY)
+    result = correct(LearnConfig(foreign_weight=0.25), OWN, ALL, EXTERNAL, NOTHING, NOBODY, EVEN)
     assert result.weights.tolist() == [[1.0, 1.0], [0.25, 0.25]]
     assert torch.equal(result.mask, ALL)
 
@@ -164,7 +168,9 @@ def test_foreign_tokens_weigh_what_the_setting_says_and_own_ones_all_there_is() 
 def test_the_weight_of_foreign_tokens_comes_on_top_of_their_mode() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"], foreign_weight=0.5)
     behaviour = torch.full((2, 2), -1.0 - math.log(2))
-    result = correct(learn, torch.full((2, 2), -1.0), ALL, EXTERNAL, behaviour, torch.tensor([True, True]))
+    result = correct(
+        learn, torch.full((2, 2), -1.0), ALL, EXTERNAL, behaviour, torch.tensor([True, True]), EVEN
+    )
     assert result.weights[0].tolist() == [1.0, 1.0]
     assert result.weights[1].tolist() == pytest.approx([1.0, 1.0])
 
@@ -174,18 +180,18 @@ def test_behaviour_weighs_by_the_true_ratio_truncated_both_ways() -> None:
     own = torch.tensor([[-1.0] * 4, [-1.0] * 4])
     behaviour = torch.tensor([[-5.0] * 4, [-1.0, -1.0 - math.log(2), -9.0, -0.01]])
     mask = torch.ones(2, 4).bool()
-    result = correct(learn, own, mask, EXTERNAL, behaviour, torch.tensor([True, True]))
+    result = correct(learn, own, mask, EXTERNAL, behaviour, torch.tensor([True, True]), EVEN)
     # The local sequence keeps weight 1 although the engine's values are known.
     assert result.weights[0].tolist() == [1.0] * 4
     assert result.weights[1].tolist() == pytest.approx([1.0, 2.0, 3.0, math.exp(-0.99)])
     assert result.metrics["ratio_truncated"] == 1
-    low = correct(learn, own - 4, mask, EXTERNAL, behaviour, torch.tensor([True, True]))
+    low = correct(learn, own - 4, mask, EXTERNAL, behaviour, torch.tensor([True, True]), EVEN)
     assert low.weights[1, 0].item() == pytest.approx(1 / 3)
 
 
 def test_behaviour_treats_a_producer_that_is_not_known_as_if_own() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
-    result = correct(learn, OWN, ALL, EXTERNAL, torch.full((2, 2), -3.0), NOBODY)
+    result = correct(learn, OWN, ALL, EXTERNAL, torch.full((2, 2), -3.0), NOBODY, EVEN)
     assert torch.equal(result.weights, torch.ones(2, 2))
     assert torch.equal(result.mask, ALL)
 
@@ -193,7 +199,7 @@ def test_behaviour_treats_a_producer_that_is_not_known_as_if_own() -> None:
 def test_behaviour_leaves_out_and_counts_tokens_without_a_usable_value() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
     behaviour = torch.tensor([[0.0, 0.0], [NAN, -9.0]])
-    result = correct(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]))
+    result = correct(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]), EVEN)
     assert result.mask.tolist() == [[True, True], [False, True]]
     assert result.metrics["nonfinite"] == 1
     assert result.weights.isfinite().all()
@@ -202,14 +208,15 @@ def test_behaviour_leaves_out_and_counts_tokens_without_a_usable_value() -> None
 def test_behaviour_survives_an_absurd_claim() -> None:
     learn = LearnConfig(foreign="behaviour", trusted_peers=["n1"])
     behaviour = torch.tensor([[0.0, 0.0], [-1e30, 1e30]])
-    result = correct(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]))
+    result = correct(learn, OWN, ALL, EXTERNAL, behaviour, torch.tensor([False, True]), EVEN)
     assert result.weights[1].tolist() == pytest.approx([3.0, 1 / 3])
     assert result.metrics["clamped"] == 2
 
 
-def test_ratios_are_refused_when_not_every_token_could_be_drawn() -> None:
-    learn = {"foreign": "behaviour", "trusted_peers": ["n1"]}
-    with pytest.raises(ValidationError, match="top_p"):
+@pytest.mark.parametrize("mode", ["behaviour", "f_tis"])
+def test_ratios_are_refused_when_not_every_token_could_be_drawn_or_nobody_is_trusted(mode: str) -> None:
+    learn = {"foreign": mode, "trusted_peers": ["n1"]}
+    with pytest.raises(ValidationError, match=f"{mode}.* needs top_p 1"):
         Config.model_validate({"learn": learn, "generate": {"top_p": 0.8}})
-    with pytest.raises(ValidationError, match="trusted_peers"):
-        LearnConfig(foreign="behaviour")
+    with pytest.raises(ValidationError, match=f"{mode}.* needs trusted_peers"):
+        LearnConfig.model_validate({"foreign": mode})

@@ -187,7 +187,7 @@ def _problem(key: str, value: object) -> str | None:
     """Why a value cannot be a setting's, or None: the setting's own kind and bounds, then `ADVISED`."""
     if key == "model":
         return None if is_model_name(value) else "is no name of a model on the hub"
-    if key == "learn.foreign" and value == "behaviour":
+    if key == "learn.foreign" and value in ("behaviour", "f_tis"):
         return "needs learn.trusted_peers, which each site names for itself"
     if names_code(value):
         return "is code of a package, which each site names for itself"

@@ -53,6 +53,8 @@ ADVISED: Mapping[str, float | None] = {
     "learn.foreign_weight": None,
     "learn.foreign_reference": None,
     "learn.foreign_ratio_cap": 100,
+    "learn.foreign_tis_cap": 100,
+    "learn.foreign_tis_kl": 1_000_000,
     "learn.truncated": None,
     "learn.micro_batch": 65_536,
 }

@@ -122,8 +122,8 @@ class Config(Section):
             )
         if not any(task.weight > 0 for task in self.tasks):
             raise ValueError("every task has weight 0: there is nothing to ask")
-        if self.learn.foreign == "behaviour" and not self.generate.sampling.whole_support:
-            raise ValueError('learn.foreign = "behaviour" needs top_p 1, top_k 0 and min_p 0')
+        if self.learn.believes and not self.generate.sampling.whole_support:
+            raise ValueError(f'learn.foreign = "{self.learn.foreign}" needs top_p 1, top_k 0 and min_p 0')
         if self.generate.engine == "vllm" and self.device not in ("auto", "cpu", "cuda", "cuda:0"):
             raise ValueError(
                 'vLLM takes the first GPU it sees: with generate.engine = "vllm" choose another by '

@@ -316,14 +316,15 @@ class LearnConfig(Section):
     zero_tolerance: Annotated[float, Field(ge=0)] = 1e-6
     """A group whose scores spread no wider has zero advantage."""
     token_mean: Literal["informative", "all"] = "informative"
-    """Whose tokens count in the mean of `dapo` and `cispo`, and whose completions in that of `grpo` and
-    `gspo`: informative groups only, or all I + J (preset `paper`)."""
-    foreign: Literal["positive", "positive_late", "as_if_own", "bounded", "behaviour"] = "positive"
-    """How foreign completions enter the loss: `positive` takes those above their group's mean, which is what
-    lasts when peers are late; `positive_late` does so for late groups only. `as_if_own` takes all, as the
-    paper does; `bounded` masks improbable tokens; `behaviour` weighs by the ratio to the producing policy."""
+    """Which groups count in the mean over tokens (`dapo`, `cispo`) or completions (`grpo`, `gspo`):
+    informative ones, or all I + J (preset `paper`)."""
+    foreign: Literal["positive", "positive_late", "as_if_own", "bounded", "behaviour", "f_tis"] = "positive"
+    """How foreign completions enter the loss. `positive`: those above their group's mean; lasts when peers
+    are late. `positive_late`: so for late groups only. `as_if_own`: all, as in the paper. `bounded`:
+    improbable tokens masked. `behaviour`: weighed by the ratio to the producer. `f_tis`, the paper's
+    successor: so, without failures far from the own policy."""
     foreign_late: PositiveInt = 2
-    """`positive_late`: a group is late if the policy that wrote it is more than so many rounds behind."""
+    """`positive_late`: a group is late if its policy is more than so many rounds behind."""
     foreign_floor: Annotated[float, Field(lt=0)] = -7.0
     """`bounded`: foreign tokens below this own log-probability are masked."""
     foreign_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -341,9 +342,14 @@ class LearnConfig(Section):
     foreign_reference: float | None = Field(default=None, exclude_if=unset)
     """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1."""
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
-    """`behaviour`: the ratio to the producer is truncated to [1/cap, cap]."""
+    """`behaviour`: the ratio is truncated to [1/cap, cap]."""
+    foreign_tis_cap: Annotated[float, Field(ge=1)] = Field(default=2.0, exclude_if=lambda cap: cap == 2.0)
+    """`f_tis`: the ratio is truncated to at most this (C)."""
+    foreign_tis_kl: Annotated[float, Field(ge=0)] = Field(default=50.0, exclude_if=lambda kl: kl == 50.0)
+    """`f_tis`: a completion below its group's mean is left out above this KL to the producer, in nats a token
+    (g)."""
     trusted_peers: list[str] = []
-    """`behaviour`: public keys whose log-probabilities are believed, and names of this site's own nodes."""
+    """`behaviour`, `f_tis`: whose log-probabilities are believed: public keys, and names of own nodes."""
     truncated: Literal["keep", "mask", "zero_reward"] = "keep"
     """What becomes of completions that hit the length limit."""
     micro_batch: PositiveInt | None = None
@@ -359,11 +365,11 @@ class LearnConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.trusted_peers and self.foreign != "behaviour":
-            raise ValueError('trusted_peers has a meaning only with foreign = "behaviour"')
-        if self.foreign == "behaviour" and not self.trusted_peers:
+        if self.trusted_peers and not self.believes:
+            raise ValueError('trusted_peers has a meaning only with foreign = "behaviour" or "f_tis"')
+        if self.believes and not self.trusted_peers:
             raise ValueError(
-                'foreign = "behaviour" needs trusted_peers: a peer must not choose its own denominator'
+                f'foreign = "{self.foreign}" needs trusted_peers: a peer must not choose its own denominator'
             )
         if self.compile and self.activation_checkpointing:
             raise ValueError(
@@ -372,12 +378,20 @@ class LearnConfig(Section):
             )
         return self
 
-    def admits(self, advantage: float, staleness: int) -> bool:
-        """Whether `foreign` trains on a foreign completion at all.
+    @property
+    def believes(self) -> bool:
+        """Whether `foreign` needs the log-probabilities of those who wrote."""
+        return self.foreign in ("behaviour", "f_tis")
+
+    def admits(self, advantage: float, staleness: int, *, told: bool) -> bool:
+        """Whether `foreign` trains on a foreign completion at all, as far as is known before the update.
 
         `staleness` is in rounds: the receiver's own less those of the policy that wrote the completion. A
         policy that says it is ahead of the receiver's rounds counts as late: that is its author's word alone.
+        `told` is whether there are log-probabilities of a trusted author, for the receiver's own token ids.
         """
+        if self.foreign == "f_tis":
+            return told
         if self.foreign == "positive_late" and 0 <= staleness <= self.foreign_late:
             return True
         return self.foreign not in ("positive", "positive_late") or advantage > 0.0
