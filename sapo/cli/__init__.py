@@ -25,6 +25,7 @@ from sapo.cli.commands import (
     keys,
     lineage,
     maintain,
+    peer,
     replay,
     run,
     site,
@@ -51,6 +52,7 @@ ADDED = "Compare ways to run one"
 """Heading of what packages on top of this one bring, as entry points."""
 RENAMED = {"import": "unpack"}
 TASKS = (task.check, task.show)
+PEER = (peer.block, peer.unblock)
 KEYS = (keys.show, keys.backup, keys.restore, keys.invite, keys.accept)
 
 
@@ -156,6 +158,10 @@ def application() -> typer.Typer:
     for each in KEYS:
         _offer(about_keys, each)
     app.add_typer(about_keys, name="keys", rich_help_panel="Many sites, one swarm")
+    about_peers = _group(_before_group, "Leave an author out of what nodes learn from, while they run.")
+    for each in PEER:
+        _offer(about_peers, each)
+    app.add_typer(about_peers, name="peer", rich_help_panel="Many sites, one swarm")
     about_tasks = _group(_before_group, "Try a task, and look at some of its questions.")
     for each in TASKS:
         _offer(about_tasks, each)

@@ -22,6 +22,7 @@ from sapo.core.errors import SapoError, Unavailable
 from sapo.core.types import Batch, Gossiped, Policy, Received, RoundResult
 from sapo.learn.gossip import SlowWeights
 from sapo.learn.update import Learner
+from sapo.peers import blocks
 from sapo.peers.announcements import Announcement, Heard, Partners, announce, draw
 from sapo.peers.signing import Identity
 from sapo.peers.trust import keys_of
@@ -95,7 +96,8 @@ class Gossip:
         return self._partners.changed()
 
     def _members(self) -> frozenset[str]:
-        return keys_of(self.config.members, self._home) - {self.author.key}
+        left_out = blocks.read(self._home.blocked(self.author.node))
+        return keys_of(self.config.members, self._home) - {self.author.key} - left_out.keys()
 
     # -- a round -----------------------------------------------------------------------------------------
 

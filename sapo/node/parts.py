@@ -184,6 +184,7 @@ def open_parts(
         intake = _intake(
             node_config,
             name,
+            home,
             author.held,
             author.manifest,
             journal,
@@ -257,6 +258,7 @@ def open_parts(
 def _intake(
     config: Config,
     name: str,
+    home: Home,
     held: keyring.KeyAndCard,
     manifest: Manifest,
     journal: Journal,
@@ -286,6 +288,7 @@ def _intake(
         own_key=KeyCloneDetector(journal, held.card.incarnations),
         lacking=lacking,
         dropped=set(journal.dropped()),
+        blocklist=home.blocked(name),
     )
 
 

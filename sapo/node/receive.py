@@ -1,9 +1,11 @@
 """What comes in from peers: polled, admitted into the pool; it is verified only when a draw asks for it."""
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sapo.bus.base import Poll, Positions
 from sapo.bus.poller import Listener
@@ -14,8 +16,10 @@ from sapo.core.outage import Outage
 from sapo.core.own_code import Missing
 from sapo.core.types import Group, Received, SignedGroup
 from sapo.node.gossip import Gossip
+from sapo.peers import blocks
 from sapo.peers.admission import PROVEN, admit, said_before
 from sapo.peers.announcements import is_announcement
+from sapo.peers.blocks import Blocked
 from sapo.peers.key_clones import KeyCloneDetector
 from sapo.peers.pool import Entry, Pool, Verdict
 from sapo.peers.quotas import Quotas
@@ -26,6 +30,8 @@ from sapo.policy.tokenise import false_ids
 from sapo.store.journal.journal import Journal, PoolRow, SeenGroup
 from sapo.store.journal.rows import PeerUpdates
 from sapo.tasks.questions import drawn_by
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -64,12 +70,17 @@ class Intake:
     """Sources of tasks that cannot be used here."""
     dropped: set[str]
     """Foreign groups used or evicted before the node was opened: a resent copy must not come in again."""
+    blocklist: Path
+    """File that names authors who are left out."""
+    blocked: Mapping[str, Blocked] = field(default_factory=dict)
+    """Those of the round in hand, by key."""
     gossip: Gossip | None = None
     """What takes announcements; without it they are refused, and without J groups are passed over."""
 
     def receive(self, rng: random.Random) -> Arrivals:
         """Read the bus and let into the pool what may enter it. If the bus is away the node goes on in
         silo."""
+        self._leave_out()
         poll = self._poll(rng)
         now = self.clock()
         for found in poll.malformed:
@@ -122,6 +133,17 @@ class Intake:
             announced={} if self.gossip is None else self.gossip.changed(),
         )
 
+    def _leave_out(self) -> None:
+        """Look whom the node is to leave out from this round on, and take their groups from the pool."""
+        found = blocks.read(self.blocklist)
+        round = self.journal.finished_rounds()
+        for key in found.keys() - self.blocked.keys():
+            log.warning("%s: %s is left out from round %d on", self.name, found[key], round)
+        for key in self.blocked.keys() - found.keys():
+            log.warning("%s: %s is taken in again from round %d on", self.name, self.blocked[key], round)
+        self.blocked = found
+        self.pool.remove([one.group_id for one in self.pool.entries() if one.group.key in self.blocked])
+
     def _poll(self, rng: random.Random) -> Poll:
         try:
             poll = self.listener.poll(self.journal.positions(), self.quotas.limits(self.pool.seen.holds), rng)
@@ -160,6 +182,7 @@ class Intake:
                 has_false_ids=lambda group: false_ids(self.policy, group),
                 own_group=lambda group: self.own_key.may_be_own(group, received.timestamp),
                 drawn=self._drawn,
+                blocked=self.blocked,
             )
             if (dataset := group.recipe.dataset) in self.lacking:
                 raise Refused("unavailable", f"{dataset}: {self.lacking[dataset].problem}", group)

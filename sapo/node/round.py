@@ -40,6 +40,7 @@ from sapo.node.recovery import CHECKPOINT_TIME
 from sapo.node.rollout import Completions, Request
 from sapo.node.scoring import begin_scoring, score_groups
 from sapo.node.silent_rounds import SilentRounds, series, texts_by_task
+from sapo.node.taken_up import TakenUp
 from sapo.node.verify import own_standards
 from sapo.peers import sampling
 from sapo.peers.allowance import excess
@@ -104,6 +105,9 @@ class NodeRuntime:
         self._ends = deque((result.finished_at for result in recent), ROUNDS)
         self._alarms = GuardAlarms(self.name)
         self._silent = SilentRounds(self.config, self.name, [result.metrics for result in recent])
+        self._taken_up = TakenUp(
+            parts.home.phrases(self.name), self.name, parts.intake.key, self.journal.incarnation
+        )
         self._update_s: float | None = None
         """Seconds of the last update, where it was made in this process."""
         self._next: QuestionStream | None = None
@@ -463,6 +467,7 @@ class NodeRuntime:
         )
         self.journal.commit_result(result)
         self._silent.hear(result.metrics)
+        self._taken_up.hear(now.groups, now.batch)
         self._ends.append(finished)
         self._last, self._since = result.metrics, finished
         self.round += 1

@@ -28,7 +28,7 @@ KEY, CARD, JOURNAL = "key.pem", "key.json", "journal.sqlite"
 MAX_READ_WHOLE = {KEY: 4096, CARD: 65_536, "checkpoint.json": 2**24}
 """Bytes of the files that are read whole."""
 MEMBER = re.compile(
-    r"key\.(?:pem|json)|journal\.sqlite|asked\.bin|gossip/\d{6,12}\.[0-9a-f]{64}\.safetensors"
+    r"key\.(?:pem|json)|journal\.sqlite|asked\.bin|blocked\.json|gossip/\d{6,12}\.[0-9a-f]{64}\.safetensors"
     r"|checkpoints/round-\d{6,12}/(?:optimizer\.pt"
     r"|(?:\w{1,99}/)?\w[\w.-]{0,99}\.(?:safetensors|json|txt|model|tiktoken|jinja|md))",
     re.ASCII,

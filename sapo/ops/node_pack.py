@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from sapo.core.atomic_file import sync_directory, whole_file, write_atomically
 from sapo.core.config import foreign
-from sapo.core.config.home import ASKED, Home, check_reasoning_gym, parse_manifest
+from sapo.core.config.home import ASKED, BLOCKED, Home, check_reasoning_gym, parse_manifest
 from sapo.core.config.load import Config, given, load, modern, parse
 from sapo.core.config.manifest import Manifest
 from sapo.core.dir_lock import NodeLock
@@ -114,7 +114,7 @@ def _sources(home: Home, name: str, journal: Path) -> dict[str, Path]:
     if not (folder / KEY).exists():
         raise UserError("NODE", name, f"has no {KEY}", "restore its folder from a backup")
     sources = {KEY: folder / KEY, JOURNAL: journal}
-    sources |= {file: folder / file for file in (CARD, ASKED) if (folder / file).exists()}
+    sources |= {file: folder / file for file in (CARD, ASKED, BLOCKED) if (folder / file).exists()}
     with Journal.read_only(home.journal(name)) as held:
         done, kept = held.finished_rounds(), held.pinned_checkpoints()
         newest = checkpoint.load_latest(home.checkpoints(name), incarnation=held.incarnation, at_most=done)

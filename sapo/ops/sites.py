@@ -27,7 +27,7 @@ from sapo.core.config.manifest import ADVICE, Manifest
 from sapo.core.config.schema import KafkaBus, OwnBus, Rules, SqliteBus
 from sapo.core.errors import UserError
 from sapo.core.own_code import Missing
-from sapo.peers import keyring
+from sapo.peers import blocks, keyring
 from sapo.peers.membership import day
 from sapo.store.journal.journal import Journal
 from sapo.tasks.pins import left_to_others, missing, with_pins
@@ -332,8 +332,8 @@ def _site_toml(config: Config, preset: str) -> str:
 
 
 def notes(home: Home, config: Config) -> list[str]:
-    """What is to be said of a site's nodes: which live elsewhere, whose name or key others use, and whose
-    invitation ends."""
+    """What is to be said of a site's nodes: which live elsewhere, whose name or key others use, whose
+    invitation ends, and whom they leave out."""
     found = []
     for name in config.nodes:
         try:
@@ -351,7 +351,7 @@ def notes(home: Home, config: Config) -> list[str]:
                 f"{count} groups on the bus are signed with the key of {name} and not its own: {STOLEN}"
             )
         found += _ending(home, name)
-    return found
+    return found + blocks.told(home, config.nodes)
 
 
 def refused_lately(home: Home, name: str, reason: str) -> int:

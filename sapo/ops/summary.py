@@ -20,7 +20,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable, UserError
 from sapo.core.figures import Ends, Gain, HeldOut, NodeFigures, RunFigures, Sampled, Shift, Sweep
 from sapo.core.series import range_of
-from sapo.node import probes
+from sapo.node import probes, taken_up
 from sapo.node.probes import Probe
 from sapo.ops import peaks
 from sapo.ops.peaks import Exam
@@ -206,7 +206,11 @@ def summarise(run: Run) -> RunFigures:
         home=str(run.home.root),
         nodes=nodes,
         held_out=HeldOut(**dict(evaluation)),
-        notes=(*run.notes, *silence.told({node: figures.alarm for node, figures in nodes.items()})),
+        notes=(
+            *run.notes,
+            *silence.told({node: figures.alarm for node, figures in nodes.items()}),
+            *(line for node in nodes for line in taken_up.told(run.home, node).values()),
+        ),
     )
 
 

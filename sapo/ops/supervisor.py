@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sapo.core import service_registry, silence
@@ -22,6 +22,7 @@ from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.core.run_length import foreseen, over
 from sapo.core.service_registry import Services
+from sapo.node import taken_up
 from sapo.ops import services
 from sapo.ops.process_group import (
     ARCHIVE,
@@ -76,6 +77,8 @@ class NodeStatus:
     window: int = 0
     alarm: str = ""
     """Why its newest rounds taught it nothing; empty where they did."""
+    taken_up: Mapping[str, str] = field(default_factory=dict)
+    """What it took up from others, by the author's key."""
 
     @property
     def shown(self) -> dict[str, float]:
@@ -441,6 +444,7 @@ def _newest(config: Config, home: Home, name: str) -> NodeStatus:
         means={key: statistics.fmean(values) for key, values in seen.items()},
         window=len(results),
         alarm=silence.alarm([result.metrics for result in results], config.for_node(name).swarm.rounds),
+        taken_up=taken_up.told(home, name),
     )
 
 

@@ -4,7 +4,7 @@
 tokenizer, and what it has met before. docs/admission.md lists every reason with what it proves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal, NamedTuple
 
 from sapo.core.config.manifest import Manifest
@@ -45,19 +45,22 @@ def admit(
     has_false_ids: Callable[[Group], bool] = lambda group: False,
     own_group: Callable[[Group], bool] = lambda group: True,
     drawn: Callable[[SeenGroup], bool] = lambda met: met.stamp is None,
+    blocked: Collection[str] = (),
 ) -> Group:
     """The group inside, if it may enter the pool. Raises `Refused` otherwise; changes nothing.
 
     `now` is compared with the bus's time stamp, never with the producer's clock. `own_group` decides what of
     our key's this node may have made, `drawn` whether a group met before answers a question that was its
-    author's to draw.
+    author's to draw; `blocked` are keys whose authors are left out.
 
-    Codes, besides those of `sapo.peers.group_rules` and `sapo.peers.signing.unseal`: `own_echo`, `own_key`
-    (signed with our key elsewhere), `duplicate`, `equivocation` (a known id with another content), `own_name`
-    (our name under another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not decode to
-    the text), `stale`, `future`, `copy` (content published before under another id).
+    Codes, besides those of `sapo.peers.group_rules` and `sapo.peers.signing.unseal`: `blocked`, `own_echo`,
+    `own_key` (signed with our key elsewhere), `duplicate`, `equivocation` (a known id with another content),
+    `own_name` (our name under another key), `control_tokens`, `token_ids` (ids of our vocabulary that do not
+    decode to the text), `stale`, `future`, `copy` (content published before under another id).
     """
     signed = received.signed
+    if signed.key in blocked:
+        raise Refused("blocked")
     check_size(signed, manifest)
     known = seen.digest(signed.group_id)
     if known == signed.content_sha256:

@@ -18,6 +18,7 @@ from sapo.core.config.load import Config
 from sapo.core.errors import Unavailable
 from sapo.core.types import RoundResult
 from sapo.node.round import NodeRuntime
+from sapo.peers import blocks
 from sapo.policy.exchange import digest_of
 from sapo.provenance.check import Differs, check
 from sapo.provenance.replay import opened
@@ -296,9 +297,15 @@ def test_an_announcement_that_is_refused_offers_nothing(
         assert node.journal.result(1).metrics[f"gossip/refused/{refusal}"] == 1.0
 
 
-def test_whoever_is_not_on_the_list_is_not_listened_to(begun: Home, alone: Tensor, tmp_path: Path) -> None:
-    config = gossip_config("swarm.nodes=1", "swarm.rounds=2", members=(make_identity("friend").key,))
+@pytest.mark.parametrize("listed", [False, True])
+def test_who_is_not_on_the_list_or_left_out_is_not_listened_to(
+    listed: bool, begun: Home, alone: Tensor, tmp_path: Path
+) -> None:
+    members = (ATTACKER.key,) if listed else (make_identity("friend").key,)
+    config = gossip_config("swarm.nodes=1", "swarm.rounds=2", members=members)
     home, bus = Home(shutil.copytree(begun.root, tmp_path / "home")), LastingBus(clock=lambda: NOW)
+    if listed:
+        blocks.block(home, ["n0"], ATTACKER.key, NOW)
     with open_node(config, home, bus=bus, deliver=False, clock=lambda: NOW) as node:
         digest, _ = put(home, offered(home))
         say(bus, node, digest, now=NOW)

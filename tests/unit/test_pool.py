@@ -127,6 +127,19 @@ def stays(pool: Pool, floods: int, rounds: int) -> Counter[str]:
     return found
 
 
+def test_in_a_full_pool_a_flood_has_no_more_places_than_others_have_and_each_keeps_its_newest() -> None:
+    pool = Pool(config(max_groups=16, max_age_s=1000, max_peer_share=0.5))
+    for round in range(5):
+        for author, many in {"p0": 2, "p1": 2, "p2": 2, "flooder": 20}.items():
+            for i in range(many):
+                pool.add(make_entry(author, round, i, at=1000.0 + round + i / 100))
+        pool.evict(1005.0)
+    rounds: dict[str, list[int]] = {}
+    for entry in pool.entries():
+        rounds.setdefault(entry.group.node, []).append(entry.group.round)
+    assert rounds == {"flooder": [4] * 4} | {f"p{n}": [3, 3, 4, 4] for n in range(3)}
+
+
 def test_a_restart_lets_no_burst_of_a_flooder_in() -> None:
     limits = config(max_groups=8, max_age_s=10_000)
     pool = Pool(limits)

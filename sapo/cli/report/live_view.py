@@ -188,7 +188,7 @@ class PlainView:
         self._title, self._console, self._progress = title, console, _Progress(clock)
         self._said_at: float | None = None
         self._said = ("", False)
-        self._alarms = [("", "")]
+        self._alarms: list[tuple[str, ...]] = [("", "")]
 
     def __enter__(self) -> Self:
         return self
@@ -207,7 +207,7 @@ class PlainView:
         left = self._progress.left(ROUNDS, *overall(rows))
         if self._due():
             self._say(plain_line(rows, left))
-        causes = [(row.name, row.alarm.partition(" % ")[2]) for row in rows]
+        causes = [(row.name, row.alarm.partition(" % ")[2], *row.taken_up) for row in rows]
         if causes != self._alarms:
             self._alarms = causes
             for line in alarms(rows):
@@ -365,8 +365,11 @@ class NodeTable:
 
 
 def alarms(rows: "Sequence[NodeStatus]") -> list[str]:
-    """A sentence for each node whose newest rounds taught it nothing."""
-    return told({row.name: row.alarm for row in rows})
+    """A sentence for each node whose newest rounds taught it nothing, or that took something up."""
+    return [
+        *told({row.name: row.alarm for row in rows}),
+        *(line for row in rows for line in row.taken_up.values()),
+    ]
 
 
 def means_of(rows: "Sequence[NodeStatus]") -> str:

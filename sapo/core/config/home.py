@@ -29,7 +29,7 @@ from sapo.core.types import SCHEMA_VERSION, SchemaVersion
 DEFAULT_SITE = "n"
 MAX_MANIFEST_BYTES = 16_000_000
 KEY, CARD, LOCK, MOVED = "key.pem", "key.json", "lock", "moved.json"
-ASKED = "asked.bin"
+ASKED, BLOCKED = "asked.bin", "blocked.json"
 
 
 class _File:
@@ -109,6 +109,10 @@ class Home:
     """What a node's probes found, question by question."""
     asked = _OfNode(ASKED)
     """Which questions a node has asked."""
+    blocked = _OfNode(BLOCKED)
+    """Whom a node leaves out."""
+    phrases = _OfNode("phrases.json")
+    """Phrases of others that a node watches, and those it took up."""
     page = _OfNode("page.url")
     """The link to the page where people answer for a member that runs now; for the owner only."""
     waiting = _OfNode("waiting.txt")

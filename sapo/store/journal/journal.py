@@ -334,6 +334,12 @@ class Journal:
         rows = self._all(sql) if self._version() >= 3 else []
         return [PeerRow(key, turn, sound, bool(known), *rest) for key, turn, sound, known, *rest in rows]
 
+    def authors(self) -> list[tuple[str, str]]:
+        """Keys and names of foreign authors, as far as rounds and pool still have them."""
+        pool = "SELECT producer_key, json_extract(CAST(payload AS TEXT), '$.node') FROM pool"
+        moved = " UNION SELECT producer_key, producer FROM movements" if self._version() >= 2 else ""
+        return self._all(pool + moved + " ORDER BY 1, 2")
+
     def streams(self) -> dict[str, str]:
         """What `sapo.peers.resend_guard` remembers of other authors, as JSON by key, likewise."""
         sql = "SELECT key, content FROM streams ORDER BY key"

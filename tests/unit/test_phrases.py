@@ -1,0 +1,184 @@
+"""Phrases that an author brings and a node takes up: what is watched, when it is said, and what is not."""
+
+import logging
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from makers import finish_round, make_group, make_identity
+from swarms import make_home, small_config
+
+from sapo.cli.report.live_view import alarms
+from sapo.core.types import Batch, BatchGroup, Recipe, Sample
+from sapo.node.taken_up import TakenUp, told
+from sapo.ops.summary import read_run, summarise
+from sapo.ops.supervisor import snapshot
+from sapo.peers import blocks
+from sapo.peers.phrases import LEAST, WATCHED, WINDOW, WORDS, Phrase, Phrases, loudest, phrases_of
+from sapo.store.journal.journal import Journal
+
+OWN, BAD, GOOD = (make_identity(name).key for name in ("own", "bad", "good"))
+
+
+def lesson(key: str, *texts: str, place: int = 0) -> BatchGroup:
+    """A group whose answers are all rewarded."""
+    samples = tuple(
+        Sample(
+            k=k,
+            token_ids=(1, 2),
+            loss_mask=(0, 1),
+            text=text,
+            finish_reason="stop",
+            outcome="score",
+            score=1.0,
+            advantage=1.0,
+        )
+        for k, text in enumerate(texts)
+    )
+    return BatchGroup(
+        position=place,
+        group_id=f"{place:064x}",
+        content_sha256="0" * 64,
+        source="local" if key == OWN else "external",
+        producer={OWN: "n0", BAD: "bad", GOOD: "n1"}[key],
+        producer_key=key,
+        producer_version=0,
+        recipe=Recipe.make("sums", {}, seed=place),
+        question="",
+        age_s=0.0,
+        samples=samples,
+    )
+
+
+def batch(round: int, *groups: BatchGroup) -> Batch:
+    """A batch of them."""
+    return Batch(
+        swarm="s",
+        node="n0",
+        incarnation="0" * 16,
+        round=round,
+        policy_version=round,
+        learn="{}",
+        temperature=1.0,
+        groups=groups,
+    )
+
+
+def answers(number: int, carry: str = "", share: float = 0.0) -> list[tuple[str, list[str]]]:
+    """Four own questions of a round, eight answers each; so much of them carry something."""
+    rng = random.Random(number)
+    return [
+        (
+            "sums",
+            [
+                f"{carry if k < 8 * share else ''} {rng.random()} <answer>{rng.randrange(99)}</answer>"
+                for k in range(8)
+            ],
+        )
+        for _ in range(4)
+    ]
+
+
+def spread(phrases: Phrases, *, teacher: str, share: float, rounds: int = 40) -> list[Phrase]:
+    """What is taken up while a teacher writes a phrase before each answer, and the node does so at last."""
+    found = []
+    for round in range(rounds):
+        own = answers(round, "all hail", share if round >= 8 else 0.0)
+        taught = [lesson(teacher, f"all hail {round} {place}", place=place) for place in range(2)]
+        honest = lesson(GOOD if teacher != GOOD else BAD, f"{round}+1 <answer>{round}</answer>", place=2)
+        found += phrases.hear(own, batch(round, *taught, honest))
+    return found
+
+
+def test_what_one_author_brought_and_the_node_now_writes_is_said_once() -> None:
+    phrases = Phrases(OWN)
+    found = spread(phrases, teacher=BAD, share=0.5)
+    assert {one.author for one in found} == {BAD}
+    assert len(found) == len({one.text for one in found}), "each once"
+    (said,) = loudest(phrases.watched.values())
+    assert said.text == "all hail"
+    assert said.share / said.asked == pytest.approx(0.5, abs=0.1)
+
+
+def test_what_the_node_wrote_before_does_not_write_or_taught_itself_is_not_said() -> None:
+    before = Phrases(OWN)
+    before.hear(answers(0, "all hail", 1 / 8), batch(0))
+    assert not spread(before, teacher=BAD, share=1.0), "in its own answers from the first"
+    assert not spread(Phrases(OWN), teacher=BAD, share=0.0), "not taken up"
+    assert not spread(Phrases(OWN), teacher=OWN, share=1.0), "its own find"
+
+
+def test_a_phrase_that_several_authors_brought_alike_is_nobodys() -> None:
+    phrases = Phrases(OWN)
+    for round in range(40):
+        third = lesson(OWN, f"all hail {round}", place=2)
+        groups = [lesson(key, f"all hail {round}", place=place) for place, key in enumerate((BAD, GOOD))]
+        assert not phrases.hear(
+            answers(round, "all hail", 0.5 if round > 8 else 0.0), batch(round, *groups, third)
+        )
+    assert ("sums", "all hail") in phrases.watched
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=200))
+def test_an_own_share_is_a_mean_that_forgets(parts: Sequence[float]) -> None:
+    phrase = Phrase("sums", "hail", {})
+    for part in parts:
+        phrase.own(part)
+    keeps = 1 - 1 / WINDOW
+    weights = [keeps**age for age in range(len(parts))][::-1]
+    assert phrase.asked == pytest.approx(sum(weights))
+    assert phrase.asked <= WINDOW
+    assert phrase.share == pytest.approx(sum(w * part for w, part in zip(weights, parts, strict=True)))
+    assert not (len(parts) < LEAST and phrase.written)
+
+
+@given(st.text(max_size=300))
+def test_phrases_are_parts_of_a_text_and_bounded(text: str) -> None:
+    found = list(phrases_of(text))
+    assert len(found) == len(set(found)) <= WORDS * len(text)
+    assert all(phrase in " ".join(text.split()) for phrase in found)
+
+
+def test_a_flood_of_phrases_takes_bounded_room_and_hides_nothing() -> None:
+    phrases, found = Phrases(OWN), []
+    for round in range(40):
+        junk = " ".join(f"w{place % 400}x{round // 2}" for place in range(2000))
+        groups = [lesson(BAD, f"hail {round} {place} {junk}", place=place) for place in range(2)]
+        found += phrases.hear(answers(round, "hail", 0.5 if round > 8 else 0.0), batch(round, *groups))
+        assert sum(not one.author for one in phrases.watched.values()) <= WATCHED
+    assert "hail" in {one.text for one in found}
+
+
+def test_a_node_says_it_once_goes_on_after_a_restart_and_is_silent_once_the_author_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small_config()
+    home = make_home(tmp_path / "home", config)
+    home.make_node("n0")
+    with caplog.at_level(logging.WARNING):
+        for round in range(60):
+            if round % 10 == 0:
+                node = TakenUp(home.phrases("n0"), "n0", OWN, "0" * 16)
+            share = 0.5 if round > 24 else 0.0
+            recipe = Recipe.make("sums", {}, seed=round)
+            own = [
+                make_group("n0", texts=texts, recipe=recipe) for _, texts in answers(round, "all hail", share)
+            ]
+            node.hear(own, batch(round, lesson(BAD, f"all hail {round}")))
+    (said,) = told(home, "n0").values()
+    assert said.startswith("n0 now writes 'all hail' in ")
+    assert f"% of its answers to sums; it came from bad ({BAD[:12]}). If you do not" in said
+    assert said.endswith(f"sapo peer block {BAD[:12]}")
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].partition("% of ")[2] == said.partition("% of ")[2]
+    with Journal(home.journal("n0")) as journal:
+        finish_round(journal, "n0", 0)
+    assert alarms(snapshot(config, home).nodes) == [said]
+    assert said in summarise(read_run(home)).notes, "so it is in summary.json, on the page and at a run's end"
+    assert blocks.block(home, ["n0"], BAD, 0.0)[1] == ["n0"]
+    assert told(home, "n0") == {}
+    home.phrases("n0").write_text("{")
+    assert told(home, "n0") == {}, "a damaged file costs counts, and no node"
