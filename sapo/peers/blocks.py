@@ -96,16 +96,26 @@ def known(home: Home, nodes: Iterable[str]) -> dict[str, set[str]]:
     return found
 
 
+def meant(text: str, authors: Mapping[str, Iterable[str]]) -> list[str]:
+    """Keys of the authors that `text` may mean, sorted; `authors` have their names by key.
+
+    A whole key means its owner alone, whatever others call themselves.
+    """
+    begun = {key for key in authors if text and key.startswith(text.lower())}
+    named = {key for key, names in authors.items() if text in names}
+    return sorted(begun if text.lower() in begun else begun | named)
+
+
 def find(text: str, authors: Mapping[str, Iterable[str]]) -> str:
-    """The key that `text` is, the only one whose author has it for a name, or the only one that begins so."""
+    """The key that `text` is, or that of the only author whom it means. Raises `UserError` for several or
+    none."""
     if _KEY.fullmatch(text) and is_sound_key(text):
         return text
-    keys = [key for key, names in authors.items() if text in names]
-    keys = keys or [key for key in authors if text and key.startswith(text)]
+    keys = meant(text, authors)
     if len(keys) == 1:
         return keys[0]
     if keys:
-        shown = ", ".join(sorted(key[:SHOWN] for key in keys)[:LISTED])
+        shown = ", ".join(key[:SHOWN] for key in keys[:LISTED])
         raise UserError("KEY", text, f"may be {len(keys)} authors: {shown}", "give more of the key")
     there = sorted({name for names in authors.values() for name in names})[:LISTED]
     remedy = (

@@ -15,6 +15,7 @@ from sapo.core.config.schema import GuardConfig, LearnConfig, Section
 from sapo.core.errors import UserError
 from sapo.core.types import Batch, canonical
 from sapo.learn.advantage import with_advantages
+from sapo.peers.blocks import meant
 
 SECTIONS: dict[str, type[Section]] = {"learn": LearnConfig, "guard": GuardConfig}
 IN_ADVANTAGES = ("advantage", "std_floor", "zero_tolerance", "truncated")
@@ -154,16 +155,16 @@ def authors_named(wanted: Sequence[str], authors: Collection[tuple[str, str]]) -
     `authors` are names with keys. Raises `UserError` where one is not among them, or several are meant.
     """
     found: dict[str, str] = {}
+    names = {key: sorted(name for name, its in authors if its == key) for _, key in authors}
     for text in wanted:
-        begun = {key for _, key in authors if text and key.startswith(text.lower())}
-        keys = begun if text.lower() in begun else begun | {key for name, key in authors if name == text}
+        keys = meant(text, names)
         if len(keys) != 1:
             problem = f"means {len(keys)} authors" if keys else "taught the node nothing in these rounds"
             those = sorted((name, key) for name, key in authors if key in keys or not keys)
             there = ", ".join(f"{name} ({key if keys else key[:16]})" for name, key in those)
             said = f"name one by its key: {there}" if keys else f"those who did are {there}"
             raise UserError("--without", text, problem, said if there else "nobody did: choose other rounds")
-        found |= {key: name for name, key in sorted(authors) if key in keys}
+        found[keys[0]] = names[keys[0]][-1]
     return found
 
 
