@@ -25,10 +25,10 @@ class Gossip(Section):
     store: Address | None = None
     """Where weights are put and fetched: a folder or `s3://bucket/prefix`. Default: `<home>/gossip`."""
     max_norm: PositiveFloat = 4.0
-    """A partner further away than so many times this node's own learning between outer steps, in the median
-    or now, is refused."""
+    """Refuse partners further away than so many times this node's own learning between outer steps, in the
+    median or now."""
     fetch_s: PositiveFloat = 60.0
-    """Seconds for fetching a partner's file. After them the step is made alone."""
+    """Seconds for fetching a partner's file; the step is then made alone."""
 
     @field_validator("every")
     @classmethod

@@ -77,8 +77,8 @@ class Task(Section):
     """A source of questions."""
 
     dataset: SourceName
-    """A ReasoningGYM data set, an entry point `sapo.tasks` of an installed package, or its `module:Class`.
-    With `file`, `file:NAME`; by default the file's own name."""
+    """A ReasoningGYM data set, an entry point `sapo.tasks`, or `module:Class` of an installed package. With
+    `file`, `file:NAME`, by default the file's own name."""
     file: str | None = Field(default=None, exclude_if=unset)
     """Ask the rows of this .parquet, .jsonl or .csv file; `config` names its columns and scorer."""
     config: dict[str, Any] = {}
@@ -113,8 +113,8 @@ class Rules(Section):
     answer: AnswerFormat = "text"
     """What is scored: the last `<answer>` tag (`tags`), the last `\\boxed{}` (`boxed`), or the whole text."""
     questions: Literal["drawn", "any"] = "drawn"
-    """Which questions may be answered: those an author's key and round draw, or `any`. With `any` an author
-    can teach one answer by its choice of questions. Fixed for the life of a swarm."""
+    """Which questions may be answered: those an author's key and round draw, or `any`: an author can then
+    teach one answer by its choice. Fixed for the life of a swarm."""
     min_completions: Annotated[int, Field(ge=2)] = 2
     """Smallest group that is accepted."""
     max_completions: Annotated[int, Field(ge=2)] = 64
@@ -126,7 +126,7 @@ class Rules(Section):
     entry: Literal["open", "allow-list", "invite"] = "open"
     """Who may publish: anybody; `members`; `members` and those they invite."""
     members: list[PublicKey] = []
-    """Public keys (`sapo keys show`). May change while the swarm runs; `entry` may not."""
+    """Public keys (`sapo keys show`). May change while the swarm runs."""
     authors: Annotated[
         list[AuthorKind], Field(min_length=1, exclude_if=lambda kinds: {*kinds} == {*AUTHOR_KINDS})
     ] = list(AUTHOR_KINDS)
@@ -170,9 +170,9 @@ class Starter(Section):
     lr: PositiveFloat = 3e-3
     """Learning rate."""
     bare: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of supervised answers that are bare. The others are sentences, which score little."""
+    """Share of supervised answers that are bare; the others are sentences."""
     seed: int = 0
-    """Seed of its weights and questions, independent of `swarm.seed`."""
+    """Independent of `swarm.seed`."""
 
 
 class BatchConfig(Section):
@@ -185,12 +185,12 @@ class BatchConfig(Section):
     completions: Annotated[int, Field(ge=2)] = 8
     """L: completions of one question."""
     questions: PositiveInt | None = None
-    """B: questions answered per round; default I. More than I lets SampleSelf choose."""
+    """B: questions answered per round; default I."""
     choose: Literal["any", "informative"] = "any"
     """Which I of B own groups SampleSelf takes: any, or first those whose scores differ."""
     sampler: Literal["uniform", "fresh"] | OwnCode = "uniform"
-    """How SampleExternal draws from the pool: at random, the [freshest](adaptive.md) of twice J, or in the
-    order of [your own](extending.md) `module:function`."""
+    """How SampleExternal draws: at random, the [freshest](adaptive.md) of twice J, or by [your
+    own](extending.md) `module:function`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -227,9 +227,9 @@ class GenerateConfig(Section):
     """How completions are sampled."""
 
     engine: Literal["transformers", "vllm"] | OwnCode = "transformers"
-    """What samples: transformers, [vLLM](engines.md), or [your own](extending.md) `module:function`."""
+    """What samples: transformers, [vLLM](engines.md), or [your own](extending.md)."""
     max_new_tokens: PositiveInt = 256
-    """Longest completion, in tokens. One that reaches it is cut off (`finish_reason` is `length`)."""
+    """Longest completion, in tokens."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature. Log-probabilities are taken at it."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -271,8 +271,8 @@ class PoolConfig(Section):
     poll_bytes: PositiveInt = 8_000_000
     """Most bytes read per poll."""
     newcomer_share: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Share of the pool's places and of verification time for all newcomers together. Each draw also verifies
-    this share of J of their groups, so that they become known."""
+    """Share of places and of verification time for all newcomers together. Each draw also verifies this share
+    of J of their groups, so that they become known."""
     newcomer_groups: PositiveInt = 8
     """Informative groups, verified here, after which an author is known."""
     verify_share: PositiveFloat = 0.6
@@ -283,7 +283,7 @@ class LearnConfig(Section):
     """The update: all that replay needs besides weights, optimiser state and batch."""
 
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] | OwnCode = "dapo"
-    """The policy loss, or [your own](extending.md) `module:function`."""
+    """The policy loss, or [your own](extending.md)."""
     lr: Annotated[float, Field(ge=0)] = 1e-6
     """Learning rate. With 0, only the effect of selection is measured."""
     decay_from: Annotated[int, Field(ge=0)] = 0
@@ -305,8 +305,7 @@ class LearnConfig(Section):
     gspo_clip_high: PositiveFloat = 4e-4
     """`clip_high` of `gspo`: narrower, since the ratio is a mean over a sequence."""
     dr_grpo_length: PositiveInt = 256
-    """`dr_grpo` divides by this many tokens per completion, whatever its length. Use the swarm's
-    max_new_tokens."""
+    """`dr_grpo` divides by this many tokens per completion. Use the swarm's max_new_tokens."""
     epochs: PositiveInt = 1
     """Optimiser steps per batch."""
     advantage: Literal["centred", "mean_std"] = "centred"
@@ -330,7 +329,7 @@ class LearnConfig(Section):
     foreign_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Factor of the loss of foreign tokens, in every mode."""
     foreign_bound: Literal["own", "none"] = "own"
-    """`own`: one foreign group does no more to a step than an own group, in tokens and in size of gradient.
+    """`own`: a foreign group does no more to a step than an own group, in tokens and size of gradient.
     `none`: unbounded, as in the paper."""
     foreign_credit: Literal["all", "floor", "useful"] = Field(
         default="all", exclude_if=lambda kind: kind == "all"
@@ -355,7 +354,7 @@ class LearnConfig(Section):
     micro_batch: PositiveInt | None = None
     """Sequences per forward pass; default the whole batch. The gradient is the same."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """`adamw8bit` keeps its moments in 8 bits, a quarter of the memory. A change in a run resets them."""
+    """`adamw8bit` needs a quarter of the memory for its moments. A change in a run resets them."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     autocast: bool = False
@@ -414,8 +413,7 @@ class GuardConfig(Section):
     min_foreign_logprob: Annotated[float, Field(le=0)] = -100.0
     """Lowest mean own log-probability of foreign tokens."""
     max_engine_gap: PositiveFloat = 0.2
-    """Largest mean distance between engine's and learner's log-probabilities of own tokens, in nats.
-    `generate.ahead` adds one update."""
+    """Largest mean distance between engine's and learner's log-probabilities of own tokens, in nats."""
 
 
 class CheckpointConfig(Section):
@@ -426,8 +424,7 @@ class CheckpointConfig(Section):
     every_seconds: PositiveFloat = 600.0
     """Also take one after this time."""
     max_share: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Largest share of a node's time for checkpoints of `every_seconds`. Those of `every_rounds` and of model
-    versions are never delayed."""
+    """Largest share of a node's time for checkpoints of `every_seconds`."""
     keep: Annotated[int, Field(ge=2)] = 2
     """Newest checkpoints kept, besides those that replay or a model version needs."""
     weight_digest_every: PositiveInt = 50
@@ -511,7 +508,7 @@ class HistoryConfig(Section):
     maintain_seconds: Annotated[float, Field(ge=0)] = 1800.0
     """How often the archive compacts, cuts and vacuums the tables; 0 never."""
     vacuum_hours: Annotated[float, Field(ge=0)] = 24.0
-    """Age at which files that no snapshot needs are deleted. Readers may still use younger ones."""
+    """Age at which files that no snapshot needs are deleted."""
 
 
 class TrackConfig(Section):
@@ -529,8 +526,8 @@ class TrackConfig(Section):
     """This many rounds are logged whole, later ones every tenth, then every hundredth. `eval/*` stays whole.
     0 logs all."""
     traits: Annotated[dict[str, str], AfterValidator(checked)] = {}
-    """Patterns (RE2) by name. Series `trait/<name>` is the share of own completions that match; `sapo trait`
-    shows how it spread. Example: `worked = '[0-9]=[0-9]'`."""
+    """Patterns (RE2) by name, such as `worked = '[0-9]=[0-9]'`. Series `trait/<name>` is the share of own
+    completions that match; `sapo trait` shows how it spread."""
 
 
 class FlowConfig(Section):
@@ -581,10 +578,10 @@ class EvalConfig(Section):
     """Held-out evaluation ([metrics](metrics.md))."""
 
     questions: PositiveInt | None = None
-    """Questions drawn for the full evaluation. Default: so many that it costs about a fifth of the rounds'
-    answers, 50 to 2,000, plus the probe's. The run keeps that number."""
+    """Questions of the full evaluation. Default: so many that it costs about a fifth of the rounds' answers,
+    50 to 2,000, plus the probe's. A run keeps its number."""
     samples: PositiveInt = 1
-    """Completions per question of the full evaluation, at temperature 1."""
+    """Completions per question, at temperature 1."""
     probe_questions: Annotated[int, Field(ge=0)] = 200
     """Held-out questions of a probe; 0 makes none. By chance two probes differ by up to 7 points with 200, 3
     with 1,000."""

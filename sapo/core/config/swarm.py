@@ -9,7 +9,7 @@ from sapo.core.types import Name, unset
 
 
 class Swarm(Section):
-    """What makes a swarm one swarm."""
+    """The swarm, and this site's part of it."""
 
     name: Name = "swarm"
     """Letters, digits, `-` and `_`. Names the home, the topic and the MLflow experiment."""
@@ -20,7 +20,6 @@ class Swarm(Section):
     rounds: PositiveInt = 100
     """Rounds of each node in all, resumed or not."""
     seconds: PositiveFloat | None = Field(default=None, exclude_if=unset)
-    """Seconds of rounds after which a node makes no more. Nodes of different pace then end together. `rounds`
-    still limits."""
+    """Seconds of rounds after which a node makes no more: nodes of different pace end together."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Random draws follow from it and from each node's random incarnation, so two runs of one seed differ."""
+    """Seed of random draws, with each node's random incarnation: two runs of one seed differ."""
