@@ -8,12 +8,12 @@ from sapo.core.config.schema import PositiveFloat, Section
 
 
 class AdaptiveConfig(Section):
-    """What sampler `fresh` goes by ([adaptive sampling](adaptive.md))."""
+    """Settings of the sampler `fresh` ([adaptive sampling](adaptive.md))."""
 
     eta: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """Power of a group's spread of scores in its weight; 0 prefers no spread."""
+    """Power of a group's spread of scores in its weight; 0 ignores it."""
     tau: PositiveFloat = 16.0
     """Own rounds after which a group's weight has fallen to 37 %."""
     kappa: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """How much authors lose whose answers the own policy finds improbable: the weight is multiplied by
-    exp(-kappa * gap), with the gap in nats per token."""
+    """Authors whose answers the own policy finds improbable lose weight by exp(-kappa * gap), with the gap in
+    nats per token."""

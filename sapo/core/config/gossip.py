@@ -9,26 +9,26 @@ from sapo.core.config.schema import Address, PositiveFloat, Section
 
 
 class Gossip(Section):
-    """Every so many rounds a node averages its weights with those of one other, drawn at random (NoLoCo)."""
+    """Every so many rounds a node averages its weights with one other's, drawn at random
+    ([NoLoCo](gossip.md))."""
 
     every: Annotated[int, Field(ge=0)] = 0
-    """H: rounds between two outer steps; 0 makes none. The paper has 50."""
+    """H: rounds between outer steps; 0 makes none. The paper has 50."""
     alpha: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Momentum of the outer step."""
     beta: Annotated[float, Field(gt=0, le=2)] = 1.0
-    """Outer learning rate: of the mean of what both have learned since their last outer step."""
+    """Outer learning rate."""
     gamma: Annotated[PositiveFloat, Field(validate_default=True)] = 0.7
-    """How strongly a node is drawn to the mean of both: below 2(1 - alpha²), or replicas drift apart."""
+    """Pull towards the mean of both. Must be below 2(1 - alpha²), or replicas drift apart."""
     members: list[str] = Field(default=[], validate_default=True)
-    """With whom: public keys, and names of this site's own nodes. Weights can't be verified as answers can:
-    name only those whom you trust."""
+    """Partners: public keys, and names of own nodes. Weights can't be verified: name only those you trust."""
     store: Address | None = None
-    """Where weights are put and fetched: a folder or `s3://bucket/prefix`; `<home>/gossip` when not set."""
+    """Where weights are put and fetched: a folder or `s3://bucket/prefix`. Default: `<home>/gossip`."""
     max_norm: PositiveFloat = 4.0
-    """A partner further away than so many times what this node learns between outer steps, in the median or
-    now, is not averaged with: a bound that no partner has a part in."""
+    """Refuse partners further away than so many times this node's own learning between outer steps, in the
+    median or now."""
     fetch_s: PositiveFloat = 60.0
-    """Seconds that fetching a partner's file may take: the step is then made without it."""
+    """Seconds for fetching a partner's file; the step is then made alone."""
 
     @field_validator("every")
     @classmethod

@@ -72,18 +72,17 @@ class Config(Section):
     tasks: list[Task] = Field(default=[Task(dataset="chain_sum")], min_length=1)
     rules: Rules = Rules()
     model: str = "starter"
-    """`thinker` or `guesser`, which ship with sapo; `starter` or `starter:<variant>`, taught the config's
-    tasks first; `smollm2`, from the package index; a directory, a `.gguf` file, or a Hugging Face model name
-    ([models](models.md))."""
+    """`thinker`, `guesser`, `starter`, `starter:<variant>`, `smollm2`, a folder, a `.gguf` file, or a Hugging
+    Face model name ([models](models.md))."""
     prompt: Prompt = Field(default=Prompt(), exclude_if=Prompt().__eq__)
     starter: Starter = Starter()
     lora: Lora | None = None
     threads: PositiveInt = 1
-    """CPU threads of the learner; results repeat bit for bit only with the same number."""
+    """CPU threads of the learner. Results repeat bit for bit only with the same number."""
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$")] = "auto"
-    """Where the model lives and learns; `auto` takes an NVIDIA GPU where there is one."""
+    """Where the model lives; `auto` prefers an NVIDIA GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the weights are kept in; for float32 weights and bfloat16 computing there is `learn.autocast`."""
+    """Of the weights. For bfloat16 computing alone see `learn.autocast`."""
     batch: BatchConfig = BatchConfig()
     adaptive: AdaptiveConfig = Field(default=AdaptiveConfig(), exclude_if=AdaptiveConfig().__eq__)
     share: ShareConfig = ShareConfig()
@@ -100,13 +99,13 @@ class Config(Section):
     deploy: DeployConfig = DeployConfig()
     eval: EvalConfig = EvalConfig()
     gossip: Gossip | None = Field(default=None, exclude_if=unset)
-    """Set, with `gossip.every` above 0, nodes also [average their weights](gossip.md)."""
+    """Makes nodes [average their weights](gossip.md), too."""
     member: Annotated[OpenAIMember | CommandMember | PersonMember, Field(discriminator="type")] | None = (
         Field(default=None, exclude_if=unset)
     )
-    """Set, the nodes here are [members that only answer](members.md): without a model."""
+    """Makes the nodes here [members that only answer](members.md)."""
     node: dict[str, dict[str, Any]] = Field(default={})
-    """Overrides for single nodes, by number: `node.1.model`, `node.2.batch.external`, ..."""
+    """Settings of single nodes, by number: `node.1.model`, `node.2.batch.external`, ..."""
 
     @field_validator("bus", mode="before")
     @classmethod

@@ -9,32 +9,32 @@ from sapo.core.config.schema import Address, PositiveFloat, PositiveInt, SecretR
 
 
 class OpenAIMember(Section):
-    """A model behind any endpoint that speaks OpenAI's API answers; it never learns."""
+    """A model behind any endpoint that speaks OpenAI's API ([members](members.md)). It never learns."""
 
     type: Literal["openai"] = "openai"
     """A model behind an endpoint."""
     url: Address
     """Base URL, as in `https://api.example.com/v1`."""
     model: str
-    """The model's name at that endpoint."""
+    """Its name at that endpoint."""
     api_key: SecretRef | None = None
-    """Where the key is: `env:NAME`, `file:PATH` or `prefect:BLOCK`; unset sends none."""
+    """`env:NAME`, `file:PATH` or `prefect:BLOCK`; unset sends none."""
     api: Literal["chat", "completions"] = "chat"
-    """`chat` sends a question as a user's message; `completions` as plain text and a line break."""
+    """`chat` sends the question as a user's message, `completions` as plain text and a line break."""
     system: str | None = None
-    """The system prompt of `chat`, or what stands before the question of `completions`."""
+    """System prompt of `chat`, or the text before the question of `completions`."""
     concurrency: PositiveInt = 4
-    """Requests under way at once; a request asks for all answers to one question."""
+    """Requests at once. Each asks for all answers to one question."""
     timeout_s: PositiveFloat = 120.0
-    """For a whole response, however slowly it comes."""
+    """For a whole response."""
     max_tokens: PositiveInt | None = None
-    """Budget: tokens of prompts and answers together, over the member's whole life; it then pauses."""
+    """Budget of prompt and answer tokens for the member's whole life. It then pauses."""
     max_cost: PositiveFloat | None = None
     """Budget in money, by `price_in` and `price_out`."""
     price_in: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Of a million prompt tokens."""
+    """Per million prompt tokens."""
     price_out: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Of a million tokens of answers."""
+    """Per million answer tokens."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -50,20 +50,20 @@ class OpenAIMember(Section):
 
 
 class CommandMember(Section):
-    """A program answers: it reads questions and writes answers, as JSON lines."""
+    """A program that reads questions and writes answers, as JSON lines ([members](members.md))."""
 
     type: Literal["command"] = "command"
     """A program of one's own."""
     run: Annotated[list[str], Field(min_length=1)]
-    """The program and its arguments; it is started once and asked again and again."""
+    """The program and its arguments. Started once."""
     timeout_s: PositiveFloat = 120.0
-    """For all answers to one question; a program that takes longer is started again."""
+    """For all answers to one question. A slower program is started again."""
 
 
 class PersonMember(Section):
-    """People answer, on a web page of this machine."""
+    """People on a web page of this machine ([members](members.md))."""
 
     type: Literal["person"] = "person"
     """Whoever opens the page."""
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None
-    """Where the page is, on this machine only; a free port when not set."""
+    """Local port of the page; default a free one."""

@@ -21,14 +21,14 @@ def system_prompt(answer: AnswerFormat) -> str | None:
 
 
 class Prompt(Section):
-    """What a policy reads around each question. A node may have a prompt of its own: `node.0.prompt`.
+    """What a policy reads around each question. A node may have its own: `node.0.prompt`.
 
-    What peers wrote is encoded again under the receiver's prompt. Once a node has begun, its prompt stays.
+    Peers' texts are encoded again under the receiver's prompt. A node that has begun keeps its prompt.
     """
 
     system: Text | None = None
-    """Instruction before every question, instead of the one of `rules.answer`; `""` is none."""
+    """Replaces the instruction of `rules.answer`; `""` is none."""
     examples: Annotated[tuple[tuple[Text, Text], ...], Field(max_length=64)] = ()
-    """Pairs of question and answer, given as earlier turns; plain text without a chat template."""
+    """Pairs of question and answer, given as earlier turns."""
     template: Mapping[str, bool | int | float | str] = Field(default={})
-    """Arguments of the model's chat template, such as `enable_thinking = false`."""
+    """Arguments of the chat template, such as `enable_thinking = false`."""

@@ -54,14 +54,14 @@ FILE = "file:"
 
 
 class Pin(Section):
-    """The very code of a task source: every site of a swarm has the same."""
+    """The exact code of a task source. Every site of a swarm has the same."""
 
     package: Annotated[str, Field(pattern=PACKAGE)]
     """The installed package."""
     version: Annotated[str, Field(pattern=VERSION)]
     """Its version."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    """Over the package's Python files."""
+    """Of the package's Python files."""
 
 
 def _printable(name: str) -> str:
@@ -74,20 +74,19 @@ SourceName = Annotated[str, Field(min_length=1, max_length=100), AfterValidator(
 
 
 class Task(Section):
-    """A source of questions with its parameters, drawn with probability proportional to `weight`."""
+    """A source of questions."""
 
     dataset: SourceName
-    """A data set of ReasoningGYM, or a source of an installed package: the name of its entry point of the
-    group `sapo.tasks`, or `module:Class`. With `file`, `file:NAME`, by default of the file's own name."""
+    """A ReasoningGYM data set, an entry point `sapo.tasks`, or `module:Class` of an installed package. With
+    `file`, `file:NAME`, by default the file's own name."""
     file: str | None = Field(default=None, exclude_if=unset)
-    """Rows of one's own to ask, a .parquet, .jsonl or .csv file; `config` names its columns and scorer."""
+    """Ask the rows of this .parquet, .jsonl or .csv file; `config` names its columns and scorer."""
     config: dict[str, Any] = {}
-    """Its parameters, by the source's names for them; what is left out keeps the source's default."""
+    """The source's parameters. The rest keep their defaults."""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """How often it is drawn, relative to the other tasks: 2 is twice as often as 1, 0 leaves it to others."""
+    """How often it is drawn, relative to other tasks; 0 never."""
     pin: Pin | None = Field(default=None, exclude_if=unset)
-    """The code of a source that is not ReasoningGYM's, by `package`, `version` and `sha256`; found out when a
-    swarm begins, if not set."""
+    """Pins a source that is not ReasoningGYM's. Default: found when a swarm begins."""
 
     @model_validator(mode="before")
     @classmethod
@@ -105,34 +104,33 @@ class Task(Section):
 
 
 class Rules(Section):
-    """What every node of the swarm must agree on, besides the tasks; part of the manifest."""
+    """What every node of the swarm must agree on, besides the tasks."""
 
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of all questions that are held out from training."""
+    """Share of questions held out from training."""
     salt: str = "sapo"
-    """Mixed into the hash that decides which questions are held out: another salt holds out others."""
+    """Another salt holds out other questions."""
     answer: AnswerFormat = "text"
-    """`tags` scores the content of the last `<answer>` tag only, `boxed` that of the last `\\boxed{}`, as
-    mathematical models answer; `text` the whole text."""
+    """What is scored: the last `<answer>` tag (`tags`), the last `\\boxed{}` (`boxed`), or the whole text."""
     questions: Literal["drawn", "any"] = "drawn"
-    """Which questions may be answered: those that an author's key and round draw, or `any`: then who picks
-    questions of one answer teaches that answer. A swarm that has begun keeps its rule."""
+    """Which questions may be answered: those an author's key and round draw, or `any`: an author can then
+    teach one answer by its choice. Fixed for the life of a swarm."""
     min_completions: Annotated[int, Field(ge=2)] = 2
-    """The fewest completions a group may have; smaller ones are refused."""
+    """Smallest group that is accepted."""
     max_completions: Annotated[int, Field(ge=2)] = 64
-    """The most completions a group may have; larger ones are refused."""
+    """Largest group that is accepted."""
     max_text_chars: PositiveInt = 16_384
-    """The longest completion that may be published, or taken from a peer, in characters."""
+    """Longest completion, in characters."""
     max_payload_bytes: Annotated[int, Field(ge=1, le=4_000_000)] = 1_000_000
-    """Of a group as it travels; a bus reads no record that is larger than any swarm may allow."""
+    """Largest group, in bytes as sent."""
     entry: Literal["open", "allow-list", "invite"] = "open"
-    """Who may publish: anybody, `members`, or `members` and those who hold an invitation of one of them."""
+    """Who may publish: anybody; `members`; `members` and those they invite."""
     members: list[PublicKey] = []
-    """Public keys (`sapo keys show`). The list may change while the swarm runs; the way of entry may not."""
+    """Public keys (`sapo keys show`). May change while the swarm runs."""
     authors: Annotated[
         list[AuthorKind], Field(min_length=1, exclude_if=lambda kinds: {*kinds} == {*AUTHOR_KINDS})
     ] = list(AUTHOR_KINDS)
-    """Which kinds of author may publish: policies that learn, and [members](members.md) that only answer."""
+    """Kinds of author that may publish: policies, and [members](members.md) that only answer."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -148,37 +146,37 @@ class Rules(Section):
 
 
 class Lora(Section):
-    """Train a low-rank adapter instead of the weights; checkpoints then hold the adapter only."""
+    """Train a low-rank adapter instead of the weights. Checkpoints then hold only the adapter."""
 
     rank: PositiveInt = 8
-    """Rank of the adapter's matrices: a higher one can learn more and takes more memory."""
+    """Rank of its matrices."""
     alpha: PositiveFloat = 16.0
-    """The adapter's output is multiplied by alpha / rank."""
+    """Its output is multiplied by alpha / rank."""
     dropout: Literal[0] = 0
-    """Only 0: with dropout, replay could not repeat an update."""
+    """With dropout, replay could not repeat an update."""
     target_modules: list[str] | Literal["all-linear"] = "all-linear"
-    """Names of the layers that get an adapter; `all-linear` is every linear layer but the output."""
+    """Layers that get an adapter; `all-linear` is every linear layer but the output."""
 
 
 class Starter(Section):
-    """How the starter policy is made; equal values share one cached copy."""
+    """How the starter policy is made. Equal values share one cached copy."""
 
     variant: Annotated[str, Field(pattern=r"^[a-z0-9-]+$")] = "small"
-    """Its shape: `narrow`, `small`, `wide`, `numbers` (frequent numbers are tokens), `bytes` (no others)."""
+    """`narrow`, `small`, `wide`, `numbers` (frequent numbers are tokens) or `bytes` (no other tokens)."""
     steps: PositiveInt = 600
-    """Supervised steps it is taught for."""
+    """Supervised steps."""
     batch: PositiveInt = 64
-    """Questions in each of these steps."""
+    """Questions per step."""
     lr: PositiveFloat = 3e-3
-    """Learning rate of these steps."""
+    """Learning rate."""
     bare: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the supervised answers that are bare; the others are sentences, which score little."""
+    """Share of supervised answers that are bare; the others are sentences."""
     seed: int = 0
-    """Its weights and questions follow from it, independent of `swarm.seed`."""
+    """Independent of `swarm.seed`."""
 
 
 class BatchConfig(Section):
-    """The paper's letters: I local and J external groups a round, L completions each."""
+    """What one round answers and learns from, by the paper's letters."""
 
     local: PositiveInt = 4
     """I: own groups in a batch."""
@@ -187,13 +185,12 @@ class BatchConfig(Section):
     completions: Annotated[int, Field(ge=2)] = 8
     """L: completions of one question."""
     questions: PositiveInt | None = None
-    """B: questions answered a round; I when not set. More than I lets SampleSelf choose."""
+    """B: questions answered per round; default I."""
     choose: Literal["any", "informative"] = "any"
-    """How SampleSelf takes I of B own groups: any of them, or first those whose scores differ."""
+    """Which I of B own groups SampleSelf takes: any, or first those whose scores differ."""
     sampler: Literal["uniform", "fresh"] | OwnCode = "uniform"
-    """How SampleExternal draws from the pool: at random, the freshest of twice J ([adaptive
-    sampling](adaptive.md)), or as `module:function` of an installed package orders it
-    ([extending](extending.md))."""
+    """How SampleExternal draws: at random, the [freshest](adaptive.md) of twice J, or by [your
+    own](extending.md) `module:function`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -210,14 +207,14 @@ class BatchConfig(Section):
 
 
 class ShareConfig(Section):
-    """SelectSubset: which of the own groups are published."""
+    """SelectSubset: which own groups are published."""
 
     select: Literal["all", "fraction", "top"] = "all"
-    """`top` scores own groups before publishing and sends the most informative ones."""
+    """`top` publishes the most informative ones."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the own groups that `fraction` and `top` publish, rounded up."""
+    """Share of own groups published with `fraction` or `top`, rounded up."""
     token_ids: bool = True
-    """Send token ids and log-probabilities along with the text."""
+    """Publish token ids and log-probabilities with the text."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -230,22 +227,21 @@ class GenerateConfig(Section):
     """How completions are sampled."""
 
     engine: Literal["transformers", "vllm"] | OwnCode = "transformers"
-    """What samples: the model itself through transformers, vLLM ([engines](engines.md)), or what
-    `module:function` of an installed package opens ([extending](extending.md))."""
+    """What samples: transformers, [vLLM](engines.md), or [your own](extending.md)."""
     max_new_tokens: PositiveInt = 256
-    """The longest completion, in tokens; one that reaches it is cut off (`finish_reason` is `length`)."""
+    """Longest completion, in tokens."""
     temperature: PositiveFloat = 1.0
-    """Above 1 samples more evenly, below 1 prefers likely tokens; log-probabilities are taken at it."""
+    """Sampling temperature. Log-probabilities are taken at it."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample only from the likeliest tokens that together have this probability; 1 takes all."""
+    """Sample from the likeliest tokens that together have this probability; 1 is all."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample only from this many likeliest tokens; 0 takes all."""
+    """Sample from this many likeliest tokens; 0 is all."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Leave out tokens less likely than this share of the likeliest one; 0 leaves none out."""
+    """Leave out tokens below this share of the likeliest one's probability."""
     ahead: Literal[0, 1] = 0
-    """1 answers a round's questions while the node still learns from the round before: off by one update."""
+    """1 samples a round during the update before it, so one update off-policy."""
     vllm_cache_gb: PositiveFloat = 1.0
-    """Memory of vLLM's key-value cache."""
+    """Size of vLLM's key-value cache."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -262,113 +258,109 @@ class GenerateConfig(Section):
 
 
 class PoolConfig(Section):
-    """Bounds on the foreign groups a node keeps."""
+    """Limits on the foreign groups a node keeps."""
 
     max_groups: PositiveInt = 512
-    """The most foreign groups that are kept."""
+    """Most foreign groups kept."""
     max_age_s: PositiveFloat = 3600.0
-    """Groups older than this, in seconds by the bus's clock, are dropped unused."""
+    """Groups older than this by the bus's clock are dropped."""
     max_peer_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """No author may hold more than this share of `max_groups`."""
+    """Most that one author may hold of `max_groups`."""
     tail: PositiveInt = 256
-    """Per bus partition, read no further back than this many groups."""
+    """Groups per partition to read back at most."""
     poll_bytes: PositiveInt = 8_000_000
-    """The most that one poll reads from the bus, in bytes."""
+    """Most bytes read per poll."""
     newcomer_share: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Share that all newcomers, authors not yet known, have together: of the pool's places, and of the time
-    for verification. Each draw also verifies this share of J groups of theirs, so that they become known."""
+    """Share of places and of verification time for all newcomers together. Each draw also verifies this share
+    of J of their groups, so that they become known."""
     newcomer_groups: PositiveInt = 8
-    """An author is known once so many of their groups were verified here and found informative."""
+    """Informative groups, verified here, after which an author is known."""
     verify_share: PositiveFloat = 0.6
-    """Seconds that may go into admitting and verifying foreign groups, per second of the node's own work."""
+    """Seconds for admitting and verifying foreign groups, per second of own work."""
 
 
 class LearnConfig(Section):
-    """The update: everything replay needs besides weights, optimiser state and batch."""
+    """The update: all that replay needs besides weights, optimiser state and batch."""
 
     loss: Literal["dapo", "grpo", "dr_grpo", "cispo", "gspo"] | OwnCode = "dapo"
-    """The policy loss, or `module:function` of an installed package ([extending](extending.md)). With
-    `epochs` = 1 the ratio is 1 and no clip acts."""
+    """The policy loss, or [your own](extending.md)."""
     lr: Annotated[float, Field(ge=0)] = 1e-6
-    """0 learns nothing: what is measured is then the effect of selection alone."""
+    """Learning rate. With 0, only the effect of selection is measured."""
     decay_from: Annotated[int, Field(ge=0)] = 0
-    """From this round on the learning rate is lr x sqrt(decay_from / round): steps that were right on the way
-    up are too large for staying there. 0 keeps lr."""
+    """From this round on the rate is lr x sqrt(decay_from / round); 0 keeps it constant."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """AdamW's decay of the mean gradient."""
+    """AdamW's beta1."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
-    """AdamW's decay of the mean squared gradient."""
+    """AdamW's beta2."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """AdamW's weight decay."""
+    """AdamW's."""
     grad_clip: PositiveFloat = 1.0
-    """The gradient's norm is cut to this."""
+    """Largest gradient norm."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The ratio of new to old probability is clipped to at least 1 - clip_low; `cispo` has no lower bound."""
+    """Lower clip of the ratio: 1 - clip_low. `cispo` has none."""
     clip_high: PositiveFloat = 0.28
-    """The ratio is clipped to at most 1 + clip_high."""
+    """Upper clip of the ratio: 1 + clip_high."""
     gspo_clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
-    """The same as `clip_low`, for `gspo`."""
+    """`clip_low` of `gspo`."""
     gspo_clip_high: PositiveFloat = 4e-4
-    """`gspo` clips one ratio per sequence, a mean over its tokens, so its bounds are far narrower."""
+    """`clip_high` of `gspo`: narrower, since the ratio is a mean over a sequence."""
     dr_grpo_length: PositiveInt = 256
-    """`dr_grpo` divides by this many tokens for every completion of the batch, trained or not, however long
-    it is: the swarm's max_new_tokens."""
+    """`dr_grpo` divides by this many tokens per completion. Use the swarm's max_new_tokens."""
     epochs: PositiveInt = 1
-    """Optimiser steps made on one batch; from the second on the ratio leaves 1 and the clip acts."""
+    """Optimiser steps per batch."""
     advantage: Literal["centred", "mean_std"] = "centred"
-    """`centred`: score minus the group's mean; `mean_std`: that, divided by the group's standard
-    deviation."""
+    """Score minus the group's mean; `mean_std` also divides by its standard deviation."""
     std_floor: PositiveFloat = 1e-3
-    """`mean_std` divides by no less than this; above it nothing is added to the deviation."""
+    """Smallest divisor of `mean_std`."""
     zero_tolerance: Annotated[float, Field(ge=0)] = 1e-6
-    """A group whose raw scores spread no wider than this has zero advantage."""
+    """A group whose scores spread no wider has zero advantage."""
     token_mean: Literal["informative", "all"] = "informative"
-    """Whose tokens count in the mean of `dapo` and `cispo`, and whose completions in that of `grpo` and
-    `gspo`: informative groups only, or all I + J (preset `paper`)."""
+    """Which groups count in the mean over tokens (`dapo`, `cispo`) or completions (`grpo`, `gspo`):
+    informative ones, or all I + J (preset `paper`)."""
     foreign: Literal["positive", "positive_late", "as_if_own", "bounded", "behaviour", "f_tis"] = "positive"
-    """How foreign completions enter the loss: `positive` takes those above their group's mean, which is what
-    lasts when peers are late; `positive_late` does so for late groups only. `as_if_own` takes all, as the
-    paper does; `bounded` masks improbable tokens; `behaviour` weighs by the ratio to the producing policy;
-    `f_tis`, the paper's successor, does so too, and leaves out failures that are far from the own policy."""
+    """How foreign completions enter the loss. `positive`: those above their group's mean; lasts when peers
+    are late. `positive_late`: so for late groups only. `as_if_own`: all, as in the paper. `bounded`:
+    improbable tokens masked. `behaviour`: weighed by the ratio to the producer. `f_tis`, the paper's
+    successor: so, without failures far from the own policy."""
     foreign_late: PositiveInt = 2
-    """`positive_late`: a group is late if the policy that wrote it is more than so many rounds behind."""
+    """`positive_late`: a group is late if its policy is more than so many rounds behind."""
     foreign_floor: Annotated[float, Field(lt=0)] = -7.0
     """`bounded`: foreign tokens below this own log-probability are masked."""
     foreign_weight: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """What the loss of foreign tokens is multiplied by, in every mode."""
+    """Factor of the loss of foreign tokens, in every mode."""
     foreign_bound: Literal["own", "none"] = "own"
-    """What one foreign group may do to a step: no more than an `own` group does, in tokens and in the size of
-    its gradient, or, as in the paper, whatever its length and its words do (`none`)."""
+    """`own`: a foreign group does no more to a step than an own group, in tokens and size of gradient.
+    `none`: unbounded, as in the paper."""
     foreign_credit: Literal["all", "floor", "useful"] = Field(
         default="all", exclude_if=lambda kind: kind == "all"
     )
-    """Which tokens of a foreign completion are learned: `all`; with `floor` those among the own policy's
-    `foreign_top_k`; with `useful` a line, sentence or step as far as it makes what follows it likelier."""
+    """Which tokens of a foreign completion are learned: all; with `floor` those in the own policy's
+    `foreign_top_k`; with `useful` each segment as far as it makes what follows likelier."""
     foreign_top_k: PositiveInt = Field(default=50, exclude_if=lambda top_k: top_k == 50)
-    """`foreign_credit = "floor"`: a token that so many others are likelier than is not learned."""
+    """For `foreign_credit = "floor"`."""
     foreign_reference: float | None = Field(default=None, exclude_if=unset)
     """Multiply the loss of a foreign completion by exp(its mean own log-probability - this), at most 1."""
     foreign_ratio_cap: Annotated[float, Field(gt=1)] = 3.0
-    """`behaviour`: the ratio to the producer is truncated to [1/cap, cap]."""
+    """`behaviour`: the ratio is truncated to [1/cap, cap]."""
     foreign_tis_cap: Annotated[float, Field(ge=1)] = Field(default=2.0, exclude_if=lambda cap: cap == 2.0)
-    """`f_tis`: the ratio to the producer is truncated to at most this (C)."""
+    """`f_tis`: the ratio is truncated to at most this (C)."""
     foreign_tis_kl: Annotated[float, Field(ge=0)] = Field(default=50.0, exclude_if=lambda kl: kl == 50.0)
-    """`f_tis`: a completion below its group's mean is left out if its KL to the producer, in nats a token, is
-    above this (g)."""
+    """`f_tis`: a completion below its group's mean is left out above this KL to the producer, in nats a token
+    (g)."""
     trusted_peers: list[str] = []
-    """`behaviour`, `f_tis`: public keys whose log-probabilities are believed, and names of own nodes."""
+    """`behaviour`, `f_tis`: whose log-probabilities are believed: public keys, and names of own nodes."""
     truncated: Literal["keep", "mask", "zero_reward"] = "keep"
     """What becomes of completions that hit the length limit."""
     micro_batch: PositiveInt | None = None
-    """Sequences per forward pass; None takes the whole batch. The gradient is the same."""
+    """Sequences per forward pass; default the whole batch. The gradient is the same."""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    """`adamw8bit` keeps its moments in 8 bits: a quarter of the memory. Changed in a run, they start anew."""
+    """`adamw8bit` needs a quarter of the memory for its moments. A change in a run resets them."""
     activation_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+    """Recompute activations in the backward pass: less memory, more time."""
     autocast: bool = False
-    """Compute in bfloat16 while the weights stay in float32; pays where the hardware has bfloat16."""
+    """Compute in bfloat16 with float32 weights."""
     compile: bool = False
-    """Compile the model with torch.compile: pays on an accelerator, after a slow first round."""
+    """Use torch.compile. Pays on a GPU, after a slow first round."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -405,177 +397,175 @@ class LearnConfig(Section):
 
 
 class GuardConfig(Section):
-    """Thresholds past which learning has gone wrong, and what is done then."""
+    """What counts as learning gone wrong, and what happens then."""
 
     action: Literal["skip", "pause", "rollback"] = "skip"
-    """What a passed threshold does: `skip` this update, `pause` the node, or `rollback` to a checkpoint."""
+    """`skip` this update, `pause` the node, or `rollback` to a checkpoint."""
     falling_probes: Annotated[int, Field(ge=0)] = 3
-    """So many probes in a row that are below the node's best by more than chance pass a threshold, too: a
-    warning, with `pause` a stop, with `rollback` a return to the best probe's weights. 0 looks at none."""
+    """Probes in a row below the node's best by more than chance. `skip` warns, `pause` stops, `rollback`
+    returns to the best probe's weights. 0 is off."""
     min_entropy: Annotated[float, Field(ge=0)] = 0.0
-    """Mean entropy, in nats, of all own tokens of the batch, those of groups without advantage too."""
+    """Lowest mean entropy of all own tokens, in nats."""
     max_truncated: Share = 1.0
-    """Share of own completions that were cut off by `generate.max_new_tokens`."""
+    """Highest share of own completions cut off."""
     max_unscorable: Share = 0.5
-    """Share of own completions that the verifier could not score."""
+    """Highest share of own completions without a score."""
     min_foreign_logprob: Annotated[float, Field(le=0)] = -100.0
-    """Mean own log-probability of foreign tokens."""
+    """Lowest mean own log-probability of foreign tokens."""
     max_engine_gap: PositiveFloat = 0.2
-    """Mean distance, in nats, between the log-probabilities of own tokens in the engine and in the learner.
-    `generate.ahead` adds one update to it."""
+    """Largest mean distance between engine's and learner's log-probabilities of own tokens, in nats."""
 
 
 class CheckpointConfig(Section):
-    """A checkpoint is a snapshot: how often, and how many are kept."""
+    """How often checkpoints are taken, and how many are kept."""
 
     every_rounds: PositiveInt = 50
-    """Take a checkpoint every so many rounds."""
+    """Rounds between checkpoints."""
     every_seconds: PositiveFloat = 600.0
-    """Also take one when so many seconds have passed since the last."""
+    """Also take one after this time."""
     max_share: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Share of a node's time that checkpoints of `every_seconds` may take: after one that took t seconds the
-    next waits t / max_share. Those of `every_rounds` and of model versions are never delayed."""
+    """Largest share of a node's time for checkpoints of `every_seconds`."""
     keep: Annotated[int, Field(ge=2)] = 2
-    """How many of the newest are kept, besides those that replay or a model version needs."""
+    """Newest checkpoints kept, besides those that replay or a model version needs."""
     weight_digest_every: PositiveInt = 50
-    """Rounds between weight digests in the history; 1 names the first differing round exactly."""
+    """Rounds between weight digests in the history. 1 lets replay name the first round that differs."""
 
 
 class SqliteBus(Section):
-    """The embedded bus: one SQLite file, many processes on one machine."""
+    """The default: one SQLite file, many processes on one machine."""
 
     type: Literal["sqlite"] = "sqlite"
-    """A file; the default."""
+    """The default."""
     path: str | None = None
-    """`<home>/bus.sqlite` when not set."""
+    """Default: `<home>/bus.sqlite`."""
 
 
 class KafkaBus(Section):
-    """Apache Kafka. A password is only ever named here: configs are printed, logged and stored."""
+    """Apache Kafka, for nodes on many machines."""
 
     type: Literal["kafka"] = "kafka"
-    """Brokers, for nodes on many machines."""
+    """Apache Kafka."""
     servers: Annotated[str, AfterValidator(_servers)]
-    """Brokers to begin with, `host:port,host:port`."""
+    """Bootstrap servers, `host:port,host:port`."""
     topic: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")] | None = None
-    """`sapo.<swarm>` when not set."""
+    """Default: `sapo.<swarm>`."""
     cluster_id: str | None = None
-    """Refuse any other cluster than this; when not set, than the one the run began on."""
+    """Refuse any other cluster. Default: the one the run began on."""
     compression: Literal["zstd", "lz4"] = "zstd"
-    """How the messages this node writes are compressed."""
+    """Of the messages this node writes."""
     ca_file: str | None = None
-    """Certificates of the authorities to trust, PEM; set, or with `username`, connections are TLS."""
+    """Trusted certificate authorities, PEM. With it, or with `username`, connections use TLS."""
     username: str | None = None
-    """Set: SASL/SCRAM-SHA-512 over TLS."""
+    """User for SASL/SCRAM-SHA-512 over TLS."""
     password: SecretRef = "env:SAPO_KAFKA_PASSWORD"
     """Where the password is: `env:NAME`, `file:PATH` or `prefect:BLOCK`."""
 
 
 class MemoryBus(Section):
-    """Inside one process; for tests and experiments."""
+    """Within one process, for tests and experiments."""
 
     type: Literal["memory"] = "memory"
-    """Nothing outside this process."""
+    """Within one process."""
 
 
 class OwnBus(Section):
-    """What `module:function` of an installed package opens ([extending](extending.md))."""
+    """A bus of [your own](extending.md)."""
 
     type: Literal["own"] = "own"
-    """A bus of one's own."""
+    """A bus of your own."""
     open: OwnCode
     """Called with the swarm's name as `swarm`, and `config`."""
     config: dict[str, Any] = {}
-    """Its parameters, by its own names for them. Configs are stored: name no secret here."""
+    """Its parameters. Configs are stored: put no secret here."""
 
 
 class WorkersConfig(Section):
     """The processes that generate questions and score texts."""
 
     count: PositiveInt = 1
-    """How many processes a node has for it."""
+    """Processes per node."""
     time_limit_s: PositiveFloat = 10.0
-    """For one question or one text."""
+    """For one question or text."""
     foreign_limit_s: PositiveFloat = 1.0
-    """For one text of a peer, in seconds of processor time."""
+    """For one text of a peer, in processor time."""
     memory_mb: PositiveInt = 2048
-    """Memory that one process may take, in MiB; a text that needs more is unscorable."""
+    """MiB per process. A text that needs more is unscorable."""
     unwalled: bool = False
-    """Score the texts of peers also where the kernel puts no walls round the processes (`sapo doctor`)."""
+    """Score peers' texts even where the kernel gives no [walls](walls.md)."""
 
 
 class HistoryConfig(Section):
-    """The Delta tables."""
+    """The Delta tables ([history](history.md))."""
 
     uri: Address | None = None
-    """`<home>/history` when not set; any store deltalake can write otherwise."""
+    """Default: `<home>/history`. Any store that deltalake can write."""
     flush_seconds: PositiveFloat = 10.0
-    """Rows are collected for so long before they are written: longer makes fewer, larger files."""
+    """Time between writes. Longer makes fewer, larger files."""
     max_owed_mb: PositiveInt = 1024
-    """Undelivered journal bytes at which a node pauses instead of dropping history."""
+    """Undelivered journal at which a node pauses."""
     keep_rounds: Annotated[int, Field(ge=0)] = 0
-    """Rounds of each node that stay replayable; 0 keeps all. Cuts are made at kept checkpoints only."""
+    """Rounds of each node that stay replayable, cut at kept checkpoints; 0 keeps all."""
     maintain_seconds: Annotated[float, Field(ge=0)] = 1800.0
-    """How often the archive compacts the tables, cuts what is not kept and vacuums; 0 leaves that to hand."""
+    """How often the archive compacts, cuts and vacuums the tables; 0 never."""
     vacuum_hours: Annotated[float, Field(ge=0)] = 24.0
-    """Files that no snapshot needs are deleted when they are older than this; readers may still use them."""
+    """Age at which files that no snapshot needs are deleted."""
 
 
 class TrackConfig(Section):
-    """MLflow."""
+    """MLflow ([MLflow and Prefect](mlflow.md))."""
 
     uri: Address | None = None
-    """A running tracking server; `sapo swarm` starts one when not set."""
+    """A running tracking server. Default: `sapo swarm` starts one."""
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None
-    """Where that one listens, on this machine only; a free port when not set."""
+    """Local port of the one it starts; default a free one."""
     register_every: PositiveInt = 100
-    """Rounds between registered model versions; one more is registered at the end."""
+    """Rounds between registered model versions. One more comes at the end."""
     samples_every: Annotated[int, Field(ge=0)] = 25
-    """Rounds between those of which sample rollouts are logged, as a bounded table; 0 logs none."""
+    """Rounds between logged sample rollouts; 0 logs none."""
     keep_rounds: Annotated[int, Field(ge=0)] = 2000
-    """All values of this many rounds are logged; of later ones every tenth, then every hundredth: MLflow
-    deletes none. Series `eval/*` are logged whole. 0 logs all."""
+    """This many rounds are logged whole, later ones every tenth, then every hundredth. `eval/*` stays whole.
+    0 logs all."""
     traits: Annotated[dict[str, str], AfterValidator(checked)] = {}
-    """Patterns (RE2) by name: the share of own completions that match is logged as series `trait/<name>`, and
-    `sapo trait` shows how each spread. `worked = '[0-9]=[0-9]'` finds answers that work something out."""
+    """Patterns (RE2) by name, such as `worked = '[0-9]=[0-9]'`. Series `trait/<name>` is the share of own
+    completions that match; `sapo trait` shows how it spread."""
 
 
 class FlowConfig(Section):
     """How Prefect orchestrates a node."""
 
     every: PositiveInt = 1
-    """Orchestrate every n-th round as tasks; the rounds between run inside the same flow run."""
+    """Show every n-th round as tasks."""
     rounds_per_run: PositiveInt = 50
-    """Rounds in one flow run of a node; the next flow run goes on from there."""
+    """Rounds per flow run of a node."""
     keep_days: Annotated[float, Field(ge=0)] = 7.0
-    """Flow runs that ended longer ago are deleted, with their task runs, logs and artifacts; 0 keeps all."""
+    """Older flow runs are deleted with their logs and artifacts; 0 keeps all."""
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None
-    """Where the Prefect server that `sapo swarm` starts listens; a free port when not set."""
+    """Port of the Prefect server that `sapo swarm` starts; default a free one."""
 
 
 class DeployConfig(Section):
-    """What `sapo deploy` registers with Prefect."""
+    """What `sapo deploy` registers with Prefect ([deployments](deployments.md))."""
 
     pool: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "sapo"
-    """The work pool whose workers run the flows; made where there is none."""
+    """Work pool whose workers run the flows. Made if missing."""
     pool_type: Literal["process", "docker", "kubernetes"] = "process"
-    """Of a pool that is made."""
+    """Type of a pool that is made."""
     image: str | None = None
-    """What pools of containers run; they need one that has this release inside."""
+    """Image for pools of containers, with this release inside."""
     node_seconds: PositiveFloat = 300.0
-    """Between the starts of a node's flow runs; while one runs, no other begins."""
+    """Between starts of a node's flow runs. Only one runs at a time."""
     run_seconds: PositiveFloat = 3600.0
-    """A node's flow run that lasted so long ends after the round at hand, however many it has made."""
+    """A node's flow run ends after the round in which it reaches this."""
     archive_seconds: PositiveFloat = 300.0
-    """Between the starts of the archive's flow runs."""
+    """Between starts of the archive's flow runs."""
     evaluate_seconds: Annotated[float, Field(ge=0)] = 21_600.0
-    """Between held-out evaluations of the whole site; 0 leaves that to hand."""
+    """Between held-out evaluations of the site; 0 makes none."""
     judge_seconds: Annotated[float, Field(ge=0)] = 300.0
-    """Between the judge's questions, one to each node that has a new checkpoint; 0 leaves that to hand."""
+    """Between the judge's questions; 0 asks none."""
     lost_seconds: Annotated[float, Field(ge=60)] = 120.0
-    """A flow run without a heartbeat for so long is marked as crashed; it sends one each 30 s."""
+    """A flow run without a heartbeat (every 30 s) for this long is marked as crashed."""
     stalled_minutes: PositiveFloat = 60.0
-    """A node that made no round for so long raises an event."""
+    """A node without a new round for this long raises an event."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -585,16 +575,15 @@ class DeployConfig(Section):
 
 
 class EvalConfig(Section):
-    """Held-out evaluation."""
+    """Held-out evaluation ([metrics](metrics.md))."""
 
     questions: PositiveInt | None = None
-    """Held-out questions that are drawn for the full evaluation. One that is drawn again is asked once and
-    counts again. Not set: as many as give about a fifth of the answers that the rounds give, from 50 to
-    2,000, and those of the probe; the run keeps that number."""
+    """Questions of the full evaluation. Default: so many that it costs about a fifth of the rounds' answers,
+    50 to 2,000, plus the probe's. A run keeps its number."""
     samples: PositiveInt = 1
-    """Completions per question at temperature 1 in the full evaluation."""
+    """Completions per question, at temperature 1."""
     probe_questions: Annotated[int, Field(ge=0)] = 200
-    """Held-out questions a node asks itself every `probe_every` rounds; 0 asks none. With 200 two probes of a
-    node differ by up to 7 points by chance, with 1,000 by 3."""
+    """Held-out questions of a probe; 0 makes none. By chance two probes differ by up to 7 points with 200, 3
+    with 1,000."""
     probe_every: PositiveInt = 25
-    """Rounds between two of these probes."""
+    """Rounds between probes."""

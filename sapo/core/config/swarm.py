@@ -9,19 +9,17 @@ from sapo.core.types import Name, unset
 
 
 class Swarm(Section):
-    """What makes a swarm one swarm."""
+    """The swarm, and this site's part of it."""
 
     name: Name = "swarm"
-    """The swarm's name: letters, digits, `-` and `_`. It names the home, the topic and the MLflow
-    experiment."""
+    """Letters, digits, `-` and `_`. Names the home, the topic and the MLflow experiment."""
     site: Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,30}[a-z-])?$")] = "n"
-    """Names the nodes run here: `n` gives n0, n1, ...; sites that share a swarm need different ones."""
+    """Names the nodes run here: `n` gives n0, n1, ... Sites of one swarm need different ones."""
     nodes: Annotated[int, Field(ge=1, le=10_000)] = 1
-    """How many nodes are run here."""
+    """Nodes run here."""
     rounds: PositiveInt = 100
-    """Rounds each node makes in all; a resumed node goes on to the same total."""
+    """Rounds of each node in all, resumed or not."""
     seconds: PositiveFloat | None = Field(default=None, exclude_if=unset)
-    """Seconds of rounds after which a node makes no more, however few they were: nodes of unlike pace then
-    end together, and learn from each other until then. `rounds` is the most that one makes."""
+    """Seconds of rounds after which a node makes no more: nodes of different pace end together."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Random draws follow from it and from each node's random incarnation: two runs of one seed differ."""
+    """Seed of random draws, with each node's random incarnation: two runs of one seed differ."""
