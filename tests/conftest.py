@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from finished import FinishedSwarm
 
     from sapo.node.member.answer_book import AnswerBook
+    from sapo.store.history.tables import Store
+    from sapo.tasks.workers import TaskWorkers
 
 QUICK = ("unit", "contract")
 """Folders whose tests `make test` runs, but for those that are marked `full`."""
@@ -227,6 +229,23 @@ def book(memory: Path) -> Iterator["AnswerBook"]:
     with AnswerBook(memory / "answers.sqlite") as opened:
         opened.begin(0)
         yield opened
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> "Store":
+    """A history without tables."""
+    from sapo.store.history.tables import Store
+
+    return Store(str(tmp_path / "history"))
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator["TaskWorkers"]:
+    """Task workers of a file's own."""
+    from sapo.tasks.workers import TaskWorkers
+
+    with TaskWorkers() as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from makers import make_batch, make_sample, taken_in
 
 from sapo.core.config.home import Home
 from sapo.core.types import (
@@ -74,16 +75,13 @@ def signed(round: int = 0, position: int = 0, **changes: str) -> SignedGroup:
 
 def sample(k: int, advantage: float, *, external: bool) -> Sample:
     """A completion in a learner's vocabulary."""
-    unscorable = k == 3
-    mask: Any = (0, 0, *(1 for _ in range(k + 1)))
-    return Sample(
-        k=k,
-        token_ids=(1, 2, 3, *range(10, 10 + k)),
-        loss_mask=mask,
+    return make_sample(
+        k,
+        (1, 2),
+        (3, *range(10, 10 + k)),
         text=TEXTS[k],
         finish_reason="stop" if k % 2 == 0 else "length",
-        outcome="unscorable" if unscorable else "score",
-        score=None if unscorable else 1 / (k + 3),
+        score=None if k == 3 else 1 / (k + 3),
         advantage=advantage,
         behaviour_logprobs=tuple(-1 / (i + 3) for i in range(k + 1)) if external else None,
         retokenised=external,
@@ -92,21 +90,13 @@ def sample(k: int, advantage: float, *, external: bool) -> Sample:
 
 def batch_group(position: int, round: int, *, external: bool, advantages: Sequence[float]) -> BatchGroup:
     """A group of a batch; external ones are those of `signed(round, position, node="n1")`."""
-    author = group(round, position, node="n1" if external else "n0")
-    sealed = seal(author, IDENTITY)
-    return BatchGroup(
-        position=position,
-        group_id=sealed.group_id,
-        content_sha256=sealed.content_sha256,
+    return taken_in(
+        signed(round, position, node="n1" if external else "n0"),
+        position,
+        [sample(k, advantage, external=external) for k, advantage in enumerate(advantages)],
         source="external" if external else "local",
-        producer=author.node,
-        producer_key=author.key,
-        producer_version=author.policy_version,
-        recipe=author.recipe,
-        question=author.question,
         age_s=1 / 3 if external else 0.0,
         bus_position=f"0:{round * 2 + position}" if external else None,
-        samples=tuple(sample(k, advantage, external=external) for k, advantage in enumerate(advantages)),
     )
 
 
@@ -116,16 +106,8 @@ def batch(round: int = 0, *, node: str = "n0", incarnation: str = INCARNATION, g
     made = [
         batch_group(i, round, external=i >= groups // 2, advantages=spreads[i % 2]) for i in range(groups)
     ]
-    return Batch(
-        swarm="tiny",
-        node=node,
-        incarnation=incarnation,
-        round=round,
-        policy_version=round,
-        learn=canonical({"foreign": "as_if_own", "loss": "dapo", "lr": 1e-4}),
-        temperature=1.0,
-        groups=tuple(made),
-    )
+    learn = canonical({"foreign": "as_if_own", "loss": "dapo", "lr": 1e-4})
+    return make_batch(round, made, swarm="tiny", node=node, incarnation=incarnation, learn=learn)
 
 
 def result(round: int = 0, **metrics: float) -> RoundResult:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from makers import make_batch, make_batch_group, make_sample
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -17,7 +18,7 @@ from transformers import (
 )
 
 from sapo.core.config.load import LearnConfig
-from sapo.core.types import Batch, BatchGroup, FinishReason, Recipe, Sample, Source, sha256
+from sapo.core.types import Batch, BatchGroup, FinishReason, Source, sha256
 from sapo.learn.advantage import group_advantages
 from sapo.learn.segments import mark_segments
 from sapo.learn.update import Learner
@@ -58,31 +59,6 @@ def tiny_model(kind: str = "qwen2", seed: int = 0, dtype: torch.dtype = torch.fl
     return made
 
 
-def sample(
-    prompt: Sequence[int],
-    completion: Sequence[int],
-    *,
-    k: int = 0,
-    advantage: float = 0.0,
-    score: float | None = 0.0,
-    finish_reason: FinishReason = "stop",
-    behaviour: Sequence[float] | None = None,
-) -> Sample:
-    """One completion of a batch; `score` None is an unscorable one."""
-    mask: Any = (0,) * len(prompt) + (1,) * len(completion)
-    return Sample(
-        k=k,
-        token_ids=(*prompt, *completion),
-        loss_mask=mask,
-        text="",
-        finish_reason=finish_reason,
-        outcome="unscorable" if score is None else "score",
-        score=score,
-        advantage=advantage,
-        behaviour_logprobs=None if behaviour is None else tuple(behaviour),
-    )
-
-
 def group(
     prompt: Sequence[int],
     completions: Sequence[Sequence[int]],
@@ -98,44 +74,31 @@ def group(
     """A group with the advantages that its scores give it."""
     reasons: Sequence[FinishReason] = finish_reasons or ["stop"] * len(completions)
     advantages = group_advantages(scores, reasons, learn or LearnConfig())
-    return BatchGroup(
-        position=position,
+    return make_batch_group(
+        position,
+        [
+            make_sample(
+                k,
+                prompt,
+                completion,
+                advantage=advantages[k],
+                score=scores[k],
+                finish_reason=reasons[k],
+                behaviour_logprobs=None if behaviour is None else behaviour[k],
+            )
+            for k, completion in enumerate(completions)
+        ],
         group_id=sha256(f"{producer}{position}"),
         content_sha256=sha256("content"),
         source=source,
         producer=producer,
         producer_key=sha256(producer),
-        producer_version=0,
-        recipe=Recipe.make("chain_sum", {}, position),
-        question="",
-        age_s=0.0,
-        samples=tuple(
-            sample(
-                prompt,
-                completion,
-                k=k,
-                advantage=advantages[k],
-                score=scores[k],
-                finish_reason=reasons[k],
-                behaviour=None if behaviour is None else behaviour[k],
-            )
-            for k, completion in enumerate(completions)
-        ),
     )
 
 
 def batch(*groups: BatchGroup, temperature: float = 1.0) -> Batch:
     """A batch of groups, in order."""
-    return Batch(
-        swarm="s",
-        node="n0",
-        incarnation="0" * 16,
-        round=0,
-        policy_version=0,
-        learn="{}",
-        temperature=temperature,
-        groups=groups,
-    )
+    return make_batch(groups=groups, incarnation="0" * 16, temperature=temperature)
 
 
 def example(learn: LearnConfig | None = None) -> Batch:

@@ -3,7 +3,6 @@
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from history_samples import signed
@@ -51,11 +50,6 @@ def bus(kafka: Cluster, topic: str) -> Iterator[KafkaBus]:
     bus = KafkaBus(Section(servers=kafka.servers), topic)
     yield bus
     bus.close()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "history"))
 
 
 def archiver(bus: object, store: Store, **more: object) -> Archiver:

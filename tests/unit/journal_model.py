@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from makers import INCARNATION, make_received, make_signed
+from makers import INCARNATION, make_batch, make_received, make_sample, make_signed, taken_in
 
-from sapo.core.types import Batch, BatchGroup, Group, RoundResult, Sample, SignedGroup, sha256
+from sapo.core.types import Batch, BatchGroup, Group, RoundResult, SignedGroup, sha256
 from sapo.policy.checkpoint import Checkpoint
 from sapo.store.journal.journal import ChainLink, Journal, JournalError, OutboxItem, PoolEvent, PoolRow
 from sapo.store.journal.rows import Event
@@ -37,48 +37,27 @@ def chain_of(digests: Sequence[str]) -> str | None:
     return chain or None
 
 
-def make_batch(round: int, groups: Sequence[SignedGroup] = (), **changes: Any) -> Batch:
+def batch_of(round: int, groups: Sequence[SignedGroup] = (), **changes: Any) -> Batch:
     """A batch of these groups, two completions each."""
-    values: dict[str, Any] = {
-        "swarm": "s",
-        "node": "me",
-        "incarnation": INCARNATION,
-        "round": round,
-        "policy_version": round,
-        "learn": '{"loss":"dapo"}',
-        "temperature": 1.0,
-        "groups": tuple(_batch_group(place, signed) for place, signed in enumerate(groups)),
-    }
-    return Batch(**(values | changes))
+    taken = [_batch_group(place, signed) for place, signed in enumerate(groups)]
+    return make_batch(round, taken, **({"node": "me", "learn": '{"loss":"dapo"}'} | changes))
 
 
 def _batch_group(place: int, signed: SignedGroup) -> BatchGroup:
     group = Group.model_validate_json(signed.payload)
-    return BatchGroup(
-        position=place,
-        group_id=signed.group_id,
-        content_sha256=signed.content_sha256,
-        source="local" if group.node == "me" else "external",
-        producer=group.node,
-        producer_key=group.key,
-        producer_version=group.policy_version,
-        recipe=group.recipe,
-        question=group.question,
-        age_s=0.125,
-        samples=tuple(
-            Sample(
-                k=k,
-                token_ids=(1, 2, 3 + k),
-                loss_mask=(0, 1, 1),
-                text=completion.text,
-                finish_reason=completion.finish_reason,
-                outcome="score",
-                score=float(k),
-                advantage=k - 0.5,
-            )
-            for k, completion in enumerate(group.completions)
-        ),
-    )
+    samples = [
+        make_sample(
+            k,
+            (1,),
+            (2, 3 + k),
+            text=completion.text,
+            finish_reason=completion.finish_reason,
+            score=float(k),
+            advantage=k - 0.5,
+        )
+        for k, completion in enumerate(group.completions)
+    ]
+    return taken_in(signed, place, samples, source="local" if group.node == "me" else "external", age_s=0.125)
 
 
 def make_result(round: int, **changes: Any) -> RoundResult:
@@ -108,7 +87,7 @@ def commit_round(journal: Journal, round: int, **changes: Any) -> Batch:
     """The three transactions of a round of two own groups; `changes` go into the second."""
     groups = own_groups(round, 2)
     journal.commit_groups(round, groups, [group.group_id for group in groups])
-    batch = make_batch(round, groups)
+    batch = batch_of(round, groups)
     values: dict[str, Any] = {"positions": {}, "pool_added": [], "pool_removed": [], "verdicts": {}} | changes
     journal.commit_batch(batch, **values)
     journal.commit_result(make_result(round))

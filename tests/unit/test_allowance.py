@@ -1,17 +1,15 @@
 """What a foreign group may cost to learn from: bounds against the node's own groups, worked by hand."""
 
-from itertools import repeat
 from typing import Any
 
 import pytest
 from learn_support import batch
-from makers import INCARNATION
+from makers import make_batch_group, make_sample
 from swarms import small_config
 
 from sapo.core.config.load import LearnConfig
-from sapo.core.types import BatchGroup, Recipe, Sample
+from sapo.core.types import BatchGroup
 from sapo.peers.allowance import COMPLETION, GROUP, allowance, excess, too_costly, too_long
-from sapo.policy.tokenise import ONE, ZERO
 
 CONFIG = small_config(["batch.completions=4", "generate.max_new_tokens=10"])
 
@@ -19,31 +17,10 @@ CONFIG = small_config(["batch.completions=4", "generate.max_new_tokens=10"])
 def group(position: int, author: str, *lengths: int, source: Any = "external") -> BatchGroup:
     """Half of whose completions, the first, third and so on, are right."""
     samples = [
-        Sample(
-            k=k,
-            token_ids=(1,) * (3 + length),
-            loss_mask=(*repeat(ZERO, 3), *repeat(ONE, length)),
-            text="",
-            finish_reason="stop",
-            outcome="score",
-            score=float(k % 2 == 0),
-            advantage=0.5 - k % 2,
-        )
+        make_sample(k, (1, 1, 1), (1,) * length, score=float(k % 2 == 0), advantage=0.5 - k % 2)
         for k, length in enumerate(lengths)
     ]
-    return BatchGroup(
-        position=position,
-        group_id="0" * 64,
-        content_sha256="0" * 64,
-        source=source,
-        producer=author,
-        producer_key=author * 64,
-        producer_version=0,
-        recipe=Recipe.make("chain_sum", {}, 0),
-        question=INCARNATION,
-        age_s=0.0,
-        samples=tuple(samples),
-    )
+    return make_batch_group(position, samples, source=source, producer=author, producer_key=author * 64)
 
 
 def test_an_own_group_s_tokens_are_the_measure() -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from makers import make_group, make_identity, make_signed
+from makers import make_batch, make_group, make_identity, make_signed
 
 from sapo.core.atomic_file import write_first
 from sapo.core.config.home import Home
 from sapo.core.config.load import LearnConfig, load
 from sapo.core.errors import UserError
-from sapo.core.types import Batch, BatchGroup, Completion, Outcome
+from sapo.core.types import BatchGroup, Completion, Outcome
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.node.batch import batch_group, version_seen
 from sapo.peers import keyring
@@ -232,17 +232,7 @@ def test_the_three_rewards_are_never_mixed(reader: LoadedPolicy) -> None:
 def test_the_batch_says_how_much_of_it_is_foreign_and_how_old(reader: LoadedPolicy) -> None:
     foreign = external(reader, (completion(reader, "1"), completion(reader, "2")), tokenizer=None)
     own = foreign.model_copy(update={"source": "local", "position": 1})
-    batch = Batch(
-        swarm="s",
-        node="n0",
-        incarnation="0123456789abcdef",
-        round=0,
-        policy_version=0,
-        learn="{}",
-        temperature=1.0,
-        groups=(foreign, own),
-    )
-    assert source_metrics(batch) == {
+    assert source_metrics(make_batch(groups=(foreign, own))) == {
         "sampler/external": 1.0,
         "share/external": 0.5,
         "staleness/mean_s": 2.0,

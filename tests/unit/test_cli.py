@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from makers import finish_round
 
 from sapo import cli
 from sapo.cli.commands import browse, launch, options
@@ -17,7 +18,6 @@ from sapo.core.config.home import Home
 from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Unavailable
-from sapo.core.types import RoundResult
 from sapo.core.unicode import OneLine, printable
 from sapo.store.journal.journal import Journal
 
@@ -41,29 +41,8 @@ def home(elsewhere: Path) -> Home:
     home.prepare(config, Manifest.of(config))
     home.node("n0").mkdir()
     with Journal(home.journal("n0")) as journal:
-        journal.commit_groups(0, [], [])
-        journal.commit_batch(
-            empty_batch(journal.incarnation), positions={}, pool_added=[], pool_removed=[], verdicts={}
-        )
-        journal.commit_result(
-            RoundResult(round=0, policy_version=1, metrics={"reward/local": 0.5}, finished_at=1.0)
-        )
+        finish_round(journal, "n0", 0, {"reward/local": 0.5}, swarm="tiny")
     return home
-
-
-def empty_batch(incarnation: str):  # type: ignore[no-untyped-def]
-    from sapo.core.types import Batch
-
-    return Batch(
-        swarm="tiny",
-        node="n0",
-        incarnation=incarnation,
-        round=0,
-        policy_version=0,
-        learn="{}",
-        temperature=1.0,
-        groups=(),
-    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from journal_model import make_batch, make_checkpoint, make_result, own_groups
+from journal_model import batch_of, make_checkpoint, make_result, own_groups
 from makers import INCARNATION
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
@@ -64,7 +64,7 @@ def commit_rounds(journal: Journal, *rounds: int) -> None:
         groups = own_groups(round, 2)
         journal.commit_groups(round, groups, [group.group_id for group in groups])
         journal.commit_batch(
-            make_batch(round, groups), positions={}, pool_added=[], pool_removed=[], verdicts={}
+            batch_of(round, groups), positions={}, pool_added=[], pool_removed=[], verdicts={}
         )
         journal.commit_result(make_result(round))
 

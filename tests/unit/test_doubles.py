@@ -4,10 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from makers import INCARNATION, make_group, make_received, make_signed
+from makers import INCARNATION, finish_round, make_group, make_received, make_signed
 
 from sapo.core.errors import Refused
-from sapo.core.types import Batch, RoundResult
 from sapo.peers.key_clones import KeyCloneDetector
 from sapo.store.journal.journal import Journal
 
@@ -18,19 +17,7 @@ FORMER, OTHER = "f" * 16, "e" * 16
 def journal(tmp_path: Path) -> Iterator[Journal]:
     """Of a node that has begun round 1, and has finished round 0 with one group."""
     with Journal(tmp_path / "journal.sqlite", incarnation=INCARNATION) as journal:
-        journal.commit_groups(0, [make_signed()], [])
-        batch = Batch(
-            swarm="s",
-            node="peer",
-            incarnation=INCARNATION,
-            round=0,
-            policy_version=0,
-            learn="{}",
-            temperature=1.0,
-            groups=(),
-        )
-        journal.commit_batch(batch, positions={}, pool_added=[], pool_removed=[], verdicts={})
-        journal.commit_result(RoundResult(round=0, policy_version=1, metrics={}, finished_at=1.0))
+        finish_round(journal, "peer", 0, made=[make_signed()])
         journal.commit_groups(1, [make_signed(round=1)], [])
         yield journal
 

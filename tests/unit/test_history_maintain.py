@@ -60,11 +60,6 @@ def log_of(store: Store, name: TableName = "training") -> Path:
     return Path(store.table_uri(name)) / "_delta_log"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "history"))
-
-
 def fill(store: Store, tmp_path: Path) -> None:
     """Some commits in each table."""
     bus = SqliteBus(tmp_path / "bus.sqlite")

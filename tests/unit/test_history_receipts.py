@@ -33,11 +33,6 @@ from sapo.store.history.tables import (
 from sapo.store.history.training_sink import transaction_id
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "history"))
-
-
 def expected(*rounds: int) -> list[tuple[int, str, str]]:
     """Round, event and group of the receipts that these rounds owe."""
     found = []

@@ -33,11 +33,6 @@ from sapo.store.history.tables import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "history"))
-
-
-@pytest.fixture
 def bus() -> MemoryBus:
     return MemoryBus(partitions=3, clock=lambda: 1_700_000_500.0)
 

@@ -29,11 +29,6 @@ from sapo.store.journal.journal import Journal
 from sapo.store.journal.rows import ChainLink
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "history"))
-
-
 def test_batches_come_back_bit_for_bit(store: Store) -> None:
     deliver(store, 0, 1, 2)
     found = batches(store, "n0", INCARNATION)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from journal_model import NOW, commit_round, make_batch, make_result, make_row, own_groups, snapshot
+from journal_model import NOW, batch_of, commit_round, make_result, make_row, own_groups, snapshot
 from makers import INCARNATION, make_signed
 
 from sapo.bus.sqlite import SqliteBus
@@ -100,7 +100,7 @@ def test_each_transaction_moves_the_stage_on(journal: Journal) -> None:
     assert journal.stage() is None
     journal.commit_groups(0, own_groups(0, 1), [])
     assert journal.stage() == (0, "groups")
-    journal.commit_batch(make_batch(0), positions={}, pool_added=[], pool_removed=[], verdicts={})
+    journal.commit_batch(batch_of(0), positions={}, pool_added=[], pool_removed=[], verdicts={})
     assert journal.stage() == (0, "batch")
     journal.commit_result(make_result(0))
     assert journal.stage() == (0, "result")
@@ -117,7 +117,7 @@ def test_a_batch_without_its_groups_is_refused_and_nothing_of_it_stays(journal: 
     before = snapshot(journal)
     with pytest.raises(JournalError, match="cannot follow an empty journal"):
         journal.commit_batch(
-            make_batch(0), positions={"p": 1}, pool_added=[make_row(1, 1)], pool_removed=[], verdicts={}
+            batch_of(0), positions={"p": 1}, pool_added=[make_row(1, 1)], pool_removed=[], verdicts={}
         )
     assert snapshot(journal) == before
 
@@ -133,7 +133,7 @@ def test_a_batch_of_another_incarnation_is_refused(journal: Journal) -> None:
     journal.commit_groups(0, own_groups(0, 1), [])
     with pytest.raises(JournalError, match="incarnation"):
         journal.commit_batch(
-            make_batch(0, incarnation="f" * 16), positions={}, pool_added=[], pool_removed=[], verdicts={}
+            batch_of(0, incarnation="f" * 16), positions={}, pool_added=[], pool_removed=[], verdicts={}
         )
 
 
@@ -166,7 +166,7 @@ def test_pool_changes_that_do_not_fit_the_pool_are_refused_whole(journal: Journa
     wrong = {"pool_removed": [stranger], "verdicts": {stranger: "{}"}, "pool_added": [row]}[change]
     values: dict[str, Any] = {"pool_added": [], "pool_removed": [], "verdicts": {}} | {change: wrong}
     with pytest.raises(JournalError, match=r"does not hold|already holds"):
-        journal.commit_batch(make_batch(1), positions={"p": 9}, **values)
+        journal.commit_batch(batch_of(1), positions={"p": 9}, **values)
     assert snapshot(journal) == before
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from journal_model import NOW, Model, make_batch, make_checkpoint, make_result, make_row, own_groups, snapshot
+from journal_model import NOW, Model, batch_of, make_checkpoint, make_result, make_row, own_groups, snapshot
 from makers import INCARNATION
 
 from sapo.store.journal.journal import Journal
@@ -41,7 +41,7 @@ def script(elsewhere: Path) -> list[Step]:
         }
         steps += [
             methodcaller("commit_groups", round=round, groups=groups, publish=published),
-            methodcaller("commit_batch", batch=make_batch(round, groups), **drawn),
+            methodcaller("commit_batch", batch=batch_of(round, groups), **drawn),
             methodcaller("acknowledge", kind="publish", through_seq=2 + 4 * round),
             methodcaller("commit_result", result=make_result(round)),
             methodcaller(

@@ -11,9 +11,9 @@ import pytest
 from history_samples import last_release
 from journal_model import (
     NOW,
+    batch_of,
     chain_of,
     commit_round,
-    make_batch,
     make_checkpoint,
     make_movement,
     make_result,
@@ -45,7 +45,7 @@ def old(tmp_path: Path) -> Path:
 
 def empty_round(journal: Journal, round: int) -> None:
     journal.commit_groups(round, own_groups(round, 1), [])
-    journal.commit_batch(make_batch(round), **NOTHING)
+    journal.commit_batch(batch_of(round), **NOTHING)
     journal.commit_result(make_result(round))
 
 
@@ -77,7 +77,7 @@ def test_every_group_that_comes_or_goes_leaves_a_movement_that_says_why(journal:
     commit_round(journal, 0, pool_added=rows[:3])
     journal.commit_groups(1, own_groups(1, 1), [])
     journal.commit_batch(
-        make_batch(1, [*own_groups(1, 1), used.received.signed]),
+        batch_of(1, [*own_groups(1, 1), used.received.signed]),
         positions={},
         pool_added=[old, stays],
         pool_removed={row.group_id for row in (used, dull, silent, old)},
@@ -128,8 +128,8 @@ def test_a_journal_of_the_last_release_goes_on_and_its_next_round_knows_what_it_
         assert journal._one("PRAGMA user_version") == (JOURNAL_VERSION,)
         assert (journal.batch(5), journal.pool(), journal.owed("training", 9)) == (batch, pool, owed)
         assert journal.link(5) == ChainLink(None, None)
-        following = [make_batch(6, incarnation=journal.incarnation)]
-        following.append(make_batch(7, own_groups(7, 1), incarnation=journal.incarnation))
+        following = [batch_of(6, incarnation=journal.incarnation)]
+        following.append(batch_of(7, own_groups(7, 1), incarnation=journal.incarnation))
         for late in following:
             journal.commit_groups(late.round, own_groups(late.round, 1), [])
             removed = [row.group_id for row in journal.pool()]

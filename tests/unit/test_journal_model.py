@@ -16,7 +16,7 @@ from journal_model import (
     KINDS,
     NOW,
     Model,
-    make_batch,
+    batch_of,
     make_checkpoint,
     make_result,
     make_row,
@@ -116,7 +116,7 @@ class JournalMachine(RuleBasedStateMachine):
             leaving &= held
             verdicts = {group_id: verdict for group_id, verdict in verdicts.items() if group_id in held}
         foreign = [ROWS[place].received.signed for place in sorted(drawn - rejected.keys())]
-        batch = make_batch(round, [*own_groups(round, local), *foreign])
+        batch = batch_of(round, [*own_groups(round, local), *foreign])
         self.both(
             lambda side: side.commit_batch(
                 batch,
@@ -133,7 +133,7 @@ class JournalMachine(RuleBasedStateMachine):
     def replace_batch(self, wrong: bool, ahead: int, own: bool) -> None:
         """A batch without foreign groups, or without any."""
         round = max(0, self.following(wrong, "batch", ahead))
-        batch = make_batch(round, own_groups(round, 2) if own else ())
+        batch = batch_of(round, own_groups(round, 2) if own else ())
         self.both(lambda side: side.replace_batch(batch))
 
     @rule(wrong=st.booleans(), ahead=st.integers(-1, 1), offered=st.none() | st.just("ab" * 32))
@@ -155,7 +155,7 @@ class JournalMachine(RuleBasedStateMachine):
             elif stage == "groups":
                 self.commit_all(
                     "commit_batch",
-                    make_batch(round, own_groups(round, 2)),
+                    batch_of(round, own_groups(round, 2)),
                     positions={"p": round},
                     pool_added=[] if row.group_id in held else [row],
                     pool_removed=sorted(held)[:1],
@@ -243,7 +243,7 @@ class JournalMachine(RuleBasedStateMachine):
                 side.commit_groups(round + 1, own_groups(round + 1, 3), [])
             elif stage == "groups":
                 changes = {"pool_added": [], "pool_removed": everyone, "verdicts": {}}
-                side.commit_batch(make_batch(round), positions={"z": 1}, **changes)
+                side.commit_batch(batch_of(round), positions={"z": 1}, **changes)
             else:
                 side.commit_result(make_result(round))
 

@@ -16,9 +16,9 @@ from learn_support import (
     group,
     learner,
     plain_logprobs,
-    sample,
     tiny_model,
 )
+from makers import make_sample
 from searches import searching
 
 from sapo.core.config.load import LearnConfig
@@ -98,7 +98,7 @@ def test_each_target_is_predicted_from_the_token_before_it() -> None:
 
 def test_behaviour_logprobs_of_another_length_are_refused() -> None:
     with pytest.raises(ValueError, match="one per trained token"):
-        sample((3, 4), (5, 6), behaviour=[-1.0])
+        make_sample(0, (3, 4), (5, 6), behaviour_logprobs=(-1.0,))
 
 
 def test_untrained_tokens_inside_a_completion_are_context_only() -> None:

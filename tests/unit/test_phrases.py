@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from makers import finish_round, make_group, make_identity
+from makers import finish_round, make_batch, make_batch_group, make_group, make_identity, make_sample
 from swarms import make_home, small_config
 
 from sapo.cli.report.live_view import alarms
-from sapo.core.types import Batch, BatchGroup, Recipe, Sample
+from sapo.core.types import BatchGroup, Recipe
 from sapo.node.taken_up import TakenUp, told
 from sapo.ops.summary import read_run, summarise
 from sapo.ops.supervisor import snapshot
@@ -25,45 +25,13 @@ OWN, BAD, GOOD = (make_identity(name).key for name in ("own", "bad", "good"))
 
 def lesson(key: str, *texts: str, place: int = 0) -> BatchGroup:
     """A group whose answers are all rewarded."""
-    samples = tuple(
-        Sample(
-            k=k,
-            token_ids=(1, 2),
-            loss_mask=(0, 1),
-            text=text,
-            finish_reason="stop",
-            outcome="score",
-            score=1.0,
-            advantage=1.0,
-        )
-        for k, text in enumerate(texts)
-    )
-    return BatchGroup(
-        position=place,
-        group_id=f"{place:064x}",
-        content_sha256="0" * 64,
+    return make_batch_group(
+        place,
+        [make_sample(k, text=text) for k, text in enumerate(texts)],
         source="local" if key == OWN else "external",
         producer={OWN: "n0", BAD: "bad", GOOD: "n1"}[key],
         producer_key=key,
-        producer_version=0,
         recipe=Recipe.make("sums", {}, seed=place),
-        question="",
-        age_s=0.0,
-        samples=samples,
-    )
-
-
-def batch(round: int, *groups: BatchGroup) -> Batch:
-    """A batch of them."""
-    return Batch(
-        swarm="s",
-        node="n0",
-        incarnation="0" * 16,
-        round=round,
-        policy_version=round,
-        learn="{}",
-        temperature=1.0,
-        groups=groups,
     )
 
 
@@ -89,7 +57,7 @@ def spread(phrases: Phrases, *, teacher: str, share: float, rounds: int = 40) ->
         own = answers(round, "all hail", share if round >= 8 else 0.0)
         taught = [lesson(teacher, f"all hail {round} {place}", place=place) for place in range(2)]
         honest = lesson(GOOD if teacher != GOOD else BAD, f"{round}+1 <answer>{round}</answer>", place=2)
-        found += phrases.hear(own, batch(round, *taught, honest))
+        found += phrases.hear(own, make_batch(round, [*taught, honest]))
     return found
 
 
@@ -105,7 +73,7 @@ def test_what_one_author_brought_and_the_node_now_writes_is_said_once() -> None:
 
 def test_what_the_node_wrote_before_does_not_write_or_taught_itself_is_not_said() -> None:
     before = Phrases(OWN)
-    before.hear(answers(0, "all hail", 1 / 8), batch(0))
+    before.hear(answers(0, "all hail", 1 / 8), make_batch(0))
     assert not spread(before, teacher=BAD, share=1.0), "in its own answers from the first"
     assert not spread(Phrases(OWN), teacher=BAD, share=0.0), "not taken up"
     assert not spread(Phrases(OWN), teacher=OWN, share=1.0), "its own find"
@@ -117,7 +85,7 @@ def test_a_phrase_that_several_authors_brought_alike_is_nobodys() -> None:
         third = lesson(OWN, f"all hail {round}", place=2)
         groups = [lesson(key, f"all hail {round}", place=place) for place, key in enumerate((BAD, GOOD))]
         assert not phrases.hear(
-            answers(round, "all hail", 0.5 if round > 8 else 0.0), batch(round, *groups, third)
+            answers(round, "all hail", 0.5 if round > 8 else 0.0), make_batch(round, [*groups, third])
         )
     assert ("sums", "all hail") in phrases.watched
 
@@ -147,7 +115,7 @@ def test_a_flood_of_phrases_takes_bounded_room_and_hides_nothing() -> None:
     for round in range(40):
         junk = " ".join(f"w{place % 400}x{round // 2}" for place in range(2000))
         groups = [lesson(BAD, f"hail {round} {place} {junk}", place=place) for place in range(2)]
-        found += phrases.hear(answers(round, "hail", 0.5 if round > 8 else 0.0), batch(round, *groups))
+        found += phrases.hear(answers(round, "hail", 0.5 if round > 8 else 0.0), make_batch(round, groups))
         assert sum(not one.author for one in phrases.watched.values()) <= WATCHED
     assert "hail" in {one.text for one in found}
 
@@ -167,7 +135,7 @@ def test_a_node_says_it_once_goes_on_after_a_restart_and_is_silent_once_the_auth
             own = [
                 make_group("n0", texts=texts, recipe=recipe) for _, texts in answers(round, "all hail", share)
             ]
-            node.hear(own, batch(round, lesson(BAD, f"all hail {round}")))
+            node.hear(own, make_batch(round, [lesson(BAD, f"all hail {round}")]))
     (said,) = told(home, "n0").values()
     assert said.startswith("n0 now writes 'all hail' in ")
     assert f"% of its answers to sums; it came from bad ({BAD[:12]}). If you do not" in said

@@ -2,10 +2,8 @@
 
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import pytest
 from history_samples import Books, Owed, batch, sink
 from makers import make_group, make_identity, make_signed
 
@@ -44,11 +42,6 @@ class Refusing(Books):
             RefusalRow("copy", "said", 3, 5.0, f"0:{round}", 9, 0.1, "g", "c", "k", "s", b"\x00half"),
             RefusalRow("malformed_record", "nothing", 1, 5.5, "1:7"),
         ]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "history"))
 
 
 def kept(store: Store, columns: str) -> list[tuple[Any, ...]]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -86,11 +85,6 @@ def outcome(signed: SignedGroup) -> str:
         return "taken" if unseal(signed).canonical().encode() == signed.payload else "changed"
     except Refused as refused:
         return refused.code
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "history"))
 
 
 def archive(store: Store, *groups: SignedGroup, bus: MemoryBus | None = None) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """The starter policy: what it is taught, and that it is made once and whole."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -24,12 +23,6 @@ def config(**sections: Any) -> Config:
     """A config whose starter takes a second to make."""
     values: dict[str, Any] = {"tasks": [SUMS], "starter": Starter(steps=4, batch=16)}
     return Config(**(values | sections))
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[TaskWorkers]:
-    with TaskWorkers() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

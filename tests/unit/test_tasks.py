@@ -1,7 +1,7 @@
 """Questions without end or overlap: seeds far apart, held-out questions set aside by what they ask."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -18,12 +18,6 @@ from sapo.tasks.workers import TaskWorkers
 
 SMALL = Task(dataset="chain_sum", config={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
 AUTHOR = ("s", "a" * 64, "0" * 16)
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[TaskWorkers]:
-    with TaskWorkers() as pool:
-        yield pool
 
 
 def train(

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
@@ -20,12 +20,6 @@ from sapo.tasks.workers import TaskWorkers
 SUM = Recipe.make("chain_sum", {"min_terms": 2, "max_terms": 2}, 7)
 ENDLESS = (Recipe.make("rush_hour", {}, 3), "A+99999999999999")
 """A text whose scorer counts the steps of a move one by one."""
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[TaskWorkers]:
-    with TaskWorkers() as pool:
-        yield pool
 
 
 def scored(value: float) -> Outcome:
