@@ -114,12 +114,7 @@ def test_two_nodes_share_no_more_questions_than_chance(workers: TaskWorkers) -> 
             [
                 normalise(question.text)
                 for question in QuestionStream(
-                    workers,
-                    [task],
-                    ("s", node),
-                    0,
-                    count=count,
-                    held_out=0.01,
+                    workers, [task], ("s", node), 0, count=count, held_out=0.01
                 ).result()
             ]
             for node in ("n0", "n1")

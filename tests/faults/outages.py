@@ -171,10 +171,7 @@ def moved(path: Path) -> Iterator[None]:
 def held(database: Path) -> Iterator[None]:
     """A SQLite file that another process keeps from being written."""
     child = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(database)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", HOLD, str(database)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert child.stdout is not None
     try:
@@ -255,10 +252,7 @@ def nothing_is_missing(config: Config, home: Home, rounds: int) -> None:
         assert found == everything, series
 
     due = {*range(config.track.register_every, rounds + 1, config.track.register_every), rounds}
-    versions = query(
-        home.mlflow_db,
-        "SELECT name, value FROM model_version_tags WHERE key = 'sapo.round'",
-    )
+    versions = query(home.mlflow_db, "SELECT name, value FROM model_version_tags WHERE key = 'sapo.round'")
     wanted = Counter((f"{config.swarm.name}.{node}", str(round)) for node in config.nodes for round in due)
     assert Counter(versions) == wanted, (Counter(versions) - wanted, wanted - Counter(versions))
 

@@ -23,12 +23,7 @@ SLOWED = {"n1": 2, "n2": 4, "n3": 8}
 BEAT_S = 0.5
 """How long a slowed node runs before it is held for that many times as long, less one."""
 BELOW_BEST = 0.02
-SETS = (
-    "swarm.rounds=100_000",
-    "eval.questions=4000",
-    "eval.probe_questions=4000",
-    "eval.probe_every=100",
-)
+SETS = ("swarm.rounds=100_000", "eval.questions=4000", "eval.probe_questions=4000", "eval.probe_every=100")
 
 
 @pytest.mark.parametrize("preset", ["tiny", "starter"])

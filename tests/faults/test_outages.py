@@ -131,9 +131,7 @@ def dies_and_comes_back(scene: Scene, name: str) -> None:
 
 
 @pytest.mark.core
-def test_services_that_hang_all_at_once_and_then_are_gone_lose_nothing(
-    tmp_path: Path,
-) -> None:
+def test_services_that_hang_all_at_once_and_then_are_gone_lose_nothing(tmp_path: Path) -> None:
     """Over files: a bus that is held or moved away, a history that is moved away."""
     config = small_config(SETS)
     with running(config, make_home(tmp_path / "home", config)) as scene:

@@ -165,9 +165,7 @@ def test_an_update_disturbs_no_sampling_beside_it(tmp_path: Path, cut: tuple[str
     assert steps
 
 
-def test_after_a_restart_the_round_is_sampled_afresh_and_says_from_which_weights(
-    tmp_path: Path,
-) -> None:
+def test_after_a_restart_the_round_is_sampled_afresh_and_says_from_which_weights(tmp_path: Path) -> None:
     config = small_config([*AHEAD, "swarm.rounds=4", "learn.lr=1e-2"])
     home = make_home(tmp_path / "home", config)
     with open_node(config, home, deliver=False) as node:

@@ -104,9 +104,7 @@ def test_the_end_says_what_was_learned_and_where_it_lies(home: Home, finished_sw
     assert all(node["rounds"] == node["rounds_total"] for node in figures["nodes"].values())
 
 
-def test_curves_reach_back_to_the_first_round_though_journals_are_pruned(
-    home: Home,
-) -> None:
+def test_curves_reach_back_to_the_first_round_though_journals_are_pruned(home: Home) -> None:
     from sapo.ops.summary import read_run
 
     run = read_run(home)

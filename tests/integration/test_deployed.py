@@ -61,8 +61,7 @@ class Site:
         """Flow runs of a node that began, oldest first; those in one of `states` where some are named."""
         wanted = {"name": {"any_": [f"test.{node}"]}}
         began = self.server.ask(
-            "flow_runs/filter",
-            {"deployments": wanted, "flow_runs": {"start_time": {"is_null_": False}}},
+            "flow_runs/filter", {"deployments": wanted, "flow_runs": {"start_time": {"is_null_": False}}}
         )
         # one that came while another was under way was cancelled, and has not run
         found = [run for run in began if run["run_count"] and (not states or run["state_type"] in states)]

@@ -76,9 +76,7 @@ def test_what_had_no_room_is_counted_and_cost_no_signature_check(
         assert result.metrics["peers/known"] == 1
 
 
-def test_a_node_knows_its_peers_again_after_a_restart(
-    flooded: tuple[NodeRuntime, Home, MemoryBus],
-) -> None:
+def test_a_node_knows_its_peers_again_after_a_restart(flooded: tuple[NodeRuntime, Home, MemoryBus]) -> None:
     node, home, bus = flooded
     before = node.parts.intake.quotas
     credit = before.metrics()["peers/credit/newcomers"]

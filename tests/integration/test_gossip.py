@@ -97,10 +97,7 @@ def test_replay_repeats_every_bit_after_the_peers_files_are_gone_everywhere(
     kept = sorted(home.gossip("n0").glob("0*.safetensors"))
     assert [path.name[:6] for path in kept] == ["000001", "000003", "000005"]
     kept[1].unlink()
-    with (
-        opened(home, "n0") as replay,
-        pytest.raises(Differs, match="is gone, with which round 3"),
-    ):
+    with opened(home, "n0") as replay, pytest.raises(Differs, match="is gone, with which round 3"):
         check(replay)
 
 

@@ -117,9 +117,7 @@ def judged(uri: str, node: str = "n0") -> SimpleNamespace:
     return SimpleNamespace(status=found.info.status, **series)
 
 
-def test_mlflow_has_every_verdict_once_also_those_made_while_it_was_away(
-    swarm: tuple[Config, Home],
-) -> None:
+def test_mlflow_has_every_verdict_once_also_those_made_while_it_was_away(swarm: tuple[Config, Home]) -> None:
     config, home = swarm
     uri = f"sqlite:///{home.mlflow_db}"
     judge_swarm(config, home)

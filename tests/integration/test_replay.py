@@ -111,9 +111,7 @@ def test_that_run_had_all_of_it(trade: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    "sets",
-    [("lora={rank=4}",), ("dtype=bfloat16", "learn.lr=1e-3")],
-    ids=["lora", "bfloat16"],
+    "sets", [("lora={rank=4}",), ("dtype=bfloat16", "learn.lr=1e-3")], ids=["lora", "bfloat16"]
 )
 def test_adapters_and_low_precision_are_bit_exact_also_on_the_way_back(
     sets: tuple[str, ...], tmp_path: Path

@@ -196,11 +196,7 @@ def test_two_sites_with_servers_of_their_own_share_one_swarm_over_kafka(
         running("swarm", "--config", "site-a.toml", place=here) as one,
         running("swarm", "--config", "site-b.toml", place=there) as other,
     ):
-        until(
-            lambda: all(teachers(home, name) for name, home in homes.items()),
-            one,
-            other,
-        )
+        until(lambda: all(teachers(home, name) for name, home in homes.items()), one, other)
     everything = []
     for name, home in homes.items():
         sapo("archive", "--once", place=home.root.parent.parent)

@@ -124,11 +124,7 @@ def test_a_group_of_one_never_gets_in() -> None:
     payload = canonical(body | {"completions": body["completions"][:1]}).encode()
     identity = make_identity("peer")
     signed = received().signed.model_copy(
-        update={
-            "payload": payload,
-            "content_sha256": sha256(payload),
-            "signature": identity.sign(payload),
-        }
+        update={"payload": payload, "content_sha256": sha256(payload), "signature": identity.sign(payload)}
     )
     assert refusal(received().model_copy(update={"signed": signed})).code == "malformed"
     assert MANIFEST.min_completions >= 2

@@ -74,11 +74,7 @@ def test_other_fields_and_other_bytes_are_refused_where_the_signature_holds() ->
         ("not_canonical", signed.payload.replace(b",", b", ")),
     ):
         identity = make_identity("peer")
-        changed = {
-            "payload": payload,
-            "content_sha256": sha256(payload),
-            "signature": identity.sign(payload),
-        }
+        changed = {"payload": payload, "content_sha256": sha256(payload), "signature": identity.sign(payload)}
         with pytest.raises(Refused) as found:
             read(signed.model_copy(update=changed), "s")
         assert found.value.code == code

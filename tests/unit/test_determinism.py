@@ -78,10 +78,7 @@ def found() -> dict[str, list[dict[str, Any]]]:
 
     One of them is busy, is in another environment, and begins with the two threads.
     """
-    children = {
-        "calm": start(False),
-        "busy": start(True, **OTHER, OMP_NUM_THREADS="2", MKL_NUM_THREADS="1"),
-    }
+    children = {"calm": start(False), "busy": start(True, **OTHER, OMP_NUM_THREADS="2", MKL_NUM_THREADS="1")}
     return {name: json.loads(child.communicate(timeout=200)[0]) for name, child in children.items()}
 
 

@@ -16,13 +16,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCKER = ROOT / "docker"
-SECRETS = {
-    "S3_ACCESS_KEY",
-    "S3_SECRET_KEY",
-    "PREFECT_PASSWORD",
-    "PREFECT_DB_PASSWORD",
-    "MLFLOW_DB_PASSWORD",
-}
+SECRETS = {"S3_ACCESS_KEY", "S3_SECRET_KEY", "PREFECT_PASSWORD", "PREFECT_DB_PASSWORD", "MLFLOW_DB_PASSWORD"}
 
 
 def compose(name: str = "compose.yaml") -> dict[str, Any]:

@@ -64,10 +64,7 @@ EVALUATION: dict[str, Any] = {
 
 
 DEMO = load(
-    None,
-    None,
-    ["swarm.name=demo", "swarm.nodes=2", "swarm.rounds=40", "node.1.model=starter:bytes"],
-    env={},
+    None, None, ["swarm.name=demo", "swarm.nodes=2", "swarm.rounds=40", "node.1.model=starter:bytes"], env={}
 )
 
 

@@ -213,11 +213,7 @@ def test_an_engine_with_its_own_copy_changes_when_it_is_told_to() -> None:
 
     def answers(engine: TransformersEngine) -> list[list[Completion]]:
         return engine.generate(
-            [policy.encode_prompt(PROMPTS[0])],
-            completions=4,
-            max_new_tokens=6,
-            sampling=Sampling(),
-            seed=1,
+            [policy.encode_prompt(PROMPTS[0])], completions=4, max_new_tokens=6, sampling=Sampling(), seed=1
         )
 
     before = answers(engine)

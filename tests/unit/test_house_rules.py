@@ -13,19 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SAPO = ROOT / "sapo"
 
-ROOMS = (
-    "core",
-    "learn",
-    "tasks",
-    "bus",
-    "policy",
-    "store",
-    "peers",
-    "provenance",
-    "node",
-    "ops",
-    "cli",
-)
+ROOMS = ("core", "learn", "tasks", "bus", "policy", "store", "peers", "provenance", "node", "ops", "cli")
 """The rooms of `sapo`, in order: each imports only rooms before it (docs/house.md)."""
 BESIDE = ("flows", "experiments")
 """Folders that are installed as packages of `sapo`, and that nothing in it imports."""

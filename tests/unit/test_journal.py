@@ -196,10 +196,7 @@ def test_dropped_groups_and_bus_positions_are_saved_with_the_batch(journal: Jour
     with Journal(path) as again:
         assert again.positions() == {"p": 2}
         assert again.pool() == []
-        assert again.dropped() == {
-            rows[0].group_id: '{"reason":"uninformative"}',
-            rows[1].group_id: None,
-        }
+        assert again.dropped() == {rows[0].group_id: '{"reason":"uninformative"}', rows[1].group_id: None}
 
 
 def test_what_a_batch_depended_on_is_kept_with_it(journal: Journal) -> None:

@@ -45,9 +45,7 @@ def script(elsewhere: Path) -> list[Step]:
             methodcaller("acknowledge", kind="publish", through_seq=2 + 4 * round),
             methodcaller("commit_result", result=make_result(round)),
             methodcaller(
-                "record_checkpoint",
-                checkpoint=make_checkpoint(elsewhere, round + 1),
-                owe_version=round > 0,
+                "record_checkpoint", checkpoint=make_checkpoint(elsewhere, round + 1), owe_version=round > 0
             ),
             methodcaller("acknowledge", kind="training", through_seq=6 * round),
             methodcaller("acknowledge", kind="track", through_seq=6 * round),

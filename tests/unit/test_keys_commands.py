@@ -95,8 +95,7 @@ def test_a_home_is_backed_up_and_restored_by_one_command_each(
 
 
 def test_a_member_invites_a_key_and_its_node_may_then_start(
-    sapo: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
+    sapo: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     member = sapo("keys", "show", *DEMO, "--nodes", "1").split()[1]
     begun("invite", member)
@@ -115,8 +114,7 @@ def test_a_member_invites_a_key_and_its_node_may_then_start(
 
 
 def test_only_members_invite_and_only_where_invitations_count(
-    sapo: Callable[..., str],
-    capsys: pytest.CaptureFixture[str],
+    sapo: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sapo("keys", "show", *DEMO, "--nodes", "1")
     begun("invite", "ab" * 32)

@@ -24,11 +24,7 @@ def tree(root: Path, own: str, files: Mapping[str, object]) -> Path:
 
 
 V2 = {"memory.max": GB, "cpu.max": "50000 100000"}
-V1 = {
-    "memory/memory.limit_in_bytes": GB,
-    "cpu/cpu.cfs_quota_us": 50000,
-    "cpu/cpu.cfs_period_us": 100000,
-}
+V1 = {"memory/memory.limit_in_bytes": GB, "cpu/cpu.cfs_quota_us": 50000, "cpu/cpu.cfs_period_us": 100000}
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,7 @@ def test_a_reply_that_does_not_say_what_it_took_counts_as_the_most(book: AnswerB
 
 @pytest.mark.parametrize(
     ("budget", "sets"),
-    [
-        (Budget(tokens=330), ()),
-        (Budget(cost=0.330), ("member.price_in=1000", "member.price_out=1000")),
-    ],
+    [(Budget(tokens=330), ()), (Budget(cost=0.330), ("member.price_in=1000", "member.price_out=1000"))],
     ids=["tokens", "money"],
 )
 def test_a_budget_is_kept_over_restarts(memory: Path, budget: Budget, sets: tuple[str, ...]) -> None:

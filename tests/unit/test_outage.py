@@ -38,12 +38,7 @@ def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends_every_time(
         assert not outage.away
     said = [record.getMessage() for record in caplog.records]
     assert (
-        said
-        == [
-            "n0: the bus is away, what is owed waits: refused",
-            "n0: the bus is back after 30.0 s",
-        ]
-        * 2
+        said == ["n0: the bus is away, what is owed waits: refused", "n0: the bus is back after 30.0 s"] * 2
     )
     assert outage.count == 2
 

@@ -20,12 +20,7 @@ NO_SYSTEM = (
 )
 ODD = 'a "b" \\n {% c %} {{ d }} \n e'
 EXAMPLES = (("1 + 2", "3"), ("2 + 2", ODD))
-PROMPTS = [
-    Prompt(),
-    Prompt(system="add"),
-    Prompt(system=ODD, examples=EXAMPLES),
-    Prompt(examples=EXAMPLES),
-]
+PROMPTS = [Prompt(), Prompt(system="add"), Prompt(system=ODD, examples=EXAMPLES), Prompt(examples=EXAMPLES)]
 
 
 def kept(directory: Path, template: str | None, bos: bool = False) -> Path:

@@ -55,11 +55,7 @@ def test_a_question_whose_answer_became_right_is_shown_over_the_rounds(run: Run)
     assert course(run) == (
         "n0",
         SECOND,
-        [
-            ("after 0 rounds", "6", False),
-            ("after 10 rounds", "6", False),
-            ("at the end", "3-9=-6", True),
-        ],
+        [("after 0 rounds", "6", False), ("after 10 rounds", "6", False), ("at the end", "3-9=-6", True)],
     )
 
 

@@ -13,15 +13,7 @@ from sapo.bus.memory import MemoryBus
 from sapo.core.config.load import load
 from sapo.core.config.manifest import Manifest
 from sapo.core.errors import Refused
-from sapo.core.types import (
-    Completion,
-    Group,
-    Received,
-    SchemaVersion,
-    SignedGroup,
-    canonical,
-    sha256,
-)
+from sapo.core.types import Completion, Group, Received, SchemaVersion, SignedGroup, canonical, sha256
 from sapo.ops.archiver import Archiver
 from sapo.peers.admission import DedupIndex, admit
 from sapo.peers.pool import Entry

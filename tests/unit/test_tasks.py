@@ -50,13 +50,7 @@ def test_a_question_that_does_not_fit_is_left_out_counted_and_replaced(workers: 
     everything = train(workers, tasks, 8)
     middle = sorted(len(question.text) for question in everything)[4]
     drawing = QuestionStream(
-        workers,
-        tasks,
-        AUTHOR,
-        0,
-        count=8,
-        held_out=0.1,
-        fits=lambda question: len(question.text) < middle,
+        workers, tasks, AUTHOR, 0, count=8, held_out=0.1, fits=lambda question: len(question.text) < middle
     )
     found = drawing.result()
     assert len(found) == 8

@@ -42,11 +42,7 @@ def test_a_run_is_found_again_after_a_restart(uri: str) -> None:
 
 
 def test_nodes_and_incarnations_have_runs_of_their_own(uri: str) -> None:
-    ids = {
-        tracker(uri).start(),
-        tracker(uri, node="n1").start(),
-        tracker(uri, incarnation="f" * 16).start(),
-    }
+    ids = {tracker(uri).start(), tracker(uri, node="n1").start(), tracker(uri, incarnation="f" * 16).start()}
     assert len(ids) == 3
 
 

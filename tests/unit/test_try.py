@@ -22,13 +22,7 @@ from sapo.policy.model_shape import ModelShape, shape_of
 from sapo.policy.models import load_policy
 
 PROBED = Probed(
-    *(10.0, 0.0, 0.0),
-    *(1_000_000, 0, 0, 0),
-    whole=True,
-    checkpoint=0,
-    history=0.0,
-    series=0,
-    question_s=0.2,
+    *(10.0, 0.0, 0.0), *(1_000_000, 0, 0, 0), whole=True, checkpoint=0, history=0.0, series=0, question_s=0.2
 )
 SHAPE = ModelShape(
     *(1_000_000, 1_000_000),

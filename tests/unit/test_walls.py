@@ -248,12 +248,7 @@ except RuntimeError:
 
 @pytest.mark.parametrize(
     ("bomb", "most"),
-    [
-        ("bytearray(1 << 20)", 512),
-        ("mmap.mmap(-1, 16 << 20)", 32),
-        ("os.dup(1)", 32),
-        ("os.pipe()", 16),
-    ],
+    [("bytearray(1 << 20)", 512), ("mmap.mmap(-1, 16 << 20)", 32), ("os.dup(1)", 32), ("os.pipe()", 16)],
 )
 def test_bombs_burst_at_the_limits(bomb: str, most: int) -> None:
     before = """

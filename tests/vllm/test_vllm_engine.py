@@ -64,12 +64,7 @@ def questions(starter: LoadedPolicy) -> list[tuple[int, ...]]:
     config = small_config()
     with TaskWorkers(count=1) as workers:
         found = QuestionStream(
-            workers,
-            config.tasks,
-            (1, "vllm", "n0", "0" * 16),
-            0,
-            count=200,
-            held_out=config.rules.held_out,
+            workers, config.tasks, (1, "vllm", "n0", "0" * 16), 0, count=200, held_out=config.rules.held_out
         ).result()
     return [starter.encode_prompt(question.text) for question in found]
 
@@ -252,9 +247,7 @@ def test_the_same_seed_repeats_whatever_was_asked_before_and_another_does_not(
     assert tokens(run(engine, questions[:8], seed=6)) != tokens(first)
 
 
-def test_every_stop_id_ends_a_completion_and_stays_in_its_ids(
-    qwen2: VllmEngine,
-) -> None:
+def test_every_stop_id_ends_a_completion_and_stays_in_its_ids(qwen2: VllmEngine) -> None:
     policy = qwen2.policy
     prompts = [policy.encode_prompt(f"{i} + {i} = ?") for i in range(8)]
     stops, found = set(policy.stop_ids), set()

@@ -26,9 +26,7 @@ def topic(kafka: Cluster) -> str:
 @pytest.fixture(scope="module")
 def producer(kafka: Cluster) -> Iterator[KafkaProducer]:
     client = KafkaProducer(
-        bootstrap_servers=kafka.servers.split(","),
-        compression_type="gzip",
-        max_request_size=2 * BOMB,
+        bootstrap_servers=kafka.servers.split(","), compression_type="gzip", max_request_size=2 * BOMB
     )
     yield client
     client.close()
