@@ -74,6 +74,7 @@ def group(
     """A group with the advantages that its scores give it."""
     reasons: Sequence[FinishReason] = finish_reasons or ["stop"] * len(completions)
     advantages = group_advantages(scores, reasons, learn or LearnConfig())
+    told = [one and tuple(one) for one in behaviour or [None] * len(completions)]
     return make_batch_group(
         position,
         [
@@ -84,7 +85,7 @@ def group(
                 advantage=advantages[k],
                 score=scores[k],
                 finish_reason=reasons[k],
-                behaviour_logprobs=None if behaviour is None else behaviour[k],
+                behaviour_logprobs=told[k],
             )
             for k, completion in enumerate(completions)
         ],

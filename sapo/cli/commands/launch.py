@@ -133,6 +133,7 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
     transformers.logging.disable_progress_bar()  # it would draw over the view
     view.step(loading, 2, 3)
     from sapo.ops.plan import refuse_too_many
+    from sapo.policy import malloc
     from sapo.tasks.workers import open_workers
 
     view.step(loading, 3, 3)
@@ -146,6 +147,7 @@ def prepare(config: Config, home: Home, view: "View", names: Sequence[str]) -> N
             if own not in checked:
                 prepare_model(own, workers, view)
                 checked.append(own)
+        malloc.give_back()  # the command lives as long as its swarm, and needs no model
         home.prepare(config, Manifest.of(config))
         if exposed := home.exposed():
             view.note(exposed)
