@@ -40,6 +40,8 @@ DEAR = (
     "tests/unit/test_thinker.py",
     # each kill is a process of its own
     "tests/integration/test_history_kills.py",
+    "tests/unit/test_checkpoint.py",
+    "tests/unit/test_journal_crashes.py",
     # each test starts processes that import ReasoningGYM or torch, which takes four seconds of an idle core
     "tests/contract/test_registry.py",
     "tests/unit/test_cli_verify.py",
