@@ -60,12 +60,26 @@ def correct(
     the producer's log-probabilities where `known` [S], for trusted producers only. Local tokens are never
     changed.
     """
-    found = _by_mode(learn, own.detach(), mask, external, behaviour, known, advantages)
+    own = own.detach()
+    affected = mask & (external & known)[:, None]
+    found = OffPolicyCorrection(mask, torch.ones_like(own), {})
+    if learn.foreign == "bounded":
+        # A comparison that NaN fails: such tokens are not "below the floor", the loss counts them.
+        low = mask & external[:, None] & (own < learn.foreign_floor) & own.isfinite()
+        found = replace(found, mask=mask & ~low, metrics={"foreign_masked": low.sum()})
+    elif learn.foreign == "behaviour":
+        cap = learn.foreign_ratio_cap
+        found = _weigh(own, behaviour, mask, affected, 1.0 / cap, cap)
+    elif learn.foreign == "f_tis":
+        found = _weigh(own, behaviour, mask, affected, 0.0, learn.foreign_tis_cap)
+        far = _distance(own, behaviour, affected) > learn.foreign_tis_kl
+        out = found.mask & (external & far & (advantages < 0.0))[:, None]
+        found = replace(found, mask=found.mask & ~out, metrics=found.metrics | {"foreign_masked": out.sum()})
     if learn.foreign_weight == 1.0 and learn.foreign_reference is None:
         return found
     factor = torch.full_like(own[:, 0], learn.foreign_weight)
     if learn.foreign_reference is not None:
-        factor = factor * _nearness(own.detach(), mask, learn.foreign_reference)
+        factor = factor * _nearness(own, mask, learn.foreign_reference)
     factor = torch.where(external, factor, 1.0)[:, None]
     return replace(found, weights=found.weights * factor)
 
@@ -75,32 +89,6 @@ def _nearness(own: Tensor, mask: Tensor, reference: float) -> Tensor:
     counted = mask & own.isfinite()
     mean = torch.where(counted, own, 0.0).sum(1) / counted.sum(1).clamp(min=1)
     return (mean - reference).clamp(-LOG_RATIO_LIMIT, 0.0).exp()
-
-
-def _by_mode(
-    learn: LearnConfig,
-    own: Tensor,
-    mask: Tensor,
-    external: Tensor,
-    behaviour: Tensor,
-    known: Tensor,
-    advantages: Tensor,
-) -> OffPolicyCorrection:
-    weights = torch.ones_like(own)
-    if learn.foreign == "bounded":
-        # A comparison that NaN fails: such tokens are not "below the floor", the loss counts them.
-        low = mask & external[:, None] & (own < learn.foreign_floor) & own.isfinite()
-        return OffPolicyCorrection(mask & ~low, weights, {"foreign_masked": low.sum()})
-    affected = mask & (external & known)[:, None]
-    if learn.foreign == "behaviour":
-        cap = learn.foreign_ratio_cap
-        return _weigh(own, behaviour, mask, affected, 1.0 / cap, cap)
-    if learn.foreign == "f_tis":
-        found = _weigh(own, behaviour, mask, affected, 0.0, learn.foreign_tis_cap)
-        far = _distance(own, behaviour, affected) > learn.foreign_tis_kl
-        out = found.mask & (external & far & (advantages < 0.0))[:, None]
-        return replace(found, mask=found.mask & ~out, metrics=found.metrics | {"foreign_masked": out.sum()})
-    return OffPolicyCorrection(mask, weights, {})
 
 
 def _distance(own: Tensor, behaviour: Tensor, affected: Tensor) -> Tensor:
