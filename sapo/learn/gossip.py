@@ -7,9 +7,9 @@ Delta = phi - theta, which is what it has learned with the sign turned, and with
     phi   <- phi + delta
     theta <- phi
 
-Alone the means are its own values: the step of DiLoCo (arXiv:2311.08105) with classical momentum. Of a partner
-that is far away only a part of the difference counts, as in ClippedGossip (arXiv:2202.01545). All of it is
-float32 on the CPU, one rounding an operation, so every processor computes the same bits.
+Alone the means are its own values: the step of DiLoCo (arXiv:2311.08105) with classical momentum. Of a
+partner that is far away only a part of the difference counts, as in ClippedGossip (arXiv:2202.01545). All of
+it is float32 on the CPU, one rounding an operation, so every processor computes the same bits.
 """
 
 import math
@@ -24,7 +24,7 @@ from torch import Tensor
 REMEMBERED = 15
 """Own lessons whose median bounds how far a partner may move the node."""
 APART = 4.0
-"""Reaches by which partners move two nodes apart in a step, if at all: (beta + gamma) / (1 - alpha) is 3.4."""
+"""Reaches by which partners can move two nodes apart in a step: (beta + gamma) / (1 - alpha) is 3.4."""
 Partner = Callable[[str], tuple[Tensor, Tensor]]
 """Slow weights and pseudo-gradient of a partner's tensor, by its name."""
 
