@@ -40,7 +40,8 @@ def batch_group(
     tokens = tokens or Tokens.of(policy, group)
     prompt = tokens.prompt
     scores = [outcome.score for outcome in outcomes]
-    advantages = group_advantages(scores, [c.finish_reason for c in group.completions], learn)
+    reasons = [c.finish_reason if source == "local" else "stop" for c in group.completions]
+    advantages = group_advantages(scores, reasons, learn)
     told = source == "local" or (believed and learn.believes)
     samples = []
     for k, (completion, outcome, advantage, (ids, retokenised)) in enumerate(

@@ -18,14 +18,26 @@ from sapo.policy.hf_import import quiet, transformers
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
 POINTER = b"version https://git-lfs"
+KINDS = ("attn", "experts")
 NAMED = 3
 """Weights that an error names."""
 
 
 def read_config(spec: str, source: str | Path) -> Any:
-    """The config of a model."""
+    """The config of a model. Raises `UserError` also where its files name others to load: an adapter's base
+    model, or code of the hub."""
     with _refusing(spec, source, "cannot be loaded"):
-        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        adapter = transformers.utils.find_adapter_config_file(str(source))
+        config = None if adapter else transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+    if config is None:
+        remedy = "name the whole model that it is merged into"
+        raise UserError("model", spec, "is an adapter, whose files name another model", remedy)
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    ways = [str(getattr(part, f"_{kind}_implementation", "")) for part in parts for kind in KINDS]
+    if named := [way for way in ways if "/" in way]:
+        problem = f"its config names code of the hub, {one_line(named[0], 80)}, which is never run"
+        raise UserError("model", spec, problem, "take that entry out of its config.json")
+    return config
 
 
 def read_model(spec: str, source: str | Path, *, dtype: torch.dtype) -> Any:
