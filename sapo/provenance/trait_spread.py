@@ -18,7 +18,8 @@ WINDOW = 5
 _ALWAYS = 2**31
 _OWN = """
 WITH every AS (
-    SELECT node, key, incarnation, round, group_id, k, text, published_at AS "at" FROM rollouts WHERE swarm = ?
+    SELECT node, key, incarnation, round, group_id, k, text, published_at AS "at" FROM rollouts
+    WHERE swarm = ?
     UNION ALL
     SELECT node, producer_key AS key, incarnation, round, group_id, k, text, finished_at AS "at" FROM training
     WHERE swarm = ? AND source = 'local'
