@@ -14,18 +14,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from sapo.core.errors import Refused
-from sapo.core.types import (
-    Count,
-    Hex64,
-    Incarnation,
-    Name,
-    Received,
-    Record,
-    SignedGroup,
-    canonical,
-    sha256,
-)
-from sapo.peers.signing import Identity, verify
+from sapo.core.types import Count, Hex64, Incarnation, Name, Received, Record, SignedGroup, canonical, sha256
+from sapo.peers.signing import Identity, refuse_unsigned
 
 PREFIX = b'{"announcement":'
 MAX_BYTES = 2048
@@ -89,10 +79,7 @@ def read(signed: SignedGroup, swarm: str) -> Announcement:
     """
     if len(signed.payload) > MAX_BYTES:
         raise Refused("payload_too_large", f"an announcement of {len(signed.payload)} bytes")
-    if sha256(signed.payload) != signed.content_sha256:
-        raise Refused("bad_digest", "content_sha256 is not the payload's")
-    if not verify(signed.key, signed.signature, signed.payload):
-        raise Refused("bad_signature", "the signature is not the key's over this payload")
+    refuse_unsigned(signed)
     try:
         found = Announcement.model_validate_json(signed.payload, strict=True)
     except (ValidationError, RecursionError):

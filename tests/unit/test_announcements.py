@@ -44,11 +44,11 @@ def test_a_group_is_none_and_an_announcement_is_no_group_to_those_who_know_none(
     assert found.value.code == "malformed"
 
 
-def test_the_archive_passes_it_over(tmp_path: Path) -> None:
-    bus = MemoryBus()
-    bus.publish([make_announcement(), make_signed()])
+def test_the_archive_passes_it_over_and_keeps_what_only_begins_as_one(tmp_path: Path) -> None:
+    bus, real = MemoryBus(), make_announcement()
+    bus.publish([real, make_signed(), real.model_copy(update={"signature": "0" * 128})])
     found = Archiver(bus, Store(str(tmp_path)), "s").run()
-    assert (found.groups, found.refused, found.duplicates, found.passed) == (1, 0, 0, 2)
+    assert (found.groups, found.refused, found.duplicates, found.passed) == (1, 1, 0, 3)
 
 
 @pytest.mark.parametrize(
