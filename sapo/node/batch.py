@@ -33,7 +33,7 @@ def batch_group(
 ) -> BatchGroup:
     """A verified group as it enters an update. `outcomes` are the receiver's own, one per completion.
 
-    A foreign author's log-probabilities are kept if it is `believed` (`sapo.peers.trust`) and the mode uses
+    A foreign author's log-probabilities are kept if it is `believed` (`sapo.peers.keyring`) and the mode uses
     them. Own groups carry the engine's log-probabilities too, from which the learner measures how far engine
     and learner are apart.
     """

@@ -23,9 +23,9 @@ from sapo.core.types import Batch, Gossiped, Policy, Received, RoundResult
 from sapo.learn.gossip import SlowWeights
 from sapo.learn.update import Learner
 from sapo.peers import blocks
-from sapo.peers.announcements import Announcement, Heard, Partners, announce, draw
+from sapo.peers.announcements import Announcement, Heard, Partners, announce
+from sapo.peers.keyring import keys_of
 from sapo.peers.signing import Identity
-from sapo.peers.trust import keys_of
 from sapo.policy import exchange
 from sapo.policy.exchange import ExchangeFile, Unusable
 from sapo.policy.kept_files import SUFFIX, KeptFiles
@@ -181,7 +181,7 @@ class Gossip:
         members = self._members()
         fresh = self._partners.fresh(members, since=round + 1 - self.config.every)
         self._metrics["gossip/candidates"] = float(len(fresh))
-        chosen = draw(fresh, rng)
+        chosen = rng.choice(fresh) if fresh else None
         if chosen is None and self._partners.known(members):
             raise _Alone("stale", "nobody announced weights since the last outer step")
         if chosen is None:

@@ -170,11 +170,6 @@ class Partners:
         return sum(key in members for key in self._known)
 
 
-def draw(candidates: list[Announcement], rng: random.Random) -> Announcement | None:
-    """One of them at random; None of none."""
-    return rng.choice(candidates) if candidates else None
-
-
 def _newer(found: Announcement, known: Announcement) -> bool:
     if found.incarnation == known.incarnation:
         return found.round > known.round

@@ -1,4 +1,4 @@
-"""Where keys are kept: each in its node's folder, and once more in the user's data folder.
+"""Where keys are kept, in their nodes' folders and in the user's data folder, and whose keys a config names.
 
 The second copy outlives checkouts, runs and reinstalls. Beside a key lies its card: whose it is, which
 incarnations wrote with it, and the invitation it holds.
@@ -6,8 +6,11 @@ incarnations wrote with it, and the invitation it holds.
 
 import logging
 import os
+import re
 import stat
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from sapo.core.atomic_file import write_atomically, write_first
 from sapo.core.config.home import KEY, MOVED, Home
+from sapo.core.config.load import Config
 from sapo.core.dir_lock import NodeLock
 from sapo.core.errors import UserError
 from sapo.core.types import Hex64, Incarnation, Invitation, Name, Record
@@ -27,6 +31,7 @@ MAX_INCARNATIONS = 1000
 """Of those a card remembers: the newest."""
 SHOWN = 3
 """Older keys that a line of the log names."""
+WHOLE = re.compile("[0-9a-f]{64}")
 
 
 class Card(Record):
@@ -142,7 +147,7 @@ def keep(held: KeyAndCard) -> None:
     text = held.card.model_copy(update={"incarnations": whole, "created": created}).canonical() + "\n"
     if before is None or card.read_text(encoding="utf-8") != text:
         write_atomically(card, text)
-    if not _holds(pem, held.identity):
+    if not _holds(pem, held.identity.key):
         pem.unlink(missing_ok=True)
         write_first(pem, held.identity.to_pem())
 
@@ -223,10 +228,7 @@ def _lives(card: Card, besides: Path | None = None) -> Path | None:
         return None
     if besides is not None and besides.exists() and folder.samefile(besides):
         return None
-    try:
-        return folder if Identity.load(folder / KEY).key == card.key else None
-    except UserError:
-        return None
+    return folder if _holds(folder / KEY, card.key) else None
 
 
 def _private_folder() -> Path:
@@ -238,18 +240,17 @@ def _private_folder() -> Path:
     return folder
 
 
-def _holds(pem: Path, identity: Identity) -> bool:
-    try:
-        return Identity.load(pem).key == identity.key
-    except UserError:
-        return False
+def _holds(pem: Path, key: str) -> bool:
+    with suppress(UserError):
+        return Identity.load(pem).key == key
+    return False
 
 
 def find_card(path: Path) -> Card | None:
     """The card in a file; None where there is none, or none that can be read."""
     try:
-        return Card.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        return _read_card(path)
+    except (OSError, UserError):
         return None
 
 
@@ -261,3 +262,28 @@ def _read_card(path: Path) -> Card:
         problem = f"is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         remedy = "delete it: the node then forgets its former incarnations and its invitation"
         raise UserError("key card", str(path), problem, remedy) from None
+
+
+def keys_of(names: Sequence[str], home: Home) -> frozenset[str]:
+    """The keys among `names`, and those that the nodes of this site have which are named there: whose
+    log-probabilities are believed, or weights averaged with.
+
+    Anybody may call itself by a name, so a name stands for the key that the node of this site has.
+    """
+    cards = [find_card(home.card(name)) for name in names if WHOLE.fullmatch(name) is None]
+    return frozenset(name for name in names if WHOLE.fullmatch(name)) | {card.key for card in cards if card}
+
+
+def refuse_strange_names(config: Config) -> None:
+    """Raise `UserError` for a trusted peer, or a member to gossip with, that is neither a public key nor a
+    node of this site."""
+    members = config.gossip.members if config.gossip is not None else []
+    for field, names in (("learn.trusted_peers", config.learn.trusted_peers), ("gossip.members", members)):
+        for peer in names:
+            if WHOLE.fullmatch(peer) is None and peer not in config.nodes:
+                raise UserError(
+                    field,
+                    peer,
+                    "is no node of this site, and anybody may take a name",
+                    "give the public key that `sapo keys show` prints where it runs",
+                )

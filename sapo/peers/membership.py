@@ -8,8 +8,6 @@ from sapo.core.errors import Refused, UserError
 from sapo.core.types import AuthorKind, Group, Invitation, Name, PublicKey, Record, canonical
 from sapo.peers.signing import Identity, verify
 
-__all__ = ["Refused", "Token", "check", "closed_to", "invite", "refuse_kind", "refuse_outsider"]
-
 PREFIX = "sapo-invitation-"
 
 

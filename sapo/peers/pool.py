@@ -10,7 +10,7 @@ from sapo.core.config.load import PoolConfig
 from sapo.core.errors import Refused
 from sapo.core.shares import Claim, Served, Shares, over
 from sapo.core.types import Group, Outcome, Received, Record
-from sapo.peers.admission import DedupIndex, fingerprint
+from sapo.peers.dedup import DedupIndex, fingerprint
 from sapo.store.journal.rows import PoolRow, SeenGroup
 
 if TYPE_CHECKING:
@@ -74,11 +74,6 @@ class Entry:
         """The group's id."""
         return self.received.signed.group_id
 
-    @property
-    def places(self) -> int:
-        """Places that it takes."""
-        return places_of(self.received)
-
     def age(self, now: float) -> float:
         """Seconds since the bus stamped it; clocks that disagree make nothing younger than new."""
         return max(0.0, now - self.received.timestamp)
@@ -134,7 +129,7 @@ class Pool:
             if one.author is not None:
                 pool._served.add(one.author)
         for row in rows:
-            remembered = pool.seen.digest(row.group_id) is not None
+            remembered = pool.seen.get(row.group_id) is not None
             pool.add(Entry.from_row(row))
             if remembered:
                 pool._new.discard(row.group_id)
@@ -151,8 +146,8 @@ class Pool:
         group_id = group.group_id
         author = group.key if group_id in self._entries else None
         seen = self.seen.get(group_id)
-        known = seen is not None and seen.content_sha256 == content_sha256
-        mark = seen.fingerprint if seen is not None and known else fingerprint(group)
+        same = seen is not None and seen.content_sha256 == content_sha256
+        mark = seen.fingerprint if seen is not None and same else fingerprint(group)
         return SeenGroup(group_id, content_sha256, mark, author, group.key, stamp)
 
     def __len__(self) -> int:
@@ -204,7 +199,7 @@ class Pool:
             Claim(
                 entry.group_id,
                 entry.group.key,
-                entry.places,
+                places_of(entry.received),
                 late=entry.group_id in self._new and entry.group.key in often,
             )
             for entry in newest_first

@@ -1,4 +1,5 @@
-"""What each author's stream of rounds looked like on the bus: detects old signed groups that are resent.
+"""What each author's stream of rounds looked like on the bus: detects old signed groups that are resent, and
+another process that publishes with a node's own key.
 
 A signature proves who made a group, not who sends it now. Groups met lately are known by their ids; this
 memory knows far more of them in little room, as a window over the rounds of an author, and what lies behind
@@ -7,12 +8,17 @@ ones. Partitions that lag, resent groups and a node that publishes hours of silo
 """
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import astuple, dataclass, field
 
 from sapo.core.errors import Refused
 from sapo.core.shares import EQUAL, Claim, Shares, over
-from sapo.core.types import Group, canonical
+from sapo.core.types import Group, Received, canonical
+from sapo.store.journal.journal import Journal, JournalError
+
+log = logging.getLogger(__name__)
 
 AUTHORS = 4096
 """How many are remembered."""
@@ -155,3 +161,58 @@ def _read(content: str) -> dict[str, IncarnationLog]:
         kept = [(step, since) for step, since in steps]
         found[name] = IncarnationLog(began, appeared, heard, newest, int(window, 16), kept)
     return found
+
+
+class KeyCloneDetector:
+    """Tells a node's own groups, as they come back from the bus, from those of another holder of its key.
+
+    Another wrote what claims this incarnation and is not in its journal. Of other incarnations, those in
+    `former` are the node's own past; so is what the bus stamped before the first group of this one, such as
+    of a journal that was lost before incarnations were written down.
+    """
+
+    def __init__(self, journal: Journal, former: Collection[str]) -> None:
+        self._journal, self._former = journal, frozenset(former)
+        self._since = float("inf")
+        self._elsewhere = 0
+
+    def may_be_own(self, group: Group, timestamp: float) -> bool:
+        """Whether this node may have made a group that its key has signed, stamped by the bus then."""
+        if group.incarnation != self._journal.incarnation:
+            return group.incarnation in self._former or timestamp <= self._since
+        digest = self._digest(group.group_id)
+        if digest is not None:
+            return digest == group.digest()
+        at = self._journal.stage()
+        return at is not None and group.round <= at[0] and not self._holds(group.round)
+
+    def note(self, refused: Refused, received: Received) -> None:
+        """Take notice of a refused record: an own group that came back, or one of another holder, which is
+        said once."""
+        if refused.code == "own_key":
+            if not self._elsewhere:
+                log.warning(
+                    "somebody else publishes with the key of this node, %s: %s. Of copies of a node run only "
+                    "one; if no other is yours, the key was stolen: docs/identity.md says what to do",
+                    *(received.signed.key, refused.detail),
+                )
+            self._elsewhere += 1
+        unheard = self._since == float("inf")
+        if unheard and refused.code == "own_echo" and self._digest(received.signed.group_id) is not None:
+            self._since = received.timestamp
+
+    def metrics(self) -> dict[str, float]:
+        """The series `identity/own_key_elsewhere`, once there is anything to tell: groups since the start."""
+        return {"identity/own_key_elsewhere": float(self._elsewhere)} if self._elsewhere else {}
+
+    def _digest(self, group_id: str) -> str | None:
+        with suppress(JournalError):
+            return self._journal.group(group_id).content_sha256
+        return None
+
+    def _holds(self, round: int) -> bool:
+        """Whether the journal holds a round; it is pruned behind old checkpoints."""
+        with suppress(JournalError):
+            self._journal.groups(round)
+            return True
+        return False

@@ -75,32 +75,23 @@ class Draw:
         """Ids of the groups that leave the pool: chosen or rejected."""
         return {entry.group_id for entry in self.chosen} | self.rejected.keys()
 
-    @property
-    def unscorable(self) -> dict[tuple[str, str], int]:
-        """Unscorable completions among those verified now, by producer key and data set."""
-        counts: Counter[tuple[str, str]] = Counter()
-        for entry in self.verified:
-            missing = sum(score is None for score in entry.verdict.scores) if entry.verdict else 0
-            if missing:
-                counts[entry.group.key, entry.group.recipe.dataset] += missing
-        return dict(counts)
-
     def metrics(self) -> dict[str, float]:
         """The series `sampler/*`."""
-        reasons, unscorable = Counter(self.rejected.values()), self.unscorable
+        reasons = Counter(self.rejected.values())
+        unscorable: Counter[str] = Counter()
+        for entry in self.verified:
+            missing = sum(score is None for score in entry.verdict.scores) if entry.verdict else 0
+            unscorable[entry.group.recipe.dataset] += missing
         metrics = {
             "sampler/external": float(len(self.chosen)),
             "sampler/shortfall": float(self.shortfall),
             "sampler/verified": float(len(self.verified)),
             "sampler/uninformative": float(reasons["uninformative"]),
-            "sampler/unscorable": float(sum(unscorable.values())),
+            "sampler/unscorable": float(unscorable.total()),
             "sampler/waiting": float(self.waiting),
         }
         metrics |= {f"sampler/rejected/{reason}": float(count) for reason, count in reasons.items()}
-        for (_, dataset), count in unscorable.items():
-            name = f"sampler/unscorable/{dataset}"
-            metrics[name] = metrics.get(name, 0.0) + count
-        return metrics
+        return metrics | {f"sampler/unscorable/{task}": float(count) for task, count in (+unscorable).items()}
 
 
 LEAST_SHARE = 1 / 8

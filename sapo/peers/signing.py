@@ -21,8 +21,6 @@ from sapo.core.atomic_file import write_first
 from sapo.core.errors import Refused, UserError
 from sapo.core.types import Group, SignedGroup, canonical, is_sound_key, sha256
 
-__all__ = ["Identity", "Refused", "new_incarnation", "seal", "unseal", "verify"]
-
 MAX_PROBLEMS = 1000
 """Of one group, above which none is named."""
 MAX_UNKNOWN = 16_384

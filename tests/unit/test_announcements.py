@@ -12,7 +12,7 @@ from sapo.core.errors import Refused
 from sapo.core.types import Received, SignedGroup, sha256
 from sapo.ops.archiver import Archiver
 from sapo.peers import announcements
-from sapo.peers.announcements import MAX_BYTES, Heard, Partners, draw, is_announcement, read
+from sapo.peers.announcements import MAX_BYTES, Heard, Partners, is_announcement, read
 from sapo.peers.signing import unseal
 from sapo.store.history.tables import Store
 from sapo.testing.samples import make_announcement, make_identity, make_received, make_signed
@@ -131,8 +131,7 @@ def test_whoever_names_a_members_key_keeps_it_from_nobodys_ear(monkeypatch: pyte
     assert 0 < heard < 16  # no number of forgeries silences a member for good
 
 
-def test_the_own_announcement_is_passed_over_and_nobody_is_drawn_of_nobody() -> None:
+def test_the_own_announcement_is_passed_over() -> None:
     known = partners()
     assert known.hear([came(make_announcement("own"))], {PEER}, round=0, rng=RNG) == []
     assert known.fresh({PEER, make_identity("own").key}, since=0) == []
-    assert draw([], random.Random(0)) is None

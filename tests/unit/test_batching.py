@@ -14,7 +14,7 @@ from sapo.core.types import BatchGroup, Completion, Outcome
 from sapo.learn.batch_metrics import reward_metrics, source_metrics
 from sapo.node.batch import batch_group, version_seen
 from sapo.peers import keyring
-from sapo.peers.trust import keys_of, refuse_strange_names
+from sapo.peers.keyring import keys_of, refuse_strange_names
 from sapo.policy.models import LoadedPolicy
 from sapo.policy.tokenise import Tokens, false_ids, own_ids
 from sapo.testing.policies import policy
