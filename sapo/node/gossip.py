@@ -165,10 +165,8 @@ class Gossip:
             self._count(f"gossip/alone/{reason}")
             self._say(alone)
         factors = {"alpha": config.alpha, "beta": config.beta, "gamma": config.gamma}
-        if found is None:
-            outer.step(weights, **factors)
-        else:
-            outer.step(weights, **factors, partner=found.file.pair, share=found.share)
+        partner, share = (None, 1.0) if found is None else (found.file.pair, found.share)
+        outer.step(weights, **factors, partner=partner, share=share)
         self._metrics["gossip/jump"] = self.learner.land()
         self._metrics |= {"gossip/steps": 1.0, "gossip/partners": float(found is not None)}
         said = {"stepped": True, "reason": reason, **factors}
@@ -182,7 +180,7 @@ class Gossip:
         fresh = self._partners.fresh(members, since=round + 1 - self.config.every)
         self._metrics["gossip/candidates"] = float(len(fresh))
         chosen = rng.choice(fresh) if fresh else None
-        if chosen is None and self._partners.known(members):
+        if chosen is None and self._partners.fresh(members, since=0):
             raise _Alone("stale", "nobody announced weights since the last outer step")
         if chosen is None:
             raise _Alone("nobody", "no member has announced weights")

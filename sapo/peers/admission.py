@@ -67,9 +67,8 @@ def admit(
     if signed.key == own_key:
         if known is None and own_group(group):
             raise Refused("own_echo")
-        raise Refused(
-            "own_key", f"round {group.round} of incarnation {group.incarnation}, not made here", group
-        )
+        place = f"round {group.round} of incarnation {group.incarnation}"
+        raise Refused("own_key", f"{place}, not made here", group)
     if known is not None:
         raise Refused("equivocation", f"{signed.group_id} was {known} before", group)
     check_rules(group, manifest, received.timestamp)

@@ -128,10 +128,9 @@ class Partners:
         when the bus stamped it), `replayed` (not newer than what is known of its author) and `another_model`.
         Own ones are passed over.
         """
-        others = [one for one in records if one.signed.key != self._own]
-        strangers = [one.signed.key for one in others if one.signed.key not in members]
+        strangers = [one.signed.key for one in records if one.signed.key not in {*members, self._own}]
         refused = [Refused("not_member", f"{key} is not in gossip.members") for key in strangers]
-        some = [one for one in others if one.signed.key in members]
+        some = [one for one in records if one.signed.key in members and one.signed.key != self._own]
         taken: set[str] = set()
         for received in sorted(rng.sample(some, min(LOOKS, len(some))), key=lambda one: -one.timestamp):
             if received.signed.key in taken:
@@ -164,10 +163,6 @@ class Partners:
         """Announcements of members that came in round `since` or later, by key."""
         chosen = [self._known[key] for key in sorted(self._known) if key in members]
         return [one.announcement for one in chosen if one.at >= since]
-
-    def known(self, members: Collection[str]) -> int:
-        """How many members have announced anything."""
-        return sum(key in members for key in self._known)
 
 
 def _newer(found: Announcement, known: Announcement) -> bool:

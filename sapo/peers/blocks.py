@@ -116,9 +116,8 @@ def find(text: str, authors: Mapping[str, Iterable[str]]) -> str:
         shown = ", ".join(key[:SHOWN] for key in keys[:LISTED])
         raise UserError("KEY", text, f"may be {len(keys)} authors: {shown}", "give more of the key")
     there = sorted({name for names in authors.values() for name in names})[:LISTED]
-    remedy = (
-        f"give a key, the beginning of one that was met, or a name: {', '.join(there) or 'none is known'}"
-    )
+    names = ", ".join(there) or "none is known"
+    remedy = f"give a key, the beginning of one that was met, or a name: {names}"
     raise UserError("KEY", text, "is no author met here", remedy)
 
 

@@ -48,11 +48,6 @@ class Verdict(Record):
         return cls.bad("uninformative") if alike else None
 
     @property
-    def usable(self) -> bool:
-        """Whether nothing speaks against the group as a whole."""
-        return self.reason is None
-
-    @property
     def scores(self) -> tuple[float | None, ...]:
         """Raw task scores; None where a completion is unscorable."""
         return tuple(outcome.score for outcome in self.outcomes)
@@ -73,6 +68,11 @@ class Entry:
     def group_id(self) -> str:
         """The group's id."""
         return self.received.signed.group_id
+
+    @property
+    def places(self) -> int:
+        """Places that it takes."""
+        return places_of(self.received)
 
     def age(self, now: float) -> float:
         """Seconds since the bus stamped it; clocks that disagree make nothing younger than new."""
@@ -199,7 +199,7 @@ class Pool:
             Claim(
                 entry.group_id,
                 entry.group.key,
-                places_of(entry.received),
+                entry.places,
                 late=entry.group_id in self._new and entry.group.key in often,
             )
             for entry in newest_first

@@ -27,7 +27,7 @@ import math
 import random
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TypeVar
 
@@ -131,9 +131,7 @@ class Quotas:
             max_bytes=self.config.poll_bytes,
             max_groups=max(1, self._reach) * self.config.max_groups,
             tail=self.config.tail,
-            shares=Shares(
-                self.config.max_peer_share, self.config.newcomer_share, self.known_keys().__contains__
-            ),
+            shares=replace(self.shares, known=self.known_keys().__contains__),
             proven=lambda signed: (
                 verify(signed.key, signed.signature, signed.payload) and not holds(sha256(signed.payload))
             ),

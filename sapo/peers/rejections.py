@@ -30,8 +30,6 @@ AFTER_SIGNATURE = frozenset({"malformed", "not_canonical", "schema_version", "wr
 """Codes of `sapo.peers.signing.unseal` that name no group, and are found only where the signature holds. The
 id on an envelope is not signed: who sends another's group under a wrong one must not have it blamed for
 that."""
-MINE = ("own_echo",)
-"""No peer's doing, so there is no sample of it."""
 
 
 def is_signed(refused: Refused) -> bool:
@@ -66,8 +64,8 @@ class Refusals:
         if refused.code == "own_name" and not self._told:
             self._told = True
             log.warning("another key publishes under this node's name: %s", refused.detail)
-        if refused.code in MINE:
-            return
+        if refused.code == "own_echo":
+            return  # no peer's doing
         author = received.signed.key if is_signed(refused) else ""
         if author:
             self._peers[author] += 1

@@ -56,7 +56,7 @@ class IncarnationLog:
     def holds(self, round: int, position: int) -> bool:
         """Whether a group with this place was noted; the window does not know of rounds before it."""
         back = self.newest - round
-        return 0 <= back < WINDOW and position < PLACES and bool(self.window >> self._bit(back, position) & 1)
+        return 0 <= back < WINDOW and position < PLACES and bool(self.window >> back * PLACES + position & 1)
 
     def behind(self, round: int, at: float) -> bool:
         """Whether the bus held rounds that no honest publisher sends before this one, well before `at`."""
@@ -71,14 +71,10 @@ class IncarnationLog:
             kept = self.window << further * PLACES if further < WINDOW else 0
             self.window, self.newest = kept & (1 << WINDOW * PLACES) - 1, group.round
         if self.newest - group.round < WINDOW and group.position < PLACES:
-            self.window |= 1 << self._bit(self.newest - group.round, group.position)
+            self.window |= 1 << (self.newest - group.round) * PLACES + group.position
         self.steps = [(step, min(since, at) if group.round >= step else since) for step, since in self.steps]
         if not self.steps or group.round >= self.steps[-1][0] + STEP:
             self.steps = [*self.steps, (group.round, at)][-STEPS:]
-
-    @staticmethod
-    def _bit(back: int, position: int) -> int:
-        return back * PLACES + position
 
 
 class ResendGuard:
@@ -121,9 +117,8 @@ class ResendGuard:
         lives = self._authors.setdefault(group.key, {})
         life = lives.get(group.incarnation)
         if life is None:
-            life = lives[group.incarnation] = IncarnationLog(
-                group.created_at, timestamp, timestamp, group.round
-            )
+            begun = group.created_at, timestamp, timestamp, group.round
+            life = lives[group.incarnation] = IncarnationLog(*begun)
         life.note(group, timestamp)
         while len(lives) > LIVES:
             del lives[min(lives, key=lambda name: (lives[name].began, name))]

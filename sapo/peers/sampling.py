@@ -219,7 +219,7 @@ class _Walk:
         """Verify entries; whether there were any."""
         for entry, found in zip(entries, self.verify(entries) if entries else (), strict=True):
             assert found.verdict is not None
-            if found.verdict.usable and len(found.verdict.outcomes) != len(entry.group.completions):
+            if found.verdict.reason is None and len(found.verdict.outcomes) != len(entry.group.completions):
                 raise ValueError("a verdict needs one outcome per completion")
             self.found[entry.group_id] = found
         return bool(entries)
