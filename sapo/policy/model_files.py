@@ -155,9 +155,11 @@ def _check_as_stored(spec: str, stored: Tokenizer | None, tokenizer: Any) -> Non
 
 @contextmanager
 def _refusing(spec: str, source: str | Path, problem: str) -> Iterator[None]:
-    """Turn what reading a model's files raises into one line that says what is wrong with which file."""
+    """Turn what reading a model's files raises into one line that says what is wrong with which file. What
+    the library would say of their contents besides is not shown."""
     try:
-        yield
+        with quiet():
+            yield
     except UserError:
         raise
     except Exception as error:  # of transformers, of safetensors, of a check of the config
