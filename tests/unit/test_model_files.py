@@ -59,7 +59,7 @@ BROKEN: dict[str, Spoil] = {
     r"config.json.*: only a pointer": written("config.json", lambda data: POINTER),
     r"heads": config(num_attention_heads=5),
     r"names code of the hub, some/kernel": config(attn_implementation="some/kernel"),
-    r"is an adapter": lambda folder: (folder / "adapter_config.json").write_text("{}"),
+    r"adapter_config.json beside it": lambda folder: (folder / "adapter_config.json").write_text("{}"),
     r"comes with it, which is never run": config(model_type="new", auto_map={"AutoConfig": "own.Config"}),
 }
 
