@@ -298,6 +298,10 @@ class Grid(_Part):
             _check_all_ask_alike(arm, config)
         return config
 
+    def configs(self) -> list[Config]:
+        """The config of every arm, in its first run. Raises `UserError` for settings that do not fit."""
+        return [self.config(Job(arm=name, seed=self.first_seed)) for name in self.arms]
+
 
 def identity(seed: int, number: int) -> Identity:
     """The key of a run's node: always the same, or orders drawn by key would differ. It guards nothing."""
@@ -348,8 +352,7 @@ def parse_grid(values: Mapping[str, Any]) -> Grid:
         grid = Grid.model_validate(dict(values))
     except ValidationError as error:
         raise _explain(error) from None
-    for name in grid.arms:
-        grid.config(Job(arm=name, seed=grid.first_seed))
+    grid.configs()
     return grid
 
 

@@ -72,12 +72,11 @@ class _Run:
         self.ensemble: dict[str, Together] = {}
         self.routed: float | None = None
         self.seconds = self.exam_seconds = 0.0
-        self._began = self._told = 0.0
+        self._told = 0.0
 
     def make(self, home: Path, digest: str) -> RunRecord:
         """All rounds and exams."""
         started, cpu = time.time(), time.process_time()
-        self._tell("starter", 0)
         config = self.config
         torch.set_num_threads(config.threads)
         with open_workers(config, SharedWorkers) as workers:
@@ -122,17 +121,14 @@ class _Run:
         return Examiner(plan, questions, self.config.swarm.seed, beside)
 
     def _ask_together(self, swarm: Swarm, examiner: Examiner) -> None:
-        self._tell("exam", self.rounds)
         began = time.perf_counter()
         self.ensemble, self.routed = examiner.together(self.config, swarm.nodes)
         self.exam_seconds += time.perf_counter() - began
 
     def _learn(self, swarm: Swarm, examiner: Examiner) -> None:
         due = set(self.grid.exam_rounds(self.job))
-        self._began = time.time()
         for done in range(self.rounds + 1):
             if done in due:
-                self._tell("exam", done)
                 began = time.perf_counter()
                 self.exams += examiner.examine(swarm.nodes, done)
                 self.exam_seconds += time.perf_counter() - began
@@ -140,7 +136,7 @@ class _Run:
                 began = time.perf_counter()
                 self._note(done, swarm.round())
                 self.seconds += time.perf_counter() - began
-                self._tell("rounds", done + 1)
+                self._tell(done + 1)
 
     def _note(self, done: int, found: list[dict[str, float | None]]) -> None:
         """Add a round's values; a series that a node has not had so far was empty before."""
@@ -150,10 +146,10 @@ class _Run:
                     self.series[name] = [[None] * self.rounds for _ in found]
                 self.series[name][number][done] = value
 
-    def _tell(self, what: str, done: int) -> None:
+    def _tell(self, done: int) -> None:
         if time.monotonic() - self._told >= TELL_S:
             self._told = time.monotonic()
-            tell_progress(self._folder, self.job, what, done, self.rounds, self._began or time.time())
+            tell_progress(self._folder, self.job, done / self.rounds)
 
 
 def _cpu_of(pids: list[int]) -> float:
