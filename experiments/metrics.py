@@ -87,34 +87,34 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
 
     `spread` is the grid's: without it, figures of a trait's spread are left out.
     """
-    start, end = exam_means(record)[0], exam_means(record)[-1]
+    (began, start), end, nodes = exam_means(record)[0], exam_means(record)[-1][1], len(record.nodes)
+    means = (TRAINING_SET, LOCAL, "share/zero_advantage", "staleness/rounds")
     found = {
+        **{name: overall_mean(record, name) for name in means},
         TOTAL: total(record, TRAINING_SET),
         TOTAL_LOCAL: total(record, LOCAL),
-        TRAINING_SET: overall_mean(record, TRAINING_SET),
-        LOCAL: overall_mean(record, LOCAL),
-        PASS_START: start[1] if start[0] == 0 else None,
-        PASS_END: end[1],
-        PASS_GAIN: end[1] - start[1] if start[0] == 0 else None,
+        PASS_START: start if began == 0 else None,
+        PASS_END: end,
+        PASS_GAIN: end - start if began == 0 else None,
         "tokens/generated": total(record, "tokens/generated"),
-        PER_NODE: total(record, "tokens/generated") / len(record.nodes),
+        PER_NODE: total(record, "tokens/generated") / nodes,
         "tokens/trained": total(record, "learn/tokens"),
-        "share/zero_advantage": overall_mean(record, "share/zero_advantage"),
         "groups/external": overall_mean(record, "sampler/external"),
-        "staleness/rounds": overall_mean(record, "staleness/rounds"),
         "oscillation/training_set": oscillation(agent_mean(record, TRAINING_SET)),
         "oscillation/local": oscillation(agent_mean(record, LOCAL)),
-        WIRE: total(record, WIRE) / len(record.nodes) if WIRE in record.series else None,
+        WIRE: total(record, WIRE) / nodes if WIRE in record.series else None,
         WEIGHTS_SPREAD: next(reversed(agent_mean(record, WEIGHTS_SPREAD)), None),
         "rounds": float(record.rounds),
         "lr": record.lr,
         "seconds": record.seconds,
         "cpu_seconds": record.cpu_seconds,
-        TO_HALF: None if spread is None else rounds_to_half(record, spread),
-        PASS_SPREAD: None if spread is None else fmean(_passes_of(record, spread)),
         PASS_UNTRAINED: _untrained(record),
         "ensemble/routed": record.routed,
     }
+    if spread is not None:
+        passes = node_passes(record)
+        found[TO_HALF] = rounds_to_half(record, spread)
+        found[PASS_SPREAD] = fmean(passes[record.nodes[number]] for number in spread.to)
     for way, one in record.ensemble.items():
         found |= {f"ensemble/{way}": one.pass_at_1, f"ensemble/{way}/untrained": one.untrained}
     return {name: value for name, value in found.items() if value is not None}
@@ -180,11 +180,6 @@ def _untrained(record: RunRecord) -> float | None:
     last = max(exam.round for exam in record.exams)
     passes = [exam.untrained for exam in record.exams if exam.round == last and exam.untrained is not None]
     return fmean(passes) if passes else None
-
-
-def _passes_of(record: RunRecord, spread: Spread) -> list[float]:
-    passes = node_passes(record)
-    return [passes[record.nodes[number]] for number in spread.to]
 
 
 def rounds_to_half(record: RunRecord, spread: Spread) -> float | None:
