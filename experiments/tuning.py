@@ -23,11 +23,6 @@ class Choice(BaseModel):
     """Whether it is the lowest or highest that was tried: a better one may lie beyond."""
 
 
-def tuning_jobs(grid: Grid, arms: Sequence[str] = ()) -> list[Job]:
-    """The tuning runs; none where the grid tunes nothing."""
-    return grid.tuning_jobs(arms)
-
-
 def report_jobs(grid: Grid, folder: Path, seeds: int | None = None, arms: Sequence[str] = ()) -> list[Job]:
     """The runs that are reported, each with its arm's chosen learning rate where the grid tunes them.
 
@@ -44,7 +39,7 @@ def chosen(grid: Grid, folder: Path, arms: Sequence[str] = ()) -> dict[str, Choi
     Raises `LookupError` while a tuning run is missing.
     """
     scores: dict[str, dict[float, list[float]]] = {}
-    for job in tuning_jobs(grid, arms):
+    for job in grid.tuning_jobs(arms):
         record = found(grid, folder, job)
         if record is None or job.lr is None:
             raise LookupError(f"not there yet: {job.label}")

@@ -9,7 +9,7 @@ from experiment_support import record
 from sapo.core.errors import UserError
 from sapo.experiments.grid import Grid, parse_grid, read, run_digest
 from sapo.experiments.record import Job, RunRecord, load_record, record_path, save_record
-from sapo.experiments.tuning import chosen, report_jobs, tuning_jobs
+from sapo.experiments.tuning import chosen, report_jobs
 
 LONG = {"swarm": {"nodes": 2}, "track": {"traits": {"long": "...."}}}
 
@@ -110,7 +110,7 @@ def test_what_is_wrong_with_a_grid_is_said_with_its_place_and_a_remedy(
 def test_the_best_rate_of_tuning_is_the_arm_s(tmp_path: Path) -> None:
     one = grid(tune={"lr": [1e-5, 1e-4, 1e-3], "seeds": 1})
     scores = {"8/0": (0.2, 0.4, 0.3), "4/4": (0.1, 0.1, 0.5)}
-    for job in tuning_jobs(one):
+    for job in one.tuning_jobs():
         rates = [1e-5, 1e-4, 1e-3]
         save_record(tmp_path, job, record_of(one, job, scores[job.arm][rates.index(job.lr or 0.0)]))
     found = chosen(one, tmp_path)
