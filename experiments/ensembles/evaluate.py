@@ -55,12 +55,14 @@ def evaluate_ensemble(
         workers = stack.enter_context(open_workers(config))
         found = [_opened(config, home, name, workers, cache, stack) for name in names]
         experts = [expert for expert, _ in found]
-        if log == "mixture":
-            _refuse_unlike(experts)
+        for one in experts[1:]:
+            if log == "mixture" and not one_vocabulary([experts[0].policy, one.policy]):
+                both = f"{experts[0].name} and {one.name}"
+                problem = f"{both} have different tokenizers, and tokens of one do not mix"
+                raise UserError("--log", "mixture", problem, "log vote or route")
         questions = held_out_set(config, home, workers)
         tasks, seed, held_out = config.manifest_tasks(), config.swarm.seed, config.rules.held_out
-        log_prior = prior_of(experts, workers, tasks, seed=seed, held_out=held_out)
-        form = config.rules.answer
+        log_prior, form = prior_of(experts, workers, tasks, seed=seed, held_out=held_out), config.rules.answer
         exam = examine(
             experts,
             workers,
@@ -94,15 +96,6 @@ def _opened(
     return Expert(name, policy, engine, own.generate.max_new_tokens), newest
 
 
-def _refuse_unlike(experts: Sequence[Expert]) -> None:
-    """Raise `UserError` where the models' tokens do not mix."""
-    first = experts[0]
-    for one in experts[1:]:
-        if not one_vocabulary([first.policy, one.policy]):
-            problem = f"{first.name} and {one.name} have different tokenizers, and tokens of one do not mix"
-            raise UserError("--log", "mixture", problem, "log vote or route")
-
-
 def _log(
     config: Config,
     home: Home,
@@ -113,12 +106,18 @@ def _log(
     at: float,
 ) -> str:
     """Log the ensemble to the swarm's MLflow; returns the model's address."""
-    experts = [expert for expert, _ in found]
-    names = ",".join(expert.name for expert in experts)
-    weights = [newest.weights_sha256 for _, newest in found]
+    experts, newest = [expert for expert, _ in found], [one for _, one in found]
+    names, weights = ",".join(one.name for one in experts), [one.weights_sha256 for one in newest]
     digest = sha256(canonical([names, weights, way, held_out_name(config, home)]))[:16]
     figures = {**body["experts"], **body["ways"]}
     uri = tracking_uri(home, config)
+    tags = {
+        "sapo.swarm": config.swarm.name,
+        "sapo.way": way,
+        "sapo.nodes": names,
+        "sapo.rounds": ",".join(str(one.round) for one in newest),
+        "sapo.weights_sha256": ",".join(weights),
+    }
     with tempfile.TemporaryDirectory(prefix="sapo-ensemble-") as folder:
         model.save(Path(folder), experts, log_prior, way=way, form=config.rules.answer)
         return log_ensemble(
@@ -128,13 +127,7 @@ def _log(
             digest,
             title=f"ensemble {names}",
             artifacts=own_artifacts(home, uri),
-            tags={
-                "sapo.swarm": config.swarm.name,
-                "sapo.way": way,
-                "sapo.nodes": names,
-                "sapo.rounds": ",".join(str(newest.round) for _, newest in found),
-                "sapo.weights_sha256": ",".join(weights),
-            },
+            tags=tags,
             metrics={f"ensemble/{name}": one["pass_at_1"] for name, one in figures.items()},
             at=at,
         )

@@ -5,6 +5,7 @@ installed.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,34 +48,27 @@ def log_ensemble(
         client = model_registry.load_mlflow().MlflowClient(uri, uri)
         terms = f"name = '{tracker.model_name}' AND tag.`{DIGEST}` = '{digest}'"
         known = client.search_model_versions(terms, max_results=1)
-        version = (
-            known[0].version
-            if known
-            else _create(client, run, directory, tracker.model_name, {**tags, **identity})
-        )
+        create = partial(_create, client, run, directory, tracker.model_name, {**tags, **identity})
+        version = known[0].version if known else create()
     tracker.end("FINISHED", at)
     return f"models:/{tracker.model_name}/{version}"
 
 
 def _create(client: Any, run: str, directory: Path, name: str, tags: Mapping[str, str]) -> int:
     """Store the model's files and register them as the next version."""
-    experiment = client.get_run(run).info.experiment_id
-    logged = client.create_logged_model(experiment, name=NAME, source_run_id=run, tags=dict(tags))
-    with model_registry.stored(client, logged) as place:
-        _save(directory, place, logged)
-    client.finalize_logged_model(logged.model_id, "READY")
-    model_registry.create_model(client, name, {"sapo.swarm": name.rpartition(".")[0]}, ABOUT)
-    return model_registry.create_version(client, name, logged, run, tags)
-
-
-def _save(directory: Path, place: Path, logged: Any) -> None:
     import mlflow.pyfunc
     from mlflow.models import Model
 
-    mlflow.pyfunc.save_model(
-        str(place),
-        loader_module=LOADER,
-        data_path=str(directory),
-        pip_requirements=model_registry.requirements(PACKAGES),
-        mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
-    )
+    experiment = client.get_run(run).info.experiment_id
+    logged = client.create_logged_model(experiment, name=NAME, source_run_id=run, tags=dict(tags))
+    with model_registry.stored(client, logged) as place:
+        mlflow.pyfunc.save_model(
+            str(place),
+            loader_module=LOADER,
+            data_path=str(directory),
+            pip_requirements=model_registry.requirements(PACKAGES),
+            mlflow_model=Model(model_id=logged.model_id, run_id=logged.source_run_id),
+        )
+    client.finalize_logged_model(logged.model_id, "READY")
+    model_registry.create_model(client, name, {"sapo.swarm": name.rpartition(".")[0]}, ABOUT)
+    return model_registry.create_version(client, name, logged, run, tags)
