@@ -28,6 +28,7 @@ from sapo.core.errors import UserError
 from sapo.core.types import canonical, sha256, unset
 from sapo.peers.signing import Identity
 
+from .planted import ATTACKED, Attack
 from .record import Job, slug
 
 RUN = 2
@@ -52,6 +53,8 @@ Figure = Literal[
     "tokens_to_target",
     "spread/rounds_to_half",
     "spread/pass_at_1",
+    "spread/share",
+    "tokens/answer",
 ]
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 
@@ -77,6 +80,8 @@ class Arm(_Part):
     `shuffled`: groups reach others after a number of rounds drawn from 0 to `window`. `same_questions`: all
     nodes ask the same questions."""
     window: PositiveInt | None = None
+    attack: Attack | None = None
+    """What one more author, which has no policy, plants in its right answers (`planted`)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -137,6 +142,7 @@ class Spread(_Part):
     """A trait, and the nodes whose way to it is followed: figures `spread/...` are theirs."""
 
     trait: str
+    """Of `track.traits`; `trait/task` is of the answers to one task."""
     to: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
     """Numbers of the nodes."""
 
@@ -269,7 +275,8 @@ class Grid(_Part):
             values = merge(values, {"learn": {"lr": job.lr}})
         values = merge(values, _fixed(self.name, job.seed, self.rounds_of(job)))
         config = parse(values, prefix=f"arm {arm.name}: ")
-        keys = [identity(job.seed, number).key for number in range(config.swarm.nodes)]
+        authors = config.swarm.nodes + (arm.attack is not None)
+        keys = [identity(job.seed, number).key for number in range(authors)]
         rules = {"rules": {"entry": "allow-list", "members": keys}}
         config = parse(merge(config.model_dump(mode="json"), rules))
         _check_nodes(arm, self.exam, config)
@@ -300,6 +307,7 @@ def run_digest(grid: Grid, job: Job) -> str:
                 "config": grid.config(job).model_dump(mode="json", exclude=set(BESIDE_THE_RUN)),
                 "arm": [arm.name, arm.control, arm.window],
                 **({"node_rounds": arm.node_rounds} if arm.node_rounds else {}),
+                **({"attack": arm.attack} if arm.attack else {}),
                 **({"trained": grid.trained} if grid.trained else {}),
                 "exam": [grid.exam.model_dump(), grid.exam_rounds(job), job.tuning],
                 "versions": {name: version(name) for name in ("torch", "transformers", "reasoning-gym")},
@@ -356,8 +364,10 @@ def _check_control(arm: Arm, config: Config) -> None:
 
 def _check_spread(spread: Spread, config: Config) -> None:
     """Raise `UserError` for a trait or a node that an arm lacks."""
-    traits = config.track.traits
-    if spread.trait not in traits:
+    traits, (trait, _, task) = config.track.traits, spread.trait.partition("/")
+    if task not in ("", *(one.dataset for one in config.manifest_tasks())):
+        raise UserError("spread.trait", spread.trait, f"nobody asks {task}", "name a task of the arms")
+    if trait not in traits:
         known = f"traits are: {', '.join(traits)}" if traits else "set track.traits"
         raise UserError("spread.trait", spread.trait, "there is no such trait", known)
     if max(spread.to) >= config.swarm.nodes:
@@ -372,6 +382,10 @@ def _check_nodes(arm: Arm, exam: ExamPlan, config: Config) -> None:
         if not number.isdigit() or int(number) >= nodes:
             problem = f"{place} has nodes 0 to {nodes - 1}"
             raise UserError("node", number, problem, "name one of them or raise swarm.nodes")
+    attackable = config.rules.answer == "tags" and ATTACKED in {one.dataset for one in config.tasks}
+    if arm.attack is not None and not attackable:
+        problem = f"{place} attacks {ATTACKED} where the answer stands in tags, and nobody asks it so"
+        raise UserError("arm.attack", arm.attack, problem, "use preset tiny, or leave it out")
     if arm.node_rounds is not None and len(arm.node_rounds) != nodes:
         problem = f"it has {nodes} nodes"
         raise UserError(f"{place}: node_rounds", arm.node_rounds, problem, "give the rounds of each")

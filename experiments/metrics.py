@@ -16,7 +16,8 @@ PASS_START, PASS_END, PASS_GAIN = "pass_at_1/start", "pass_at_1/end", "pass_at_1
 TOTAL, TOTAL_LOCAL = "total/training_set", "total/local"
 PER_NODE = "tokens/generated_per_node"
 WIRE, WEIGHTS_SPREAD = "wire/bytes", "gossip/spread"
-TO_HALF, PASS_SPREAD = "spread/rounds_to_half", "spread/pass_at_1"
+TO_HALF, PASS_SPREAD, SHARE_SPREAD = "spread/rounds_to_half", "spread/pass_at_1", "spread/share"
+ANSWER, HOSTILE = "tokens/answer", "share/hostile_tokens"
 PASS_UNTRAINED = "pass_at_1/untrained"
 WAYS: Mapping[str, str] = {
     "best_single": "the best node alone, chosen with hindsight",
@@ -53,6 +54,10 @@ MEANINGS: Mapping[str, str] = {
     "oscillation/local": "the same of reward/local",
     TO_HALF: "rounds until half of a node's own answers have the trait, mean over the nodes that the grid "
     "names; a node that never comes there counts with all its rounds",
+    SHARE_SPREAD: "share of these nodes' own answers that have the trait in the last rounds, as many as a "
+    "moving average has",
+    ANSWER: "tokens of an own answer in these last rounds, mean over nodes",
+    HOSTILE: "share of the tokens learned from that a hostile author wrote, mean over nodes and rounds",
     PASS_SPREAD: "share of held-out questions passed after the last round, mean over these nodes",
     WIRE: "bytes that a node sent and took in, of groups and of weights, mean over nodes; where the grid is "
     "about gossip",
@@ -99,6 +104,8 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
         "tokens/generated": total(record, "tokens/generated"),
         PER_NODE: total(record, "tokens/generated") / nodes,
         "tokens/trained": total(record, "learn/tokens"),
+        ANSWER: last_mean(record, ANSWER),
+        HOSTILE: overall_mean(record, HOSTILE),
         "groups/external": overall_mean(record, "sampler/external"),
         "oscillation/training_set": oscillation(agent_mean(record, TRAINING_SET)),
         "oscillation/local": oscillation(agent_mean(record, LOCAL)),
@@ -114,6 +121,7 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
     if spread is not None:
         passes = node_passes(record)
         found[TO_HALF] = rounds_to_half(record, spread)
+        found[SHARE_SPREAD] = last_mean(record, f"trait/{spread.trait}", spread.to)
         found[PASS_SPREAD] = fmean(passes[record.nodes[number]] for number in spread.to)
     for way, one in record.ensemble.items():
         found |= {f"ensemble/{way}": one.pass_at_1, f"ensemble/{way}/untrained": one.untrained}
@@ -128,6 +136,14 @@ def total(record: RunRecord, name: str) -> float:
 def overall_mean(record: RunRecord, name: str) -> float | None:
     """A series' mean over the nodes and rounds that have a value; None where none has."""
     values = [value for line in record.series.get(name, []) for value in line if value is not None]
+    return fmean(values) if values else None
+
+
+def last_mean(record: RunRecord, name: str, nodes: Sequence[int] | None = None) -> float | None:
+    """A series' mean over nodes, or these of them, and the rounds of a last moving average."""
+    lines = record.series.get(name, [])
+    chosen = lines if nodes is None else [lines[number] for number in nodes if lines]
+    values = [value for line in chosen for value in line[-window_of(record.rounds) :] if value is not None]
     return fmean(values) if values else None
 
 

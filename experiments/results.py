@@ -164,7 +164,7 @@ def arm_section(
     found = {name: estimate(column(figures, arm, name)) for name in metrics.MEANINGS}
     return {
         "about": plan.about,
-        "control": plan.control,
+        "control": plan.control or plan.attack,
         "set": dict(plan.set),
         "nodes": len(records[0].nodes),
         "swarm": swarm_size(records[0]),

@@ -14,6 +14,8 @@ NAMES = {
     metrics.TRAINING_SET: "reward/training_set",
     "tokens_to_target": "tokens per node to the target",
     metrics.TO_HALF: "rounds until half of the answers have the trait",
+    metrics.SHARE_SPREAD: "share of answers with the trait at the end",
+    metrics.ANSWER: "tokens of an answer at the end",
     metrics.PASS_SPREAD: "held-out pass@1 at the end, of the nodes followed",
     metrics.PASS_UNTRAINED: "pass@1 at the end of tasks nobody learns",
     "ensemble/mixture": "pass@1 of the nodes' token mixture",
@@ -22,7 +24,9 @@ NAMES = {
     "ensemble/vote/untrained": "pass@1 of their weighted vote on tasks nobody learns",
     "ensemble/route": "pass@1 of the nodes' route",
 }
-IN_POINTS = tuple(name for name in NAMES if name.startswith(("pass_at_1", "ensemble/", metrics.PASS_SPREAD)))
+IN_POINTS = tuple(
+    name for name in NAMES if "pass_at_1" in name or name.startswith("ensemble/") or name.endswith("/share")
+)
 """Figures that are shares, shown in percent."""
 HEAD = (
     "arm",
@@ -47,6 +51,9 @@ COSTS = (
     ("their age, rounds", "staleness/rounds", ".1f"),
     ("oscillation, training set", "oscillation/training_set", ".4f"),
     ("oscillation, local", "oscillation/local", ".4f"),
+    ("tokens of an answer", metrics.ANSWER, ".1f"),
+    ("answers with the trait", metrics.SHARE_SPREAD, ".1%"),
+    ("learned from the hostile", metrics.HOSTILE, ".1%"),
 )
 """Heading, figure and format of what an arm took."""
 COSTS_HEAD = ("arm", "nodes", "rounds", *(one[0] for one in COSTS), "wall time of a run", "processor time")
