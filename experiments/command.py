@@ -191,23 +191,14 @@ def write(plan: "Grid", folder: Path, seeds: int | None) -> dict[str, Any] | Non
 def show(document: dict[str, Any], folder: Path) -> None:
     """The results on one screen."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.markdown import Markdown
 
     from sapo.cli.report.live_view import shortest
 
     from .results import PICTURE, REPORT, RESULTS
-    from .text import SCREEN_HEAD, screen_row, sentence
+    from .text import markdown
 
     console = Console()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in SCREEN_HEAD:
-        table.add_column(heading, justify="left" if heading == "arm" else "right", overflow="fold")
-    for name, arm in document["arms"].items():
-        table.add_row(*screen_row(name, arm))
-    console.print(table)
-    console.print("± is half of the 95 % interval over seeds", style="dim")
-    for row in document["comparisons"]:
-        console.print(f"\n{row['what']}\n  {sentence(row)}", highlight=False, markup=False)
-    console.print()
+    console.print(Markdown(markdown(document)), "")
     for what, name in (("page", REPORT), ("picture", PICTURE), ("figures", RESULTS)):
         console.print(f"  {what:<10}{shortest(folder / name)}", highlight=False, soft_wrap=True)

@@ -54,7 +54,7 @@ Figure = Literal[
     "spread/rounds_to_half",
     "spread/pass_at_1",
     "spread/share",
-    "tokens/answer",
+    "spread/tokens",
 ]
 Text = Annotated[str, Field(min_length=1, max_length=2000)]
 

@@ -249,6 +249,9 @@ def series_of(batch: Batch, result: RoundResult) -> dict[str, float | None]:
     kept |= {name: value for name, value in metrics.items() if name.startswith(FAMILIES)}
     own = [group for group in batch.groups if group.source == "local"]
     ages = [float(batch.round - g.producer_version) for g in batch.groups if g.source == "external"]
+    for task in {group.recipe.dataset for group in own}:
+        lengths = [sum(one.loss_mask) for g in own if g.recipe.dataset == task for one in g.samples]
+        kept[f"tokens/answer/{task}"] = mean([float(length) for length in lengths])
     kept["share/zero_advantage"] = mean([float(not group.informative) for group in own])
     kept["staleness/rounds"] = mean(ages)
     kept["learn/tokens"] = 0.0 if result.skipped else metrics.get("learn/tokens", 0.0)

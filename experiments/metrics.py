@@ -17,7 +17,7 @@ TOTAL, TOTAL_LOCAL = "total/training_set", "total/local"
 PER_NODE = "tokens/generated_per_node"
 WIRE, WEIGHTS_SPREAD = "wire/bytes", "gossip/spread"
 TO_HALF, PASS_SPREAD, SHARE_SPREAD = "spread/rounds_to_half", "spread/pass_at_1", "spread/share"
-ANSWER, HOSTILE = "tokens/answer", "share/hostile_tokens"
+ANSWER_SPREAD, HOSTILE = "spread/tokens", "share/hostile_tokens"
 PASS_UNTRAINED = "pass_at_1/untrained"
 WAYS: Mapping[str, str] = {
     "best_single": "the best node alone, chosen with hindsight",
@@ -54,9 +54,9 @@ MEANINGS: Mapping[str, str] = {
     "oscillation/local": "the same of reward/local",
     TO_HALF: "rounds until half of a node's own answers have the trait, mean over the nodes that the grid "
     "names; a node that never comes there counts with all its rounds",
-    SHARE_SPREAD: "share of these nodes' own answers that have the trait in the last rounds, as many as a "
-    "moving average has",
-    ANSWER: "tokens of an own answer in these last rounds, mean over nodes",
+    SHARE_SPREAD: "share of these nodes' own answers (of one task where the grid says so) that have the "
+    "trait, in as many last rounds as a moving average has",
+    ANSWER_SPREAD: "tokens of such an answer in these rounds",
     HOSTILE: "share of the tokens learned from that a hostile author wrote, mean over nodes and rounds",
     PASS_SPREAD: "share of held-out questions passed after the last round, mean over these nodes",
     WIRE: "bytes that a node sent and took in, of groups and of weights, mean over nodes; where the grid is "
@@ -104,7 +104,6 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
         "tokens/generated": total(record, "tokens/generated"),
         PER_NODE: total(record, "tokens/generated") / nodes,
         "tokens/trained": total(record, "learn/tokens"),
-        ANSWER: last_mean(record, ANSWER),
         HOSTILE: overall_mean(record, HOSTILE),
         "groups/external": overall_mean(record, "sampler/external"),
         "oscillation/training_set": oscillation(agent_mean(record, TRAINING_SET)),
@@ -121,6 +120,8 @@ def figures_of(record: RunRecord, spread: Spread | None = None) -> dict[str, flo
     if spread is not None:
         passes = node_passes(record)
         found[TO_HALF] = rounds_to_half(record, spread)
+        _, slash, task = spread.trait.partition("/")
+        found[ANSWER_SPREAD] = last_mean(record, f"tokens/answer{slash}{task}", spread.to)
         found[SHARE_SPREAD] = last_mean(record, f"trait/{spread.trait}", spread.to)
         found[PASS_SPREAD] = fmean(passes[record.nodes[number]] for number in spread.to)
     for way, one in record.ensemble.items():
@@ -139,11 +140,10 @@ def overall_mean(record: RunRecord, name: str) -> float | None:
     return fmean(values) if values else None
 
 
-def last_mean(record: RunRecord, name: str, nodes: Sequence[int] | None = None) -> float | None:
-    """A series' mean over nodes, or these of them, and the rounds of a last moving average."""
-    lines = record.series.get(name, [])
-    chosen = lines if nodes is None else [lines[number] for number in nodes if lines]
-    values = [value for line in chosen for value in line[-window_of(record.rounds) :] if value is not None]
+def last_mean(record: RunRecord, name: str, nodes: Sequence[int]) -> float | None:
+    """A series' mean over these nodes and the rounds of a last moving average."""
+    lines, last = record.series.get(name, []), window_of(record.rounds)
+    values = [value for number in nodes if lines for value in lines[number][-last:] if value is not None]
     return fmean(values) if values else None
 
 

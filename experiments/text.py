@@ -15,7 +15,7 @@ NAMES = {
     "tokens_to_target": "tokens per node to the target",
     metrics.TO_HALF: "rounds until half of the answers have the trait",
     metrics.SHARE_SPREAD: "share of answers with the trait at the end",
-    metrics.ANSWER: "tokens of an answer at the end",
+    metrics.ANSWER_SPREAD: "tokens of an answer at the end",
     metrics.PASS_SPREAD: "held-out pass@1 at the end, of the nodes followed",
     metrics.PASS_UNTRAINED: "pass@1 at the end of tasks nobody learns",
     "ensemble/mixture": "pass@1 of the nodes' token mixture",
@@ -39,8 +39,8 @@ HEAD = (
     "against the first arm, points",
 )
 SCREEN_HEAD = (
-    *("arm", "seeds", "total, the\npaper's metric", "reward/local"),
-    *("pass@1, %\nstart", "\nend", "tokens\nper node"),
+    *("arm", "seeds", "total, the paper's metric", "reward/local", "pass@1, % start", "end"),
+    "tokens per node",
 )
 COSTS = (
     ("learning rate", "lr", "g"),
@@ -51,7 +51,7 @@ COSTS = (
     ("their age, rounds", "staleness/rounds", ".1f"),
     ("oscillation, training set", "oscillation/training_set", ".4f"),
     ("oscillation, local", "oscillation/local", ".4f"),
-    ("tokens of an answer", metrics.ANSWER, ".1f"),
+    ("tokens of an answer", metrics.ANSWER_SPREAD, ".1f"),
     ("answers with the trait", metrics.SHARE_SPREAD, ".1%"),
     ("learned from the hostile", metrics.HOSTILE, ".1%"),
 )
@@ -132,6 +132,15 @@ def costs_row(name: str, arm: Json) -> tuple[str, ...]:
     cells = (number(mean.get(figure), form) for _, figure, form in COSTS)
     took = duration(mean["seconds"]), duration(mean["cpu_seconds"])
     return (name, str(arm["nodes"]), str(arm["rounds"]), *cells, *took)
+
+
+def markdown(document: Json) -> str:
+    """results.json in Markdown: a table of the arms, and what is said of their comparisons."""
+    rows = [SCREEN_HEAD, ("---", *["--:"] * (len(SCREEN_HEAD) - 1))]
+    rows += [screen_row(name, arm) for name, arm in document["arms"].items()]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    said = [f"- {row['what']}: {sentence(row)}" for row in document["comparisons"]]
+    return "\n".join([table, "", "± is half of the 95 % interval over seeds", "", *said])
 
 
 def sentence(row: Json) -> str:

@@ -111,10 +111,8 @@ def make(grid: Grid, job: Job, folder: Path) -> Ended:
 
     try:
         run_arm(grid, job, folder)
-    except UserError as error:
-        return Ended(job, str(error), fatal=True)
     except SapoError as error:
-        return Ended(job, str(error))
+        return Ended(job, str(error), fatal=isinstance(error, UserError))
     except Exception as error:
         print(f"{job.label}:", file=sys.stderr)
         traceback.print_exc()
