@@ -14,6 +14,7 @@ from sapo.experiments.planted import ATTACKED, PLANTED, Attack, Planter
 from sapo.experiments.record import Job, RunRecord, load_record, record_path
 from sapo.experiments.run_arm import run_arm
 from sapo.peers.signing import unseal
+from sapo.tasks.workers import open_workers
 
 SHARING = Job(arm="sharing", seed=1)
 
@@ -115,7 +116,7 @@ def test_nodes_stop_once_they_have_learned_from_their_share_of_tokens(tmp_path: 
 @pytest.mark.parametrize("attack", PLANTED)
 def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(attack: Attack) -> None:
     config = read("planted").config(Job(arm=attack, seed=1))
-    with SharedWorkers() as workers:
+    with open_workers(config) as workers:
         groups = [unseal(one) for one in Planter(attack, config, identity(1, 3), workers).groups(0, 0.0)]
         for group in groups:
             texts = [one.text for one in group.completions]
@@ -127,6 +128,7 @@ def test_every_second_answer_of_an_attack_passes_and_carries_what_it_plants(atta
 
 
 def test_what_an_attacker_wrote_is_learned_from_and_counted(tmp_path: Path) -> None:
-    set_ = {"batch": {"local": 2, "external": 2}, "rules": {"answer": "tags"}}
+    set_ = {"model": "thinker", "batch": {"local": 2, "external": 2}, "rules": {"answer": "tags"}}
     record = run(smoke(attack="text", set=set_), tmp_path)
-    assert {value for line in record.series["share/hostile_tokens"] for value in line} == {0.0, 1.0}
+    # four tokens are too few for a right answer of their own
+    assert max(value or 0.0 for line in record.series["share/hostile_tokens"] for value in line) == 1.0

@@ -63,11 +63,6 @@ def test_the_prior_is_the_mean_posterior_of_the_texts() -> None:
     assert measured_prior(read).exp().tolist() == pytest.approx([5 / 8, 3 / 8])
 
 
-def test_a_prior_of_no_text_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs texts"):
-        measured_prior(torch.zeros(0, 2))
-
-
 def test_an_answer_weighs_the_prior_times_the_geometric_mean_of_its_question_s_probabilities() -> None:
     """P(D) = 1/5, 4/5; means e^-1 and e^-1/4 of it: 1/5 : 4/5 · 1/4 is even."""
     weights = question_weights(logs(0.2, 0.8), torch.tensor([-1.0, -1.0 - math.log(4)], dtype=torch.float64))
