@@ -82,12 +82,11 @@ class Examiner:
         """What the nodes do as one in every way, and the share of questions routed to who learns them."""
         experts = [_expert(node) for node in nodes]
         workers, each = nodes[0].parts.workers, (self._plan.ensemble or len(nodes)) // len(nodes)
-        tasks, seed, held_out = config.manifest_tasks(), config.swarm.seed, config.rules.held_out
         found = examine(
             experts,
             workers,
             self._questions,
-            log_prior=prior_of(experts, workers, tasks, seed=seed, held_out=held_out),
+            log_prior=prior_of(experts, workers, config),
             form=config.rules.answer,
             samples=self._plan.samples,
             seed=self._seed,

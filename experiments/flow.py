@@ -1,7 +1,7 @@
 """Flow `experiment`: arms x seeds of a grid, and what came of them as an artifact."""
 
 import threading
-from typing import Annotated, Any
+from typing import Annotated
 
 from prefect import flow
 from prefect.artifacts import create_markdown_artifact

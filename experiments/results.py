@@ -190,7 +190,7 @@ def against(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str,
     return {"difference": interval(stats.paired(ours, theirs)), "ratio": interval(stats.ratio(ours, theirs))}
 
 
-def interval(found: stats.Difference | stats.Estimate | None) -> dict[str, Any] | None:
+def interval(found: stats.Estimate | None) -> dict[str, Any] | None:
     """Mean, ends and number of seeds."""
     if found is None:
         return None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sapo.core.answer_format import AnswerFormat
-from sapo.core.config.load import Task
+from sapo.core.config.load import Config
 from sapo.core.rng import stream
 from sapo.core.types import Question
 from sapo.policy.engines.base import Engine
@@ -93,12 +93,12 @@ def _figures(one: Evaluation, best: Sequence[float], cost: int) -> dict[str, Any
     }
 
 
-def training_questions(
-    workers: TaskWorkers, tasks: Sequence[Task], *, seed: int, count: int, held_out: float
-) -> list[Question]:
+def training_questions(workers: TaskWorkers, config: Config, count: int) -> list[Question]:
     """Questions that may be trained on, never held-out ones, drawn by the tasks' weights."""
-    author = (seed, OWNER, OWNER, "")
-    return QuestionStream(workers, tasks, author, 0, count=count, held_out=held_out).result()
+    author, held_out = (config.swarm.seed, OWNER, OWNER, ""), config.rules.held_out
+    return QuestionStream(
+        workers, config.manifest_tasks(), author, 0, count=count, held_out=held_out
+    ).result()
 
 
 def likelihoods(policies: Sequence[LoadedPolicy], questions: Sequence[str]) -> tuple[Tensor, Tensor]:
@@ -120,17 +120,10 @@ def likelihoods(policies: Sequence[LoadedPolicy], questions: Sequence[str]) -> t
 
 
 def prior_of(
-    experts: Sequence[Expert],
-    workers: TaskWorkers,
-    tasks: Sequence[Task],
-    *,
-    seed: int,
-    held_out: float,
-    count: int = PRIOR_QUESTIONS,
+    experts: Sequence[Expert], workers: TaskWorkers, config: Config, count: int = PRIOR_QUESTIONS
 ) -> Tensor:
     """log P(D=j) [K]: the mean posterior of training questions, by what each expert makes of them."""
-    asked = training_questions(workers, tasks, seed=seed, count=count, held_out=held_out)
-    texts = [question.text for question in asked]
+    texts = [question.text for question in training_questions(workers, config, count)]
     return combine.measured_prior(likelihoods([one.policy for one in experts], texts)[0])
 
 
