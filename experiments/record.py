@@ -61,9 +61,6 @@ class Together(_Kept):
     pass_at_1: float
     untrained: float | None
     tasks: dict[str, float]
-    bits: float | None = None
-    """Bits a byte of the reference answers, of the best node and of the mixture."""
-    untrained_bits: float | None = None
 
 
 class RunRecord(_Kept):
